@@ -1,0 +1,144 @@
+"""What a teacher may answer: every answer is held to its label mode before anything is learnt from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dfme.errors import TeacherError
+from dfme.sentinel import Sentinel
+from dfme.spec import LabelMode
+
+NEGATIVE = 1e-6
+"""How far below zero a probability may lie: the rounding of a softmax written out in float32."""
+
+SUM = 1e-3
+"""How far from one a row of probabilities may sum, besides what its dtype and its decimals round off."""
+
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+Verdict = tuple[Tensor, Callable[[], str]]
+"""Whether all is well, a boolean scalar on the answers' device, and what came if it is not."""
+
+
+def read_answers(
+    raw: object, batch: int, classes: int, mode: LabelMode, sentinel: Sentinel, device: torch.device
+) -> Tensor:
+    """A teacher's raw answer to ``batch`` images as a tensor of our own on ``device``.
+
+    Scores come back float32 (B, K), labels int64 (B,), detached and copied: a teacher may use its buffer
+    again. Arrays and lists are taken as well. Conditions on values go through the sentinel.
+
+    Raises TeacherError, with what was expected and what came, for an answer of another kind, shape or dtype,
+    for NaN and infinities, probabilities that are none, and labels out of range.
+    """
+    answers = _as_tensor(raw)
+    if mode.kind == "label":
+        _require_labels(answers, batch, classes)
+        answers = answers.detach().to(device, torch.int64, copy=True)
+        ok, found = _labels(answers, classes)
+        expected = f"labels from 0 to {classes - 1}"
+    else:
+        _require_scores(answers, batch, classes, mode)
+        rounding = classes * 0.5 * 10.0**-mode.decimals if mode.decimals else 0.0
+        tolerance = SUM + rounding + (torch.finfo(answers.dtype).eps if answers.is_floating_point() else 0.0)
+        answers = answers.detach().to(device, torch.float32, copy=True)
+        if mode.kind == "logits":
+            (ok, found), expected = _logits(answers), "finite logits"
+        elif mode.kind == "probabilities":
+            (ok, found), expected = _probabilities(answers, tolerance), _sums("of one each", tolerance)
+        else:
+            hidden = max(classes - (mode.k or classes), 0)
+            (ok, found), expected = (
+                _top_k(answers, hidden, tolerance),
+                f"{hidden} NaN (unrevealed) per row, the others ",
+            )
+            expected += _sums("of at most one", tolerance)
+    sentinel.expect(ok, lambda: TeacherError(f"teacher: expected {expected}, got {found()}"))
+    return answers
+
+
+def _as_tensor(raw: object) -> Tensor:
+    if isinstance(raw, Tensor):
+        return raw
+    try:
+        return torch.as_tensor(raw)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TeacherError(
+            f"teacher: expected a tensor, an array or a list of numbers, got {type(raw).__name__}; "
+            "return the scores or labels alone"
+        ) from error
+
+
+def _require_labels(answers: Tensor, batch: int, classes: int) -> None:
+    if answers.ndim == 2 and tuple(answers.shape) == (batch, classes):
+        raise TeacherError(
+            f"teacher: expected labels ({batch},), got scores {tuple(answers.shape)}; "
+            "if they are meant, say so: --teacher.label-mode logits or probabilities"
+        )
+    if tuple(answers.shape) != (batch,):
+        raise TeacherError(f"teacher: expected labels ({batch},), one per image, got {tuple(answers.shape)}")
+    if answers.dtype not in INTEGERS:
+        raise TeacherError(f"teacher: expected labels as integers, got {answers.dtype}")
+
+
+def _require_scores(answers: Tensor, batch: int, classes: int, mode: LabelMode) -> None:
+    shape = tuple(answers.shape)
+    if shape != (batch, classes):
+        hint = ""
+        if shape == (batch,):
+            hint = "; if these are labels, say so: --teacher.label-mode label"
+        elif len(shape) == 2 and shape[0] == batch:
+            hint = f"; if it has {shape[1]} classes, say so: --teacher.num-classes {shape[1]}"
+        raise TeacherError(
+            f"teacher: expected {mode.kind} ({batch}, {classes}), a row per image and a column per class, "
+            f"got {shape}{hint}"
+        )
+    if not answers.is_floating_point() and answers.dtype not in INTEGERS:
+        raise TeacherError(f"teacher: expected {mode.kind} as floating-point numbers, got {answers.dtype}")
+
+
+def _logits(scores_BK: Tensor) -> Verdict:
+    low, high = scores_BK.aminmax()
+    return (low > -math.inf) & (high < math.inf), lambda: f"values from {float(low)} to {float(high)}"
+
+
+def _probabilities(scores_BK: Tensor, tolerance: float) -> Verdict:
+    low, off = scores_BK.amin(), (scores_BK.sum(1) - 1).abs_().amax()
+    return (low >= -NEGATIVE) & (off <= tolerance), lambda: _describe(float(low), 1 + float(off), float(off))
+
+
+def _top_k(scores_BK: Tensor, hidden: int, tolerance: float) -> Verdict:
+    unknown = scores_BK.isnan()
+    fewest, most = unknown.sum(1).aminmax()
+    revealed = scores_BK.masked_fill(unknown, 0.0)
+    low, total = revealed.amin(), revealed.sum(1).amax()
+    ok = (fewest == hidden) & (most == hidden) & (low >= -NEGATIVE) & (total <= 1 + tolerance)
+    return (
+        ok,
+        lambda: (
+            f"{int(fewest)} to {int(most)} NaN per row, a smallest value of {float(low):.4g} and a largest "
+            f"sum of {float(total):.4g}"
+        ),
+    )
+
+
+def _labels(labels_B: Tensor, classes: int) -> Verdict:
+    low, high = labels_B.aminmax()
+    return (low >= 0) & (high < classes), lambda: f"labels from {int(low)} to {int(high)}"
+
+
+def _sums(sum_of: str, tolerance: float) -> str:
+    return f"probabilities, none negative and with a sum {sum_of} (within {tolerance:.2g})"
+
+
+def _describe(low: float, total: float, off: float) -> str:
+    if not (math.isfinite(low) and math.isfinite(total)):
+        return "NaN or infinite values"
+    return (
+        f"a smallest value of {low:.4g} and a sum that is {off:.4g} away from one; "
+        "if these are logits, say so: --teacher.label-mode logits"
+    )

@@ -1,0 +1,116 @@
+"""``dfme.extract``: an extraction from Python, by the same job and the same loop as the command line's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dfme.config import (
+    EvaluationConfig,
+    ExtractConfig,
+    Job,
+    ScheduleConfig,
+    StudentConfig,
+    TeacherConfig,
+    WandbConfig,
+)
+from dfme.errors import UserError
+from dfme.methods import METHODS
+from dfme.options import from_mapping, leaves
+from dfme.spec import LabelMode
+from dfme.validation import check, parse_count
+from dfme.words import unknown_choice
+
+if TYPE_CHECKING:
+    from dfme.run import Result
+
+
+def extract(
+    teacher: Callable[..., Any],
+    *,
+    shape: tuple[int, int, int] | None = None,
+    num_classes: int | None = None,
+    budget: int | str = 1_000_000,
+    method: str = "dfme",
+    seed: int = 0,
+    out: str | Path | None = None,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    levels: int | None = None,
+    label_mode: str | LabelMode | None = None,
+    max_batch: int | None = None,
+    method_options: Mapping[str, Any] | None = None,
+    student: StudentConfig | Mapping[str, Any] | None = None,
+    evaluation: EvaluationConfig | Mapping[str, Any] | str | None = None,
+    schedule: ScheduleConfig | Mapping[str, Any] | None = None,
+    wandb: WandbConfig | Mapping[str, Any] | None = None,
+    device: str = "auto",
+    precision: Literal["fp32", "bf16"] = "fp32",
+    resume: bool = False,
+    progress: bool = False,
+) -> Result:
+    """Clone ``teacher``, a ``dfme.spec.Teacher`` or a function images -> scores, within ``budget`` images.
+
+    Images reach it as float32 (B, C, H, W) within ``bounds``; it answers scores (B, K) or labels (B,), as
+    tensors, arrays or lists. ``shape`` and ``num_classes`` may stand on the teacher as attributes instead.
+    ``evaluation`` is the name of a data set, or its configuration. The result has the ``student`` (a torch
+    module), the ``summary`` (the content of summary.json) and the ``run_dir``.
+
+    Raises:
+        UserError: before the first query, naming every option that cannot work.
+        TeacherError: if the teacher fails for good; what was paid for is kept in the run directory.
+    """
+    if method not in METHODS:
+        raise UserError(unknown_choice("method", method, METHODS))
+    settings = {
+        "budget": _count(budget),
+        "seed": seed,
+        "out": None if out is None else str(out),
+        "resume": resume,
+        "device": device,
+        "precision": precision,
+        "student": _mapping(student),
+        "evaluation": {"dataset": evaluation} if isinstance(evaluation, str) else _mapping(evaluation),
+        "schedule": _mapping(schedule),
+        "wandb": _mapping(wandb),
+    }
+    described = {
+        "kind": _name(teacher),
+        "shape": shape,
+        "num_classes": num_classes,
+        "label_mode": None if label_mode is None else str(label_mode),
+        "bounds": bounds,
+        "levels": levels,
+        "max_batch": max_batch,
+    }
+    job = Job(
+        from_mapping(ExtractConfig, {name: value for name, value in settings.items() if value != {}}),
+        from_mapping(TeacherConfig, described, "teacher."),
+        {},
+        method,
+        from_mapping(METHODS[method].config, method_options or {}, "method_options."),
+    )
+    check(job)
+    from dfme.build import run_job
+
+    return run_job(job, teacher=teacher, resume=resume, console=progress)
+
+
+def _count(budget: int | str) -> int:
+    try:
+        return parse_count(budget)
+    except ValueError as error:
+        raise UserError(f"budget: {error}") from None
+
+
+def _mapping(config: object) -> Mapping[str, Any]:
+    """A configuration, given as its dataclass or as a mapping, as a mapping; none is an empty one."""
+    if config is None:
+        return {}
+    return config if isinstance(config, Mapping) else leaves(config)
+
+
+def _name(teacher: object) -> str:
+    """``module:name`` of a teacher that was handed over, for the run's record."""
+    named = teacher if hasattr(teacher, "__qualname__") else type(teacher)
+    return f"{named.__module__}:{named.__qualname__}"

@@ -1,0 +1,288 @@
+"""From a job to a run: the one module that knows every role and puts them together."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dfme.checkpoint import load_checkpoint
+from dfme.config import Job
+from dfme.data import LabelledImages, load_dataset
+from dfme.errors import UserError
+from dfme.evaluation import EvaluationSet, HeldBack
+from dfme.generators import Generator
+from dfme.interrupt import Interrupt
+from dfme.job import differing_keys, document
+from dfme.journal import Journal
+from dfme.ledger import Ledger
+from dfme.loop import Progress
+from dfme.losses import make_distance
+from dfme.methods import METHODS
+from dfme.methods.base import Method, Parts
+from dfme.nets import auto_net, build_net
+from dfme.oracle import Oracle
+from dfme.randomness import Streams, derived_seed
+from dfme.recipes import dump_yaml, load_yaml
+from dfme.replay import Replay
+from dfme.run import Result, Run
+from dfme.run_directory import RunDirectory
+from dfme.schedule import factor
+from dfme.sentinel import Sentinel
+from dfme.spec import ImageSpec, Teacher
+from dfme.student_file import load_student
+from dfme.students import StudentTrainer
+from dfme.tracking import Recorder
+from teachers.make import make_teacher, wrap_callable
+
+CHUNK = 8_192
+"""Most images in one evaluation of an objective: bounds memory while probing."""
+
+CHANNELS_LAST_FROM = 32
+"""Height and width from which channels-last was measured to be the faster memory format (configs/README.md)."""
+
+
+def run_job(
+    job: Job,
+    *,
+    teacher: Teacher | Callable[..., Any] | None = None,
+    resume: bool = False,
+    console: bool = True,
+) -> Result:
+    """Run a job to the end of its budget, or to the first interruption, and deliver its student.
+
+    ``teacher`` takes the place of the one the job describes: any callable from images to answers. Whatever is
+    wrong with the job raises UserError before the first query. A finished run that is resumed without a larger
+    budget gives its result again. Global random state is as it was afterwards.
+    """
+    if resume and (result := finished_result(job)) is not None:
+        return result
+    device = choose_device(job.config.device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), Interrupt() as interrupt:
+        run = assemble(job, build_teacher(job, teacher, device), device, resume, console)
+        with run.directory:
+            return run.go(interrupt)
+
+
+def finished_result(job: Job) -> Result | None:
+    """The result of a run that came to the end of the job's budget before; none if there is something to do."""
+    path = Path(job.config.out or "")
+    if not (path / "summary.json").is_file():
+        return None
+    summary = json.loads((path / "summary.json").read_text())
+    if int(job.config.budget) > summary["budget"]:
+        return None
+    _require_same(job, path / "config.yaml")
+    return Result(load_student(path), summary, path)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device by name; auto is the first GPU where there is one. UserError if it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise UserError(f"--device {name}: this machine has {found} CUDA devices; choose another, or cpu")
+    return device
+
+
+def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device: torch.device) -> Teacher:
+    """The job's teacher, or the one given, wrapped as the job's common keys say."""
+    if teacher is None:
+        return make_teacher(job.teacher, job.teacher_options, device)
+    facts = job.teacher
+    return wrap_callable(
+        teacher,
+        shape=facts.shape,
+        num_classes=facts.num_classes,
+        label_mode=facts.label_mode,
+        bounds=facts.bounds,
+        levels=facts.levels,
+        max_batch=facts.max_batch,
+    )
+
+
+def assemble(job: Job, teacher: Teacher, device: torch.device, resume: bool, console: bool) -> Run:
+    """Put the parts together; all that can be wrong is found before the run directory is made or touched."""
+    config, spec = job.config, teacher.spec
+    make_method = _method(job.method, teacher)
+    distance = make_distance(config.student.loss, teacher.label_mode)
+    data = evaluation_images(job, spec, teacher.num_classes)
+    arch, student = build_student(job, spec, teacher.num_classes, device)
+    generator = build_generator(job, spec, device)
+
+    directory, state = open_directory(job, resume)
+    sentinel, streams = Sentinel(), Streams(config.seed, device)
+    oracle = build_oracle(job, teacher, directory, state.get("oracle", {}), sentinel)
+
+    def lr_factor() -> float:
+        return factor(config.schedule, oracle.ledger.share)
+
+    replay = Replay(min(config.student.replay_capacity, int(config.budget)), spec, streams["replay"])
+    trainer = StudentTrainer(
+        student,
+        config.student,
+        distance,
+        replay if config.student.replay_steps else None,
+        lr_factor,
+        config.precision,
+    )
+    examination = build_examination(data, oracle, device)
+    examiner = examination.examine if isinstance(examination, HeldBack) else None
+    parts = Parts(oracle, generator, trainer, streams, sentinel, lr_factor, CHUNK, examiner)
+    torch.manual_seed(derived_seed(config.seed, "global"))
+    run = Run(
+        job=job,
+        directory=directory,
+        oracle=oracle,
+        method=make_method(job.method_config, parts),
+        trainer=trainer,
+        examination=examination,
+        recorder=_recorder(job, directory, oracle, console),
+        streams=streams,
+        sentinel=sentinel,
+        progress=Progress(),
+        device=device,
+        arch=arch,
+    )
+    if state:
+        run.load_state_dict(state)
+    return run
+
+
+def _method(name: str, teacher: Teacher) -> Callable[[Any, Parts], Method]:
+    """The method's class. UserError if it cannot learn from what the teacher answers, with those that can."""
+    make_method = _load_name(METHODS[name].implementation)
+    kind = teacher.label_mode.kind
+    if kind not in make_method.label_modes:
+        able = [other for other, entry in METHODS.items() if kind in _load_name(entry.implementation).label_modes]
+        raise UserError(
+            f"--method.name {name} needs a teacher that answers {' or '.join(make_method.label_modes)}, this one "
+            f"answers {teacher.label_mode}; methods that can use it: {', '.join(able)}"
+        )
+    method: Callable[[Any, Parts], Method] = make_method
+    return method
+
+
+def build_student(job: Job, spec: ImageSpec, num_classes: int, device: torch.device) -> tuple[str, nn.Module]:
+    """The student's architecture by name, and its net as the seed initialises it, on its device."""
+    config = job.config
+    arch = auto_net(spec.shape) if config.student.arch == "auto" else config.student.arch
+    torch.manual_seed(derived_seed(config.seed, "student"))
+    return arch, _place(build_net(arch, spec.shape, num_classes), job, spec, device)
+
+
+def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generator:
+    """The generator as the seed initialises it, on its device, in train mode."""
+    torch.manual_seed(derived_seed(job.config.seed, "generator"))
+    generator = Generator(job.method_config.latent_size, spec)
+    _place(generator, job, spec, device)
+    return generator
+
+
+def _place(net: nn.Module, job: Job, spec: ImageSpec, device: torch.device) -> nn.Module:
+    """The net on its device, in the memory format and compiled as the job says."""
+    choice = job.config.channels_last
+    net.to(device)
+    if choice == "yes" or (choice == "auto" and min(spec.shape[1:]) >= CHANNELS_LAST_FROM):
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if job.config.compile:
+        net.compile()
+    return net
+
+
+def evaluation_images(job: Job, spec: ImageSpec, num_classes: int) -> LabelledImages | None:
+    """The evaluation set as the teacher takes it; none without one. UserError if it does not fit the teacher."""
+    config = job.config.evaluation
+    if config.dataset == "none":
+        return None
+    data = load_dataset(config.dataset, "test", shape=spec.shape, root=config.root, download=config.download)
+    data = data.subset(config.limit) if config.limit else data
+    if int(data.labels.max()) >= num_classes:
+        raise UserError(
+            f"--evaluation.dataset {config.dataset}: has {len(data.class_names)} classes, but the teacher "
+            f"answers {num_classes}; choose the data set the teacher was made for"
+        )
+    x_NCHW = data.batch(slice(None))
+    if config.mean is not None and config.std is not None:
+        mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) for values in (config.mean, config.std))
+        return replace(data, images=(x_NCHW - mean_C11) / std_C11)
+    low, high = spec.bounds
+    return replace(data, images=x_NCHW * (high - low) + low)
+
+
+def build_examination(
+    data: LabelledImages | None, oracle: Oracle, device: torch.device
+) -> EvaluationSet | HeldBack:
+    """What the student is scored on: labelled images, or generated ones that are held back."""
+    if data is None:
+        return HeldBack(oracle.label_mode)
+    ask = partial(oracle, purpose="evaluation")
+    return EvaluationSet(data.name, data.images.to(device), data.labels.to(device), oracle.label_mode, ask)
+
+
+def open_directory(job: Job, resume: bool) -> tuple[RunDirectory, dict[str, Any]]:
+    """The run's directory, locked, and the state of its checkpoint; empty without one."""
+    if not resume:
+        directory = RunDirectory.create(Path(job.config.out) if job.config.out else _free_name(job))
+        directory.write_config(dump_yaml(document(job)))
+        return directory, {}
+    directory = RunDirectory.open_for_resume(Path(job.config.out or ""))
+    try:
+        _require_same(job, directory.config)
+        state = load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
+        directory.withdraw_summary()
+        directory.write_config(dump_yaml(document(job)))
+    except BaseException:
+        directory.close()
+        raise
+    return directory, state
+
+
+def _require_same(job: Job, config: Path) -> None:
+    keys = differing_keys(load_yaml(config), job)
+    if keys:
+        raise UserError(
+            f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
+            "leave those flags out, or start a new run in another --out"
+        )
+
+
+def _free_name(job: Job) -> Path:
+    """A directory under runs/ that does not exist yet, named after what is run."""
+    dataset = job.config.evaluation.dataset
+    subject = "run" if dataset == "none" else Path(dataset).name
+    return RunDirectory.free_name(Path("runs") / f"{subject}-{job.method}-seed{job.config.seed}")
+
+
+def build_oracle(
+    job: Job, teacher: Teacher, directory: RunDirectory, state: dict[str, Any], sentinel: Sentinel
+) -> Oracle:
+    """The oracle with its ledger and journal, as a checkpoint left them or new.
+
+    A network of ours on a GPU needs no journal: it gives its answers again for nothing, while writing each
+    one down would make the GPU wait for the host at every step. A resumed run then asks again what it asked
+    since the checkpoint, and the ledger says so (``lost``).
+    """
+    ledger = Ledger(int(job.config.budget), directory.ledger, state.get("ledger"))
+    on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
+    journal = None if on_gpu else Journal(directory.journal, state.get("journal"))
+    return Oracle(teacher, ledger, journal, sentinel)
+
+
+def _recorder(job: Job, directory: RunDirectory, oracle: Oracle, console: bool) -> Recorder:
+    return Recorder(directory, job, oracle, console)
+
+
+def _load_name(name: str) -> Any:
+    """What ``module:name`` names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)

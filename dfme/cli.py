@@ -1,0 +1,165 @@
+"""The command line: which commands there are, and what each one calls. No torch until a command runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from dfme import __version__
+from dfme.command_line import extract
+from dfme.command_line.argv import asks_for_help
+from dfme.command_line.help import command_help, overview
+from dfme.command_line.request import Layout, Request
+from dfme.config import BenchConfig, Job
+from dfme.errors import DfmeError, UserError
+from dfme.options import Option
+from dfme.words import did_you_mean
+from teachers import KINDS
+
+KIND_OPTIONS: dict[str, type[Any]] = {name: kind.options for name, kind in KINDS.items()}
+
+
+def parse_extract(argv: Sequence[str]) -> Job:
+    """The job that the words after ``extract`` describe, checked as far as that goes without torch.
+
+    Raises:
+        UserError: one line that names everything wrong.
+    """
+    return extract.job_of(Request(argv, extract.LAYOUT, KIND_OPTIONS))
+
+
+def _extract(argv: Sequence[str]) -> int:
+    asked = Request(argv, extract.LAYOUT, KIND_OPTIONS)
+    if asked.wants_help:
+        return _show_help("extract", asked.options)
+    job = extract.job_of(asked)
+    from dfme.build import run_job
+
+    run_job(job, resume=job.config.resume)
+    return 0
+
+
+def _train_teacher(argv: Sequence[str]) -> int:
+    from dfme.command_line import train_teacher
+    from teachers.options import TrainTeacherConfig, check_training
+
+    asked = Request(argv, Layout(TrainTeacherConfig), {})
+    if asked.wants_help:
+        return _show_help("train-teacher", asked.options)
+    config = asked.settings(TrainTeacherConfig, train_teacher.find_problems)
+    check_training(config)
+    from teachers.train import train_teacher as train
+
+    done = train(config, train_teacher.show_epoch)
+    print(train_teacher.result(done.path, done.card.accuracy, done.seconds))
+    return 0
+
+
+def _evaluate(argv: Sequence[str]) -> int:
+    from dfme.command_line import evaluate
+
+    asked = Request(argv, evaluate.LAYOUT, KIND_OPTIONS)
+    if asked.wants_help:
+        return _show_help("evaluate", asked.options)
+    student, job = evaluate.plan_of(asked)
+    from dfme.command_line.scoring import score
+
+    print(evaluate.table(score(student, job)))
+    return 0
+
+
+def _check(argv: Sequence[str]) -> int:
+    from dfme.command_line import check
+
+    asked = Request(argv, check.LAYOUT, KIND_OPTIONS)
+    if asked.wants_help:
+        return _show_help("check", asked.options)
+    config, teacher, options = check.plan_of(asked)
+    from dfme.build import choose_device
+    from dfme.command_line.preflight import examine
+    from teachers.make import make_teacher
+
+    print(examine(make_teacher(teacher, options, choose_device(config.device)), config.images, config.seed))
+    return 0
+
+
+def _report(argv: Sequence[str]) -> int:
+    from dfme.command_line import report
+
+    if asks_for_help(argv):
+        print(report.HELP)
+        return 0
+    run = report.run_directory(argv)
+    from dfme.report import write_report
+
+    print(write_report(run))
+    return 0
+
+
+def _bench(argv: Sequence[str]) -> int:
+    asked = Request(argv, Layout(BenchConfig), {})
+    if asked.wants_help:
+        return _show_help("bench", asked.options)
+    config = asked.settings(BenchConfig)
+    from dfme.bench import run_bench
+
+    print(run_bench(config))
+    return 0
+
+
+class Command(NamedTuple):
+    """What a command does with the words after its name, returning the exit code, and its line of help."""
+
+    run: Callable[[Sequence[str]], int]
+    summary: str
+
+
+COMMANDS: dict[str, Command] = {
+    "extract": Command(_extract, "clone a teacher by its answers alone; the command when none is named"),
+    "train-teacher": Command(_train_teacher, "train a teacher to practise on, and save its weights"),
+    "evaluate": Command(_evaluate, "score a student against its teacher: accuracy, agreement, divergence"),
+    "check": Command(_check, "ask a teacher a handful of images and say what its answers are like"),
+    "report": Command(_report, "draw the curves and the report of a run again"),
+    "bench": Command(_bench, "time the loop against the bare kernels of the same work"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the words name; its exit code is 0, 1 to 3 for our errors, 130 after Ctrl-C.
+
+    Errors of ours are one line on stderr. Any other exception is a bug, and keeps its traceback.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except DfmeError as error:
+        sys.stderr.write(f"dfme: {' '.join(str(error).split())}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has gone: stop quietly, also at the flush on exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _dispatch(words: list[str]) -> int:
+    if words and not words[0].startswith("-"):
+        name, rest = words[0], words[1:]
+        if name not in COMMANDS:
+            hint = did_you_mean(name, COMMANDS)
+            raise UserError(f"expected a command ({', '.join(COMMANDS)}) or a flag, got {name!r}{hint}")
+        return COMMANDS[name].run(rest)
+    if words in (["-h"], ["--help"]):
+        print(overview({name: command.summary for name, command in COMMANDS.items()}))
+        return 0
+    if words == ["--version"]:
+        print(f"dfme {__version__}")
+        return 0
+    return _extract(words)
+
+
+def _show_help(name: str, options: Sequence[Option]) -> int:
+    print(command_help(name, COMMANDS[name].summary, options))
+    return 0

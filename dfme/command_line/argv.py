@@ -1,0 +1,63 @@
+"""The words after the command, split into flags, before it is known which flags there are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dfme.errors import UserError
+
+ALIASES: dict[str, str] = {"teacher": "teacher.kind", "method": "method.name"}
+"""A group's flag without a leaf, and the leaf it stands for."""
+
+_NEGATIVE_NUMBER = re.compile(r"-[.\d]")
+
+
+class Flag(NamedTuple):
+    """One flag as typed: ``--budget 2M`` is ("budget", "2M"), ``--resume`` alone is ("resume", None)."""
+
+    name: str
+    text: str | None
+
+    @property
+    def key(self) -> str:
+        """The option it sets: dashes and underscores are the same."""
+        key = self.name.replace("-", "_")
+        return ALIASES.get(key, key)
+
+
+def asks_for_help(argv: Sequence[str]) -> bool:
+    """Whether ``-h`` or ``--help`` is among the words."""
+    return any(word in ("-h", "--help") for word in argv)
+
+
+def split_flags(argv: Sequence[str]) -> list[Flag]:
+    """Flags in the order given. A word that starts with ``--`` is never a value (``--flag=--value`` is).
+
+    Raises:
+        UserError: for a word that is neither a flag nor a flag's value.
+    """
+    flags: list[Flag] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or len(word) == 2:
+            raise UserError(f"expected a flag such as --budget 300k, got {word!r}")
+        name, equals, text = word[2:].partition("=")
+        if equals:
+            flags.append(Flag(name, text))
+        elif words and _is_value(words[0]):
+            flags.append(Flag(name, words.pop(0)))
+        else:
+            flags.append(Flag(name, None))
+    return flags
+
+
+def last_text(flags: Sequence[Flag], key: str) -> str | None:
+    """The text of the last flag that sets this key, or None."""
+    return next((flag.text for flag in reversed(flags) if flag.key == key), None)
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") or word == "-" or bool(_NEGATIVE_NUMBER.match(word))

@@ -1,0 +1,47 @@
+"""``run.py check``: which teacher is asked a handful of images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dfme.command_line.extract import RECIPE_ONLY, default_recipe
+from dfme.command_line.request import Layout, Request
+from dfme.config import TeacherConfig
+from dfme.options import build
+from dfme.validation import AT_LEAST_ONE, Problem, device_problems, teacher_problems
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """One look at a teacher.
+
+    Args:
+        images: random images to ask for, twice each; a paid API charges for them
+        seed: seed of the images
+        device: auto, cpu, cuda or cuda:N; where a teacher of kind torch runs
+    """
+
+    images: int = 16
+    seed: int = 0
+    device: str = "auto"
+
+
+LAYOUT = Layout(CheckConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY - {"seed", "device"})
+
+
+def plan_of(asked: Request) -> tuple[CheckConfig, TeacherConfig, dict[str, Any]]:
+    """The check's own settings, and the teacher.
+
+    Raises:
+        UserError: one line that names everything wrong.
+    """
+    reading = asked.read()
+    teacher, options = asked.teacher(reading)
+    config = build(CheckConfig, reading.values)
+    if not AT_LEAST_ONE.holds(config.images):
+        reading.report([Problem("images", f"expected {AT_LEAST_ONE.words}, got {config.images}")])
+    reading.report(device_problems(config.device))
+    reading.report(teacher_problems(teacher, options))
+    reading.finish()
+    return config, teacher, options

@@ -1,0 +1,58 @@
+"""``run.py extract``: the job that flags and a recipe describe, checked as far as that goes without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from dfme.command_line.argv import Flag, last_text
+from dfme.command_line.reading import Reading
+from dfme.command_line.request import Layout, Request
+from dfme.config import ExtractConfig, Job
+from dfme.job import DEFAULT_RECIPE
+from dfme.methods import METHODS
+from dfme.options import build
+from dfme.validation import Problem, find_problems, parse_count
+
+
+def default_recipe(flags: Sequence[Flag]) -> Path | None:
+    """Without --config: a resumed run's own; the digits', unless a teacher is named; else none."""
+    resuming = any(flag.key == "resume" and flag.text in (None, "true", "True", "yes") for flag in flags)
+    out = last_text(flags, "out")
+    if resuming:
+        written = Path(out or "") / "config.yaml"
+        return written if out and written.is_file() else None
+    names_teacher = any(flag.key in ("teacher.kind", "teacher.checkpoint") for flag in flags)
+    return None if names_teacher else DEFAULT_RECIPE
+
+
+RECIPE_ONLY = frozenset({field.name for field in dataclasses.fields(ExtractConfig)} | {"method"})
+"""Sections of an extraction's recipe besides its teacher: what other commands with a teacher may skip."""
+
+LAYOUT = Layout(ExtractConfig, teacher=True, method=True, recipe=default_recipe)
+
+
+def job_of(asked: Request) -> Job:
+    """The job, complete and plausible.
+
+    Raises:
+        UserError: one line that names everything wrong.
+    """
+    reading = asked.read()
+    reading.values["budget"] = _budget(reading)
+    teacher, options = asked.teacher(reading)
+    config = build(ExtractConfig, reading.values)
+    method = build(METHODS[asked.method].config, reading.values, "method.")
+    job = Job(config, teacher, options, asked.method, method)
+    reading.report(find_problems(job))
+    reading.finish()
+    return job
+
+
+def _budget(reading: Reading) -> int:
+    try:
+        return parse_count(reading.value("budget"))
+    except ValueError as error:
+        reading.report([Problem("budget", str(error))])
+        return 1

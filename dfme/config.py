@@ -1,0 +1,194 @@
+"""The configuration of a run: frozen dataclasses whose docstrings are the command line's help. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class TeacherConfig:
+    """What every kind of teacher has in common; a kind's own options stand beside it in a job.
+
+    Args:
+        kind: torch, or module:Class or module:function of your own
+        shape: images as C,H,W; inferred where it can be
+        num_classes: number of classes; inferred where it can be
+        label_mode: logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label; decided by the owner's side
+        bounds: lowest and highest pixel value the API takes
+        levels: pixel values the wire can carry (256: 8-bit images); none: floats
+        mean: per-channel mean that the teacher subtracts inside
+        std: per-channel deviation that the teacher divides by inside
+        max_batch: most images in one call
+    """
+
+    kind: str = "torch"
+    shape: tuple[int, int, int] | None = None
+    num_classes: int | None = None
+    label_mode: str | None = None
+    bounds: tuple[float, float] | None = None
+    levels: int | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    max_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Learning rates of student and generator as a function of the share of the budget spent.
+
+    Args:
+        kind: steps (multiply at milestones), cosine (to zero at the end of the budget) or constant
+        milestones: shares of the budget, within 0 and 1, at which the learning rates are multiplied by decay
+        decay: factor at each milestone
+    """
+
+    kind: Literal["steps", "cosine", "constant"] = "steps"
+    milestones: tuple[float, ...] = (0.1, 0.3, 0.5)
+    decay: float = 0.3
+
+
+@dataclass(frozen=True)
+class StudentConfig:
+    """The student and how it is trained.
+
+    Args:
+        arch: a name from dfme.nets, a torchvision classifier, or auto (by the size of the image)
+        optimizer: sgd or adam
+        loss: distance to the teacher, which a trained generator maximises: l1 (on recovered logits), kl,
+            cross_entropy (on labels), or auto (l1 for soft answers, kl for top_k, cross_entropy for labels)
+        lr: learning rate at the start
+        momentum: of sgd
+        weight_decay: of the optimiser
+        replay_steps: steps on already paid answers after each fresh batch; 0 is the papers' own recipe
+        replay_batch: images per replay step
+        replay_capacity: paid images kept for replay, first in, first out
+        average: decay of the moving average of weights that is delivered; 0 delivers the last weights
+    """
+
+    arch: str = "auto"
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    loss: Literal["auto", "l1", "kl", "cross_entropy"] = "auto"
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    replay_steps: int = 0
+    replay_batch: int = 256
+    replay_capacity: int = 1_000_000
+    average: float = 0.0
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """What the student is scored on. The teacher's answers on it are asked once, recorded and not charged.
+
+    Args:
+        dataset: digits, shapes, mnist, fashion_mnist, cifar10, cifar100, svhn, a FOLDER of class folders, or none
+        root: where torchvision's data sets lie
+        download: let torchvision fetch a missing data set
+        mean: per-channel mean to normalise the images with, for a teacher that takes normalised images
+        std: per-channel deviation, with mean; without both, images are scaled to the teacher's bounds
+        points: evaluations over the budget, evenly spaced
+        limit: use at most so many images; 0 uses all
+    """
+
+    dataset: str = "none"
+    root: str = "datasets"
+    download: bool = False
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    points: int = 25
+    limit: int = 0
+
+
+@dataclass(frozen=True)
+class WandbConfig:
+    """Tracking in Weights & Biases, beside the run's own files.
+
+    Args:
+        mode: off, offline, or online (falls back to offline where there is no key or no network)
+        project: wandb project
+        entity: wandb user or team
+        name: name of the run
+        group: group of the run
+        tags: tags of the run
+    """
+
+    mode: Literal["off", "offline", "online"] = "off"
+    project: str = "dfme"
+    entity: str | None = None
+    name: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ExtractConfig:
+    """One extraction run, less its teacher and method, whose options depend on their kind.
+
+    Args:
+        budget: images that may be charged, such as 300000, 300k or 2M
+        seed: seed of everything random
+        out: run directory; by default a free name under runs/
+        resume: go on with the run in --out
+        device: auto, cpu, cuda or cuda:N
+        precision: of the student's training steps: fp32, or bf16 (autocast); estimates are always fp32
+        channels_last: memory format of convolutions; auto picks it where it is faster
+        compile: run student and generator through torch.compile
+        checkpoint_seconds: least time between two checkpoints, in seconds
+        schedule: learning-rate schedule
+        student: the student
+        evaluation: what the student is scored on
+        wandb: experiment tracking
+    """
+
+    budget: int | str = 1_000_000
+    seed: int = 0
+    out: str | None = None
+    resume: bool = False
+    device: str = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    channels_last: Literal["auto", "yes", "no"] = "auto"
+    compile: bool = False
+    checkpoint_seconds: float = 60.0
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    student: StudentConfig = field(default_factory=StudentConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """How long the framework's own loop takes beside the bare kernels of the same work.
+
+    Args:
+        cases: what to time: digits (cnn_small on 1x8x8, four replay steps a batch) and resnet (ResNet-34-8x to
+            ResNet-18-8x on 3x32x32, the paper's recipe)
+        rounds: pairs of timings; the median of the ratios is reported
+        seconds: about how long one timing takes
+        batch_size: images per batch; 0 is 256, or 16 for resnet on a CPU
+        device: auto, cpu, cuda or cuda:N
+        precision: of the student's training steps: fp32 or bf16
+        channels_last: memory format of convolutions; auto picks it where it is faster
+        compile: run student and generator through torch.compile
+    """
+
+    cases: tuple[str, ...] = ("digits", "resnet")
+    rounds: int = 5
+    seconds: float = 5.0
+    batch_size: int = 0
+    device: str = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    channels_last: Literal["auto", "yes", "no"] = "auto"
+    compile: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that decides a run. ``teacher_options`` are the own arguments of the teacher's kind."""
+
+    config: ExtractConfig
+    teacher: TeacherConfig
+    teacher_options: dict[str, Any]
+    method: str
+    method_config: Any

@@ -1,0 +1,82 @@
+"""Labelled images by name or folder, to score students on and to train teachers with. Nothing heavy loads here."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+from dfme.data.images import LabelledImages, Request, Shape, Split
+from dfme.errors import UserError
+
+__all__ = ["DATASETS", "LabelledImages", "check_dataset", "load_dataset"]
+
+# name -> "module:loader"; a loader takes a Request. Any other name is that of a folder or an .npz file.
+DATASETS: dict[str, str] = {
+    "digits": "dfme.data.digits:load",
+    "shapes": "dfme.data.shapes:load",
+    "mnist": "dfme.data.torchvision_sets:load",
+    "fashion_mnist": "dfme.data.torchvision_sets:load",
+    "cifar10": "dfme.data.torchvision_sets:load",
+    "cifar100": "dfme.data.torchvision_sets:load",
+    "svhn": "dfme.data.torchvision_sets:load",
+}
+FROM_DISK = "dfme.data.folder:load"
+DOWNLOAD_FLAG = "--evaluation.download true"
+
+
+def check_dataset(
+    name: str, root: str = "datasets", *, download: bool = True, download_flag: str = DOWNLOAD_FLAG
+) -> None:
+    """Raise a UserError, without importing torch, for what ``load_dataset`` could never load.
+
+    That is an unknown name (with the nearest one), a folder or .npz file that does not exist and, with
+    ``download=False``, a torchvision set whose files are not under ``root``.
+    """
+    if name in DATASETS:
+        from dfme.data.torchvision_sets import check_files
+
+        if not download:
+            check_files(name, root, download_flag)
+        return
+    path = Path(name).expanduser()
+    if path.is_dir() or (path.suffix == ".npz" and path.is_file()):
+        return
+    if path.is_file():
+        raise UserError(f"data set {name}: expected a folder of class folders or an .npz file, got another file")
+    if len(path.parts) > 1 or path.suffix == ".npz":
+        raise UserError(f"data set {name}: no such folder or file (looked in {Path.cwd()})")
+    near = difflib.get_close_matches(name, DATASETS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UserError(
+        f"data set: unknown name {name!r}; {hint}Expected {', '.join(DATASETS)}, a folder of class folders, "
+        "or an .npz file of images and labels"
+    )
+
+
+def load_dataset(
+    name: str,
+    split: Split,
+    *,
+    shape: Shape | None = None,
+    root: str = "datasets",
+    download: bool = False,
+    download_flag: str = DOWNLOAD_FLAG,
+) -> LabelledImages:
+    """One part of a data set. ``shape`` (C, H, W) is what the images must have.
+
+    ``shapes`` is generated at that size and a folder's images are resized to it; for any other set whose own
+    size differs this raises a UserError that names both, as it does where files are missing or unreadable.
+    """
+    check_dataset(name, root, download=download, download_flag=download_flag)
+    module, function = DATASETS.get(name, FROM_DISK).split(":")
+    loader: Callable[[Request], LabelledImages] = getattr(importlib.import_module(module), function)
+    images = loader(Request(name, split, shape, root, download, download_flag))
+    if shape is not None and images.shape != tuple(shape):
+        raise UserError(f"data set {name}: its images are {_text(images.shape)}, but {_text(shape)} was asked for")
+    return images
+
+
+def _text(shape: Shape) -> str:
+    return "x".join(str(size) for size in shape)

@@ -1,0 +1,88 @@
+"""MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 and SVHN, read by torchvision, which is imported when one is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dfme.data.images import LabelledImages, Request
+from dfme.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+IDX_FILES = tuple(
+    f"raw/{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+)
+CIFAR10_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A set's class in ``torchvision.datasets``, its folder under the root, and the files that must lie in it."""
+
+    reader: str
+    folder: str
+    files: tuple[str, ...]
+
+
+SOURCES: dict[str, Source] = {
+    "mnist": Source("MNIST", "MNIST", IDX_FILES),
+    "fashion_mnist": Source("FashionMNIST", "FashionMNIST", IDX_FILES),
+    "cifar10": Source("CIFAR10", "cifar-10-batches-py", CIFAR10_FILES),
+    "cifar100": Source("CIFAR100", "cifar-100-python", ("train", "test", "meta")),
+    "svhn": Source("SVHN", ".", ("train_32x32.mat", "test_32x32.mat")),
+}
+
+
+def check_files(name: str, root: str, download_flag: str) -> None:
+    """Raise a UserError that names folder, files and flag if files of one of these sets are missing under root."""
+    if name not in SOURCES:
+        return
+    source = SOURCES[name]
+    folder = Path(root).expanduser() / source.folder
+    missing = [file for file in source.files if not (folder / file).is_file()]
+    if missing:
+        raise UserError(
+            f"data set {name}: {len(missing)} of {len(source.files)} files are missing in {folder}: "
+            f"{', '.join(missing)}; put them there, or fetch them with {download_flag}"
+        )
+
+
+def load(request: Request) -> LabelledImages:
+    """Read one part, its pixels kept as uint8; fetch it first only if the request says so."""
+    root = Path(request.root).expanduser()
+    dataset = _read(request, root)
+    if request.name == "svhn":
+        images, labels = _tensor(dataset.data), _tensor(dataset.labels)
+        class_names = tuple(str(digit) for digit in range(10))
+    else:
+        images, labels = _tensor(dataset.data), _tensor(dataset.targets)
+        images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)
+        class_names = tuple(dataset.classes)
+    return LabelledImages(request.name, images.contiguous(), labels.long(), class_names)
+
+
+def _read(request: Request, root: Path) -> Any:
+    """torchvision's data set object, or a UserError that says what could not be read or fetched."""
+    from dfme.nets.torchvision_nets import import_torchvision
+
+    reader = getattr(import_torchvision("datasets"), SOURCES[request.name].reader)
+    part = {"split": request.split} if request.name == "svhn" else {"train": request.split == "train"}
+    try:
+        return reader(str(root), download=request.download, **part)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"data set {request.name}: reading its files needs {error.name}; install it (pip install {error.name})"
+        ) from error
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        doing = "fetch or read it" if request.download else "read it"
+        raise UserError(f"data set {request.name}: could not {doing} in {root}: {reason}") from error
+
+
+def _tensor(values: Any) -> Tensor:
+    import torch
+
+    return torch.as_tensor(values)

@@ -1,0 +1,142 @@
+"""How good a copy is: accuracy, agreement with the teacher, and the divergence of its answers from the teacher's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dfme.losses import log_probabilities, top_class
+from dfme.precision import ieee_fp32
+from dfme.spec import LabelMode
+from dfme.students import evaluating
+
+EVALUATION_BATCH = 500
+"""Images per forward pass while scoring; bounds memory, changes no result."""
+
+
+@torch.no_grad()
+def scores(net: nn.Module, images: Tensor) -> Tensor:
+    """The net's scores (N, K) on the images, in eval mode, in IEEE fp32, in batches."""
+    with evaluating(net), ieee_fp32():
+        return torch.cat([net(part) for part in images.split(EVALUATION_BATCH)]).float()
+
+
+def compare(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> dict[str, float]:
+    """``agreement``: share of images with the teacher's top class. ``kl``: mean KL(teacher || student) in nats,
+    where the answers are soft."""
+    result = {"agreement": (scores_NK.argmax(dim=1) == top_class(answers)).double().mean().item()}
+    if mode.soft:
+        target_NK = log_probabilities(answers.double(), mode)
+        kl_N = (target_NK.exp() * (target_NK - scores_NK.double().log_softmax(dim=1))).sum(dim=1)
+        result["kl"] = kl_N.mean().item()
+    return result
+
+
+class Examination(Protocol):
+    """What students are scored on."""
+
+    name: str
+    held_back: bool
+    teacher_accuracy: float | None
+
+    def __len__(self) -> int: ...
+
+    def score(self, student: nn.Module) -> dict[str, float]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class EvaluationSet:
+    """Labelled images with the teacher's answers to them, asked once and not charged.
+
+    ``images`` are as the teacher takes them, on the student's device. ``ask`` is called before the first
+    score, unless the answers came back with a checkpoint.
+    """
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    mode: LabelMode
+    ask: Callable[[Tensor], Tensor]
+    answers: Tensor | None = None
+    held_back: bool = False
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def prepare(self) -> None:
+        """Ask the teacher, if that has not been done."""
+        if self.answers is None:
+            self.answers = torch.cat([self.ask(part) for part in self.images.split(EVALUATION_BATCH)])
+
+    @property
+    def teacher_accuracy(self) -> float | None:
+        assert self.answers is not None, "prepare() comes first"
+        return (top_class(self.answers) == self.labels).double().mean().item()
+
+    def score(self, student: nn.Module) -> dict[str, float]:
+        """``accuracy`` against the labels, ``agreement`` and ``kl`` against the teacher."""
+        assert self.answers is not None, "prepare() comes first"
+        scores_NK = scores(student, self.images)
+        accuracy = (scores_NK.argmax(dim=1) == self.labels).double().mean().item()
+        return {"accuracy": accuracy, **compare(scores_NK, self.answers, self.mode)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"answers": self.answers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.answers = state["answers"]
+
+
+class HeldBack:
+    """Without an evaluation set: every n-th paid batch is kept out of training, and the last ones are scored on.
+
+    They are the generator's images, not the world's, so this agreement says how well the student follows the
+    teacher where it is asked, and no more. There are no labels, hence no accuracy.
+    """
+
+    name = "held-back queries"
+    held_back = True
+    teacher_accuracy: float | None = None
+
+    def __init__(self, mode: LabelMode, every: int = 20, keep: int = 2_000) -> None:
+        self._mode = mode
+        self._every = every
+        self._keep = keep
+        self._seen = 0
+        self._images: Tensor | None = None
+        self._answers: Tensor | None = None
+
+    def __len__(self) -> int:
+        return 0 if self._images is None else len(self._images)
+
+    def examine(self, images: Tensor, answers: Tensor) -> bool:
+        """Take the batch out of training if it is one's turn (an ``Examiner``)."""
+        self._seen += 1
+        if self._seen % self._every:
+            return False
+        if self._images is None or self._answers is None:
+            self._images, self._answers = images, answers
+        else:
+            self._images = torch.cat([self._images, images])[-self._keep :]
+            self._answers = torch.cat([self._answers, answers])[-self._keep :]
+        return True
+
+    def score(self, student: nn.Module) -> dict[str, float]:
+        """``agreement`` and ``kl`` on the held-back images; nothing while there are none."""
+        if self._images is None or self._answers is None:
+            return {}
+        return compare(scores(student, self._images), self._answers, self._mode)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self._seen, "images": self._images, "answers": self._answers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._seen, self._images, self._answers = state["seen"], state["images"], state["answers"]

@@ -1,0 +1,61 @@
+"""Generators: from a latent to ``gen_op``, the output before the last squashing, and from there to an image."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from dfme.spec import ImageSpec
+
+
+class Generator(nn.Module):
+    """The DFME generator: a linear layer to a quarter of the image's size, then two upsampling blocks.
+
+    ``forward`` maps z (B, Z) to u (B, C, H, W), which its last normalisation keeps near N(0, 1) per channel;
+    ``squash`` maps u to an image within the teacher's bounds by a scaled tanh. The two are apart because
+    finite differences may be taken on either side of the squashing.
+
+    Source: Truong et al. 2021, appendix; layer sizes as listed there (128, 128, 64 channels). Heights and
+    widths that 4 does not divide are reached by resizing to their exact halves (rounded up).
+    """
+
+    def __init__(self, latent_size: int, spec: ImageSpec) -> None:
+        super().__init__()
+        channels, height, width = spec.shape
+        half = (math.ceil(height / 2), math.ceil(width / 2))
+        quarter = (math.ceil(height / 4), math.ceil(width / 4))
+        self.latent_size = latent_size
+        self.bounds = spec.bounds
+        self.stem = nn.Sequential(
+            nn.Linear(latent_size, 128 * math.prod(quarter)),
+            nn.Unflatten(1, (128, *quarter)),
+            nn.BatchNorm2d(128),
+        )
+        self.blocks = nn.Sequential(
+            nn.Upsample(size=half),
+            nn.Conv2d(128, 128, 3, padding=1),
+            nn.BatchNorm2d(128),
+            nn.LeakyReLU(0.2),
+            nn.Upsample(size=(height, width)),
+            nn.Conv2d(128, 64, 3, padding=1),
+            nn.BatchNorm2d(64),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(64, channels, 3, padding=1),
+            nn.BatchNorm2d(channels, affine=False),
+        )
+
+    def forward(self, z_BZ: Tensor) -> Tensor:
+        """``gen_op``: the output before the squashing."""
+        u_BCHW: Tensor = self.blocks(self.stem(z_BZ))
+        return u_BCHW
+
+    def squash(self, u_BCHW: Tensor) -> Tensor:
+        """The image: a tanh scaled to the teacher's bounds (plain tanh for bounds of -1 and 1)."""
+        low, high = self.bounds
+        return torch.tanh(u_BCHW).mul(0.5 * (high - low)).add(0.5 * (high + low))
+
+    def draw(self, count: int, rng: torch.Generator) -> Tensor:
+        """``count`` latents from N(0, I), drawn on the generator's device."""
+        return torch.randn(count, self.latent_size, generator=rng, device=rng.device)

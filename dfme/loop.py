@@ -1,0 +1,107 @@
+"""The run itself, flat and in order: spend, check, evaluate, log, keep, stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dfme.errors import DfmeError
+from dfme.evaluation import Examination
+from dfme.ledger import Ledger
+from dfme.methods.base import Method, Metrics
+from dfme.sentinel import Sentinel
+
+LOG_SECONDS = 0.5
+"""Least time between two logged training steps; reading metrics makes an accelerator wait."""
+
+SAMPLE_SHEETS = 5
+"""Sheets of queries kept over a run, at evaluations, besides the first."""
+
+SHEET_IMAGES = 64
+"""Queries on one sheet."""
+
+
+class Listener(Protocol):
+    """What the loop tells about its progress (``tracking.Recorder``)."""
+
+    def step(self, queries: int, metrics: dict[str, float]) -> None: ...
+
+    def evaluation(self, queries: int, metrics: dict[str, float]) -> None: ...
+
+    def samples(self, queries: int, images: Any, answers: Any) -> None: ...
+
+
+@dataclass
+class Progress:
+    """Seconds of work so far, over all of a run's sessions; part of the checkpoint."""
+
+    seconds: float = 0.0
+
+
+def numbers(metrics: Metrics) -> dict[str, float]:
+    """Metrics as plain numbers; the one place where the host waits for an accelerator."""
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def run(
+    method: Method,
+    ledger: Ledger,
+    examination: Examination,
+    listener: Listener,
+    progress: Progress,
+    sentinel: Sentinel,
+    *,
+    points: int,
+    checkpoint_seconds: float,
+    keep: Callable[[], None],
+    stopped: Callable[[], bool],
+) -> bool:
+    """Spend the whole budget; says whether it did, or was ``stopped`` (and kept) on the way.
+
+    ``points``: evaluations, evenly spaced over the budget. ``keep`` saves a checkpoint.
+    """
+    started = time.monotonic() - progress.seconds
+    logged = kept = time.monotonic()
+    while ledger.remaining > 0:
+        # Spend one step, or what is left of the budget.
+        before, left = ledger.spent, ledger.remaining
+        planned = min(method.cost, left)
+        metrics = method.step() if left >= method.cost else method.finish(left)
+        progress.seconds = time.monotonic() - started
+        # Hold the method to the cost it states.
+        if ledger.spent - before != planned:
+            name = type(method).__name__
+            raise DfmeError(f"{name} spent {ledger.spent - before} images in a step that costs {planned}")
+        # Evaluate at even shares of the budget.
+        if (due := ledger.spent * points // ledger.budget) > before * points // ledger.budget:
+            sentinel.verify()
+            listener.evaluation(ledger.spent, numbers(metrics) | examination.score(method.student))
+            if method.recent is not None and (due * SAMPLE_SHEETS % points < SAMPLE_SHEETS or before == 0):
+                images, answers = method.recent
+                listener.samples(ledger.spent, _host(images[:SHEET_IMAGES]), _host(answers[:SHEET_IMAGES]))
+            logged = time.monotonic()
+        # Log, now and then.
+        elif time.monotonic() - logged >= LOG_SECONDS:
+            sentinel.verify()
+            listener.step(ledger.spent, numbers(metrics))
+            logged = time.monotonic()
+        # Keep what was done.
+        if time.monotonic() - kept >= checkpoint_seconds and not stopped():
+            sentinel.verify()
+            keep()
+            kept = time.monotonic()
+        # Stop if asked to.
+        if stopped() and ledger.remaining > 0:
+            break
+    progress.seconds = time.monotonic() - started
+    sentinel.verify()
+    keep()
+    return ledger.remaining == 0
+
+
+def _host(part: Tensor) -> Any:
+    return part.detach().cpu().numpy()

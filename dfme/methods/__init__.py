@@ -1,0 +1,20 @@
+"""The extraction methods by name. A new method is one file, one configuration and one line here."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from dfme.methods.configs import DfmeConfig, StaticConfig
+
+
+class MethodEntry(NamedTuple):
+    """A method's configuration class, and ``module:Class`` of its implementation, imported when it is built."""
+
+    config: type[Any]
+    implementation: str
+
+
+METHODS: dict[str, MethodEntry] = {
+    "dfme": MethodEntry(DfmeConfig, "dfme.methods.dfme:Dfme"),
+    "static": MethodEntry(StaticConfig, "dfme.methods.static:Static"),
+}

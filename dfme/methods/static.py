@@ -1,0 +1,46 @@
+"""The honest baseline: queries from a generator as it was initialised. Every comparison must show it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from dfme.methods.base import Metrics, Parts
+from dfme.methods.configs import StaticConfig
+from dfme.methods.teaching import Teaching
+from dfme.spec import LABEL_KINDS, LabelKind
+
+
+class Static:
+    """Spends the whole budget on the student; the generator never learns.
+
+    Differences from a paper: none, there is no paper. It equals ``dfme`` with ``generator_steps`` of zero.
+    """
+
+    label_modes: ClassVar[tuple[LabelKind, ...]] = LABEL_KINDS
+
+    def __init__(self, config: StaticConfig, parts: Parts) -> None:
+        self.cost = config.batch_size * config.student_steps
+        self._trainer = parts.trainer
+        self._teaching = Teaching(parts, config.batch_size)
+
+    @property
+    def student(self) -> nn.Module:
+        return self._trainer.delivered
+
+    def step(self) -> Metrics:
+        return self._teaching.spend(self.cost)
+
+    def finish(self, images: int) -> Metrics:
+        return self._teaching.spend(images)
+
+    @property
+    def recent(self) -> tuple[Tensor, Tensor] | None:
+        return self._teaching.recent
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._teaching.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._teaching.load_state_dict(state)

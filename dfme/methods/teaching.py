@@ -1,0 +1,52 @@
+"""The half that every generator-based method shares: generate, pay for the answers, let the student learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfme.methods.base import Metrics, Parts
+
+
+class Teaching:
+    """Batches of generated images, answered by the teacher and learnt by the student.
+
+    The generator stays in train mode while it generates, as in the paper, so its running statistics move.
+    """
+
+    def __init__(self, parts: Parts, batch_size: int) -> None:
+        self._oracle = parts.oracle
+        self._generator = parts.generator
+        self._trainer = parts.trainer
+        self._examiner = parts.examiner
+        self._rng = parts.streams["latent"]
+        self._batch_size = batch_size
+        self.recent: tuple[Tensor, Tensor] | None = None
+
+    def spend(self, images: int) -> Metrics:
+        """Pay for exactly ``images`` answers, in batches; the last may be smaller. Returns the last metrics."""
+        metrics: Metrics = {}
+        while images > 0:
+            count = min(images, self._batch_size)
+            x_BCHW = self.images(count)
+            answers = self._oracle(x_BCHW, "student")
+            self.recent = (x_BCHW, answers)
+            if self._examiner is None or not self._examiner(x_BCHW, answers):
+                metrics = self._trainer.learn(x_BCHW, answers)
+            images -= count
+        return metrics
+
+    @torch.no_grad()
+    def images(self, count: int) -> Tensor:
+        """``count`` generated images as the wire carries them. A whole batch is generated for the sake of its statistics."""
+        z_BZ = self._generator.draw(self._batch_size, self._rng)
+        return self._oracle.spec.quantise(self._generator.squash(self._generator(z_BZ))[:count])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self._generator.state_dict(), "trainer": self._trainer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._generator.load_state_dict(state["generator"])
+        self._trainer.load_state_dict(state["trainer"])

@@ -1,0 +1,79 @@
+"""The architectures both sides of the API may use, by name. Nothing heavy is imported until a net is built."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dfme.errors import UserError
+from dfme.nets.infer import Guess, infer_net
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Shape = tuple[int, int, int]
+
+# name -> "module:builder"; a builder takes the image's (C, H, W) and the number of classes.
+NETS: dict[str, str] = {
+    "resnet18_8x": "dfme.nets.resnet8x:resnet18_8x",
+    "resnet34_8x": "dfme.nets.resnet8x:resnet34_8x",
+    "resnet50_8x": "dfme.nets.resnet8x:resnet50_8x",
+    "lenet5": "dfme.nets.lenet:lenet5",
+    "wrn16_1": "dfme.nets.wideresnet:wrn16_1",
+    "wrn16_2": "dfme.nets.wideresnet:wrn16_2",
+    "wrn40_2": "dfme.nets.wideresnet:wrn40_2",
+    "wrn28_10": "dfme.nets.wideresnet:wrn28_10",
+    "cnn_small": "dfme.nets.small:cnn_small",
+    "cnn_medium": "dfme.nets.small:cnn_medium",
+}
+
+
+def check_net(name: str) -> None:
+    """Raise a UserError, with the nearest name, unless ``name`` is one of ours or a torchvision classifier.
+
+    Imports neither torch nor torchvision: what torchvision offers is read from its source files.
+    """
+    if name in NETS:
+        return
+    from dfme.nets.torchvision_nets import torchvision_names
+
+    theirs = torchvision_names()
+    if name in theirs:
+        return
+    near = difflib.get_close_matches(name, [*NETS, *theirs], n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    also = "a torchvision classifier such as resnet18" if theirs else "(torchvision is not installed)"
+    raise UserError(f"arch: unknown net {name!r}; {hint}Expected {', '.join(NETS)}, or {also}")
+
+
+def auto_net(shape: Shape) -> str:
+    """The usual student for images of a size: a small CNN up to 16x16 pixels, ResNet-18-8x above."""
+    longest = max(shape[1:])
+    if longest <= 8:
+        return "cnn_small"
+    return "cnn_medium" if longest <= 16 else "resnet18_8x"
+
+
+def build_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
+    """A freshly initialised net for images of (C, H, W), in train mode, on torch's default device.
+
+    Initial weights come from torch's global random state, as torch's own layers do: the caller seeds it.
+    Raises UserError for an unknown name, fewer than two classes, or a size the architecture cannot take.
+    """
+    check_net(name)
+    if num_classes < 2:
+        raise UserError(f"num_classes: expected at least 2, got {num_classes}")
+    if name in NETS:
+        return builder(name)(shape, num_classes)
+    from dfme.nets.torchvision_nets import torchvision_net
+
+    return torchvision_net(name, shape, num_classes)
+
+
+def builder(name: str) -> Callable[[Shape, int], nn.Module]:
+    """The function behind one of the names in ``NETS``, imported now."""
+    module, function = NETS[name].split(":")
+    found: Callable[[Shape, int], nn.Module] = getattr(importlib.import_module(module), function)
+    return found

@@ -1,0 +1,122 @@
+"""torchvision's classifiers by their own names, and the one place where torchvision is imported.
+
+torchvision is slow to import, and a build for another torch fails in the middle of it, so nothing here
+imports it, or torch, before it is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from dfme.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Shape = tuple[int, int, int]
+
+
+def import_torchvision(submodule: str) -> ModuleType:
+    """``torchvision.<submodule>``; a UserError that says what to do where torchvision is missing or broken."""
+    try:
+        return importlib.import_module(f"torchvision.{submodule}")
+    except ImportError as error:
+        reason = f"{type(error).__name__}: {error}"
+    except RuntimeError as error:  # torchvision built for another torch: "operator torchvision::nms does not exist"
+        reason = str(error)
+    first_line = reason.splitlines()[0] if reason else "no reason given"
+    raise UserError(
+        f"torchvision cannot be imported ({first_line}); install the build that matches this torch "
+        "(the same release, CPU or CUDA alike). The sets digits and shapes and dfme's own nets do without it"
+    )
+
+
+@functools.cache
+def torchvision_names() -> tuple[str, ...]:
+    """Names of torchvision's classifiers, read from its source files without importing it; empty without it.
+
+    Every classifier is a function registered in a file right under ``torchvision/models``; detectors,
+    segmenters and quantised copies live in folders of their own.
+    """
+    found = importlib.util.find_spec("torchvision")
+    if found is None or not found.submodule_search_locations:
+        return ()
+    names: list[str] = []
+    for folder in found.submodule_search_locations:
+        for file in sorted(Path(folder, "models").glob("*.py")):
+            names += re.findall(r"^@register_model\(\)\n(?:(?!def ).*\n)*?def (\w+)\(", file.read_text("utf-8"), re.M)
+    return tuple(sorted(names))
+
+
+def torchvision_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
+    """A torchvision classifier without pretrained weights, its first convolution taking ``shape[0]`` channels.
+
+    Raises UserError for a size the architecture cannot take.
+    """
+    import torch
+
+    with torch.device("meta"):  # shapes only: no memory, no time, no random numbers
+        _check_size(name, shape, _build(name, shape, num_classes))
+    return _build(name, shape, num_classes)
+
+
+def _build(name: str, shape: Shape, num_classes: int) -> nn.Module:
+    get_model = import_torchvision("models").get_model
+    try:
+        net: nn.Module = get_model(name, weights=None, num_classes=num_classes, **_own_arguments(name, shape))
+    except ValueError as error:
+        raise UserError(f"arch {name}: does not take images of {_text(shape)}: {_line(error)}") from error
+    if shape[0] != 3:
+        _replace_stem(net, shape[0])
+    return net
+
+
+def _own_arguments(name: str, shape: Shape) -> dict[str, Any]:
+    """What a few families need to be told: the size of the image, or to answer with nothing but scores."""
+    if name.startswith("vit_"):
+        return {"image_size": shape[1]}
+    if name.startswith("maxvit"):
+        return {"input_size": shape[1:]}
+    if name in ("googlenet", "inception_v3"):
+        return {"aux_logits": False, "init_weights": True}
+    return {}
+
+
+def _replace_stem(net: nn.Module, channels: int) -> None:
+    from torch.nn import Conv2d
+
+    path, old = next((path, module) for path, module in net.named_modules() if isinstance(module, Conv2d))
+    stem = Conv2d(
+        channels,
+        old.out_channels,
+        (old.kernel_size[0], old.kernel_size[1]),
+        stride=(old.stride[0], old.stride[1]),
+        padding=old.padding if isinstance(old.padding, str) else (old.padding[0], old.padding[1]),
+        bias=old.bias is not None,
+    )
+    parent, _, attribute = path.rpartition(".")
+    setattr(net.get_submodule(parent), attribute, stem)
+
+
+def _check_size(name: str, shape: Shape, net: nn.Module) -> None:
+    import torch
+
+    try:
+        with torch.no_grad():
+            net.eval()(torch.zeros(2, *shape))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise UserError(f"arch {name}: does not take images of {_text(shape)}: {_line(error)}") from error
+
+
+def _text(shape: Shape) -> str:
+    return "x".join(str(size) for size in shape)
+
+
+def _line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,95 @@
+"""Images and answers already paid for, kept to train on again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfme.spec import ImageSpec
+
+
+class Replay:
+    """First in, first out; drawn from uniformly, with replacement, on one device.
+
+    Images are kept as 8-bit integers when the wire carries at most 256 levels, which is exact, and as
+    float32 otherwise. Memory is reserved when the first batch comes: ``capacity`` images.
+    """
+
+    def __init__(self, capacity: int, spec: ImageSpec, rng: torch.Generator) -> None:
+        self._capacity = capacity
+        self._spec = spec
+        self._rng = rng
+        self._images: Tensor | None = None
+        self._answers: Tensor | None = None
+        self._added = 0
+
+    def __len__(self) -> int:
+        return min(self._added, self._capacity)
+
+    def add(self, images_BCHW: Tensor, answers: Tensor) -> None:
+        """Keep a batch of paid images and their answers; the oldest make room."""
+        if self._images is None or self._answers is None:
+            self._reserve(images_BCHW, answers)
+        assert self._images is not None and self._answers is not None
+        coded = self._encode(images_BCHW)[-self._capacity :]
+        answers = answers[-self._capacity :]
+        start = self._added % self._capacity
+        head = min(len(coded), self._capacity - start)
+        self._images[start : start + head] = coded[:head]
+        self._answers[start : start + head] = answers[:head]
+        self._images[: len(coded) - head] = coded[head:]
+        self._answers[: len(coded) - head] = answers[head:]
+        self._added += len(coded)
+
+    def sample(self, count: int) -> tuple[Tensor, Tensor]:
+        """``count`` images (float32, within the bounds) with their answers."""
+        assert self._images is not None and self._answers is not None, "nothing was added yet"
+        index_B = torch.randint(len(self), (count,), generator=self._rng, device=self._images.device)
+        return self._decode(self._images[index_B]), self._answers[index_B]
+
+    def state_dict(self) -> dict[str, Any]:
+        held = len(self)
+        return {
+            "added": self._added,
+            "images": None if self._images is None else self._images[:held].clone(),
+            "answers": None if self._answers is None else self._answers[:held].clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._added = state["added"]
+        if state["images"] is None:
+            return
+        device = self._rng.device
+        images, answers = state["images"].to(device), state["answers"].to(device)
+        self._reserve(images, answers)
+        assert self._images is not None and self._answers is not None
+        self._images[: len(images)] = images
+        self._answers[: len(answers)] = answers
+
+    def _reserve(self, images: Tensor, answers: Tensor) -> None:
+        dtype = torch.uint8 if self._coded else torch.float32
+        size, device = self._capacity, images.device
+        self._images = torch.empty(size, *images.shape[1:], dtype=dtype, device=device)
+        self._answers = torch.empty(size, *answers.shape[1:], dtype=answers.dtype, device=device)
+
+    @property
+    def _coded(self) -> bool:
+        return self._spec.levels is not None and self._spec.levels <= 256
+
+    @property
+    def _level(self) -> float:
+        assert self._spec.levels is not None
+        return (self._spec.bounds[1] - self._spec.bounds[0]) / (self._spec.levels - 1)
+
+    def _encode(self, images: Tensor) -> Tensor:
+        if not self._coded:
+            return images
+        return ((images - self._spec.bounds[0]) / self._level).round().to(torch.uint8)
+
+    def _decode(self, coded: Tensor) -> Tensor:
+        if not self._coded:
+            return coded
+        low, high = self._spec.bounds
+        return coded.float().mul_(self._level).add_(low).clamp_(low, high)  # bit for bit what quantise returns

@@ -1,0 +1,146 @@
+"""One run on disk and in memory: taken up, carried through, kept, and delivered."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dfme import __version__, loop
+from dfme.checkpoint import save_checkpoint
+from dfme.config import Job
+from dfme.evaluation import EvaluationSet, HeldBack
+from dfme.interrupt import Interrupt
+from dfme.job import config_hash
+from dfme.methods.base import Method
+from dfme.oracle import Oracle
+from dfme.randomness import Streams
+from dfme.run_directory import RunDirectory
+from dfme.sentinel import Sentinel
+from dfme.student_file import save_student
+from dfme.students import StudentTrainer
+from dfme.tracking import Recorder
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives: the student (a torch module, in eval mode), ``summary.json`` as a dict, and where all lies.
+
+    ``finished`` is false for a run that was interrupted; its student is the one so far.
+    """
+
+    student: nn.Module
+    summary: dict[str, Any]
+    run_dir: Path
+    finished: bool = True
+
+
+@dataclass
+class Run:
+    """Everything of one run, put together by ``dfme.build``."""
+
+    job: Job
+    directory: RunDirectory
+    oracle: Oracle
+    method: Method
+    trainer: StudentTrainer
+    examination: EvaluationSet | HeldBack
+    recorder: Recorder
+    streams: Streams
+    sentinel: Sentinel
+    progress: loop.Progress
+    device: torch.device
+    arch: str
+
+    def go(self, interrupt: Interrupt) -> Result:
+        """Carry the run to the end of its budget, or to the interruption, and deliver what there is."""
+        if isinstance(self.examination, EvaluationSet):
+            self.examination.prepare()
+        config = self.job.config
+        finished = loop.run(
+            self.method,
+            self.oracle.ledger,
+            self.examination,
+            self.recorder,
+            self.progress,
+            self.sentinel,
+            points=config.evaluation.points,
+            checkpoint_seconds=config.checkpoint_seconds,
+            keep=self.keep,
+            stopped=interrupt.requested,
+        )
+        return self.deliver(finished)
+
+    def keep(self) -> None:
+        """Save a checkpoint; the journal then lets go of what the checkpoint covers."""
+        save_checkpoint(self.directory.checkpoint, self.state_dict())
+        self.oracle.checkpointed()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "method": self.method.state_dict(),
+            "oracle": self.oracle.state_dict(),
+            "examination": self.examination.state_dict(),
+            "streams": self.streams.state_dict(),
+            "seconds": self.progress.seconds,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up everything but the oracle, whose ledger and journal were opened with their states."""
+        self.method.load_state_dict(state["method"])
+        self.examination.load_state_dict(state["examination"])
+        self.streams.load_state_dict(state["streams"])
+        self.progress.seconds = state["seconds"]
+
+    def deliver(self, finished: bool) -> Result:
+        """Write the student and, at the end of the budget, everything that says how it went; the summary last."""
+        student = self.method.student.eval()
+        save_student(self.directory.student, student, self.arch, self.oracle.spec, self.oracle.num_classes)
+        summary = self.summary(student)
+        if finished:
+            self.recorder.finish(summary)
+            self.directory.write_summary(summary)
+        return Result(student, summary, self.directory.path, finished)
+
+    def summary(self, student: nn.Module) -> dict[str, Any]:
+        """The contents of summary.json for the student as it is."""
+        config, totals = self.job.config, self.oracle.ledger.totals()
+        scores = self.examination.score(student)
+        seconds = self.progress.seconds
+        return {
+            "method": self.job.method,
+            "seed": config.seed,
+            "budget": totals.budget,
+            "spent": totals.spent,
+            "spent_by_purpose": totals.spent_by_purpose,
+            "evaluation_queries": totals.evaluation_queries,
+            "requests": totals.requests,
+            "refused": totals.refused,
+            "lost": totals.lost,
+            "label_mode": str(self.oracle.label_mode),
+            "teacher_accuracy": self.examination.teacher_accuracy,
+            "accuracy": scores.get("accuracy"),
+            "agreement": scores.get("agreement"),
+            "kl": scores.get("kl"),
+            "evaluation": {
+                "name": self.examination.name,
+                "images": len(self.examination),
+                "held_back": self.examination.held_back,
+            },
+            "student_arch": self.arch,
+            "student_steps": self.trainer.steps,
+            "wall_seconds": round(seconds, 3),
+            "queries_per_second": round(totals.spent / seconds, 1) if seconds else None,
+            "device": _device_name(self.device),
+            "config_hash": config_hash(self.job),
+            "version": __version__,
+            "torch": torch.__version__,
+        }
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"

@@ -1,0 +1,56 @@
+"""The student's file: weights with all that is needed to use them without the run that made them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import nn
+
+from dfme.disk import replacing
+from dfme.errors import UserError
+from dfme.nets import build_net
+from dfme.spec import ImageSpec
+
+
+def save_student(path: Path, net: nn.Module, arch: str, spec: ImageSpec, num_classes: int) -> None:
+    """Write the net's weights as safetensors, whole or not at all, with architecture, image spec and classes."""
+    metadata = {
+        "arch": arch,
+        "shape": json.dumps(spec.shape),
+        "bounds": json.dumps(spec.bounds),
+        "levels": json.dumps(spec.levels),
+        "num_classes": str(num_classes),
+    }
+    tensors = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
+    with replacing(path) as file:
+        file.write(save(tensors, metadata))
+
+
+def load_student(path: str | Path) -> nn.Module:
+    """A student by its file or its run directory, in eval mode, on the CPU: images within its bounds to logits.
+
+    Its ``spec`` (ImageSpec), ``num_classes`` and ``arch`` are attributes. Raises UserError for a file that is
+    missing, damaged, or not a student's.
+    """
+    path = Path(path)
+    path = path / "student.safetensors" if path.is_dir() else path
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        bounds, levels = tuple(json.loads(facts["bounds"])), json.loads(facts["levels"])
+        spec = ImageSpec(tuple(json.loads(facts["shape"])), bounds, levels)
+        arch, num_classes = facts["arch"], int(facts["num_classes"])
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; expected the student.safetensors of a run") from None
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise UserError(f"{path}: expected the student.safetensors of a run, but it is not: {error}") from error
+    with torch.random.fork_rng(devices=[]):
+        net = build_net(arch, spec.shape, num_classes)
+    net.load_state_dict(state)
+    net.spec, net.num_classes, net.arch = spec, num_classes, arch  # type: ignore[assignment]
+    return net.eval()

@@ -1,0 +1,121 @@
+"""The student's training: a fresh batch of paid answers at a time, then steps on answers paid for before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from dfme.config import StudentConfig
+from dfme.losses import Distance
+from dfme.precision import autocast
+from dfme.replay import Replay
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[nn.Module]:
+    """``net`` in eval mode, and back in the mode it was found in: statistics frozen, images independent."""
+    training = net.training
+    net.eval()
+    try:
+        yield net
+    finally:
+        net.train(training)
+
+
+def make_optimizer(net: nn.Module, config: StudentConfig) -> torch.optim.Optimizer:
+    """The student's optimiser, in torch's fused form (one kernel for all parameters)."""
+    if config.optimizer == "adam":
+        return torch.optim.Adam(net.parameters(), config.lr, weight_decay=config.weight_decay, fused=True)
+    return torch.optim.SGD(
+        net.parameters(), config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
+    )
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give every parameter group the learning rate ``lr``."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+class StudentTrainer:
+    """One student with its optimiser, replay and, if asked for, a moving average of its weights.
+
+    ``lr_factor`` is asked before every batch: the schedule is a function of the budget spent.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        config: StudentConfig,
+        distance: Distance,
+        replay: Replay | None,
+        lr_factor: Callable[[], float],
+        precision: str = "fp32",
+    ) -> None:
+        self.net = net
+        self.distance = distance
+        self.steps = 0
+        self._config = config
+        self._replay = replay
+        self._lr_factor = lr_factor
+        self._precision = precision
+        self._optimizer = make_optimizer(net, config)
+        self._average = (
+            AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(config.average), use_buffers=True)
+            if config.average
+            else None
+        )
+
+    @property
+    def delivered(self) -> nn.Module:
+        """The net a run delivers: the moving average if there is one, else the student itself."""
+        return self.net if self._average is None else self._average.module
+
+    def learn(self, images_BCHW: Tensor, answers: Tensor) -> dict[str, Tensor | float]:
+        """One step on a fresh batch, then the replay steps it is worth. Returns the last losses."""
+        lr = self._config.lr * self._lr_factor()
+        set_lr(self._optimizer, lr)
+        metrics: dict[str, Tensor | float] = {"student_loss": self._step(images_BCHW, answers), "student_lr": lr}
+        if self._replay is not None:
+            self._replay.add(images_BCHW, answers)
+            for _ in range(self._config.replay_steps):
+                metrics["replay_loss"] = self._step(*self._replay.sample(self._config.replay_batch))
+        return metrics
+
+    def _step(self, images_BCHW: Tensor, answers: Tensor) -> Tensor:
+        if len(images_BCHW) == 1:  # batch normalisation refuses a lone value per channel; twice the same is the same mean
+            images_BCHW, answers = torch.cat([images_BCHW] * 2), torch.cat([answers] * 2)
+        self.net.train()
+        self._optimizer.zero_grad(set_to_none=True)
+        with autocast(images_BCHW.device, self._precision):
+            scores_BK = self.net(images_BCHW)
+        loss = self.distance(scores_BK.float(), answers).mean()
+        loss.backward()
+        self._optimizer.step()
+        if self._average is not None:
+            self._average.update_parameters(self.net)
+        self.steps += 1
+        return loss.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "net": self.net.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "average": None if self._average is None else self._average.state_dict(),
+            "replay": None if self._replay is None else self._replay.state_dict(),
+            "steps": self.steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.net.load_state_dict(state["net"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._average is not None:
+            self._average.load_state_dict(state["average"])
+        if self._replay is not None:
+            self._replay.load_state_dict(state["replay"])
+        self.steps = state["steps"]

@@ -1,0 +1,44 @@
+"""The short table that ends a run: what was spent, what came of it, and where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+OUTPUTS = {
+    "student": "student.safetensors",
+    "curve": "curve.png",
+    "samples": "samples.png",
+    "report": "report.html",
+}
+
+
+def end_table(summary: Mapping[str, Any], run_dir: Path) -> str:
+    """The table of a finished run, from its ``summary.json``, with the paths of the files that exist."""
+    rows = [
+        ("budget", f"{summary['budget']:,} queries"),
+        ("spent", _spent(summary)),
+        ("teacher accuracy", _share(summary.get("teacher_accuracy"))),
+        ("student accuracy", _share(summary.get("accuracy"))),
+        ("agreement", _share(summary.get("agreement")) + _held_back(summary)),
+        ("time", f"{summary['wall_seconds']:,.1f} s ({summary['queries_per_second']:,.0f} queries/s)"),
+    ]
+    rows += [(label, str(run_dir / name)) for label, name in OUTPUTS.items() if (run_dir / name).exists()]
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+
+
+def _spent(summary: Mapping[str, Any]) -> str:
+    purposes = ", ".join(f"{name} {count:,}" for name, count in summary["spent_by_purpose"].items() if count)
+    extra = f"; evaluation {summary['evaluation_queries']:,}, not charged" if summary["evaluation_queries"] else ""
+    return f"{summary['spent']:,} ({purposes}{extra})" if purposes else f"{summary['spent']:,}"
+
+
+def _share(value: float | None) -> str:
+    return "unknown: no evaluation set" if value is None else f"{value:.2%}"
+
+
+def _held_back(summary: Mapping[str, Any]) -> str:
+    evaluation = summary.get("evaluation") or {}
+    return " on held-back generated queries" if evaluation.get("held_back") else ""

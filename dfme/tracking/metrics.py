@@ -1,0 +1,122 @@
+"""Every metric's name, unit and meaning, once; and the file that keeps them, one JSON line per record."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dfme.errors import RunError
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One quantity that a run logs."""
+
+    unit: str
+    meaning: str
+
+
+METRICS: dict[str, Metric] = {
+    "queries": Metric("images", "Images charged to the budget so far; the axis of every other metric."),
+    "seconds": Metric("s", "Wall time spent on the run so far, over all its resumptions."),
+    "queries_per_second": Metric("images/s", "Charged images per second of wall time since the last record."),
+    "accuracy": Metric("share", "Evaluation images on which the student's top class is the true class."),
+    "teacher_accuracy": Metric("share", "Evaluation images on which the teacher's top class is the true class."),
+    "agreement": Metric("share", "Evaluation images on which student and teacher have the same top class."),
+    "kl": Metric("nats", "Mean KL divergence from the teacher's class probabilities to the student's."),
+    "student_loss": Metric("loss", "Student's loss on the answers just paid for, mean over the images."),
+    "replay_loss": Metric("loss", "Student's loss on answers paid for earlier, mean over the images."),
+    "generator_loss": Metric("loss", "Objective that the generator minimises, mean over the images."),
+    "generator_grad_norm": Metric("norm", "Euclidean norm of the gradient of the generator's parameters."),
+    "upstream_grad_norm": Metric("norm", "Euclidean norm of the gradient handed to the generator's output."),
+    "student_grad_norm": Metric("norm", "Euclidean norm of the gradient of the student's parameters."),
+    "student_lr": Metric("rate", "Learning rate of the student's optimiser."),
+    "generator_lr": Metric("rate", "Learning rate of the generator's optimiser."),
+    "difference_zero_share": Metric("share", "Finite differences that are exactly zero: probes the answers hide."),
+    "difference_snr": Metric("ratio", "Root mean square of the finite differences over that of their noise."),
+    "student_steps": Metric("steps", "Optimiser steps of the student so far, replay included."),
+    "queries_generator": Metric("images", "Images charged for the generator's gradient estimates."),
+    "queries_student": Metric("images", "Images charged for the student's training."),
+    "queries_seed": Metric("images", "Images charged to label real seed images."),
+    "queries_check": Metric("images", "Images charged to check the teacher before the run."),
+    "queries_evaluation": Metric("images", "Evaluation images the teacher answered; recorded, not charged."),
+    "requests": Metric("requests", "Requests sent to the teacher."),
+    "refused": Metric("images", "Images the teacher said it did not serve; given back to the budget."),
+    "lost": Metric("images", "Images sent whose answers a kill lost; sent again, not counted as spent."),
+}
+
+
+def require_known(names: Iterable[str]) -> None:
+    """Raise ``KeyError`` for a name that METRICS does not define: each logged quantity has one definition."""
+    for name in names:
+        if name not in METRICS:
+            nearest = difflib.get_close_matches(name, METRICS, n=1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise KeyError(f"unknown metric {name!r}: define it in dfme.tracking.metrics.METRICS{hint}")
+
+
+def metrics_table() -> str:
+    """The table of all metrics in Markdown, for the documentation."""
+    rows = [f"| `{name}` | {metric.unit} | {metric.meaning} |" for name, metric in METRICS.items()]
+    return "\n".join(["| Metric | Unit | Meaning |", "| --- | --- | --- |", *rows]) + "\n"
+
+
+def read_metrics(path: Path) -> list[dict[str, float | None]]:
+    """Every record of a metrics file, in order; an absent file has none.
+
+    A torn last line is left out: a kill can leave one. A broken line anywhere else raises ``RunError``.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    whole = lines[:-1]  # what follows the last newline is empty, or torn
+    return [_parse(line, path, number) for number, line in enumerate(whole, start=1)]
+
+
+def _parse(line: bytes, path: Path, number: int) -> dict[str, float | None]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or not isinstance(record.get("queries"), int):
+        raise RunError(f"{path} line {number}: expected a JSON record with queries; remove the line to go on")
+    return record
+
+
+class MetricsFile:
+    """Appends one JSON line per record and hands each to the operating system at once.
+
+    Values that are not finite are written as ``null``, since JSON has no word for them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, queries: int, metrics: Mapping[str, float]) -> None:
+        """Append one record. Raises ``KeyError`` for a name that METRICS does not define."""
+        require_known(metrics)
+        record: dict[str, float | None] = {"queries": queries}
+        for name, value in metrics.items():
+            if name != "queries":
+                record[name] = value if math.isfinite(value) else None
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def trim(self, queries: int) -> None:
+        """Drop what was logged beyond ``queries``: a run resumed from there logs it again."""
+        kept = [record for record in read_metrics(self._path) if (record["queries"] or 0) <= queries]
+        new = self._path.with_name(self._path.name + ".new")
+        new.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        self._file.close()
+        os.replace(new, self._path)
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        """Close the file; nothing may be written afterwards."""
+        self._file.close()

@@ -1,0 +1,242 @@
+"""What must hold for a job before anything heavy is loaded or asked; every problem found, not only the first.
+
+No torch here. Each problem names its option; who asks (command line, Python) says how the option was spelled.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dfme.config import EvaluationConfig, ExtractConfig, Job, ScheduleConfig, TeacherConfig
+from dfme.errors import UserError
+from dfme.options import leaves
+from dfme.spec import ImageSpec, LabelMode
+from dfme.words import did_you_mean
+
+DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_SUBJECT = re.compile(r"^(arch|data set|label mode|image \w+): ")
+_UNITS = {"": 1, "k": 1_000, "m": 1_000_000}
+
+
+class Problem(NamedTuple):
+    """What is wrong with the option of this dotted key: what was expected and what came."""
+
+    key: str
+    text: str
+
+
+class Rule(NamedTuple):
+    """A condition on one number, and its words after ``expected``."""
+
+    holds: Callable[[float], bool]
+    words: str
+
+
+AT_LEAST_ONE = Rule(lambda value: value >= 1, "at least 1")
+NOT_NEGATIVE = Rule(lambda value: 0 <= value < math.inf, "0 or more")
+POSITIVE = Rule(lambda value: 0 < value < math.inf, "a positive number")
+SHARE = Rule(lambda value: 0 <= value < 1, "a number from 0 to below 1")
+SEED = Rule(lambda value: 0 <= value < 2**63, "a whole number from 0 to below 2^63")
+CLASSES = Rule(lambda value: value >= 2, "at least 2")
+
+RULES: dict[str, Rule] = {
+    "budget": AT_LEAST_ONE,
+    "seed": SEED,
+    "checkpoint_seconds": NOT_NEGATIVE,
+    "schedule.decay": POSITIVE,
+    "student.lr": POSITIVE,
+    "student.momentum": SHARE,
+    "student.weight_decay": NOT_NEGATIVE,
+    "student.replay_steps": NOT_NEGATIVE,
+    "student.replay_batch": AT_LEAST_ONE,
+    "student.replay_capacity": AT_LEAST_ONE,
+    "student.average": SHARE,
+    "evaluation.points": AT_LEAST_ONE,
+    "evaluation.limit": NOT_NEGATIVE,
+    "teacher.num_classes": CLASSES,
+    "teacher.max_batch": AT_LEAST_ONE,
+    "method.batch_size": AT_LEAST_ONE,
+    "method.generator_steps": AT_LEAST_ONE,
+    "method.student_steps": AT_LEAST_ONE,
+    "method.latent_size": AT_LEAST_ONE,
+    "method.directions": AT_LEAST_ONE,
+    "method.generator_lr": POSITIVE,
+    "method.step": POSITIVE,
+}
+"""One line per number with a range; a method's options are listed once, whichever methods have them."""
+
+
+def parse_count(value: int | str) -> int:
+    """A number of images: 300000, 300_000, 300k, 2M, 1e6, 1.5M.
+
+    Raises:
+        ValueError: if it is no whole number in one of these forms.
+    """
+    text = str(value).strip().replace("_", "")
+    unit = text[-1:].lower() if text[-1:].lower() in ("k", "m") else ""
+    try:
+        count = Decimal(text[: len(text) - len(unit)]) * _UNITS[unit]
+        if count.is_finite() and abs(count) < 2**63 and count == count.to_integral_value():
+            return int(count)
+    except InvalidOperation:
+        pass
+    raise ValueError(f"expected a number of images such as 300000, 300k or 2M, got {value!r}")
+
+
+def check(job: Job) -> None:
+    """Raise one UserError that names everything wrong with the job."""
+    problems = find_problems(job)
+    if problems:
+        raise UserError("; ".join(f"{problem.key}: {problem.text}" for problem in problems))
+
+
+def find_problems(job: Job) -> list[Problem]:
+    """Everything wrong with the job that can be seen without loading torch, the teacher or the data."""
+    config = job.config
+    return [
+        *out_of_range(
+            leaves(config) | leaves(job.teacher, "teacher.") | leaves(job.method_config, "method.")
+        ),
+        *device_problems(config.device),
+        *_schedule_problems(config.schedule),
+        *net_problems("student.arch", config.student.arch),
+        *evaluation_problems(config.evaluation),
+        *teacher_problems(job.teacher, job.teacher_options),
+        *_run_directory_problems(config),
+    ]
+
+
+def out_of_range(values: Mapping[str, Any]) -> Iterator[Problem]:
+    """Numbers outside the range of their rule."""
+    for key, value in values.items():
+        rule = RULES.get(key)
+        if rule is not None and value is not None and not rule.holds(value):
+            yield Problem(key, f"expected {rule.words}, got {value}")
+
+
+def device_problems(device: str) -> Iterator[Problem]:
+    """A device in no known form; whether it is there, only torch knows."""
+    if not DEVICE.fullmatch(device):
+        yield Problem("device", f"expected auto, cpu, cuda or cuda:N, got {device!r}")
+
+
+def evaluation_problems(config: EvaluationConfig) -> Iterator[Problem]:
+    """An unknown or missing evaluation set, or a normalisation that is not one."""
+    if config.dataset != "none":
+        yield from dataset_problems("evaluation.dataset", config.dataset, config.root, config.download)
+    yield from _normalisation_problems("evaluation.", config.mean, config.std, None)
+    if (config.mean is None) != (config.std is None):
+        yield Problem(
+            "evaluation.std" if config.std is None else "evaluation.mean", "expected mean and std together"
+        )
+
+
+def teacher_problems(config: TeacherConfig, options: Mapping[str, Any]) -> Iterator[Problem]:
+    """A teacher's description that contradicts itself, or whose files are not there."""
+    label_mode = config.label_mode
+    if label_mode is not None:
+        yield from _caught("teacher.label_mode", lambda: LabelMode.parse(label_mode))
+    shape, bounds, levels = config.shape or (1, 1, 1), config.bounds or (0.0, 1.0), config.levels
+    yield from _caught("teacher.shape", lambda: ImageSpec(shape))
+    yield from _caught("teacher.bounds", lambda: ImageSpec((1, 1, 1), bounds))
+    yield from _caught("teacher.levels", lambda: ImageSpec((1, 1, 1), levels=levels))
+    yield from _normalisation_problems("teacher.", config.mean, config.std, config.shape)
+    if config.kind in BUILT_IN_FILES:
+        name = BUILT_IN_FILES[config.kind]
+        yield from file_problems(f"teacher.{name}", options.get(name))
+        yield from net_problems("teacher.arch", options.get("arch"))
+
+
+BUILT_IN_FILES: dict[str, str] = {"torch": "checkpoint"}
+"""The option of a built-in kind that names a file which must be there."""
+
+
+def _normalisation_problems(
+    prefix: str, mean: Sequence[float] | None, std: Sequence[float] | None, shape: Sequence[int] | None
+) -> Iterator[Problem]:
+    if std is not None and not all(0 < value < math.inf for value in std):
+        yield Problem(prefix + "std", f"expected positive numbers, got {_listed(std)}")
+    if mean is not None and not all(map(math.isfinite, mean)):
+        yield Problem(prefix + "mean", f"expected finite numbers, got {_listed(mean)}")
+    for name, values in (("mean", mean), ("std", std)):
+        if values is not None and shape is not None and len(values) not in (1, shape[0]):
+            yield Problem(
+                prefix + name, f"expected {shape[0]} numbers, one per channel, got {_listed(values)}"
+            )
+    if shape is None and mean is not None and std is not None and len(mean) != len(std):
+        yield Problem(
+            prefix + "std", f"expected as many numbers as mean has ({len(mean)}), got {_listed(std)}"
+        )
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ",".join(f"{value:g}" for value in values)
+
+
+def _schedule_problems(config: ScheduleConfig) -> Iterator[Problem]:
+    shares = (0.0, *config.milestones, 1.0)
+    if not all(left < right for left, right in pairwise(shares)):
+        text = f"expected increasing shares of the budget between 0 and 1, got {_listed(config.milestones)}"
+        yield Problem("schedule.milestones", text)
+
+
+def dataset_problems(key: str, dataset: str, root: str, download: bool) -> Iterator[Problem]:
+    """A data set that is not known, or whose files are neither there nor to be downloaded."""
+    from dfme.data import check_dataset
+
+    flag = f"--{key.partition('.')[0]}.download true"
+    yield from _caught(key, lambda: check_dataset(dataset, root, download=download, download_flag=flag))
+
+
+def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
+    """An unknown architecture; none and auto are left to the builder."""
+    from dfme.nets import check_net
+
+    if arch is not None and arch != "auto":
+        yield from _caught(key, lambda: check_net(arch))
+
+
+def file_problems(key: str, path: str | None) -> Iterator[Problem]:
+    """A path, if one was given, that is no file."""
+    if path is None:
+        return
+    if not Path(path).exists():
+        beside = [entry.name for entry in Path(path).parent.glob("*")] if Path(path).parent.is_dir() else []
+        yield Problem(
+            key, f"expected a file, but {path!r} does not exist{did_you_mean(Path(path).name, beside)}"
+        )
+    elif not Path(path).is_file():
+        yield Problem(key, f"expected a file, but {path!r} is a directory")
+
+
+def _run_directory_problems(config: ExtractConfig) -> Iterator[Problem]:
+    if config.resume:
+        if config.out is None:
+            yield Problem("resume", "expected --out as well: the run directory to go on with")
+        elif not (Path(config.out) / "config.yaml").is_file():
+            yield Problem("out", f"expected a run directory to resume, but {config.out!r} has no config.yaml")
+        return
+    path = Path(config.out or "runs")
+    if config.out is not None and path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        yield Problem(
+            "out", f"{config.out!r} exists; give another --out, or --resume to go on with the run in it"
+        )
+        return
+    parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        yield Problem("out", f"expected a place that can be written, but {str(parent)!r} cannot")
+
+
+def _caught(key: str, action: Callable[[], object]) -> Iterator[Problem]:
+    """What ``action`` says is wrong, less the name that it begins with: the key stands there already."""
+    try:
+        action()
+    except UserError as error:
+        yield Problem(key, _SUBJECT.sub("", str(error)))

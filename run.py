@@ -1,0 +1,3 @@
+from dfme.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,108 @@
+"""The form of the answers, as wrappers with the same call as the teacher they wrap.
+
+They only ever reveal less: logits > probabilities > rounded probabilities > top_k > label.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dfme.errors import UserError
+from dfme.spec import LABEL_KINDS, LabelMode, Teacher
+
+
+def reveal(scores_BK: Tensor, given: LabelMode, wanted: LabelMode) -> Tensor:
+    """What ``wanted`` reveals of an answer of the form ``given``.
+
+    Probabilities are the softmax of logits. Under top_k the classes not revealed are NaN: unknown, not zero.
+    The k revealed are chosen before rounding. Labels are int64; among equal scores the first class wins.
+    """
+    if given == wanted:
+        return scores_BK
+    if wanted.kind == "label":
+        return _known(scores_BK).argmax(1)
+    p_BK = scores_BK.float().softmax(1) if given.kind == "logits" else scores_BK
+    answer_BK = p_BK if wanted.decimals is None else p_BK.round(decimals=wanted.decimals)
+    if wanted.k is None:
+        return answer_BK
+    kept_Bk = _known(p_BK).topk(wanted.k, dim=1).indices
+    hidden_BK = torch.full_like(answer_BK, torch.nan)
+    return hidden_BK.scatter(1, kept_Bk, answer_BK.gather(1, kept_Bk))
+
+
+def two_classes(score_B1: Tensor, mode: LabelMode) -> Tensor:
+    """A binary model's lone score as two classes: a logit z as (0, z), a probability p as (1 - p, p)."""
+    other_B1 = torch.zeros_like(score_B1) if mode.kind == "logits" else 1 - score_B1
+    return torch.cat([other_B1, score_B1], dim=1)
+
+
+class Restricted:
+    """A teacher that answers in ``label_mode``, which must reveal no more than the teacher it wraps does.
+
+    Answers that are labels already pass as they are.
+    """
+
+    def __init__(self, teacher: Teacher, label_mode: LabelMode) -> None:
+        if not _reveals_less(teacher.label_mode, label_mode):
+            raise UserError(
+                f"label mode {label_mode}: the teacher gives only {teacher.label_mode}, which tells less"
+            )
+        if label_mode.k is not None and label_mode.k > teacher.num_classes:
+            raise UserError(f"label mode {label_mode}: the teacher has only {teacher.num_classes} classes")
+        self._teacher = teacher
+        self.spec = teacher.spec
+        self.num_classes = teacher.num_classes
+        self.label_mode = label_mode
+        self.max_batch: int | None = getattr(teacher, "max_batch", None)
+        self.device: torch.device = getattr(teacher, "device", torch.device("cpu"))
+
+    def __call__(self, images: Tensor, /) -> Tensor:
+        scores_BK = self._teacher(images)
+        if scores_BK.ndim == 1:
+            return scores_BK
+        return reveal(scores_BK, self._teacher.label_mode, self.label_mode)
+
+
+class Probabilities(Restricted):
+    """All probabilities, rounded to ``decimals`` decimals if given."""
+
+    def __init__(self, teacher: Teacher, decimals: int | None = None) -> None:
+        super().__init__(teacher, LabelMode("probabilities", decimals=decimals))
+
+
+class TopK(Restricted):
+    """The ``k`` largest probabilities, rounded to ``decimals`` decimals if given; the others are NaN."""
+
+    def __init__(self, teacher: Teacher, k: int, decimals: int | None = None) -> None:
+        super().__init__(teacher, LabelMode("top_k", decimals=decimals, k=k))
+
+
+class Label(Restricted):
+    """The number of the largest score, int64, and nothing else."""
+
+    def __init__(self, teacher: Teacher) -> None:
+        super().__init__(teacher, LabelMode("label"))
+
+
+def restrict(teacher: Teacher, mode: LabelMode) -> Teacher:
+    """The teacher as ``mode`` lets it be seen: itself if it answers so already. UserError if that is more."""
+    return teacher if teacher.label_mode == mode else Restricted(teacher, mode)
+
+
+def _reveals_less(given: LabelMode, wanted: LabelMode) -> bool:
+    """Whether ``wanted`` can be computed from ``given`` without knowing more."""
+    if LABEL_KINDS.index(wanted.kind) < LABEL_KINDS.index(given.kind):
+        return False
+    if wanted.kind == "label":
+        return True
+    fewer_decimals = given.decimals is None or (
+        wanted.decimals is not None and wanted.decimals <= given.decimals
+    )
+    fewer_classes = given.k is None or (wanted.k is not None and wanted.k <= given.k)
+    return fewer_decimals and fewer_classes
+
+
+def _known(scores_BK: Tensor) -> Tensor:
+    """Scores in which an unknown class is never the largest."""
+    return scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)

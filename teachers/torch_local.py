@@ -1,0 +1,176 @@
+"""A teacher that is a PyTorch network on this machine."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from dfme.config import TeacherConfig
+from dfme.errors import UserError
+from dfme.nets import NETS, build_net, check_net
+from dfme.nets.infer import Guess, infer_net
+from dfme.spec import ImageSpec, LabelMode
+from teachers.card import Card
+from teachers.label_modes import reveal, two_classes
+from teachers.options import TorchOptions
+from teachers.weights import State, load_into, read_weights
+
+LOGITS = LabelMode("logits")
+
+Fact = TypeVar("Fact")
+
+
+class Normalise:
+    """(x - mean) / std per channel, as the teacher's network wants its images; nothing for neither.
+
+    ``mean`` and ``std`` have one number per channel, or a single one for all. UserError for any other count,
+    for a deviation that is not positive, and for one given without the other.
+    """
+
+    def __init__(
+        self,
+        mean: tuple[float, ...] | None,
+        std: tuple[float, ...] | None,
+        channels: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if (mean is None) != (std is None):
+            raise UserError(f"mean and std: expected both or neither, got mean={mean}, std={std}")
+        self._constants: tuple[Tensor, Tensor] | None = None
+        if mean is None or std is None:
+            return
+        if not {len(mean), len(std)} <= {1, channels}:
+            raise UserError(f"mean and std: expected {channels} numbers each, got mean={mean}, std={std}")
+        if min(std) <= 0:
+            raise UserError(f"std: expected positive numbers, got {std}")
+        mean_C11, std_C11 = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (mean, std))
+        self._constants = (mean_C11, std_C11)
+
+    def __call__(self, x_BCHW: Tensor) -> Tensor:
+        if self._constants is None:
+            return x_BCHW
+        mean_C11, std_C11 = self._constants
+        return (x_BCHW - mean_C11) / std_C11
+
+
+class TorchTeacher:
+    """A network from images to logits, behind the same call as every teacher.
+
+    It takes the network over: moves it to ``device`` and keeps it in eval mode. Answers lie on ``device``,
+    and no autograd is recorded. The network runs in fp32 even under autocast. A network with one output is
+    taken for a binary classifier whose logit is that of class 1; ``num_classes`` is 2 then.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        spec: ImageSpec,
+        num_classes: int,
+        label_mode: LabelMode = LOGITS,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        device: torch.device | str = "cpu",
+        max_batch: int | None = None,
+    ) -> None:
+        self.spec = spec
+        self.num_classes = num_classes
+        self.label_mode = label_mode
+        self.device = torch.device(device)
+        self.max_batch = max_batch
+        self._module = module.to(self.device).eval()
+        self._normalise = Normalise(mean, std, spec.shape[0], self.device)
+
+    def __call__(self, images: Tensor, /) -> Tensor:
+        if self._module.training:
+            self._module.eval()
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            logits_BK: Tensor = self._module(self._normalise(images.to(self.device)))
+            if logits_BK.shape[1] == 1 and self.num_classes == 2:
+                logits_BK = two_classes(logits_BK, LOGITS)
+            return reveal(logits_BK, LOGITS, self.label_mode)
+
+
+def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.device) -> TorchTeacher:
+    """The teacher in a weights file, answering logits.
+
+    Architecture, image shape and classes come from the configuration, the file's metadata or the weights
+    themselves; UserError where two of them disagree, naming both, or where none says. An image size that
+    nothing tells is 32x32, or 224x224 for torchvision's architectures. ``mean``, ``std`` and ``bounds`` of
+    the configuration replace the file's; without any, nothing is normalised and pixels lie within 0 and 1.
+    """
+    if options.arch is not None:
+        check_net(options.arch)
+    state, card = read_weights(options.checkpoint)
+    guess = infer_net(state)
+    arch = options.arch or card.arch or (guess.arch if guess else None)
+    if arch is None:
+        raise UserError(
+            f"{options.checkpoint}: its architecture cannot be told from its {len(state)} tensors "
+            f"(first {next(iter(state))}); give --teacher.arch"
+        )
+    shape = _shape(arch, config, card, guess, state)
+    num_classes = _classes(config, card, guess)
+    module = _empty_net(arch, shape, num_classes)
+    source = f"{options.checkpoint} as {arch}: the weights"
+    if guess and guess.arch != arch:
+        source = f"{options.checkpoint} as {arch} (they look like {guess.arch}): the weights"
+    load_into(module, state, source=source)
+    own_scale = config.mean is None and config.std is None
+    return TorchTeacher(
+        module,
+        ImageSpec(shape, config.bounds or card.bounds or (0.0, 1.0), config.levels),
+        num_classes,
+        mean=card.mean if own_scale else config.mean,
+        std=card.std if own_scale else config.std,
+        device=device,
+        max_batch=config.max_batch,
+    )
+
+
+def _empty_net(arch: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """The network to load into; the caller's random state is as it was."""
+    with torch.random.fork_rng(devices=[]):
+        return build_net(arch, shape, num_classes)
+
+
+def _shape(
+    arch: str, config: TeacherConfig, card: Card, guess: Guess | None, state: State
+) -> tuple[int, int, int]:
+    """The image's C, H, W, from what is given and what is found."""
+    channels = guess.channels if guess else next((w.shape[1] for w in state.values() if w.ndim == 4), None)
+    size = guess.size if guess else None
+    given = config.shape
+    found = card.shape
+    if found is None and channels is not None:
+        default = (32, 32) if arch in NETS else (224, 224)
+        found = (channels, *(size or (given[1:] if given else default)))
+    return _agreed("image shape", "--teacher.shape", given, found)
+
+
+def _classes(config: TeacherConfig, card: Card, guess: Guess | None) -> int:
+    """How many classes, from what is given and what is found."""
+    outputs = guess.num_classes if guess else None
+    if outputs == 1:
+        raise UserError(
+            "the weights end in one output; load such a binary classifier in a module of your own that "
+            "answers one probability per image, and give --teacher module:function --teacher.num-classes 2"
+        )
+    found = card.num_classes or outputs
+    return _agreed("number of classes", "--teacher.num-classes", config.num_classes, found)
+
+
+def _agreed(what: str, flag: str, given: Fact | None, found: Fact | None) -> Fact:
+    """The one value of a fact that may be given, found in the file, or both."""
+    if given is not None and found is not None and given != found:
+        raise UserError(f"{flag}: got {_text(given)}, but the weights are for {_text(found)}")
+    value = found if given is None else given
+    if value is None:
+        raise UserError(f"{flag}: the {what} cannot be told from the weights; give it")
+    return value
+
+
+def _text(value: object) -> str:
+    """A shape as it is written on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
