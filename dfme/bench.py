@@ -14,14 +14,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dfme import loop
-from dfme.build import CHUNK, build_generator, build_oracle, build_student, choose_device
+from dfme.build import CHUNK, build_generator, build_oracle, build_student
 from dfme.config import BenchConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
+from dfme.devices import choose_device
 from dfme.errors import UserError
 from dfme.losses import make_distance
 from dfme.methods.base import Parts
@@ -86,24 +87,14 @@ class _NetTeacher:
 class _Silent:
     """A listener and an examination that cost nothing."""
 
-    name, held_back, teacher_accuracy = "none", False, None
-
-    def __len__(self) -> int:
-        return 0
-
     def step(self, queries: int, metrics: dict[str, float]) -> None: ...
 
     def evaluation(self, queries: int, metrics: dict[str, float]) -> None: ...
 
-    def samples(self, queries: int, images: Any, answers: Any) -> None: ...
+    def samples(self, queries: int, images: object, answers: object) -> None: ...
 
     def score(self, student: nn.Module) -> dict[str, float]:
         return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Work:
@@ -117,7 +108,10 @@ class Work:
         self.queries = self.batch * (1 + 1 + self.method_config.student_steps)
         student = StudentConfig(arch=case.student, replay_steps=case.replay_steps, replay_batch=self.batch)
         settings = ExtractConfig(
-            precision=config.precision, channels_last=config.channels_last, compile=config.compile, student=student
+            precision=config.precision,
+            channels_last=config.channels_last,
+            compile=config.compile,
+            student=student,
         )
         self.job = Job(settings, TeacherConfig(), {}, "dfme", self.method_config)
         self.teacher = _NetTeacher(build_net(case.teacher, case.shape, CLASSES), self.spec, device)
@@ -141,7 +135,7 @@ class Work:
         def go() -> None:
             loop.run(
                 method,
-                oracle.ledger,
+                oracle,
                 silent,
                 silent,
                 loop.Progress(),
@@ -182,7 +176,7 @@ def run_bench(config: BenchConfig) -> str:
     """Time every case and give the table, with machine and versions, as Markdown. UserError for an unknown case."""
     for name in config.cases:
         if name not in CASES:
-            raise UserError(unknown_choice("--cases", name, CASES))
+            raise UserError(f"--cases: {unknown_choice('case', name, CASES)}")
     device = choose_device(config.device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)

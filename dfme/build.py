@@ -16,11 +16,12 @@ from torch import nn
 from dfme.checkpoint import load_checkpoint
 from dfme.config import Job
 from dfme.data import LabelledImages, load_dataset
-from dfme.errors import UserError
+from dfme.devices import choose_device
+from dfme.errors import TeacherError, UserError
 from dfme.evaluation import EvaluationSet, HeldBack
 from dfme.generators import Generator
 from dfme.interrupt import Interrupt
-from dfme.job import differing_keys, document
+from dfme.job import differing_keys, document, resume_command
 from dfme.journal import Journal
 from dfme.ledger import Ledger
 from dfme.loop import Progress
@@ -39,13 +40,13 @@ from dfme.sentinel import Sentinel
 from dfme.spec import ImageSpec, Teacher
 from dfme.student_file import load_student
 from dfme.students import StudentTrainer
-from dfme.tracking import Recorder
+from dfme.tracking.recorder import Recorder
 from teachers.make import make_teacher, wrap_callable
 
 CHUNK = 8_192
 """Most images in one evaluation of an objective: bounds memory while probing."""
 
-CHANNELS_LAST_FROM = 32
+CHANNELS_LAST_FROM = 1
 """Height and width from which channels-last was measured to be the faster memory format (configs/README.md)."""
 
 
@@ -67,8 +68,12 @@ def run_job(
     device = choose_device(job.config.device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []), Interrupt() as interrupt:
         run = assemble(job, build_teacher(job, teacher, device), device, resume, console)
-        with run.directory:
-            return run.go(interrupt)
+        with run.directory, run.recorder:
+            try:
+                return run.go(interrupt)
+            except TeacherError as error:
+                path = run.directory.path
+                raise TeacherError(f"{error}; all that was paid is kept: {resume_command(path)}") from error
 
 
 def finished_result(job: Job) -> Result | None:
@@ -81,17 +86,6 @@ def finished_result(job: Job) -> Result | None:
         return None
     _require_same(job, path / "config.yaml")
     return Result(load_student(path), summary, path)
-
-
-def choose_device(name: str) -> torch.device:
-    """The device by name; auto is the first GPU where there is one. UserError if it is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count()
-        raise UserError(f"--device {name}: this machine has {found} CUDA devices; choose another, or cpu")
-    return device
 
 
 def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device: torch.device) -> Teacher:
@@ -146,7 +140,15 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, resume: bool, con
         method=make_method(job.method_config, parts),
         trainer=trainer,
         examination=examination,
-        recorder=_recorder(job, directory, oracle, console),
+        recorder=Recorder.open(
+            directory.path,
+            int(config.budget),
+            document(job),
+            config.wandb,
+            bounds=spec.bounds,
+            resume_at=oracle.ledger.spent,
+            quiet=not console,
+        ),
         streams=streams,
         sentinel=sentinel,
         progress=Progress(),
@@ -193,7 +195,7 @@ def _place(net: nn.Module, job: Job, spec: ImageSpec, device: torch.device) -> n
     choice = job.config.channels_last
     net.to(device)
     if choice == "yes" or (choice == "auto" and min(spec.shape[1:]) >= CHANNELS_LAST_FROM):
-        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        net.to(memory_format=torch.channels_last)
     if job.config.compile:
         net.compile()
     return net
@@ -219,9 +221,7 @@ def evaluation_images(job: Job, spec: ImageSpec, num_classes: int) -> LabelledIm
     return replace(data, images=x_NCHW * (high - low) + low)
 
 
-def build_examination(
-    data: LabelledImages | None, oracle: Oracle, device: torch.device
-) -> EvaluationSet | HeldBack:
+def build_examination(data: LabelledImages | None, oracle: Oracle, device: torch.device) -> EvaluationSet | HeldBack:
     """What the student is scored on: labelled images, or generated ones that are held back."""
     if data is None:
         return HeldBack(oracle.label_mode)
@@ -276,10 +276,6 @@ def build_oracle(
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
     journal = None if on_gpu else Journal(directory.journal, state.get("journal"))
     return Oracle(teacher, ledger, journal, sentinel)
-
-
-def _recorder(job: Job, directory: RunDirectory, oracle: Oracle, console: bool) -> Recorder:
-    return Recorder(directory, job, oracle, console)
 
 
 def _load_name(name: str) -> Any:

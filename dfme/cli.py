@@ -14,6 +14,7 @@ from dfme.command_line.help import command_help, overview
 from dfme.command_line.request import Layout, Request
 from dfme.config import BenchConfig, Job
 from dfme.errors import DfmeError, UserError
+from dfme.job import resume_command
 from dfme.options import Option
 from dfme.words import did_you_mean
 from teachers import KINDS
@@ -37,8 +38,13 @@ def _extract(argv: Sequence[str]) -> int:
     job = extract.job_of(asked)
     from dfme.build import run_job
 
-    run_job(job, resume=job.config.resume)
-    return 0
+    result = run_job(job, resume=job.config.resume)
+    if result.finished:
+        return 0
+    print(
+        f"stopped and kept after {result.summary['spent']:,} queries; go on with:\n  {resume_command(result.run_dir)}"
+    )
+    return 130
 
 
 def _train_teacher(argv: Sequence[str]) -> int:
@@ -77,8 +83,8 @@ def _check(argv: Sequence[str]) -> int:
     if asked.wants_help:
         return _show_help("check", asked.options)
     config, teacher, options = check.plan_of(asked)
-    from dfme.build import choose_device
     from dfme.command_line.preflight import examine
+    from dfme.devices import choose_device
     from teachers.make import make_teacher
 
     print(examine(make_teacher(teacher, options, choose_device(config.device)), config.images, config.seed))

@@ -23,7 +23,7 @@ class TeacherError(DfmeError):
     exit_code = 3
 
 
-class BudgetExhausted(DfmeError):
+class BudgetExhausted(DfmeError):  # noqa: N818 (the name of the contract)
     """A batch would have exceeded the query budget; it was refused before it was sent."""
 
     exit_code = 3

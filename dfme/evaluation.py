@@ -39,17 +39,7 @@ def compare(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> dict[str, fl
 class Examination(Protocol):
     """What students are scored on."""
 
-    name: str
-    held_back: bool
-    teacher_accuracy: float | None
-
-    def __len__(self) -> int: ...
-
     def score(self, student: nn.Module) -> dict[str, float]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass

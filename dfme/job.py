@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -23,6 +24,11 @@ DEFAULT_RECIPE = PROJECT / "configs" / "digits.yaml"
 
 UNDECISIVE = ("out", "resume", "budget", "checkpoint_seconds", "wandb", "evaluation.download")
 """Keys that may change between a run and its resumption: they do not decide what a query or a weight is."""
+
+
+def resume_command(run_dir: Path) -> str:
+    """What to type to go on with a run."""
+    return f"python run.py --resume --out {shlex.quote(str(run_dir))}"
 
 
 def document(job: Job) -> dict[str, Any]:
@@ -96,9 +102,7 @@ def plain(value: Any, where: str) -> Any:
         return {str(name): plain(item, where) for name, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: plain(item, f"{where}.{name}") for name, item in _fields(value).items()}
-    raise UserError(
-        f"{where}: expected a number, text, list or mapping, got an object of type {type(value).__name__}"
-    )
+    raise UserError(f"{where}: expected a number, text, list or mapping, got an object of type {type(value).__name__}")
 
 
 def _fields(value: Any) -> dict[str, Any]:

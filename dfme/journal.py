@@ -109,9 +109,7 @@ class Journal:
         payload = answers.numpy().data.cast("B") if answers.numel() else memoryview(b"")
         rows, columns = (*answers.shape, 1)[:2]
         code = DTYPES.index(answers.dtype)
-        head = HEADER.pack(
-            MAGIC, record.seq, record.digest, code, answers.ndim, rows, columns, zlib.crc32(payload)
-        )
+        head = HEADER.pack(MAGIC, record.seq, record.digest, code, answers.ndim, rows, columns, zlib.crc32(payload))
         self._file.append(head, CRC.pack(zlib.crc32(head)), payload)
         self._place = Place(self._place.segment, self._place.offset + HEAD_BYTES + len(payload))
 

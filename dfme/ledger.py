@@ -47,9 +47,7 @@ class Ledger:
         state = state or {"seq": 0, "images": {}, "requests": 0, "refused": 0, "lost": 0}
         history = _history(path, state)
         if budget < history.spent:
-            raise UserError(
-                f"--budget: expected at least the {history.spent} images spent so far, got {budget}"
-            )
+            raise UserError(f"--budget: expected at least the {history.spent} images spent so far, got {budget}")
         self._seq: int = state["seq"]
         self._images: dict[Purpose, int] = dict.fromkeys(PURPOSES, 0) | state["images"]
         self._spent: int = sum(self._images[purpose] for purpose in CHARGED)
@@ -63,9 +61,7 @@ class Ledger:
     @property
     def budget(self) -> int:
         """Images that may be charged; the one of old while a resumed run repeats what it did under it."""
-        return (
-            self._wanted_budget if self._settled else self._history.budget(self._seq) or self._wanted_budget
-        )
+        return self._wanted_budget if self._settled else self._history.budget(self._seq) or self._wanted_budget
 
     @property
     def spent(self) -> int:
@@ -125,9 +121,7 @@ class Ledger:
             raise ValueError(f"images: expected at least 1 in a request, got {images}")
         seq = self.requests + 1
         spent = self._spent + (images if purpose in CHARGED else 0)
-        self._write(
-            f'{{"seq":{seq},"event":"charge","purpose":"{purpose}","images":{images},"spent":{spent}}}\n'
-        )
+        self._write(f'{{"seq":{seq},"event":"charge","purpose":"{purpose}","images":{images},"spent":{spent}}}\n')
         self.requests = seq
         self._unanswered[seq] = Charge(images, purpose)
         self._take(seq, images, purpose)

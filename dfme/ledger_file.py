@@ -133,9 +133,7 @@ def read_history(path: Path) -> History:
                     history.add(json.loads(line))
                 except (ValueError, KeyError, TypeError) as error:
                     problem = f"no {error}" if isinstance(error, KeyError) else error
-                    raise RunError(
-                        f"{path}, line {number}: expected a ledger's next line: {problem}"
-                    ) from error
+                    raise RunError(f"{path}, line {number}: expected a ledger's next line: {problem}") from error
                 history.size += len(line)
     except OSError as error:
         raise RunError(f"{path}: cannot read the ledger: {error.strerror}") from error

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dfme.errors import DfmeError
 from dfme.evaluation import Examination
-from dfme.ledger import Ledger
 from dfme.methods.base import Method, Metrics
+from dfme.oracle import Oracle
 from dfme.sentinel import Sentinel
 
 LOG_SECONDS = 0.5
@@ -32,7 +33,7 @@ class Listener(Protocol):
 
     def evaluation(self, queries: int, metrics: dict[str, float]) -> None: ...
 
-    def samples(self, queries: int, images: Any, answers: Any) -> None: ...
+    def samples(self, queries: int, images: NDArray[Any], answers: NDArray[Any]) -> None: ...
 
 
 @dataclass
@@ -49,7 +50,7 @@ def numbers(metrics: Metrics) -> dict[str, float]:
 
 def run(
     method: Method,
-    ledger: Ledger,
+    oracle: Oracle,
     examination: Examination,
     listener: Listener,
     progress: Progress,
@@ -64,6 +65,7 @@ def run(
 
     ``points``: evaluations, evenly spaced over the budget. ``keep`` saves a checkpoint.
     """
+    ledger = oracle.ledger
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
     while ledger.remaining > 0:
@@ -103,5 +105,5 @@ def run(
     return ledger.remaining == 0
 
 
-def _host(part: Tensor) -> Any:
-    return part.detach().cpu().numpy()
+def _host(values: Tensor) -> NDArray[Any]:
+    return values.cpu().numpy()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy as cross_entropy_loss
 
 from dfme.errors import UserError
 from dfme.spec import LabelMode
@@ -77,6 +77,6 @@ def make_distance(loss: str, mode: LabelMode) -> Distance:
         return (target_BK.exp() * (target_BK - scores_BK.log_softmax(dim=1))).sum(dim=1)
 
     def cross_entropy(scores_BK: Tensor, answers: Tensor) -> Tensor:
-        return F.cross_entropy(scores_BK, top_class(answers), reduction="none")
+        return cross_entropy_loss(scores_BK, top_class(answers), reduction="none")
 
     return {"l1": l1, "kl": kl, "cross_entropy": cross_entropy}[loss]

@@ -32,7 +32,8 @@ class Replay:
         """Keep a batch of paid images and their answers; the oldest make room."""
         if self._images is None or self._answers is None:
             self._reserve(images_BCHW, answers)
-        assert self._images is not None and self._answers is not None
+        assert self._images is not None
+        assert self._answers is not None
         coded = self._encode(images_BCHW)[-self._capacity :]
         answers = answers[-self._capacity :]
         start = self._added % self._capacity
@@ -45,7 +46,8 @@ class Replay:
 
     def sample(self, count: int) -> tuple[Tensor, Tensor]:
         """``count`` images (float32, within the bounds) with their answers."""
-        assert self._images is not None and self._answers is not None, "nothing was added yet"
+        assert self._images is not None, "nothing was added yet"
+        assert self._answers is not None
         index_B = torch.randint(len(self), (count,), generator=self._rng, device=self._images.device)
         return self._decode(self._images[index_B]), self._answers[index_B]
 
@@ -64,7 +66,8 @@ class Replay:
         device = self._rng.device
         images, answers = state["images"].to(device), state["answers"].to(device)
         self._reserve(images, answers)
-        assert self._images is not None and self._answers is not None
+        assert self._images is not None
+        assert self._answers is not None
         self._images[: len(images)] = images
         self._answers[: len(answers)] = answers
 

@@ -19,11 +19,12 @@ from dfme.job import config_hash
 from dfme.methods.base import Method
 from dfme.oracle import Oracle
 from dfme.randomness import Streams
+from dfme.report import write_report
 from dfme.run_directory import RunDirectory
 from dfme.sentinel import Sentinel
 from dfme.student_file import save_student
 from dfme.students import StudentTrainer
-from dfme.tracking import Recorder
+from dfme.tracking.recorder import Recorder
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Run:
         config = self.job.config
         finished = loop.run(
             self.method,
-            self.oracle.ledger,
+            self.oracle,
             self.examination,
             self.recorder,
             self.progress,
@@ -102,8 +103,9 @@ class Run:
         save_student(self.directory.student, student, self.arch, self.oracle.spec, self.oracle.num_classes)
         summary = self.summary(student)
         if finished:
-            self.recorder.finish(summary)
+            write_report(self.directory.path, summary=summary)
             self.directory.write_summary(summary)
+            self.recorder.finish(summary)
         return Result(student, summary, self.directory.path, finished)
 
     def summary(self, student: nn.Module) -> dict[str, Any]:

@@ -66,9 +66,7 @@ class RunDirectory:
         directory = cls(path)
         if directory.has_checkpoint and not directory.ledger.is_file():
             directory.close()
-            raise RunError(
-                f"{directory.ledger}: missing, beside a checkpoint; restore it, or start a new run"
-            )
+            raise RunError(f"{directory.ledger}: missing, beside a checkpoint; restore it, or start a new run")
         return directory
 
     @staticmethod

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import nn
 
-from dfme.disk import replacing
 from dfme.errors import UserError
 from dfme.nets import build_net
+from dfme.nets.files import save_module
 from dfme.spec import ImageSpec
 
 
@@ -25,9 +24,7 @@ def save_student(path: Path, net: nn.Module, arch: str, spec: ImageSpec, num_cla
         "levels": json.dumps(spec.levels),
         "num_classes": str(num_classes),
     }
-    tensors = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
-    with replacing(path) as file:
-        file.write(save(tensors, metadata))
+    save_module(path, net, metadata)
 
 
 def load_student(path: str | Path) -> nn.Module:

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dfme.config import StudentConfig
 from dfme.losses import Distance
-from dfme.precision import autocast
+from dfme.precision import Precision, autocast
 from dfme.replay import Replay
 
 
@@ -55,7 +55,7 @@ class StudentTrainer:
         distance: Distance,
         replay: Replay | None,
         lr_factor: Callable[[], float],
-        precision: str = "fp32",
+        precision: Precision = "fp32",
     ) -> None:
         self.net = net
         self.distance = distance
@@ -80,7 +80,10 @@ class StudentTrainer:
         """One step on a fresh batch, then the replay steps it is worth. Returns the last losses."""
         lr = self._config.lr * self._lr_factor()
         set_lr(self._optimizer, lr)
-        metrics: dict[str, Tensor | float] = {"student_loss": self._step(images_BCHW, answers), "student_lr": lr}
+        metrics: dict[str, Tensor | float] = {
+            "student_loss": self._step(images_BCHW, answers),
+            "student_lr": lr,
+        }
         if self._replay is not None:
             self._replay.add(images_BCHW, answers)
             for _ in range(self._config.replay_steps):
@@ -88,7 +91,9 @@ class StudentTrainer:
         return metrics
 
     def _step(self, images_BCHW: Tensor, answers: Tensor) -> Tensor:
-        if len(images_BCHW) == 1:  # batch normalisation refuses a lone value per channel; twice the same is the same mean
+        if (
+            len(images_BCHW) == 1
+        ):  # batch normalisation refuses a lone value per channel; twice the same is the same mean
             images_BCHW, answers = torch.cat([images_BCHW] * 2), torch.cat([answers] * 2)
         self.net.train()
         self._optimizer.zero_grad(set_to_none=True)

@@ -29,9 +29,7 @@ def find_target(target: str) -> Callable[..., Any]:
         return found  # type: ignore[no-any-return]
     callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     problem = (
-        f"no {name!r} in it"
-        if found is None
-        else f"{name} is of type {type(found).__name__}, no class or function"
+        f"no {name!r} in it" if found is None else f"{name} is of type {type(found).__name__}, no class or function"
     )
     place = getattr(module, "__file__", None) or module_name
     raise UserError(f"--teacher {target}: {place}: {problem}{did_you_mean(name, callables)}")
@@ -57,9 +55,7 @@ def _import(name: str, target: str) -> ModuleType:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             beside = [entry[:-3] for entry in os.listdir(folder) if entry.endswith(".py")]
             hint = did_you_mean(name, beside)
-            raise UserError(
-                f"--teacher {target}: no module {error.name!r} in {folder} or installed{hint}"
-            ) from None
+            raise UserError(f"--teacher {target}: no module {error.name!r} in {folder} or installed{hint}") from None
         raise UserError(f"--teacher {target}: importing {name} failed: {what_and_where(error)}") from error
     except Exception as error:
         raise UserError(f"--teacher {target}: importing {name} failed: {what_and_where(error)}") from error

@@ -101,9 +101,7 @@ def find_problems(job: Job) -> list[Problem]:
     """Everything wrong with the job that can be seen without loading torch, the teacher or the data."""
     config = job.config
     return [
-        *out_of_range(
-            leaves(config) | leaves(job.teacher, "teacher.") | leaves(job.method_config, "method.")
-        ),
+        *out_of_range(leaves(config) | leaves(job.teacher, "teacher.") | leaves(job.method_config, "method.")),
         *device_problems(config.device),
         *_schedule_problems(config.schedule),
         *net_problems("student.arch", config.student.arch),
@@ -133,9 +131,7 @@ def evaluation_problems(config: EvaluationConfig) -> Iterator[Problem]:
         yield from dataset_problems("evaluation.dataset", config.dataset, config.root, config.download)
     yield from _normalisation_problems("evaluation.", config.mean, config.std, None)
     if (config.mean is None) != (config.std is None):
-        yield Problem(
-            "evaluation.std" if config.std is None else "evaluation.mean", "expected mean and std together"
-        )
+        yield Problem("evaluation.std" if config.std is None else "evaluation.mean", "expected mean and std together")
 
 
 def teacher_problems(config: TeacherConfig, options: Mapping[str, Any]) -> Iterator[Problem]:
@@ -167,13 +163,9 @@ def _normalisation_problems(
         yield Problem(prefix + "mean", f"expected finite numbers, got {_listed(mean)}")
     for name, values in (("mean", mean), ("std", std)):
         if values is not None and shape is not None and len(values) not in (1, shape[0]):
-            yield Problem(
-                prefix + name, f"expected {shape[0]} numbers, one per channel, got {_listed(values)}"
-            )
+            yield Problem(prefix + name, f"expected {shape[0]} numbers, one per channel, got {_listed(values)}")
     if shape is None and mean is not None and std is not None and len(mean) != len(std):
-        yield Problem(
-            prefix + "std", f"expected as many numbers as mean has ({len(mean)}), got {_listed(std)}"
-        )
+        yield Problem(prefix + "std", f"expected as many numbers as mean has ({len(mean)}), got {_listed(std)}")
 
 
 def _listed(values: Sequence[float]) -> str:
@@ -209,9 +201,7 @@ def file_problems(key: str, path: str | None) -> Iterator[Problem]:
         return
     if not Path(path).exists():
         beside = [entry.name for entry in Path(path).parent.glob("*")] if Path(path).parent.is_dir() else []
-        yield Problem(
-            key, f"expected a file, but {path!r} does not exist{did_you_mean(Path(path).name, beside)}"
-        )
+        yield Problem(key, f"expected a file, but {path!r} does not exist{did_you_mean(Path(path).name, beside)}")
     elif not Path(path).is_file():
         yield Problem(key, f"expected a file, but {path!r} is a directory")
 
@@ -225,9 +215,7 @@ def _run_directory_problems(config: ExtractConfig) -> Iterator[Problem]:
         return
     path = Path(config.out or "runs")
     if config.out is not None and path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        yield Problem(
-            "out", f"{config.out!r} exists; give another --out, or --resume to go on with the run in it"
-        )
+        yield Problem("out", f"{config.out!r} exists; give another --out, or --resume to go on with the run in it")
         return
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):

@@ -41,9 +41,7 @@ class Card:
     def from_metadata(cls, metadata: Mapping[str, str], path: Path) -> Card:
         """Read the known keys and leave the others; UserError if one cannot be read."""
         texts = {"arch", "dataset"}
-        known = {
-            name: metadata[name] for name in (f.name for f in dataclasses.fields(cls)) if name in metadata
-        }
+        known = {name: metadata[name] for name in (f.name for f in dataclasses.fields(cls)) if name in metadata}
         values: dict[str, Any] = {}
         for name, text in known.items():
             try:

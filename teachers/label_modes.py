@@ -45,9 +45,7 @@ class Restricted:
 
     def __init__(self, teacher: Teacher, label_mode: LabelMode) -> None:
         if not _reveals_less(teacher.label_mode, label_mode):
-            raise UserError(
-                f"label mode {label_mode}: the teacher gives only {teacher.label_mode}, which tells less"
-            )
+            raise UserError(f"label mode {label_mode}: the teacher gives only {teacher.label_mode}, which tells less")
         if label_mode.k is not None and label_mode.k > teacher.num_classes:
             raise UserError(f"label mode {label_mode}: the teacher has only {teacher.num_classes} classes")
         self._teacher = teacher
@@ -96,9 +94,7 @@ def _reveals_less(given: LabelMode, wanted: LabelMode) -> bool:
         return False
     if wanted.kind == "label":
         return True
-    fewer_decimals = given.decimals is None or (
-        wanted.decimals is not None and wanted.decimals <= given.decimals
-    )
+    fewer_decimals = given.decimals is None or (wanted.decimals is not None and wanted.decimals <= given.decimals)
     fewer_classes = given.k is None or (wanted.k is not None and wanted.k <= given.k)
     return fewer_decimals and fewer_classes
 

@@ -56,9 +56,7 @@ def _built_in(config: TeacherConfig, options: Mapping[str, Any], device: torch.d
 def _own(config: TeacherConfig, options: Mapping[str, Any]) -> Teacher:
     """A teacher from ``module:name``. Parameters named like a common key receive its value, and give it."""
     common = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "kind"}
-    shared = {
-        name: value for name, value in common.items() if value is not None and accepts(config.kind, name)
-    }
+    shared = {name: value for name, value in common.items() if value is not None and accepts(config.kind, name)}
     given = {**shared, **options}
     teacher = make_own(config.kind, given)
     facts = {name: given.get(name, value) for name, value in common.items() if name not in ("mean", "std")}

@@ -108,11 +108,7 @@ def make_own(target: str, options: Mapping[str, Any]) -> Any:
     try:
         inspect.signature(make).bind(**options)
     except TypeError as error:
-        hint = (
-            ""
-            if isinstance(make, type)
-            else " (a function named here makes the teacher, it is not the teacher)"
-        )
+        hint = "" if isinstance(make, type) else " (a function named here makes the teacher, it is not the teacher)"
         raise UserError(f"--teacher {target}: {error}; it is {_signature(make)}{hint}") from None
     try:
         return make(**options)

@@ -135,9 +135,7 @@ def _empty_net(arch: str, shape: tuple[int, int, int], num_classes: int) -> nn.M
         return build_net(arch, shape, num_classes)
 
 
-def _shape(
-    arch: str, config: TeacherConfig, card: Card, guess: Guess | None, state: State
-) -> tuple[int, int, int]:
+def _shape(arch: str, config: TeacherConfig, card: Card, guess: Guess | None, state: State) -> tuple[int, int, int]:
     """The image's C, H, W, from what is given and what is found."""
     channels = guess.channels if guess else next((w.shape[1] for w in state.values() if w.ndim == 4), None)
     size = guess.size if guess else None

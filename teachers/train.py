@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.data import LabelledImages, load_dataset
+from dfme.devices import choose_device
 from dfme.errors import UserError
 from dfme.nets import auto_net, build_net, check_net
 from dfme.precision import autocast
@@ -57,7 +58,7 @@ def train_teacher(config: TrainTeacherConfig, progress: Progress | None = None) 
     diverges.
     """
     check_training(config)
-    device = _device(config.device)
+    device = choose_device(config.device)
     _check_writable(config.path)
     if config.arch != "auto":
         check_net(config.arch)
@@ -88,16 +89,21 @@ def _task(config: TrainTeacherConfig) -> _Task:
     """Load the data, and settle what the configuration leaves to it."""
     data = config.data
     train, test = (
-        load_dataset(data.name, split, shape=data.shape, root=data.root, download=data.download)
+        load_dataset(
+            data.name,
+            split,
+            shape=data.shape,
+            root=data.root,
+            download=data.download,
+            download_flag="--data.download true",
+        )
         for split in SPLITS
     )
-    channels, height, width = train.images.shape[1:]
-    shape = (channels, height, width)
-    arch = auto_net(shape) if config.arch == "auto" else config.arch
+    arch = auto_net(train.shape) if config.arch == "auto" else config.arch
     mean, std = config.mean, config.std
     if mean is None or std is None:
         mean, std = channel_statistics(train)
-    return _Task(train, test, arch, ImageSpec(shape), len(train.class_names), mean, std)
+    return _Task(train, test, arch, ImageSpec(train.shape), len(train.class_names), mean, std)
 
 
 class _Training:
@@ -109,19 +115,14 @@ class _Training:
         self.test = task.test
         self.net = net
         self.device = device
-        self.teacher = TorchTeacher(
-            net, task.spec, task.num_classes, LabelMode("label"), task.mean, task.std, device
-        )
+        self.teacher = TorchTeacher(net, task.spec, task.num_classes, LabelMode("label"), task.mean, task.std, device)
         self.normalise = Normalise(task.mean, task.std, task.spec.shape[0], device)
         self.order, self.augmentation = (
-            torch.Generator().manual_seed(derived_seed(config.seed, purpose))
-            for purpose in ("order", "augmentation")
+            torch.Generator().manual_seed(derived_seed(config.seed, purpose)) for purpose in ("order", "augmentation")
         )
         self.optimizer = _optimizer(config, net)
         self.steps = max(1, len(self.train) // config.batch_size)
-        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-            self.optimizer, T_max=config.epochs * self.steps
-        )
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=config.epochs * self.steps)
 
     def run(self, progress: Progress | None) -> float:
         """All epochs; returns the accuracy on the test part."""
@@ -164,9 +165,7 @@ class _Training:
         self.optimizer.zero_grad(set_to_none=True)
         with autocast(self.device, self.config.precision):
             logits_BK = self.net(self.normalise(x_BCHW))
-        loss = nn.functional.cross_entropy(
-            logits_BK.float(), labels_B, label_smoothing=self.config.label_smoothing
-        )
+        loss = nn.functional.cross_entropy(logits_BK.float(), labels_B, label_smoothing=self.config.label_smoothing)
         loss.backward()
         self.optimizer.step()
         if self.config.schedule == "cosine":
@@ -242,19 +241,6 @@ def _repeatable(config: TrainTeacherConfig, device: torch.device) -> Iterator[No
         finally:
             torch.set_num_threads(threads)
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
-
-
-def _device(text: str) -> torch.device:
-    """The device asked for; ``auto`` is a GPU where there is one."""
-    if text == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(text)
-    except RuntimeError:
-        raise UserError(f"--device: expected auto, cpu, cuda or cuda:N, got {text!r}") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"--device {text}: this machine has {torch.cuda.device_count()} CUDA devices")
-    return device
 
 
 def _check_writable(path: Path) -> None:

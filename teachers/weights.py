@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import pickletools
 import re
@@ -13,11 +12,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from dfme.disk import replacing
 from dfme.errors import UserError
+from dfme.nets.files import save_module
 from teachers.card import Card
 
 State = dict[str, Tensor]
@@ -38,16 +36,14 @@ def read_weights(path: str | Path) -> tuple[State, Card]:
     DataParallel and torch.compile leave, are removed. Pickles are read with ``weights_only=True`` alone.
     Raises UserError, in one line, for anything that is not weights.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     head = _head(path)
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < MAX_HEADER:
         state, card = _read_safetensors(path)
     elif head[:2] == b"PK" or head[:1] == b"\x80":
         state, card = _unwrap(_read_pickle(path), path), Card()
     else:
-        raise UserError(
-            f"{path}: {_looks_like(head, path)}; expected .safetensors or a state dict in .pt/.pth"
-        )
+        raise UserError(f"{path}: {_looks_like(head, path)}; expected .safetensors or a state dict in .pt/.pth")
     if not state:
         raise UserError(f"{path}: holds no tensors; expected the weights of a network")
     return _strip_prefixes(state), card
@@ -75,9 +71,7 @@ def load_into(module: nn.Module, state: State, *, source: str = "the weights") -
         )
     if problems:
         raise UserError(f"{source} do not fit the network: {'; '.join(problems)}")
-    broken = [
-        name for name, value in state.items() if value.is_floating_point() and not value.isfinite().all()
-    ]
+    broken = [name for name, value in state.items() if value.is_floating_point() and not value.isfinite().all()]
     if broken:
         raise UserError(f"{source} hold NaN or infinite values in {len(broken)} tensors, first {broken[0]}")
     module.load_state_dict(state, strict=False)
@@ -88,11 +82,7 @@ def save_weights(path: str | Path, module: nn.Module, card: Card) -> None:
 
     Raises RunError where the disk refuses.
     """
-    path = Path(path)
-    state = {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
-    data = _sorted_header(save(state, metadata=card.to_metadata()))
-    with replacing(path) as file:
-        file.write(data)
+    save_module(Path(path), module, card.to_metadata())
 
 
 def _head(path: Path) -> bytes:
@@ -119,11 +109,7 @@ def _looks_like(head: bytes, path: Path) -> str:
         return "is a Git LFS pointer; fetch the file itself with git lfs pull"
     if path.suffix == ".safetensors":
         return "is no safetensors file, or is cut short"
-    return (
-        "is a text file"
-        if all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in head)
-        else "is no weights file"
-    )
+    return "is a text file" if all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in head) else "is no weights file"
 
 
 def _read_safetensors(path: Path) -> tuple[State, Card]:
@@ -132,9 +118,7 @@ def _read_safetensors(path: Path) -> tuple[State, Card]:
             metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is no dict)
     except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"{path}: cannot be read as safetensors, perhaps cut short: {_line(error)}"
-        ) from error
+        raise UserError(f"{path}: cannot be read as safetensors, perhaps cut short: {_line(error)}") from error
     return state, Card.from_metadata(metadata, path)
 
 
@@ -207,16 +191,6 @@ def _strip_prefixes(state: State) -> State:
     while all(name.startswith("module.") for name in state):
         state = {name.removeprefix("module."): value for name, value in state.items()}
     return state
-
-
-def _sorted_header(data: bytes) -> bytes:
-    """The same safetensors file with its metadata in order: the library writes them in a random one."""
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
 def _line(error: Exception) -> str:

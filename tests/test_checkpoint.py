@@ -91,9 +91,7 @@ def test_the_message_says_what_is_whole(tmp_path: Path) -> None:
     save_checkpoint(path, {"step": 1})
     save_checkpoint(path, {"step": 2})
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(
-        RunError, match=r"cut short \(100 bytes\); checkpoint.previous.pt is whole: rename it"
-    ):
+    with pytest.raises(RunError, match=r"cut short \(100 bytes\); checkpoint.previous.pt is whole: rename it"):
         load_checkpoint(path)
     os.replace(previous(path), path)
     assert load_checkpoint(path) == {"step": 1}

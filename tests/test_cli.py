@@ -117,9 +117,7 @@ def test_a_teacher_without_a_recipe_starts_from_plain_defaults() -> None:
 
 
 def test_values_come_from_flag_then_file_then_default() -> None:
-    job = parse(
-        "--student.lr 0.5 --config recipe.yaml --budget 2M --method.directions=3 --teacher.mean .1,.2,.3"
-    )
+    job = parse("--student.lr 0.5 --config recipe.yaml --budget 2M --method.directions=3 --teacher.mean .1,.2,.3")
     assert job.config == ExtractConfig(budget=2_000_000, student=StudentConfig(lr=0.5, weight_decay=1e-4))
     assert job.method_config == DfmeConfig(directions=3)
     assert job.teacher == TeacherConfig(shape=(3, 32, 32), mean=(0.1, 0.2, 0.3))
@@ -170,9 +168,7 @@ def test_another_method_or_kind_sets_the_recipe_s_section_aside(here: Path) -> N
 
 
 def test_a_class_of_one_s_own_gives_its_own_options() -> None:
-    words = (
-        "--teacher own_teachers:Classifier --teacher.weights a/b --teacher.names x,y --teacher.colour blue"
-    )
+    words = "--teacher own_teachers:Classifier --teacher.weights a/b --teacher.names x,y --teacher.colour blue"
     job = parse(f"{words} --teacher.url http://h --teacher.max-batch 8")
     own = {name: str(value) for name, value in job.teacher_options.items()}
     assert own == {
@@ -340,9 +336,7 @@ def test_wrong_input_is_one_line_and_touches_nothing(
         ("teacher: {checkpoint: nowhere.pt}", "wrong.yaml: teacher.checkpoint: expected a file"),
     ],
 )
-def test_wrong_recipe_is_one_line(
-    here: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
-) -> None:
+def test_wrong_recipe_is_one_line(here: Path, capsys: pytest.CaptureFixture[str], content: str, message: str) -> None:
     (here / "wrong.yaml").write_text(content)
     assert main(["--config", "wrong.yaml"]) == 2
     error = capsys.readouterr().err
@@ -435,9 +429,7 @@ def test_help_and_errors_load_nothing_heavy() -> None:
         "assert not heavy, heavy"
     )
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, env=environment, timeout=60
-    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, env=environment, timeout=60)
 
 
 @pytest.fixture
@@ -568,9 +560,7 @@ def test_evaluate_scores_a_student_beside_its_teacher(here: Path, capsys: pytest
     for name, shape in (("student.safetensors", (1, 8, 8)), ("other.safetensors", (1, 9, 9))):
         save_student(here / name, build_net("cnn_small", shape, 10), "cnn_small", ImageSpec(shape), 10)
     (here / "own_scored.py").write_text(OWN_SCORED)
-    words = (
-        "evaluate --teacher own_scored:make --teacher.student student.safetensors --evaluation.dataset digits"
-    )
+    words = "evaluate --teacher own_scored:make --teacher.student student.safetensors --evaluation.dataset digits"
     assert run(f"{words} --student student.safetensors --evaluation.limit 50") == 0
     lines = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["agreement"] == "1.0000"

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from toys import LinearTeacher, small_net
 from torch import nn
+from toys import LinearTeacher, small_net
 
 from dfme.evaluation import EvaluationSet, HeldBack, compare, scores
 from dfme.ledger import Ledger

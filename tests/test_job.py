@@ -50,9 +50,7 @@ def test_document_holds_every_option_with_its_default() -> None:
 
 
 def test_document_is_plain_for_any_yaml_reader(tmp_path: Path) -> None:
-    job = make_job(
-        teacher_options={"path": Path("a/b"), "colour": enum.Enum("Colour", "red").red, "sizes": (1, 2)}
-    )
+    job = make_job(teacher_options={"path": Path("a/b"), "colour": enum.Enum("Colour", "red").red, "sizes": (1, 2)})
     paper = document(job)
     text = dump_yaml(paper)
     (tmp_path / "config.yaml").write_text(text)
@@ -69,9 +67,7 @@ def test_document_refuses_an_option_that_no_file_can_hold() -> None:
         document(make_job(teacher_options={"session": object()}))
 
 
-def test_files_of_the_project_are_named_relative_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_the_project_are_named_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.pt").touch()
     assert locate("setup.cfg") == str(PROJECT / "setup.cfg")
@@ -220,9 +216,7 @@ def test_values_of_a_wrong_type_are_explained(kind: Any, given_value: Any, messa
 
 
 def test_a_mapping_from_python_becomes_a_configuration() -> None:
-    assert from_mapping(StudentConfig, {"lr": 0.5, "weight-decay": 0}) == StudentConfig(
-        lr=0.5, weight_decay=0.0
-    )
+    assert from_mapping(StudentConfig, {"lr": 0.5, "weight-decay": 0}) == StudentConfig(lr=0.5, weight_decay=0.0)
     with pytest.raises(UserError) as caught:
         from_mapping(ExtractConfig, {"student": {"lrr": 1, "momentum": "x"}}, "extract.")
     assert "extract.student.lrr: unknown option; did you mean student.lr?" in str(caught.value)

@@ -19,9 +19,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.sampled_from(PURPOSES)), max_size=30), st.integers(1, 300))
 @settings(max_examples=50, deadline=None)
-def test_counts_every_image_once_and_never_exceeds_the_budget(
-    asked: list[tuple[int, Purpose]], budget: int
-) -> None:
+def test_counts_every_image_once_and_never_exceeds_the_budget(asked: list[tuple[int, Purpose]], budget: int) -> None:
     ledger = Ledger(budget)
     counts = dict.fromkeys(PURPOSES, 0)
     for images, purpose in asked:
@@ -170,9 +168,7 @@ def test_a_torn_last_line_was_never_sent(tmp_path: Path) -> None:
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_changed_or_missing_line_is_found(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_a_changed_or_missing_line_is_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("run") / "ledger.jsonl"
     ledger = Ledger(1000, path)
     for images in (10, 20, 30):

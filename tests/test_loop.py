@@ -31,7 +31,7 @@ def run(method, parts, points=5, stopped=lambda: False, kept=None):
     listener = Listener()
     finished = loop.run(
         method,
-        parts.oracle.ledger,
+        parts.oracle,
         HeldBack(parts.oracle.label_mode),
         listener,
         loop.Progress(),

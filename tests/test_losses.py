@@ -63,9 +63,12 @@ def test_top_class_ignores_unrevealed_classes():
     assert top_class(torch.tensor([2, 0])).tolist() == [2, 0]
 
 
-@pytest.mark.parametrize(("loss", "mode"), [("l1", LabelMode("label")), ("l1", LabelMode("top_k", k=1)), ("kl", LabelMode("label"))])
+@pytest.mark.parametrize(
+    ("loss", "mode"),
+    [("l1", LabelMode("label")), ("l1", LabelMode("top_k", k=1)), ("kl", LabelMode("label"))],
+)
 def test_a_loss_that_needs_more_than_the_mode_reveals_is_refused_with_alternatives(loss, mode):
-    with pytest.raises(UserError, match="use one of .*cross_entropy"):
+    with pytest.raises(UserError, match=r"use one of .*cross_entropy"):
         make_distance(loss, mode)
 
 

@@ -103,9 +103,7 @@ def test_images_of_another_kind_are_refused_before_the_send(server: Server, imag
 
 
 @pytest.mark.parametrize("value", [1.01, -0.01, float("nan"), float("inf")])
-def test_images_out_of_bounds_are_refused_unless_they_are_for_evaluation(
-    server: Server, value: float
-) -> None:
+def test_images_out_of_bounds_are_refused_unless_they_are_for_evaluation(server: Server, value: float) -> None:
     x = torch.rand(2, *SHAPE)
     x[1, 0, 1, 1] = value
     oracle = Oracle(server, Ledger(100))
@@ -262,9 +260,7 @@ def test_without_a_journal_nothing_waits_for_a_gpu(cuda_server: Server) -> None:
 
 
 @pytest.mark.gpu
-def test_a_wrong_answer_on_a_gpu_is_noticed_at_once_where_it_is_recorded(
-    cuda_server: Server, tmp_path: Path
-) -> None:
+def test_a_wrong_answer_on_a_gpu_is_noticed_at_once_where_it_is_recorded(cuda_server: Server, tmp_path: Path) -> None:
     cuda_server.during = lambda images: torch.full((len(images), 3), torch.nan, device="cuda")
     oracle = Oracle(cuda_server, Ledger(100), Journal(tmp_path), sentinel=Sentinel())
     with pytest.raises(TeacherError, match="finite"):

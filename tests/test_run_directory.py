@@ -35,9 +35,7 @@ def test_a_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
 
 def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path) as run:
-        found = {
-            path.relative_to(tmp_path).as_posix() for path in vars(run).values() if isinstance(path, Path)
-        }
+        found = {path.relative_to(tmp_path).as_posix() for path in vars(run).values() if isinstance(path, Path)}
     assert found - {"."} == {
         "config.yaml",
         "ledger.jsonl",

@@ -6,7 +6,9 @@ from dfme.config import ScheduleConfig
 from dfme.schedule import factor
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.0, 1.0), (0.0999, 1.0), (0.1, 0.3), (0.3, 0.09), (0.5, 0.027), (1.0, 0.027)])
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.0, 1.0), (0.0999, 1.0), (0.1, 0.3), (0.3, 0.09), (0.5, 0.027), (1.0, 0.027)]
+)
 def test_steps_multiply_at_the_papers_milestones(share, expected):
     assert factor(ScheduleConfig(), share) == pytest.approx(expected)
 

@@ -63,9 +63,7 @@ def test_all_differences_are_told_at_once(leaf: Tensor) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("sentinel", [None, Sentinel()])
-def test_non_finite_values_are_refused_and_counted(
-    leaf: Tensor, bad: float, sentinel: Sentinel | None
-) -> None:
+def test_non_finite_values_are_refused_and_counted(leaf: Tensor, bad: float, sentinel: Sentinel | None) -> None:
     upstream = torch.ones(2, 3, 4, 4)
     upstream[1, 2, 3, :2] = bad
     message = refused(leaf, upstream, sentinel)

@@ -18,6 +18,7 @@ from dfme.data import load_dataset
 from dfme.errors import TeacherError, UserError
 from dfme.nets import NETS, build_net
 from dfme.spec import ImageSpec, LabelMode, Teacher
+from dfme.student_file import save_student
 from teachers import KINDS
 from teachers.card import Card
 from teachers.label_modes import Label, Probabilities, TopK, restrict
@@ -142,9 +143,7 @@ def test_torch_teacher_answers_in_its_mode(mode: str) -> None:
 
 
 def test_torch_teacher_stays_in_eval_mode_and_fp32() -> None:
-    module = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4, 3)
-    )
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4, 3))
     teacher = TorchTeacher(module, ImageSpec((1, 3, 3)), 3)
     x_BCHW = torch.rand(6, 1, 3, 3)
     before = teacher(x_BCHW)
@@ -202,9 +201,7 @@ def test_a_published_resnet34_8x_loads_as_it_is(tmp_path: Path) -> None:
     torch.testing.assert_close(teacher(x_BCHW), expected)
 
 
-@pytest.mark.parametrize(
-    "arch", [name for name in NETS if name not in ("resnet34_8x", "wrn28_10", "resnet50_8x")]
-)
+@pytest.mark.parametrize("arch", [name for name in NETS if name not in ("resnet34_8x", "wrn28_10", "resnet50_8x")])
 def test_every_net_of_ours_is_recognised(tmp_path: Path, arch: str) -> None:
     path, net = published(tmp_path, arch, (3, 16, 16), 7)
     teacher = torch_teacher(path, shape=(3, 16, 16), label_mode="logits")
@@ -263,6 +260,17 @@ def test_the_card_tells_everything_and_the_configuration_wins(tmp_path: Path) ->
         plain = torch_teacher(path, mean=(0.0,), std=(1.0,), bounds=(0.0, 1.0), label_mode="logits")
         torch.testing.assert_close(plain(x_BCHW), net(x_BCHW))
     assert plain.spec.bounds == (0.0, 1.0)
+
+
+def test_a_student_can_be_the_next_teacher(tmp_path: Path) -> None:
+    net = build_net("cnn_small", (1, 8, 8), 3)
+    path = tmp_path / "student.safetensors"
+    save_student(path, net, "cnn_small", ImageSpec((1, 8, 8), (-1.0, 1.0)), 3)
+    teacher = torch_teacher(path, label_mode="logits")
+    assert teacher.spec == ImageSpec((1, 8, 8), (-1.0, 1.0))
+    x_BCHW = torch.rand(2, 1, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(teacher(x_BCHW), net.eval()(x_BCHW))
 
 
 def test_loading_draws_from_no_random_state(tmp_path: Path) -> None:
@@ -434,9 +442,7 @@ def test_attributes_win_and_contradictions_are_refused() -> None:
     assert str(wrap_callable(WithFacts(), label_mode="label").label_mode) == "label"
     with pytest.raises(UserError, match="tells less"):
         wrap_callable(WithFacts(), label_mode="probabilities")
-    with pytest.raises(
-        UserError, match=r"--teacher\.shape: got \(3, 2, 2\), but the teacher itself says \(1, 2, 2\)"
-    ):
+    with pytest.raises(UserError, match=r"--teacher\.shape: got \(3, 2, 2\), but the teacher itself says \(1, 2, 2\)"):
         wrap_callable(WithFacts(), shape=(3, 2, 2))
     with pytest.raises(UserError, match=r"num_classes = 10, or say --teacher\.num-classes"):
         wrap_callable(uniform, shape=(1, 2, 2))

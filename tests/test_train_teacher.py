@@ -171,6 +171,8 @@ def test_all_wrong_settings_are_named_at_once() -> None:
         ({"device": "gpu"}, "expected auto, cpu, cuda"),
         ({"arch": "cnn_smal"}, "cnn_small"),
         ({"data": TrainDataConfig("digts")}, "digits"),
+        ({"data": TrainDataConfig("cifar10", root="nowhere")}, r"nowhere.*--data\.download true"),
+        ({"data": TrainDataConfig("digits", shape=(3, 8, 8))}, "1x8x8.*3x8x8"),
     ],
 )
 def test_what_cannot_work_leaves_no_file(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -210,9 +212,7 @@ def test_the_recipe_makes_the_embedded_teacher_again(tmp_path: Path, name: str) 
         return  # the machine it was made on, or one that rounds alike
     assert new_card.accuracy == pytest.approx(old_card.accuracy, abs=0.01)
     test = load_dataset(name, "test", shape=new_card.shape)
-    agreement = (
-        labels(embedded, test.batch(slice(None))) == labels(again.path, test.batch(slice(None)))
-    ).float()
+    agreement = (labels(embedded, test.batch(slice(None))) == labels(again.path, test.batch(slice(None)))).float()
     assert agreement.mean() > 0.97
 
 

@@ -62,9 +62,7 @@ class Network:
         """The gradient of the loss at every leaf and at every layer's output, without a cut."""
         loss = (self.out - self.target).square().mean()
         tensors = {**self.leaves, "hidden": self.hidden, "active": self.active, "out": self.out}
-        return dict(
-            zip(tensors, torch.autograd.grad(loss, list(tensors.values()), retain_graph=True), strict=True)
-        )
+        return dict(zip(tensors, torch.autograd.grad(loss, list(tensors.values()), retain_graph=True), strict=True))
 
     def by_hand(self) -> dict[str, Tensor]:
         """The same by the textbook's rules, no autograd anywhere."""

@@ -88,9 +88,7 @@ class Reading:
         group = [key for key in self.options if key.startswith(given.key + ".")]
         if group:
             shown = ", ".join(_spelled(key, given.is_flag) for key in group[:3])
-            self._problems.append(
-                f"{given.label}: a group of options; expected one of its own such as {shown}"
-            )
+            self._problems.append(f"{given.label}: a group of options; expected one of its own such as {shown}")
             return
         owner = self._owners.get(given.key.partition(".")[0])
         what = ("flag" if given.is_flag else "key") + (f" of {owner}" if owner else "")

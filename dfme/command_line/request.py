@@ -132,9 +132,7 @@ class Request:
         if Path(self.kind).is_file():
             hint = "; for a file of weights say --teacher.checkpoint"
         choices = ", ".join(self._kinds)
-        raise UserError(
-            f"--teacher: expected {choices}, module:Class or module:function, got {self.kind!r}{hint}"
-        )
+        raise UserError(f"--teacher: expected {choices}, module:Class or module:function, got {self.kind!r}{hint}")
 
     def _all_options(self) -> list[Option]:
         options = dataclass_options(self._layout.root)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dfme.build import build_examination, build_teacher, choose_device, evaluation_images
+from dfme.build import build_examination, build_teacher, evaluation_images
 from dfme.config import Job
+from dfme.devices import choose_device
 from dfme.errors import UserError
 from dfme.evaluation import EvaluationSet
 from dfme.ledger import Ledger

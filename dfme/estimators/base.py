@@ -13,7 +13,7 @@ Objective = Callable[[Tensor], Tensor]
 """Images, or what comes before them, (N, C, H, W) -> one number per image (N,) in any floating dtype."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Estimate:
     """An estimated gradient and the observations it was made of.
 

@@ -40,7 +40,7 @@ class Teaching:
 
     @torch.no_grad()
     def images(self, count: int) -> Tensor:
-        """``count`` generated images as the wire carries them. A whole batch is generated for the sake of its statistics."""
+        """``count`` generated images as the wire carries them; a whole batch is generated for its statistics' sake."""
         z_BZ = self._generator.draw(self._batch_size, self._rng)
         return self._oracle.spec.quantise(self._generator.squash(self._generator(z_BZ))[:count])
 

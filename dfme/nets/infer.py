@@ -53,9 +53,7 @@ def infer_net(state_dict: Mapping[str, Tensor]) -> Guess | None:
 
 def _shapes(state_dict: Mapping[str, Tensor]) -> Shapes:
     return {
-        name: tuple(tensor.shape)
-        for name, tensor in state_dict.items()
-        if not name.endswith("num_batches_tracked")
+        name: tuple(tensor.shape) for name, tensor in state_dict.items() if not name.endswith("num_batches_tracked")
     }
 
 

@@ -7,5 +7,6 @@
 from __future__ import annotations
 
 from dfme.tracking.metrics import METRICS, Metric, MetricsFile, metrics_table, read_metrics
+from dfme.tracking.recorder import Recorder
 
-__all__ = ["METRICS", "Metric", "MetricsFile", "metrics_table", "read_metrics"]
+__all__ = ["METRICS", "Metric", "MetricsFile", "Recorder", "metrics_table", "read_metrics"]

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar in a terminal, plain lines elsewhere, a short table at the end."""
+"""What a person sees of a run: a bar in a terminal, plain lines elsewhere, a short table at the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from tqdm import tqdm
 
@@ -15,7 +15,7 @@ from dfme.tracking.end_table import end_table
 
 LINE_SHARE = 0.05  # of the budget between two plain lines ...
 LINE_SECONDS = 300.0  # ... unless so much time has passed: a slow teacher is not a dead one
-BAR = "{percentage:3.0f} % |{bar}| {n:,}/{total:,} [{elapsed} < {remaining}, {rate_fmt}] {desc}"
+BAR = "{percentage:3.0f}% |{bar}| {n:,}/{total:,} [{elapsed} < {remaining}, {rate_fmt}] {desc}"
 LOGGER = logging.getLogger("dfme")
 
 
@@ -38,7 +38,7 @@ class Console:
         self._stream = sys.stderr if stream is None else stream
         self._results = sys.stdout if results is None else results
         self._latest: dict[str, float] = {}
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[NoReturn] | None = None
         self._begin(0)
 
     def start(self, queries: int) -> None:

@@ -22,7 +22,7 @@ def end_table(summary: Mapping[str, Any], run_dir: Path) -> str:
         ("teacher accuracy", _share(summary.get("teacher_accuracy"))),
         ("student accuracy", _share(summary.get("accuracy"))),
         ("agreement", _share(summary.get("agreement")) + _held_back(summary)),
-        ("time", f"{summary['wall_seconds']:,.1f} s ({summary['queries_per_second']:,.0f} queries/s)"),
+        ("time", f"{summary['wall_seconds']:,.1f} s ({summary['queries_per_second'] or 0:,.0f} queries/s)"),
     ]
     rows += [(label, str(run_dir / name)) for label, name in OUTPUTS.items() if (run_dir / name).exists()]
     width = max(len(label) for label, _ in rows)
@@ -31,8 +31,9 @@ def end_table(summary: Mapping[str, Any], run_dir: Path) -> str:
 
 def _spent(summary: Mapping[str, Any]) -> str:
     purposes = ", ".join(f"{name} {count:,}" for name, count in summary["spent_by_purpose"].items() if count)
-    extra = f"; evaluation {summary['evaluation_queries']:,}, not charged" if summary["evaluation_queries"] else ""
-    return f"{summary['spent']:,} ({purposes}{extra})" if purposes else f"{summary['spent']:,}"
+    evaluation = summary["evaluation_queries"]
+    extra = f"; {evaluation:,} more for evaluation, not charged" if evaluation else ""
+    return f"{summary['spent']:,} ({purposes}{extra})"
 
 
 def _share(value: float | None) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dfme.disk import AppendFile
 from dfme.errors import RunError
+from dfme.words import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ METRICS: dict[str, Metric] = {
     "queries": Metric("images", "Images charged to the budget so far; the axis of every other metric."),
     "seconds": Metric("s", "Wall time spent on the run so far, over all its resumptions."),
     "queries_per_second": Metric("images/s", "Charged images per second of wall time since the last record."),
-    "accuracy": Metric("share", "Evaluation images on which the student's top class is the true class."),
-    "teacher_accuracy": Metric("share", "Evaluation images on which the teacher's top class is the true class."),
-    "agreement": Metric("share", "Evaluation images on which student and teacher have the same top class."),
+    "accuracy": Metric("share", "Evaluation images that the student classifies as labelled."),
+    "teacher_accuracy": Metric("share", "Evaluation images that the teacher classifies as labelled."),
+    "agreement": Metric("share", "Evaluation images that student and teacher put into the same class."),
     "kl": Metric("nats", "Mean KL divergence from the teacher's class probabilities to the student's."),
     "student_loss": Metric("loss", "Student's loss on the answers just paid for, mean over the images."),
     "replay_loss": Metric("loss", "Student's loss on answers paid for earlier, mean over the images."),
@@ -37,7 +37,7 @@ METRICS: dict[str, Metric] = {
     "student_grad_norm": Metric("norm", "Euclidean norm of the gradient of the student's parameters."),
     "student_lr": Metric("rate", "Learning rate of the student's optimiser."),
     "generator_lr": Metric("rate", "Learning rate of the generator's optimiser."),
-    "difference_zero_share": Metric("share", "Finite differences that are exactly zero: probes the answers hide."),
+    "difference_zero_share": Metric("share", "Finite differences that are exactly zero, hidden by the answers."),
     "difference_snr": Metric("ratio", "Root mean square of the finite differences over that of their noise."),
     "student_steps": Metric("steps", "Optimiser steps of the student so far, replay included."),
     "queries_generator": Metric("images", "Images charged for the generator's gradient estimates."),
@@ -55,8 +55,7 @@ def require_known(names: Iterable[str]) -> None:
     """Raise ``KeyError`` for a name that METRICS does not define: each logged quantity has one definition."""
     for name in names:
         if name not in METRICS:
-            nearest = difflib.get_close_matches(name, METRICS, n=1)
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            hint = did_you_mean(name, METRICS)
             raise KeyError(f"unknown metric {name!r}: define it in dfme.tracking.metrics.METRICS{hint}")
 
 
@@ -71,11 +70,18 @@ def read_metrics(path: Path) -> list[dict[str, float | None]]:
 
     A torn last line is left out: a kill can leave one. A broken line anywhere else raises ``RunError``.
     """
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")
-    whole = lines[:-1]  # what follows the last newline is empty, or torn
-    return [_parse(line, path, number) for number, line in enumerate(whole, start=1)]
+    return [record for record, _ in _records(path)]
+
+
+def _records(path: Path) -> Iterator[tuple[dict[str, float | None], int]]:
+    """Every whole record, and where in the file it ends."""
+    end = 0
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            return
+        end += len(line)
+        yield _parse(line, path, number), end
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, float | None]:
@@ -84,19 +90,20 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, float | None]:
     except ValueError:
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("queries"), int):
-        raise RunError(f"{path} line {number}: expected a JSON record with queries; remove the line to go on")
+        raise RunError(f"{path}, line {number}: expected a JSON record with queries; remove the line to go on")
     return record
 
 
 class MetricsFile:
     """Appends one JSON line per record and hands each to the operating system at once.
 
-    Values that are not finite are written as ``null``, since JSON has no word for them.
+    Values that are not finite are written as ``null``, since JSON has no word for them. Raises ``RunError``
+    for a disk that does not take a record, or a file that holds something else.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("a", encoding="utf-8")
+        self._file = self._open(math.inf)
 
     def write(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Append one record. Raises ``KeyError`` for a name that METRICS does not define."""
@@ -105,18 +112,17 @@ class MetricsFile:
         for name, value in metrics.items():
             if name != "queries":
                 record[name] = value if math.isfinite(value) else None
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
-        self._file.flush()
+        self._file.append(json.dumps(record, allow_nan=False).encode() + b"\n")
 
     def trim(self, queries: int) -> None:
         """Drop what was logged beyond ``queries``: a run resumed from there logs it again."""
-        kept = [record for record in read_metrics(self._path) if (record["queries"] or 0) <= queries]
-        new = self._path.with_name(self._path.name + ".new")
-        new.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
         self._file.close()
-        os.replace(new, self._path)
-        self._file = self._path.open("a", encoding="utf-8")
+        self._file = self._open(queries)
 
     def close(self) -> None:
         """Close the file; nothing may be written afterwards."""
         self._file.close()
+
+    def _open(self, last: float) -> AppendFile:
+        ends = [end for record, end in _records(self._path) if (record["queries"] or 0) <= last]
+        return AppendFile(self._path, ends[-1] if ends else 0)

@@ -1,10 +1,10 @@
 """A run in Weights & Biases, beside the run's own files and never in its way.
 
-wandb is imported only when it is asked for, writes below the run directory, asks nothing, and is waited for a few
-seconds at most. Whatever it raises is said once, in one line; the run goes on without it.
+wandb is imported only when it is asked for, writes below the run directory, asks nothing, and is waited for
+a few seconds at most. Whatever it raises is said once, in one line; the run goes on without it.
 
-History steps are the queries spent. A resumed online run therefore cannot add a second row for what was logged
-before: wandb drops steps that lie behind. Offline, each part of a run is a folder of its own under the same id.
+History steps are the queries spent. A resumed online run therefore cannot add a second row for what was
+logged before: wandb drops steps that lie behind. Offline, each part of a run is a folder under the same id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from dfme.config import WandbConfig
 
 REACH_SECONDS = 4.0  # to find out whether the server answers at all
-INIT_SECONDS = 10.0  # for the server to accept the run
+INIT_SECONDS = 8.0  # for the server to accept the run
 FINISH_SECONDS = 60.0  # to upload what is left; the rest stays on disk, for `wandb sync`
 
 
@@ -64,7 +64,8 @@ class WandbRun:
         if self.active:
             self._attempt(
                 lambda: self._run.log(
-                    {"samples": self._wandb.Image(sheet_HWC, caption=caption), "queries": queries}, step=queries
+                    {"samples": self._wandb.Image(sheet_HWC, caption=caption), "queries": queries},
+                    step=queries,
                 )
             )
 
@@ -81,21 +82,31 @@ class WandbRun:
             self._attempt(lambda: run.finish(exit_code=exit_code))
 
     def _open(self, config: WandbConfig, document: Mapping[str, Any]) -> None:
+        # The client's telemetry would call its maker even offline, and hold up the exit where nobody answers.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._wandb = importlib.import_module("wandb")
-        mode: Literal["online", "offline"] = "offline" if config.mode == "offline" else "online"
-        obstacle = self._obstacle() if mode == "online" else None
-        if obstacle is None:
-            try:
-                self._run = self._init(config, document, mode)
-            except Exception as error:
-                if mode == "offline":
-                    raise
-                obstacle = one_line(error)
-        if obstacle is not None:
-            self._notify(f"wandb: {obstacle}; tracking goes on offline, upload it later with `wandb sync`")
+        if config.mode == "offline" or not self._go_online(config, document):
             self._run = self._init(config, document, "offline")
         self._run.define_metric("queries")
         self._run.define_metric("*", step_metric="queries")
+
+    def _go_online(self, config: WandbConfig, document: Mapping[str, Any]) -> bool:
+        obstacle = self._obstacle()
+        if obstacle is None:
+            try:
+                self._run = self._init(config, document, "online")
+                self._notify(f"wandb: {self._run.url}")
+                return True
+            except Exception as error:
+                obstacle = one_line(error)
+                self._release_identity()
+        self._notify(f"wandb: {obstacle}; tracking goes on offline, upload it later with `wandb sync`")
+        return False
+
+    def _release_identity(self) -> None:
+        """A failed attempt keeps the id in use within the client until its end; spare a run of others."""
+        if self._wandb.run is None:
+            self._wandb.teardown()
 
     def _obstacle(self) -> str | None:
         """Why there is no point in going online, or None."""
@@ -122,7 +133,7 @@ class WandbRun:
         )
 
     def _settings(self) -> Any:
-        """Silent, no capture of the terminal, no copy of the code, bounded waits. Older clients lack some names."""
+        """Silent, no capture of the terminal, no code copied, bounded waits; only names this client knows."""
         known = self._wandb.Settings.model_fields
         wanted = {
             "silent": True,
@@ -167,7 +178,7 @@ def one_line(error: Exception) -> str:
 
 
 def has_key(server: str) -> bool:
-    """Whether credentials for ``server`` lie where the client looks for them, so that it need not ask a person."""
+    """Whether credentials for ``server`` lie where the client looks, so that it need not ask a person."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     named = os.environ.get("NETRC")
@@ -191,7 +202,7 @@ def answers(server: str, seconds: float) -> bool:
 
     def knock() -> None:
         try:
-            with urllib.request.urlopen(server, timeout=seconds):
+            with urllib.request.urlopen(server, timeout=seconds):  # noqa: S310 (an address of the user's own)
                 found.set()
         except urllib.error.HTTPError:
             found.set()  # an answer, if only a refusal

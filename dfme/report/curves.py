@@ -1,0 +1,119 @@
+"""The curves of a run: how good the copy is, and how training goes, against the queries spent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from dfme.disk import replacing
+from dfme.report.facts import examined, wilson_interval
+from dfme.report.run_files import RunFiles, Series
+
+BLUE, ORANGE, GREY = "#0072b2", "#c75000", "#555555"  # told apart by colour-blind readers and in grey print
+DOTS = 200  # per inch
+
+PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("student's loss", (("student_loss", "fresh answers"), ("replay_loss", "replayed answers"))),
+    ("generator's objective", (("generator_loss", "minimised by the generator"),)),
+    (
+        "gradient norm",
+        (
+            ("upstream_grad_norm", "upstream, at the generator's output"),
+            ("generator_grad_norm", "generator"),
+            ("student_grad_norm", "student"),
+        ),
+    ),
+)
+
+
+def draw_curve(run: RunFiles, path: Path, log_queries: bool = False) -> bool:
+    """Draw agreement and accuracy against queries, with the teacher's accuracy; False without evaluations.
+
+    Bands are 95% intervals of a share counted on so many images.
+    """
+    agreement, accuracy = run.series("agreement"), run.series("accuracy")
+    if not agreement and not accuracy:
+        return _without(path)
+    figure = Figure(figsize=(6.4, 3.9), layout="constrained")
+    axes = figure.add_subplot()
+    images = examined(run).images
+    _draw_share(axes, agreement, images, "agreement with the teacher", BLUE, "-", "o")
+    _draw_share(axes, accuracy, images, "student's accuracy", ORANGE, "--", "s")
+    if (teacher := run.teacher_accuracy) is not None:
+        axes.axhline(teacher, color=GREY, linewidth=1.0, linestyle=":", label=f"teacher's accuracy ({teacher:.1%})")
+    axes.set_ylim(0.0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
+    axes.set_ylabel(f"share of {examined(run).phrase.removeprefix('the ')}")
+    _query_axis(axes, log_queries)
+    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    return _save(figure, path)
+
+
+def draw_losses(run: RunFiles, path: Path, log_queries: bool = False) -> bool:
+    """Draw losses and gradient norms against queries, one panel each; False where none were logged."""
+    panels = [(title, _logged(run, lines)) for title, lines in PANELS]
+    panels = [(title, lines) for title, lines in panels if lines]
+    if not panels:
+        return _without(path)
+    figure = Figure(figsize=(6.4, 0.6 + 1.8 * len(panels)), layout="constrained")
+    grid: Any = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
+    for axes, (title, lines) in zip(grid[:, 0], panels, strict=True):
+        for (label, series), colour, dash in zip(lines, (BLUE, ORANGE, GREY), ("-", "--", ":"), strict=False):
+            axes.plot(*zip(*series, strict=True), color=colour, linestyle=dash, linewidth=1.2, label=label)
+        axes.set_ylabel(title)
+        _query_axis(axes, log_queries, label="")
+        axes.legend(edgecolor="none", framealpha=0.8, fontsize=8)
+    grid[-1, 0].set_xlabel("queries")
+    return _save(figure, path)
+
+
+def _logged(run: RunFiles, lines: tuple[tuple[str, str], ...]) -> list[tuple[str, Series]]:
+    """The series with at least two points, which make a line."""
+    found = [(label, run.series(name)) for name, label in lines]
+    return [(label, series) for label, series in found if len(series) > 1]
+
+
+def _draw_share(axes: Axes, series: Series, images: int, label: str, colour: str, dash: str, marker: str) -> None:
+    if not series:
+        return
+    queries, shares = zip(*series, strict=True)
+    axes.plot(queries, shares, color=colour, linestyle=dash, linewidth=1.6, marker=marker, markersize=3, label=label)
+    if images:
+        low, high = zip(*(wilson_interval(share, images) for share in shares), strict=True)
+        axes.fill_between(queries, low, high, color=colour, alpha=0.13, linewidth=0)
+
+
+def _query_axis(axes: Axes, log_queries: bool, label: str = "queries") -> None:
+    if log_queries:
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+    axes.set_xlabel(label)
+    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def short_count(value: float) -> str:
+    """A count as an axis shows it: 500, 20k, 1.5M."""
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def _save(figure: Figure, path: Path) -> bool:
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=DOTS, facecolor="white")
+    return True
+
+
+def _without(path: Path) -> bool:
+    """Nothing to draw: remove what an earlier report drew, so that no stale picture stands."""
+    path.unlink(missing_ok=True)
+    return False

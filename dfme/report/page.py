@@ -1,0 +1,120 @@
+"""report.html: one self-contained page with the question, the answer, the evidence and its limits."""
+
+from __future__ import annotations
+
+import base64
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from dfme.disk import replacing
+from dfme.report.facts import (
+    LEVELS,
+    answer,
+    disagreements,
+    examined,
+    final,
+    queries_to_reach,
+    wilson_interval,
+)
+from dfme.report.run_files import RunFiles
+from dfme.tracking.metrics import METRICS
+
+PICTURES = (
+    ("curve.png", "Agreement and accuracy against the queries spent; bands are 95% intervals."),
+    (
+        "samples.png",
+        "Generated queries, each with the teacher's top class and, where it is told, its probability.",
+    ),
+    ("losses.png", "Training: losses and gradient norms against the queries spent."),
+)
+
+
+def write_page(run: RunFiles, path: Path) -> Path:
+    """Write the page beside the pictures, which it carries inside itself; its path."""
+    template = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    html = environment.from_string(template).render(_contents(run, path.parent))
+    with replacing(path) as file:
+        file.write(html.encode("utf-8"))
+    return path
+
+
+def _contents(run: RunFiles, run_dir: Path) -> dict[str, Any]:
+    on = examined(run)
+    logged = {name for record in run.metrics for name in record}
+    return {
+        "name": run.name,
+        "answer": answer(run),
+        "finished": run.summary is not None,
+        "examined": on,
+        "facts": _facts(run),
+        "prices": _prices(run),
+        "purposes": _purposes(run),
+        "pictures": [(_embedded(run_dir / name), text) for name, text in PICTURES if (run_dir / name).is_file()],
+        "disagreements": disagreements(run),
+        "lost": run.ledger.lost,
+        "refused": run.ledger.refused,
+        "metrics": [(name, METRICS[name]) for name in METRICS if name in logged],
+        "config": run.config_text,
+    }
+
+
+def _facts(run: RunFiles) -> list[tuple[str, str]]:
+    """The table of results, in the order people ask, without what is not known (yet)."""
+    told, images = run.summary or {}, examined(run).images
+    rows = [
+        ("Method", _text(told.get("method", (run.config.get("method") or {}).get("name")))),
+        ("Budget", _text(told.get("budget", run.ledger.budget or None), "{:,} queries")),
+        ("Spent", f"{run.ledger.spent:,} queries in {run.ledger.requests:,} requests"),
+        ("Teacher's accuracy", with_interval(run.teacher_accuracy, images)),
+        ("Student's accuracy", with_interval(final(run, "accuracy"), images)),
+        ("Agreement", with_interval(final(run, "agreement"), images)),
+        ("KL divergence from the teacher", _text(final(run, "kl"), "{:.4f} nats")),
+        ("Form of the answers", _text(told.get("label_mode"))),
+        ("Student", _text(told.get("student_arch"))),
+        ("Student's training steps", _text(told.get("student_steps"), "{:,}")),
+        ("Time", _text(told.get("wall_seconds"), "{:,.1f} s")),
+        ("Speed", _text(told.get("queries_per_second"), "{:,.0f} queries/s")),
+        ("Device", _text(told.get("device"))),
+        ("Seed", _text(told.get("seed", run.config.get("seed")))),
+        ("Configuration", _text(told.get("config_hash"))),
+        ("dfme", _text(told.get("version"))),
+        ("torch", _text(told.get("torch"))),
+    ]
+    return [(label, value) for label, value in rows if value is not None]
+
+
+def with_interval(share: float | None, images: int) -> str | None:
+    """A share in per cent, with its 95% interval where it was counted on ``images``."""
+    if share is None or images < 1:
+        return _text(share, "{:.2%}")
+    low, high = wilson_interval(share, images)
+    return f"{share:.2%} (95% interval {low:.1%} to {high:.1%})"
+
+
+def _text(value: object, form: str = "{}") -> str | None:
+    return None if value is None else form.format(value)
+
+
+def _prices(run: RunFiles) -> list[tuple[str, str]]:
+    """Queries at the first evaluation that reached each level of agreement."""
+    series = run.series("agreement")
+    reached = [(level, queries_to_reach(series, level)) for level in LEVELS]
+    return [(f"{level:.0%}", "not reached" if count is None else f"{count:,}") for level, count in reached]
+
+
+def _purposes(run: RunFiles) -> list[tuple[str, str, str]]:
+    spent = run.ledger.spent or 1
+    rows = [
+        (purpose, f"{images:,}", f"{images / spent:.1%}")
+        for purpose, images in run.ledger.spent_by_purpose.items()
+        if images
+    ]
+    return [*rows, ("evaluation", f"{run.ledger.evaluation_queries:,}", "not charged")]
+
+
+def _embedded(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii")

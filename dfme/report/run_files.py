@@ -1,0 +1,95 @@
+"""What a run's directory says: its configuration, records, ledger, samples and, at the end, its summary."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfme.errors import RunError, UserError
+from dfme.ledger_file import Totals, audit
+from dfme.recipes import load_yaml
+from dfme.tracking.metrics import read_metrics
+
+Series = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Queries as they were at one moment: 8-bit images (N, C, H, W), and answers (N, K) or (N,) if known."""
+
+    queries: int
+    images: NDArray[np.uint8]
+    answers: NDArray[Any] | None
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """One run, read from its directory. ``summary`` is None while the run is not finished."""
+
+    name: str
+    config_text: str
+    config: dict[str, Any]
+    summary: dict[str, Any] | None
+    metrics: list[dict[str, float | None]]
+    ledger: Totals
+    samples: list[Samples]
+
+    def series(self, metric: str) -> Series:
+        """(queries, value) of every record that has a finite value of the metric, in order."""
+        pairs = ((record["queries"], record.get(metric)) for record in self.metrics)
+        return [(int(queries), value) for queries, value in pairs if queries is not None and value is not None]
+
+    @property
+    def teacher_accuracy(self) -> float | None:
+        """Of the summary, else the latest logged; None without labelled evaluation images."""
+        if self.summary is not None:
+            return self.summary.get("teacher_accuracy")
+        logged = self.series("teacher_accuracy")
+        return logged[-1][1] if logged else None
+
+
+def read_run(run_dir: Path) -> RunFiles:
+    """Read a run's files. Raises ``UserError`` where there is no run and ``RunError`` for damaged files."""
+    config = run_dir / "config.yaml"
+    if not config.is_file():
+        raise UserError(f"report: expected a run directory, but {run_dir} has no config.yaml")
+    return RunFiles(
+        name=run_dir.resolve().name,
+        config_text=config.read_text(encoding="utf-8"),
+        config=load_yaml(config),
+        summary=_read_summary(run_dir / "summary.json"),
+        metrics=read_metrics(run_dir / "metrics.jsonl"),
+        ledger=_read_ledger(run_dir / "ledger.jsonl"),
+        samples=[_read_samples(path) for path in sorted((run_dir / "samples").glob("queries-*.npz"))],
+    )
+
+
+def _read_summary(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{path}: expected the JSON of a finished run: {error}; resume the run to write it") from error
+    return summary
+
+
+def _read_ledger(path: Path) -> Totals:
+    if path.is_file():
+        return audit(path)
+    return Totals(budget=0, spent=0, spent_by_purpose={}, evaluation_queries=0, requests=0, refused=0, lost=0)
+
+
+def _read_samples(path: Path) -> Samples:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            answers = arrays["answers"] if "answers" in arrays.files else None
+            return Samples(int(path.stem.removeprefix("queries-")), arrays["images"], answers)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise RunError(f"{path}: expected a sheet of samples: {error}; delete it to go on") from error
