@@ -18,6 +18,9 @@ NEGATIVE = 1e-6
 SUM = 1e-3
 """How far from one a row of probabilities may sum, besides what its dtype and its decimals round off."""
 
+NO_LABEL = -1
+"""What stands for the label of scores that are NaN; no teacher may answer it."""
+
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 Verdict = tuple[Tensor, Callable[[], str]]
@@ -35,7 +38,7 @@ def read_answers(
     Raises TeacherError, with what was expected and what came, for an answer of another kind, shape or dtype,
     for NaN and infinities, probabilities that are none, and labels out of range.
     """
-    answers = _as_tensor(raw)
+    answers = as_tensor(raw)
     if mode.kind == "label":
         _require_labels(answers, batch, classes)
         answers = answers.detach().to(device, torch.int64, copy=True)
@@ -61,12 +64,13 @@ def read_answers(
     return answers
 
 
-def _as_tensor(raw: object) -> Tensor:
+def as_tensor(raw: object) -> Tensor:
+    """A tensor as it is, an array or a list of numbers as a tensor; TeacherError for anything else."""
     if isinstance(raw, Tensor):
         return raw
     try:
         return torch.as_tensor(raw)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:  # arrays and objects of every sort fail in their own way
         raise TeacherError(
             f"teacher: expected a tensor, an array or a list of numbers, got {type(raw).__name__}; "
             "return the scores or labels alone"
@@ -77,7 +81,7 @@ def _require_labels(answers: Tensor, batch: int, classes: int) -> None:
     if answers.ndim == 2 and tuple(answers.shape) == (batch, classes):
         raise TeacherError(
             f"teacher: expected labels ({batch},), got scores {tuple(answers.shape)}; "
-            "if they are meant, say so: --teacher.label-mode logits or probabilities"
+            "if they are meant, start a new run with --teacher.label-mode logits or probabilities"
         )
     if tuple(answers.shape) != (batch,):
         raise TeacherError(f"teacher: expected labels ({batch},), one per image, got {tuple(answers.shape)}")
@@ -90,9 +94,9 @@ def _require_scores(answers: Tensor, batch: int, classes: int, mode: LabelMode) 
     if shape != (batch, classes):
         hint = ""
         if shape == (batch,):
-            hint = "; if these are labels, say so: --teacher.label-mode label"
+            hint = "; if these are labels, start a new run with --teacher.label-mode label"
         elif len(shape) == 2 and shape[0] == batch:
-            hint = f"; if it has {shape[1]} classes, say so: --teacher.num-classes {shape[1]}"
+            hint = f"; if it has {shape[1]} classes, start a new run with --teacher.num-classes {shape[1]}"
         raise TeacherError(
             f"teacher: expected {mode.kind} ({batch}, {classes}), a row per image and a column per class, "
             f"got {shape}{hint}"
@@ -128,7 +132,12 @@ def _top_k(scores_BK: Tensor, hidden: int, tolerance: float) -> Verdict:
 
 def _labels(labels_B: Tensor, classes: int) -> Verdict:
     low, high = labels_B.aminmax()
-    return (low >= 0) & (high < classes), lambda: f"labels from {int(low)} to {int(high)}"
+    return (low >= 0) & (high < classes), lambda: _describe_labels(int(low), int(high))
+
+
+def _describe_labels(low: int, high: int) -> str:
+    hint = f" ({NO_LABEL}: its scores were NaN)" if low == NO_LABEL else ""
+    return f"labels from {low} to {high}{hint}"
 
 
 def _sums(sum_of: str, tolerance: float) -> str:
@@ -140,5 +149,5 @@ def _describe(low: float, total: float, off: float) -> str:
         return "NaN or infinite values"
     return (
         f"a smallest value of {low:.4g} and a sum that is {off:.4g} away from one; "
-        "if these are logits, say so: --teacher.label-mode logits"
+        "if these are logits, start a new run with --teacher.label-mode logits"
     )

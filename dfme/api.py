@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -107,6 +108,8 @@ def _mapping(config: object) -> Mapping[str, Any]:
     """A configuration, given as its dataclass or as a mapping, as a mapping; none is an empty one."""
     if config is None:
         return {}
+    if not isinstance(config, Mapping) and not dataclasses.is_dataclass(config):
+        raise UserError(f"expected a configuration or a mapping of options, got {config!r}")
     return config if isinstance(config, Mapping) else leaves(config)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from dfme.checkpoint import load_checkpoint
+from dfme.checkpoint import load_checkpoint, space_for_checkpoints
 from dfme.config import Job
-from dfme.data import LabelledImages, load_dataset
-from dfme.devices import choose_device
+from dfme.data import LabelledImages
+from dfme.devices import choose_device, require_compiler, within_memory
 from dfme.errors import TeacherError, UserError
 from dfme.evaluation import EvaluationSet, HeldBack
+from dfme.evaluation_data import evaluation_images
 from dfme.generators import Generator
 from dfme.interrupt import Interrupt
 from dfme.job import differing_keys, document, resume_command
@@ -40,6 +41,7 @@ from dfme.sentinel import Sentinel
 from dfme.spec import ImageSpec, Teacher
 from dfme.student_file import load_student
 from dfme.students import StudentTrainer
+from dfme.tracking.console import Console
 from dfme.tracking.recorder import Recorder
 from teachers.make import make_teacher, wrap_callable
 
@@ -64,28 +66,50 @@ def run_job(
     budget gives its result again. Global random state is as it was afterwards.
     """
     if resume and (result := finished_result(job)) is not None:
+        _show_again(result, console)
         return result
     device = choose_device(job.config.device)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), Interrupt() as interrupt:
-        run = assemble(job, build_teacher(job, teacher, device), device, resume, console)
-        with run.directory, run.recorder:
-            try:
-                return run.go(interrupt)
-            except TeacherError as error:
-                path = run.directory.path
-                raise TeacherError(f"{error}; all that was paid is kept: {resume_command(path)}") from error
+    gpus = [device] if device.type == "cuda" else []
+    with within_memory(device), torch.random.fork_rng(gpus), Interrupt(console) as interrupt, ExitStack() as held:
+        run = assemble(job, build_teacher(job, teacher, device), device, held, resume, console)
+        path = run.directory.path
+        # How to go on: no command line knows a teacher that was handed over.
+        again = resume_command(path) if teacher is None else f"call extract again with out={str(path)!r}, resume=True"
+        try:
+            return run.go(interrupt)
+        except TeacherError as error:
+            raise TeacherError(f"{error}; all that was paid is kept: {again}") from error
+        except KeyboardInterrupt:
+            run.recorder.note(f"stopped at once, all that was paid is kept; go on with:\n  {again}")
+            raise
 
 
 def finished_result(job: Job) -> Result | None:
-    """The result of a run that came to the end of the job's budget before; none if there is something to do."""
+    """The result of a run that came to the end of the job's budget before; none if there is something to do.
+
+    Where summary or student cannot be read there is: to write them again, from the checkpoint.
+    """
     path = Path(job.config.out or "")
     if not (path / "summary.json").is_file():
         return None
-    summary = json.loads((path / "summary.json").read_text())
-    if int(job.config.budget) > summary["budget"]:
+    try:
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        if int(job.config.budget) > summary["budget"]:
+            return None
+        student = load_student(path)
+    except (UserError, ValueError, KeyError):
         return None
     _require_same(job, path / "config.yaml")
-    return Result(load_student(path), summary, path)
+    return Result(student, summary, path)
+
+
+def _show_again(result: Result, console: bool) -> None:
+    shown = Console(result.summary["budget"], quiet=not console)
+    shown.note(
+        f"{result.run_dir}: finished before with all of its {result.summary['budget']:,} queries, nothing was asked "
+        "now; to go on, give a larger --budget"
+    )
+    shown.table(result.summary, result.run_dir)
 
 
 def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device: torch.device) -> Teacher:
@@ -104,35 +128,45 @@ def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device
     )
 
 
-def assemble(job: Job, teacher: Teacher, device: torch.device, resume: bool, console: bool) -> Run:
-    """Put the parts together; all that can be wrong is found before the run directory is made or touched."""
+def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, resume: bool, console: bool) -> Run:
+    """Put the parts together; all that can be wrong is found before the run directory is made or touched.
+
+    ``held`` closes what is opened: the run directory with its lock, ledger and journal, the recorder.
+    """
     config, spec = job.config, teacher.spec
     make_method = _method(job.method, teacher)
     distance = make_distance(config.student.loss, teacher.label_mode)
-    data = evaluation_images(job, spec, teacher.num_classes)
+    data = evaluation_images(config.evaluation, spec, teacher.num_classes)
     arch, student = build_student(job, spec, teacher.num_classes, device)
     generator = build_generator(job, spec, device)
 
-    directory, state = open_directory(job, resume)
     sentinel, streams = Sentinel(), Streams(config.seed, device)
+    replay = Replay(min(config.student.replay_capacity, int(config.budget)), spec, streams["replay"])
+    replay_or_none = replay if config.student.replay_steps else None
+    replayed = replay.full_size(teacher.num_classes) if replay_or_none else 0
+    directory, state = open_directory(job, resume, space_for_checkpoints((student, generator), replayed))
+    held.enter_context(directory)
     oracle = build_oracle(job, teacher, directory, state.get("oracle", {}), sentinel)
+    held.callback(oracle.close)
 
     def lr_factor() -> float:
         return factor(config.schedule, oracle.ledger.share)
 
-    replay = Replay(min(config.student.replay_capacity, int(config.budget)), spec, streams["replay"])
-    trainer = StudentTrainer(
-        student,
-        config.student,
-        distance,
-        replay if config.student.replay_steps else None,
-        lr_factor,
-        config.precision,
-    )
+    trainer = StudentTrainer(student, config.student, distance, replay_or_none, lr_factor, config.precision)
     examination = build_examination(data, oracle, device)
     examiner = examination.examine if isinstance(examination, HeldBack) else None
     parts = Parts(oracle, generator, trainer, streams, sentinel, lr_factor, CHUNK, examiner)
     torch.manual_seed(derived_seed(config.seed, "global"))
+    recorder = Recorder.open(
+        directory.path,
+        int(config.budget),
+        document(job),
+        config.wandb,
+        bounds=spec.bounds,
+        resume_at=oracle.ledger.spent,
+        quiet=not console,
+    )
+    held.enter_context(recorder)
     run = Run(
         job=job,
         directory=directory,
@@ -140,15 +174,7 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, resume: bool, con
         method=make_method(job.method_config, parts),
         trainer=trainer,
         examination=examination,
-        recorder=Recorder.open(
-            directory.path,
-            int(config.budget),
-            document(job),
-            config.wandb,
-            bounds=spec.bounds,
-            resume_at=oracle.ledger.spent,
-            quiet=not console,
-        ),
+        recorder=recorder,
         streams=streams,
         sentinel=sentinel,
         progress=Progress(),
@@ -157,15 +183,18 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, resume: bool, con
     )
     if state:
         run.load_state_dict(state)
+    if resume:
+        directory.withdraw_summary()
+        directory.write_config(_recipe(job))
     return run
 
 
 def _method(name: str, teacher: Teacher) -> Callable[[Any, Parts], Method]:
     """The method's class. UserError if it cannot learn from what the teacher answers, with those that can."""
-    make_method = _load_name(METHODS[name].implementation)
+    make_method = METHODS[name].load()
     kind = teacher.label_mode.kind
     if kind not in make_method.label_modes:
-        able = [other for other, entry in METHODS.items() if kind in _load_name(entry.implementation).label_modes]
+        able = [other for other, entry in METHODS.items() if kind in entry.load().label_modes]
         raise UserError(
             f"--method.name {name} needs a teacher that answers {' or '.join(make_method.label_modes)}, this one "
             f"answers {teacher.label_mode}; methods that can use it: {', '.join(able)}"
@@ -197,28 +226,9 @@ def _place(net: nn.Module, job: Job, spec: ImageSpec, device: torch.device) -> n
     if choice == "yes" or (choice == "auto" and min(spec.shape[1:]) >= CHANNELS_LAST_FROM):
         net.to(memory_format=torch.channels_last)
     if job.config.compile:
+        require_compiler(next(net.parameters()).device)
         net.compile()
     return net
-
-
-def evaluation_images(job: Job, spec: ImageSpec, num_classes: int) -> LabelledImages | None:
-    """The evaluation set as the teacher takes it; none without one. UserError if it does not fit the teacher."""
-    config = job.config.evaluation
-    if config.dataset == "none":
-        return None
-    data = load_dataset(config.dataset, "test", shape=spec.shape, root=config.root, download=config.download)
-    data = data.subset(config.limit) if config.limit else data
-    if int(data.labels.max()) >= num_classes:
-        raise UserError(
-            f"--evaluation.dataset {config.dataset}: has {len(data.class_names)} classes, but the teacher "
-            f"answers {num_classes}; choose the data set the teacher was made for"
-        )
-    x_NCHW = data.batch(slice(None))
-    if config.mean is not None and config.std is not None:
-        mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) for values in (config.mean, config.std))
-        return replace(data, images=(x_NCHW - mean_C11) / std_C11)
-    low, high = spec.bounds
-    return replace(data, images=x_NCHW * (high - low) + low)
 
 
 def build_examination(data: LabelledImages | None, oracle: Oracle, device: torch.device) -> EvaluationSet | HeldBack:
@@ -229,22 +239,29 @@ def build_examination(data: LabelledImages | None, oracle: Oracle, device: torch
     return EvaluationSet(data.name, data.images.to(device), data.labels.to(device), oracle.label_mode, ask)
 
 
-def open_directory(job: Job, resume: bool) -> tuple[RunDirectory, dict[str, Any]]:
-    """The run's directory, locked, and the state of its checkpoint; empty without one."""
-    if not resume:
-        directory = RunDirectory.create(Path(job.config.out) if job.config.out else _free_name(job))
-        directory.write_config(dump_yaml(document(job)))
-        return directory, {}
-    directory = RunDirectory.open_for_resume(Path(job.config.out or ""))
+def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, dict[str, Any]]:
+    """The run's directory, locked, and the state of its checkpoint; empty without one.
+
+    UserError where a new run would find fewer than ``space`` bytes of free disk.
+    """
+    out = Path(job.config.out) if job.config.out else _free_name(job)
+    directory = RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
     try:
+        if not resume:
+            directory.require_space(space)
+            directory.write_config(_recipe(job))
+            return directory, {}
         _require_same(job, directory.config)
         state = load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
-        directory.withdraw_summary()
-        directory.write_config(dump_yaml(document(job)))
     except BaseException:
         directory.close()
         raise
     return directory, state
+
+
+def _recipe(job: Job) -> str:
+    """config.yaml: the job with every default, fit for --config; resuming is no part of a recipe."""
+    return dump_yaml(document(replace(job, config=replace(job.config, resume=False))))
 
 
 def _require_same(job: Job, config: Path) -> None:
@@ -276,9 +293,3 @@ def build_oracle(
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
     journal = None if on_gpu else Journal(directory.journal, state.get("journal"))
     return Oracle(teacher, ledger, journal, sentinel)
-
-
-def _load_name(name: str) -> Any:
-    """What ``module:name`` names."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)

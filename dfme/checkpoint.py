@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dfme.disk import replacing
 from dfme.errors import RunError
@@ -119,3 +120,13 @@ def _advice(path: Path) -> str:
     if path != before and _damage(before) is None:
         return f"{before.name} is whole: rename it to {path.name} and resume, nothing is paid twice"
     return "there is no whole one before it either; start a new run in another --out"
+
+
+def space_for_checkpoints(nets: Iterable[nn.Module], replayed: int) -> int:
+    """Bytes on the disk that a run's checkpoints take at most, with ``replayed`` bytes of paid answers in each.
+
+    Three files stand side by side while one is written: the last two and the new one. Each holds every weight
+    and, for its optimiser, at most two numbers more.
+    """
+    weights = sum(parameter.numel() for net in nets for parameter in net.parameters())
+    return 3 * (3 * 4 * weights + replayed)

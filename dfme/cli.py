@@ -105,10 +105,12 @@ def _report(argv: Sequence[str]) -> int:
 
 
 def _bench(argv: Sequence[str]) -> int:
+    from dfme.command_line import bench
+
     asked = Request(argv, Layout(BenchConfig), {})
     if asked.wants_help:
         return _show_help("bench", asked.options)
-    config = asked.settings(BenchConfig)
+    config = asked.settings(BenchConfig, bench.find_problems)
     from dfme.bench import run_bench
 
     print(run_bench(config))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+
 import torch
 
-from dfme.errors import UserError
+from dfme.errors import DfmeError, UserError
 
 
 def choose_device(name: str) -> torch.device:
@@ -19,3 +24,30 @@ def choose_device(name: str) -> torch.device:
         found = torch.cuda.device_count()
         raise UserError(f"--device {name}: this machine has {found} CUDA devices; choose another, or cpu")
     return device
+
+
+def require_compiler(device: torch.device) -> None:
+    """UserError where torch.compile would find no compiler: C++ on a CPU, C on a GPU."""
+    variable, names = ("CC", ("gcc", "clang")) if device.type == "cuda" else ("CXX", ("g++", "clang++"))
+    named = os.environ.get(variable)
+    tried = (named,) if named else names
+    if not any(shutil.which(name) for name in tried):
+        raise UserError(
+            f"--compile: expected a compiler ({' or '.join(tried)}) on the PATH, found none; "
+            f"install one, name it in {variable}, or leave --compile out"
+        )
+
+
+@contextlib.contextmanager
+def within_memory(device: torch.device) -> Iterator[None]:
+    """One line that says what to do in place of torch's message where the memory is not enough."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # on a CPU torch raises a plain RuntimeError
+        text = str(error)
+        if not isinstance(error, MemoryError) and "out of memory" not in text and "allocate memory" not in text:
+            raise
+        raise DfmeError(
+            f"out of memory on {device}: {text.splitlines()[0] if text else 'no more to be had'}; start a new run "
+            "with a smaller --method.batch-size, --student.replay-batch or --student.replay-capacity"
+        ) from error

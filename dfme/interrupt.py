@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
+
+ACKNOWLEDGED = b"\nstopping after the step in progress (once more: at once)\n"
 
 
 class Interrupt:
     """Within the context, the first signal only sets ``requested``; a second one interrupts at once.
 
-    Outside the main thread, where Python allows no handlers, it is never requested.
+    ``announce``: say so on stderr. Outside the main thread, where Python allows no handlers, it is never requested.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self) -> None:
+    def __init__(self, announce: bool = False) -> None:
+        self._announce = announce
         self._requested = False
         self._previous: dict[signal.Signals, object] = {}
 
@@ -38,3 +44,6 @@ class Interrupt:
         if self._requested:
             raise KeyboardInterrupt
         self._requested = True
+        if self._announce:  # past Python's buffers, which this handler may have interrupted
+            with contextlib.suppress(OSError, ValueError):
+                os.write(sys.stderr.fileno(), ACKNOWLEDGED)

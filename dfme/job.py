@@ -10,6 +10,7 @@ import enum
 import hashlib
 import json
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -27,8 +28,11 @@ UNDECISIVE = ("out", "resume", "budget", "checkpoint_seconds", "wandb", "evaluat
 
 
 def resume_command(run_dir: Path) -> str:
-    """What to type to go on with a run."""
-    return f"python run.py --resume --out {shlex.quote(str(run_dir))}"
+    """What to type, where this process was started, to go on with a run."""
+    started = Path(sys.argv[0])
+    program = f"python {shlex.quote(str(started))}" if started.name == "run.py" else "python run.py"
+    program = "dfme" if started.name == "dfme" else program
+    return f"{program} --resume --out {shlex.quote(str(run_dir))}"
 
 
 def document(job: Job) -> dict[str, Any]:

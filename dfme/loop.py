@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from dfme.errors import DfmeError
 from dfme.evaluation import Examination
+from dfme.ledger import Ledger
 from dfme.methods.base import Method, Metrics
 from dfme.oracle import Oracle
 from dfme.sentinel import Sentinel
@@ -43,9 +45,23 @@ class Progress:
     seconds: float = 0.0
 
 
+MUST_BE_FINITE = ("student_loss", "replay_loss", "kl")
+"""Metrics that are NaN or infinite only when the student's weights are lost."""
+
+
 def numbers(metrics: Metrics) -> dict[str, float]:
-    """Metrics as plain numbers; the one place where the host waits for an accelerator."""
-    return {name: float(value) for name, value in metrics.items()}
+    """Metrics as plain numbers; the one place where the host waits for an accelerator.
+
+    Raises DfmeError for a student that has diverged: nothing can be learnt with it any more.
+    """
+    values = {name: float(value) for name, value in metrics.items()}
+    for name in MUST_BE_FINITE:
+        if not math.isfinite(values.get(name, 0.0)):
+            raise DfmeError(
+                f"the student has diverged: its {name.replace('_', ' ')} is {values[name]}; "
+                "start a new run with a lower --student.lr"
+            )
+    return values
 
 
 def run(
@@ -79,10 +95,12 @@ def run(
             name = type(method).__name__
             raise DfmeError(f"{name} spent {ledger.spent - before} images in a step that costs {planned}")
         # Evaluate at even shares of the budget.
-        if (due := ledger.spent * points // ledger.budget) > before * points // ledger.budget:
+        done, due = (spent * points // ledger.budget for spent in (before, ledger.spent))
+        if due > done:
             sentinel.verify()
-            listener.evaluation(ledger.spent, numbers(metrics) | examination.score(method.student))
-            if method.recent is not None and (due * SAMPLE_SHEETS % points < SAMPLE_SHEETS or before == 0):
+            scores = examination.score(method.student)
+            listener.evaluation(ledger.spent, numbers({**metrics, **scores}) | _accounts(ledger, progress))
+            if method.recent is not None and (done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS):
                 images, answers = method.recent
                 listener.samples(ledger.spent, _host(images[:SHEET_IMAGES]), _host(answers[:SHEET_IMAGES]))
             logged = time.monotonic()
@@ -94,6 +112,7 @@ def run(
         # Keep what was done.
         if time.monotonic() - kept >= checkpoint_seconds and not stopped():
             sentinel.verify()
+            progress.seconds = time.monotonic() - started
             keep()
             kept = time.monotonic()
         # Stop if asked to.
@@ -103,6 +122,20 @@ def run(
     sentinel.verify()
     keep()
     return ledger.remaining == 0
+
+
+def _accounts(ledger: Ledger, progress: Progress) -> dict[str, float]:
+    """The ledger's figures so far, and the time they took."""
+    by_purpose = {f"queries_{purpose}": images for purpose, images in ledger.spent_by_purpose.items()}
+    return {
+        **by_purpose,
+        "queries_evaluation": ledger.evaluation_queries,
+        "requests": ledger.requests,
+        "refused": ledger.refused,
+        "lost": ledger.lost,
+        "seconds": round(progress.seconds, 3),
+        "queries_per_second": ledger.spent / max(progress.seconds, 1e-9),
+    }
 
 
 def _host(values: Tensor) -> NDArray[Any]:

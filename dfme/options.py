@@ -133,6 +133,8 @@ def convert(option: Option, value: Any) -> Any:
     Raises:
         ValueError: with what was expected and what came; the caller adds which option it was.
     """
+    if value is None and option.default is not None and not {type(None), Any} & set(_members(option.type)):
+        raise ValueError(f"expected {expected(option.type)}, got none")
     attempts = [_spelled(option.type, value)]
     if isinstance(value, int | float) and not isinstance(value, bool):
         attempts.append(str(value))  # a file's `name: 2024` where text is wanted

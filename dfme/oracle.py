@@ -94,6 +94,12 @@ class Oracle:
         if self._journal is not None:
             self._journal.rotate()
 
+    def close(self) -> None:
+        """Let go of the files of ledger and journal; closing twice is no error."""
+        self.ledger.close()
+        if self._journal is not None:
+            self._journal.close()
+
     def _admit(self, images_BCHW: Tensor, purpose: Purpose) -> Tensor:
         """The query as the wire carries it, in memory of its own: a teacher may write into it."""
         if not images_BCHW.is_floating_point() or tuple(images_BCHW.shape[1:]) != self.spec.shape:
@@ -158,7 +164,7 @@ class Oracle:
                 raw = self._teacher(query_BCHW)
         except DfmeError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a client may give up the whole process: it is not its own here
             reason = " ".join(str(error).split())
             raise TeacherError(
                 f"teacher: expected answers to {batch} images {tuple(query_BCHW.shape)}, but it raised "

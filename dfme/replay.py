@@ -28,6 +28,10 @@ class Replay:
     def __len__(self) -> int:
         return min(self._added, self._capacity)
 
+    def full_size(self, classes: int) -> int:
+        """Bytes that it holds when full, with scores of so many classes."""
+        return self._capacity * (self._spec.numel * (1 if self._coded else 4) + 4 * classes)
+
     def add(self, images_BCHW: Tensor, answers: Tensor) -> None:
         """Keep a batch of paid images and their answers; the oldest make room."""
         if self._images is None or self._answers is None:

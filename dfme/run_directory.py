@@ -16,6 +16,9 @@ from dfme.errors import RunError, UserError
 
 LOCK = ".lock"
 
+TRACES = (LOCK, "config.yaml.tmp")
+"""What a process killed before its config.yaml was whole may have left: not a run, and in nobody's way."""
+
 
 class RunDirectory:
     """The files of one run, locked for this process until ``close`` or its end, however it ends.
@@ -42,7 +45,7 @@ class RunDirectory:
         """A new directory. Raises UserError if it holds something already, cannot be written or is in use."""
         try:
             path.mkdir(parents=True, exist_ok=True)
-            taken = any(entry.name != LOCK for entry in path.iterdir())
+            taken = holds_something(path)
         except OSError as error:
             raise UserError(f"--out {path}: cannot create the run directory: {error.strerror}") from error
         if taken:
@@ -125,6 +128,11 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def holds_something(path: Path) -> bool:
+    """Whether a directory holds anything but what a run killed at its very beginning leaves."""
+    return any(entry.name not in TRACES for entry in path.iterdir())
 
 
 def _acquire(path: Path) -> int:

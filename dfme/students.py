@@ -42,6 +42,12 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
+def gradient_norm(net: nn.Module) -> Tensor:
+    """Euclidean norm of the gradient of all parameters, a scalar on their device."""
+    grads = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+    return nn.utils.get_total_norm(grads)
+
+
 class StudentTrainer:
     """One student with its optimiser, replay and, if asked for, a moving average of its weights.
 
@@ -95,7 +101,8 @@ class StudentTrainer:
             len(images_BCHW) == 1
         ):  # batch normalisation refuses a lone value per channel; twice the same is the same mean
             images_BCHW, answers = torch.cat([images_BCHW] * 2), torch.cat([answers] * 2)
-        self.net.train()
+        if not self.net.training:  # walking a net's modules costs a hundredth of a small one.s step
+            self.net.train()
         self._optimizer.zero_grad(set_to_none=True)
         with autocast(images_BCHW.device, self._precision):
             scores_BK = self.net(images_BCHW)

@@ -35,7 +35,7 @@ def find_target(target: str) -> Callable[..., Any]:
     raise UserError(f"--teacher {target}: {place}: {problem}{did_you_mean(name, callables)}")
 
 
-def what_and_where(error: Exception) -> str:
+def what_and_where(error: BaseException) -> str:
     """An error as one line: its type, its message, and the line of code it came from."""
     message = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
@@ -57,5 +57,5 @@ def _import(name: str, target: str) -> ModuleType:
             hint = did_you_mean(name, beside)
             raise UserError(f"--teacher {target}: no module {error.name!r} in {folder} or installed{hint}") from None
         raise UserError(f"--teacher {target}: importing {name} failed: {what_and_where(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a main guard may end the process
         raise UserError(f"--teacher {target}: importing {name} failed: {what_and_where(error)}") from error

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from dfme.config import EvaluationConfig, ExtractConfig, Job, ScheduleConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.options import leaves
+from dfme.run_directory import holds_something
 from dfme.spec import ImageSpec, LabelMode
 from dfme.words import did_you_mean
 
@@ -146,9 +147,11 @@ def teacher_problems(config: TeacherConfig, options: Mapping[str, Any]) -> Itera
     yield from _normalisation_problems("teacher.", config.mean, config.std, config.shape)
     if config.kind in BUILT_IN_FILES:
         name = BUILT_IN_FILES[config.kind]
-        yield from file_problems(f"teacher.{name}", options.get(name))
+        yield from file_problems(f"teacher.{name}", options.get(name), _WEIGHTS)
         yield from net_problems("teacher.arch", options.get("arch"))
 
+
+_WEIGHTS = "; give --teacher.checkpoint, or make one with run.py train-teacher"
 
 BUILT_IN_FILES: dict[str, str] = {"torch": "checkpoint"}
 """The option of a built-in kind that names a file which must be there."""
@@ -195,13 +198,14 @@ def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
         yield from _caught(key, lambda: check_net(arch))
 
 
-def file_problems(key: str, path: str | None) -> Iterator[Problem]:
-    """A path, if one was given, that is no file."""
+def file_problems(key: str, path: str | None, remedy: str = "") -> Iterator[Problem]:
+    """A path, if one was given, that is no file; ``remedy`` is said of one that is missing and near no other."""
     if path is None:
         return
     if not Path(path).exists():
         beside = [entry.name for entry in Path(path).parent.glob("*")] if Path(path).parent.is_dir() else []
-        yield Problem(key, f"expected a file, but {path!r} does not exist{did_you_mean(Path(path).name, beside)}")
+        near = did_you_mean(Path(path).name, beside)
+        yield Problem(key, f"expected a file, but {path!r} does not exist{near or remedy}")
     elif not Path(path).is_file():
         yield Problem(key, f"expected a file, but {path!r} is a directory")
 
@@ -213,8 +217,11 @@ def _run_directory_problems(config: ExtractConfig) -> Iterator[Problem]:
         elif not (Path(config.out) / "config.yaml").is_file():
             yield Problem("out", f"expected a run directory to resume, but {config.out!r} has no config.yaml")
         return
+    if config.out == "":
+        yield Problem("out", "expected a directory, got an empty name; leave it out for a free one under runs/")
+        return
     path = Path(config.out or "runs")
-    if config.out is not None and path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    if config.out is not None and path.exists() and not (path.is_dir() and not holds_something(path)):
         yield Problem("out", f"{config.out!r} exists; give another --out, or --resume to go on with the run in it")
         return
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dfme.answers import NO_LABEL
 from dfme.errors import UserError
 from dfme.spec import LABEL_KINDS, LabelMode, Teacher
 
@@ -16,12 +17,14 @@ def reveal(scores_BK: Tensor, given: LabelMode, wanted: LabelMode) -> Tensor:
     """What ``wanted`` reveals of an answer of the form ``given``.
 
     Probabilities are the softmax of logits. Under top_k the classes not revealed are NaN: unknown, not zero.
-    The k revealed are chosen before rounding. Labels are int64; among equal scores the first class wins.
+    The k revealed are chosen before rounding. Labels are int64; among equal scores the first class wins, and
+    an image whose scores are NaN, though all should be known, has the label ``NO_LABEL``, which no oracle takes.
     """
     if given == wanted:
         return scores_BK
     if wanted.kind == "label":
-        return _known(scores_BK).argmax(1)
+        labels_B = _known(scores_BK).argmax(1)
+        return labels_B if given.kind == "top_k" else labels_B.masked_fill(scores_BK.isnan().any(1), NO_LABEL)
     p_BK = scores_BK.float().softmax(1) if given.kind == "logits" else scores_BK
     answer_BK = p_BK if wanted.decimals is None else p_BK.round(decimals=wanted.decimals)
     if wanted.k is None:

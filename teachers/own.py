@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.errors import DfmeError, TeacherError, UserError
+from dfme.answers import as_tensor
+from dfme.errors import DfmeError, UserError
 from dfme.spec import ImageSpec, LabelMode, Teacher
 from dfme.targets import find_target, what_and_where
 from teachers.label_modes import restrict, two_classes
@@ -41,13 +42,7 @@ class OwnTeacher:
         self.device = device
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        answer = self._call(images)
-        try:
-            scores = torch.as_tensor(answer)
-        except Exception as error:  # lists, arrays and objects of every sort can fail in every way
-            raise TeacherError(
-                f"the teacher answered a {type(answer).__name__}, which is no array of numbers: {error}"
-            ) from error
+        scores = as_tensor(self._call(images))
         if self.num_classes == 2 and scores.ndim == 2 and scores.shape[1] == 1 and scores.is_floating_point():
             return two_classes(scores, self.label_mode)
         return scores
@@ -114,7 +109,7 @@ def make_own(target: str, options: Mapping[str, Any]) -> Any:
         return make(**options)
     except DfmeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"--teacher {target}: could not be made: {what_and_where(error)}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor, nn
 
 from dfme.config import TeacherConfig
 from dfme.errors import UserError
-from dfme.nets import NETS, build_net, check_net
+from dfme.nets import NETS, builder, check_net
 from dfme.nets.infer import Guess, infer_net
+from dfme.nets.torchvision_nets import torchvision_net
 from dfme.spec import ImageSpec, LabelMode
 from teachers.card import Card
 from teachers.label_modes import reveal, two_classes
@@ -97,7 +99,8 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
 
     Architecture, image shape and classes come from the configuration, the file's metadata or the weights
     themselves; UserError where two of them disagree, naming both, or where none says. An image size that
-    nothing tells is 32x32, or 224x224 for torchvision's architectures. ``mean``, ``std`` and ``bounds`` of
+    nothing tells is 32x32 for our ResNets, 224x224 for torchvision's architectures. One output is the logit of
+    the second of two classes. ``mean``, ``std`` and ``bounds`` of
     the configuration replace the file's; without any, nothing is normalised and pixels lie within 0 and 1.
     """
     if options.arch is not None:
@@ -112,7 +115,7 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
         )
     shape = _shape(arch, config, card, guess, state)
     num_classes = _classes(config, card, guess)
-    module = _empty_net(arch, shape, num_classes)
+    module = _empty_net(arch, shape, 1 if guess and guess.num_classes == 1 else num_classes)
     source = f"{options.checkpoint} as {arch}: the weights"
     if guess and guess.arch != arch:
         source = f"{options.checkpoint} as {arch} (they look like {guess.arch}): the weights"
@@ -129,34 +132,35 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     )
 
 
-def _empty_net(arch: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+def _empty_net(arch: str, shape: tuple[int, int, int], outputs: int) -> nn.Module:
     """The network to load into; the caller's random state is as it was."""
+    check_net(arch)
+    build = builder(arch) if arch in NETS else partial(torchvision_net, arch)
     with torch.random.fork_rng(devices=[]):
-        return build_net(arch, shape, num_classes)
+        return build(shape, outputs)
 
 
 def _shape(arch: str, config: TeacherConfig, card: Card, guess: Guess | None, state: State) -> tuple[int, int, int]:
     """The image's C, H, W, from what is given and what is found."""
-    channels = guess.channels if guess else next((w.shape[1] for w in state.values() if w.ndim == 4), None)
-    size = guess.size if guess else None
-    given = config.shape
-    found = card.shape
-    if found is None and channels is not None:
-        default = (32, 32) if arch in NETS else (224, 224)
-        found = (channels, *(size or (given[1:] if given else default)))
+    given, found = config.shape, card.shape
+    if found is None and (guess or given is None):  # else what is given is taken, and held to every weight later
+        channels = guess.channels if guess else next((w.shape[1] for w in state.values() if w.ndim == 4), None)
+        size = (guess.size if guess else None) or (given[1:] if given else _usual_size(arch))
+        found = (channels, *size) if channels and size else None
     return _agreed("image shape", "--teacher.shape", given, found)
+
+
+def _usual_size(arch: str) -> tuple[int, int] | None:
+    """The image size that weights of this architecture are nearly always for; none where it varies."""
+    if arch not in NETS:
+        return (224, 224)
+    return (32, 32) if arch.startswith(("resnet", "wrn")) else None
 
 
 def _classes(config: TeacherConfig, card: Card, guess: Guess | None) -> int:
     """How many classes, from what is given and what is found."""
-    outputs = guess.num_classes if guess else None
-    if outputs == 1:
-        raise UserError(
-            "the weights end in one output; load such a binary classifier in a module of your own that "
-            "answers one probability per image, and give --teacher module:function --teacher.num-classes 2"
-        )
-    found = card.num_classes or outputs
-    return _agreed("number of classes", "--teacher.num-classes", config.num_classes, found)
+    found = card.num_classes or (guess.num_classes if guess else None)
+    return _agreed("number of classes", "--teacher.num-classes", config.num_classes, found and max(found, 2))
 
 
 def _agreed(what: str, flag: str, given: Fact | None, found: Fact | None) -> Fact:

@@ -194,5 +194,5 @@ def _strip_prefixes(state: State) -> State:
 
 
 def _line(error: Exception) -> str:
-    """An error's first line, or its name where it has no message."""
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    """An error's first sentence, or its name where it has no message."""
+    return next(iter(str(error).strip().splitlines()), "").partition(". ")[0] or type(error).__name__

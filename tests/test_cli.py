@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -438,9 +438,9 @@ def fake_build(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
     module = ModuleType("dfme.build")
 
-    def run_job(job: Job, *, teacher: Any = None, resume: bool = False, console: bool = True) -> str:
+    def run_job(job: Job, *, teacher: Any = None, resume: bool = False, console: bool = True) -> Any:
         calls.append((job, teacher, resume, console))
-        return "result"
+        return SimpleNamespace(finished=True)
 
     module.run_job = run_job  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "dfme.build", module)
@@ -590,7 +590,7 @@ def test_extract_from_python_makes_the_same_job(fake_build: list[tuple[Any, ...]
         schedule=ScheduleConfig(kind="cosine"),
         out=Path("runs/x"),
     )
-    assert result == "result"  # type: ignore[comparison-overlap]
+    assert result.finished
     (job, teacher, resume, console) = fake_build[0]
     assert (teacher, resume, console) == (plain_teacher, False, False)
     kind = f"{__name__}:plain_teacher"

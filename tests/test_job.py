@@ -215,6 +215,13 @@ def test_values_of_a_wrong_type_are_explained(kind: Any, given_value: Any, messa
     assert message in str(caught.value)
 
 
+def test_none_is_a_value_only_where_it_is_meant() -> None:
+    with pytest.raises(ValueError, match="expected a whole number, got none"):
+        convert(Option("a", int, 3, ""), None)
+    assert convert(Option("a", int | None, 3, ""), None) is None
+    assert convert(Option("a", str, None, ""), None) is None  # `token: str = None`, as people write it
+
+
 def test_a_mapping_from_python_becomes_a_configuration() -> None:
     assert from_mapping(StudentConfig, {"lr": 0.5, "weight-decay": 0}) == StudentConfig(lr=0.5, weight_decay=0.0)
     with pytest.raises(UserError) as caught:

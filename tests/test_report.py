@@ -20,7 +20,8 @@ from dfme.errors import RunError, UserError
 from dfme.report import write_report
 from dfme.report.curves import short_count
 from dfme.report.facts import queries_to_reach, wilson_interval
-from dfme.report.run_files import Samples
+from dfme.report.page import write_page
+from dfme.report.run_files import Samples, read_run
 from dfme.report.sheets import choose, to_picture, top_answers
 
 
@@ -49,6 +50,11 @@ def read_page(path: Path) -> Page:
     page = Page()
     page.feed(path.read_text(encoding="utf-8"))
     return page
+
+
+def page_of(run: Path) -> Page:
+    """The page alone: drawing the pictures takes a second."""
+    return read_page(write_page(read_run(run), run / "report.html"))
 
 
 def lines(*records: dict[str, Any]) -> str:
@@ -110,11 +116,17 @@ def make_run(run_dir: Path, *, finished: bool = True, channels: int = 1, dataset
     return run_dir
 
 
-def test_a_finished_run_gets_its_answer_facts_and_prices(tmp_path: Path) -> None:
-    path = write_report(make_run(tmp_path / "run"))
-    page = read_page(path)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with its report; for reading only."""
+    run = make_run(tmp_path_factory.mktemp("finished") / "run")
+    assert write_report(run) == run / "report.html"
+    return run
+
+
+def test_a_finished_run_gets_its_answer_facts_and_prices(finished: Path) -> None:
+    page = read_page(finished / "report.html")
     answer = "1,000 queries gave a copy that agrees with the teacher on 97.5% of the 360 evaluation images."
-    assert path == tmp_path / "run" / "report.html"
     assert answer in page.text
     assert page.after("Spent") == "1,000 queries in 4 requests"
     assert page.after("Agreement") == "97.50% (95% interval 95.3% to 98.7%)"
@@ -123,15 +135,14 @@ def test_a_finished_run_gets_its_answer_facts_and_prices(tmp_path: Path) -> None
     assert not any("not finished" in text or "contradict" in text for text in page.text)
 
 
-def test_the_page_carries_its_pictures_and_refers_to_nothing_else(tmp_path: Path) -> None:
-    page = read_page(write_report(make_run(tmp_path / "run")))
+def test_the_page_carries_its_pictures_and_refers_to_nothing_else(finished: Path) -> None:
+    page = read_page(finished / "report.html")
     assert len(page.addresses) == 3
     assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
-    assert "@import" not in (tmp_path / "run" / "report.html").read_text()
+    assert "@import" not in (finished / "report.html").read_text()
 
 
-@pytest.mark.parametrize("log_queries", [False, True])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("channels", "log_queries"), [(1, True), (3, False)])
 def test_pictures_are_wide_enough_for_print_and_not_blank(tmp_path: Path, channels: int, log_queries: bool) -> None:
     run = make_run(tmp_path / "run", channels=channels)
     write_report(run, log_queries=log_queries)
@@ -141,9 +152,22 @@ def test_pictures_are_wide_enough_for_print_and_not_blank(tmp_path: Path, channe
         assert picture[..., :3].std() > 0.05
 
 
+def test_the_sheet_shows_the_very_pixels(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    image = np.array([[[10, 250], [90, 170]]], dtype=np.uint8)  # (1, 2, 2)
+    for path in (run / "samples").iterdir():
+        path.unlink()
+    np.savez(run / "samples" / "queries-000000100.npz", images=image[None])
+    write_report(run)
+    sheet = np.rint(pictures.imread(run / "samples.png")[..., 0] * 255).astype(int)
+    side = round((7.0 - 0.12 + 0.08) / 10 * 200 - 0.08 * 200)  # pixels of an image's edge
+    for value in image.reshape(-1):
+        assert (sheet == value).sum() == pytest.approx((side / 2) ** 2, rel=0.05)
+
+
 def test_an_unfinished_run_is_reported_as_it_stands(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", finished=False)
-    page = read_page(write_report(run))
+    page = page_of(run)
     assert any("not finished" in text for text in page.text)
     assert any(text.startswith("So far, 1,000 queries gave a copy") for text in page.text)
     assert page.after("Spent") == "1,000 queries in 4 requests"
@@ -166,7 +190,7 @@ def test_held_back_queries_are_named_as_such(tmp_path: Path) -> None:
     held = {"name": "held-back queries", "images": 2_000, "held_back": True}
     told = SUMMARY | {"evaluation": held, "accuracy": None, "teacher_accuracy": None}
     (run / "summary.json").write_text(json.dumps(told))
-    page = read_page(write_report(run))
+    page = page_of(run)
     assert any("97.5% of 2,000 held-back generated queries" in text for text in page.text)
     assert any("no evaluation set" in text for text in page.text)
     assert "Teacher's accuracy" not in page.text
@@ -186,7 +210,7 @@ def test_lost_and_refused_queries_are_told(tmp_path: Path) -> None:
         )
     )
     (run / "summary.json").write_text(json.dumps(SUMMARY | {"lost": 256, "refused": 44}))
-    text = " ".join(read_page(write_report(run)).text)
+    text = " ".join(page_of(run).text)
     assert "256 more images were sent whose answers an interruption lost" in text
     assert "44 images were refused" in text
     assert "contradict" not in text
@@ -195,16 +219,15 @@ def test_lost_and_refused_queries_are_told(tmp_path: Path) -> None:
 def test_a_summary_that_the_ledger_contradicts_is_shown_up(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (run / "summary.json").write_text(json.dumps(SUMMARY | {"spent": 900}))
-    assert "spent: summary.json says 900, the lines of ledger.jsonl add up to 1,000" in " ".join(
-        read_page(write_report(run)).text
-    )
+    assert "spent: summary.json says 900, the lines of ledger.jsonl add up to 1,000" in " ".join(page_of(run).text)
 
 
 def test_markup_in_a_configuration_stays_text(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     evil = "<script>alert(1)</script>"
     (run / "config.yaml").write_text(f'method:\n  name: "{evil}"\nevaluation:\n  dataset: digits\n')
-    source = write_report(run).read_text()
+    page_of(run)
+    source = (run / "report.html").read_text()
     assert evil not in source
     assert html.escape(evil) in source
 
@@ -247,7 +270,7 @@ def test_colours_and_axes_survive_the_way_to_the_picture() -> None:
     image_chw = np.arange(24, dtype=np.uint8).reshape(3, 2, 4)
     assert to_picture(image_chw).shape == (2, 4, 3)
     assert to_picture(image_chw)[1, 2].tolist() == image_chw[:, 1, 2].tolist()
-    assert to_picture(image_chw[:1]).tolist() == image_chw[0].tolist()
+    assert (to_picture(image_chw[:1]) == image_chw[0][..., None]).all()
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0"), (500, "500"), (20_000, "20k"), (1_500_000, "1.5M")])

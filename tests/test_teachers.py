@@ -421,7 +421,7 @@ def test_answers_of_every_sort(answer: Callable[[Tensor], Any], mode: str | None
 
 def test_an_answer_that_is_no_array() -> None:
     teacher = wrap_callable(lambda x: {"scores": [1.0]}, shape=(1, 2, 2), num_classes=2)
-    with pytest.raises(TeacherError, match="answered a dict"):
+    with pytest.raises(TeacherError, match="expected a tensor, an array or a list of numbers, got dict"):
         teacher(torch.zeros(1, 1, 2, 2))
 
 

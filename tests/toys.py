@@ -22,12 +22,16 @@ from dfme.students import StudentTrainer
 class LinearTeacher:
     """Scores that are a fixed linear map of the image; counts the images it was really asked for."""
 
-    def __init__(self, spec: ImageSpec, num_classes: int = 3, mode: str = "probabilities") -> None:
+    def __init__(
+        self, spec: ImageSpec, num_classes: int = 3, mode: str = "probabilities", device: str = "cpu"
+    ) -> None:
         self.spec = spec
         self.num_classes = num_classes
         self.label_mode = LabelMode.parse(mode)
         self.images = 0
-        self.weight = torch.randn(spec.numel, num_classes, generator=torch.Generator().manual_seed(7))
+        self.device = torch.device(device)
+        weight = torch.randn(spec.numel, num_classes, generator=torch.Generator().manual_seed(7))
+        self.weight = weight.to(device)
 
     def logits(self, images: Tensor) -> Tensor:
         return (images - 0.5).flatten(1) @ self.weight
@@ -51,15 +55,15 @@ def small_net(spec: ImageSpec, num_classes: int = 3, seed: int = 0) -> nn.Module
 
 def make_parts(teacher: LinearTeacher, budget: int, seed: int = 0, **student: object) -> Parts:
     """The parts a method needs, around a toy teacher, without files."""
-    streams, sentinel = Streams(seed, torch.device("cpu")), Sentinel()
+    streams, sentinel = Streams(seed, teacher.device), Sentinel()
     oracle = Oracle(teacher, Ledger(budget), None, sentinel)
     config = StudentConfig(**{"lr": 0.05, "replay_batch": 8, **student})
     replay = Replay(64, teacher.spec, streams["replay"]) if config.replay_steps else None
-    net = small_net(teacher.spec, teacher.num_classes, seed)
+    net = small_net(teacher.spec, teacher.num_classes, seed).to(teacher.device)
     trainer = StudentTrainer(net, config, make_distance("auto", teacher.label_mode), replay, lambda: 1.0)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        generator = Generator(8, teacher.spec)
+        generator = Generator(8, teacher.spec).to(teacher.device)
     return Parts(oracle, generator, trainer, streams, sentinel, lambda: 1.0, 1_000)
 
 

@@ -9,7 +9,7 @@ from dfme.command_line.extract import RECIPE_ONLY, default_recipe
 from dfme.command_line.request import Layout, Request
 from dfme.config import TeacherConfig
 from dfme.options import build
-from dfme.validation import AT_LEAST_ONE, Problem, device_problems, teacher_problems
+from dfme.validation import AT_LEAST_ONE, SEED, Problem, device_problems, teacher_problems
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,10 @@ def plan_of(asked: Request) -> tuple[CheckConfig, TeacherConfig, dict[str, Any]]
     reading = asked.read()
     teacher, options = asked.teacher(reading)
     config = build(CheckConfig, reading.values)
-    if not AT_LEAST_ONE.holds(config.images):
-        reading.report([Problem("images", f"expected {AT_LEAST_ONE.words}, got {config.images}")])
+    for name, rule in (("images", AT_LEAST_ONE), ("seed", SEED)):
+        value = getattr(config, name)
+        if not rule.holds(value):
+            reading.report([Problem(name, f"expected {rule.words}, got {value}")])
     reading.report(device_problems(config.device))
     reading.report(teacher_problems(teacher, options))
     reading.finish()

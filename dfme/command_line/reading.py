@@ -11,6 +11,9 @@ from dfme.options import Option, convert, flatten, is_switch
 from dfme.validation import Problem
 from dfme.words import nearest
 
+MOST_SHOWN = 8
+"""Problems named in one message; a file of other options than the command's has one per line."""
+
 
 class Given(NamedTuple):
     """One value as it was given. ``label`` says where: ``--student.lr``, or ``recipe.yaml: student.lr``."""
@@ -68,9 +71,10 @@ class Reading:
                 self._problems.append(f"{self._label(problem.key)}: {problem.text}")
 
     def finish(self) -> None:
-        """Raise one UserError that names everything wrong, if anything is."""
+        """Raise one UserError that names everything wrong, if anything is; of a great many, the first."""
         if self._problems:
-            raise UserError("; ".join(self._problems))
+            shown, more = self._problems[:MOST_SHOWN], len(self._problems) - MOST_SHOWN
+            raise UserError("; ".join(shown) + (f"; and {more} more like these" if more > 0 else ""))
 
     def _read(self, option: Option, given: Given) -> None:
         value = given.value

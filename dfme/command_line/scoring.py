@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dfme.build import build_examination, build_teacher, evaluation_images
+from dfme.build import build_examination, build_teacher
 from dfme.config import Job
 from dfme.devices import choose_device
 from dfme.errors import UserError
 from dfme.evaluation import EvaluationSet
+from dfme.evaluation_data import evaluation_images
 from dfme.ledger import Ledger
 from dfme.oracle import Oracle
 from dfme.student_file import load_student
@@ -30,7 +31,7 @@ def score(student: Path, job: Job) -> dict[str, float | str]:
         taken, asked = (_facts(each) for each in (net, teacher))
         raise UserError(f"--student {student}: it is for {taken}, but the teacher takes {asked}")
     ledger = Ledger(budget=1)  # the evaluation uses nothing of it
-    data = evaluation_images(job, teacher.spec, teacher.num_classes)
+    data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes)
     examination = build_examination(data, Oracle(teacher, ledger), device)
     assert isinstance(examination, EvaluationSet), "without an evaluation set there is no job"
     examination.prepare()

@@ -32,9 +32,15 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
             continue
         known = common.get(PREFIX + name)
         kind = hint if hint is not None else known.type if known else Any
-        text = texts.get(name) or (known.help if known else "")
+        text = texts.get(name) or (known.help if known else _argument_of(target))
         options.append(Option(PREFIX + name, kind, REQUIRED if default is parameter.empty else default, text))
     return options
+
+
+def _argument_of(target: Callable[..., Any]) -> str:
+    """What is known of an argument that nobody described; a function is easily taken for the teacher itself."""
+    name = getattr(target, "__name__", "the teacher")
+    return f"an argument of {name}" + (", which makes the teacher" if inspect.isroutine(target) else "")
 
 
 def _parameters(target: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, Any]]:

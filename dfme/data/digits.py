@@ -10,7 +10,7 @@ import torch
 from dfme.data.images import LabelledImages, Request
 
 FILE = Path(__file__).with_name("digits.npz")
-WHITE = 16  # a pixel counts the inked ones among 4x4 of the original bitmap
+FULL = 16  # a pixel counts the inked ones among 4x4 of the original bitmap
 
 
 def load(request: Request) -> LabelledImages:
@@ -18,5 +18,5 @@ def load(request: Request) -> LabelledImages:
     with np.load(FILE, allow_pickle=False) as arrays:
         wanted = arrays["held_out"] if request.split == "test" else ~arrays["held_out"]
         pixels, labels = arrays["images"][wanted], arrays["labels"][wanted]
-    images = torch.from_numpy(pixels).unsqueeze(1).float().div_(WHITE)
+    images = torch.from_numpy(pixels).unsqueeze(1).float().div_(FULL)
     return LabelledImages("digits", images, torch.from_numpy(labels).long(), tuple("0123456789"))

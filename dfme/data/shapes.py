@@ -118,7 +118,7 @@ def generate(config: ShapesConfig) -> LabelledImages:
     """``config.count`` images (N, C, H, W) as uint8, each class as often as the others, in random order."""
     rng = torch.Generator().manual_seed(config.seed)
     labels = torch.arange(config.count).remainder(len(OUTLINES))[torch.randperm(config.count, generator=rng)]
-    channels, height, width = config.shape
+    _, height, width = config.shape
     chunk = max(1, CHUNK // (height * width * SUBPIXELS**2))
     parts = [_paint(_coverage(part, config, rng), config, rng) for part in labels.split(chunk)]
     return LabelledImages("shapes", torch.cat(parts), labels, tuple(OUTLINES))

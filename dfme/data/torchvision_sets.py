@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,13 +72,16 @@ def _read(request: Request, root: Path) -> Any:
     try:
         return reader(str(root), download=request.download, **part)
     except ModuleNotFoundError as error:
+        package = (error.name or str(error)).partition(".")[0]
         raise UserError(
-            f"data set {request.name}: reading its files needs {error.name}; install it (pip install {error.name})"
+            f"data set {request.name}: reading its files needs {package}; install it (pip install {package})"
         ) from error
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
+    except (OSError, HTTPException, RuntimeError, ValueError, TypeError, EOFError, AssertionError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        doing = "fetch or read it" if request.download else "read it"
-        raise UserError(f"data set {request.name}: could not {doing} in {root}: {reason}") from error
+        doing, remedy = "read it", f"remove its files there and fetch them again with {request.download_flag}"
+        if request.download:
+            doing, remedy = "fetch or read it", "check the network and the disk, or put its files there by hand"
+        raise UserError(f"data set {request.name}: could not {doing} in {root}: {reason}; {remedy}") from error
 
 
 def _tensor(values: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, NamedTuple
 
 from dfme.methods.configs import DfmeConfig, StaticConfig
@@ -12,6 +13,11 @@ class MethodEntry(NamedTuple):
 
     config: type[Any]
     implementation: str
+
+    def load(self) -> Any:
+        """The class of the implementation."""
+        module, _, name = self.implementation.partition(":")
+        return getattr(importlib.import_module(module), name)
 
 
 METHODS: dict[str, MethodEntry] = {

@@ -13,7 +13,7 @@ from dfme.methods.base import Metrics, Parts
 from dfme.methods.configs import DfmeConfig
 from dfme.methods.teaching import Teaching
 from dfme.spec import LabelKind
-from dfme.students import evaluating, set_lr
+from dfme.students import evaluating, gradient_norm, set_lr
 
 
 class Dfme:
@@ -87,6 +87,7 @@ class Dfme:
             "generator_loss": estimate.value_B.mean(),
             "generator_lr": lr,
             "upstream_grad_norm": upstream_grads.norm(),
+            "generator_grad_norm": gradient_norm(parts.generator),
             "difference_zero_share": (estimate.differences_BM == 0).float().mean(),
         }
 

@@ -13,6 +13,8 @@ from dfme.nets.infer import Guess, infer_net
 if TYPE_CHECKING:
     from torch import nn
 
+__all__ = ["NETS", "Guess", "auto_net", "build_net", "builder", "check_net", "infer_net"]
+
 Shape = tuple[int, int, int]
 
 # name -> "module:builder"; a builder takes the image's (C, H, W) and the number of classes.

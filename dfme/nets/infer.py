@@ -12,6 +12,14 @@ if TYPE_CHECKING:
 
 Shapes = dict[str, tuple[int, ...]]
 
+# A parameter that every net of one of our modules has and no net of the others: only such nets are then tried.
+MARKS: dict[str, str] = {
+    "dfme.nets.resnet8x": "layer4.0.shortcut.0.weight",
+    "dfme.nets.lenet": "fc2.weight",
+    "dfme.nets.wideresnet": "block3.layer.0.conv1.weight",
+    "dfme.nets.small": "features.0.weight",
+}
+
 # torchvision's ResNets: blocks per stage -> {(bottleneck, shape of layer1.0.conv2.weight without the kernel): name}
 TORCHVISION_RESNETS: dict[tuple[int, ...], dict[tuple[bool, int, int], str]] = {
     (2, 2, 2, 2): {(False, 64, 64): "resnet18"},
@@ -62,7 +70,9 @@ def _ours(shapes: Shapes) -> Guess | None:
 
     from dfme.nets import NETS, builder
 
-    for name in NETS:
+    for name, place in NETS.items():
+        if MARKS.get(place.partition(":")[0]) not in shapes:
+            continue
         with torch.device("meta"):  # names and shapes only
             build = builder(name)
             ours = _shapes(build((3, 8, 8), 10).state_dict())

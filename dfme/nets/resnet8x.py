@@ -100,7 +100,8 @@ class ResNet8x(nn.Module):
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.linear = nn.Linear(inputs, num_classes)
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
+            # A meta tensor has no values, and filling one with normals imports half of torch first (3 s).
+            if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x_BCHW: Tensor) -> Tensor:

@@ -59,21 +59,14 @@ def torchvision_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
 
     Raises UserError for a size the architecture cannot take.
     """
-    import torch
-
-    with torch.device("meta"):  # shapes only: no memory, no time, no random numbers
-        _check_size(name, shape, _build(name, shape, num_classes))
-    return _build(name, shape, num_classes)
-
-
-def _build(name: str, shape: Shape, num_classes: int) -> nn.Module:
     get_model = import_torchvision("models").get_model
     try:
         net: nn.Module = get_model(name, weights=None, num_classes=num_classes, **_own_arguments(name, shape))
-    except ValueError as error:
+    except (ValueError, AssertionError) as error:
         raise UserError(f"arch {name}: does not take images of {_text(shape)}: {_line(error)}") from error
     if shape[0] != 3:
         _replace_stem(net, shape[0])
+    _check_size(name, shape, net)
     return net
 
 
@@ -105,13 +98,18 @@ def _replace_stem(net: nn.Module, channels: int) -> None:
 
 
 def _check_size(name: str, shape: Shape, net: nn.Module) -> None:
+    """Run the net once on meta tensors in place of its own: shapes only, no arithmetic."""
     import torch
 
+    tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    hollow = {key: torch.empty_like(tensor, device="meta") for key, tensor in tensors.items()}
     try:
         with torch.no_grad():
-            net.eval()(torch.zeros(2, *shape))
+            torch.func.functional_call(net.eval(), hollow, (torch.empty(2, *shape, device="meta"),))
     except (RuntimeError, ValueError, AssertionError) as error:
         raise UserError(f"arch {name}: does not take images of {_text(shape)}: {_line(error)}") from error
+    finally:
+        net.train()
 
 
 def _text(shape: Shape) -> str:

@@ -65,7 +65,8 @@ class WideResNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(64 * factor)
         self.fc = nn.Linear(64 * factor, num_classes)
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
+            # A meta tensor has no values, and filling one with normals imports half of torch first (3 s).
+            if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
                 fan_out = module.out_channels * math.prod(module.kernel_size)
                 nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
         nn.init.zeros_(self.fc.bias)

@@ -33,16 +33,19 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 def draw_curve(run: RunFiles, path: Path, log_queries: bool = False) -> bool:
     """Draw agreement and accuracy against queries, with the teacher's accuracy; False without evaluations.
 
-    Bands are 95% intervals of a share counted on so many images.
+    The band is the 95% interval of an agreement counted on so many images.
     """
     agreement, accuracy = run.series("agreement"), run.series("accuracy")
     if not agreement and not accuracy:
         return _without(path)
     figure = Figure(figsize=(6.4, 3.9), layout="constrained")
     axes = figure.add_subplot()
-    images = examined(run).images
-    _draw_share(axes, agreement, images, "agreement with the teacher", BLUE, "-", "o")
-    _draw_share(axes, accuracy, images, "student's accuracy", ORANGE, "--", "s")
+    # Open squares below solid dots: where both shares are the same, both can still be seen.
+    _draw_share(axes, accuracy, "student's accuracy", color=ORANGE, dash="--", marker="s", size=6.0, fill="none")
+    _draw_share(axes, agreement, "agreement with the teacher", color=BLUE, dash="-", marker="o", size=3.0, fill=BLUE)
+    if agreement and (images := examined(run).images):
+        low, high = zip(*(wilson_interval(share, images) for _, share in agreement), strict=True)
+        axes.fill_between([queries for queries, _ in agreement], low, high, color=BLUE, alpha=0.13, linewidth=0)
     if (teacher := run.teacher_accuracy) is not None:
         axes.axhline(teacher, color=GREY, linewidth=1.0, linestyle=":", label=f"teacher's accuracy ({teacher:.1%})")
     axes.set_ylim(0.0, 1.02)
@@ -77,14 +80,20 @@ def _logged(run: RunFiles, lines: tuple[tuple[str, str], ...]) -> list[tuple[str
     return [(label, series) for label, series in found if len(series) > 1]
 
 
-def _draw_share(axes: Axes, series: Series, images: int, label: str, colour: str, dash: str, marker: str) -> None:
-    if not series:
-        return
-    queries, shares = zip(*series, strict=True)
-    axes.plot(queries, shares, color=colour, linestyle=dash, linewidth=1.6, marker=marker, markersize=3, label=label)
-    if images:
-        low, high = zip(*(wilson_interval(share, images) for share in shares), strict=True)
-        axes.fill_between(queries, low, high, color=colour, alpha=0.13, linewidth=0)
+def _draw_share(
+    axes: Axes, series: Series, label: str, *, color: str, dash: str, marker: str, size: float, fill: str
+) -> None:
+    if series:
+        axes.plot(
+            *zip(*series, strict=True),
+            label=label,
+            color=color,
+            linestyle=dash,
+            linewidth=1.5,
+            marker=marker,
+            markersize=size,
+            markerfacecolor=fill,
+        )
 
 
 def _query_axis(axes: Axes, log_queries: bool, label: str = "queries") -> None:

@@ -23,7 +23,7 @@ from dfme.report.run_files import RunFiles
 from dfme.tracking.metrics import METRICS
 
 PICTURES = (
-    ("curve.png", "Agreement and accuracy against the queries spent; bands are 95% intervals."),
+    ("curve.png", "Agreement and accuracy against the queries spent; the band is the agreement's 95% interval."),
     (
         "samples.png",
         "Generated queries, each with the teacher's top class and, where it is told, its probability.",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -13,6 +14,8 @@ from dfme.disk import replacing
 from dfme.report.run_files import RunFiles, Samples
 
 COLUMNS, ROWS = 10, 2  # of each of the moments shown
+WIDTH, MARGIN, GAP = 7.0, 0.06, 0.08  # inches: of the sheet, around it, between images
+HEADING, CAPTION = 0.30, 0.16  # inches: height of a moment's line and of an image's
 DOTS = 200  # per inch
 
 
@@ -22,11 +25,24 @@ def draw_samples(run: RunFiles, path: Path) -> bool:
         path.unlink(missing_ok=True)
         return False
     moments = choose(run.samples)
+    cell = (WIDTH - 2 * MARGIN + GAP) / COLUMNS  # inches from one image to the next
+    side = cell - GAP
+    rises = [side * moment.images.shape[2] / moment.images.shape[3] for moment in moments]
     rows = [min(ROWS, -(-len(moment.images) // COLUMNS)) for moment in moments]
-    figure = Figure(figsize=(7.0, sum(0.30 + 0.82 * count for count in rows)), layout="constrained")
-    parts: Any = figure.subfigures(len(moments), 1, squeeze=False, height_ratios=[0.30 + 0.82 * n for n in rows])
-    for part, moment, count in zip(parts[:, 0], moments, rows, strict=True):
-        _draw_moment(part, moment, count)
+    height = 2 * MARGIN + sum(HEADING + n * (CAPTION + rise + GAP) for n, rise in zip(rows, rises, strict=True))
+    figure = Figure(figsize=(WIDTH, height))
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), frame_on=False)  # in inches, from the upper left
+    top = MARGIN
+    for moment, count, rise in zip(moments, rows, rises, strict=True):
+        axes.text(MARGIN, top + HEADING / 2, f"after {moment.queries:,} queries", fontsize=9, va="center")
+        top += HEADING
+        captions = top_answers(moment.answers, len(moment.images))
+        for index, image_CHW in enumerate(moment.images[: count * COLUMNS]):
+            row, column = divmod(index, COLUMNS)
+            place = (MARGIN + column * cell, top + row * (CAPTION + rise + GAP), side, rise)
+            _draw_image(axes, image_CHW, captions[index], place)
+        top += count * (CAPTION + rise + GAP)
+    axes.set(xlim=(0.0, WIDTH), ylim=(height, 0.0), xticks=[], yticks=[], aspect="auto")
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=DOTS, facecolor="white")
     return True
@@ -37,22 +53,20 @@ def choose(samples: list[Samples]) -> list[Samples]:
     return [samples[i] for i in sorted({0, (len(samples) - 1) // 2, len(samples) - 1})]
 
 
-def _draw_moment(part: Any, moment: Samples, rows: int) -> None:
-    part.suptitle(f"after {moment.queries:,} queries", fontsize=9, x=0.01, ha="left")
-    grid = part.subplots(rows, COLUMNS, squeeze=False)
-    captions = top_answers(moment.answers, len(moment.images))
-    for index, axes in enumerate(grid.flat):
-        axes.set_axis_off()
-        if index < len(moment.images):
-            picture = to_picture(moment.images[index])
-            axes.imshow(picture, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-            axes.set_title(captions[index], fontsize=7, pad=2)
+def _draw_image(
+    axes: Axes, image_CHW: NDArray[np.uint8], caption: str, place: tuple[float, float, float, float]
+) -> None:
+    """One image below its caption; ``place``: left, top, width and height in inches."""
+    left, top, width, height = place
+    axes.text(left + width / 2, top + CAPTION / 2, caption, fontsize=7, ha="center", va="center")
+    extent = (left, left + width, top + CAPTION + height, top + CAPTION)
+    axes.imshow(to_picture(image_CHW), interpolation="nearest", aspect="auto", extent=extent)
 
 
 def to_picture(image_CHW: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """An image as it can be shown: (H, W) grey, or (H, W, 3). Of other channel counts the first is shown."""
-    picture: NDArray[np.uint8] = image_CHW.transpose(1, 2, 0) if image_CHW.shape[0] == 3 else image_CHW[0]
-    return picture
+    """An image as (H, W, 3), without a change to any pixel. Of other than three channels the first is shown, grey."""
+    rgb_CHW = image_CHW if image_CHW.shape[0] == 3 else image_CHW[:1].repeat(3, axis=0)
+    return rgb_CHW.transpose(1, 2, 0)
 
 
 def top_answers(answers: NDArray[Any] | None, count: int) -> list[str]:

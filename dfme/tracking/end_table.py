@@ -21,7 +21,7 @@ def end_table(summary: Mapping[str, Any], run_dir: Path) -> str:
         ("spent", _spent(summary)),
         ("teacher accuracy", _share(summary.get("teacher_accuracy"))),
         ("student accuracy", _share(summary.get("accuracy"))),
-        ("agreement", _share(summary.get("agreement")) + _held_back(summary)),
+        ("agreement", _agreement(summary)),
         ("time", f"{summary['wall_seconds']:,.1f} s ({summary['queries_per_second'] or 0:,.0f} queries/s)"),
     ]
     rows += [(label, str(run_dir / name)) for label, name in OUTPUTS.items() if (run_dir / name).exists()]
@@ -40,6 +40,8 @@ def _share(value: float | None) -> str:
     return "unknown: no evaluation set" if value is None else f"{value:.2%}"
 
 
-def _held_back(summary: Mapping[str, Any]) -> str:
-    evaluation = summary.get("evaluation") or {}
-    return " on held-back generated queries" if evaluation.get("held_back") else ""
+def _agreement(summary: Mapping[str, Any]) -> str:
+    value, evaluation = summary.get("agreement"), summary.get("evaluation") or {}
+    if value is None:
+        return "unknown: no evaluation set, and too few batches to hold one back"
+    return f"{value:.2%}" + (" on held-back generated queries" if evaluation.get("held_back") else "")

@@ -24,7 +24,7 @@ class Metric:
 METRICS: dict[str, Metric] = {
     "queries": Metric("images", "Images charged to the budget so far; the axis of every other metric."),
     "seconds": Metric("s", "Wall time spent on the run so far, over all its resumptions."),
-    "queries_per_second": Metric("images/s", "Charged images per second of wall time since the last record."),
+    "queries_per_second": Metric("images/s", "Charged images per second of wall time, over the run so far."),
     "accuracy": Metric("share", "Evaluation images that the student classifies as labelled."),
     "teacher_accuracy": Metric("share", "Evaluation images that the teacher classifies as labelled."),
     "agreement": Metric("share", "Evaluation images that student and teacher put into the same class."),
@@ -38,7 +38,6 @@ METRICS: dict[str, Metric] = {
     "student_lr": Metric("rate", "Learning rate of the student's optimiser."),
     "generator_lr": Metric("rate", "Learning rate of the generator's optimiser."),
     "difference_zero_share": Metric("share", "Finite differences that are exactly zero, hidden by the answers."),
-    "difference_snr": Metric("ratio", "Root mean square of the finite differences over that of their noise."),
     "student_steps": Metric("steps", "Optimiser steps of the student so far, replay included."),
     "queries_generator": Metric("images", "Images charged for the generator's gradient estimates."),
     "queries_student": Metric("images", "Images charged for the student's training."),

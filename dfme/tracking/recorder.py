@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfme.config import WandbConfig
-from dfme.disk import replacing
+from dfme.disk import disk_error, replacing
 from dfme.tracking.console import Console
 from dfme.tracking.metrics import MetricsFile, require_known
 from dfme.tracking.wandb_run import WandbRun
@@ -88,7 +88,10 @@ class Recorder:
         if answers is not None:
             arrays["answers"] = answers
         path = self._samples_path(queries)
-        path.parent.mkdir(exist_ok=True)
+        try:
+            path.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise disk_error("create", path.parent, error) from error
         with replacing(path) as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
         self._wandb.image(queries, contact_sheet(pixels_NCHW), f"after {queries:,} queries")

@@ -168,7 +168,7 @@ class WandbRun:
             action()
         except Exception as error:
             self._run = None
-            self._notify(f"wandb: {one_line(error)}; the run goes on without it, its records are in metrics.jsonl")
+            self._notify(f"wandb: {one_line(error)}; the run goes on without it, recorded in metrics.jsonl")
 
 
 def one_line(error: Exception) -> str:

@@ -1,0 +1,134 @@
+"""Labelled images of one's own: a folder with one folder of pictures per class, or an .npz file of arrays."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dfme.data.images import LabelledImages, Request, Shape
+from dfme.errors import UserError
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
+
+NPZ_KEYS = "expected arrays images and labels (or train_images, train_labels, test_images and test_labels)"
+
+
+def load(request: Request) -> LabelledImages:
+    """One part of a folder or an .npz file.
+
+    Where a folder holds ``train`` and ``test``, or a file ``train_images`` and so on, each part is its own.
+    Otherwise all images are the test part, and there is nothing to train with. Classes are numbered in the
+    order of their folders' names. A folder's images are resized (bilinear) to the shape asked for, or to the
+    size of the first; those of a file are taken as they are, channels first or last.
+
+    Raises:
+        UserError: for a layout, a picture or an array that is none of these, named.
+    """
+    path = Path(request.name).expanduser()
+    return _from_arrays(path, request) if path.suffix == ".npz" else _from_folder(path, request)
+
+
+def _from_folder(path: Path, request: Request) -> LabelledImages:
+    parts = [path / "train", path / "test"]
+    if all(part.is_dir() for part in parts):
+        folder = path / request.split
+        # Both parts name the classes: one that is absent from a part must not shift the numbers of the others.
+        classes = sorted({name for part in parts for name in _class_names(part)})
+    elif request.split == "train":
+        raise UserError(f"data set {path}: expected the folders train and test in it, each with a folder per class")
+    else:
+        folder, classes = path, sorted(_class_names(path))
+    files = [(file, label) for label, name in enumerate(classes) for file in _pictures(folder / name)]
+    if not files:
+        kinds = ", ".join(sorted(SUFFIXES))
+        raise UserError(f"data set {folder}: expected one folder of images ({kinds}) per class, found no image")
+    shape = request.shape or _shape_of(files[0][0])
+    images = np.stack([_picture(file, shape) for file, _ in files])
+    labels = torch.tensor([label for _, label in files])
+    return LabelledImages(path.name, torch.from_numpy(images), labels, tuple(classes))
+
+
+def _class_names(folder: Path) -> list[str]:
+    return [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+
+
+def _pictures(folder: Path) -> list[Path]:
+    """In the order of their names, so that a run is the same on every file system; none where there is no folder."""
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+
+
+def _shape_of(file: Path) -> Shape:
+    image = _opened(file)
+    return (1 if image.mode in ("1", "L", "I;16") else 3, image.height, image.width)
+
+
+def _picture(file: Path, shape: Shape) -> NDArray[np.uint8]:
+    """The picture as (C, H, W), grey for one channel."""
+    from PIL import Image
+
+    channels, height, width = shape
+    if channels not in (1, 3):
+        raise UserError(f"data set: pictures have 1 or 3 channels, but images of {channels} were asked for")
+    image = _opened(file).convert("L" if channels == 1 else "RGB")
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(image, dtype=np.uint8)
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _opened(file: Path) -> Any:
+    from PIL import Image
+
+    try:
+        image = Image.open(file)
+        image.load()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f"data set: {file} cannot be read as an image: {error}") from error
+    return image
+
+
+def _from_arrays(path: Path, request: Request) -> LabelledImages:
+    arrays = _arrays(path)
+    prefix = f"{request.split}_" if f"{request.split}_images" in arrays else ""
+    if f"{prefix}images" not in arrays or f"{prefix}labels" not in arrays or (not prefix and request.split == "train"):
+        raise UserError(f"data set {path}: {NPZ_KEYS}, got {', '.join(arrays) or 'none'}")
+    images = _image_tensor(arrays[f"{prefix}images"], path)
+    labels = arrays[f"{prefix}labels"]
+    if labels.shape != (len(images),) or labels.dtype.kind not in "iu" or not len(labels) or labels.min() < 0:
+        raise UserError(
+            f"data set {path}: expected {len(images)} labels, whole numbers from 0, got {labels.dtype} {labels.shape}"
+        )
+    classes = tuple(str(number) for number in range(int(labels.max()) + 1))
+    return LabelledImages(path.stem, images, torch.from_numpy(labels.astype(np.int64)), classes)
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"data set {path}: cannot be read as .npz: {error}") from error
+
+
+def _image_tensor(pixels: NDArray[Any], path: Path) -> Tensor:
+    """Pixels (N, H, W), (N, H, W, C) or (N, C, H, W), with C of 1 or 3, as (N, C, H, W)."""
+    if pixels.ndim == 3:
+        pixels = pixels[:, None]
+    elif pixels.ndim == 4 and pixels.shape[3] in (1, 3):
+        pixels = pixels.transpose(0, 3, 1, 2)
+    floating = pixels.dtype.kind == "f"
+    if pixels.ndim != 4 or pixels.shape[1] not in (1, 3) or not (floating or pixels.dtype == np.uint8):
+        raise UserError(
+            f"data set {path}: expected images (N, H, W), (N, H, W, C) or (N, C, H, W), with 1 or 3 channels, uint8 or "
+            f"floating-point, got {pixels.dtype} {pixels.shape}"
+        )
+    if floating and not (pixels.size and pixels.min() >= 0 and pixels.max() <= 1):
+        raise UserError(f"data set {path}: expected floating-point pixels within 0 and 1, or uint8")
+    kept = pixels.astype(np.float32) if floating else pixels
+    return torch.from_numpy(np.ascontiguousarray(kept))

@@ -1,0 +1,478 @@
+"""Whatever stops a run, it says what to do in one line, loses nothing that was paid, and ends as if undisturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import Bench
+from torch import Tensor
+
+import dfme
+from dfme.cli import main
+from dfme.errors import RunError, TeacherError, UserError
+from dfme.ledger import audit
+from dfme.run_directory import RunDirectory
+
+BUDGET, BATCH = 400, 20
+
+
+class Metered:
+    """A teacher that counts what it served, and does at some of its calls what ``at`` says, before it answers."""
+
+    def __init__(self, at: dict[int, Callable[[], object]] | None = None, seconds: float = 0.0) -> None:
+        self.served = self.calls = 0
+        self._at, self._seconds = at or {}, seconds
+        self._weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(7))
+
+    def __call__(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        self._at.get(self.calls, int)()
+        self.served += len(images)
+        if self._seconds:
+            time.sleep(self._seconds)
+        return (3 * (images - 0.5).flatten(1) @ self._weight).softmax(dim=1)
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def break_down() -> None:
+    raise ConnectionError("gone")
+
+
+def clone(out: Path, teacher: Metered, budget: int = BUDGET, resume: bool = False, **changes: Any) -> dfme.Result:
+    """A small run: four steps of five batches, scored on what it held back."""
+    settings: dict[str, Any] = {
+        "method": "static",
+        "method_options": {"batch_size": BATCH, "latent_size": 16},
+        "student": {"lr": 0.01, "replay_steps": 1, "replay_batch": 8, "average": 0.9},
+        "evaluation": {"dataset": "none", "points": 4},
+    }
+    return dfme.extract(
+        teacher, shape=(1, 8, 8), num_classes=10, budget=budget, out=out, resume=resume, **settings | changes
+    )
+
+
+def student(out: Path) -> bytes:
+    return (out / "student.safetensors").read_bytes()
+
+
+def queries(out: Path) -> list[int]:
+    return [json.loads(line)["queries"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pictures() -> Iterator[None]:
+    """Drawing the report takes longer than all the rest; the processes of the slow tests do draw it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dfme.run.write_report", lambda *_, **__: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    clone(out, Metered())
+    return out
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    out, first, second = tmp_path_factory.mktemp("cut_short") / "run", Metered({7: ctrl_c}), Metered({4: break_down})
+    assert not clone(out, first).finished
+    with pytest.raises(TeacherError, match="ConnectionError: gone; all that was paid is kept: call extract again"):
+        clone(out, second, resume=True)
+    return out, first.served + second.served
+
+
+@pytest.fixture
+def cut_short(master: tuple[Path, int], tmp_path: Path) -> tuple[Path, int]:
+    """A run stopped by Ctrl-C, then by its teacher: a checkpoint, answers beyond it, and the images served."""
+    shutil.copytree(master[0], tmp_path / "run")
+    return tmp_path / "run", master[1]
+
+
+# Stops
+
+
+def test_ctrl_c_ends_the_step_in_progress_and_the_rest_comes_later(tmp_path: Path, whole: Path) -> None:
+    out, first, second = tmp_path / "run", Metered({3: ctrl_c}), Metered()
+    result = clone(out, first)
+    assert not result.finished
+    assert first.served == result.summary["spent"] == 100
+    assert (out / "checkpoint.pt").exists()
+    assert not (out / "summary.json").exists()
+    result = clone(out, second, resume=True)
+    assert result.finished
+    assert first.served + second.served == result.summary["spent"] == BUDGET
+    assert student(out) == student(whole)
+    assert queries(out) == queries(whole) == [100, 200, 300, 400]
+
+
+def test_a_second_ctrl_c_stops_at_once_and_loses_the_batch_in_flight(tmp_path: Path, whole: Path) -> None:
+    out, first, second = tmp_path / "run", Metered({8: lambda: (ctrl_c(), ctrl_c())}), Metered()
+    with pytest.raises(KeyboardInterrupt):
+        clone(out, first)
+    assert first.served == 7 * BATCH
+    result = clone(out, second, resume=True)
+    assert first.served + second.served == BUDGET
+    assert result.summary["lost"] == BATCH  # charged, and nobody can know that it was not served
+    assert student(out) == student(whole)
+
+
+def test_a_teacher_that_breaks_down_costs_no_more_than_the_request_it_broke_down_in(
+    cut_short: tuple[Path, int], whole: Path
+) -> None:
+    out, served = cut_short
+    teacher = Metered()
+    result = clone(out, teacher, resume=True)
+    ledger = audit(out / "ledger.jsonl")
+    assert (result.summary["spent"], ledger.spent, ledger.lost) == (BUDGET, BUDGET, BATCH)
+    assert served + teacher.served == BUDGET
+    assert student(out) == student(whole)
+
+
+def test_handlers_and_global_random_state_are_as_before(tmp_path: Path) -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    state = torch.get_rng_state()
+    clone(tmp_path / "run", Metered({2: ctrl_c}))
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_wall_time_adds_up_over_the_sessions_and_leaves_out_the_pause(tmp_path: Path) -> None:
+    seconds, began = 0.03, time.monotonic()
+    first = clone(tmp_path / "run", Metered({6: ctrl_c}, seconds))
+    middle = time.monotonic()
+    time.sleep(1.0)
+    second = clone(tmp_path / "run", Metered(seconds=seconds), resume=True)
+    elapsed = time.monotonic() - began - 1.0
+    assert 10 * seconds <= first.summary["wall_seconds"] <= middle - began
+    assert first.summary["wall_seconds"] + 10 * seconds <= second.summary["wall_seconds"] <= elapsed
+    assert second.summary["queries_per_second"] == pytest.approx(BUDGET / second.summary["wall_seconds"], rel=0.01)
+
+
+# Budgets
+
+
+@pytest.mark.parametrize("budget", [1, 255, 256, 257, 1_000, 1_792, 3_584])
+def test_the_budget_is_spent_to_the_last_image_by_the_teachers_own_count(budget: int, tmp_path: Path) -> None:
+    teacher = Metered()
+    result = dfme.extract(
+        teacher, shape=(1, 8, 8), num_classes=10, budget=budget, method="dfme", out=tmp_path / "run", evaluation="none"
+    )
+    assert teacher.served == result.summary["spent"] == budget
+    assert audit(tmp_path / "run" / "ledger.jsonl").spent == budget
+    assert queries(tmp_path / "run")[-1] == budget
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_larger_budget_goes_on_and_a_smaller_one_is_refused(interrupted: bool, tmp_path: Path) -> None:
+    out, first, second = tmp_path / "run", Metered({8: ctrl_c} if interrupted else {}), Metered()
+    assert clone(out, first).finished is not interrupted
+    with pytest.raises(UserError, match="this run was started with other values of budget"):
+        clone(out, second, BUDGET - 1, resume=True)
+    assert second.served == 0
+    result = clone(out, second, BUDGET + 77, resume=True)
+    assert first.served + second.served == result.summary["spent"] == result.summary["budget"] == BUDGET + 77
+    assert queries(out) == sorted(set(queries(out)))
+    assert audit(out / "ledger.jsonl").budget == BUDGET + 77
+
+
+def test_a_larger_budget_after_a_kill_first_repeats_what_was_paid(cut_short: tuple[Path, int]) -> None:
+    out, served = cut_short
+    teacher = Metered()
+    result = clone(out, teacher, BUDGET + 1, resume=True)
+    assert served + teacher.served == result.summary["spent"] == BUDGET + 1
+
+
+# What a resumed run may not be
+
+
+def test_another_configuration_is_refused_by_the_names_of_its_keys(cut_short: tuple[Path, int], whole: Path) -> None:
+    out, _ = cut_short
+    teacher = Metered()
+    other = {"method_options": {"batch_size": 10, "latent_size": 16}, "seed": 5}
+    with pytest.raises(UserError, match=r"other values of seed, method\.batch_size \(see .*config\.yaml\)") as caught:
+        clone(out, teacher, resume=True, **other)
+    assert caught.value.exit_code == 2
+    assert teacher.served == 0
+    with pytest.raises(UserError, match=r"other values of teacher\.kind"):
+        clone(out, teacher=lambda images: images, resume=True)  # type: ignore[arg-type]
+    clone(out, teacher, resume=True)
+    assert student(out) == student(whole)
+
+
+def test_a_finished_run_gives_its_result_again_and_says_so(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    teacher, before = Metered(), sorted((path, path.stat().st_mtime_ns) for path in whole.rglob("*"))
+    result = clone(whole, teacher, resume=True, progress=True)
+    shown = capsys.readouterr()
+    assert teacher.calls == 0
+    assert result.finished
+    assert result.summary == json.loads((whole / "summary.json").read_text())
+    assert shown.err.count("\n") == 1
+    assert "finished before with all of its 400 queries, nothing was asked now" in shown.err
+    assert "agreement" in shown.out
+    assert sorted((path, path.stat().st_mtime_ns) for path in whole.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["summary.json", "student.safetensors"])
+def test_a_result_that_cannot_be_read_is_written_again_without_asking(name: str, whole: Path, tmp_path: Path) -> None:
+    out, teacher = tmp_path / "run", Metered()
+    shutil.copytree(whole, out)
+    (out / name).write_bytes(b"{")
+    result = clone(out, teacher, resume=True)
+    assert teacher.calls == 0
+    assert student(out) == student(whole)
+    assert result.summary == json.loads((out / "summary.json").read_text())
+    assert result.summary["agreement"] == json.loads((whole / "summary.json").read_text())["agreement"]
+
+
+def test_a_directory_with_files_is_not_written_to(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for out in (whole, tmp_path):
+        with pytest.raises(UserError, match="exists; give another"):
+            clone(out, Metered())
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_directory_in_use_is_refused_and_named(cut_short: tuple[Path, int]) -> None:
+    out, _ = cut_short
+    teacher = Metered()
+    with RunDirectory.open_for_resume(out), pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
+        clone(out, teacher, resume=True)
+    assert teacher.calls == 0
+    assert clone(out, teacher, resume=True).finished
+
+
+def test_a_run_killed_before_its_first_file_was_whole_is_no_obstacle(tmp_path: Path, whole: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / ".lock").touch()
+    (out / "config.yaml.tmp").write_text("budget: 20")
+    with pytest.raises(UserError, match=r"has no config\.yaml"):
+        clone(out, Metered(), resume=True)
+    clone(out, Metered())
+    assert student(out) == student(whole)
+
+
+def test_the_recipe_of_a_resumed_run_starts_a_new_one(cut_short: tuple[Path, int]) -> None:
+    out, _ = cut_short
+    clone(out, Metered(), resume=True)
+    assert "resume: false" in (out / "config.yaml").read_text()
+
+
+# Damage
+
+
+def flip(at: float) -> Callable[[bytes], bytes]:
+    """One bit changed, at this share of the file."""
+
+    def damage(data: bytes) -> bytes:
+        place = int(len(data) * at)
+        return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+    return damage
+
+
+DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
+    "checkpoint, a bit": ("checkpoint.pt", flip(0.5), "its bytes are not those that were saved"),
+    "checkpoint, cut short": ("checkpoint.pt", lambda data: data[:-1000], r"it is cut short \(\d+ bytes\)"),
+    "checkpoint, empty": ("checkpoint.pt", lambda data: b"", "it is cut short"),
+    "journal, a bit": ("journal/000001.bin", flip(0.1), "expected a whole record of the journal"),
+    "ledger, a line gone": (
+        "ledger.jsonl",
+        lambda data: b"\n".join(data.split(b"\n")[:2] + data.split(b"\n")[3:]),
+        r"line 3: expected a ledger's next line: charge 3 follows charge 1",
+    ),
+    "ledger, no JSON": ("ledger.jsonl", lambda data: b"charge\n" + data, "line 1: expected a ledger's next line"),
+    "ledger, empty": ("ledger.jsonl", lambda data: b"", "expected at least the 10 charges that the checkpoint"),
+    "metrics, a line broken": ("metrics.jsonl", lambda data: b"{\n" + data, "line 1: expected a JSON record"),
+    "config, no YAML": ("config.yaml", lambda data: b"budget: [", "config.yaml"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_explained_and_nothing_is_asked(damage: str, cut_short: tuple[Path, int], whole: Path) -> None:
+    """And the refused attempt does no harm: with the file restored, the run ends as if nothing had happened."""
+    out, served = cut_short
+    name, change, message = DAMAGES[damage]
+    data, teacher = (out / name).read_bytes(), Metered()
+    (out / name).write_bytes(change(data))
+    with pytest.raises(UserError, match=message) as caught:
+        clone(out, teacher, resume=True)
+    assert Path(name).name in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert teacher.calls == 0
+    (out / name).write_bytes(data)
+    clone(out, teacher, resume=True)
+    assert served + teacher.served == BUDGET
+    assert student(out) == student(whole)
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "metrics.jsonl"])
+def test_a_last_line_torn_by_a_kill_is_no_damage(name: str, cut_short: tuple[Path, int], whole: Path) -> None:
+    out, served = cut_short
+    teacher = Metered()
+    with (out / name).open("ab") as file:
+        file.write(b'{"seq":15,"event":"cha')
+    clone(out, teacher, resume=True)
+    assert served + teacher.served == BUDGET
+    assert student(out) == student(whole)
+    assert queries(out) == queries(whole)
+
+
+def test_a_damaged_checkpoint_names_the_one_before_and_that_one_works(tmp_path: Path, whole: Path) -> None:
+    out, teachers = tmp_path / "run", [Metered({3: ctrl_c}), Metered({3: ctrl_c}), Metered()]
+    for number, teacher in enumerate(teachers[:2]):
+        clone(out, teacher, resume=number > 0)
+    (out / "checkpoint.pt").write_bytes(b"")
+    with pytest.raises(RunError, match=r"checkpoint\.previous\.pt is whole: rename it to checkpoint\.pt and resume"):
+        clone(out, teachers[2], resume=True)
+    (out / "checkpoint.previous.pt").rename(out / "checkpoint.pt")
+    clone(out, teachers[2], resume=True)
+    assert sum(teacher.served for teacher in teachers) == BUDGET
+    assert student(out) == student(whole)
+
+
+def test_a_journal_that_is_gone_is_paid_again_and_called_lost(cut_short: tuple[Path, int], whole: Path) -> None:
+    out, served = cut_short
+    shutil.rmtree(out / "journal")
+    teacher = Metered()
+    result = clone(out, teacher, resume=True)
+    assert result.summary["spent"] == BUDGET
+    assert served + teacher.served + BATCH == BUDGET + result.summary["lost"]
+    assert result.summary["lost"] == 4 * BATCH  # three answers since the checkpoint, and the one that never came
+    assert student(out) == student(whole)
+
+
+# No space
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """The system refuses to let any file grow beyond ``size`` bytes, as it does on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("size", "file"),
+    [(20, "config.yaml"), (1_500, "000000.bin"), (10_000, "000000.bin"), (86_000, "checkpoint.pt")],
+)
+def test_no_space_left_is_one_line_and_the_run_goes_on_later(size: int, file: str, tmp_path: Path, whole: Path) -> None:
+    out, first, second = tmp_path / "run", Metered(), Metered()
+    with largest_file(size), pytest.raises(RunError, match=f"cannot write .*{file}: .*; nothing recorded") as caught:
+        clone(out, first)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    result = clone(out, second, resume=(out / "config.yaml").exists())
+    assert first.served + second.served == BUDGET + min(result.summary["lost"], first.served and BATCH)
+    assert student(out) == student(whole)
+    assert queries(out) == queries(whole)
+
+
+# The same as a person meets it
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return Bench(tmp_path)
+
+
+SMALL = ["--method.name", "static", "--method.batch-size", "100", "--budget", "1000", "--evaluation.dataset", "none"]
+
+
+def test_the_command_line_refuses_and_repeats(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(bench.flags("run", *SMALL)) == 0
+    served = bench.served("run")
+    capsys.readouterr()
+    for words, message in (
+        (bench.flags("run", *SMALL), "--out: 'run' exists"),
+        (["--resume", "--out", "run", "--seed", "5"], "other values of seed (see run/config.yaml)"),
+        (["--resume", "--out", "run", "--budget", "999"], "other values of budget"),
+        (["--resume", "--out", "run2"], "'run2' has no config.yaml"),
+    ):
+        assert main(words) == 2
+        out, err = capsys.readouterr()
+        assert message in err
+        assert (err.count("\n"), out) == (1, "")
+    assert main(["--resume", "--out", "run"]) == 0
+    assert "nothing was asked now" in capsys.readouterr().err
+    assert bench.served("run") == served == 1000
+    assert main(["--resume", "--out", "run", "--budget", "1500"]) == 0
+    assert bench.served("run") == bench.summary("run")["spent"] == 1500
+
+
+def wait_for_requests(process: subprocess.Popen[str], ledger: Path, requests: int) -> None:
+    while process.poll() is None and (not ledger.exists() or ledger.read_bytes().count(b'"charge"') < requests):
+        time.sleep(0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_the_run_and_the_printed_command_ends_it(number: signal.Signals, bench: Bench) -> None:
+    flags = ["--method.name", "dfme", "--budget", "15000", "--evaluation.dataset", "digits"]
+    code, _, err = bench.run(bench.flags("whole", *flags))
+    assert code == 0, err
+    process = bench.start(bench.flags("a run", *flags))
+    wait_for_requests(process, bench.folder / "a run" / "ledger.jsonl", 20)
+
+    # Meanwhile nobody else may work on that run.
+    if number == signal.SIGINT:
+        process.send_signal(signal.SIGSTOP)
+        code, out, err = bench.run(["--resume", "--out", "a run"])
+        process.send_signal(signal.SIGCONT)
+        assert (code, out) == (2, "")
+        holder = f"in use by process {process.pid}; wait for it to end, stop it, or choose another --out"
+        assert err == f"dfme: --out a run: {holder}\n"
+
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "stopping after the step in progress" in err
+    assert "Traceback" not in err
+    assert (bench.folder / "a run" / "checkpoint.pt").exists()
+    said, command = out.strip().split("\n")
+    assert said.startswith("stopped and kept after ")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    again = subprocess.run(
+        command, shell=True, cwd=bench.folder, env={**bench.environment, "PATH": path}, capture_output=True, text=True
+    )
+    assert again.returncode == 0, again.stderr
+    assert bench.student("a run") == bench.student("whole")
+    assert bench.served("a run") == bench.served("whole") == 15_000 + 359
+
+
+@pytest.mark.wandb
+def test_a_resumed_run_is_the_same_run_in_wandb(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    clone(out, Metered({3: ctrl_c}), wandb={"mode": "offline"})
+    identity = json.loads((out / "wandb.json").read_text())["id"]
+    clone(out, Metered(), resume=True, wandb={"mode": "offline"})
+    assert json.loads((out / "wandb.json").read_text())["id"] == identity
+    parts = list(out.glob("wandb/offline-run-*"))
+    assert len(parts) == 2
+    assert all(part.name.endswith(f"-{identity}") for part in parts)
