@@ -234,7 +234,7 @@ def _place(net: nn.Module, job: Job, spec: ImageSpec, device: torch.device) -> n
 def build_examination(data: LabelledImages | None, oracle: Oracle, device: torch.device) -> EvaluationSet | HeldBack:
     """What the student is scored on: labelled images, or generated ones that are held back."""
     if data is None:
-        return HeldBack(oracle.label_mode)
+        return HeldBack(oracle.label_mode, device)
     ask = partial(oracle, purpose="evaluation")
     return EvaluationSet(data.name, data.images.to(device), data.labels.to(device), oracle.label_mode, ask)
 

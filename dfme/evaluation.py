@@ -82,7 +82,7 @@ class EvaluationSet:
         return {"answers": self.answers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.answers = state["answers"]
+        self.answers = None if state["answers"] is None else state["answers"].to(self.images.device)
 
 
 class HeldBack:
@@ -96,8 +96,9 @@ class HeldBack:
     held_back = True
     teacher_accuracy: float | None = None
 
-    def __init__(self, mode: LabelMode, every: int = 20, keep: int = 2_000) -> None:
+    def __init__(self, mode: LabelMode, device: torch.device | str = "cpu", every: int = 20, keep: int = 2_000) -> None:
         self._mode = mode
+        self._device = torch.device(device)
         self._every = every
         self._keep = keep
         self._seen = 0
@@ -129,4 +130,6 @@ class HeldBack:
         return {"seen": self._seen, "images": self._images, "answers": self._answers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._seen, self._images, self._answers = state["seen"], state["images"], state["answers"]
+        self._seen = state["seen"]
+        if state["images"] is not None:
+            self._images, self._answers = (state[name].to(self._device) for name in ("images", "answers"))

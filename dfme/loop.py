@@ -28,6 +28,10 @@ SHEET_IMAGES = 64
 """Queries on one sheet."""
 
 
+MUST_BE_FINITE = ("student_loss", "replay_loss", "kl")
+"""Metrics that are NaN or infinite only when the student's weights are lost."""
+
+
 class Listener(Protocol):
     """What the loop tells about its progress (``tracking.Recorder``)."""
 
@@ -43,10 +47,6 @@ class Progress:
     """Seconds of work so far, over all of a run's sessions; part of the checkpoint."""
 
     seconds: float = 0.0
-
-
-MUST_BE_FINITE = ("student_loss", "replay_loss", "kl")
-"""Metrics that are NaN or infinite only when the student's weights are lost."""
 
 
 def numbers(metrics: Metrics) -> dict[str, float]:

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from dfme.answers import read_answers
-from dfme.errors import DfmeError, RunError, TeacherError
+from dfme.errors import BudgetExhausted, DfmeError, RunError, TeacherError
 from dfme.journal import Journal, Record, digest
 from dfme.ledger import CHARGED, Ledger, Purpose
 from dfme.sentinel import Sentinel
 from dfme.spec import Teacher
+
+__all__ = ["BudgetExhausted", "Ledger", "Oracle"]
 
 SLACK = 1e-4
 """How far beyond its bounds a query may reach, as a share of their range: rounding errors."""

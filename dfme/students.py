@@ -97,11 +97,9 @@ class StudentTrainer:
         return metrics
 
     def _step(self, images_BCHW: Tensor, answers: Tensor) -> Tensor:
-        if (
-            len(images_BCHW) == 1
-        ):  # batch normalisation refuses a lone value per channel; twice the same is the same mean
+        if len(images_BCHW) == 1:  # batch normalisation refuses a lone value per channel; doubled, its mean is the same
             images_BCHW, answers = torch.cat([images_BCHW] * 2), torch.cat([answers] * 2)
-        if not self.net.training:  # walking a net's modules costs a hundredth of a small one.s step
+        if not self.net.training:  # walking the modules of a net for nothing costs a hundredth of a small one's step
             self.net.train()
         self._optimizer.zero_grad(set_to_none=True)
         with autocast(images_BCHW.device, self._precision):

@@ -22,9 +22,7 @@ from dfme.students import StudentTrainer
 class LinearTeacher:
     """Scores that are a fixed linear map of the image; counts the images it was really asked for."""
 
-    def __init__(
-        self, spec: ImageSpec, num_classes: int = 3, mode: str = "probabilities", device: str = "cpu"
-    ) -> None:
+    def __init__(self, spec: ImageSpec, num_classes: int = 3, mode: str = "probabilities", device: str = "cpu") -> None:
         self.spec = spec
         self.num_classes = num_classes
         self.label_mode = LabelMode.parse(mode)
