@@ -53,6 +53,7 @@ CLASSES = 10
 
 CASES = {
     "digits": Case((1, 8, 8), "cnn_small", "cnn_small", 4, 256),
+    "digits_paper": Case((1, 8, 8), "cnn_small", "cnn_small", 0, 256),
     "resnet": Case((3, 32, 32), "resnet34_8x", "resnet18_8x", 0, 16),
 }
 

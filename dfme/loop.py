@@ -54,7 +54,7 @@ def numbers(metrics: Metrics) -> dict[str, float]:
 
     Raises DfmeError for a student that has diverged: nothing can be learnt with it any more.
     """
-    values = {name: float(value) for name, value in metrics.items()}
+    values = {name: float(value() if callable(value) else value) for name, value in metrics.items()}
     for name in MUST_BE_FINITE:
         if not math.isfinite(values.get(name, 0.0)):
             raise DfmeError(

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy as cross_entropy_loss
+from torch.nn.functional import cross_entropy
 
 from dfme.errors import UserError
 from dfme.spec import LabelMode
 
-Distance = Callable[[Tensor, Tensor], Tensor]
-"""Maps the student's scores (B, K) and the teacher's answers to one distance per image, (B,)."""
+
+@dataclass(frozen=True)
+class Distance:
+    """How far a student's scores are from a teacher's answers, one number per image.
+
+    The answers' share of the work comes first and once: ``target`` turns answers into what is learnt, and
+    ``between`` maps scores (B, K) and a target to (B,). A call does both.
+    """
+
+    target: Callable[[Tensor], Tensor]
+    between: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, scores_BK: Tensor, answers: Tensor) -> Tensor:
+        return self.between(scores_BK, self.target(answers))
+
 
 AUTO_LOSS = {"logits": "l1", "probabilities": "l1", "top_k": "kl", "label": "cross_entropy"}
 FITTING_LOSSES = {
@@ -69,14 +84,17 @@ def make_distance(loss: str, mode: LabelMode) -> Distance:
         fitting = ", ".join(FITTING_LOSSES[mode.kind])
         raise UserError(f"--student.loss {loss} cannot use a teacher that answers {mode}; use one of {fitting}")
 
-    def l1(scores_BK: Tensor, answers: Tensor) -> Tensor:
-        return (scores_BK - recovered_logits(answers, mode)).abs().mean(dim=1)
+    distances = {
+        "l1": Distance(lambda answers: recovered_logits(answers, mode), _l1),
+        "kl": Distance(lambda answers: log_probabilities(answers, mode), _kl),
+        "cross_entropy": Distance(top_class, partial(cross_entropy, reduction="none")),
+    }
+    return distances[loss]
 
-    def kl(scores_BK: Tensor, answers: Tensor) -> Tensor:
-        target_BK = log_probabilities(answers, mode)
-        return (target_BK.exp() * (target_BK - scores_BK.log_softmax(dim=1))).sum(dim=1)
 
-    def cross_entropy(scores_BK: Tensor, answers: Tensor) -> Tensor:
-        return cross_entropy_loss(scores_BK, top_class(answers), reduction="none")
+def _l1(scores_BK: Tensor, logits_BK: Tensor) -> Tensor:
+    return (scores_BK - logits_BK).abs().mean(dim=1)
 
-    return {"l1": l1, "kl": kl, "cross_entropy": cross_entropy}[loss]
+
+def _kl(scores_BK: Tensor, target_BK: Tensor) -> Tensor:
+    return (target_BK.exp() * (target_BK - scores_BK.log_softmax(dim=1))).sum(dim=1)

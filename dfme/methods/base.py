@@ -13,9 +13,9 @@ from dfme.oracle import Oracle
 from dfme.randomness import Streams
 from dfme.sentinel import Sentinel
 from dfme.spec import LabelKind
-from dfme.students import StudentTrainer
+from dfme.students import Metrics, StudentTrainer
 
-Metrics = dict[str, Tensor | float]
+__all__ = ["Examiner", "Method", "Metrics", "Parts"]
 
 Examiner = Callable[[Tensor, Tensor], bool]
 """May take a paid batch (images, answers) out of training, to score the student on; says whether it did."""

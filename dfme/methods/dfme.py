@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from dfme.methods.base import Metrics, Parts
 from dfme.methods.configs import DfmeConfig
 from dfme.methods.teaching import Teaching
 from dfme.spec import LabelKind
-from dfme.students import evaluating, gradient_norm, set_lr
+from dfme.students import evaluating, forget_gradients, gradient_norm, set_lr
 
 
 class Dfme:
@@ -41,7 +42,8 @@ class Dfme:
         self._config = config
         self._parts = parts
         self._teaching = Teaching(parts, config.batch_size)
-        self._optimizer = torch.optim.Adam(parts.generator.parameters(), config.generator_lr, fused=True)
+        self._parameters = list(parts.generator.parameters())
+        self._optimizer = torch.optim.Adam(self._parameters, config.generator_lr, fused=True)
         in_image_space = config.space == "image"
         self._estimator = FiniteDifference(
             directions=config.directions,
@@ -80,15 +82,15 @@ class Dfme:
         upstream_grads = estimate.grad_BCHW / batch_size
         lr = self._config.generator_lr * parts.lr_factor()
         set_lr(self._optimizer, lr)
-        self._optimizer.zero_grad(set_to_none=True)
+        forget_gradients(self._parameters)
         seam.backward(gen_op, upstream_grads, parts.sentinel)
         self._optimizer.step()
         return {
-            "generator_loss": estimate.value_B.mean(),
+            "generator_loss": estimate.value_B.mean,
             "generator_lr": lr,
-            "upstream_grad_norm": upstream_grads.norm(),
-            "generator_grad_norm": gradient_norm(parts.generator),
-            "difference_zero_share": (estimate.differences_BM == 0).float().mean(),
+            "upstream_grad_norm": upstream_grads.norm,
+            "generator_grad_norm": partial(gradient_norm, parts.generator),
+            "difference_zero_share": lambda: (estimate.differences_BM == 0).float().mean(),
         }
 
     def _objective(self, point_BCHW: Tensor) -> Tensor:
