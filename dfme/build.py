@@ -48,9 +48,6 @@ from teachers.make import make_teacher, wrap_callable
 CHUNK = 8_192
 """Most images in one evaluation of an objective: bounds memory while probing."""
 
-CHANNELS_LAST_FROM = 1
-"""Height and width from which channels-last was measured to be the faster memory format (configs/README.md)."""
-
 
 def run_job(
     job: Job,
@@ -208,25 +205,29 @@ def build_student(job: Job, spec: ImageSpec, num_classes: int, device: torch.dev
     config = job.config
     arch = auto_net(spec.shape) if config.student.arch == "auto" else config.student.arch
     torch.manual_seed(derived_seed(config.seed, "student"))
-    return arch, _place(build_net(arch, spec.shape, num_classes), job, spec, device)
+    return arch, _place(build_net(arch, spec.shape, num_classes), job, device)
 
 
 def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generator:
     """The generator as the seed initialises it, on its device, in train mode."""
     torch.manual_seed(derived_seed(job.config.seed, "generator"))
     generator = Generator(job.method_config.latent_size, spec)
-    _place(generator, job, spec, device)
+    _place(generator, job, device)
     return generator
 
 
-def _place(net: nn.Module, job: Job, spec: ImageSpec, device: torch.device) -> nn.Module:
-    """The net on its device, in the memory format and compiled as the job says."""
+def _place(net: nn.Module, job: Job, device: torch.device) -> nn.Module:
+    """The net on its device, in the memory format and compiled as the job says.
+
+    ``auto`` is channels-last on a CPU, where it was measured to be faster (configs/README.md), and on a GPU with
+    bf16, whose tensor cores want it.
+    """
     choice = job.config.channels_last
     net.to(device)
-    if choice == "yes" or (choice == "auto" and min(spec.shape[1:]) >= CHANNELS_LAST_FROM):
+    if choice == "yes" or (choice == "auto" and (device.type == "cpu" or job.config.precision == "bf16")):
         net.to(memory_format=torch.channels_last)
     if job.config.compile:
-        require_compiler(next(net.parameters()).device)
+        require_compiler(device)
         net.compile()
     return net
 

@@ -190,3 +190,8 @@ def test_a_checkpoint_its_evaluation_and_resuming_as_printed(tmp_path):
     printed = run_section("checkpoint", tmp_path)
     assert "teacher accuracy    0.98" in printed
     assert json.loads((tmp_path / "runs/shapes/summary.json").read_text())["spent"] == 6_000
+
+
+@pytest.mark.parametrize("page", ["README.md", "configs/README.md", "CHANGELOG.md"])
+def test_no_figure_is_still_to_be_measured(page):
+    assert "TBD" not in (ROOT / page).read_text(encoding="utf-8")
