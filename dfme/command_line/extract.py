@@ -10,6 +10,7 @@ from dfme.command_line.argv import Flag, last_text
 from dfme.command_line.reading import Reading
 from dfme.command_line.request import Layout, Request
 from dfme.config import ExtractConfig, Job
+from dfme.errors import UserError
 from dfme.job import DEFAULT_RECIPE
 from dfme.methods import METHODS
 from dfme.options import build
@@ -21,8 +22,12 @@ def default_recipe(flags: Sequence[Flag]) -> Path | None:
     resuming = any(flag.key == "resume" and flag.text in (None, "true", "True", "yes") for flag in flags)
     out = last_text(flags, "out")
     if resuming:
-        written = Path(out or "") / "config.yaml"
-        return written if out and written.is_file() else None
+        if not out:
+            raise UserError("--resume: expected --out as well: the run directory to go on with")
+        written = Path(out) / "config.yaml"
+        if not written.is_file():
+            raise UserError(f"--out: expected a run directory to resume, but {out!r} has no config.yaml")
+        return written
     names_teacher = any(flag.key in ("teacher.kind", "teacher.checkpoint") for flag in flags)
     return None if names_teacher else DEFAULT_RECIPE
 
