@@ -21,27 +21,6 @@ def _no_pictures() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing disturbed."""
-    out = tmp_path_factory.mktemp("whole") / "run"
-    clone(out, Metered())
-    return out
-
-
-@pytest.fixture(scope="module")
-def master(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    out = tmp_path_factory.mktemp("cut_short") / "run"
-    return out, small_runs.cut_short(out)
-
-
-@pytest.fixture
-def cut_short(master: tuple[Path, int], tmp_path: Path) -> tuple[Path, int]:
-    """A copy of a run with a checkpoint and answers beyond it, and the images its teacher served."""
-    shutil.copytree(master[0], tmp_path / "run")
-    return tmp_path / "run", master[1]
-
-
 def flip(at: float) -> Callable[[bytes], bytes]:
     """One bit changed, at this share of the file."""
 
