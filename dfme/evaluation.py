@@ -67,16 +67,17 @@ class EvaluationSet:
             self.answers = torch.cat([self.ask(part) for part in self.images.split(EVALUATION_BATCH)])
 
     @property
-    def teacher_accuracy(self) -> float | None:
+    def teacher_accuracy(self) -> float:
         assert self.answers is not None, "prepare() comes first"
         return (top_class(self.answers) == self.labels).double().mean().item()
 
     def score(self, student: nn.Module) -> dict[str, float]:
-        """``accuracy`` against the labels, ``agreement`` and ``kl`` against the teacher."""
+        """``accuracy`` against the labels beside ``teacher_accuracy``; ``agreement`` and ``kl`` with the teacher."""
         assert self.answers is not None, "prepare() comes first"
         scores_NK = scores(student, self.images)
         accuracy = (scores_NK.argmax(dim=1) == self.labels).double().mean().item()
-        return {"accuracy": accuracy, **compare(scores_NK, self.answers, self.mode)}
+        followed = compare(scores_NK, self.answers, self.mode)
+        return {"accuracy": accuracy, "teacher_accuracy": self.teacher_accuracy, **followed}
 
     def state_dict(self) -> dict[str, Any]:
         return {"answers": self.answers}

@@ -107,6 +107,7 @@ class StudentTrainer:
             self._replay.add(images_BCHW, targets)
             for _ in range(self._config.replay_steps):
                 metrics["replay_loss"] = self._step(*self._replay.sample(self._config.replay_batch))
+        metrics["student_steps"] = self.steps
         return metrics
 
     def _step(self, images_BCHW: Tensor, targets: Tensor) -> Tensor:
