@@ -34,36 +34,63 @@ AUTO_LOSS = {"logits": "l1", "probabilities": "l1", "top_k": "kl", "label": "cro
 FITTING_LOSSES = {
     "logits": ("l1", "kl", "cross_entropy"),
     "probabilities": ("l1", "kl", "cross_entropy"),
-    "top_k": ("kl", "cross_entropy"),
+    "top_k": ("l1", "kl", "cross_entropy"),
     "label": ("cross_entropy",),
 }
 
+UNDECLARED_FLOOR = 1e-7
+"""The most that an exact zero stands for where no rounding is declared: what float32 resolves next to one."""
+
+SMALLEST = torch.finfo(torch.float32).tiny
+"""Stands for zero under a logarithm: its share of any expectation is nothing."""
+
+AT_MOST = 1024.0
+"""Subtracted from a recovered logit that is only an upper bound.
+
+Targets are stored as one float per class, so the bound and the mark that it is one share a number. Recovered
+logits lie within +-88 (the logarithm of ``SMALLEST``), so a value below -512 is marked. In float32 a marked
+bound is exact to 6e-5, and no bound is known that well.
+"""
+
 
 def probability_floor(mode: LabelMode) -> float:
-    """The least probability an answer can stand for: half a rounding step, or the smallest float32 there is."""
-    return 0.5 * 10.0**-mode.decimals if mode.decimals is not None else torch.finfo(torch.float32).tiny
+    """The most that an answer of exactly zero can stand for: half a rounding step, or ``UNDECLARED_FLOOR``."""
+    return 0.5 * 10.0**-mode.decimals if mode.decimals is not None else UNDECLARED_FLOOR
 
 
 def log_probabilities(answers_BK: Tensor, mode: LabelMode) -> Tensor:
-    """Log-probabilities (B, K) from answers with scores.
+    """Log-probabilities (B, K), finite, to weigh by the probabilities themselves, as KL does.
 
-    Logits are normalised. Probabilities are floored at half a rounding step. In ``top_k`` answers the mass
-    not revealed is spread evenly over the classes not revealed (heuristic: the answer says no more).
+    Logits are normalised. A probability of zero stays one: its logarithm is that of ``SMALLEST``. In ``top_k``
+    answers the mass not revealed is spread evenly over the classes not revealed, each at most the smallest
+    revealed one (heuristic: the answer says no more).
+    Measured (digits teacher on its training images, a student after 600 steps on generated ones): the cosine of
+    KL's gradient in the scores to that on unrounded answers is .99, .97, .93 at 4, 3, 2 decimals, and .89, .51,
+    -.03 with zeros raised to half a rounding step.
     """
     if mode.kind == "logits":
         return answers_BK.log_softmax(dim=1)
     if mode.kind == "top_k":
-        unknown_BK = answers_BK.isnan()
-        rest_B1 = (1.0 - answers_BK.nansum(dim=1, keepdim=True)).clamp_min(0.0)
-        share_B1 = rest_B1 / unknown_BK.sum(dim=1, keepdim=True).clamp_min(1)
-        answers_BK = torch.where(unknown_BK, share_B1, answers_BK)
-    return answers_BK.clamp_min(probability_floor(mode)).log()
+        answers_BK = torch.where(answers_BK.isnan(), _share_of_the_rest(answers_BK, mode), answers_BK)
+    return answers_BK.clamp_min(SMALLEST).log()
+
+
+def unresolved(answers_BK: Tensor) -> Tensor:
+    """Where an answer gives no more than an upper bound, bool (B, K): exact zeros, and classes not revealed."""
+    return ~(answers_BK > 0)
 
 
 def recovered_logits(answers_BK: Tensor, mode: LabelMode) -> Tensor:
-    """Logits up to a constant per image: rec(p) = log p - mean_k log p (Truong et al. 2021, section 3.4)."""
-    scores_BK = answers_BK if mode.kind == "logits" else log_probabilities(answers_BK, mode)
-    return scores_BK - scores_BK.mean(dim=1, keepdim=True)
+    """Logits up to a constant per image: rec(p) = log p - mean_k log p (Truong et al. 2021, section 3.4).
+
+    An unresolved class counts with its bound: its even share of the mass not revealed, at least
+    ``probability_floor`` and at most the least answer that is resolved.
+    """
+    if mode.kind == "logits":
+        return _centred(answers_BK)
+    bounded_BK = torch.where(unresolved(answers_BK), _bound(answers_BK, mode), answers_BK)
+    least = SMALLEST if mode.decimals is None else probability_floor(mode)
+    return _centred(bounded_BK.clamp_min(least).log())
 
 
 def top_class(answers: Tensor) -> Tensor:
@@ -74,8 +101,20 @@ def top_class(answers: Tensor) -> Tensor:
 def make_distance(loss: str, mode: LabelMode) -> Distance:
     """The distance ``loss`` (auto, l1, kl or cross_entropy) for answers of ``mode``.
 
-    l1: mean_k |S - rec(T)|, the student's scores not centred (the loss makes them so).
+    l1: mean_k |S - rec(T)|, the student's scores not centred (the loss makes them so). An unresolved class is
+    known only to lie at or below its bound, so there the error is max(0, S - bound), and the constant that recovery
+    takes off is unknown, so S is shifted by its mean error over the resolved classes: the true logits have no
+    error, whatever they are. In ``top_k`` answers that is every
+    class not revealed; the bound, an even share of the rest, is a heuristic that holds on average (the mean of
+    a logarithm is at most the logarithm of the mean).
     kl: KL(T || S) in nats. cross_entropy: on the class the teacher answered.
+
+    Measured: a student of the digits teacher, 450 steps on 20,000 images of an untrained generator, agreement
+    with the unrounded teacher in per cent, mean of seeds 0 to 2, whose deviation is .6 to 5. Unrounded: l1 93,
+    kl 84. At 4, 3, 2 decimals: l1 90, 86, 79; with zeros taken at their word 77, 71, 65; kl 85, 85, 85. With
+    zeros left out at 4 and 2 decimals: 84, 60; with a dead zone of the rounding interval around every answer:
+    90, 79, so there is none. The same rounding undeclared: 91, 82; with a floor of 1e-38 78, 65. Top 3 and top 1,
+    seeds 0 and 1: l1 82, 67; with the share taken at its word 68, 45; kl 82, 80, hence ``auto``.
 
     Raises UserError where the mode does not reveal what the loss needs.
     """
@@ -85,7 +124,11 @@ def make_distance(loss: str, mode: LabelMode) -> Distance:
         raise UserError(f"--student.loss {loss} cannot use a teacher that answers {mode}; use one of {fitting}")
 
     distances = {
-        "l1": Distance(lambda answers: recovered_logits(answers, mode), _l1),
+        "l1": (
+            Distance(partial(recovered_logits, mode=mode), _l1)
+            if mode.kind == "logits"
+            else Distance(partial(_marked_logits, mode=mode), _bounded_l1)
+        ),
         "kl": Distance(lambda answers: log_probabilities(answers, mode), _kl),
         "cross_entropy": Distance(top_class, partial(cross_entropy, reduction="none")),
     }
@@ -96,5 +139,50 @@ def _l1(scores_BK: Tensor, logits_BK: Tensor) -> Tensor:
     return (scores_BK - logits_BK).abs().mean(dim=1)
 
 
+def _marked_logits(answers_BK: Tensor, mode: LabelMode) -> Tensor:
+    """Recovered logits as a replay keeps them: an upper bound is marked by ``AT_MOST``."""
+    logits_BK = recovered_logits(answers_BK, mode)
+    return torch.where(unresolved(answers_BK), logits_BK - AT_MOST, logits_BK)
+
+
+def _bounded_l1(scores_BK: Tensor, marked_BK: Tensor) -> Tensor:
+    """L1 that asks nothing of a score below its upper bound; a row without bounds counts bit for bit as in ``_l1``.
+
+    In a row with bounds the constant that recovery took off is no knowledge: it follows from the bounds. So the
+    scores are shifted to have, over the resolved classes, no error on average.
+    """
+    bound_BK = marked_BK < -0.5 * AT_MOST
+    error_BK = scores_BK - torch.where(bound_BK, marked_BK + AT_MOST, marked_BK)
+    resolved_B1 = (~bound_BK).sum(dim=1, keepdim=True)
+    shift_B1 = error_BK.masked_fill(bound_BK, 0.0).sum(dim=1, keepdim=True) / resolved_B1.clamp_min(1)
+    error_BK = torch.where(resolved_B1 < bound_BK.shape[1], error_BK - shift_B1, error_BK)
+    return error_BK.masked_fill(bound_BK & (error_BK < 0), 0.0).abs().mean(dim=1)
+
+
 def _kl(scores_BK: Tensor, target_BK: Tensor) -> Tensor:
     return (target_BK.exp() * (target_BK - scores_BK.log_softmax(dim=1))).sum(dim=1)
+
+
+def _centred(scores_BK: Tensor) -> Tensor:
+    return scores_BK - scores_BK.mean(dim=1, keepdim=True)
+
+
+def _least_revealed(answers_BK: Tensor, mode: LabelMode) -> Tensor:
+    """What a class that is not resolved cannot exceed, (B, 1): the smallest answer, a zero taken at its most."""
+    revealed_BK = answers_BK.masked_fill(answers_BK <= 0, probability_floor(mode))
+    return revealed_BK.nan_to_num(nan=1.0).amin(dim=1, keepdim=True)
+
+
+def _share_of_the_rest(answers_BK: Tensor, mode: LabelMode) -> Tensor:
+    """An even share, for each class not revealed, of the mass not revealed, (B, 1)."""
+    rest_B1 = (1.0 - answers_BK.nansum(dim=1, keepdim=True)).clamp_min(0.0)
+    share_B1 = rest_B1 / answers_BK.isnan().sum(dim=1, keepdim=True).clamp_min(1)
+    return torch.minimum(share_B1, _least_revealed(answers_BK, mode))
+
+
+def _bound(answers_BK: Tensor, mode: LabelMode) -> Tensor:
+    """What an unresolved class is at most, (B, 1)."""
+    floor, least_B1 = probability_floor(mode), _least_revealed(answers_BK, mode)
+    if mode.kind != "top_k":
+        return least_B1.clamp_max(floor)
+    return torch.minimum(_share_of_the_rest(answers_BK, mode).clamp_min(floor), least_B1)
