@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toy_objectives import Linear, Toy, agreement, point, rng
+from toy_objectives import Linear, Toy, agreement, featured, point, rng
 
 from dfme.errors import UserError
 from dfme.estimators import DIRECTIONS, FORMS, DirectionName, FiniteDifference, Form
@@ -45,6 +45,21 @@ def test_the_chunk_changes_nothing(form: Form, chunk: int, directions: int) -> N
     assert torch.equal(generator.get_state(), after.get_state())
 
 
+@every_direction
+@pytest.mark.parametrize("chunk", [1, 7, 13])
+def test_every_family_draws_the_same_in_chunks(direction: DirectionName, chunk: int) -> None:
+    """Bit for bit: the probes of forward differences come in one order, whatever a call holds."""
+    shape, asked, states = (2, 4, 6), [], []
+    for size in (None, chunk):
+        objective, generator = Linear(5, shape), rng(9)
+        estimator = FiniteDifference(3, direction=direction, chunk=size)
+        estimator.estimate(featured(objective, point(5, shape)), point(5, shape), generator)
+        asked.append(torch.cat(objective.calls))
+        states.append(generator.get_state())
+    assert torch.equal(*asked)
+    assert torch.equal(*states)
+
+
 @every_form
 @pytest.mark.parametrize("batch", [1, 2, 256])
 @pytest.mark.parametrize("directions", [1, 3, 10])
@@ -66,8 +81,8 @@ def test_an_image_does_not_feel_its_neighbours(form: Form, direction: DirectionN
     other_BCHW = u_BCHW.clone()
     other_BCHW[2] = 10 * torch.randn(3, 16, 24, generator=rng(8))
     estimator = FiniteDifference(2, form=form, direction=direction)
-    one = estimator.estimate(toy, u_BCHW, rng(4))
-    two = estimator.estimate(toy, other_BCHW, rng(4))
+    one = estimator.estimate(featured(toy, u_BCHW), u_BCHW, rng(4))
+    two = estimator.estimate(featured(toy, u_BCHW), other_BCHW, rng(4))
     for i in (0, 1, 3):
         assert torch.equal(one.grad_BCHW[i], two.grad_BCHW[i])
         assert one.value_B[i] == two.value_B[i]
@@ -87,12 +102,13 @@ def test_probes_of_images_stay_legal_without_a_clipping_bias(
     x_BCHW[:, 0], x_BCHW[:, 1, :4] = low, high
     objective = Linear(batch, shape)
     estimator = FiniteDifference(2, step, form, direction, bounds=bounds)
-    estimate = estimator.estimate(objective, x_BCHW, rng(6))
+    estimate = estimator.estimate(featured(objective, x_BCHW), x_BCHW, rng(6))
     for call_NCHW in objective.calls:
         assert float(call_NCHW.min()) >= torch.tensor(low)
         assert float(call_NCHW.max()) <= torch.tensor(high)
 
-    free = FiniteDifference(2, step, form, direction).estimate(Linear(batch, shape), x_BCHW, rng(6))
+    unbounded = FiniteDifference(2, step, form, direction)
+    free = unbounded.estimate(featured(Linear(batch, shape), x_BCHW), x_BCHW, rng(6))
     tolerance = 2e-7 * max(map(abs, bounds)) * math.sqrt(192) / step + 1e-4
     assert agreement(estimate.grad_BCHW, free.grad_BCHW) == pytest.approx((1, 1), abs=tolerance)
 
@@ -154,11 +170,23 @@ def test_a_step_that_moves_nothing_is_not_mistaken_for_a_flat_objective() -> Non
         ({"chunk": 0}, "chunk"),
         ({"step": 0.5, "bounds": (0.0, 1.0)}, "smaller step"),
         ({"step": 0.1, "bounds": (0.0, 1.0), "direction": "gaussian"}, "smaller step"),
+        ({"direction": "dct", "frequencies": 0.0}, "frequencies"),
+        ({"step": 1, "lattice": 0.1}, "bounds"),
+        ({"step": 1, "lattice": 2.0, "bounds": (0.0, 1.0)}, "lattice"),
+        ({"step": 1.5, "lattice": 1 / 255, "bounds": (0.0, 1.0)}, "whole number of levels"),
+        ({"step": 128, "lattice": 1 / 255, "bounds": (0.0, 1.0)}, "at most 127 of 256 levels"),
     ],
 )
 def test_impossible_arguments_are_refused_in_words(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
         FiniteDifference(**arguments)
+
+
+def test_an_estimate_leaves_nothing_behind() -> None:
+    estimator = FiniteDifference(2)
+    assert estimator.state_dict() == {}
+    estimator.load_state_dict({})
+    assert estimator.cost(3, ahead=5) == estimator.cost(3)
 
 
 @pytest.mark.parametrize(

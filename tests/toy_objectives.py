@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from dfme.estimators import Composed, Objective
+
 
 def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
@@ -49,6 +51,35 @@ class Toy:
     def gradient(self, u_BCHW: Tensor) -> Tensor:
         u_BCHW = u_BCHW.detach().requires_grad_()
         return torch.autograd.grad(self(u_BCHW).sum(), u_BCHW)[0]
+
+
+class OverImages:
+    """Toy's objective with images in place of what comes before tanh."""
+
+    def __init__(self, shape: tuple[int, int, int]) -> None:
+        self.toy = Toy(shape)
+
+    def __call__(self, x_NCHW: Tensor) -> Tensor:
+        return -(self.toy.student(x_NCHW) - self.toy.teacher(x_NCHW)).square().mean(1)
+
+
+def composed(over_images: OverImages) -> Composed:
+    """The toy's objective as the API's part and our own, with all that may come along."""
+    toy = over_images.toy
+    return Composed(
+        toy.teacher,
+        lambda x_NCHW, answers: -(toy.student(x_NCHW) - answers).square().mean(1),
+        features_BFHW=torch.ones(3, 2, 4, 4),
+        remembered=(torch.zeros(5, 1, 4, 4), torch.zeros(5, 10)),
+        scores=toy.student,
+    )
+
+
+def featured(objective: Objective, point_BCHW: Tensor, width: int = 5) -> Composed:
+    """The objective with something that a last convolution might have read at these points, for range directions."""
+    batch, _, height, rows = point_BCHW.shape
+    features_BFHW = torch.randn(batch, width, height, rows, generator=rng(11)).to(point_BCHW)
+    return Composed(objective, lambda _, answers: answers, features_BFHW)
 
 
 def agreement(estimate_BCHW: Tensor, truth_BCHW: Tensor) -> tuple[float, float]:

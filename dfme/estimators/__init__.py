@@ -1,12 +1,20 @@
 """Gradients from values: what stands in for the teacher's part of the chain rule."""
 
-from dfme.estimators.base import Estimate, Estimator, Objective
-from dfme.estimators.directions import DIRECTIONS, Direction, DirectionName
-from dfme.estimators.finite_difference import FORMS, FiniteDifference, Form
+from dfme.estimators.base import Composed, Estimate, Estimator, Objective
+from dfme.estimators.directions import DIRECTIONS, Direction, DirectionName, Place
+from dfme.estimators.finite_difference import FiniteDifference
+from dfme.estimators.make import MAKERS, make_estimator
+from dfme.estimators.probing import FORMS, Form, Probe, Probing
+from dfme.estimators.spaces import SPACES, AfterSquash, BeforeSquash, Space
 
 __all__ = [
     "DIRECTIONS",
     "FORMS",
+    "MAKERS",
+    "SPACES",
+    "AfterSquash",
+    "BeforeSquash",
+    "Composed",
     "Direction",
     "DirectionName",
     "Estimate",
@@ -14,4 +22,9 @@ __all__ = [
     "FiniteDifference",
     "Form",
     "Objective",
+    "Place",
+    "Probe",
+    "Probing",
+    "Space",
+    "make_estimator",
 ]

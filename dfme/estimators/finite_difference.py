@@ -5,28 +5,28 @@
 
 with s from ``dfme.estimators.directions`` (D on the unit sphere), so that the mean over the directions is the
 gradient itself, up to O(h) for forward and O(h^2) for central differences. Forward differences on the sphere
-are DFME's estimator (Truong et al., CVPR 2021, arXiv 2011.14779). M directions, N images in one call.
+are DFME's estimator (Truong et al., CVPR 2021, arXiv 2011.14779); central ones are the antithetic pairs of
+evolution strategies (Salimans et al. 2017, arXiv 1703.03864). On a lattice, with delta_j the way really made,
+
+    g = (D/m) sum_j (f(u + delta_j) - f(u)) / |delta_j|^2 * delta_j
+
+which is unbiased to the same order where the signs of the directions are independent and even, as of sphere,
+gaussian, rademacher and orthogonal ones; with dct and range D is a heuristic. M directions, N images in one call.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dfme.errors import UserError
-from dfme.estimators.base import Estimate, Objective
-from dfme.estimators.directions import DIRECTIONS, DirectionName
+from dfme.estimators.base import Composed, Estimate, Objective
+from dfme.estimators.directions import DIRECTIONS, DirectionName, Place
+from dfme.estimators.probing import Form, Probing, check_point
 from dfme.precision import ieee_fp32
-
-Form = Literal["forward", "central"]
-
-# Images per direction; forward differences need one at the point itself besides.
-FORMS: dict[Form, int] = {"forward": 1, "central": 2}
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class FiniteDifference:
 
     Args:
         directions: random directions per image (m)
-        step: the h of u + h v: the length of a probe's way on the sphere, else its size per coordinate
+        step: the h of u + h v: the length of a probe's way on the sphere, else its size per coordinate; on a
+            lattice whole levels per coordinate
         form: forward or central
         direction: a name in DIRECTIONS
         bounds: lowest and highest legal value, where the point is an image; the centre of the differences is
@@ -50,6 +51,10 @@ class FiniteDifference:
         chunk: most images in one call of the objective; it changes no direction, and no result beyond the
             noise of floating-point sums. About as many probes, and at least one batch of them, are in memory
             at a time. None: all at once
+        lattice: distance between the values a pixel can have on the wire, from the lower bound on; the centre
+            is rounded to it and a probe moves every pixel by the step, up or down by the direction's sign, so
+            that the wire changes no probe. None: all values between the bounds exist
+        frequencies: share of the frequencies that dct directions are made of
 
     Raises:
         UserError: an argument is out of range, or the step does not fit between the bounds
@@ -61,27 +66,24 @@ class FiniteDifference:
     direction: DirectionName = "sphere"
     bounds: tuple[float, float] | None = None
     chunk: int | None = None
+    lattice: float | None = None
+    frequencies: float = 0.125
+    probing: Probing = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.directions < 1:
             raise UserError(f"directions: expected at least 1, got {self.directions}")
-        if not (math.isfinite(self.step) and self.step > 0):
-            raise UserError(f"step: expected a positive number, got {self.step}")
-        if self.form not in FORMS:
-            raise UserError(f"form: expected {' or '.join(FORMS)}, got {self.form!r}")
         if self.direction not in DIRECTIONS:
             raise UserError(f"direction: expected {', '.join(DIRECTIONS)}, got {self.direction!r}")
-        if self.chunk is not None and self.chunk < 1:
-            raise UserError(f"chunk: expected at least 1 image a call, got {self.chunk}")
-        if self.bounds is not None and not 2 * self._reach < self.bounds[1] - self.bounds[0]:
-            raise UserError(
-                f"step {self.step}: expected probes that reach less than half of the bounds {self.bounds}, "
-                f"got a reach of {self._reach} with {self.direction} directions; take a smaller step"
-            )
+        if not 0 < self.frequencies <= 1:
+            raise UserError(f"frequencies: expected a share above 0 and up to 1, got {self.frequencies}")
+        reach = DIRECTIONS[self.direction].reach
+        probing = Probing(self.step, self.form, self.bounds, self.lattice, self.chunk, reach)
+        object.__setattr__(self, "probing", probing)
 
-    def cost(self, batch: int) -> int:
-        """Images the objective is asked for: B (m + 1) forward, 2 B m central."""
-        return batch * (self.directions * FORMS[self.form] + (self.form == "forward"))
+    def cost(self, batch: int, ahead: int = 0) -> int:
+        """Images the objective is asked for, the same every time: B (m + 1) forward, 2 B m central."""
+        return self.probing.cost(batch, self.directions)
 
     def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         """Estimate d objective / d point for every image by itself.
@@ -91,95 +93,33 @@ class FiniteDifference:
         here waits for an accelerator. A step too small to move any coordinate gives NaN; the seam refuses it.
 
         Raises:
-            UserError: the point or the objective's answer has another form than stated in ``estimators.base``
+            UserError: the point or the objective's answer has another form than stated in ``estimators.base``,
+                or the directions need features and the objective has none that fit
         """
-        _check_point(point_BCHW)
+        check_point(point_BCHW)
+        family, probing = DIRECTIONS[self.direction], self.probing
         with torch.no_grad(), ieee_fp32():
-            centre_BCHW = self._legal_centre(point_BCHW)
+            centre_BCHW = probing.centre(point_BCHW)
+            place = self._place(objective, centre_BCHW)
             grad_BCHW = torch.zeros_like(centre_BCHW)
             values, differences = [], []
-            for v_BCHW, made_B, plus_B, minus_B in self._pairs(objective, centre_BCHW, rng):
-                difference_B = plus_B - minus_B
-                slope_B = (difference_B / made_B).to(grad_BCHW.dtype)
-                grad_BCHW.addcmul_(v_BCHW, slope_B.view(-1, 1, 1, 1))
-                differences.append(difference_B)
-                values.append((plus_B + minus_B) / 2 if self.form == "central" else minus_B)
-            scale = DIRECTIONS[self.direction].scale(centre_BCHW[0].numel())
+            for probe in probing.along(objective, centre_BCHW, family.stream(place, rng), self.directions):
+                slope_B = probe.slope_B.to(grad_BCHW.dtype)
+                grad_BCHW.addcmul_(probe.v_BCHW, slope_B.view(-1, 1, 1, 1))
+                differences.append(probe.difference_B)
+                values.append((probe.plus_B + probe.minus_B) / 2 if self.form == "central" else probe.minus_B)
+            scale = family.scale(place) if self.lattice is None else place.size
             grad_BCHW.mul_(scale / self.directions)
             value_B = torch.stack(values).mean(0) if self.form == "central" else values[0]
         return Estimate(grad_BCHW, value_B, torch.stack(differences, dim=1), self.cost(len(point_BCHW)))
 
-    def _pairs(
-        self, objective: Objective, centre_BCHW: Tensor, rng: torch.Generator
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """For every direction: v, the step made along it, and the objective's values at its two ends."""
-        batch, draw = len(centre_BCHW), DIRECTIONS[self.direction].draw
-        base_B: Tensor | None = None
-        for count in self._groups(batch):
-            vs = [draw(centre_BCHW, rng) for _ in range(count)]
-            plus = [self._probe(centre_BCHW, v_BCHW, self.step) for v_BCHW in vs]
-            if self.form == "central":
-                minus = [self._probe(centre_BCHW, v_BCHW, -self.step) for v_BCHW in vs]
-                rows_RB = self._values(objective, plus + minus).view(-1, batch)
-                plus_MB, minus_MB = rows_RB[:count], rows_RB[count:]
-            else:
-                minus = [centre_BCHW] * count
-                first = [centre_BCHW] if base_B is None else []
-                rows_RB = self._values(objective, first + plus).view(-1, batch)
-                base_B = rows_RB[0] if base_B is None else base_B
-                plus_MB, minus_MB = rows_RB[-count:], base_B.expand(count, batch)
-            for v_BCHW, high, low, plus_B, minus_B in zip(vs, plus, minus, plus_MB, minus_MB, strict=True):
-                yield v_BCHW, _step_made(high, low, v_BCHW), plus_B, minus_B
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: every estimate stands by itself."""
+        return {}
 
-    def _groups(self, batch: int) -> Iterator[int]:
-        """Numbers of directions to probe together, so that a group's probes about fill a chunk."""
-        fitting = self.directions
-        if self.chunk is not None:
-            fitting = max(1, self.chunk // (batch * FORMS[self.form]))
-        for start in range(0, self.directions, fitting):
-            yield min(fitting, self.directions - start)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to load."""
 
-    def _values(self, objective: Objective, rows: list[Tensor]) -> Tensor:
-        """The objective at all images of ``rows``, in calls of at most ``chunk`` images."""
-        images_NCHW = torch.cat(rows) if len(rows) > 1 else rows[0]
-        calls = images_NCHW.split(self.chunk or len(images_NCHW))
-        return torch.cat([_checked_values(objective(call_NCHW), len(call_NCHW)) for call_NCHW in calls])
-
-    @property
-    def _reach(self) -> float:
-        return self.step * DIRECTIONS[self.direction].reach
-
-    def _legal_centre(self, point_BCHW: Tensor) -> Tensor:
-        if self.bounds is None:
-            return point_BCHW.detach()
-        return point_BCHW.clamp(self.bounds[0] + self._reach, self.bounds[1] - self._reach)
-
-    def _probe(self, centre_BCHW: Tensor, v_BCHW: Tensor, step: float) -> Tensor:
-        probe_BCHW = torch.add(centre_BCHW, v_BCHW, alpha=step)
-        # The centre leaves room for the whole reach; what the clamp can take is one rounding of the last bit.
-        return probe_BCHW if self.bounds is None else probe_BCHW.clamp_(*self.bounds)
-
-
-def _step_made(plus_BCHW: Tensor, minus_BCHW: Tensor, v_BCHW: Tensor) -> Tensor:
-    """Length of the way from minus to plus along v, in units of v: (B,)."""
-    along_B = ((plus_BCHW - minus_BCHW) * v_BCHW).sum((1, 2, 3))
-    return along_B / v_BCHW.square().sum((1, 2, 3))
-
-
-def _check_point(point_BCHW: Tensor) -> None:
-    if point_BCHW.dim() != 4 or point_BCHW.numel() == 0:
-        raise UserError(f"point: expected images (B, C, H, W), got shape {tuple(point_BCHW.shape)}")
-    if point_BCHW.dtype not in (torch.float32, torch.float64):
-        raise UserError(
-            f"point: expected float32 or float64, got {point_BCHW.dtype}: too coarse for a difference; "
-            "keep the generator out of autocast"
-        )
-
-
-def _checked_values(values: Tensor, images: int) -> Tensor:
-    if values.shape != (images,) or not values.dtype.is_floating_point:
-        raise UserError(
-            f"objective: expected one floating-point number per image, shape ({images},), "
-            f"got shape {tuple(values.shape)}, dtype {values.dtype}"
-        )
-    return values
+    def _place(self, objective: Objective, centre_BCHW: Tensor) -> Place:
+        features_BFHW = objective.features_BFHW if isinstance(objective, Composed) else None
+        return Place(centre_BCHW, features_BFHW, self.frequencies)
