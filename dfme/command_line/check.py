@@ -1,4 +1,4 @@
-"""``run.py check``: which teacher is asked a handful of images."""
+"""``run.py check``: which teacher is asked a few hundred images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class CheckConfig:
     """One look at a teacher.
 
     Args:
-        images: random images to ask for, twice each; a paid API charges for them
+        images: random images to ask for, twice each; some 200 to 400 go into trying finite differences besides, and
+            a paid API charges for all
         seed: seed of the images
         device: auto, cpu, cuda or cuda:N; where a teacher of kind torch runs
     """

@@ -38,6 +38,8 @@ METRICS: dict[str, Metric] = {
     "student_lr": Metric("rate", "Learning rate of the student's optimiser."),
     "generator_lr": Metric("rate", "Learning rate of the generator's optimiser."),
     "difference_zero_share": Metric("share", "Finite differences that are exactly zero, hidden by the answers."),
+    "difference_snr": Metric("ratio", "Rms of the finite differences over that of what the answers' resolution hides."),
+    "probe_alignment": Metric("cosine", "Between the steps intended and those the wire carries; 1: nothing rounded."),
     "student_steps": Metric("steps", "Optimiser steps of the student so far, replay included."),
     "queries_generator": Metric("images", "Images charged for the generator's gradient estimates."),
     "queries_student": Metric("images", "Images charged for the student's training."),

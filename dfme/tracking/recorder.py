@@ -15,6 +15,7 @@ from dfme.disk import disk_error, replacing
 from dfme.tracking.console import Console
 from dfme.tracking.metrics import MetricsFile, require_known
 from dfme.tracking.wandb_run import WandbRun
+from dfme.tracking.warnings import GradientWatch
 
 SHEET_COLUMNS = 8
 SHEET_IMAGES = 32
@@ -38,6 +39,7 @@ class Recorder:
         resume_at: int = 0,
     ) -> None:
         self._run_dir, self._console, self._wandb, self._bounds = run_dir, console, wandb, bounds
+        self._watch = GradientWatch()
         self._metrics = MetricsFile(run_dir / "metrics.jsonl")
         self._metrics.trim(resume_at)
         self._trim_samples(resume_at)
@@ -117,6 +119,9 @@ class Recorder:
         require_known(metrics)
         self._metrics.write(queries, metrics)
         self._wandb.log(queries, metrics)
+        warned = self._watch.see(metrics)
+        if warned is not None:
+            self._console.note(warned)
 
     def _samples_path(self, queries: int) -> Path:
         return self._run_dir / "samples" / f"queries-{queries:09d}.npz"
