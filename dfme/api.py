@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dfme.config import (
+    EstimatorConfig,
     EvaluationConfig,
     ExtractConfig,
     Job,
@@ -41,6 +42,7 @@ def extract(
     label_mode: str | LabelMode | None = None,
     max_batch: int | None = None,
     method_options: Mapping[str, Any] | None = None,
+    estimator: EstimatorConfig | Mapping[str, Any] | None = None,
     student: StudentConfig | Mapping[str, Any] | None = None,
     evaluation: EvaluationConfig | Mapping[str, Any] | str | None = None,
     schedule: ScheduleConfig | Mapping[str, Any] | None = None,
@@ -90,6 +92,7 @@ def extract(
         {},
         method,
         from_mapping(METHODS[method].config, method_options or {}, "method_options."),
+        _estimator(method, estimator),
     )
     check(job)
     from dfme.build import run_job
@@ -102,6 +105,12 @@ def _count(budget: int | str) -> int:
         return parse_count(budget)
     except ValueError as error:
         raise UserError(f"budget: {error}") from None
+
+
+def _estimator(method: str, config: EstimatorConfig | Mapping[str, Any] | None) -> EstimatorConfig:
+    if config is not None and not METHODS[method].estimates:
+        raise UserError(f"estimator: method {method} estimates no gradient; leave it out")
+    return from_mapping(EstimatorConfig, _mapping(config), "estimator.")
 
 
 def _mapping(config: object) -> Mapping[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dfme.checkpoint import load_checkpoint, space_for_checkpoints
+from dfme.checkpoint import space_for_checkpoints
 from dfme.config import Job
 from dfme.data import LabelledImages
 from dfme.devices import choose_device, require_compiler, within_memory
@@ -22,7 +21,7 @@ from dfme.evaluation import EvaluationSet, HeldBack
 from dfme.evaluation_data import evaluation_images
 from dfme.generators import Generator
 from dfme.interrupt import Interrupt
-from dfme.job import differing_keys, document, resume_command
+from dfme.job import document, resume_command
 from dfme.journal import Journal
 from dfme.ledger import Ledger
 from dfme.loop import Progress
@@ -31,8 +30,8 @@ from dfme.methods import METHODS
 from dfme.methods.base import Method, Parts
 from dfme.nets import auto_net, build_net
 from dfme.oracle import Oracle
+from dfme.probe import is_open, probe_images, require_budget
 from dfme.randomness import Streams, derived_seed
-from dfme.recipes import dump_yaml, load_yaml
 from dfme.replay import Replay
 from dfme.run import Result, Run
 from dfme.run_directory import RunDirectory
@@ -41,6 +40,7 @@ from dfme.sentinel import Sentinel
 from dfme.spec import ImageSpec, Teacher
 from dfme.student_file import load_student
 from dfme.students import StudentTrainer
+from dfme.taking_up import open_directory, recipe, require_same
 from dfme.tracking.console import Console
 from dfme.tracking.recorder import Recorder
 from teachers.make import make_teacher, wrap_callable
@@ -96,7 +96,7 @@ def finished_result(job: Job) -> Result | None:
         student = load_student(path)
     except (UserError, ValueError, KeyError):
         return None
-    _require_same(job, path / "config.yaml")
+    require_same(job, path / "config.yaml")
     return Result(student, summary, path)
 
 
@@ -132,6 +132,7 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     """
     config, spec = job.config, teacher.spec
     make_method = _method(job.method, teacher)
+    _require_check(job, teacher)
     distance = make_distance(config.student.loss, teacher.label_mode)
     data = evaluation_images(config.evaluation, spec, teacher.num_classes)
     arch, student = build_student(job, spec, teacher.num_classes, device)
@@ -152,7 +153,7 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     trainer = StudentTrainer(student, config.student, distance, replay_or_none, lr_factor, config.precision)
     examination = build_examination(data, oracle, device)
     examiner = examination.examine if isinstance(examination, HeldBack) else None
-    parts = Parts(oracle, generator, trainer, streams, sentinel, lr_factor, CHUNK, examiner)
+    parts = Parts(oracle, generator, trainer, streams, sentinel, lr_factor, CHUNK, examiner, job.estimator, config.seed)
     torch.manual_seed(derived_seed(config.seed, "global"))
     recorder = Recorder.open(
         directory.path,
@@ -182,7 +183,7 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
         run.load_state_dict(state)
     if resume:
         directory.withdraw_summary()
-        directory.write_config(_recipe(job))
+        directory.write_config(recipe(job))
     return run
 
 
@@ -198,6 +199,12 @@ def _method(name: str, teacher: Teacher) -> Callable[[Any, Parts], Method]:
         )
     method: Callable[[Any, Parts], Method] = make_method
     return method
+
+
+def _require_check(job: Job, teacher: Teacher) -> None:
+    """UserError if the estimator is left to a check that the budget does not reach."""
+    if METHODS[job.method].estimates and is_open(job.estimator):
+        require_budget(int(job.config.budget), probe_images(job.estimator, teacher.spec))
 
 
 def build_student(job: Job, spec: ImageSpec, num_classes: int, device: torch.device) -> tuple[str, nn.Module]:
@@ -238,47 +245,6 @@ def build_examination(data: LabelledImages | None, oracle: Oracle, device: torch
         return HeldBack(oracle.label_mode, device)
     ask = partial(oracle, purpose="evaluation")
     return EvaluationSet(data.name, data.images.to(device), data.labels.to(device), oracle.label_mode, ask)
-
-
-def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, dict[str, Any]]:
-    """The run's directory, locked, and the state of its checkpoint; empty without one.
-
-    UserError where a new run would find fewer than ``space`` bytes of free disk.
-    """
-    out = Path(job.config.out) if job.config.out else _free_name(job)
-    directory = RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
-    try:
-        if not resume:
-            directory.require_space(space)
-            directory.write_config(_recipe(job))
-            return directory, {}
-        _require_same(job, directory.config)
-        state = load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
-    except BaseException:
-        directory.close()
-        raise
-    return directory, state
-
-
-def _recipe(job: Job) -> str:
-    """config.yaml: the job with every default, fit for --config; resuming is no part of a recipe."""
-    return dump_yaml(document(replace(job, config=replace(job.config, resume=False))))
-
-
-def _require_same(job: Job, config: Path) -> None:
-    keys = differing_keys(load_yaml(config), job)
-    if keys:
-        raise UserError(
-            f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
-            "leave those flags out, or start a new run in another --out"
-        )
-
-
-def _free_name(job: Job) -> Path:
-    """A directory under runs/ that does not exist yet, named after what is run."""
-    dataset = job.config.evaluation.dataset
-    subject = "run" if dataset == "none" else Path(dataset).name
-    return RunDirectory.free_name(Path("runs") / f"{subject}-{job.method}-seed{job.config.seed}")
 
 
 def build_oracle(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+ObjectiveName = Literal["student", "l1", "kl"]
+
 
 @dataclass(frozen=True)
 class TeacherConfig:
@@ -55,8 +57,9 @@ class StudentConfig:
     Args:
         arch: a name from dfme.nets, a torchvision classifier, or auto (by the size of the image)
         optimizer: sgd or adam
-        loss: distance to the teacher, which a trained generator maximises: l1 (on recovered logits), kl,
-            cross_entropy (on labels), or auto (l1 for soft answers, kl for top_k, cross_entropy for labels)
+        loss: distance to the teacher, which a trained generator maximises: l1 (on recovered logits; a rounded
+            zero is an upper bound), kl, cross_entropy (on labels), or auto (l1 for soft answers, kl for top_k,
+            cross_entropy for labels); for l1 and kl, top_k's unrevealed mass is spread evenly
         lr: learning rate at the start
         momentum: of sgd
         weight_decay: of the optimiser
@@ -76,6 +79,49 @@ class StudentConfig:
     replay_batch: int = 256
     replay_capacity: int = 1_000_000
     average: float = 0.0
+
+
+@dataclass(frozen=True)
+class EstimatorConfig:
+    """How a method that trains its generator by finite differences estimates the gradient at its output.
+
+    Args:
+        kind: finite_difference; prior_guided (directions that lean towards a prior); exact_student (the
+            student's term by autograd, differences through the teacher only); synthetic (a network learns to
+            predict the gradient, one step in ``every`` is paid); or auto: the pre-flight check chooses
+            objective, space, form, direction and step of a finite_difference
+        objective: what the generator drives apart: student (the student's own loss), l1 or kl; kl survives
+            rounded answers, where l1's differences are mostly hidden
+        directions: random directions per image of the estimate (m)
+        step: length of a finite difference in units of the perturbed space (of the lattice: whole levels), or
+            auto: the pre-flight check measures it
+        form: forward differences cost m+1 queries per image, central ones (antithetic pairs) 2m
+        direction: sphere (uniform on the unit sphere), gaussian, rademacher (+-1 per pixel), orthogonal (m
+            random directions at right angles), dct (random low-frequency patterns), range (what the
+            generator's last layer can realise)
+        space: where to perturb: pre_squash (before the generator's last tanh), image, or lattice (+- whole
+            levels per pixel, which 8-bit images carry exactly)
+        frequencies: share of the frequencies, the lowest, that dct directions are made of
+        prior: of prior_guided: student (its own gradient at the last answer) or neighbours (slopes towards
+            images that were paid for before)
+        control: of exact_student: weight of the student's difference as a control variate: 0 none, 1 the plain
+            difference of the loss, auto the weight of least variance
+        every: of synthetic: one generator step in so many is paid for
+        synthetic_lr: of synthetic: learning rate of the network's Adam
+    """
+
+    kind: Literal["auto", "finite_difference", "prior_guided", "exact_student", "synthetic"] = "finite_difference"
+    objective: ObjectiveName = "student"
+    directions: int = 1
+    step: float | Literal["auto"] = 1e-3
+    form: Literal["forward", "central"] = "forward"
+    direction: Literal["sphere", "gaussian", "rademacher", "orthogonal", "dct", "range"] = "sphere"
+    space: Literal["pre_squash", "image", "lattice"] = "pre_squash"
+    frequencies: float = 0.125
+    prior: Literal["student", "neighbours"] = "student"
+    control: float | Literal["auto"] = "auto"
+    every: int = 4
+    synthetic_lr: float = 1e-3
 
 
 @dataclass(frozen=True)
@@ -185,10 +231,14 @@ class BenchConfig:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that decides a run. ``teacher_options`` are the own arguments of the teacher's kind."""
+    """Everything that decides a run. ``teacher_options`` are the own arguments of the teacher's kind.
+
+    ``estimator`` is of no effect, and in no document, where the method estimates no gradient.
+    """
 
     config: ExtractConfig
     teacher: TeacherConfig
     teacher_options: dict[str, Any]
     method: str
     method_config: Any
+    estimator: EstimatorConfig = field(default_factory=EstimatorConfig)

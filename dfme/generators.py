@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +52,17 @@ class Generator(nn.Module):
         """``gen_op``: the output before the squashing."""
         u_BCHW: Tensor = self.blocks(self.stem(z_BZ))
         return u_BCHW
+
+    @contextmanager
+    def watched(self) -> Iterator[list[Tensor]]:
+        """Collects what the last convolution reads, (B, F, H, W) detached, in every call meanwhile."""
+        read: list[Tensor] = []
+        last = next(layer for layer in reversed(self.blocks) if isinstance(layer, nn.Conv2d))
+        hook = last.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].detach()))
+        try:
+            yield read
+        finally:
+            hook.remove()
 
     def squash(self, u_BCHW: Tensor) -> Tensor:
         """The image: a tanh scaled to the teacher's bounds (plain tanh for bounds of -1 and 1)."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from dfme.config import Job
 from dfme.errors import UserError
+from dfme.methods import METHODS
 
 PROJECT = Path(__file__).resolve().parent.parent
 """Where configs/ and teachers/ lie, in a checkout as in an installation."""
@@ -45,7 +46,10 @@ def document(job: Job) -> dict[str, Any]:
     method = {"name": job.method, **_fields(job.method_config)}
     plain_teacher = {name: _portable(plain(value, f"teacher.{name}")) for name, value in teacher.items()}
     settings: dict[str, Any] = plain(job.config, "config")
-    return {**settings, "teacher": plain_teacher, "method": plain(method, "method")}
+    sections = {"teacher": plain_teacher, "method": plain(method, "method")}
+    if METHODS[job.method].estimates:
+        sections["estimator"] = plain(job.estimator, "estimator")
+    return settings | sections
 
 
 def config_hash(job: Job) -> str:

@@ -61,6 +61,8 @@ class Run:
         """Carry the run to the end of its budget, or to the interruption, and deliver what there is."""
         if isinstance(self.examination, EvaluationSet):
             self.examination.prepare()
+        for line in self.method.prepare():
+            self.recorder.note(line)
         config = self.job.config
         finished = loop.run(
             self.method,
@@ -124,6 +126,7 @@ class Run:
             "refused": totals.refused,
             "lost": totals.lost,
             "label_mode": str(self.oracle.label_mode),
+            **self.method.facts,
             "teacher_accuracy": self.examination.teacher_accuracy,
             "accuracy": scores.get("accuracy"),
             "agreement": scores.get("agreement"),

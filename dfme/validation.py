@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from dfme.config import EvaluationConfig, ExtractConfig, Job, ScheduleConfig, TeacherConfig
 from dfme.errors import UserError
+from dfme.methods import METHODS
 from dfme.options import leaves
 from dfme.run_directory import holds_something
 from dfme.spec import ImageSpec, LabelMode
@@ -44,6 +45,7 @@ AT_LEAST_ONE = Rule(lambda value: value >= 1, "at least 1")
 NOT_NEGATIVE = Rule(lambda value: 0 <= value < math.inf, "0 or more")
 POSITIVE = Rule(lambda value: 0 < value < math.inf, "a positive number")
 SHARE = Rule(lambda value: 0 <= value < 1, "a number from 0 to below 1")
+FRACTION = Rule(lambda value: 0 < value <= 1, "a number above 0 and up to 1")
 SEED = Rule(lambda value: 0 <= value < 2**63, "a whole number from 0 to below 2^63")
 CLASSES = Rule(lambda value: value >= 2, "at least 2")
 
@@ -67,9 +69,12 @@ RULES: dict[str, Rule] = {
     "method.generator_steps": AT_LEAST_ONE,
     "method.student_steps": AT_LEAST_ONE,
     "method.latent_size": AT_LEAST_ONE,
-    "method.directions": AT_LEAST_ONE,
     "method.generator_lr": POSITIVE,
-    "method.step": POSITIVE,
+    "estimator.directions": AT_LEAST_ONE,
+    "estimator.step": POSITIVE,
+    "estimator.frequencies": FRACTION,
+    "estimator.every": AT_LEAST_ONE,
+    "estimator.synthetic_lr": POSITIVE,
 }
 """One line per number with a range; a method's options are listed once, whichever methods have them."""
 
@@ -103,6 +108,7 @@ def find_problems(job: Job) -> list[Problem]:
     config = job.config
     return [
         *out_of_range(leaves(config) | leaves(job.teacher, "teacher.") | leaves(job.method_config, "method.")),
+        *estimator_problems(job),
         *device_problems(config.device),
         *_schedule_problems(config.schedule),
         *net_problems("student.arch", config.student.arch),
@@ -116,8 +122,28 @@ def out_of_range(values: Mapping[str, Any]) -> Iterator[Problem]:
     """Numbers outside the range of their rule."""
     for key, value in values.items():
         rule = RULES.get(key)
-        if rule is not None and value is not None and not rule.holds(value):
+        if rule is not None and isinstance(value, int | float) and not rule.holds(value):
             yield Problem(key, f"expected {rule.words}, got {value}")
+
+
+def estimator_problems(job: Job) -> Iterator[Problem]:
+    """Settings of the estimator that are out of range or rule each other out, where the method has one."""
+    if not METHODS[job.method].estimates:
+        return
+    config, reuse = job.estimator, getattr(job.method_config, "reuse", False)
+    yield from out_of_range(leaves(config, "estimator."))
+    if isinstance(config.control, float) and not math.isfinite(config.control):
+        yield Problem("estimator.control", f"expected a finite number or auto, got {config.control}")
+    if config.kind == "auto":
+        return
+    if config.space == "lattice" and isinstance(config.step, float) and not (config.step >= 1 and config.step % 1 == 0):
+        text = f"expected whole levels such as 1 or 4 in space lattice, or auto, got {config.step}"
+        yield Problem("estimator.step", text)
+    if config.kind == "prior_guided" and config.prior == "neighbours" and config.space == "pre_squash":
+        yield Problem("estimator.prior", "expected space image or lattice with neighbours, which are images")
+    if config.form == "central" and (config.kind == "exact_student" or reuse):
+        asks = "kind exact_student" if config.kind == "exact_student" else "--method.reuse"
+        yield Problem("estimator.form", f"expected forward with {asks}, which needs the answer at the point itself")
 
 
 def device_problems(device: str) -> Iterator[Problem]:

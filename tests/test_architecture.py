@@ -19,11 +19,13 @@ import pytest
 import torch
 
 from dfme.cli import COMMANDS
+from dfme.config import EstimatorConfig
 from dfme.data import DATASETS, FROM_DISK
 from dfme.estimators import DIRECTIONS, FORMS, FiniteDifference
+from dfme.estimators.make import MAKERS
+from dfme.estimators.spaces import SPACES
 from dfme.losses import AUTO_LOSS, make_distance
 from dfme.methods import METHODS
-from dfme.methods.configs import DfmeConfig
 from dfme.nets import NETS, build_net
 from dfme.options import dataclass_options
 from dfme.spec import LABEL_KINDS, LabelMode
@@ -197,8 +199,9 @@ def test_every_loader_that_is_named_is_there(target):
 
 
 def test_every_estimator_and_loss_can_be_built():
-    options = get_type_hints(DfmeConfig)
+    options = get_type_hints(EstimatorConfig)
     assert (set(get_args(options["direction"])), set(get_args(options["form"]))) == (set(DIRECTIONS), set(FORMS))
+    assert (set(get_args(options["kind"])), set(get_args(options["space"]))) == ({*MAKERS, "auto"}, set(SPACES))
     for direction in DIRECTIONS:
         for form in FORMS:
             assert FiniteDifference(direction=direction, form=form).cost(1) >= 2

@@ -14,7 +14,15 @@ import pytest
 
 import dfme
 from dfme.cli import COMMANDS, main, parse_extract
-from dfme.config import EvaluationConfig, ExtractConfig, Job, ScheduleConfig, StudentConfig, TeacherConfig
+from dfme.config import (
+    EstimatorConfig,
+    EvaluationConfig,
+    ExtractConfig,
+    Job,
+    ScheduleConfig,
+    StudentConfig,
+    TeacherConfig,
+)
 from dfme.errors import UserError
 from dfme.job import PROJECT, config_hash, document
 from dfme.methods.configs import DfmeConfig, StaticConfig
@@ -69,7 +77,7 @@ number = 3
 RECIPE = """\
 budget: 5k
 teacher: {kind: torch, checkpoint: weights.pt, mean: ".5,.5,.5", shape: [3, 32, 32]}
-method: {name: dfme, directions: 2}
+method: {name: dfme, student_steps: 2}
 student:
   weight-decay: 1e-4
 wandb:
@@ -117,9 +125,10 @@ def test_a_teacher_without_a_recipe_starts_from_plain_defaults() -> None:
 
 
 def test_values_come_from_flag_then_file_then_default() -> None:
-    job = parse("--student.lr 0.5 --config recipe.yaml --budget 2M --method.directions=3 --teacher.mean .1,.2,.3")
+    job = parse("--student.lr 0.5 --config recipe.yaml --budget 2M --estimator.directions=3 --teacher.mean .1,.2,.3")
     assert job.config == ExtractConfig(budget=2_000_000, student=StudentConfig(lr=0.5, weight_decay=1e-4))
-    assert job.method_config == DfmeConfig(directions=3)
+    assert job.method_config == DfmeConfig(student_steps=2)
+    assert job.estimator == EstimatorConfig(directions=3)
     assert job.teacher == TeacherConfig(shape=(3, 32, 32), mean=(0.1, 0.2, 0.3))
     assert parse("--config recipe.yaml").teacher.mean == (0.5, 0.5, 0.5)
 
@@ -159,7 +168,7 @@ def test_common_keys_of_a_teacher() -> None:
 def test_another_method_or_kind_sets_the_recipe_s_section_aside(here: Path) -> None:
     assert parse("--config recipe.yaml --method.name static").method_config == StaticConfig()
     assert parse("--config recipe.yaml --method static").method == "static"
-    assert parse("--config recipe.yaml --method dfme").method_config == DfmeConfig(directions=2)
+    assert parse("--config recipe.yaml --method dfme").method_config == DfmeConfig(student_steps=2)
     job = parse("--config recipe.yaml --teacher own_teachers:make --teacher.scale 2")
     assert job.teacher.mean is None
     assert "checkpoint" not in job.teacher_options
@@ -227,7 +236,9 @@ WRONG = [
     ("--lr 3", "--lr: unknown flag; did you mean --student.lr?"),
     ("--student.lrr 3", "did you mean --student.lr?"),
     ("--student resnet18", "--student: a group of options"),
-    ("--method static --method.directions 3", "--method.directions: unknown flag of method static"),
+    ("--method static --method.reuse", "--method.reuse: unknown flag of method static"),
+    ("--method static --estimator.step 3", "--estimator.step: unknown flag of method static"),
+    ("--method.directions 3", "--method.directions: has moved; say --estimator.directions"),
     ("--teacher.chekpoint x", "did you mean --teacher.checkpoint?"),
     ("--student.lr abc", "--student.lr: expected a number, got 'abc'"),
     ("--seed 1.5", "--seed: expected a whole number, got '1.5'"),
@@ -241,7 +252,7 @@ WRONG = [
     ("--device gpu", "--device: expected auto, cpu, cuda or cuda:N, got 'gpu'"),
     ("--student.lr 0", "--student.lr: expected a positive number, got 0"),
     ("--method.batch-size 0", "--method.batch-size: expected at least 1, got 0"),
-    ("--method.directions 0", "--method.directions: expected at least 1"),
+    ("--estimator.directions 0", "--estimator.directions: expected at least 1"),
     ("--schedule.milestones .5,.3", "--schedule.milestones: expected increasing shares"),
     ("--schedule.milestones .5,1.5", "--schedule.milestones: expected increasing shares"),
     ("--method.name dfne", "got 'dfne'; did you mean dfme?"),
@@ -375,7 +386,7 @@ def test_help_shows_the_options_of_the_teacher_and_method_that_are_named(
     assert "where its weights lie" in text
     assert "--teacher.retries" in text
     assert "--teacher.checkpoint" not in text
-    assert "--method.directions" not in text
+    assert "--estimator.directions" not in text
     assert "--method.student-steps" in text
 
 
@@ -511,17 +522,29 @@ class ToyTeacher:
         return torch.stack([p, 1 - p], dim=1)
 
 
+def described(text: str) -> dict[str, str]:
+    """The lines of a check that describe the answers, before the empty one."""
+    return dict(line.split(maxsplit=1) for line in text.partition("\n\n")[0].splitlines())
+
+
 def test_check_says_what_the_answers_are_like() -> None:
-    from dfme.command_line.preflight import examine
+    from dfme.command_line.preflight import OPEN, examine
+    from dfme.probe import probe_images
 
     teacher = ToyTeacher(decimals=3)
-    lines = dict(line.split(maxsplit=1) for line in examine(teacher, images=20, seed=0).splitlines())
+    text = examine(teacher, images=20, seed=0)
+    lines = described(text)
     assert lines["images"] == "1x2x2 within 0 and 1, as 256 levels, any number in one call"
     assert lines["answers"] == "probabilities:3, rounded to 3 decimals"
     assert lines["classes"] == "2, of which noise shows 2"
     assert lines["deterministic"].startswith("yes")
-    assert lines["queries"] == f"{teacher.seen} images charged (check), in 2 requests"
-    assert teacher.seen == 40
+    assert lines["batches"].startswith("do not matter")
+    assert lines["queries"] == f"{teacher.seen} images charged (check), in 10 requests"
+    assert teacher.seen == 40 + probe_images(OPEN, teacher.spec) == 264
+    table, recommended = text.partition("\n\n")[2].splitlines()[1:7], text.splitlines()[-1]
+    assert [row.split()[0] for row in table] == ["levels", "1", "2", "4", "8", "16"]
+    chosen = "--estimator.kind finite_difference --estimator.objective kl --estimator.space lattice "
+    assert recommended.startswith(f"recommended: {chosen}")
     drifting = examine(ToyTeacher(drift=1e-4), images=20, seed=0)
     assert "probabilities, not rounded" in drifting
     assert "no: the same images' answers differ by up to 0.002" in drifting
@@ -536,9 +559,9 @@ def test_a_trained_teacher_can_be_checked(here: Path, capsys: pytest.CaptureFixt
     assert trained.out.startswith("made/t.safetensors: accuracy ")
     assert trained.err.startswith("epoch 1/1  loss ")
     assert run("check --teacher.checkpoint made/t.safetensors --images 4") == 0
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    lines = described(capsys.readouterr().out)
     assert lines["images"].startswith("1x8x8 within 0 and 1")
-    assert lines["queries"].startswith("8 images charged")
+    assert lines["queries"].startswith("360 images charged")
 
 
 OWN_SCORED = """
@@ -584,7 +607,7 @@ def test_extract_from_python_makes_the_same_job(fake_build: list[tuple[Any, ...]
         shape=(3, 8, 8),
         num_classes=10,
         budget="2k",
-        method_options={"directions": 2},
+        method_options={"student_steps": 2},
         student={"lr": 0.5},
         evaluation="digits",
         schedule=ScheduleConfig(kind="cosine"),
@@ -595,7 +618,7 @@ def test_extract_from_python_makes_the_same_job(fake_build: list[tuple[Any, ...]
     assert (teacher, resume, console) == (plain_teacher, False, False)
     kind = f"{__name__}:plain_teacher"
     assert job.teacher == TeacherConfig(kind=kind, shape=(3, 8, 8), num_classes=10, bounds=(0.0, 1.0))
-    assert job.method_config == DfmeConfig(directions=2)
+    assert job.method_config == DfmeConfig(student_steps=2)
     assert job.config == ExtractConfig(
         budget=2000,
         out="runs/x",
@@ -612,7 +635,8 @@ def test_extract_from_python_makes_the_same_job(fake_build: list[tuple[Any, ...]
         ({"budget": 0}, "budget: expected at least 1, got 0"),
         ({"budget": "x"}, "budget: expected a number of images"),
         ({"method": "dfne"}, "did you mean dfme?"),
-        ({"method_options": {"direction": "ball"}}, "method_options.direction: expected one of sphere"),
+        ({"estimator": {"direction": "ball"}}, "estimator.direction: expected one of sphere"),
+        ({"method": "static", "estimator": {"step": 1.0}}, "estimator: method static estimates no gradient"),
         ({"student": {"lrr": 1}}, "student.lrr: unknown option; did you mean student.lr?"),
         ({"shape": (3, 8)}, "teacher.shape: expected 3 whole numbers"),
         ({"label_mode": "soft"}, "teacher.label_mode: expected logits"),

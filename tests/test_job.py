@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfme.config import ExtractConfig, Job, StudentConfig, TeacherConfig
+from dfme.config import EstimatorConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.job import PROJECT, UNDECISIVE, config_hash, differing_keys, document, locate
 from dfme.methods import METHODS
@@ -104,9 +104,9 @@ def test_difference_names_teacher_and_method_options_and_a_smaller_budget() -> N
     new = make_job(
         config=ExtractConfig(budget=999),
         teacher_options={"checkpoint": "v.pt"},
-        method_config=DfmeConfig(directions=3),
+        method_config=DfmeConfig(student_steps=3),
     )
-    assert differing_keys(old, new) == ["budget", "teacher.checkpoint", "teacher.arch", "method.directions"]
+    assert differing_keys(old, new) == ["budget", "teacher.checkpoint", "teacher.arch", "method.student_steps"]
     assert differing_keys(old, make_job(config=ExtractConfig(budget=2000))) == []
 
 
@@ -268,9 +268,10 @@ def test_every_number_in_a_configuration_has_a_rule() -> None:
     options = dataclass_options(ExtractConfig) + dataclass_options(TeacherConfig, "teacher.")
     for entry in METHODS.values():
         options += dataclass_options(entry.config, "method.")
+    options += dataclass_options(EstimatorConfig, "estimator.")
     numbers = [option.key for option in options if {option.type, *get_args(option.type)} & {int, float}]
     elsewhere = {"teacher.shape", "teacher.bounds", "teacher.levels", "teacher.mean", "teacher.std"}
-    elsewhere |= {"schedule.milestones", "evaluation.mean", "evaluation.std"}
+    elsewhere |= {"schedule.milestones", "estimator.control", "evaluation.mean", "evaluation.std"}
     assert set(numbers) - elsewhere == set(RULES)
 
 

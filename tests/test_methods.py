@@ -12,7 +12,7 @@ from dfme.spec import ImageSpec
 from dfme.tracking import METRICS
 
 SPEC = ImageSpec((1, 8, 8))
-MODES = {"logits": "logits", "probabilities": "probabilities", "label": "label"}
+MODES = {"logits": "logits", "probabilities": "probabilities", "label": "label", "top_k": "top_k:2"}
 
 
 def modes_of(name: str) -> list[str]:
@@ -105,7 +105,7 @@ def test_the_upstream_gradient_is_the_averaged_true_gradient_on_average():
     target = teacher.logits(x)
     objective = -(net(x) - (target - target.mean(1, keepdim=True))).abs().mean(1)
     (truth,) = torch.autograd.grad(objective.mean(), u)
-    estimate = method._estimator.estimate(method._objective, u.detach(), parts.streams["directions"])
+    estimate = method._estimator.estimate(method._disagreement.objective(), u.detach(), parts.streams["directions"])
     upstream = estimate.grad_BCHW / 4
     cosine = torch.nn.functional.cosine_similarity(upstream.flatten(), truth.flatten(), dim=0)
     scale = (upstream * truth).sum() / truth.square().sum()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor, nn
 
-from dfme.config import StudentConfig
+from dfme.config import EstimatorConfig, StudentConfig
 from dfme.generators import Generator
 from dfme.ledger import Ledger
 from dfme.losses import make_distance
@@ -17,6 +19,7 @@ from dfme.replay import Replay
 from dfme.sentinel import Sentinel
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students import StudentTrainer
+from teachers.label_modes import reveal
 
 
 class LinearTeacher:
@@ -37,8 +40,8 @@ class LinearTeacher:
     def __call__(self, images: Tensor, /) -> Tensor:
         self.images += len(images)
         logits = self.logits(images)
-        if self.label_mode.kind == "label":
-            return logits.argmax(dim=1)
+        if self.label_mode.kind in ("label", "top_k"):
+            return reveal(logits, LabelMode("logits"), self.label_mode)
         return logits if self.label_mode.kind == "logits" else logits.softmax(dim=1)
 
 
@@ -66,10 +69,13 @@ def make_parts(teacher: LinearTeacher, budget: int, seed: int = 0, **student: ob
 
 
 def make_method(name: str, parts: Parts, **options: object):
-    """A method by its name with a small configuration."""
+    """A method by its name with a small configuration; options of the estimator go to the estimator."""
     from importlib import import_module
 
     entry = METHODS[name]
+    own = {field.name for field in dataclasses.fields(EstimatorConfig)}
+    estimator = {key: options.pop(key) for key in list(options) if key in own}
+    parts = dataclasses.replace(parts, estimator=EstimatorConfig(**estimator))
     module, attribute = entry.implementation.split(":")
     config = entry.config(**{"batch_size": 8, "student_steps": 2, "latent_size": 8, **options})
     return getattr(import_module(module), attribute)(config, parts)

@@ -9,7 +9,7 @@ from pathlib import Path
 from dfme.command_line.argv import Flag, last_text
 from dfme.command_line.reading import Reading
 from dfme.command_line.request import Layout, Request
-from dfme.config import ExtractConfig, Job
+from dfme.config import EstimatorConfig, ExtractConfig, Job
 from dfme.errors import UserError
 from dfme.job import DEFAULT_RECIPE
 from dfme.methods import METHODS
@@ -32,7 +32,7 @@ def default_recipe(flags: Sequence[Flag]) -> Path | None:
     return None if names_teacher else DEFAULT_RECIPE
 
 
-RECIPE_ONLY = frozenset({field.name for field in dataclasses.fields(ExtractConfig)} | {"method"})
+RECIPE_ONLY = frozenset({field.name for field in dataclasses.fields(ExtractConfig)} | {"method", "estimator"})
 """Sections of an extraction's recipe besides its teacher: what other commands with a teacher may skip."""
 
 LAYOUT = Layout(ExtractConfig, teacher=True, method=True, recipe=default_recipe)
@@ -49,7 +49,7 @@ def job_of(asked: Request) -> Job:
     teacher, options = asked.teacher(reading)
     config = build(ExtractConfig, reading.values)
     method = build(METHODS[asked.method].config, reading.values, "method.")
-    job = Job(config, teacher, options, asked.method, method)
+    job = Job(config, teacher, options, asked.method, method, build(EstimatorConfig, reading.values, "estimator."))
     reading.report(find_problems(job))
     reading.finish()
     return job

@@ -15,6 +15,10 @@ MOST_SHOWN = 8
 """Problems named in one message; a file of other options than the command's has one per line."""
 
 
+MOVED = {f"method.{name}": f"estimator.{name}" for name in ("directions", "step", "form", "direction", "space")}
+"""Options of 0.1.0 under their names of today."""
+
+
 class Given(NamedTuple):
     """One value as it was given. ``label`` says where: ``--student.lr``, or ``recipe.yaml: student.lr``."""
 
@@ -93,6 +97,10 @@ class Reading:
         if group:
             shown = ", ".join(_spelled(key, given.is_flag) for key in group[:3])
             self._problems.append(f"{given.label}: a group of options; expected one of its own such as {shown}")
+            return
+        if given.key in MOVED:
+            new = _spelled(MOVED[given.key], given.is_flag)
+            self._problems.append(f"{given.label}: has moved; say {new}")
             return
         owner = self._owners.get(given.key.partition(".")[0])
         what = ("flag" if given.is_flag else "key") + (f" of {owner}" if owner else "")

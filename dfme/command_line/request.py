@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from dfme.command_line.argv import Flag, asks_for_help, last_text, split_flags
 from dfme.command_line.reading import Given, Reading, given_by_file, given_by_flags
 from dfme.command_line.signature import own_options
-from dfme.config import TeacherConfig
+from dfme.config import EstimatorConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.job import locate, plain
 from dfme.methods import METHODS
@@ -85,6 +85,8 @@ class Request:
         ]
         chosen = {"teacher": self.kind, "method": self.method}
         owners = {section: f"{section} {name}" for section, name in chosen.items() if name}
+        if self.method:
+            owners["estimator"] = owners["method"]
         return Reading(self.options, given, owners)
 
     def settings(self, root: type[T], find_problems: Callable[[T], Iterable[Problem]] = _no_problems) -> T:
@@ -120,6 +122,8 @@ class Request:
         by_flag = last_text(self._flags, f"{section}.{name}")
         if by_flag is not None and by_flag != by_recipe:
             self._content.pop(section, None)
+            if section == "method":  # how gradients are estimated was chosen for the recipe's method
+                self._content.pop("estimator", None)
         return by_flag or by_recipe
 
     def _own_options(self) -> list[Option]:
@@ -145,6 +149,8 @@ class Request:
                 raise UserError(f"--method.name: {unknown_choice('method', self.method, METHODS)}")
             options.append(Option("method.name", str, "dfme", f"extraction method: {', '.join(METHODS)}"))
             options += dataclass_options(METHODS[self.method].config, "method.")
+            if METHODS[self.method].estimates:
+                options += dataclass_options(EstimatorConfig, "estimator.")
         return options
 
 

@@ -9,10 +9,14 @@ from dfme.methods.configs import DfmeConfig, StaticConfig
 
 
 class MethodEntry(NamedTuple):
-    """A method's configuration class, and ``module:Class`` of its implementation, imported when it is built."""
+    """A method's configuration class, and ``module:Class`` of its implementation, imported when it is built.
+
+    ``estimates``: it estimates gradients, as the ``estimator`` section of a recipe says.
+    """
 
     config: type[Any]
     implementation: str
+    estimates: bool = False
 
     def load(self) -> Any:
         """The class of the implementation."""
@@ -21,6 +25,6 @@ class MethodEntry(NamedTuple):
 
 
 METHODS: dict[str, MethodEntry] = {
-    "dfme": MethodEntry(DfmeConfig, "dfme.methods.dfme:Dfme"),
+    "dfme": MethodEntry(DfmeConfig, "dfme.methods.dfme:Dfme", estimates=True),
     "static": MethodEntry(StaticConfig, "dfme.methods.static:Static"),
 }

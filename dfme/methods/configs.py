@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,8 @@ class DfmeConfig:
         student_steps: student batches paid for per iteration (d)
         latent_size: size of the generator's input
         generator_lr: learning rate of the generator's Adam
-        directions: random directions per image of the estimate (m)
-        step: length of a finite difference, in units of the perturbed space
-        form: forward differences cost m+1 queries per image, central ones 2m
-        direction: sphere (uniform on the unit sphere), gaussian, or rademacher (+-1 per pixel)
-        space: where to perturb: pre_squash (before the generator's last tanh) or image
+        reuse: let the answers at the generator's own batch, paid for by forward differences, be the student's
+            first batch (as MAZE does): batch_size fewer images per iteration
     """
 
     batch_size: int = 256
@@ -43,8 +39,4 @@ class DfmeConfig:
     student_steps: int = 5
     latent_size: int = 256
     generator_lr: float = 1e-4
-    directions: int = 1
-    step: float = 1e-3
-    form: Literal["forward", "central"] = "forward"
-    direction: Literal["sphere", "gaussian", "rademacher"] = "sphere"
-    space: Literal["pre_squash", "image"] = "pre_squash"
+    reuse: bool = False

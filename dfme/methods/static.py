@@ -22,12 +22,16 @@ class Static:
 
     def __init__(self, config: StaticConfig, parts: Parts) -> None:
         self.cost = config.batch_size * config.student_steps
+        self.facts: dict[str, Any] = {}
         self._trainer = parts.trainer
         self._teaching = Teaching(parts, config.batch_size)
 
     @property
     def student(self) -> nn.Module:
         return self._trainer.delivered
+
+    def prepare(self) -> tuple[str, ...]:
+        return ()
 
     def step(self) -> Metrics:
         return self._teaching.spend(self.cost)

@@ -1,0 +1,56 @@
+"""A job's run directory: a new one, or the one of the run to go on with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dfme.checkpoint import load_checkpoint
+from dfme.config import Job
+from dfme.errors import UserError
+from dfme.job import differing_keys, document
+from dfme.recipes import dump_yaml, load_yaml
+from dfme.run_directory import RunDirectory
+
+
+def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, dict[str, Any]]:
+    """The run's directory, locked, and the state of its checkpoint; empty without one.
+
+    UserError where a new run would find fewer than ``space`` bytes of free disk.
+    """
+    out = Path(job.config.out) if job.config.out else _free_name(job)
+    directory = RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
+    try:
+        if not resume:
+            directory.require_space(space)
+            directory.write_config(recipe(job))
+            return directory, {}
+        require_same(job, directory.config)
+        state = load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
+    except BaseException:
+        directory.close()
+        raise
+    return directory, state
+
+
+def recipe(job: Job) -> str:
+    """config.yaml: the job with every default, fit for --config; resuming is no part of a recipe."""
+    return dump_yaml(document(replace(job, config=replace(job.config, resume=False))))
+
+
+def require_same(job: Job, config: Path) -> None:
+    """UserError, with the keys, where the run on record was started with values that decide another result."""
+    keys = differing_keys(load_yaml(config), job)
+    if keys:
+        raise UserError(
+            f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
+            "leave those flags out, or start a new run in another --out"
+        )
+
+
+def _free_name(job: Job) -> Path:
+    """A directory under runs/ that does not exist yet, named after what is run."""
+    dataset = job.config.evaluation.dataset
+    subject = "run" if dataset == "none" else Path(dataset).name
+    return RunDirectory.free_name(Path("runs") / f"{subject}-{job.method}-seed{job.config.seed}")
