@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from dfme import __version__
@@ -117,6 +118,22 @@ def _bench(argv: Sequence[str]) -> int:
     return 0
 
 
+def _gradients(argv: Sequence[str]) -> int:
+    from dfme.command_line import gradients
+
+    asked = Request(argv, gradients.LAYOUT, KIND_OPTIONS)
+    if asked.wants_help:
+        return _show_help("gradients", asked.options)
+    config, job = gradients.plan_of(asked)
+    from dfme.devices import choose_device
+    from dfme.laboratory.session import compare_gradients
+    from teachers.white_box import open_white_box
+
+    box = open_white_box(job.teacher, job.teacher_options, choose_device(config.device))
+    compare_gradients(box, job, config, tell=partial(print, flush=True))
+    return 0
+
+
 class Command(NamedTuple):
     """What a command does with the words after its name, returning the exit code, and its line of help."""
 
@@ -128,8 +145,9 @@ COMMANDS: dict[str, Command] = {
     "extract": Command(_extract, "clone a teacher by its answers alone; the command when none is named"),
     "train-teacher": Command(_train_teacher, "train a teacher to practise on, and save its weights"),
     "evaluate": Command(_evaluate, "score a student against its teacher: accuracy, agreement, divergence"),
-    "check": Command(_check, "ask a teacher a handful of images and say what its answers are like"),
+    "check": Command(_check, "ask a teacher a few hundred images and say what its answers are good for"),
     "report": Command(_report, "draw the curves and the report of a run again"),
+    "gradients": Command(_gradients, "measure estimated gradients against the true ones of a teacher of your own"),
     "bench": Command(_bench, "time the loop against the bare kernels of the same work"),
 }
 

@@ -38,9 +38,15 @@ def require_compiler(device: torch.device) -> None:
         )
 
 
+LARGE = "--method.batch-size, --student.replay-batch or --student.replay-capacity"
+
+
 @contextlib.contextmanager
-def within_memory(device: torch.device) -> Iterator[None]:
-    """One line that says what to do in place of torch's message where the memory is not enough."""
+def within_memory(device: torch.device, large: str = LARGE) -> Iterator[None]:
+    """One line that says what to do in place of torch's message where the memory is not enough.
+
+    ``large``: the flags that less memory is taken with.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # on a CPU torch raises a plain RuntimeError
@@ -49,5 +55,5 @@ def within_memory(device: torch.device) -> Iterator[None]:
             raise
         raise DfmeError(
             f"out of memory on {device}: {text.splitlines()[0] if text else 'no more to be had'}; start a new run "
-            "with a smaller --method.batch-size, --student.replay-batch or --student.replay-capacity"
+            f"with a smaller {large}"
         ) from error

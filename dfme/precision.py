@@ -46,6 +46,23 @@ def ieee_fp32() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def tf32() -> Iterator[None]:
+    """Run CUDA's fp32 matrix products and convolutions in TF32: what ``ieee_fp32`` prevents, to measure it."""
+    with ieee_fp32(), ExitStack() as undo:
+        if not has_fp32_precision():
+            for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
+                undo.callback(setattr, backend, "allow_tf32", False)
+                setattr(backend, "allow_tf32", True)  # noqa: B010 (the stubs know it of one of the two only)
+        else:
+            # The backend first: operations that follow it then read as TF32 and stay unset.
+            for operation in ("all", *_OPERATIONS):
+                if _read(key := ("cuda", operation)) != "tf32":
+                    undo.callback(_write, key, "ieee")
+                    _write(key, "tf32")
+        yield
+
+
 def autocast(device: torch.device | str, precision: Precision) -> AbstractContextManager[object]:
     """A student's training step in ``precision``: bf16 through autocast, fp32 with everything as it is.
 

@@ -85,13 +85,17 @@ class TorchTeacher:
         self._normalise = Normalise(mean, std, spec.shape[0], self.device)
 
     def __call__(self, images: Tensor, /) -> Tensor:
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            return reveal(self.logits(images.to(self.device)), LOGITS, self.label_mode)
+
+    def logits(self, x_BCHW: Tensor) -> Tensor:
+        """The network's own scores (B, K), normalisation included, with autograd: for the owner, on no API."""
         if self._module.training:
             self._module.eval()
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            logits_BK: Tensor = self._module(self._normalise(images.to(self.device)))
-            if logits_BK.shape[1] == 1 and self.num_classes == 2:
-                logits_BK = two_classes(logits_BK, LOGITS)
-            return reveal(logits_BK, LOGITS, self.label_mode)
+        logits_BK: Tensor = self._module(self._normalise(x_BCHW))
+        if logits_BK.shape[1] == 1 and self.num_classes == 2:
+            logits_BK = two_classes(logits_BK, LOGITS)
+        return logits_BK
 
 
 def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.device) -> TorchTeacher:

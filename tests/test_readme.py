@@ -17,7 +17,8 @@ from toys import LinearTeacher, make_parts
 
 from dfme.cli import COMMANDS
 from dfme.command_line.evaluate import EvaluateConfig
-from dfme.config import BenchConfig, ExtractConfig, TeacherConfig
+from dfme.config import BenchConfig, EstimatorConfig, ExtractConfig, TeacherConfig
+from dfme.laboratory.options import GradientsConfig
 from dfme.methods import METHODS
 from dfme.options import dataclass_options
 from dfme.spec import ImageSpec
@@ -117,6 +118,8 @@ def known_flags() -> set[str]:
         *dataclass_options(TeacherConfig, "teacher."),
         *(option for kind in KINDS.values() for option in dataclass_options(kind.options, "teacher.")),
         *(option for entry in METHODS.values() for option in dataclass_options(entry.config, "method.")),
+        *dataclass_options(EstimatorConfig, "estimator."),
+        *dataclass_options(GradientsConfig),
         *dataclass_options(BenchConfig),
         *dataclass_options(EvaluateConfig),
         *dataclass_options(TrainTeacherConfig),
@@ -155,7 +158,7 @@ def run_section(section: str, folder: Path) -> str:
 
 
 def test_the_marked_blocks_are_the_ones_tested_here():
-    assert {block.section for block in marked_blocks()} == {"seam", "checkpoint", "own-teacher", "python"}
+    assert {block.section for block in marked_blocks()} == {"seam", "gradients", "checkpoint", "own-teacher", "python"}
     assert README.count("<!-- tested:") == len(marked_blocks())
 
 
@@ -182,6 +185,19 @@ def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_pat
     found = {f"{path.name}/" if path.is_dir() else path.name for path in (tmp_path / "runs/halves").iterdir()}
     assert listed - found == {"checkpoint.previous.pt", "wandb/", "wandb.json"}, "only these are not always there"
     assert found <= listed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_check_auto_and_the_laboratory_as_printed(tmp_path):
+    printed = run_section("gradients", tmp_path)
+    assert (
+        "recommended: --estimator.kind finite_difference --estimator.objective kl --estimator.space lattice" in printed
+    )
+    summary = json.loads((tmp_path / "runs/auto/summary.json").read_text())
+    assert summary["estimator"]["space"] == "lattice"
+    assert summary["spent_by_purpose"]["check"] == 224
+    assert {path.suffix for path in (tmp_path / "runs/gradients").iterdir()} == {".md", ".json", ".png"}
 
 
 @pytest.mark.slow

@@ -1,0 +1,127 @@
+"""Students and generators on the way of a recipe: what estimates are measured at."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dfme.build import CHUNK, build_generator, build_student
+from dfme.config import Job
+from dfme.estimators.base import Estimator
+from dfme.evaluation import scores
+from dfme.evaluation_data import evaluation_images
+from dfme.generators import Generator
+from dfme.laboratory.white_box import WhiteBox
+from dfme.ledger import Ledger
+from dfme.losses import make_distance
+from dfme.methods import METHODS
+from dfme.methods.base import Method, Parts
+from dfme.methods.dfme import Dfme
+from dfme.oracle import Oracle
+from dfme.randomness import Streams, derived_seed
+from dfme.replay import Replay
+from dfme.schedule import factor
+from dfme.sentinel import Sentinel
+from dfme.spec import LabelMode
+from dfme.students import StudentTrainer
+
+GENERATED = 2_000
+"""Images that agreement is counted on where there is no evaluation set."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A student and its generator after ``queries`` images, copies in eval and in train mode.
+
+    ``agreement``: share of the evaluation set on which student and teacher have the same top class.
+    ``estimator``: a copy of the recipe's own, with what it has learnt so far; none before the first step, and
+    where the method has none.
+    """
+
+    share: float
+    queries: int
+    agreement: float
+    student: nn.Module
+    generator: Generator
+    estimator: Estimator | None = None
+
+
+def stages(box: WhiteBox, job: Job, shares: Sequence[float]) -> Iterator[Stage]:
+    """Run the recipe's method, through its own API, and stop at each share of its budget to copy what it has.
+
+    ``shares`` increase within 0 and 1. The method stops at the first whole step that reaches the share.
+    """
+    held, sentinel = _assemble(box, job)
+    method, ledger = _method(job, held), held.oracle.ledger
+    images_NCHW = _examined(box, job, held)
+    for share in shares:
+        while ledger.spent < share * ledger.budget:
+            if ledger.spent == 0:
+                method.prepare()
+            if ledger.remaining >= method.cost:
+                method.step()
+            else:
+                method.finish(ledger.remaining)
+        sentinel.verify()
+        yield Stage(
+            share,
+            ledger.spent,
+            _agreement(box, held.trainer.net, images_NCHW),
+            copy.deepcopy(held.trainer.net).eval(),
+            copy.deepcopy(held.generator).train(),
+            copy.deepcopy(method.estimator) if ledger.spent and isinstance(method, Dfme) else None,
+        )
+
+
+def _assemble(box: WhiteBox, job: Job) -> tuple[Parts, Sentinel]:
+    """What ``dfme.build`` makes for a run, without files."""
+    config, sentinel, streams = job.config, Sentinel(), Streams(job.config.seed, box.device)
+    mode = LabelMode.parse(job.teacher.label_mode or "probabilities")
+    oracle = Oracle(box.as_seen(job.teacher.levels, mode, "ieee"), Ledger(int(config.budget)), None, sentinel)
+    _, student = build_student(job, oracle.spec, box.num_classes, box.device)
+    generator = build_generator(job, oracle.spec, box.device)
+    capacity = min(config.student.replay_capacity, int(config.budget))
+    replay = Replay(capacity, oracle.spec, streams["replay"]) if config.student.replay_steps else None
+
+    def lr_factor() -> float:
+        return factor(config.schedule, oracle.ledger.share)
+
+    trainer = StudentTrainer(student, config.student, make_distance(config.student.loss, mode), replay, lr_factor)
+    torch.manual_seed(derived_seed(config.seed, "global"))
+    parts = Parts(
+        oracle,
+        generator,
+        trainer,
+        streams,
+        sentinel,
+        lr_factor,
+        CHUNK,
+        estimator=job.estimator,
+        seed=config.seed,
+    )
+    return parts, sentinel
+
+
+def _method(job: Job, parts: Parts) -> Method:
+    method: Method = METHODS[job.method].load()(job.method_config, parts)
+    return method
+
+
+def _examined(box: WhiteBox, job: Job, parts: Parts) -> Tensor:
+    """The evaluation set's images; without one, what the untrained generator makes."""
+    data = evaluation_images(job.config.evaluation, box.spec, box.num_classes)
+    if data is not None:
+        return data.images.to(box.device)
+    with torch.no_grad():
+        z_NZ = parts.generator.draw(GENERATED, Streams(job.config.seed, box.device)["examined"])
+        return parts.generator.squash(copy.deepcopy(parts.generator)(z_NZ))
+
+
+def _agreement(box: WhiteBox, student: nn.Module, images_NCHW: Tensor) -> float:
+    with torch.no_grad():
+        teacher_N = torch.cat([box.logits(part).argmax(1) for part in images_NCHW.split(GENERATED)])
+    return (scores(student, images_NCHW).argmax(1) == teacher_N).double().mean().item()
