@@ -95,7 +95,8 @@ class EstimatorConfig:
         directions: random directions per image of the estimate (m)
         step: length of a finite difference in units of the perturbed space (of the lattice: whole levels), or
             auto: the pre-flight check measures it
-        form: forward differences cost m+1 queries per image, central ones (antithetic pairs) 2m
+        form: forward differences cost m+1 queries per image, central ones (antithetic pairs) 2m; of kind prior_guided
+            2m+1
         direction: sphere (uniform on the unit sphere), gaussian, rademacher (+-1 per pixel), orthogonal (m
             random directions at right angles), dct (random low-frequency patterns), range (what the
             generator's last layer can realise)

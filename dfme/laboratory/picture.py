@@ -48,7 +48,7 @@ def draw(findings: Findings, path: Path) -> None:
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
-    """The rows to draw: those marked for it; where none was measured, the first."""
+    """The rows to draw: those marked for it; where none of those was measured, all."""
     measured = [name for name in CANDIDATES if any(row.estimator == name for row in rows)]
     marked = [name for name in measured if CANDIDATES[name].drawn]
     return marked or measured
