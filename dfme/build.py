@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dfme.config import Job
 from dfme.data import LabelledImages
 from dfme.devices import choose_device, require_compiler, within_memory
 from dfme.errors import TeacherError, UserError
+from dfme.estimators.make import make_estimator
 from dfme.evaluation import EvaluationSet, HeldBack
 from dfme.evaluation_data import evaluation_images
 from dfme.generators import Generator
@@ -30,7 +32,7 @@ from dfme.methods import METHODS
 from dfme.methods.base import Method, Parts
 from dfme.nets import auto_net, build_net
 from dfme.oracle import Oracle
-from dfme.probe import is_open, probe_images, require_budget
+from dfme.probe import draft, is_open, probe_images, require_budget
 from dfme.randomness import Streams, derived_seed
 from dfme.replay import Replay
 from dfme.run import Result, Run
@@ -132,7 +134,7 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     """
     config, spec = job.config, teacher.spec
     make_method = _method(job.method, teacher)
-    _require_check(job, teacher)
+    _require_estimator(job, spec)
     distance = make_distance(config.student.loss, teacher.label_mode)
     data = evaluation_images(config.evaluation, spec, teacher.num_classes)
     arch, student = build_student(job, spec, teacher.num_classes, device)
@@ -201,10 +203,16 @@ def _method(name: str, teacher: Teacher) -> Callable[[Any, Parts], Method]:
     return method
 
 
-def _require_check(job: Job, teacher: Teacher) -> None:
-    """UserError if the estimator is left to a check that the budget does not reach."""
-    if METHODS[job.method].estimates and is_open(job.estimator):
-        require_budget(int(job.config.budget), probe_images(job.estimator, teacher.spec))
+def _require_estimator(job: Job, spec: ImageSpec) -> None:
+    """UserError if the estimator does not fit the teacher's images, or the budget the check that it is left to."""
+    if not METHODS[job.method].estimates:
+        return
+    drafted = draft(job.estimator, spec)
+    if drafted.step == "auto":
+        drafted = replace(drafted, step=1.0 if drafted.space == "lattice" else 1e-3)
+    make_estimator(drafted, spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
+    if is_open(job.estimator):
+        require_budget(int(job.config.budget), probe_images(job.estimator, spec))
 
 
 def build_student(job: Job, spec: ImageSpec, num_classes: int, device: torch.device) -> tuple[str, nn.Module]:

@@ -340,6 +340,24 @@ def test_the_space_asked_for_is_what_checkpoints_take(monkeypatch: pytest.Monkey
     assert 0.5 * asked[0] < 3 * taken < asked[0] + 300_000  # names and shapes come on top of the numbers
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--estimator.space lattice --estimator.step 2", "expected a teacher that declares --teacher.levels"),
+        ("--estimator.space lattice --estimator.step auto", "expected a teacher that declares --teacher.levels"),
+        ("--estimator.space lattice --estimator.step 200 --teacher.levels 256", "whole number of levels from 1 to 127"),
+        ("--estimator.space image --estimator.step 0.7", "expected probes that reach less than half of the bounds"),
+        ("--estimator.kind auto", "--budget: expected at least 352 images for the check"),
+    ],
+)
+def test_an_estimator_that_does_not_fit_is_one_line_and_leaves_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], words: str, said: str
+) -> None:
+    assert run(f"--teacher own:Linear --budget 90 --out run --device cpu {words}") == 2
+    assert said in one_line(capsys)
+    assert not (here / "run").exists()
+
+
 def test_a_missing_compiler_is_one_line(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ class Candidate:
 
 
 _EXACT: tuple[Fact, ...] = ("exact",)
+_COARSE: tuple[Fact, ...] = ("inexact", "unrounded")
 _LATTICE: tuple[Fact, ...] = ("lattice", "unrounded")
 
 CANDIDATES: dict[str, Candidate] = {
@@ -72,8 +73,11 @@ CANDIDATES: dict[str, Candidate] = {
     "student_prior_9": Candidate(Config(kind="prior_guided", prior="student", directions=9), _EXACT),
     # What survives a loss of precision: a longer step, whole levels, an objective that hidden answers spare.
     "sphere_step_0.1": Candidate(Config(step=0.1), ("inexact",), drawn=True),
+    "dct_step_0.1": Candidate(Config(direction="dct", step=0.1), _COARSE, drawn=True),
+    "dct_step_0.1_reused": Candidate(Config(direction="dct", step=0.1, directions=2), _COARSE, reuse=True),
+    "range_step_0.1": Candidate(Config(direction="range", step=0.1), _COARSE, drawn=True),
+    "range_step_0.1_reused": Candidate(Config(direction="range", step=0.1, directions=2), _COARSE, reuse=True),
     "lattice": Candidate(Config(space="lattice", step=1.0), ("lattice",)),
-    "lattice_central": Candidate(Config(space="lattice", step=1.0, form="central"), _LATTICE),
     "lattice_dct": Candidate(Config(space="lattice", step=1.0, direction="dct"), ("lattice",), drawn=True),
     "lattice_dct_reused": Candidate(
         Config(space="lattice", step=1.0, direction="dct", directions=2), _LATTICE, reuse=True
@@ -92,11 +96,6 @@ CANDIDATES: dict[str, Candidate] = {
     "dct_kl": Candidate(Config(objective="kl", direction="dct", step=0.1), ("rounded",), drawn=True),
     "lattice_dct_kl": Candidate(
         Config(objective="kl", space="lattice", step=1.0, direction="dct"), ("lattice", "rounded"), drawn=True
-    ),
-    "lattice_neighbour_prior_kl": Candidate(
-        Config(objective="kl", kind="prior_guided", prior="neighbours", space="lattice", step=1.0),
-        ("lattice", "rounded"),
-        drawn=True,
     ),
     "auto": Candidate(Config(kind="auto", step="auto"), drawn=True),
 }
