@@ -179,8 +179,9 @@ def _bound(pixels: int) -> str:
         f"In the {pixels} dimensions of an image, one random direction has a mean cosine of {one:.3f} to any gradient "
         f"(about sqrt(2 / (pi D))), and m of them have at most about sqrt(m / D): more needs directions that are not "
         "random, or more queries. Directions of a subspace (dct, range) find that part of the gradient sooner and "
-        "nothing else ever: the cosine they tend to is the root of the share of the gradient's energy within it, and "
-        "for the weights that is what `weights, summed` comes near."
+        "nothing else ever: their cosine at the output tends to at most the root of the share of the gradient's "
+        "energy within it, and what that part is worth to the weights `weights, summed` shows, the more batches the "
+        "closer."
     )
 
 
