@@ -208,7 +208,7 @@ def _require_estimator(job: Job, spec: ImageSpec) -> None:
     if not METHODS[job.method].estimates:
         return
     drafted = draft(job.estimator, spec)
-    if drafted.step == "auto":
+    if is_open(job.estimator):
         drafted = replace(drafted, step=1.0 if drafted.space == "lattice" else 1e-3)
     make_estimator(drafted, spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
     if is_open(job.estimator):

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from dfme.config import Job
+from dfme.config import Job, ObjectiveName
 from dfme.disk import replacing
 from dfme.estimators.synthetic import Synthetic
+from dfme.laboratory.candidates import loss_of
 from dfme.laboratory.conditions import Condition
 from dfme.laboratory.measure import Setting, Sizes
 from dfme.laboratory.stages import Stage, stages
@@ -72,16 +73,18 @@ def course(box: WhiteBox, job: Job, sizes: Sizes, shares: Sequence[float]) -> It
     condition = Condition("as in the recipe", job.teacher.levels, mode)
     for stage in stages(box, job, shares):
         if isinstance(stage.estimator, Synthetic):
-            yield _moment(box, stage, stage.estimator, condition, sizes)
+            setting = Setting(box, stage, condition, sizes)
+            yield _moment(box, setting, stage.estimator, job.estimator.objective, sizes)
 
 
-def _moment(box: WhiteBox, stage: Stage, estimator: Synthetic, condition: Condition, sizes: Sizes) -> Moment:
-    setting, distance = Setting(box, stage, condition, sizes), make_distance(sizes.loss, LabelMode("logits"))
+def _moment(box: WhiteBox, setting: Setting, estimator: Synthetic, wanted: ObjectiveName, sizes: Sizes) -> Moment:
+    stage, disagreement = setting.stage, setting.disagreement.by(wanted)
+    distance = make_distance(loss_of(wanted, sizes.loss), LabelMode("logits"))
     streams = Streams(sizes.seed, box.device)
     figures: list[tuple[float, ...]] = []
     for number in range(sizes.batches):
         truth = true_gradient(box, stage, distance, sizes.batch_size, streams["latent"])
-        objective, u_BCHW = setting.disagreement.objective(truth.features_BFHW), truth.gen_op.detach()
+        objective, u_BCHW = disagreement.objective(truth.features_BFHW), truth.gen_op.detach()
         predicted_BCHW = estimator.predict(objective, u_BCHW)
         paid = estimator.inner.estimate(objective, u_BCHW, streams[f"directions/{number}"])
         figures.append(_compare(stage, truth, predicted_BCHW, paid.grad_BCHW))
