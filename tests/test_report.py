@@ -76,6 +76,16 @@ SUMMARY: dict[str, Any] = {
     "refused": 0,
     "lost": 0,
     "label_mode": "probabilities",
+    "estimator": {
+        "kind": "finite_difference",
+        "objective": "kl",
+        "directions": 2,
+        "step": 4.0,
+        "form": "central",
+        "direction": "dct",
+        "space": "lattice",
+        "every": 4,
+    },
     "teacher_accuracy": 0.9889,
     "accuracy": 0.9611,
     "agreement": 0.975,
@@ -132,6 +142,8 @@ def test_a_finished_run_gets_its_answer_facts_and_prices(finished: Path) -> None
     assert page.after("Agreement") == "97.50% (95% interval 95.3% to 98.7%)"
     assert [page.after(level) for level in ("50%", "80%", "90%", "95%")] == ["200", "600", "1,000", "1,000"]
     assert page.after("generator") == "300"
+    chosen = "finite_difference, central, 2 x dct, step 4 in space lattice, objective kl"
+    assert page.after("Estimator") == chosen
     assert not any("not finished" in text or "contradict" in text for text in page.text)
 
 

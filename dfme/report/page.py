@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("Agreement", with_interval(final(run, "agreement"), images)),
         ("KL divergence from the teacher", _text(final(run, "kl"), "{:.4f} nats")),
         ("Form of the answers", _text(told.get("label_mode"))),
+        ("Estimator", _estimator(told.get("estimator"))),
         ("Student", _text(told.get("student_arch"))),
         ("Student's training steps", _text(told.get("student_steps"), "{:,}")),
         ("Time", _text(told.get("wall_seconds"), "{:,.1f} s")),
@@ -85,6 +87,14 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("torch", _text(told.get("torch"))),
     ]
     return [(label, value) for label, value in rows if value is not None]
+
+
+def _estimator(settings: Mapping[str, Any] | None) -> str | None:
+    """What the generator's gradients were estimated by, choices of the check included."""
+    if not settings:
+        return None
+    words = "{kind}, {form}, {directions} x {direction}, step {step:g} in space {space}, objective {objective}"
+    return words.format_map(settings)
 
 
 def with_interval(share: float | None, images: int) -> str | None:
