@@ -52,3 +52,15 @@ def test_a_run_says_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     recorder.evaluation(20, {"difference_snr": 0.5})
     recorder.close()
     assert capsys.readouterr().err.count("warning: finite differences are only 0.5 times") == 1
+
+
+def test_a_run_that_was_checked_is_not_sent_back_to_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = Recorder.open(tmp_path, 1_000, {"estimator": {"kind": "auto"}}, WandbConfig())
+    for queries in range(1, 20):
+        recorder.step(queries, {"difference_snr": 0.5})
+    recorder.close()
+    said = capsys.readouterr().err
+    assert "--estimator.kind auto" not in said
+    assert "more --estimator.directions help" in said

@@ -27,7 +27,8 @@ class Recorder:
 
     ``resume_at`` is the checkpoint's number of charged images: what was recorded beyond it is dropped, since
     the resumed run records it again. Save a checkpoint after the records of its own number of images.
-    ``bounds``: the teacher's lowest and highest pixel value, of the images handed to ``samples``.
+    ``bounds``: the teacher's lowest and highest pixel value, of the images handed to ``samples``. ``checked``:
+    the pre-flight check chose how gradients are estimated.
     """
 
     def __init__(
@@ -37,9 +38,10 @@ class Recorder:
         wandb: WandbRun,
         bounds: tuple[float, float] = (0.0, 1.0),
         resume_at: int = 0,
+        checked: bool = False,
     ) -> None:
         self._run_dir, self._console, self._wandb, self._bounds = run_dir, console, wandb, bounds
-        self._watch = GradientWatch()
+        self._watch = GradientWatch(checked)
         self._metrics = MetricsFile(run_dir / "metrics.jsonl")
         self._metrics.trim(resume_at)
         self._trim_samples(resume_at)
@@ -62,7 +64,8 @@ class Recorder:
         ``document`` is the effective configuration, which wandb is given.
         """
         console = Console(budget, quiet=quiet)
-        return cls(run_dir, console, WandbRun(wandb, run_dir, document, console.note), bounds, resume_at)
+        checked = (document.get("estimator") or {}).get("kind") == "auto"
+        return cls(run_dir, console, WandbRun(wandb, run_dir, document, console.note), bounds, resume_at, checked)
 
     def __enter__(self) -> Self:
         return self

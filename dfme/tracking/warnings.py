@@ -36,12 +36,18 @@ SYMPTOMS: dict[str, Symptom] = {
 }
 
 REMEDY = "start a new run with --estimator.kind auto, or see what run.py check recommends"
+NO_REMEDY = "the check chose the best there is; more --estimator.directions help, and most of all finer answers"
+"""What is left to say where the settings are those of the check already."""
 
 
 class GradientWatch:
-    """Looks at logged metrics, and gives one line, once, when the same symptom shows ``PATIENCE`` times in a row."""
+    """Looks at logged metrics, and gives one line, once, when the same symptom shows ``PATIENCE`` times in a row.
 
-    def __init__(self) -> None:
+    ``checked``: the settings were chosen by the pre-flight check, which is no remedy then.
+    """
+
+    def __init__(self, checked: bool = False) -> None:
+        self._remedy = NO_REMEDY if checked else REMEDY
         self._times = dict.fromkeys(SYMPTOMS, 0)
         self._said = False
 
@@ -53,5 +59,5 @@ class GradientWatch:
             self._times[name] = self._times[name] + 1 if symptom.bad(metrics[name]) else 0
             if self._times[name] >= PATIENCE and not self._said:
                 self._said = True
-                return f"warning: {symptom.told.format(metrics[name])}; likely cause: {symptom.cause}; {REMEDY}"
+                return f"warning: {symptom.told.format(metrics[name])}; likely cause: {symptom.cause}; {self._remedy}"
         return None
