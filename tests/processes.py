@@ -13,9 +13,10 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 
 METER = '''
-"""A teacher whose meter is a file: the images it serves are on it before it answers."""
+"""A teacher whose meter is a file: the images it serves are on it before it answers. Not too fast to be met."""
 
 import os
+import time
 
 import torch
 
@@ -30,6 +31,7 @@ class Meter:
 
     def __call__(self, images):
         os.write(self._log, f"{len(images)}\\n".encode())
+        time.sleep(0.01)
         return (3 * (images - 0.5).flatten(1) @ self._weight).softmax(dim=1)
 '''
 
