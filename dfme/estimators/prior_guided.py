@@ -34,7 +34,7 @@ from dfme.errors import UserError
 from dfme.estimators.base import Composed, Estimate, Objective
 from dfme.estimators.directions import DIRECTIONS, Place
 from dfme.estimators.priors import PRIORS, PriorName, in_two_parts, observed
-from dfme.estimators.probing import FORMS, Form, Probing, check_point
+from dfme.estimators.probing import FORMS, Form, Probing, check_point, signs
 from dfme.precision import ieee_fp32
 
 SHARE = 8
@@ -193,8 +193,7 @@ class PriorGuided:
         """The prior as a probe can follow it: on a lattice, where all pixels move equally, its signs."""
         if self.lattice is None:
             return prior_BCHW
-        side = prior_BCHW[0].numel() ** -0.5
-        return torch.where(prior_BCHW < 0, -side, side).to(prior_BCHW.dtype)
+        return signs(prior_BCHW).mul_(prior_BCHW[0].numel() ** -0.5)
 
     def _in_stages(self, objective: Composed, at: _Places, rng: torch.Generator) -> list[_Probed]:
         """Images in order: some that probe the prior, some that probe aside of it, and those that profit."""

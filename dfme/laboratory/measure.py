@@ -26,7 +26,7 @@ from dfme.losses import make_distance
 from dfme.methods.dfme import REMEMBERED
 from dfme.methods.disagreement import Disagreement
 from dfme.oracle import Oracle
-from dfme.probe import choose, probe
+from dfme.probe import choose, is_open, probe
 from dfme.randomness import Streams
 from dfme.spec import LabelMode
 
@@ -107,7 +107,7 @@ class Setting:
 
     def resolve(self, config: EstimatorConfig, reuse: bool) -> EstimatorConfig:
         """The settings with what the pre-flight probe chooses where they leave it open."""
-        if config.kind != "auto" and config.step != "auto":
+        if not is_open(config):
             return config
         finding = probe(
             self.oracle,
