@@ -70,7 +70,10 @@ def run_job(
     device = choose_device(job.config.device)
     gpus = [device] if device.type == "cuda" else []
     with within_memory(device), torch.random.fork_rng(gpus), Interrupt(console) as interrupt, ExitStack() as held:
-        run = assemble(job, build_teacher(job, teacher, device), device, held, resume, console)
+        made = build_teacher(job, teacher, device)
+        if teacher is None:
+            held.callback(getattr(made, "close", lambda: None))
+        run = assemble(job, made, device, held, resume, console)
         path = run.directory.path
         # How to go on: no command line knows a teacher that was handed over.
         again = resume_command(path) if teacher is None else f"call extract again with out={str(path)!r}, resume=True"
@@ -167,6 +170,7 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
         quiet=not console,
     )
     held.enter_context(recorder)
+    oracle.report_to(recorder.note)
     run = Run(
         job=job,
         directory=directory,

@@ -13,7 +13,8 @@ class TeacherConfig:
     """What every kind of teacher has in common; a kind's own options stand beside it in a job.
 
     Args:
-        kind: torch, or module:Class or module:function of your own
+        kind: torch, v2, tf-serving, hf-api, json, onnx, pt2, torchscript, hf, timm, or module:Class or
+            module:function of your own
         shape: images as C,H,W; inferred where it can be
         num_classes: number of classes; inferred where it can be
         label_mode: logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label; decided by the owner's side
@@ -22,6 +23,7 @@ class TeacherConfig:
         mean: per-channel mean that the teacher subtracts inside
         std: per-channel deviation that the teacher divides by inside
         max_batch: most images in one call
+        price_per_1000: what a thousand answered images cost, in any currency; the cost is shown and kept
     """
 
     kind: str = "torch"
@@ -33,6 +35,7 @@ class TeacherConfig:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     max_batch: int | None = None
+    price_per_1000: float | None = None
 
 
 @dataclass(frozen=True)

@@ -31,3 +31,44 @@ class BudgetExhausted(DfmeError):  # noqa: N818 (the name of the contract)
 
 class SeamError(ValueError, DfmeError):
     """An upstream gradient does not fit the generator output it was handed to."""
+
+
+class Refused(DfmeError):  # noqa: N818 (an outcome, not a fault of the program)
+    """The service says, or it is plain, that it did not serve a request: nothing is owed for it.
+
+    ``reason``: a few words for the ledger, such as ``429`` or ``connection refused``; never a secret. ``retry``:
+    whether asking again can help. ``retry_after``: seconds that the service asks to wait. ``body``: the start of what
+    the service said, which may repeat secrets and is never shown. A teacher of one's own may raise it too.
+    """
+
+    exit_code = 3
+    body: bytes = b""
+
+    def __init__(self, message: str, reason: str, retry: bool = True, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.reason, self.retry, self.retry_after = reason, retry, retry_after
+
+
+class BatchTooLarge(Refused):
+    """A request was refused for its number of images; ``limit`` is the most the service takes, if it says."""
+
+    def __init__(self, message: str, limit: int | None = None) -> None:
+        super().__init__(message, "batch too large", retry=False)
+        self.limit = limit
+
+
+class Unanswered(DfmeError):  # noqa: N818 (an outcome, too)
+    """A request that may have been served has no answer: it stays paid for, and asking again costs again.
+
+    ``reason`` as in ``Refused``: ``timeout``, ``500``, ``reset``. A teacher of one's own may raise it too.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Unusable(Unanswered):
+    """An answer came that cannot be one: garbage, another shape, NaN, too long. Asked again a few times only."""

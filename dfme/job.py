@@ -24,7 +24,12 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 DEFAULT_RECIPE = PROJECT / "configs" / "digits.yaml"
 
-UNDECISIVE = ("out", "resume", "budget", "checkpoint_seconds", "wandb", "evaluation.download")
+UNDECISIVE = (
+    *("out", "resume", "budget", "checkpoint_seconds", "wandb", "evaluation.download"),
+    *(f"teacher.{name}" for name in ("price_per_1000", "authorised_by", "api_key_env", "api_key_header", "ca_file")),
+    *(f"teacher.{name}" for name in ("in_flight", "timeout", "attempts", "patience")),
+    *(f"teacher.{name}" for name in ("images_per_second", "requests_per_second")),
+)
 """Keys that may change between a run and its resumption: they do not decide what a query or a weight is."""
 
 

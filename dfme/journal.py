@@ -1,8 +1,10 @@
 """The write-ahead journal: every answer is on file, with the digest of its query, before anyone uses it.
 
     journal/000000.bin, 000001.bin, ...   segments; a new one begins whenever a checkpoint was saved
-    record = header (charge number, digest of the query, dtype, shape, crc32 of the payload and of itself)
-             + payload (the answers as they are in memory)
+    record = header (charge number, digest of the query, its place in its batch, dtype, shape, crc32 of the
+             payload and of itself) + payload (the answers as they are in memory)
+
+A batch may be sent in parts, several at once; their records stand in the order in which their answers came.
 
 A checkpoint holds the place of the next record (``state_dict``). A journal opened with it first reads the
 records from there on: the answers that were paid and used since, in order. Segments that neither the last
@@ -29,21 +31,32 @@ from torch import Tensor
 from dfme.disk import AppendFile, disk_error
 from dfme.errors import RunError
 
-HEADER = struct.Struct("<4sQ16sBB2xIII")
-MAGIC = b"dfj1"
+HEADER = struct.Struct("<4sQ16sBB2xIIIII")
+MAGIC = b"dfj2"
 CRC = struct.Struct("<I")
 DIGEST_BYTES = 16
 HEAD_BYTES = HEADER.size + CRC.size
 DTYPES: tuple[torch.dtype, ...] = (torch.float32, torch.int64)
+ABANDONED = bytes(DIGEST_BYTES)
 
 
 @dataclass(frozen=True)
 class Record:
-    """One answered request: the number of its charge, the digest of its query, and the answers."""
+    """One answered request: the number of its charge, the digest of its query, and the answers.
+
+    ``start``: number of its first image within the batch that it is a part of; ``batch``: images in that batch.
+    """
 
     seq: int
     digest: bytes
     answers: Tensor
+    start: int
+    batch: int
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it says that its batch was given up, for want of budget to ask again after a failure."""
+        return self.digest == ABANDONED
 
 
 class Place(NamedTuple):
@@ -99,6 +112,10 @@ class Journal:
         self._place = self._next[1]
         self._next = next(self._records, None)
 
+    def abandon(self, seq: int) -> None:
+        """Write that the batch in progress was given up after charge ``seq``: its parts on file were not used."""
+        self.append(Record(seq, ABANDONED, torch.empty(0), 0, 0))
+
     def append(self, record: Record) -> None:
         """Write a record, answers (B, K) float32 or (B,) int64 on the CPU; on file when this returns.
 
@@ -109,7 +126,10 @@ class Journal:
         payload = answers.numpy().data.cast("B") if answers.numel() else memoryview(b"")
         rows, columns = (*answers.shape, 1)[:2]
         code = DTYPES.index(answers.dtype)
-        head = HEADER.pack(MAGIC, record.seq, record.digest, code, answers.ndim, rows, columns, zlib.crc32(payload))
+        place = (record.start, record.batch)
+        head = HEADER.pack(
+            MAGIC, record.seq, record.digest, code, answers.ndim, *place, rows, columns, zlib.crc32(payload)
+        )
         self._file.append(head, CRC.pack(zlib.crc32(head)), payload)
         self._place = Place(self._place.segment, self._place.offset + HEAD_BYTES + len(payload))
 
@@ -197,7 +217,7 @@ def _record(file: IO[bytes], path: Path, at: int, total: int, torn_end: bool) ->
         return None  # cut short by a kill, or never filled in before a power cut
     if len(head) < HEAD_BYTES or CRC.unpack(head[HEADER.size :])[0] != zlib.crc32(head[: HEADER.size]):
         raise _broken(path, at, "its header is damaged")
-    magic, seq, code, dtype, ndim, rows, columns, crc = HEADER.unpack(head[: HEADER.size])
+    magic, seq, code, dtype, ndim, start, batch, rows, columns, crc = HEADER.unpack(head[: HEADER.size])
     if magic != MAGIC or dtype >= len(DTYPES):
         raise _broken(path, at, "it is of another version of this software")
     payload = bytearray(file.read(rows * columns * DTYPES[dtype].itemsize))
@@ -207,7 +227,7 @@ def _record(file: IO[bytes], path: Path, at: int, total: int, torn_end: bool) ->
         raise _broken(path, at, "its answers are damaged")
     shape = (rows,) if ndim == 1 else (rows, columns)
     answers = torch.frombuffer(payload, dtype=DTYPES[dtype]).reshape(shape) if payload else torch.empty(shape)
-    return Record(seq, code, answers)
+    return Record(seq, code, answers, start, batch)
 
 
 def _broken(path: Path, at: int, problem: str) -> RunError:

@@ -5,26 +5,35 @@ How a run is taken up again
     the file may be ahead of it. A ledger made from the checkpoint's state (or from none: a run killed
     before its first) starts with those counters and repeats history: for each answer that the journal still
     holds, ``replay`` counts its charge without writing it. When the journal is used up, ``settle`` writes
-    off as ``lost`` every charge whose answer nobody has: the request in flight at the kill or, without a
+    off as ``lost`` every charge whose answer nobody has: the requests in flight at the kill or, without a
     journal, all since the checkpoint. Lost images are not in ``spent``: the budget buys what an
-    uninterrupted run buys, and ``lost`` says what was sent beyond it. A charge without an answer that was
-    followed by an answered one is different: its process saw it fail and kept it charged, and so does the
-    replay. A changed budget comes into force at ``settle``: until then the run repeats what it did under
-    the old one.
+    uninterrupted run buys, and ``lost`` says what was sent beyond it. A charge that ``failed`` is different:
+    its process saw that there will be no answer and kept it charged, and so does the replay (``passed``). A
+    changed budget comes into force at ``settle``: until then the run repeats what it did under the old one.
 
 Numbering: charges are numbered in the file without a gap, over all sessions of a run.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
 from dfme.disk import AppendFile
 from dfme.errors import BudgetExhausted, RunError, UserError
-from dfme.ledger_file import CHARGED, PURPOSES, Charge, History, Purpose, Totals, audit, read_history
+from dfme.ledger_file import (
+    CHARGED,
+    PURPOSES,
+    Charge,
+    History,
+    Purpose,
+    Totals,
+    audit,
+    count_reason,
+    read_history,
+)
 
 __all__ = ["CHARGED", "PURPOSES", "Ledger", "Purpose", "Totals", "audit"]
 
@@ -44,18 +53,23 @@ class Ledger:
     ) -> None:
         if budget < 1:
             raise UserError(f"--budget: expected at least 1 image, got {budget}")
-        state = state or {"seq": 0, "images": {}, "requests": 0, "refused": 0, "lost": 0}
+        state = state or {"seq": 0, "images": {}, "requests": 0, "refused": 0, "failed": 0, "lost": 0}
         history = _history(path, state)
         if budget < history.spent:
             raise UserError(f"--budget: expected at least the {history.spent} images spent so far, got {budget}")
         self._seq: int = state["seq"]
         self._images: dict[Purpose, int] = dict.fromkeys(PURPOSES, 0) | state["images"]
         self._spent: int = sum(self._images[purpose] for purpose in CHARGED)
-        self._unanswered = {seq: charge for seq, charge in history.kept.items() if seq > self._seq}
+        ahead = {seq: charge for seq, charge in history.kept.items() if seq > self._seq}
+        self._unanswered = {seq: charge for seq, charge in ahead.items() if seq not in history.failed}
+        self._failed_ahead = {seq: charge for seq, charge in ahead.items() if seq in history.failed}
         self._history = history
         self._wanted_budget = budget
         self._settled = False
+        self.run = history.run or secrets.token_hex(8)
         self.requests, self.refused, self.lost = history.requests, history.refused, history.lost
+        self.reasons = history.reasons
+        self.failed: int = state["failed"]
         self._file = None if path is None else AppendFile(path, history.size, fsync)
 
     @property
@@ -97,8 +111,19 @@ class Ledger:
             self.evaluation_queries,
             self.requests,
             self.refused,
+            self.failed,
             self.lost,
         )
+
+    @property
+    def position(self) -> int:
+        """Number of the last charge that is counted."""
+        return self._seq
+
+    @property
+    def useful(self) -> int:
+        """Images whose answers came, of all purposes: the same at the same point of every session of a run."""
+        return sum(self._images.values()) - self.failed
 
     def require(self, images: int, purpose: Purpose) -> None:
         """Raise BudgetExhausted if charging so many images would exceed the budget."""
@@ -116,6 +141,7 @@ class Ledger:
         Raises BudgetExhausted, or RunError if the file cannot be written; nothing is charged then.
         """
         self.settle()
+        self.passed(self.requests)  # failures of the request that was in flight: they belong to this one
         self.require(images, purpose)
         if images < 1:
             raise ValueError(f"images: expected at least 1 in a request, got {images}")
@@ -137,7 +163,16 @@ class Ledger:
         self._write_event("refused", seq, images=images, reason=reason)
         del self._unanswered[seq]
         self.refused += images
+        count_reason(self.reasons, "refused", reason)
         self._take(self._seq, -images, purpose)
+
+    def fail(self, seq: int, reason: str) -> None:
+        """Keep charge ``seq``, which may have been served, though there will be no answer to it."""
+        images, _ = self._unanswered[seq]
+        self._write_event("failed", seq, images=images, reason=reason)
+        del self._unanswered[seq]
+        self.failed += images
+        count_reason(self.reasons, "failed", reason)
 
     def replay(self, seq: int, images: int, purpose: Purpose) -> None:
         """Count charge ``seq`` again, whose answer comes from the journal; nothing is written.
@@ -150,8 +185,16 @@ class Ledger:
                 f"ledger: expected charge {seq} to be {images} images for {purpose}, as the journal and this "
                 f"run have it, got {charge}; ledger.jsonl and journal/ are not of one run, restore both"
             )
-        for number in list(itertools.takewhile(lambda number: number <= seq, self._unanswered)):
-            self._take(number, *self._unanswered.pop(number))
+        self._take(max(seq, self._seq), *self._unanswered.pop(seq))
+
+    def passed(self, seq: int) -> None:
+        """Count again the charges up to number ``seq`` that failed; nothing is written."""
+        if not self._failed_ahead:
+            return
+        for number in [number for number in self._failed_ahead if number <= seq]:
+            charge = self._failed_ahead.pop(number)
+            self.failed += charge.images
+            self._take(max(number, self._seq), *charge)
 
     def settle(self) -> None:
         """Stop repeating history: write off charges whose answers nobody has; put the budget in force."""
@@ -162,7 +205,7 @@ class Ledger:
             self.lost += charge.images
             del self._unanswered[seq]
         if self._history.budget(self._seq) != self._wanted_budget:
-            self._write_event("budget", self._seq, budget=self._wanted_budget)
+            self._write_event("budget", self._seq, budget=self._wanted_budget, run=self.run)
         self._settled = True
         self._history = History()
 
@@ -173,6 +216,7 @@ class Ledger:
             "images": dict(self._images),
             "requests": self.requests,
             "refused": self.refused,
+            "failed": self.failed,
             "lost": self.lost,
         }
 

@@ -1,12 +1,14 @@
 """What ledger.jsonl says: one JSON object per line, in the order things happened, the true history of a run.
 
-    {"seq":0,"event":"budget","budget":300000}                        the budget in force after answer ``seq``
+    {"seq":0,"event":"budget","budget":300000,"run":"1f.."}           the budget in force after answer ``seq``
     {"seq":1,"event":"charge","purpose":"student","images":256,"spent":256}      written before the send
-    {"seq":1,"event":"refused","images":256,"reason":".."}            the server did not serve it: given back
-    {"seq":1,"event":"lost","images":256,"reason":".."}               sent, the answer is lost: written off
+    {"seq":1,"event":"refused","images":256,"reason":"429"}           the server did not serve it: given back
+    {"seq":2,"event":"failed","images":256,"reason":"timeout"}        it may have been served: stays charged
+    {"seq":3,"event":"lost","images":256,"reason":".."}               sent, the answer is lost: written off
 
 Charges are numbered without a gap. ``spent`` is the total of charged purposes after the line, so every line
-vouches for the ones before it, and a file with a line changed or missing is not accepted.
+vouches for the ones before it, and a file with a line changed or missing is not accepted. ``run`` is a random
+name for the run, the same in all its sessions.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class Charge(NamedTuple):
 class Totals:
     """A ledger added up, in images (``requests`` in requests).
 
-    ``requests``, ``refused`` and ``lost`` count what really was sent, in all sessions of a run. The images a
-    teacher served are ``spent + evaluation_queries + lost``.
+    ``requests``, ``refused``, ``failed`` and ``lost`` count what really was sent, in all sessions of a run.
+    ``failed`` images were charged (or recorded, for evaluation) without an answer to learn from.
     """
 
     budget: int
@@ -46,20 +48,38 @@ class Totals:
     evaluation_queries: int
     requests: int
     refused: int
+    failed: int
     lost: int
+
+    @property
+    def served(self) -> int:
+        """The most images that the teacher can have served, and so can ask money for."""
+        return self.spent + self.evaluation_queries + self.lost
 
 
 @dataclass
 class History:
-    """The lines of a ledger so far; ``kept`` holds the charges that were neither refused nor lost."""
+    """The lines of a ledger so far; ``kept`` holds the charges that were neither refused nor lost.
 
+    ``failed`` numbers those of them that have no answer and stay charged. ``reasons`` counts requests that were
+    refused or failed by the reason given.
+    """
+
+    run: str = ""
     kept: dict[int, Charge] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    reasons: dict[str, dict[str, int]] = field(default_factory=dict)
     budgets: list[tuple[int, int]] = field(default_factory=list)
     requests: int = 0
     spent: int = 0
     refused: int = 0
     lost: int = 0
     size: int = 0
+
+    @property
+    def failed_images(self) -> int:
+        """Images of charges that failed."""
+        return sum(self.kept[seq].images for seq in self.failed)
 
     def images(self, until: int | None = None) -> dict[Purpose, int]:
         """Images kept per purpose, of all charges or of those numbered up to ``until``."""
@@ -78,10 +98,13 @@ class History:
         event, seq = entry["event"], _count(entry, "seq")
         if event == "charge":
             self._charge(seq, Charge(_count(entry, "images"), entry["purpose"]), _count(entry, "spent"))
-        elif event in ("refused", "lost"):
-            self._give_back(seq, event, _count(entry, "images"))
+        elif event in ("refused", "failed", "lost"):
+            self._unanswered(seq, event, _count(entry, "images"))
+            if event != "lost":
+                count_reason(self.reasons, event, str(entry["reason"]))
         elif event == "budget":
             self.budgets.append((seq, _count(entry, "budget")))
+            self.run = self.run or str(entry.get("run", ""))
         else:
             raise ValueError(f"unknown event {event!r}")
 
@@ -98,15 +121,25 @@ class History:
         if self.budgets and self.spent > self.budgets[-1][1]:
             raise ValueError(f"{self.spent} images spent exceed the budget of {self.budgets[-1][1]}")
 
-    def _give_back(self, seq: int, event: str, images: int) -> None:
-        charge = self.kept.pop(seq, None)
-        if charge is None or charge.images != images:
+    def _unanswered(self, seq: int, event: str, images: int) -> None:
+        charge = self.kept.get(seq)
+        if charge is None or charge.images != images or seq in self.failed:
             raise ValueError(f"{images} images {event} for charge {seq}, which is {charge}")
+        if event == "failed":
+            self.failed.add(seq)
+            return
+        del self.kept[seq]
         self.spent -= images if charge.purpose in CHARGED else 0
         if event == "lost":
             self.lost += images
         else:
             self.refused += images
+
+
+def count_reason(reasons: dict[str, dict[str, int]], event: str, reason: str) -> None:
+    """One more request that was refused or failed for ``reason``."""
+    requests = reasons.setdefault(event, {})
+    requests[reason] = requests.get(reason, 0) + 1
 
 
 def _count(entry: dict[str, Any], name: str) -> int:
@@ -154,5 +187,6 @@ def audit(path: Path) -> Totals:
         evaluation_queries=images["evaluation"],
         requests=history.requests,
         refused=history.refused,
+        failed=history.failed_images,
         lost=history.lost,
     )

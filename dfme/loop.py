@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dfme.errors import DfmeError
+from dfme.errors import BudgetExhausted, DfmeError
 from dfme.evaluation import Examination
 from dfme.ledger import Ledger
 from dfme.methods.base import Method, Metrics
@@ -76,30 +76,37 @@ def run(
     checkpoint_seconds: float,
     keep: Callable[[], None],
     stopped: Callable[[], bool],
+    price: float | None = None,
 ) -> bool:
     """Spend the whole budget; says whether it did, or was ``stopped`` (and kept) on the way.
 
-    ``points``: evaluations, evenly spaced over the budget. ``keep`` saves a checkpoint.
+    ``points``: evaluations, evenly spaced over the budget. ``price``: of a thousand images, if they have one. ``keep``
+    saves a checkpoint.
     """
     ledger = oracle.ledger
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
     while ledger.remaining > 0:
         # Spend one step, or what is left of the budget.
-        before, left = ledger.spent, ledger.remaining
+        before, answered, failed, left = ledger.spent, ledger.useful, ledger.failed, ledger.remaining
         planned = min(method.cost, left)
-        metrics = method.step() if left >= method.cost else method.finish(left)
+        try:
+            metrics = method.step() if left >= method.cost else method.finish(left)
+        except BudgetExhausted:  # what a service failed to answer, asked again, took what the step had counted on
+            if ledger.failed == failed:
+                raise
+            continue
         progress.seconds = time.monotonic() - started
-        # Hold the method to the cost it states.
-        if ledger.spent - before != planned:
+        # Hold the method to the cost it states, less what a service took without an answer.
+        if ledger.useful - answered != planned:
             name = type(method).__name__
-            raise DfmeError(f"{name} spent {ledger.spent - before} images in a step that costs {planned}")
+            raise DfmeError(f"{name} spent {ledger.useful - answered} images in a step that costs {planned}")
         # Evaluate at even shares of the budget.
         done, due = (spent * points // ledger.budget for spent in (before, ledger.spent))
         if due > done:
             sentinel.verify()
             scores = examination.score(method.student)
-            listener.evaluation(ledger.spent, numbers({**metrics, **scores}) | _accounts(ledger, progress))
+            listener.evaluation(ledger.spent, numbers({**metrics, **scores}) | _accounts(ledger, progress, price))
             if method.recent is not None and (done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS):
                 images, answers = method.recent
                 listener.samples(ledger.spent, _host(images[:SHEET_IMAGES]), _host(answers[:SHEET_IMAGES]))
@@ -124,14 +131,16 @@ def run(
     return ledger.remaining == 0
 
 
-def _accounts(ledger: Ledger, progress: Progress) -> dict[str, float]:
+def _accounts(ledger: Ledger, progress: Progress, price: float | None) -> dict[str, float]:
     """The ledger's figures so far, and the time they took."""
     by_purpose = {f"queries_{purpose}": images for purpose, images in ledger.spent_by_purpose.items()}
     return {
         **by_purpose,
+        **({} if price is None else {"cost": ledger.totals().served * price / 1000}),
         "queries_evaluation": ledger.evaluation_queries,
         "requests": ledger.requests,
         "refused": ledger.refused,
+        "failed": ledger.failed,
         "lost": ledger.lost,
         "seconds": round(progress.seconds, 3),
         "queries_per_second": ledger.spent / max(progress.seconds, 1e-9),

@@ -51,7 +51,7 @@ def argument_help(*documented: Any) -> dict[str, str]:
 
 def dataclass_options(cls: type[Any], prefix: str = "") -> list[Option]:
     """The leaves of a configuration dataclass, nested dataclasses expanded, in the order of their fields."""
-    hints, texts = get_type_hints(cls), argument_help(cls)
+    hints, texts = get_type_hints(cls), argument_help(*cls.__mro__[:-1])
     options: list[Option] = []
     for field in dataclasses.fields(cls):
         key, kind = prefix + field.name, hints[field.name]

@@ -6,14 +6,15 @@ wire can carry: float32, rounded to the image lattice where the teacher takes 8-
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dfme.answers import read_answers
-from dfme.errors import BudgetExhausted, DfmeError, RunError, TeacherError
-from dfme.journal import Journal, Record, digest
+from dfme.courier import Answered, Courier, Part
+from dfme.errors import BudgetExhausted, RunError
+from dfme.journal import Journal, digest
 from dfme.ledger import CHARGED, Ledger, Purpose
 from dfme.sentinel import Sentinel
 from dfme.spec import Teacher
@@ -43,12 +44,11 @@ class Oracle:
         self.num_classes = teacher.num_classes
         self.label_mode = teacher.label_mode
         self.ledger = ledger
-        self._teacher = teacher
         self._device = torch.device(getattr(teacher, "device", None) or "cpu")
-        self._max_batch: int | None = getattr(teacher, "max_batch", None)
         self._journal = journal
         self._verify_each = sentinel is None
         self._sentinel = sentinel or Sentinel()
+        self._courier = Courier(teacher, ledger, journal, self._sentinel, self._device)
         if not self.replaying:
             ledger.settle()
 
@@ -60,12 +60,14 @@ class Oracle:
     def __call__(self, images_BCHW: Tensor, purpose: Purpose = "student") -> Tensor:
         """The teacher's answers, on the images' device: scores (B, K) float32 or labels (B,) int64.
 
-        The whole batch must fit the budget, then it is sent in parts of the teacher's ``max_batch``. Images
-        of charged purposes must lie within the spec's bounds. No images cost nothing.
+        The whole batch must fit the budget, then it is sent in parts of the teacher's ``max_batch``, several at
+        once where its ``wire`` says so. Images of charged purposes must lie within the spec's bounds. No images
+        cost nothing.
 
         Raises:
             ValueError: for images of another shape or dtype, or out of bounds; nothing was sent.
-            BudgetExhausted: if the batch does not fit; nothing was sent.
+            BudgetExhausted: if the batch does not fit, and nothing was sent; or if it does not reach for asking again
+                what a service failed to answer.
             TeacherError: if the teacher raised or answered what its label mode rules out; that stays charged.
             RunError: if a resumed run asks something else than it asked before, or the disk refuses.
         """
@@ -74,12 +76,29 @@ class Oracle:
         self.ledger.require(batch, purpose)
         if batch == 0:
             return self._nothing().to(images_BCHW.device)
-        limit = self._max_batch or batch
-        parts = [queries_BCHW] if batch <= limit else torch.split(queries_BCHW, limit)
-        answers = [self._answer(part_BCHW, purpose) for part_BCHW in parts]
+        position = self.ledger.useful
+        answers = self._recorded(queries_BCHW, purpose) if self.replaying else []
+        for start, stop in _gaps(answers, batch):
+            answers += self._ask(Part(start, queries_BCHW[start:stop], batch, position + start), purpose)
         if self._verify_each:
             self._sentinel.verify()
-        return (answers[0] if len(answers) == 1 else torch.cat(answers)).to(images_BCHW.device)
+        parts = [part for _, part in sorted(answers, key=lambda answered: answered[0])]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(images_BCHW.device)
+
+    @property
+    def service(self) -> dict[str, Any] | None:
+        """What a service did: requests by why they were refused or failed, and seconds of this session. Else None."""
+        if not self._courier.is_service:
+            return None
+        return {
+            **{event: dict(self.ledger.reasons.get(event, {})) for event in ("refused", "failed")},
+            "seconds_answering": round(self._courier.seconds, 3),
+            "seconds_waited": round(self._courier.waited, 3),
+        }
+
+    def report_to(self, tell: Callable[[str], None]) -> None:
+        """Where a line goes, now and then, while a service makes trouble."""
+        self._courier.tell = tell
 
     def state_dict(self) -> dict[str, Any]:
         """Ledger and journal for a checkpoint; both files are on the disk when this returns."""
@@ -97,7 +116,8 @@ class Oracle:
             self._journal.rotate()
 
     def close(self) -> None:
-        """Let go of the files of ledger and journal; closing twice is no error."""
+        """Send nothing more, let go of the files of ledger and journal; closing twice is no error."""
+        self._courier.close()
         self.ledger.close()
         if self._journal is not None:
             self._journal.close()
@@ -129,52 +149,63 @@ class Oracle:
             ),
         )
 
-    def _answer(self, query_BCHW: Tensor, purpose: Purpose) -> Tensor:
-        if self._journal is None:
-            seq = self.ledger.charge(len(query_BCHW), purpose)
-            answers = self._send(query_BCHW, self._device)
-            self.ledger.answered(seq)
-            return answers
-        code = digest(query_BCHW.cpu())
-        if self._journal.replaying:
-            return self._replay(self._journal, code, len(query_BCHW), purpose)
-        seq = self.ledger.charge(len(query_BCHW), purpose)
-        answers = self._send(query_BCHW, torch.device("cpu"))
-        self._journal.append(Record(seq, code, answers))
-        self.ledger.answered(seq)
+    def _recorded(self, queries_BCHW: Tensor, purpose: Purpose) -> list[Answered]:
+        """The answers that the journal still holds for this batch: all, or those that came before a kill."""
+        journal, answers, rest = self._journal, list[Answered](), len(queries_BCHW)
+        while rest and journal is not None and journal.replaying:
+            record = journal.peek()
+            if record.abandoned:
+                self._abandoned(journal, record.seq)
+            images, stop = len(record.answers), record.start + len(record.answers)
+            part_BCHW = queries_BCHW[record.start : stop]
+            if record.batch != len(queries_BCHW) or images > rest or digest(part_BCHW.cpu()) != record.digest:
+                raise self._other(journal, record.seq, len(queries_BCHW), purpose)
+            self.ledger.replay(record.seq, images, purpose)
+            journal.advance()
+            answers.append((record.start, record.answers))
+            rest -= images
+            if rest == 0:
+                self.ledger.passed(self.ledger.position)
+        if not self.replaying:
+            self.ledger.settle()
         return answers
 
-    def _replay(self, journal: Journal, code: bytes, images: int, purpose: Purpose) -> Tensor:
-        record = journal.peek()
-        if record.digest != code:
-            raise RunError(
-                f"the resumed run asks something else ({images} images, {purpose}) than request {record.seq} "
-                "on record: code, libraries, threads or device changed or do not repeat exactly: restore them"
-                f", or delete {journal.folder} to pay again for what was answered since the checkpoint"
-            )
-        self.ledger.replay(record.seq, images, purpose)
+    def _abandoned(self, journal: Journal, seq: int) -> None:
+        """Give this batch up again, as the interrupted run did."""
+        self.ledger.passed(seq)
         journal.advance()
         if not journal.replaying:
             self.ledger.settle()
-        return record.answers
+        raise BudgetExhausted("query budget: what was left did not reach for asking again what had failed")
 
-    def _send(self, query_BCHW: Tensor, device: torch.device) -> Tensor:
-        """Ask the teacher, outside autograd and autocast; the answers, checked, on ``device``."""
-        batch = len(query_BCHW)
+    def _other(self, journal: Journal, seq: int, images: int, purpose: Purpose) -> RunError:
+        return RunError(
+            f"the resumed run asks something else ({images} images, {purpose}) than request {seq} "
+            "on record: code, libraries, threads or device changed or do not repeat exactly: restore them"
+            f", or delete {journal.folder} to pay again for what was answered since the checkpoint"
+        )
+
+    def _ask(self, batch: Part, purpose: Purpose) -> list[Answered]:
+        """Fresh answers; a batch that is given up half answered is noted as such, so that a replay does the same."""
         try:
-            with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
-                raw = self._teacher(query_BCHW)
-        except DfmeError:
+            return self._courier.deliver(batch, purpose)
+        except BudgetExhausted:
+            if self._journal is not None:
+                self._journal.abandon(self.ledger.requests)
             raise
-        except (Exception, SystemExit) as error:  # a client may give up the whole process: it is not its own here
-            reason = " ".join(str(error).split())
-            raise TeacherError(
-                f"teacher: expected answers to {batch} images {tuple(query_BCHW.shape)}, but it raised "
-                f"{type(error).__name__}: {reason}"
-            ) from error
-        return read_answers(raw, batch, self.num_classes, self.label_mode, self._sentinel, device)
 
     def _nothing(self) -> Tensor:
         if self.label_mode.kind == "label":
             return torch.empty(0, dtype=torch.int64)
         return torch.empty(0, self.num_classes)
+
+
+def _gaps(answers: Sequence[Answered], batch: int) -> Iterator[tuple[int, int]]:
+    """The stretches of a batch that have no answers yet."""
+    at = 0
+    for start, part in sorted(answers, key=lambda answered: answered[0]):
+        if start > at:
+            yield at, start
+        at = start + len(part)
+    if at < batch:
+        yield at, batch

@@ -72,6 +72,7 @@ class Run:
             self.progress,
             self.sentinel,
             points=config.evaluation.points,
+            price=self.job.teacher.price_per_1000,
             checkpoint_seconds=config.checkpoint_seconds,
             keep=self.keep,
             stopped=interrupt.requested,
@@ -113,7 +114,7 @@ class Run:
     def summary(self, student: nn.Module) -> dict[str, Any]:
         """The contents of summary.json for the student as it is."""
         config, totals = self.job.config, self.oracle.ledger.totals()
-        scores = self.examination.score(student)
+        scores, price = self.examination.score(student), self.job.teacher.price_per_1000
         seconds = self.progress.seconds
         return {
             "method": self.job.method,
@@ -124,7 +125,11 @@ class Run:
             "evaluation_queries": totals.evaluation_queries,
             "requests": totals.requests,
             "refused": totals.refused,
+            "failed": totals.failed,
             "lost": totals.lost,
+            "cost": None if price is None else round(totals.served * price / 1000, 6),
+            "authorised_by": self.job.teacher_options.get("authorised_by"),
+            "service": self.oracle.service,
             "label_mode": str(self.oracle.label_mode),
             **self.method.facts,
             "teacher_accuracy": self.examination.teacher_accuracy,

@@ -47,6 +47,8 @@ POSITIVE = Rule(lambda value: 0 < value < math.inf, "a positive number")
 SHARE = Rule(lambda value: 0 <= value < 1, "a number from 0 to below 1")
 FRACTION = Rule(lambda value: 0 < value <= 1, "a number above 0 and up to 1")
 SEED = Rule(lambda value: 0 <= value < 2**63, "a whole number from 0 to below 2^63")
+FROM_1_TO_64 = Rule(lambda value: 1 <= value <= 64, "from 1 to 64")
+RATE = Rule(lambda value: 0.001 <= value < math.inf, "at least 0.001")
 CLASSES = Rule(lambda value: value >= 2, "at least 2")
 
 RULES: dict[str, Rule] = {
@@ -65,6 +67,15 @@ RULES: dict[str, Rule] = {
     "evaluation.limit": NOT_NEGATIVE,
     "teacher.num_classes": CLASSES,
     "teacher.max_batch": AT_LEAST_ONE,
+    "teacher.price_per_1000": NOT_NEGATIVE,
+    "teacher.in_flight": FROM_1_TO_64,
+    "teacher.timeout": POSITIVE,
+    "teacher.attempts": AT_LEAST_ONE,
+    "teacher.patience": POSITIVE,
+    "teacher.images_per_second": RATE,
+    "teacher.requests_per_second": RATE,
+    "teacher.classification": NOT_NEGATIVE,
+    "teacher.top_k": NOT_NEGATIVE,
     "method.batch_size": AT_LEAST_ONE,
     "method.generator_steps": AT_LEAST_ONE,
     "method.student_steps": AT_LEAST_ONE,

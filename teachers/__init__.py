@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from teachers.options import TorchOptions
+from teachers.options import HuggingFaceOptions, OnnxOptions, Pt2Options, TimmOptions, TorchOptions, TorchScriptOptions
+from teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions, V2Options
 
 
 class Kind(NamedTuple):
@@ -20,4 +21,13 @@ class Kind(NamedTuple):
 
 KINDS: dict[str, Kind] = {
     "torch": Kind(TorchOptions, "teachers.torch_local:load_torch"),
+    "v2": Kind(V2Options, "teachers.remote.v2:connect_v2"),
+    "tf-serving": Kind(TfServingOptions, "teachers.remote.tf_serving:connect_tf_serving"),
+    "hf-api": Kind(HfApiOptions, "teachers.remote.hf_api:connect_hf_api"),
+    "json": Kind(JsonOptions, "teachers.remote.json_api:connect_json"),
+    "onnx": Kind(OnnxOptions, "teachers.onnx_runtime:load_onnx"),
+    "pt2": Kind(Pt2Options, "teachers.exported:load_pt2"),
+    "torchscript": Kind(TorchScriptOptions, "teachers.exported:load_torchscript"),
+    "hf": Kind(HuggingFaceOptions, "teachers.huggingface:load_huggingface"),
+    "timm": Kind(TimmOptions, "teachers.timm_folder:load_timm"),
 }

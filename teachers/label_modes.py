@@ -5,12 +5,15 @@ They only ever reveal less: logits > probabilities > rounded probabilities > top
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from dfme.answers import NO_LABEL
 from dfme.errors import UserError
 from dfme.spec import LABEL_KINDS, LabelMode, Teacher
+from dfme.wire import Wire
 
 
 def reveal(scores_BK: Tensor, given: LabelMode, wanted: LabelMode) -> Tensor:
@@ -57,9 +60,15 @@ class Restricted:
         self.label_mode = label_mode
         self.max_batch: int | None = getattr(teacher, "max_batch", None)
         self.device: torch.device = getattr(teacher, "device", torch.device("cpu"))
+        self.wire: Wire | None = getattr(teacher, "wire", None)
+        ask: Callable[[Tensor, str], Tensor] | None = getattr(teacher, "ask", None)
+        self.close: Callable[[], None] = getattr(teacher, "close", lambda: None)
+        self.ask = None if ask is None else lambda images, key: self._cut(ask(images, key))
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        scores_BK = self._teacher(images)
+        return self._cut(self._teacher(images))
+
+    def _cut(self, scores_BK: Tensor) -> Tensor:
         if scores_BK.ndim == 1:
             return scores_BK
         return reveal(scores_BK, self._teacher.label_mode, self.label_mode)

@@ -13,6 +13,7 @@ from torch import Tensor
 from dfme.config import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import LabelMode, Teacher
+from dfme.wire import Wire
 from dfme.words import did_you_mean
 from teachers import KINDS
 from teachers.label_modes import restrict
@@ -20,6 +21,9 @@ from teachers.own import accepts, make_own, wrap_callable
 from teachers.torch_local import Normalise
 
 __all__ = ["make_teacher", "wrap_callable"]
+
+NOT_FACTS = ("mean", "std", "price_per_1000")
+"""Common keys that do not describe images or answers of a teacher of one's own."""
 
 
 def make_teacher(config: TeacherConfig, options: Mapping[str, Any], device: torch.device) -> Teacher:
@@ -59,7 +63,7 @@ def _own(config: TeacherConfig, options: Mapping[str, Any]) -> Teacher:
     shared = {name: value for name, value in common.items() if value is not None and accepts(config.kind, name)}
     given = {**shared, **options}
     teacher = make_own(config.kind, given)
-    facts = {name: given.get(name, value) for name, value in common.items() if name not in ("mean", "std")}
+    facts = {name: given.get(name, value) for name, value in common.items() if name not in NOT_FACTS}
     wrapped = wrap_callable(teacher, **facts)
     if (config.mean is None and config.std is None) or "mean" in given:
         return wrapped
@@ -76,6 +80,7 @@ class _Normalised:
         self.label_mode = teacher.label_mode
         self.max_batch: int | None = getattr(teacher, "max_batch", None)
         self.device: torch.device = getattr(teacher, "device", torch.device("cpu"))
+        self.wire: Wire | None = getattr(teacher, "wire", None)
         self._normalise = Normalise(config.mean, config.std, self.spec.shape[0], self.device)
 
     def __call__(self, images: Tensor, /) -> Tensor:

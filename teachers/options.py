@@ -26,6 +26,69 @@ class TorchOptions:
 
 
 @dataclass(frozen=True)
+class OnnxOptions:
+    """An ONNX classifier on this machine, run by onnxruntime.
+
+    Args:
+        model: the .onnx file
+        input: name of the input; none: the model's only one
+        output: name of the output; none: the model's first
+        layout: order of an image's axes: nchw, nhwc, or auto (as the model's input has it)
+    """
+
+    model: str
+    input: str | None = None
+    output: str | None = None
+    layout: Literal["auto", "nchw", "nhwc"] = "auto"
+
+
+@dataclass(frozen=True)
+class Pt2Options:
+    """A program saved by torch.export (.pt2) on this machine.
+
+    Args:
+        program: the .pt2 file
+        trust: loading such a file runs code that is in it; say true for a file whose maker you trust
+    """
+
+    program: str
+    trust: bool = False
+
+
+@dataclass(frozen=True)
+class TorchScriptOptions:
+    """A TorchScript archive on this machine; PyTorch has deprecated the format in favour of torch.export.
+
+    Args:
+        program: the archive, usually .pt or .ts
+    """
+
+    program: str
+
+
+@dataclass(frozen=True)
+class HuggingFaceOptions:
+    """An image-classification model in the folder layout of Hugging Face's transformers, local files only.
+
+    Args:
+        folder: the folder with config.json, model.safetensors and preprocessor_config.json
+    """
+
+    folder: str
+
+
+@dataclass(frozen=True)
+class TimmOptions:
+    """A timm model in a folder with config.json and model.safetensors, local files only.
+
+    Args:
+        folder: the folder
+    """
+
+    folder: str
+
+
+@dataclass(frozen=True)
 class TrainDataConfig:
     """What a teacher is trained and scored on.
 

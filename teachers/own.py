@@ -13,6 +13,7 @@ from dfme.answers import as_tensor
 from dfme.errors import DfmeError, UserError
 from dfme.spec import ImageSpec, LabelMode, Teacher
 from dfme.targets import find_target, what_and_where
+from dfme.wire import Wire
 from teachers.label_modes import restrict, two_classes
 
 PROBABILITIES = LabelMode("probabilities")
@@ -33,7 +34,9 @@ class OwnTeacher:
         label_mode: LabelMode,
         max_batch: int | None,
         device: torch.device,
+        wire: Wire | None = None,
     ) -> None:
+        self.wire = wire
         self._call = call
         self.spec = spec
         self.num_classes = num_classes
@@ -61,7 +64,7 @@ def wrap_callable(
     """A teacher from a callable images (B, C, H, W) -> scores.
 
     Attributes of the object (``spec``, or ``shape``, ``bounds`` and ``levels``; ``num_classes``,
-    ``label_mode``, ``max_batch``, ``device``) win over the arguments; UserError where shape or classes are
+    ``label_mode``, ``max_batch``, ``device``, ``wire``) win over the arguments; UserError where shape or classes are
     given in both places and differ, or in neither. A ``label_mode`` beside the object's own restricts it.
     Without an attribute it says what the object answers, by default probabilities; fuller answers are cut
     down to it.
@@ -87,6 +90,7 @@ def wrap_callable(
         declared or (wanted if wanted and wanted.kind == "logits" else PROBABILITIES),
         own.get("max_batch", max_batch),
         _device(function_or_object),
+        getattr(function_or_object, "wire", None),
     )
     return restrict(teacher, wanted) if wanted else teacher
 

@@ -15,7 +15,7 @@ from dfme.journal import HEAD_BYTES, Journal, Record, digest
 def record(seq: int, rows: int = 3, labels: bool = False) -> Record:
     rng = torch.Generator().manual_seed(seq)
     answers = torch.randint(0, 9, (rows,), generator=rng) if labels else torch.rand(rows, 4, generator=rng)
-    return Record(seq, digest(torch.rand(rows, 1, 2, 2, generator=rng)), answers)
+    return Record(seq, digest(torch.rand(rows, 1, 2, 2, generator=rng)), answers, seq, rows)
 
 
 def rest(journal: Journal) -> list[Record]:
@@ -28,7 +28,7 @@ def rest(journal: Journal) -> list[Record]:
 
 def same(left: list[Record], right: list[Record]) -> bool:
     return len(left) == len(right) and all(
-        (a.seq, a.digest) == (b.seq, b.digest)
+        (a.seq, a.digest, a.start, a.batch) == (b.seq, b.digest, b.start, b.batch)
         and a.answers.dtype == b.answers.dtype
         and a.answers.shape == b.answers.shape
         and a.answers.numpy().tobytes() == b.answers.numpy().tobytes()
@@ -38,7 +38,7 @@ def same(left: list[Record], right: list[Record]) -> bool:
 
 def test_records_come_back_bitwise_and_in_order(tmp_path: Path) -> None:
     written = [record(1), record(2, labels=True), record(5, rows=1)]
-    written.append(Record(6, written[0].digest, torch.tensor([[float("nan"), -0.0, 1e-45, 1.0]])))
+    written.append(Record(6, written[0].digest, torch.tensor([[float("nan"), -0.0, 1e-45, 1.0]]), 0, 1))
     journal = Journal(tmp_path / "journal")
     assert not journal.replaying
     for item in written:

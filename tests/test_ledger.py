@@ -44,7 +44,7 @@ def test_every_charge_is_a_line_on_file_before_the_send(tmp_path: Path) -> None:
     with pytest.raises(BudgetExhausted):
         ledger.charge(41, "generator")
     assert lines(path) == [
-        {"seq": 0, "event": "budget", "budget": 100},
+        {"seq": 0, "event": "budget", "budget": 100, "run": ledger.run},
         {"seq": 1, "event": "charge", "purpose": "student", "images": 60, "spent": 60},
         {"seq": 2, "event": "charge", "purpose": "evaluation", "images": 7, "spent": 60},
     ]
@@ -99,12 +99,44 @@ def test_a_replay_counts_without_writing_and_settles_the_rest(tmp_path: Path) ->
 
 def test_a_failed_charge_that_the_run_went_on_after_stays_charged_in_the_replay(tmp_path: Path) -> None:
     ledger = Ledger(100, tmp_path / "ledger.jsonl")
-    ledger.charge(10, "student")  # no usable answer
+    ledger.fail(ledger.charge(10, "student"), "timeout")
     ledger.answered(ledger.charge(10, "student"))
+    assert (ledger.spent, ledger.failed, ledger.useful, ledger.reasons) == (20, 10, 10, {"failed": {"timeout": 1}})
     again = Ledger(100, tmp_path / "ledger.jsonl")
     again.replay(2, 10, "student")
+    assert (again.spent, again.failed, again.useful) == (10, 0, 10)
+    again.passed(2)
+    assert (again.spent, again.failed, again.useful) == (20, 10, 10)
     again.settle()
-    assert again.totals() == ledger.totals()
+    assert again.totals() == ledger.totals() == audit(tmp_path / "ledger.jsonl")
+    assert (again.run, again.reasons) == (ledger.run, ledger.reasons)
+
+
+def test_answers_out_of_order_are_replayed_in_theirs(tmp_path: Path) -> None:
+    ledger = Ledger(100, tmp_path / "ledger.jsonl")
+    for images in (1, 2, 4):
+        ledger.charge(images, "student")
+    ledger.answered(3)
+    ledger.answered(1)  # the second is in flight when the process dies
+    again = Ledger(100, tmp_path / "ledger.jsonl")
+    again.replay(3, 4, "student")
+    again.replay(1, 1, "student")
+    assert (again.spent, again.position) == (5, 3)
+    again.settle()
+    assert (again.spent, again.lost) == (5, 2)
+    assert audit(tmp_path / "ledger.jsonl") == again.totals()
+
+
+def test_a_charge_fails_or_is_given_back_only_once(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(100, path)
+    ledger.fail(ledger.charge(10, "student"), "500")
+    for event in ("failed", "refused", "lost"):
+        with path.open("a") as file:
+            file.write(json.dumps({"seq": 1, "event": event, "images": 10, "reason": "twice"}) + "\n")
+        with pytest.raises(RunError, match=rf"line 4.*10 images {event} for charge 1"):
+            audit(path)
+        path.write_text("".join(line + "\n" for line in path.read_text().splitlines()[:3]))
 
 
 def test_a_replay_that_the_file_does_not_know_is_refused(tmp_path: Path) -> None:

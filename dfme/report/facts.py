@@ -84,6 +84,7 @@ def disagreements(run: RunFiles) -> list[str]:
         "spent": run.ledger.spent,
         "evaluation_queries": run.ledger.evaluation_queries,
         "refused": run.ledger.refused,
+        "failed": run.ledger.failed,
         "lost": run.ledger.lost,
     }
     return [

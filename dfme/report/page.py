@@ -58,6 +58,10 @@ def _contents(run: RunFiles, run_dir: Path) -> dict[str, Any]:
         "disagreements": disagreements(run),
         "lost": run.ledger.lost,
         "refused": run.ledger.refused,
+        "failed": run.ledger.failed,
+        "service": (run.summary or {}).get("service"),
+        "cost": (run.summary or {}).get("cost"),
+        "authorised_by": (run.config.get("teacher") or {}).get("authorised_by"),
         "metrics": [(name, METRICS[name]) for name in METRICS if name in logged],
         "config": run.config_text,
     }

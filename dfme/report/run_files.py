@@ -83,7 +83,7 @@ def _read_summary(path: Path) -> dict[str, Any] | None:
 def _read_ledger(path: Path) -> Totals:
     if path.is_file():
         return audit(path)
-    return Totals(budget=0, spent=0, spent_by_purpose={}, evaluation_queries=0, requests=0, refused=0, lost=0)
+    return Totals(budget=0, spent=0, spent_by_purpose={}, evaluation_queries=0, requests=0, refused=0, failed=0, lost=0)
 
 
 def _read_samples(path: Path) -> Samples:

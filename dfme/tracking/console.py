@@ -115,6 +115,8 @@ class Console:
         shown = []
         if "agreement" in self._latest:
             shown.append(f"agreement {self._latest['agreement']:.2%}")
+        if "cost" in self._latest:
+            shown.append(f"cost {self._latest['cost']:,.2f}")
         for name, label in (("student_loss", "student loss"), ("generator_loss", "generator loss")):
             if name in self._latest:
                 shown.append(f"{label} {self._latest[name]:.4g}")

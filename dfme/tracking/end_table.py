@@ -19,6 +19,7 @@ def end_table(summary: Mapping[str, Any], run_dir: Path) -> str:
     rows = [
         ("budget", f"{summary['budget']:,} queries"),
         ("spent", _spent(summary)),
+        *_service(summary),
         ("teacher accuracy", _share(summary.get("teacher_accuracy"))),
         ("student accuracy", _share(summary.get("accuracy"))),
         ("agreement", _agreement(summary)),
@@ -34,6 +35,21 @@ def _spent(summary: Mapping[str, Any]) -> str:
     evaluation = summary["evaluation_queries"]
     extra = f"; {evaluation:,} more for evaluation, not charged" if evaluation else ""
     return f"{summary['spent']:,} ({purposes}{extra})"
+
+
+def _service(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a service did, and what it costs, where there is one and where it has a price."""
+    rows, service = [], summary.get("service")
+    if service is not None:
+        told = [
+            f"{count:,} requests {event} ({reason})"
+            for event in ("refused", "failed")
+            for reason, count in service[event].items()
+        ]
+        rows.append(("service", ", ".join([f"{summary['requests']:,} requests", *told])))
+    if summary.get("cost") is not None:
+        rows.append(("cost", f"{summary['cost']:,.2f} at the price given, evaluation and losses included"))
+    return rows
 
 
 def _share(value: float | None) -> str:

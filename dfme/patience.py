@@ -1,0 +1,52 @@
+"""When a failed request is made again: by what failed, how often, and how long it has taken already."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from dfme.errors import Refused, Unanswered, Unusable
+from dfme.wire import Wire
+
+SOONEST = 0.01
+"""Seconds before asking again when the service says at once; doubled with each refusal."""
+
+
+class Patience:
+    """Decides, for one request, what ``stamina`` asks after each failure: not again, again, or again in so long."""
+
+    def __init__(self, wire: Wire, tell: Callable[[str], None]) -> None:
+        self._wire, self._tell = wire, tell
+        self._started = time.monotonic()
+        self._failures: dict[str, int] = {"refused": 0, "unanswered": 0, "unusable": 0}
+
+    def __call__(self, error: Exception) -> bool | float:
+        """False: give up. True: again, after a wait that grows. A number: again, after so many seconds."""
+        if not isinstance(error, Refused | Unanswered) or not self._may_try_again(error):
+            return False
+        left = self._wire.patience - (time.monotonic() - self._started)
+        asked = error.retry_after if isinstance(error, Refused) else None
+        if left <= 0 or (asked or 0.0) > left:
+            return False
+        self._tell(f"{error}; asking again" + (f" in {asked:.0f} s" if asked else ""))
+        if asked is None:
+            return True
+        soonest: float = min(SOONEST * 2 ** self._failures["refused"], 5.0)
+        return max(asked, soonest)
+
+    def spent(self) -> str:
+        """How much was tried, for the message of the one who gives up."""
+        tries = sum(self._failures.values())
+        if tries < 2:
+            return ""
+        return f"; given up after {tries} attempts in {time.monotonic() - self._started:.1f} s"
+
+    def _may_try_again(self, error: Refused | Unanswered) -> bool:
+        """Count the failure; whether one more attempt is sensible."""
+        if isinstance(error, Refused):
+            self._failures["refused"] += 1
+            return error.retry
+        kind = "unusable" if isinstance(error, Unusable) else "unanswered"
+        self._failures[kind] += 1
+        paid = self._failures["unanswered"] + self._failures["unusable"]
+        return paid < self._wire.attempts and self._failures["unusable"] < self._wire.unusable
