@@ -18,7 +18,7 @@ from dfme.errors import DfmeError, UserError
 from dfme.job import resume_command
 from dfme.options import Option
 from dfme.words import did_you_mean
-from teachers import KINDS
+from teachers import KINDS, check_teacher
 
 KIND_OPTIONS: dict[str, type[Any]] = {name: kind.options for name, kind in KINDS.items()}
 
@@ -37,6 +37,7 @@ def _extract(argv: Sequence[str]) -> int:
     if asked.wants_help:
         return _show_help("extract", asked.options)
     job = extract.job_of(asked)
+    check_teacher(job.teacher, job.teacher_options)
     from dfme.build import run_job
 
     result = run_job(job, resume=job.config.resume)
@@ -71,6 +72,7 @@ def _evaluate(argv: Sequence[str]) -> int:
     if asked.wants_help:
         return _show_help("evaluate", asked.options)
     student, job = evaluate.plan_of(asked)
+    check_teacher(job.teacher, job.teacher_options)
     from dfme.command_line.scoring import score
 
     print(evaluate.table(score(student, job)))
@@ -84,11 +86,28 @@ def _check(argv: Sequence[str]) -> int:
     if asked.wants_help:
         return _show_help("check", asked.options)
     config, teacher, options = check.plan_of(asked)
+    check_teacher(teacher, options)
     from dfme.command_line.preflight import examine
     from dfme.devices import choose_device
     from teachers.make import make_teacher
 
     print(examine(make_teacher(teacher, options, choose_device(config.device)), config.images, config.seed))
+    return 0
+
+
+def _serve(argv: Sequence[str]) -> int:
+    from dfme.command_line import serve
+
+    asked = Request(argv, serve.LAYOUT, KIND_OPTIONS)
+    if asked.wants_help:
+        return _show_help("serve", asked.options)
+    config, teacher, options = serve.plan_of(asked)
+    from dfme.devices import choose_device
+    from teachers.make import make_teacher
+    from teachers.serve.server import serve as serve_teacher
+
+    served = make_teacher(teacher, options, choose_device(config.device))
+    print(serve_teacher(served, config, tell=partial(print, flush=True)))
     return 0
 
 
@@ -112,6 +131,11 @@ def _bench(argv: Sequence[str]) -> int:
     if asked.wants_help:
         return _show_help("bench", asked.options)
     config = asked.settings(BenchConfig, bench.find_problems)
+    if config.cases == ("http",):
+        from teachers.serve.throughput import ratio_table, time_http
+
+        print(ratio_table(time_http(config, parse_extract(["--budget", "60k"]))))
+        return 0
     from dfme.bench import run_bench
 
     print(run_bench(config))
@@ -146,6 +170,7 @@ COMMANDS: dict[str, Command] = {
     "train-teacher": Command(_train_teacher, "train a teacher to practise on, and save its weights"),
     "evaluate": Command(_evaluate, "score a student against its teacher: accuracy, agreement, divergence"),
     "check": Command(_check, "ask a teacher a few hundred images and say what its answers are good for"),
+    "serve": Command(_serve, "serve a teacher over the Open Inference Protocol v2, to rehearse an audit"),
     "report": Command(_report, "draw the curves and the report of a run again"),
     "gradients": Command(_gradients, "measure estimated gradients against the true ones of a teacher of your own"),
     "bench": Command(_bench, "time the loop against the bare kernels of the same work"),

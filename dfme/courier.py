@@ -7,7 +7,6 @@ Every answer is in the journal before it is handed on. Which answer belongs to w
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -19,8 +18,8 @@ import stamina
 import torch
 from torch import Tensor
 
-from dfme.answers import read_answers
-from dfme.errors import BatchTooLarge, BudgetExhausted, DfmeError, Refused, TeacherError, Unanswered, Unusable
+from dfme.asking import Asker
+from dfme.errors import BatchTooLarge, BudgetExhausted, DfmeError, Refused, TeacherError, Unanswered
 from dfme.journal import Journal, Record, digest
 from dfme.ledger import Ledger, Purpose
 from dfme.pace import Pace
@@ -53,13 +52,12 @@ class Courier:
     def __init__(
         self, teacher: Teacher, ledger: Ledger, journal: Journal | None, sentinel: Sentinel, device: torch.device
     ) -> None:
-        self._teacher = teacher
-        self._ask_with_key: Callable[[Tensor, str], object] | None = getattr(teacher, "ask", None)
         wire: Wire | None = getattr(teacher, "wire", None)
         self._wire, self.is_service = wire or Wire(), wire is not None
         self._most: int | None = getattr(teacher, "max_batch", None)
         self._pace = Pace(self._wire)
-        self._ledger, self._journal, self._sentinel, self._device = ledger, journal, sentinel, device
+        self._ledger, self._journal = ledger, journal
+        self._ask = Asker(teacher, sentinel, ledger.run, device if journal is None else torch.device("cpu"))
         self._lock = threading.Lock()
         self._closed = False
         self._told = -10.0
@@ -162,13 +160,13 @@ class Courier:
     def _attempt(self, part: Part, purpose: Purpose) -> Tensor:
         """Charge, ask once, and settle the charge by what came of it."""
         self._pace.wait(len(part.query_BCHW))
-        code = digest(part.query_BCHW.cpu()) if self._journal is not None or self._ask_with_key is not None else b""
+        code = digest(part.query_BCHW.cpu()) if self._journal is not None or self._ask.needs_key else b""
         with self._lock:
             self._require_open()
             seq = self._ledger.charge(len(part.query_BCHW), purpose)
         started = time.perf_counter()
         try:
-            answers = self._ask(part, code)
+            answers = self._ask(part.query_BCHW, part.position, code)
         except (Refused, Unanswered) as error:
             self._account(seq, error)
             raise
@@ -193,38 +191,6 @@ class Courier:
     def _require_open(self) -> None:
         if self._closed:
             raise DfmeError("the run has ended; nothing more is sent")
-
-    def _ask(self, part: Part, code: bytes) -> Tensor:
-        """The teacher's answers, checked, outside autograd and autocast; a service may repair what is no answer."""
-        query_BCHW = part.query_BCHW
-        device = torch.device("cpu") if self._journal is not None else self._device
-        try:
-            with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
-                if self._ask_with_key is None:
-                    raw: object = self._teacher(query_BCHW)
-                else:
-                    raw = self._ask_with_key(query_BCHW, self._key(part, code))
-        except DfmeError:
-            raise
-        except (Exception, SystemExit) as error:  # a client may give up the whole process: it is not its own here
-            reason = " ".join(str(error).split())
-            raise TeacherError(
-                f"teacher: expected answers to {len(query_BCHW)} images {tuple(query_BCHW.shape)}, but it raised "
-                f"{type(error).__name__}: {reason}"
-            ) from error
-        try:
-            return read_answers(
-                raw, len(query_BCHW), self._teacher.num_classes, self._teacher.label_mode, self._sentinel, device
-            )
-        except TeacherError as error:
-            if self.is_service:
-                raise Unusable(str(error), "unusable answer") from error
-            raise
-
-    def _key(self, part: Part, code: bytes) -> str:
-        """The same for every attempt at the same images at the same place of the same run, and for nothing else."""
-        text = f"{self._ledger.run} {part.position} {code.hex()}"
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def _report(self, line: str) -> None:
         """Say what goes on, at most every ten seconds."""

@@ -63,6 +63,8 @@ class Run:
             self.examination.prepare()
         for line in self.method.prepare():
             self.recorder.note(line)
+        if self.oracle.service is not None and not self.directory.has_checkpoint:
+            self.keep()  # a service may be gone for good at the next request: there is one to resume from
         config = self.job.config
         finished = loop.run(
             self.method,

@@ -20,6 +20,7 @@ from dfme.methods import METHODS
 from dfme.options import leaves
 from dfme.run_directory import holds_something
 from dfme.spec import ImageSpec, LabelMode
+from dfme.teacher_files import BUILT_IN_FILES
 from dfme.words import did_you_mean
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -182,16 +183,15 @@ def teacher_problems(config: TeacherConfig, options: Mapping[str, Any]) -> Itera
     yield from _caught("teacher.bounds", lambda: ImageSpec((1, 1, 1), bounds))
     yield from _caught("teacher.levels", lambda: ImageSpec((1, 1, 1), levels=levels))
     yield from _normalisation_problems("teacher.", config.mean, config.std, config.shape)
-    if config.kind in BUILT_IN_FILES:
-        name = BUILT_IN_FILES[config.kind]
-        yield from file_problems(f"teacher.{name}", options.get(name), _WEIGHTS)
+    if ":" not in config.kind:
+        yield from out_of_range({f"teacher.{name}": value for name, value in options.items()})
+    place = BUILT_IN_FILES.get(config.kind)
+    if place is not None:
+        yield from file_problems(f"teacher.{place.option}", options.get(place.option), place.remedy, place.folder)
         yield from net_problems("teacher.arch", options.get("arch"))
-
-
-_WEIGHTS = "; give --teacher.checkpoint, or make one with run.py train-teacher"
-
-BUILT_IN_FILES: dict[str, str] = {"torch": "checkpoint"}
-"""The option of a built-in kind that names a file which must be there."""
+    if config.kind == "pt2" and not options.get("trust"):
+        text = "expected true, since loading a .pt2 file runs code that is in it; say so where you trust its maker"
+        yield Problem("teacher.trust", text)
 
 
 def _normalisation_problems(
@@ -235,16 +235,17 @@ def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
         yield from _caught(key, lambda: check_net(arch))
 
 
-def file_problems(key: str, path: str | None, remedy: str = "") -> Iterator[Problem]:
-    """A path, if one was given, that is no file; ``remedy`` is said of one that is missing and near no other."""
+def file_problems(key: str, path: str | None, remedy: str = "", folder: bool = False) -> Iterator[Problem]:
+    """A path, if one was given, that is no file, or no folder; ``remedy`` is said where it is near no other."""
     if path is None:
         return
-    if not Path(path).exists():
-        beside = [entry.name for entry in Path(path).parent.glob("*")] if Path(path).parent.is_dir() else []
-        near = did_you_mean(Path(path).name, beside)
-        yield Problem(key, f"expected a file, but {path!r} does not exist{near or remedy}")
-    elif not Path(path).is_file():
-        yield Problem(key, f"expected a file, but {path!r} is a directory")
+    place, kinds = Path(path).expanduser(), ("a file", "a directory")
+    if not place.exists():
+        beside = [entry.name for entry in place.parent.glob("*")] if place.parent.is_dir() else []
+        near = did_you_mean(place.name, beside)
+        yield Problem(key, f"expected {kinds[folder]}, but {path!r} does not exist{near or remedy}")
+    elif not (place.is_dir() if folder else place.is_file()):
+        yield Problem(key, f"expected {kinds[folder]}, but {path!r} is {kinds[not folder]}")
 
 
 def _run_directory_problems(config: ExtractConfig) -> Iterator[Problem]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from dfme.config import TeacherConfig
 from teachers.options import HuggingFaceOptions, OnnxOptions, Pt2Options, TimmOptions, TorchOptions, TorchScriptOptions
 from teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions, V2Options
 
@@ -11,23 +14,35 @@ from teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions,
 class Kind(NamedTuple):
     """A built-in kind of teacher: the dataclass of its options and ``module:function`` of its loader.
 
-    The loader is imported when a teacher is made, and called with the options, the
-    ``dfme.config.TeacherConfig`` and the torch device.
+    The loader is imported when a teacher is made, and called with the options, the ``dfme.config.TeacherConfig`` and
+    the torch device. ``check``, if there is one, is called before anything heavy is loaded, with the
+    ``TeacherConfig`` and the options as a mapping, and raises UserError.
     """
 
     options: type[Any]
     loader: str
+    check: str | None = None
 
+
+PLAIN_SERVICE = "teachers.remote.before:check_plain_service"
 
 KINDS: dict[str, Kind] = {
     "torch": Kind(TorchOptions, "teachers.torch_local:load_torch"),
-    "v2": Kind(V2Options, "teachers.remote.v2:connect_v2"),
-    "tf-serving": Kind(TfServingOptions, "teachers.remote.tf_serving:connect_tf_serving"),
-    "hf-api": Kind(HfApiOptions, "teachers.remote.hf_api:connect_hf_api"),
-    "json": Kind(JsonOptions, "teachers.remote.json_api:connect_json"),
+    "v2": Kind(V2Options, "teachers.remote.v2:connect_v2", "teachers.remote.before:check_service"),
+    "tf-serving": Kind(TfServingOptions, "teachers.remote.tf_serving:connect_tf_serving", PLAIN_SERVICE),
+    "hf-api": Kind(HfApiOptions, "teachers.remote.hf_api:connect_hf_api", PLAIN_SERVICE),
+    "json": Kind(JsonOptions, "teachers.remote.json_api:connect_json", "teachers.remote.before:check_json"),
     "onnx": Kind(OnnxOptions, "teachers.onnx_runtime:load_onnx"),
     "pt2": Kind(Pt2Options, "teachers.exported:load_pt2"),
     "torchscript": Kind(TorchScriptOptions, "teachers.exported:load_torchscript"),
     "hf": Kind(HuggingFaceOptions, "teachers.huggingface:load_huggingface"),
     "timm": Kind(TimmOptions, "teachers.timm_folder:load_timm"),
 }
+
+
+def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> None:
+    """What a built-in kind has to say of its options before anything heavy is loaded: nothing, or UserError."""
+    check = KINDS[config.kind].check if config.kind in KINDS else None
+    if check is not None:
+        module, _, function = check.partition(":")
+        getattr(importlib.import_module(module), function)(config, options)

@@ -15,7 +15,7 @@ from dfme.errors import UserError
 from dfme.spec import LabelMode, Teacher
 from dfme.wire import Wire
 from dfme.words import did_you_mean
-from teachers import KINDS
+from teachers import KINDS, check_teacher
 from teachers.label_modes import restrict
 from teachers.own import accepts, make_own, wrap_callable
 from teachers.torch_local import Normalise
@@ -29,7 +29,7 @@ NOT_FACTS = ("mean", "std", "price_per_1000")
 def make_teacher(config: TeacherConfig, options: Mapping[str, Any], device: torch.device) -> Teacher:
     """The teacher that a configuration describes, answering in its label mode.
 
-    ``options`` are the own arguments of its kind. A built-in kind answers probabilities by default.
+    ``options`` are the own arguments of its kind. A built-in kind that gives logits answers probabilities by default.
     UserError for an unknown kind, options that do not fit, and a label mode that tells more than the
     teacher gives.
     """
@@ -53,8 +53,10 @@ def _built_in(config: TeacherConfig, options: Mapping[str, Any], device: torch.d
         raise UserError(f"--teacher {config.kind}: {problem}; its options are {known}")
     module, _, function = kind.loader.partition(":")
     load: Callable[..., Teacher] = getattr(importlib.import_module(module), function)
-    mode = LabelMode.parse(config.label_mode) if config.label_mode else LabelMode("probabilities")
-    return restrict(load(kind.options(**options), config, device), mode)
+    check_teacher(config, options)
+    teacher = load(kind.options(**options), config, device)
+    own = LabelMode("probabilities") if teacher.label_mode.kind == "logits" else teacher.label_mode
+    return restrict(teacher, LabelMode.parse(config.label_mode) if config.label_mode else own)
 
 
 def _own(config: TeacherConfig, options: Mapping[str, Any]) -> Teacher:

@@ -33,13 +33,15 @@ class OnnxOptions:
         model: the .onnx file
         input: name of the input; none: the model's only one
         output: name of the output; none: the model's first
-        layout: order of an image's axes: nchw, nhwc, or auto (as the model's input has it)
+        layout: order of an image's axes: nchw, nhwc, or auto (as the model's input has it; nchw where both fit)
+        answers: what the model answers: logits, or probabilities where it ends in a softmax or a sigmoid
     """
 
     model: str
     input: str | None = None
     output: str | None = None
     layout: Literal["auto", "nchw", "nhwc"] = "auto"
+    answers: Literal["logits", "probabilities"] = "logits"
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,12 @@ class Pt2Options:
     Args:
         program: the .pt2 file
         trust: loading such a file runs code that is in it; say true for a file whose maker you trust
+        answers: what the program answers: logits, or probabilities where it ends in a softmax or a sigmoid
     """
 
     program: str
     trust: bool = False
+    answers: Literal["logits", "probabilities"] = "logits"
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,13 @@ class TorchScriptOptions:
     """A TorchScript archive on this machine; PyTorch has deprecated the format in favour of torch.export.
 
     Args:
-        program: the archive, usually .pt or .ts
+        program: the archive, usually .pt or .ts; it is a program in a language of its own that loading may already
+            run, so give one whose maker you trust
+        answers: what the program answers: logits, or probabilities where it ends in a softmax or a sigmoid
     """
 
     program: str
+    answers: Literal["logits", "probabilities"] = "logits"
 
 
 @dataclass(frozen=True)

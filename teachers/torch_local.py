@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +10,18 @@ from torch import Tensor, nn
 from dfme.config import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets import NETS, builder, check_net
+from dfme.nets.files import hollow
 from dfme.nets.infer import Guess, infer_net
 from dfme.nets.torchvision_nets import torchvision_net
 from dfme.spec import ImageSpec, LabelMode
 from teachers.card import Card
+from teachers.facts import agreed
 from teachers.label_modes import reveal, two_classes
 from teachers.options import TorchOptions
-from teachers.weights import State, load_into, read_weights
+from teachers.weights import State, load_into, read_weights, require_fit
 
 LOGITS = LabelMode("logits")
-
-Fact = TypeVar("Fact")
+SAYS, ORIGIN = "the weights are for", "the weights"
 
 
 class Normalise:
@@ -119,10 +119,14 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
         )
     shape = _shape(arch, config, card, guess, state)
     num_classes = _classes(config, card, guess)
-    module = _empty_net(arch, shape, 1 if guess and guess.num_classes == 1 else num_classes)
     source = f"{options.checkpoint} as {arch}: the weights"
     if guess and guess.arch != arch:
         source = f"{options.checkpoint} as {arch} (they look like {guess.arch}): the weights"
+    build = partial(_empty_net, arch, shape, 1 if guess and guess.num_classes == 1 else num_classes)
+    outline = hollow(build)  # no memory for a network of the size that a file claims, before it is known to fit
+    if outline is not None:
+        require_fit(outline, state, source=source)
+    module = build()
     load_into(module, state, source=source)
     own_scale = config.mean is None and config.std is None
     return TorchTeacher(
@@ -151,7 +155,7 @@ def _shape(arch: str, config: TeacherConfig, card: Card, guess: Guess | None, st
         channels = guess.channels if guess else next((w.shape[1] for w in state.values() if w.ndim == 4), None)
         size = (guess.size if guess else None) or (given[1:] if given else _usual_size(arch))
         found = (channels, *size) if channels and size else None
-    return _agreed("image shape", "--teacher.shape", given, found)
+    return agreed("image shape", "--teacher.shape", given, found, SAYS, ORIGIN)
 
 
 def _usual_size(arch: str) -> tuple[int, int] | None:
@@ -164,19 +168,6 @@ def _usual_size(arch: str) -> tuple[int, int] | None:
 def _classes(config: TeacherConfig, card: Card, guess: Guess | None) -> int:
     """How many classes, from what is given and what is found."""
     found = card.num_classes or (guess.num_classes if guess else None)
-    return _agreed("number of classes", "--teacher.num-classes", config.num_classes, found and max(found, 2))
-
-
-def _agreed(what: str, flag: str, given: Fact | None, found: Fact | None) -> Fact:
-    """The one value of a fact that may be given, found in the file, or both."""
-    if given is not None and found is not None and given != found:
-        raise UserError(f"{flag}: got {_text(given)}, but the weights are for {_text(found)}")
-    value = found if given is None else given
-    if value is None:
-        raise UserError(f"{flag}: the {what} cannot be told from the weights; give it")
-    return value
-
-
-def _text(value: object) -> str:
-    """A shape as it is written on the command line."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return agreed(
+        "number of classes", "--teacher.num-classes", config.num_classes, found and max(found, 2), SAYS, ORIGIN
+    )

@@ -1,9 +1,10 @@
-"""What the oracle makes of a service that refuses, fails, is slow and dies: charges, answers, and a replay that is exact."""
+"""What the oracle makes of a service that refuses, fails and dies: charges, answers, and a replay that is exact."""
 
 from __future__ import annotations
 
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_refusal_for_good_is_not_asked_again() -> None:
         Refused("service: 401, say who you are", "401", retry=False)
     )
     ledger = Ledger(100)
-    with pytest.raises(TeacherError, match="401, say who you are$"):
+    with pytest.raises(TeacherError, match=r"401, say who you are$"):
         Oracle(service, ledger)(images(4))
     assert (ledger.spent, ledger.refused) == (0, 4)
 
@@ -173,7 +174,7 @@ def test_whatever_happens_nothing_is_lost_invented_or_overspent(
     crashes = [outcome for outcome in service.plan[: service.requests] if str(outcome).startswith("crash")]
     assert totals.lost <= len(crashes) * in_flight * (most or 9)
     assert len(sessions) <= len(crashes) + 1
-    for before, after in zip(sessions, sessions[1:], strict=False):
+    for before, after in pairwise(sessions):
         assert after[: len(before)] == before, "a replay repeats what was answered and what was given up"
 
 

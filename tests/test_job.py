@@ -21,6 +21,7 @@ from dfme.options import Option, build, convert, dataclass_options, from_mapping
 from dfme.recipes import dump_yaml, load_yaml
 from dfme.validation import RULES, parse_count
 from dfme.words import nearest
+from teachers import KINDS
 
 
 def make_job(**changes: Any) -> Job:
@@ -268,6 +269,8 @@ def test_every_number_in_a_configuration_has_a_rule() -> None:
     options = dataclass_options(ExtractConfig) + dataclass_options(TeacherConfig, "teacher.")
     for entry in METHODS.values():
         options += dataclass_options(entry.config, "method.")
+    for kind in KINDS.values():
+        options += dataclass_options(kind.options, "teacher.")
     options += dataclass_options(EstimatorConfig, "estimator.")
     numbers = [option.key for option in options if {option.type, *get_args(option.type)} & {int, float}]
     elsewhere = {"teacher.shape", "teacher.bounds", "teacher.levels", "teacher.mean", "teacher.std"}

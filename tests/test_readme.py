@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from toys import LinearTeacher, make_parts
 
 from dfme.cli import COMMANDS
 from dfme.command_line.evaluate import EvaluateConfig
+from dfme.command_line.serve import ServeConfig
 from dfme.config import BenchConfig, EstimatorConfig, ExtractConfig, TeacherConfig
 from dfme.laboratory.options import GradientsConfig
 from dfme.methods import METHODS
@@ -123,6 +125,7 @@ def known_flags() -> set[str]:
         *dataclass_options(BenchConfig),
         *dataclass_options(EvaluateConfig),
         *dataclass_options(TrainTeacherConfig),
+        *dataclass_options(ServeConfig),
     ]
     return {option.key for option in options} | {"config", "help", "method", "method.name", "teacher"}
 
@@ -158,7 +161,9 @@ def run_section(section: str, folder: Path) -> str:
 
 
 def test_the_marked_blocks_are_the_ones_tested_here():
-    assert {block.section for block in marked_blocks()} == {"seam", "gradients", "checkpoint", "own-teacher", "python"}
+    assert {block.section for block in marked_blocks()} == {
+        *("seam", "gradients", "checkpoint", "own-teacher", "python", "rehearsal")
+    }
     assert README.count("<!-- tested:") == len(marked_blocks())
 
 
@@ -206,6 +211,30 @@ def test_a_checkpoint_its_evaluation_and_resuming_as_printed(tmp_path):
     printed = run_section("checkpoint", tmp_path)
     assert "teacher accuracy    0.98" in printed
     assert json.loads((tmp_path / "runs/shapes/summary.json").read_text())["spent"] == 6_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_audit_is_rehearsed_as_printed_and_two_meters_agree(tmp_path):
+    pytest.importorskip("uvicorn")
+    serve, rest = (block.text for block in marked_blocks() if block.section == "rehearsal")
+    environment = in_a_folder(tmp_path)
+    with subprocess.Popen(
+        shlex.split(serve.replace("8080", "0")), cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            told = server.stdout.readline()
+            (url,) = set(re.findall(r"http://127\.0\.0\.1:\d+", told))
+            script = rest.replace("http://127.0.0.1:8080", url)
+            subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=environment, check=True, timeout=SECONDS)
+        finally:
+            server.terminate()
+        ended = server.stdout.read()
+    summary = json.loads((tmp_path / "runs/rehearsal/summary.json").read_text())
+    assert summary["spent"] == 60_000
+    assert summary["agreement"] > 0.5
+    assert f"{summary['spent'] + summary['evaluation_queries']:,} images" in ended, ended
+    assert server.returncode == 0
 
 
 @pytest.mark.parametrize("page", ["README.md", "configs/README.md", "CHANGELOG.md"])

@@ -21,7 +21,8 @@ from dfme.methods import METHODS
 from dfme.options import Option, build, convert, dataclass_options
 from dfme.recipes import load_yaml
 from dfme.targets import find_target
-from dfme.validation import BUILT_IN_FILES, Problem
+from dfme.teacher_files import BUILT_IN_FILES
+from dfme.validation import Problem
 from dfme.words import did_you_mean, unknown_choice
 
 T = TypeVar("T")
@@ -108,9 +109,9 @@ class Request:
                 own[option.name] = value
             if option.key in common and value is not None:
                 values[option.key] = _as_common(common[option.key], value)
-        file = BUILT_IN_FILES.get(self.kind)
-        if file is not None and isinstance(own.get(file), str):
-            own[file] = locate(own[file])
+        place = BUILT_IN_FILES.get(self.kind)
+        if place is not None and isinstance(own.get(place.option), str):
+            own[place.option] = locate(own[place.option])
         return build(TeacherConfig, {**values, "teacher.kind": self.kind}, "teacher."), own
 
     def _choose(self, section: str, name: str, default: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dfme.disk import AppendFile
+from dfme.disk import AppendFile, whole_lines
 from dfme.errors import RunError
 from dfme.words import did_you_mean
 
@@ -20,6 +20,9 @@ class Metric:
     unit: str
     meaning: str
 
+
+LARGEST = 1e300
+"""No metric is as large; what is larger, and NaN, no picture could show."""
 
 METRICS: dict[str, Metric] = {
     "queries": Metric("images", "Images charged to the budget so far; the axis of every other metric."),
@@ -79,22 +82,32 @@ def read_metrics(path: Path) -> list[dict[str, float | None]]:
 def _records(path: Path) -> Iterator[tuple[dict[str, float | None], int]]:
     """Every whole record, and where in the file it ends."""
     end = 0
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith(b"\n"):
-            return
-        end += len(line)
-        yield _parse(line, path, number), end
+    try:
+        for number, line in enumerate(whole_lines(path), start=1):
+            end += len(line)
+            yield _parse(line, path, number), end
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunError(f"{path}: cannot read the metrics: {error.strerror}") from error
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, float | None]:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
-    if not isinstance(record, dict) or not isinstance(record.get("queries"), int):
-        raise RunError(f"{path}, line {number}: expected a JSON record with queries; remove the line to go on")
+    if not (
+        isinstance(record, dict) and isinstance(record.get("queries"), int) and all(map(_is_value, record.values()))
+    ):
+        raise RunError(
+            f"{path}, line {number}: expected a JSON record of numbers with queries; remove the line to go on"
+        )
     return record
+
+
+def _is_value(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and -LARGEST < value < LARGEST)
 
 
 class MetricsFile:

@@ -1,0 +1,81 @@
+"""Who may be asked: this machine, or a host for which somebody said who allowed it and why. No torch, no client."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from urllib.parse import SplitResult, urlsplit
+
+from dfme.errors import UserError
+
+EXAMPLE = "http://127.0.0.1:8080"
+
+PLACE = re.compile(r"(\[[0-9a-fA-F:.]+(%\w+)?\]|[^][:@]*)(:\d*)?")
+"""A host and perhaps a port; only an IPv6 address has brackets."""
+
+
+def require_consent(url: str, authorised_by: str | None) -> None:
+    """UserError in one line unless the URL's host is this machine, or ``authorised_by`` says who allowed the queries.
+
+    Also for what is no plain http or https URL: another scheme, no host, a user or password in it. Nothing is
+    sent, and no name is looked up: a name counts as this machine only if it is ``localhost`` or the machine's own.
+    """
+    host = host_of(url)
+    said = any(character.isalnum() for character in authorised_by or "")
+    if not said and not is_this_machine(host):
+        raise UserError(
+            f"--teacher.url: {host} is not this machine; say who allowed these queries and why with "
+            '--teacher.authorised-by "WHO AND WHY"; nothing was sent'
+        )
+
+
+def host_of(url: str) -> str:
+    """The host in an http or https URL, in lower case and without brackets; UserError for any other URL.
+
+    A URL that two programs could read in two ways (white space, backslashes, a user before the host) is none.
+    """
+    expected = f"--teacher.url: expected a URL such as {EXAMPLE}"
+    if not url.isprintable() or " " in url or "\\" in url:
+        raise UserError(f"{expected}, got one with blanks, backslashes or characters that cannot be seen")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise UserError(f"{expected}, got one whose host or port is none") from None
+    if "@" in parts.netloc:
+        raise UserError("--teacher.url: expected no user or password in the URL; name a key with --teacher.api-key-env")
+    if parts.scheme not in ("http", "https"):
+        raise UserError(f"--teacher.url: expected http:// or https://, got {_beginning(parts, url)}")
+    if not host or port == 0 or not PLACE.fullmatch(parts.netloc):
+        raise UserError(f"{expected}, got one whose host or port is none")
+    return host
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a host is certainly this machine: a loopback, unspecified or own address, ``localhost``, its own name."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower().rstrip(".") in ("localhost", socket.gethostname().lower().rstrip("."))
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address
+    return address.is_loopback or address.is_unspecified or _is_own(address)
+
+
+def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether an interface of this machine has the address: only then would the machine send from it to it.
+
+    Connecting a datagram socket chooses the route and sends nothing.
+    """
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((str(address), 9))
+            return ipaddress.ip_address(probe.getsockname()[0]) == address
+    except OSError:
+        return False
+
+
+def _beginning(parts: SplitResult, url: str) -> str:
+    return f"{parts.scheme}:" if parts.scheme else repr(url[:20])

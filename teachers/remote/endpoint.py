@@ -1,0 +1,230 @@
+"""One service over HTTP: a request is attempted once, and its outcome is an answer or one of our exceptions.
+
+Nothing here retries, waits or counts. Messages have every secret hidden, and no exception of ours is chained to one
+of the client's, which hold what was sent.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+
+import httpx2
+
+import dfme
+from dfme.errors import Refused, Unanswered, Unusable, UserError
+from teachers.remote.address import Address, address_of, redirected
+from teachers.remote.options import ServiceOptions
+from teachers.remote.outcomes import TROUBLE, advice, failed_connection, failed_status, quoted, refused
+from teachers.remote.secrets import Secrets
+from teachers.remote.transport import Transport
+
+USER_AGENT = f"dfme/{dfme.__version__} (data-free model extraction, authorised measurement)"
+
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
+
+MOST_REDIRECTS = 3
+
+MOST_OF_A_REFUSAL = 65_536
+"""Bytes that are read of an answer that is no success."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer with a status of 2xx; names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A request, wherever it is sent; ``where`` names it in messages, ``deadline`` is on ``time.monotonic()``."""
+
+    method: str
+    where: str
+    headers: Mapping[str, str]
+    body: bytes
+    most: int
+    deadline: float
+
+
+class Endpoint:
+    """One service at ``url``, for several threads at once; connections are kept alive.
+
+    ``url`` and ``headers`` may hold ``${NAME}`` placeholders of ``secrets``; the attribute ``url`` is for people:
+    without a slash at the end, secrets hidden. The key that ``options.api_key_env`` names goes with every request.
+    UserError for a URL that is none, a header that cannot be sent, and a ``ca_file`` without certificates.
+    """
+
+    def __init__(
+        self, options: ServiceOptions, url: str, secrets: Secrets, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self._timeout = options.timeout
+        self._secrets = secrets
+        self._base = secrets.fill_url(url)
+        self._addresses: dict[str, Address] = {}
+        self.url = secrets.hide(self._base).rstrip("/")
+        base = self._address("")
+        self._headers = _standing_headers(options, base, secrets, headers or {})
+        self._client = httpx2.Client(
+            transport=Transport(base.url, options.in_flight, options.ca_file),
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # kept cookies would tie requests together
+            trust_env=False,
+        )
+
+    def get(self, path: str, most: int = 1_000_000) -> Reply:
+        """The answer to a question asked before the run; UserError, with what came and what to do, if none comes."""
+        try:
+            return self._ask("GET", path, b"", {}, most)
+        except (Refused, Unanswered) as error:
+            problem = str(error) + ("" if advice(error.reason) else "; is the service ready, and --teacher.url right?")
+        raise UserError(problem)
+
+    def post(self, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:
+        """One attempt at a request; the answer if its status is 2xx and its body has at most ``most`` bytes.
+
+        ``path`` begins with a slash and is appended to the URL; an empty one posts to the URL itself.
+
+        Raises:
+            Refused: nothing was served; for an answer with another status, ``body`` is the start of its body.
+            Unanswered: it may have been served: the time is up, the connection broke, the server failed.
+            Unusable: the answer's body is too long or compressed.
+        """
+        return self._ask("POST", path, body, headers, most)
+
+    def close(self) -> None:
+        """Close the connections; closing twice is no error."""
+        self._client.close()
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.url})"
+
+    def _address(self, path: str) -> Address:
+        """The address of a path, read once: adapters ask at very few."""
+        if path not in self._addresses:
+            if path and ("?" in self._base or "#" in self._base):
+                raise UserError(f"--teacher.url: expected a URL without a query, got {self.url}")
+            self._addresses[path] = address_of(self._base.rstrip("/") + path if path else self._base, self._secrets)
+        return self._addresses[path]
+
+    def _ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:
+        """One request, its redirects included, before the deadline."""
+        address = self._address(path)
+        sent = {**self._headers, **{name.lower(): value for name, value in headers.items()}}
+        if method != "GET":
+            sent["content-length"] = str(len(body))
+        question = _Question(
+            method, f"{method} {address.shown}", sent, body, most, deadline=time.monotonic() + self._timeout
+        )
+        try:
+            for _ in range(MOST_REDIRECTS + 1):
+                reply = self._attempt(question, address)
+                if isinstance(reply, Reply):
+                    return reply
+                address = reply
+        except TROUBLE as error:
+            failure = failed_connection(question.where, error, self._secrets)
+        else:
+            failure = refused(question.where, f"more than {MOST_REDIRECTS} redirects", "redirect")
+        raise failure
+
+    def _attempt(self, question: _Question, address: Address) -> Reply | Address:
+        """What the service answers at one address: a reply, or another address."""
+        request = httpx2.Request(
+            question.method,
+            address.shown,
+            headers=question.headers,
+            stream=httpx2.ByteStream(question.body),
+            extensions={"address": address.core, "deadline": question.deadline},
+        )
+        response = self._client.send(request, stream=True)
+        try:
+            status = response.status_code
+            if 300 <= status < 400 and "location" in response.headers:
+                return self._redirect(response, address, question.where)
+            if not 200 <= status < 300:
+                raise failed_status(question.where, status, _headers(response), _beginning(response), self._secrets)
+            return self._reply(response, question)
+        finally:
+            response.close()
+
+    def _reply(self, response: httpx2.Response, question: _Question) -> Reply:
+        """A success, if it is one of at most so many bytes and as it was written."""
+        where, most = question.where, question.most
+        headers = _headers(response)
+        encoding = headers.get("content-encoding", "identity").lower()
+        if encoding not in ("", "identity"):
+            coded = quoted(encoding, self._secrets)
+            raise Unusable(f"{where}: expected a plain body, got a compressed one{coded}", "compressed")
+        announced = int(headers.get("content-length", "0"))  # h11 lets nothing but digits pass
+        body = b"" if announced > most else _read(response, most)
+        if max(announced, len(body)) > most:
+            raise Unusable(f"{where}: expected at most {most:,} bytes, got more", "too long")
+        return Reply(response.status_code, headers, body)
+
+    def _redirect(self, response: httpx2.Response, address: Address, where: str) -> Address:
+        """Where a redirect leads, if it keeps the request as it is and stays with the same scheme, host and port."""
+        _beginning(response)  # so that the connection can be used again
+        target = redirected(address, response.headers["location"], self._secrets)
+        same = target is not None and target.origin == address.origin and not target.url.userinfo
+        if target is None or not same or response.status_code not in (307, 308):
+            to = "what is no URL" if target is None else self._secrets.hide(target.origin)
+            came = f"{response.status_code}, a redirect from {self._secrets.hide(address.origin)} to {to}"
+            raise refused(where, f"the service answered {came}, which is not followed", "redirect")
+        return target
+
+
+def _standing_headers(
+    options: ServiceOptions, base: Address, secrets: Secrets, headers: Mapping[str, str]
+) -> dict[str, str]:
+    """What every request carries; names in lower case."""
+    standing = {
+        "host": base.url.netloc.decode("ascii"),
+        "user-agent": USER_AGENT,
+        "accept": "*/*",
+        "accept-encoding": "identity",
+        "connection": "keep-alive",
+    }
+    standing |= {name.lower(): secrets.fill(value) for name, value in headers.items()}
+    if options.api_key_env is not None:
+        name, key = options.api_key_header.lower(), secrets.fill(f"${{{options.api_key_env}}}")
+        standing[name] = f"Bearer {key}" if name == "authorization" else key
+    for name, value in standing.items():
+        if not (HEADER_NAME.fullmatch(name) and value.isascii() and value.isprintable()):
+            raise UserError(f"header {name!r}: expected a name and a value of printable ASCII")
+    return standing
+
+
+def _headers(response: httpx2.Response) -> dict[str, str]:
+    """The headers of an answer; those that come more than once in one, as HTTP has it."""
+    headers: dict[str, str] = {}
+    for name, value in response.headers.multi_items():
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
+
+
+def _read(response: httpx2.Response, most: int) -> bytes:
+    """The body; of one that is longer than ``most``, one byte more or a few."""
+    body = bytearray()
+    for chunk in response.iter_raw():
+        body += chunk
+        if len(body) > most:
+            break
+    return bytes(body)
+
+
+def _beginning(response: httpx2.Response) -> bytes:
+    """As much of the body as comes, within limits."""
+    body = bytearray()
+    with suppress(*TROUBLE):
+        for chunk in response.iter_raw():
+            body += chunk
+            if len(body) >= MOST_OF_A_REFUSAL:
+                break
+    return bytes(body[:MOST_OF_A_REFUSAL])

@@ -1,0 +1,151 @@
+"""A teacher in the style of Hugging Face's image classification: one picture in, a list of labels and scores out.
+
+Written from the task's description ("Image Classification", API specification of Inference Providers): the picture's
+bytes are the body, or base64 in JSON where parameters go along; the answer is ``[{"label": ..., "score": ...}, ...]``.
+A model that is being loaded is refused with 503 and ``{"error": ..., "estimated_time": SECONDS}``.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from dfme.config import TeacherConfig
+from dfme.errors import Refused, Unusable, UserError
+from dfme.spec import ImageSpec, LabelMode
+from teachers.remote.class_names import ClassNames, read_class_names
+from teachers.remote.consent import require_consent
+from teachers.remote.endpoint import Endpoint, Reply
+from teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, discreet, dump, native_mode, parse, settle, shown
+from teachers.remote.options import HfApiOptions
+from teachers.remote.outcomes import LONGEST_WAIT
+from teachers.remote.pictures import COLOUR_TYPES, eight_bit, png
+from teachers.remote.secrets import Secrets
+from teachers.remote.teacher import Query, RemoteTeacher, wire_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_PICTURE = {"Content-Type": "image/png", "Accept": "application/json"}
+
+
+def connect_hf_api(options: HfApiOptions, config: TeacherConfig, device: torch.device) -> RemoteTeacher:
+    """The classifier at ``options.url``, one 8-bit picture a request; nothing is asked here.
+
+    Its label mode is top_k where fewer labels are asked for, or by ``config.label_mode``, than there are classes.
+    UserError for class names that cannot be read or do not fit the flags, and for images that no PNG can be.
+    """
+    require_consent(options.url, options.authorised_by)
+    names = read_class_names(options.classes, "--teacher.classes")
+    spec = _spec(config)
+    if config.num_classes not in (None, len(names)):
+        raise UserError(
+            f"--teacher.num-classes: got {config.num_classes}, but --teacher.classes has {len(names)} names"
+        )
+    if options.top_k < 0:
+        raise UserError(f"--teacher.top-k: expected 0 or more, got {options.top_k}")
+    secrets = Secrets.from_environment([options.api_key_env] if options.api_key_env else [])
+    adapter = HfApiAdapter(names, spec, _mode(options.top_k, len(names), config), options.top_k, secrets)
+    endpoint = Endpoint(options, options.url, secrets)
+    return HfApiTeacher(endpoint, adapter, spec, len(names), adapter.mode, 1, wire_of(options))
+
+
+def _spec(config: TeacherConfig) -> ImageSpec:
+    if config.shape is None:
+        raise UserError("--teacher.shape: the service does not tell the shape of an image; give it as C,H,W")
+    if config.shape[0] not in COLOUR_TYPES:
+        raise UserError(f"--teacher.shape: expected 1 to 4 channels, as pictures have, got {config.shape[0]}")
+    if config.levels not in (None, 256):
+        raise UserError(f"--teacher.levels: got {config.levels}, but pictures are sent with 256")
+    return ImageSpec(config.shape, config.bounds or (0.0, 1.0), 256)
+
+
+def _mode(top_k: int, classes: int, config: TeacherConfig) -> LabelMode:
+    """What the answers reveal: what the flags say, but no more than the labels that are asked for."""
+    wanted = LabelMode.parse(config.label_mode) if config.label_mode else None
+    mode = native_mode(wanted)
+    fewer = 0 < top_k < classes
+    if fewer and (mode.kind == "probabilities" or (mode.k or 0) > top_k):
+        return LabelMode("top_k", k=top_k)
+    return mode
+
+
+class HfApiTeacher(RemoteTeacher):
+    """A remote teacher whose service says in the body of a refusal how long a model takes to load."""
+
+    def ask(self, images_BCHW: Tensor, key: str) -> Tensor:
+        """As of every remote teacher; a refusal without ``Retry-After`` gets the time that its body estimates."""
+        try:
+            return super().ask(images_BCHW, key)
+        except Refused as refused:
+            if refused.retry and refused.retry_after is None:
+                refused.retry_after = estimated_time(refused.body)
+            raise
+
+
+def estimated_time(body: bytes) -> float | None:
+    """Seconds that a model takes to load, at most a day, by the body of a refusal; None where it does not say."""
+    try:
+        document = parse(body)
+    except Unusable:
+        return None
+    seconds = document.get("estimated_time") if isinstance(document, dict) else None
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < math.inf:
+        return None
+    return float(min(seconds, LONGEST_WAIT))
+
+
+@dataclass(frozen=True)
+class HfApiAdapter:
+    """Pictures to requests, label and score lists to answers of ``mode``. ``top_k``: labels to ask for; 0: not said."""
+
+    names: ClassNames
+    spec: ImageSpec
+    mode: LabelMode
+    top_k: int
+    secrets: Secrets
+
+    def encode(self, images_BCHW: Tensor) -> Query:
+        """The one image as a PNG: the body itself, or base64 beside the parameters."""
+        (x_HWC,) = eight_bit(images_BCHW, self.spec.bounds)
+        picture = png(x_HWC)
+        if not self.top_k:
+            return Query("", picture, dict(_PICTURE))
+        document = {"inputs": base64.b64encode(picture).decode(), "parameters": {"top_k": self.top_k}}
+        return Query("", dump(document), dict(HEADERS))
+
+    def decode(self, reply: Reply, batch: int) -> Tensor:
+        """Scores (1, K), NaN where not revealed, or the label (1,)."""
+        with discreet(reply.body, self.secrets):
+            row = self.names.row(_pairs(parse(reply.body)))
+            return settle(np.array([row]), self.mode)
+
+    def most_bytes(self, batch: int) -> int:
+        """Room for every label with its score."""
+        return ROOM + len(self.names) * (NUMBER + self.names.longest)
+
+    def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
+        """False: one image is the least."""
+        return False
+
+
+def _pairs(document: object) -> Iterator[tuple[object, object]]:
+    """The labels with their scores."""
+    if isinstance(document, list) and len(document) == 1 and isinstance(document[0], list):
+        document = document[0]  # some services answer as if to several images
+    if not isinstance(document, list):
+        what = shown(document.get("error", document)) if isinstance(document, dict) else shown(document)
+        raise Unusable(f"expected a list of labels and scores, got {what}", "no answer")
+    return map(_pair, document)
+
+
+def _pair(entry: object) -> tuple[object, object]:
+    if not isinstance(entry, dict) or "label" not in entry or "score" not in entry:
+        raise Unusable(f"expected a label and a score in each entry, got {shown(entry)}", "no answer")
+    return entry["label"], entry["score"]

@@ -1,0 +1,171 @@
+"""JSON between a client of ours and a service: numbers written in few digits, answers read with suspicion.
+
+Whatever a body holds, reading it raises nothing but ``Unusable``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dfme.errors import Unusable, UserError
+from dfme.spec import LabelMode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from teachers.remote.endpoint import Endpoint
+    from teachers.remote.secrets import Secrets
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
+ROOM = 1_000_000
+"""Bytes that an answer may take besides its numbers."""
+
+NUMBER = 64
+"""Bytes that a number may take in an answer, with what stands around it."""
+
+_NUMBERS = {int, float, type(None)}
+_DIGITS = (9, 8, 7)
+_SHOWN = 60
+
+
+def numbers(array: Array) -> list[Any]:
+    """An array as nested lists for ``json.dumps``; a float32 in so few digits as give the same float32 back.
+
+    Nine digits are enough for any float32. Seven or eight are taken where they are, and all seventeen of the
+    double where scaling has lost a bit (heuristic: rounding is by powers of ten in double precision).
+    """
+    if array.dtype != np.float32:
+        whole: list[Any] = array.tolist()
+        return whole
+    exact = array.astype(np.float64)
+    best = exact
+    with np.errstate(all="ignore"):
+        exponent = np.floor(np.log10(np.abs(exact)))
+        for digits in _DIGITS:
+            scale = 10.0 ** (digits - 1 - exponent)
+            rounded = np.round(exact * scale) / scale
+            best = np.where(rounded.astype(np.float32) == array, rounded, best)
+    short: list[Any] = best.tolist()
+    return short
+
+
+def dump(document: object) -> bytes:
+    """A document as JSON without blanks."""
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+
+
+def parse(body: bytes) -> object:
+    """The document in a body. Unusable if it is no JSON, or nested too deep to be read."""
+    try:
+        document: object = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:_SHOWN]
+        raise Unusable(
+            f"expected an answer in JSON, got {len(body)} bytes that are none ({reason})", "no JSON"
+        ) from None
+    return document
+
+
+def get_json(endpoint: Endpoint, path: str, what: str) -> object:
+    """What the service says of itself at ``path``; UserError if that is no JSON."""
+    try:
+        return parse(endpoint.get(path).body)
+    except Unusable as error:
+        raise UserError(f"{endpoint.url}{path}: expected {what}: {error}; is this the right service?") from None
+
+
+@contextmanager
+def discreet(body: bytes, secrets: Secrets) -> Iterator[None]:
+    """Within it, Unusable quotes nothing of an answer that repeats a secret: a part of one may be in what it quotes."""
+    try:
+        yield
+    except Unusable as error:
+        text = body.decode(errors="replace")
+        if secrets.hide(text) == text:
+            raise
+        reason = error.reason
+    else:
+        return
+    raise Unusable("expected an answer, got one that repeats a secret and is not shown", reason)
+
+
+def shown(value: object) -> str:
+    """What a service sent, short enough for a message and with nothing unprintable in it."""
+    text = repr(value) if isinstance(value, str | int | float | bool | None) else _kind(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def table(value: object, batch: int, classes: int) -> Array:
+    """A list of ``batch`` lists of ``classes`` numbers as float64 (B, K); null is NaN. Unusable for anything else."""
+    rows = listed(value, batch)
+    for row in rows:
+        if not isinstance(row, list) or len(row) != classes:
+            raise Unusable(f"expected {classes} scores for each image, got {shown(row)}", "wrong shape")
+        if not set(map(type, row)) <= _NUMBERS:
+            odd = next(each for each in row if type(each) not in _NUMBERS)
+            raise Unusable(f"expected numbers as scores, got {shown(odd)}", "no numbers")
+    try:
+        return np.array(rows, np.float64).reshape(batch, classes)
+    except OverflowError:
+        raise Unusable("expected numbers as scores, got one too large for any float", "no numbers") from None
+
+
+def listed(value: object, batch: int) -> list[object]:
+    """A list with one item for each image. Unusable for anything else."""
+    if not isinstance(value, list) or len(value) != batch:
+        raise Unusable(f"expected a list of {batch}, one item for each image, got {shown(value)}", "wrong shape")
+    return value
+
+
+def labels(values: Sequence[object], classes: int) -> Tensor:
+    """Class numbers as int64 (B,). Unusable for what is no whole number from 0 to ``classes - 1``."""
+    import torch
+
+    for value in values:
+        if type(value) is not int or not 0 <= value < classes:
+            raise Unusable(f"expected a label from 0 to {classes - 1}, got {shown(value)}", "no label")
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def native_mode(wanted: LabelMode | None, logits: bool = False) -> LabelMode:
+    """What an adapter that reads named or partial scores answers itself.
+
+    It is the label mode asked for, since a service may reveal no more than that, else the service's soft scores.
+    """
+    if wanted is not None and (wanted.kind == "label" or not (logits or wanted.kind == "logits")):
+        return wanted
+    return LabelMode("logits" if logits else "probabilities")
+
+
+def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
+    """Scores, NaN where a class was not revealed, as ``mode`` has them: float32 (B, K), or labels int64 (B,).
+
+    Unusable if a row reveals fewer classes than the mode needs: all, the k of top_k, or one for a label.
+    """
+    import torch
+
+    from teachers.label_modes import reveal
+
+    classes = scores_BK.shape[1]
+    needed = {"top_k": mode.k or 0, "label": 1}.get(mode.kind, classes)
+    known = int((~np.isnan(scores_BK)).sum(1).min(initial=classes))
+    if known < needed:
+        fewer = known and mode.kind != "logits"
+        hint = f"; if that is all it reveals, start a new run with --teacher.label-mode top_k:{known}" if fewer else ""
+        raise Unusable(f"expected scores of {needed} classes for each image, got {known}{hint}", "too few scores")
+    with np.errstate(over="ignore"):
+        scores = torch.from_numpy(scores_BK.astype(np.float32))
+    return scores if mode.kind == "logits" else reveal(scores, LabelMode("top_k", k=classes), mode)
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, list | dict):
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    return type(value).__name__

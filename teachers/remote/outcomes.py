@@ -1,0 +1,125 @@
+"""What it means when a request brings no answer: whether it may have been served, and what people read about it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+
+import httpcore2
+
+from dfme.errors import Refused, Unanswered
+from teachers.remote.secrets import Secrets
+from teachers.remote.transport import CertificateError
+
+TROUBLE = (
+    httpcore2.TimeoutException,
+    httpcore2.NetworkError,
+    httpcore2.ProtocolError,
+    httpcore2.ProxyError,
+    httpcore2.UnsupportedProtocol,
+)
+"""All that a connection raises."""
+
+COME_BACK = (408, 425, 429, 503)
+"""Statuses of a service that did not serve the request, but may serve it later."""
+
+LONGEST_WAIT = 86_400.0
+"""Seconds beyond which a wish to wait is cut: no run waits for a day."""
+
+MOST_OF_A_TEXT = 200
+"""Characters of the service's own words that a message holds."""
+
+ADVICE = {
+    "no connection": "is the server running?",
+    "certificate": "name the file of its authority with --teacher.ca-file",
+    "timeout": "is it overloaded? else raise --teacher.timeout",
+    "redirect": "if that is the service, name it in --teacher.url",
+    "401": "check the key that --teacher.api-key-env names, or name one",
+    "403": "check the key that --teacher.api-key-env names, or name one",
+    "404": "check --teacher.url and the model's name",
+}
+"""What to do, by reason."""
+
+
+def refused(where: str, what: str, reason: str, retry: bool = False) -> Refused:
+    """A request that was not served for a reason that no status tells."""
+    return Refused(f"{where}: {what}{advice(reason)}", reason, retry)
+
+
+def failed_status(
+    where: str, status: int, headers: Mapping[str, str], body: bytes, secrets: Secrets
+) -> Refused | Unanswered:
+    """The outcome of an answer with a status other than 2xx; names of ``headers`` are in lower case.
+
+    A server error may come after the work was done. Everything else says that nothing was served, and so does 503.
+    """
+    said = b"" if "content-encoding" in headers else body
+    text = quoted(said.decode(errors="replace"), secrets)
+    message = f"{where}: the service answered {status}{text}{advice(str(status))}"
+    if status >= 500 and status != 503:
+        return Unanswered(message, str(status))
+    outcome = Refused(message, str(status), retry=status in COME_BACK, retry_after=retry_after(headers))
+    outcome.body = said
+    return outcome
+
+
+def failed_connection(where: str, error: Exception, secrets: Secrets) -> Refused | Unanswered:
+    """The outcome of trouble with a connection, one of ``TROUBLE``."""
+    reason = _reason(error)
+    what = f"{reason}{quoted(str(error), secrets)}"
+    if reason in ("timeout", "reset"):
+        return Unanswered(f"{where}: {what}{advice(reason)}", reason)
+    return refused(where, what, reason, retry=reason == "no connection")
+
+
+def advice(reason: str) -> str:
+    """What to do, as the last words of a message, where it can be told."""
+    return f"; {ADVICE[reason]}" if reason in ADVICE else ""
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a service asks to wait, at most a day; none where it asks for nothing that can be done.
+
+    ``Retry-After`` holds seconds or a date (RFC 9110, 10.2.3). A date is compared with the service's own clock where
+    it says what that shows.
+    """
+    text = headers.get("retry-after", "").strip()
+    if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
+        return min(float(text), LONGEST_WAIT)
+    moment, now = _seconds(text), _seconds(headers.get("date", ""))
+    if moment is None:
+        return None
+    wait = moment - (time.time() if now is None else now)
+    return min(wait, LONGEST_WAIT) if wait >= 0 else None
+
+
+def quoted(text: str, secrets: Secrets) -> str:
+    """The start of what a service says, in brackets and on one line, without secrets; nothing for nothing."""
+    plain = "".join(c if c.isprintable() else " " * c.isspace() for c in secrets.hide(text))
+    words = secrets.hide(" ".join(plain.split()))  # a second time: one may have been written with characters between
+    if not words:
+        return ""
+    return f" ({words[:MOST_OF_A_TEXT]}...)" if len(words) > MOST_OF_A_TEXT else f" ({words})"
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no answer, in the ledger's words."""
+    if isinstance(error, CertificateError):
+        return "certificate"
+    if isinstance(error, httpcore2.ReadTimeout | httpcore2.WriteTimeout):
+        return "timeout"
+    if isinstance(error, httpcore2.LocalProtocolError | httpcore2.UnsupportedProtocol):
+        return "no HTTP request"
+    if isinstance(error, httpcore2.ConnectError | httpcore2.TimeoutException | httpcore2.ProxyError):
+        return "no connection"
+    return "reset"
+
+
+def _seconds(date: str) -> float | None:
+    """An HTTP date as seconds since the epoch."""
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError, OSError):
+        return None

@@ -1,0 +1,48 @@
+"""Images as bytes: 8-bit pixels and PNG files, with numpy and zlib alone.
+
+Pillow comes with torchvision, which the default run must not need, and its bytes change with its version. What has
+to be written here is the simplest kind of PNG: 8 bits, no interlacing, no filter (W3C, PNG Specification, third
+edition, 2025: chunks in section 5, image data in 9 and 10). numpy only, no torch at run time.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
+"""PNG's number for grey, grey with alpha, RGB and RGBA, by channels."""
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+LEVEL = 1  # a generator's images are close to noise: more effort buys next to nothing
+
+
+def eight_bit(x_BCHW: Tensor, bounds: tuple[float, float]) -> Array:
+    """The images as bytes (B, H, W, C): i stands for ``low + i * (high - low) / 255``, the nearest i is taken."""
+    low, high = bounds
+    x_BCHW_64 = x_BCHW.detach().cpu().numpy().astype(np.float64)
+    levels = np.rint((x_BCHW_64 - low) * (255 / (high - low))).clip(0, 255)
+    return np.ascontiguousarray(levels.astype(np.uint8).transpose(0, 2, 3, 1))
+
+
+def png(x_HWC: Array) -> bytes:
+    """An image of bytes (H, W, C) with 1, 2, 3 or 4 channels as a PNG file."""
+    height, width, channels = x_HWC.shape
+    assert x_HWC.dtype == np.uint8
+    header = struct.pack(">IIBBBBB", width, height, 8, COLOUR_TYPES[channels], 0, 0, 0)
+    lines = np.zeros((height, 1 + width * channels), np.uint8)  # each line begins with its filter: 0, none
+    lines[:, 1:] = x_HWC.reshape(height, -1)
+    data = zlib.compress(lines.tobytes(), LEVEL)
+    return SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))

@@ -1,0 +1,89 @@
+"""Keys and tokens: taken from the environment by name, put in where they are sent, hidden everywhere else."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import quote, quote_plus
+
+from dfme.errors import UserError
+
+PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
+"""``${NAME}`` in a text stands for the environment variable of that name."""
+
+HIDDEN = "***"
+
+LEAST_BASE64 = 8
+"""Characters that a piece of base64 must have to be taken for a secret's: shorter ones occur by chance."""
+
+
+class Secrets:
+    """Values that no text for people, no log and no file may hold. Its repr shows their names only."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = dict(values)
+        forms = {form for value in self._values.values() for form in _forms(value) if form}
+        self._pattern = re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
+
+    @classmethod
+    def from_environment(cls, names: Iterable[str]) -> Secrets:
+        """The values of these environment variables, without white space around them.
+
+        UserError for a variable that is unset or empty, or holds what no header can carry.
+        """
+        values = {}
+        for name in names:
+            value = os.environ.get(name, "").strip()
+            if not value:
+                raise UserError(f"the environment variable {name} should hold a key, but is not set: export {name}=...")
+            if not (value.isascii() and value.isprintable()):
+                raise UserError(f"the environment variable {name} should hold a key: printable ASCII on one line")
+            values[name] = value
+        return cls(values)
+
+    def fill(self, text: str) -> str:
+        """The text with the values in place of ``${NAME}``; UserError for a name that is not among these secrets."""
+        return PLACEHOLDER.sub(lambda match: self._value(match[1]), text)
+
+    def fill_url(self, url: str) -> str:
+        """As ``fill``, with the values written as a URL has to write them."""
+        return PLACEHOLDER.sub(lambda match: quote(self._value(match[1]), safe=""), url)
+
+    def hide(self, text: str) -> str:
+        """The text with *** for every secret: as it is, and as URLs, JSON, HTML and base64 write it."""
+        return text if self._pattern is None else self._pattern.sub(HIDDEN, text)
+
+    def __repr__(self) -> str:
+        return f"Secrets({', '.join(self._values)})"
+
+    def _value(self, name: str) -> str:
+        if name not in self._values:
+            known = ", ".join(self._values) or "none"
+            raise UserError(f"${{{name}}}: expected the name of a secret read from the environment ({known})")
+        return self._values[name]
+
+
+def _forms(value: str) -> Iterator[str]:
+    """The ways in which others write a value."""
+    for quoted in (quote(value, safe=""), quote(value), quote_plus(value)):
+        yield quoted
+        yield re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), quoted)
+    yield from (value, json.dumps(value)[1:-1], repr(value)[1:-1], html.escape(value))
+    yield from _base64_forms(value.encode())
+
+
+def _base64_forms(value: bytes) -> Iterator[str]:
+    """Base64 of the value alone, and the part of it that is the same wherever it stands in a longer text."""
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        whole = encode(value).decode()
+        yield from (whole, whole.rstrip("="))
+        for before in range(3):
+            start = -(-before * 4 // 3)
+            end = (before + len(value)) * 4 // 3
+            inner = encode(b"\0" * before + value).decode()[start:end]
+            if len(inner) >= LEAST_BASE64:
+                yield inner

@@ -1,0 +1,133 @@
+"""A teacher behind a service: an adapter puts images into requests and reads answers, an endpoint carries both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+from dfme.config import TeacherConfig
+from dfme.errors import BatchTooLarge, Refused
+from dfme.spec import ImageSpec, LabelMode
+from dfme.wire import Wire
+from teachers.remote.endpoint import Endpoint, Reply
+from teachers.remote.options import ServiceOptions
+
+TOO_LARGE = ("400", "413", "422")
+"""Statuses with which services refuse a batch for its size, among other things."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """A request to be posted: where, what, and the headers that say how it is written."""
+
+    path: str
+    body: bytes
+    headers: dict[str, str]
+
+
+class Adapter(Protocol):
+    """The language of a service. It keeps no state: several threads ask at once."""
+
+    def encode(self, images_BCHW: Tensor) -> Query:
+        """The request for images float32 on the CPU, within the teacher's bounds."""
+        ...
+
+    def decode(self, reply: Reply, batch: int) -> Tensor:
+        """Scores (B, K) float32, NaN where not revealed, or labels (B,) int64; Unusable for anything else."""
+        ...
+
+    def most_bytes(self, batch: int) -> int:
+        """The most bytes that an answer to so many images can have."""
+        ...
+
+    def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
+        """The most images a request may have, by the body of a refusal; None: fewer; False: it was not for that."""
+        ...
+
+
+class RemoteTeacher:
+    """A teacher behind ``endpoint``. Each call is one attempt at one request, from any thread.
+
+    It raises what the endpoint and the adapter raise; charging, retries and pace are the oracle's, which finds its
+    limits in ``wire``.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        adapter: Adapter,
+        spec: ImageSpec,
+        num_classes: int,
+        label_mode: LabelMode,
+        max_batch: int | None,
+        wire: Wire,
+    ) -> None:
+        self.spec = spec
+        self.num_classes = num_classes
+        self.label_mode = label_mode
+        self.max_batch = max_batch
+        self.device = torch.device("cpu")
+        self.wire = wire
+        self._endpoint = endpoint
+        self._adapter = adapter
+
+    def ask(self, images_BCHW: Tensor, key: str) -> Tensor:
+        """The answers to images (B, C, H, W): scores (B, K) float32 or labels (B,) int64.
+
+        ``key`` goes along as ``Idempotency-Key``: a service that knows it can tell a repeated request.
+
+        Raises:
+            BatchTooLarge: the service takes fewer images at once; nothing was served.
+            Refused: nothing was served.
+            Unanswered: it may have been served, and no answer came.
+            Unusable: what came is no answer.
+        """
+        return self._attempt(self._adapter, images_BCHW, key)
+
+    def _attempt(self, adapter: Adapter, images_BCHW: Tensor, key: str) -> Tensor:
+        """One attempt at one request in the words of ``adapter``."""
+        batch = len(images_BCHW)
+        query = adapter.encode(images_BCHW)
+        headers = {**query.headers, "Idempotency-Key": key}
+        try:
+            reply = self._endpoint.post(query.path, query.body, headers, adapter.most_bytes(batch))
+        except Refused as refused:
+            raise self._refusal(refused, batch) from None
+        return adapter.decode(reply, batch)
+
+    def __call__(self, images: Tensor, /) -> Tensor:
+        return self.ask(images, uuid4().hex)
+
+    def close(self) -> None:
+        """Let go of the connections; closing twice is no error."""
+        self._endpoint.close()
+
+    def _refusal(self, refused: Refused, batch: int) -> Refused:
+        """The refusal as it is, or BatchTooLarge if it is for the number of images and fewer can be sent."""
+        if refused.reason not in TOO_LARGE or batch < 2:
+            return refused
+        limit = self._adapter.batch_limit(refused.body)
+        if limit is False or (limit is not None and not 1 <= limit < batch):
+            return refused
+        return BatchTooLarge(str(refused), limit)
+
+
+def wire_of(options: ServiceOptions) -> Wire:
+    """What the oracle is to keep to with a service, by its options."""
+    return Wire(
+        in_flight=options.in_flight,
+        attempts=options.attempts,
+        patience=options.patience,
+        images_per_second=options.images_per_second,
+        requests_per_second=options.requests_per_second,
+    )
+
+
+def answered_mode(config: TeacherConfig) -> LabelMode:
+    """What the service's scores are: logits where the configuration says so, else probabilities."""
+    mode = LabelMode.parse(config.label_mode) if config.label_mode else LabelMode("probabilities")
+    return LabelMode("logits" if mode.kind == "logits" else "probabilities")

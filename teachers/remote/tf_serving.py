@@ -1,0 +1,210 @@
+"""A teacher behind TensorFlow Serving's REST interface.
+
+Written from its description ("RESTful API", TensorFlow Serving): status and metadata by GET, ``:predict`` by POST,
+in rows (``instances`` and ``predictions``), or in columns (``inputs`` and ``outputs``) where an input is named.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import quote
+
+import numpy as np
+import torch
+
+from dfme.config import TeacherConfig
+from dfme.errors import Unusable, UserError
+from dfme.spec import ImageSpec, LabelMode
+from teachers.label_modes import two_classes
+from teachers.remote.consent import require_consent
+from teachers.remote.endpoint import Endpoint, Reply
+from teachers.remote.json_bodies import (
+    HEADERS,
+    NUMBER,
+    ROOM,
+    discreet,
+    dump,
+    get_json,
+    labels,
+    listed,
+    numbers,
+    parse,
+    shown,
+    table,
+)
+from teachers.remote.options import TfServingOptions
+from teachers.remote.outcomes import quoted
+from teachers.remote.pictures import eight_bit
+from teachers.remote.secrets import Secrets
+from teachers.remote.teacher import Query, RemoteTeacher, answered_mode, wire_of
+from teachers.remote.tf_signature import (
+    INTEGERS,
+    Signature,
+    TensorInfo,
+    image_axes,
+    most_images,
+    number_of_classes,
+    pick,
+    read_signature,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LIMIT = re.compile(
+    rb"larger than (?:the )?max(?:imum)?(?: input)?[ _]batch[ _]size[^0-9]{0,3}(\d{1,9})", re.IGNORECASE
+)
+_OPEN = 1_000
+"""Numbers for each image that an output whose size the model leaves open is allowed."""
+
+_MOST_BYTES = 2**28  # whatever a model says of itself
+
+
+def connect_tf_serving(options: TfServingOptions, config: TeacherConfig, device: torch.device) -> RemoteTeacher:
+    """The model behind ``options``, after questions for its status and its signature, which serve no image.
+
+    Shape, classes and 8-bit pixels come from the signature; UserError where it leaves one open that no flag gives,
+    contradicts a flag, or takes what is no image. One score is taken for a binary model's class 1.
+    """
+    require_consent(options.url, options.authorised_by)
+    secrets = Secrets.from_environment([options.api_key_env] if options.api_key_env else [])
+    endpoint = Endpoint(options, options.url, secrets)
+    try:
+        path = _path(options)
+        _require_available(endpoint, path, secrets)
+        metadata = get_json(endpoint, f"{path}/metadata", "the model's metadata")
+        signature = read_signature(metadata, options.signature, f"{endpoint.url}{path}/metadata")
+        return _teacher(endpoint, secrets, signature, options, config)
+    except BaseException:
+        endpoint.close()
+        raise
+
+
+def _path(options: TfServingOptions) -> str:
+    version = f"/versions/{quote(options.version, safe='')}" if options.version else ""
+    return f"/v1/models/{quote(options.model, safe='')}{version}"
+
+
+def _require_available(endpoint: Endpoint, path: str, secrets: Secrets) -> None:
+    status = get_json(endpoint, path, "the model's status")
+    versions = status.get("model_version_status") if isinstance(status, dict) else None
+    known = versions if isinstance(versions, list) else []
+    states = [str(version.get("state")) for version in known if isinstance(version, dict)]
+    if "AVAILABLE" not in states:
+        said = quoted(", ".join(states), secrets)
+        raise UserError(
+            f"{endpoint.url}{path}: expected a model that is AVAILABLE, got none{said}; is it still loading?"
+        )
+
+
+def _teacher(
+    endpoint: Endpoint, secrets: Secrets, signature: Signature, options: TfServingOptions, config: TeacherConfig
+) -> RemoteTeacher:
+    source = pick(signature.inputs, options.input, "--teacher.input")
+    output = pick(signature.outputs, options.output, "--teacher.output")
+    shape, axes = image_axes(source, options.layout, config.shape)
+    classes = number_of_classes(output, config)
+    mode = LabelMode("label") if output.dtype in INTEGERS else answered_mode(config)
+    limits = [limit for limit in (config.max_batch, most_images(source)) if limit]
+    eight = source.dtype == "DT_UINT8"
+    if eight and config.levels not in (None, 256):
+        raise UserError(f"--teacher.levels: got {config.levels}, but input {source.name} takes bytes: 256")
+    adapter = TfServingAdapter(
+        path=f"{_path(options)}:predict",
+        signature=options.signature,
+        column=options.input,
+        output=output.name,
+        layout=options.layout,
+        axes=axes,
+        spec=ImageSpec(shape, config.bounds or (0.0, 1.0), 256 if eight else config.levels),
+        bytes_in=eight,
+        classes=classes,
+        mode=mode,
+        binary=output.axes is not None and output.axes[1:] == (1,),
+        numbers_out=sum(_size(each) for each in signature.outputs.values()),
+        secrets=secrets,
+    )
+    return RemoteTeacher(endpoint, adapter, adapter.spec, classes, mode, min(limits, default=None), wire_of(options))
+
+
+def _size(output: TensorInfo) -> int:
+    """Numbers that an output gives for one image."""
+    return _OPEN if output.axes is None else math.prod(size if size > 0 else _OPEN for size in output.axes[1:])
+
+
+@dataclass(frozen=True)
+class TfServingAdapter:
+    """One signature of a model: images to a predict request, its answer to scores.
+
+    ``column``: name of the input if the request is in columns. ``axes``: of one image as the model takes it.
+    ``bytes_in``: pixels are whole numbers to 255. ``binary``: one score per image, that of the second of two
+    classes. ``numbers_out``: numbers of all outputs for one image, since an answer in rows has them all.
+    """
+
+    path: str
+    signature: str | None
+    column: str | None
+    output: str
+    layout: Literal["nhwc", "nchw"]
+    axes: tuple[int, ...]
+    spec: ImageSpec
+    bytes_in: bool
+    classes: int
+    mode: LabelMode
+    binary: bool
+    numbers_out: int
+    secrets: Secrets
+
+    def encode(self, images_BCHW: Tensor) -> Query:
+        """The images in the model's layout, as shortest decimals or as whole numbers."""
+        if self.bytes_in:
+            x_BHWC = eight_bit(images_BCHW, self.spec.bounds)
+            x = x_BHWC if self.layout == "nhwc" else x_BHWC.transpose(0, 3, 1, 2)
+        else:
+            x_BCHW = images_BCHW.detach().cpu().numpy().astype(np.float32, copy=False)
+            x = x_BCHW.transpose(0, 2, 3, 1) if self.layout == "nhwc" else x_BCHW
+        rows = numbers(x.reshape(len(x), *self.axes))
+        document: dict[str, object] = {"signature_name": self.signature} if self.signature else {}
+        document |= {"inputs": {self.column: rows}} if self.column else {"instances": rows}
+        return Query(self.path, dump(document), dict(HEADERS))
+
+    def decode(self, reply: Reply, batch: int) -> Tensor:
+        """Scores (B, K), or labels (B,) of a model that answers with integers."""
+        with discreet(reply.body, self.secrets):
+            value = self._value(parse(reply.body), batch)
+            if self.mode.kind == "label":
+                return labels(listed(value, batch), self.classes)
+            scores_BK = table(value, batch, 1 if self.binary else self.classes)
+        with np.errstate(over="ignore"):
+            scores = torch.from_numpy(scores_BK.astype(np.float32))
+        return two_classes(scores, self.mode) if self.binary else scores
+
+    def most_bytes(self, batch: int) -> int:
+        """Room for every output's numbers, which the server writes one a line."""
+        return min(ROOM + batch * NUMBER * max(self.numbers_out, self.classes), _MOST_BYTES)
+
+    def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
+        """The limit in the words of the server: ``Task size 65 is larger than maximum input batch size 64``."""
+        found = _LIMIT.search(refused)
+        return int(found[1]) or None if found else False
+
+    def _value(self, document: object, batch: int) -> object:
+        """The output's part of an answer: alone, or by name in columns or in each row."""
+        if isinstance(document, dict) and "predictions" in document:
+            value = document["predictions"]
+            if isinstance(value, list) and any(isinstance(row, dict) for row in value):
+                return [self._named(row) for row in listed(value, batch)]
+        elif isinstance(document, dict) and "outputs" in document:
+            value = document["outputs"]
+        else:
+            what = shown(document.get("error")) if isinstance(document, dict) else shown(document)
+            raise Unusable(f"expected predictions or outputs in the answer, got {what}", "no answer")
+        return self._named(value) if isinstance(value, dict) else value
+
+    def _named(self, value: object) -> object:
+        if not isinstance(value, dict) or self.output not in value:
+            raise Unusable(f"expected the output {self.output} in the answer, got {shown(value)}", "no answer")
+        return value[self.output]

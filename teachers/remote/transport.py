@@ -1,0 +1,193 @@
+"""Connections to one service, under a deadline that no server can stretch.
+
+httpx2's time-outs hold for one read or one write each, so that a server that sends a byte now and then is never late.
+Here the time-outs that a request carries are moments on ``time.monotonic()``, the same one for connecting, writing
+and reading, and every operation on a socket gets what is left until then. Only looking a host's name up takes as long
+as the system lets it.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.request import getproxies, proxy_bypass
+
+import httpcore2
+import httpx2
+
+from dfme.errors import UserError
+from teachers.remote.consent import is_this_machine
+
+IDLE_SECONDS = 4.0
+"""How long a connection is kept for the next request: less than the five seconds after which many servers hang up."""
+
+
+class CertificateError(httpcore2.ConnectError):
+    """The service's certificate is not one that it should have."""
+
+
+class Transport(httpx2.BaseTransport):
+    """A pool of ``connections`` to the host of ``url``, kept alive; for several threads at once.
+
+    A request carries in its extensions ``address``, the ``httpcore2.URL`` that is really asked (its own ``url`` is
+    for logs), and ``deadline``, a moment on ``time.monotonic()``. Raises httpcore2's exceptions.
+    """
+
+    def __init__(self, url: httpx2.URL, connections: int, ca_file: str | None) -> None:
+        self._pool = httpcore2.ConnectionPool(
+            ssl_context=_ssl_context(ca_file) if url.scheme == "https" or ca_file else None,
+            proxy=_proxy(url),
+            max_connections=connections,
+            max_keepalive_connections=connections,
+            keepalive_expiry=IDLE_SECONDS,
+            network_backend=_Network(),
+        )
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        deadline = request.extensions["deadline"]
+        moments = {
+            "connect": deadline,
+            "write": deadline,
+            "read": deadline,
+            "pool": max(deadline - time.monotonic(), 0.0),  # the pool itself waits, and not at a socket
+        }
+        response = self._pool.handle_request(
+            httpcore2.Request(
+                request.method,
+                request.extensions["address"],
+                headers=request.headers.raw,
+                content=request.stream,
+                extensions={"timeout": moments},
+            )
+        )
+        return httpx2.Response(
+            response.status, headers=response.headers, stream=_Body(response), extensions=response.extensions
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _Body(httpx2.SyncByteStream):
+    """The body of an answer as it comes."""
+
+    def __init__(self, response: httpcore2.Response) -> None:
+        self._response = response
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._response.iter_stream()
+
+    def close(self) -> None:
+        self._response.close()
+
+
+class _Network(httpcore2.NetworkBackend):
+    """Opens sockets; ``timeout`` is a moment."""
+
+    def __init__(self) -> None:
+        self._sockets = httpcore2.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.NetworkStream:
+        """The first of the host's addresses that answers; each gets its share of the time."""
+        failure: Exception = httpcore2.ConnectError(f"{host} has no address")
+        addresses = _addresses(host, port)
+        for tried, address in enumerate(addresses):
+            share = _left(timeout, httpcore2.ConnectTimeout) / (len(addresses) - tried)
+            try:
+                return _Stream(self._sockets.connect_tcp(address, port, share, local_address, socket_options))
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failure = error
+        raise failure
+
+
+class _Stream(httpcore2.NetworkStream):
+    """A connection; ``timeout`` is a moment."""
+
+    def __init__(self, stream: httpcore2.NetworkStream) -> None:
+        self._stream = stream
+        self._socket: socket.socket = stream.get_extra_info("socket")
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max_bytes, _left(timeout, httpcore2.ReadTimeout))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Send all of it; what is left is reckoned before each piece, for a server that takes little at a time."""
+        view = memoryview(buffer)
+        try:
+            while view:
+                self._socket.settimeout(_left(timeout, httpcore2.WriteTimeout))
+                view = view[self._socket.send(view) :]
+        except TimeoutError as error:
+            raise httpcore2.WriteTimeout(error) from None
+        except OSError as error:
+            raise httpcore2.WriteError(error) from None
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore2.NetworkStream:
+        try:
+            left = _left(timeout, httpcore2.ConnectTimeout)
+            return _Stream(self._stream.start_tls(ssl_context, server_hostname, left))
+        except httpcore2.ConnectError as error:
+            if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+                raise CertificateError(error.__cause__.verify_message) from None
+            raise
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+def _left(moment: float | None, late: type[Exception]) -> float:
+    """Seconds until a moment; ``late`` once it has passed."""
+    assert moment is not None, "Transport gives every request its moments"
+    left = moment - time.monotonic()
+    if left <= 0:
+        raise late("the time is up")
+    return left
+
+
+def _addresses(host: str, port: int) -> list[str]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # no such name, or none that could be one
+        raise httpcore2.ConnectError(error) from None
+    return [str(address[0]) for *_, address in found]
+
+
+def _ssl_context(ca_file: str | None) -> ssl.SSLContext:
+    """Certificates are verified by the system's authorities and those of ``ca_file``; UserError if it has none."""
+    context = httpx2.create_ssl_context()
+    if ca_file is not None:
+        try:
+            context.load_verify_locations(cafile=ca_file)
+        except OSError as error:  # ssl's own errors among them
+            reason = "no certificates" if isinstance(error, ssl.SSLError) else error.strerror
+            raise UserError(f"--teacher.ca-file: expected certificates (PEM), got {ca_file}: {reason}") from None
+    return context
+
+
+def _proxy(url: httpx2.URL) -> httpcore2.Proxy | None:
+    """The proxy that the environment names for a URL; none ever for this machine."""
+    if is_this_machine(url.host):
+        return None
+    proxies = getproxies()
+    address = proxies.get(url.scheme) or proxies.get("all")
+    if not address or proxy_bypass(f"{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}"):
+        return None
+    proxy = httpx2.Proxy(address if "://" in address else f"http://{address}")
+    if proxy.url.scheme != "http":
+        raise UserError(f"the environment names a proxy {proxy.url.scheme}://...: expected an http:// proxy")
+    return httpcore2.Proxy(str(proxy.url), auth=proxy.raw_auth)

@@ -1,0 +1,1 @@
+"""A teacher served over the Open Inference Protocol: the owner's side, for rehearsing an audit."""

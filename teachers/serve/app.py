@@ -1,0 +1,208 @@
+"""The web application around a model: routes, keys, limits, and what is said when a request is refused."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from teachers.serve.meter import Meter
+from teachers.serve.model import Model
+from teachers.serve.protocol import (
+    VERSION,
+    BatchTooLargeError,
+    Question,
+    Service,
+    model_config,
+    model_metadata,
+    read_question,
+    server_metadata,
+    write_answer,
+)
+from teachers.v2.message import HEADER_LENGTH, read_header_length
+from teachers.v2.tensors import short
+
+OPEN = ("/v2/health/live", "/v2/health/ready")
+"""Paths that need no key."""
+
+BROKEN_OFF = Response(status_code=400)
+"""For a client that is gone: nobody reads it."""
+
+logger = logging.getLogger(__name__)
+
+
+class Rejected(Exception):  # noqa: N818 (an outcome, not an error of ours)
+    """A request that is refused before the model is asked: the status, what is said, the reason on the meter."""
+
+    def __init__(self, status: int, text: str, reason: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.status, self.reason, self.headers = status, reason, headers
+
+
+class Endpoints:
+    """What the routes lead to."""
+
+    def __init__(self, service: Service, model: Model, meter: Meter) -> None:
+        self._service, self._model, self._meter = service, model, meter
+        self._most_bytes = service.most_bytes
+
+    def routes(self) -> list[Route]:
+        routes: list[Route] = []  # tried in order, so those of inference come first
+        for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            routes += [
+                Route(f"{model}/infer", self.infer, methods=["POST"]),
+                Route(f"{model}/ready", self.ready),
+                Route(f"{model}/config", self.config),
+                Route(model, self.metadata),
+            ]
+        return [
+            *routes,
+            Route("/v2", _said(server_metadata())),
+            Route("/v2/health/live", _said({"live": True})),
+            Route("/v2/health/ready", _said({"ready": True})),
+            Route("/v2/repository/index", self.index, methods=["POST"]),
+            Route("/metrics", self.metrics),
+        ]
+
+    async def infer(self, request: Request) -> Response:
+        """One batch: refused in words, or the model's answers."""
+        self._require(request)
+        try:
+            body = await _body(request, self._most_bytes, self._service.max_batch)
+        except ClientDisconnect:
+            self._meter.refused["broken off"] += 1
+            return BROKEN_OFF
+        question = self._question(request, body)
+        seconds = self._meter.admit(len(question.images))
+        if seconds:
+            text = f"over the rate limit: expected the next request in {seconds} s at the earliest"
+            raise Rejected(429, text, "rate limit", {"Retry-After": str(seconds)})
+        try:
+            content, length = write_answer(self._service, question, await self._model.ask(question.images))
+        except Exception:  # whatever it is, it is the owner's and not for those who ask
+            logger.exception("the teacher failed on a batch of %d images", len(question.images))
+            self._meter.failed += 1
+            return _error(500, "the model failed on this request; it has been counted")
+        self._meter.answered += 1
+        if length is None:
+            return Response(content, media_type="application/json")
+        return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(length)})
+
+    async def metadata(self, request: Request) -> Response:
+        self._require(request)
+        return JSONResponse(model_metadata(self._service))
+
+    async def config(self, request: Request) -> Response:
+        self._require(request)
+        return JSONResponse(model_config(self._service))
+
+    async def ready(self, request: Request) -> Response:
+        self._require(request)
+        return JSONResponse({"name": self._service.name, "ready": True})
+
+    async def index(self, request: Request) -> Response:
+        return JSONResponse([{"name": self._service.name, "version": VERSION, "state": "READY"}])
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._meter.exposition(self._service.name), media_type="text/plain; version=0.0.4")
+
+    async def refuse(self, request: Request, error: Exception) -> Response:
+        """The response to a request that was rejected, here or by the router."""
+        if isinstance(error, Rejected):
+            self._meter.refused[error.reason] += 1
+            return _error(error.status, str(error), error.headers)
+        assert isinstance(error, HTTPException)
+        self._meter.refused["not found"] += 1
+        text = f"{request.method} {short(request.url.path)}: expected a path and method of the inference protocol v2"
+        return _error(error.status_code, text, error.headers)
+
+    def _require(self, request: Request) -> None:
+        """The model and the version in the path must be those that are here."""
+        model, version = request.path_params["model"], request.path_params.get("version", VERSION)
+        if model != self._service.name:
+            raise Rejected(404, f"unknown model {short(model)}: expected {self._service.name!r}", "not found")
+        if version != VERSION:
+            raise Rejected(404, f"unknown version {short(version)} of {model!r}: expected {VERSION!r}", "not found")
+
+    def _question(self, request: Request, body: bytes) -> Question:
+        try:
+            encoding = request.headers.get("content-encoding", "identity")
+            if encoding != "identity":
+                raise ValueError(f"Content-Encoding: expected none, got {encoding!r}")
+            return read_question(self._service, body, read_header_length(request.headers))
+        except BatchTooLargeError as error:
+            raise Rejected(400, str(error), "batch too large") from None
+        except ValueError as error:
+            raise Rejected(400, str(error), "malformed") from None
+
+
+class Guard:
+    """Lets pass who has the key: as ``Authorization: Bearer KEY`` or as ``X-API-Key: KEY``."""
+
+    def __init__(self, app: ASGIApp, key: str, meter: Meter) -> None:
+        self._app, self._key, self._meter = app, key.encode(), meter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or scope["path"] in OPEN or self._knows(dict(scope["headers"])):
+            await self._app(scope, receive, send)
+            return
+        self._meter.refused["unauthorised"] += 1
+        response = _error(401, "expected the API key of this service", {"WWW-Authenticate": "Bearer"})
+        await response(scope, receive, send)
+
+    def _knows(self, headers: Mapping[bytes, bytes]) -> bool:
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        given = token if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+        return hmac.compare_digest(given.strip(), self._key)
+
+
+def make_app(service: Service, model: Model, meter: Meter, key: str | None = None) -> Starlette:
+    """The application; with a ``key``, everything but the server's health needs it."""
+    endpoints = Endpoints(service, model, meter)
+    guards = [Middleware(Guard, key=key, meter=meter)] if key is not None else []
+    handlers: Any = {Rejected: endpoints.refuse, HTTPException: endpoints.refuse}
+    app = Starlette(routes=endpoints.routes(), middleware=guards, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _body(request: Request, most: int, most_images: int | None) -> bytes:
+    """The request's body. Rejected as soon as it is, or says it is, longer than ``most`` bytes."""
+    claimed = request.headers.get("content-length", "0")
+    size = int(claimed) if claimed.isdecimal() else 0  # the server has refused what is no number
+    chunks: list[bytes] = []
+    if size <= most:
+        size = 0
+        async for chunk in request.stream():
+            if chunk:
+                chunks.append(chunk)
+                size += len(chunk)
+            if size > most:
+                break
+    if size > most:
+        images = f"{most_images} images ({most} bytes)" if most_images else f"{most} bytes"
+        text = f"request of {size} bytes or more: expected at most {images}"
+        raise Rejected(413, text, "body too large", {"Connection": "close"})
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _said(content: Mapping[str, Any]) -> Any:
+    """An endpoint that always says the same."""
+
+    async def say(request: Request) -> Response:
+        return JSONResponse(content)
+
+    return say
+
+
+def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"error": text}, status, headers)

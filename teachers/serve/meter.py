@@ -1,0 +1,106 @@
+"""A service's own meter: what it served, what it refused, and how fast it lets itself be asked."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+Clock = Callable[[], float]
+
+INSTANT = 1e-6
+"""Seconds that are none: what rounding makes of a wait that is over."""
+
+
+class Pace:
+    """A limit of ``rate`` units per second over any length of time, besides the first second's worth.
+
+    A request of more units than that is let through once a second's worth is there, and the next ones wait
+    until it is paid off.
+    """
+
+    def __init__(self, rate: float, clock: Clock = time.monotonic) -> None:
+        self._rate, self._clock = rate, clock
+        self._balance, self._at = rate, clock()
+
+    def wait(self, units: int) -> float:
+        """Seconds until a request of so many units may pass; 0: now."""
+        now = self._clock()
+        self._balance = min(self._rate, self._balance + (now - self._at) * self._rate)
+        self._at = now
+        return max(0.0, (min(units, self._rate) - self._balance) / self._rate)
+
+    def spend(self, units: int) -> None:
+        """Let a request of so many units pass."""
+        self._balance -= units
+
+
+class Meter:
+    """Counts of one service. ``images`` counts what the model was asked for; a refused request adds none.
+
+    ``images`` and ``seconds`` are written by the thread that asks the model, the others by the event loop's.
+    """
+
+    def __init__(
+        self,
+        images_per_second: float | None = None,
+        requests_per_second: float | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.images = 0
+        self.requests = 0
+        self.seconds = 0.0
+        self.answered = 0
+        self.failed = 0
+        self.refused: Counter[str] = Counter()
+        self._images = Pace(images_per_second, clock) if images_per_second else None
+        self._requests = Pace(requests_per_second, clock) if requests_per_second else None
+
+    def admit(self, images: int) -> int:
+        """Let a request of so many images pass, with 0, or say in how many whole seconds to come again."""
+        limits = [(pace, units) for pace, units in ((self._images, images), (self._requests, 1)) if pace]
+        seconds = max((pace.wait(units) for pace, units in limits), default=0.0)
+        if seconds > INSTANT:
+            return math.ceil(seconds - INSTANT)
+        for pace, units in limits:
+            pace.spend(units)
+        return 0
+
+    def ask(self, images: int) -> None:
+        """The model is asked for so many images, now."""
+        self.images += images
+        self.requests += 1
+
+    def summary(self) -> str:
+        """One line for a person."""
+        lines = [f"served {self.images:,} images in {self.requests:,} requests ({self.seconds:.1f} s of the model)"]
+        if self.failed:
+            lines.append(f"{self.failed:,} of them failed")
+        if self.refused:
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(self.refused.items()))
+            lines.append(f"refused {self.refused.total():,} requests ({reasons})")
+        return "; ".join(lines)
+
+    def exposition(self, model: str) -> str:
+        """All counts in Prometheus' text format."""
+        return "".join(f"{line}\n" for line in self._exposed(model))
+
+    def _exposed(self, model: str) -> Iterator[str]:
+        plain = [
+            ("images_served_total", "Images the model was asked for.", self.images),
+            ("requests_served_total", "Requests the model was asked for.", self.requests),
+            ("requests_answered_total", "Requests with an answer of the model.", self.answered),
+            ("requests_failed_total", "Requests on which the model failed.", self.failed),
+            ("model_seconds_total", "Seconds that the model took.", self.seconds),
+        ]
+        for name, text, value in plain:
+            yield from _head(name, text)
+            yield f'dfme_{name}{{model="{model}"}} {value!r}'
+        yield from _head("requests_refused_total", "Requests refused before the model was asked, by reason.")
+        for reason, count in sorted(self.refused.items()):
+            yield f'dfme_requests_refused_total{{model="{model}",reason="{reason}"}} {count}'
+
+
+def _head(name: str, text: str) -> tuple[str, str]:
+    return f"# HELP dfme_{name} {text}", f"# TYPE dfme_{name} counter"

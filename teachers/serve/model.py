@@ -1,0 +1,65 @@
+"""The teacher as a server asks it: one call at a time, on a thread of its own, its answers held to its label mode."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from dfme.answers import read_answers
+from dfme.errors import TeacherError
+from dfme.sentinel import Sentinel
+from dfme.spec import Teacher
+from teachers.serve.meter import Meter
+from teachers.v2.tensors import Array
+
+CPU = torch.device("cpu")
+
+
+class Model:
+    """``teacher``, metered by ``meter``. ``threads``: CPU threads of its arithmetic; 0: as many as torch uses.
+
+    The event loop goes on meanwhile, so health and metrics are answered while the model works.
+    """
+
+    def __init__(self, teacher: Teacher, meter: Meter, threads: int = 0) -> None:
+        self._teacher, self._meter = teacher, meter
+        self._device = torch.device(getattr(teacher, "device", None) or CPU)
+        prepare = (lambda: torch.set_num_threads(threads)) if threads else None  # each thread has its own number
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="model", initializer=prepare)
+
+    async def ask(self, images_BCHW: Array) -> Array:
+        """The answers to float32 images: scores (B, K) float32 or labels (B,) int64. They count from here on.
+
+        Raises whatever the teacher raises, and TeacherError for answers that its label mode rules out: such
+        answers might tell more than it allows.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._answer, images_BCHW)
+
+    def close(self) -> None:
+        """Ask nothing more; a call that is under way ends first."""
+        self._worker.shutdown()
+
+    def _answer(self, images_BCHW: Array) -> Array:
+        self._meter.ask(len(images_BCHW))
+        started = time.perf_counter()
+        try:
+            return self._asked(images_BCHW)
+        finally:
+            self._meter.seconds += time.perf_counter() - started
+
+    def _asked(self, images_BCHW: Array) -> Array:
+        teacher, mode = self._teacher, self._teacher.label_mode
+        images = torch.from_numpy(images_BCHW)
+        if teacher.spec.levels is not None:  # what came as FP32 may lie between the lattice's points
+            images = teacher.spec.quantise(images)
+        try:
+            with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
+                raw = teacher(images.to(self._device))
+        except SystemExit as error:  # it gives up, but the process is not its own here
+            raise TeacherError(f"the teacher asked to exit with {error.code!r}") from error
+        answers = read_answers(raw, len(images), teacher.num_classes, mode, Sentinel(), CPU)
+        array: Array = answers.numpy()
+        return array

@@ -1,0 +1,209 @@
+"""Serving a teacher: a socket, a uvicorn server on it, started and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from dfme.errors import UserError
+from dfme.precision import ieee_fp32
+from dfme.spec import Teacher
+from teachers.serve.app import make_app
+from teachers.serve.meter import Meter
+from teachers.serve.model import Model
+from teachers.serve.protocol import Service
+
+if TYPE_CHECKING:
+    from dfme.command_line.serve import ServeConfig
+
+IDLE = 120
+"""Seconds that a connection may idle; clients give theirs up sooner, so none is closed under a request on its way."""
+
+LEAVE = 30
+"""Seconds that requests under way may take to end once the server is told to stop."""
+
+
+class Server:
+    """``app`` at a host and port, bound at once, served by ``run`` or between ``start`` and ``stop``.
+
+    Port 0 is a free one. UserError if the address cannot be had.
+    """
+
+    def __init__(self, app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._socket = _listen(host, port)
+        address, self.port = self._socket.getsockname()[:2]
+        self.loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=IDLE,
+                timeout_graceful_shutdown=LEAVE,
+            )
+        )
+        self._thread: threading.Thread | None = None
+
+    def run(self) -> None:
+        """Serve until Ctrl-C or SIGTERM, once what is under way has ended; from the main thread."""
+        try:
+            with _signals(self._server.handle_exit):
+                self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+
+    def start(self) -> None:
+        """Serve in a thread of its own. Requests may come at once: the socket listens already."""
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End what ``start`` began: requests under way are answered first."""
+        if self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join()
+            self._thread = None
+        self._socket.close()
+
+
+class Serving:
+    """A teacher being served, with all that belongs to it: ``with Serving(teacher) as service: service.url``.
+
+    ``max_batch`` only lowers the teacher's own. ``key``: what clients must send. The rates are the most that is
+    served per second; ``threads`` are those of the model's arithmetic.
+    """
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        name: str = "teacher",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        max_batch: int | None = None,
+        key: str | None = None,
+        images_per_second: float | None = None,
+        requests_per_second: float | None = None,
+        threads: int = 0,
+    ) -> None:
+        limits = [limit for limit in (max_batch, getattr(teacher, "max_batch", None)) if limit]
+        spec, mode = teacher.spec, teacher.label_mode
+        self.service = Service(name, spec, teacher.num_classes, mode, min(limits, default=None))
+        self.meter = Meter(images_per_second, requests_per_second)
+        self._model = Model(teacher, self.meter, threads)
+        self.server = Server(make_app(self.service, self._model, self.meter, key), host, port)
+        self.url = self.server.url
+
+    def __enter__(self) -> Serving:
+        self.server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.stop()
+        self._model.close()
+
+    def run(self) -> None:
+        """Serve until Ctrl-C or SIGTERM."""
+        try:
+            self.server.run()
+        finally:
+            self._model.close()
+
+
+def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) -> str:
+    """Serve a teacher until Ctrl-C or SIGTERM; what was served, in a line. ``tell`` hears what stands where.
+
+    UserError if the address cannot be had.
+    """
+    key = os.environ[config.api_key_env].strip() if config.api_key_env else None
+    serving = Serving(
+        teacher,
+        name=str(config.model),
+        host=config.host,
+        port=config.port,
+        max_batch=config.max_batch,
+        key=key,
+        images_per_second=config.images_per_second,
+        requests_per_second=config.requests_per_second,
+        threads=config.threads,
+    )
+    tell(_opening(serving, config))
+    if not serving.server.loopback:
+        tell(_exposed(serving.url, config))
+    with ieee_fp32():  # as a local teacher is asked where its answers' last bits matter
+        serving.run()
+    return serving.meter.summary()
+
+
+def _opening(serving: Serving, config: ServeConfig) -> str:
+    """What is served where, and how to clone it."""
+    service = serving.service
+    shape = "x".join(map(str, service.spec.shape))
+    batch = f", at most {service.max_batch} a request" if service.max_batch else ""
+    levels = f" of {service.spec.levels} levels" if service.spec.levels else ""
+    words = ["python run.py --teacher v2", f"--teacher.url {serving.url}", f"--teacher.model {service.name}"]
+    if config.api_key_env:
+        words.append(f"--teacher.api-key-env {config.api_key_env}")
+    if not serving.server.loopback:
+        words.append('--teacher.authorised-by "WHO AND WHY"')
+    return (
+        f"{service.name} at {serving.url}: {shape} images{levels}{batch}; {service.num_classes} classes; "
+        f"label mode {service.label_mode}; extract: {' '.join(words)}"
+    )
+
+
+def _exposed(url: str, config: ServeConfig) -> str:
+    if config.api_key_env:
+        return f"{url} is open beyond this machine: whoever reaches it and has the key can query it, unencrypted"
+    return (
+        f"WARNING: {url} is open beyond this machine, and WHOEVER REACHES IT CAN QUERY IT: give --api-key-env NAME, "
+        "or leave --host out"
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Its protocol is named, else asyncio would not turn Nagle's algorithm off on it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(128)
+        except BaseException:
+            listening.close()
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(
+            f"--host {host} --port {port}: cannot listen there: {reason}; give another --port (0: a free one)"
+        ) from None
+    return listening
+
+
+@contextlib.contextmanager
+def _signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """``handle`` for Ctrl-C and SIGTERM. uvicorn raises them again when it has ended, which is then harmless too."""
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

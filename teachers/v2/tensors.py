@@ -1,0 +1,194 @@
+"""Tensors of the Open Inference Protocol v2 as raw bytes and as JSON lists, with numpy alone.
+
+Raw bytes are little endian and row major without padding; an element of ``BYTES`` has its length in front, as four
+bytes. JSON has lists, nested as the shape says or flat; ``null`` is NaN, which JSON cannot write.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+DATATYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("?"),
+    "UINT8": np.dtype("<u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("<i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+_NAMES = {dtype: name for name, dtype in DATATYPES.items()}
+_MOST_AXES = 16
+_MOST_ELEMENTS = 2**28  # a gigabyte of FP32: no honest batch of images is larger
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class NamedTensor:
+    """An input or an output of a model. Elements of the datatype BYTES are ``bytes`` in an array of objects."""
+
+    name: str
+    array: Array
+
+    @property
+    def datatype(self) -> str:
+        """The protocol's word for the type of the elements. ValueError where it has none."""
+        return datatype_of(self.array)
+
+
+def datatype_of(array: Array) -> str:
+    """The protocol's word for an array's type. ValueError where it has none."""
+    if array.dtype == object:
+        return "BYTES"
+    name = _NAMES.get(array.dtype.newbyteorder("<"))
+    if name is None:
+        raise ValueError(f"expected an array of {', '.join(DATATYPES)} or BYTES, got {array.dtype}")
+    return name
+
+
+def checked_shape(shape: object, most_elements: int = _MOST_ELEMENTS) -> tuple[int, ...]:
+    """A shape that came as JSON, as whole numbers of at least 0. ValueError for anything else or anything too large."""
+    if not isinstance(shape, (list, tuple)):
+        raise ValueError(f"expected a shape as a list of whole numbers of 0 or more, got {short(shape)}")
+    if len(shape) > _MOST_AXES:
+        raise ValueError(f"expected a shape of at most {_MOST_AXES} axes, got {len(shape)}")
+    elements = 1
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise ValueError(f"expected a shape as a list of whole numbers of 0 or more, got {short(shape)}")
+        elements *= size or 1  # an empty tensor may still have axes too long for numpy
+    if elements > min(most_elements, _MOST_ELEMENTS):
+        most = min(most_elements, _MOST_ELEMENTS)
+        raise ValueError(f"expected a tensor of at most {most} elements, got {short(shape)}")
+    return tuple(shape)
+
+
+def to_bytes(array: Array) -> bytes | memoryview:
+    """The raw bytes of an array; a view of the array itself where its memory is in order already."""
+    if datatype_of(array) == "BYTES":
+        return b"".join(part for item in array.flat for part in (_LENGTH.pack(len(item)), item))
+    ordered = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return ordered.reshape(-1).view(np.uint8).data
+
+
+def from_bytes(raw: memoryview, datatype: str, shape: Sequence[int]) -> Array:
+    """The array whose raw bytes these are, without a copy and read-only (BYTES: copied). ValueError unless they fit."""
+    checked = checked_shape(shape)
+    if datatype == "BYTES":
+        return _texts(raw, math.prod(checked)).reshape(checked)
+    dtype = _dtype(datatype)
+    expected = math.prod(checked) * dtype.itemsize
+    if len(raw) != expected:
+        raise ValueError(f"expected {expected} bytes for {datatype} {list(checked)}, got {len(raw)}")
+    if datatype == "BOOL" and np.frombuffer(raw, np.uint8).max(initial=0) > 1:
+        raise ValueError("expected BOOL as bytes of 0 and 1, got others")
+    return np.frombuffer(raw, dtype).reshape(checked)
+
+
+def to_list(array: Array) -> list[Any]:
+    """The elements as one flat JSON list. NaN becomes null; ValueError for infinities and for texts not in UTF-8."""
+    if datatype_of(array) == "BYTES":
+        return [item.decode() for item in array.flat]
+    items: list[Any] = array.reshape(-1).tolist()
+    if array.dtype.kind != "f" or np.isfinite(array).all():
+        return items
+    if np.isinf(array).any():
+        raise ValueError("JSON has no infinity; ask for binary tensors")
+    return [None if item != item else item for item in items]
+
+
+def from_list(data: object, datatype: str, shape: Sequence[int]) -> Array:
+    """The array that a JSON list means, nested as ``shape`` says or flat. ValueError unless every element fits."""
+    checked = checked_shape(shape)
+    flat = _flattened(data, checked)
+    dtype = np.dtype(object) if datatype == "BYTES" else _dtype(datatype)
+    kinds = _JSON_TYPES[dtype.kind]
+    strange = set(map(type, flat)) - kinds
+    if strange:
+        raise ValueError(f"expected elements that are {datatype}, got {min(kind.__name__ for kind in strange)}")
+    if datatype == "BYTES":
+        return _objects([text.encode() for text in flat]).reshape(checked)
+    if dtype.kind in "iu" and flat:
+        limits: Any = np.iinfo(dtype)
+        if min(flat) < limits.min or max(flat) > limits.max:
+            raise ValueError(f"expected elements that are {datatype}, got some beyond its range")
+    try:
+        with np.errstate(over="ignore"):
+            return np.array(flat, dtype).reshape(checked)
+    except OverflowError:
+        raise ValueError(f"expected elements that are {datatype}, got some beyond its range") from None
+
+
+def short(value: object, most: int = 80) -> str:
+    """A value for a message, cut to a readable length."""
+    text = repr(value[:20] if isinstance(value, (list, str, bytes)) and len(value) > most else value)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+_JSON_TYPES: dict[str, set[type]] = {
+    "b": {bool},
+    "u": {int},
+    "i": {int},
+    "f": {int, float, type(None)},
+    "O": {str},
+}
+
+
+def _dtype(datatype: str) -> np.dtype[Any]:
+    """The numpy type of a datatype other than BYTES. ValueError for an unknown word."""
+    if datatype not in DATATYPES:
+        raise ValueError(f"expected a datatype ({', '.join(DATATYPES)}, BYTES), got {short(datatype)}")
+    return DATATYPES[datatype]
+
+
+def _flattened(data: object, shape: tuple[int, ...]) -> list[Any]:
+    """The leaves of nested lists of exactly this shape, or of one flat list of as many elements."""
+    if not isinstance(data, list):
+        raise ValueError(f"expected data as a list, got {short(data)}")
+    nested = len(shape) > 1 and bool(data) and isinstance(data[0], list)
+    items = data
+    for size, inner in itertools.pairwise(shape) if nested else ():
+        if any(type(item) is not list or len(item) != inner for item in items):
+            raise ValueError(f"expected lists nested as {list(shape)}, got others (at the axis of {size})")
+        items = list(itertools.chain.from_iterable(items))
+    if len(items) != math.prod(shape) or (nested and len(data) != shape[0]):
+        raise ValueError(f"expected {math.prod(shape)} elements for {list(shape)}, got {len(items)}")
+    return items
+
+
+def _texts(raw: memoryview, count: int) -> Array:
+    """``count`` elements of BYTES that fill ``raw`` exactly."""
+    if count * _LENGTH.size > len(raw):
+        raise ValueError(f"expected {count} elements of BYTES, got only {len(raw)} bytes")
+    items: list[bytes] = []
+    at = 0
+    for _ in range(count):
+        start = at + _LENGTH.size
+        at = start + int.from_bytes(raw[at:start], "little")
+        if at > len(raw):
+            raise ValueError(f"expected {count} elements of BYTES, got bytes that end within one")
+        items.append(bytes(raw[start:at]))
+    if at != len(raw):
+        raise ValueError(f"expected {count} elements of BYTES, got {len(raw) - at} bytes after them")
+    return _objects(items)
+
+
+def _objects(items: list[bytes]) -> Array:
+    """Bytes in an array of objects; numpy would cut trailing zeros from them in an array of its own texts."""
+    array = np.empty(len(items), dtype=object)
+    array[:] = items
+    return array
