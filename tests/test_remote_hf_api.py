@@ -24,7 +24,6 @@ from teachers.remote.class_names import ClassNames, read_class_names
 from teachers.remote.hf_api import HfApiAdapter, connect_hf_api, estimated_time
 from teachers.remote.options import HfApiOptions
 from teachers.remote.pictures import eight_bit, png
-from teachers.remote.secrets import Secrets
 from teachers.remote.teacher import RemoteTeacher
 
 Image = pytest.importorskip("PIL.Image", reason="the independent reader of pictures")
@@ -213,7 +212,7 @@ def test_every_level_of_the_lattice_is_its_byte(bounds: tuple[float, float]) -> 
     assert eight_bit(x, bounds).reshape(-1).tolist() == list(range(256))
 
 
-ADAPTER = HfApiAdapter(ClassNames(NAMES), ImageSpec(SHAPE, levels=256), LabelMode("top_k", k=1), 0, Secrets({}))
+ADAPTER = HfApiAdapter(ClassNames(NAMES), ImageSpec(SHAPE, levels=256), LabelMode("top_k", k=1), 0)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 labels = st.sampled_from(NAMES) | scalars
 entries = st.lists(st.fixed_dictionaries({"label": labels, "score": scalars}) | scalars, max_size=5)

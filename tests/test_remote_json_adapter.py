@@ -24,7 +24,6 @@ from teachers.remote.json_api import JsonAdapter, connect_json
 from teachers.remote.json_facts import Facts
 from teachers.remote.json_paths import JsonPath
 from teachers.remote.options import JsonOptions
-from teachers.remote.secrets import Secrets
 
 
 def write(folder: Path, text: str) -> Path:
@@ -136,7 +135,7 @@ def test_whatever_comes_is_an_answer_or_unusable(form: Any, mode: str, body: byt
     labels = form in ("name", "number") or mode == "label"
     own = LabelMode("label") if labels else LabelMode.parse(mode)
     facts = Facts(ImageSpec(SHAPE, levels=256), ClassNames(("a", "b", "c")), own)
-    adapter = JsonAdapter(ImageForm(), lambda images: (b"", {}), AnswerForm(path="r[*]", form=form), facts, Secrets({}))
+    adapter = JsonAdapter(ImageForm(), lambda images: (b"", {}), AnswerForm(path="r[*]", form=form), facts)
     answer = answer_or_unusable(adapter, body, 2)
     if answer is not None:
         assert answer.shape == ((2,) if labels else (2, K))
@@ -145,7 +144,7 @@ def test_whatever_comes_is_an_answer_or_unusable(form: Any, mode: str, body: byt
 
 def test_a_long_and_deep_body_takes_no_time() -> None:
     facts = Facts(ImageSpec(SHAPE, levels=256), ClassNames(tuple(map(str, range(1000)))), LabelMode("probabilities"))
-    adapter = JsonAdapter(ImageForm(), lambda images: (b"", {}), AnswerForm(form="pairs"), facts, Secrets({}))
+    adapter = JsonAdapter(ImageForm(), lambda images: (b"", {}), AnswerForm(form="pairs"), facts)
     odd = json.dumps([{"label": f"9{'x' * 90}", "score": 1}] * 10_000).encode()
     start = time.perf_counter()
     for body in (b"[" * 1_000_000, b'{"a":' * 200_000, odd, b"9" * 1_000_000):

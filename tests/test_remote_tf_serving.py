@@ -20,7 +20,6 @@ from dfme.errors import BatchTooLarge, UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.remote.json_bodies import numbers
 from teachers.remote.options import TfServingOptions
-from teachers.remote.secrets import Secrets
 from teachers.remote.teacher import RemoteTeacher
 from teachers.remote.tf_serving import TfServingAdapter, connect_tf_serving
 from teachers.remote.tf_signature import image_axes, most_images, number_of_classes, read_signature
@@ -216,7 +215,6 @@ ADAPTER = TfServingAdapter(
     LabelMode("probabilities"),
     False,
     K,
-    Secrets({}),
 )
 
 

@@ -42,7 +42,7 @@ class Reply:
     body: bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # its headers hold the key
 class _Question:
     """A request, wherever it is sent; ``where`` names it in messages, ``deadline`` is on ``time.monotonic()``."""
 
@@ -66,7 +66,7 @@ class Endpoint:
         self, options: ServiceOptions, url: str, secrets: Secrets, headers: Mapping[str, str] | None = None
     ) -> None:
         self._timeout = options.timeout
-        self._secrets = secrets
+        self.secrets = secrets
         self._base = secrets.fill_url(url)
         self._addresses: dict[str, Address] = {}
         self.url = secrets.hide(self._base).rstrip("/")
@@ -74,7 +74,7 @@ class Endpoint:
         self._headers = _standing_headers(options, base, secrets, headers or {})
         self._client = httpx2.Client(
             transport=Transport(base.url, options.in_flight, options.ca_file),
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # kept cookies would tie requests together
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # takes none: they would pile up
             trust_env=False,
         )
 
@@ -110,7 +110,7 @@ class Endpoint:
         if path not in self._addresses:
             if path and ("?" in self._base or "#" in self._base):
                 raise UserError(f"--teacher.url: expected a URL without a query, got {self.url}")
-            self._addresses[path] = address_of(self._base.rstrip("/") + path if path else self._base, self._secrets)
+            self._addresses[path] = address_of(self._base.rstrip("/") + path if path else self._base, self.secrets)
         return self._addresses[path]
 
     def _ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:
@@ -129,7 +129,7 @@ class Endpoint:
                     return reply
                 address = reply
         except TROUBLE as error:
-            failure = failed_connection(question.where, error, self._secrets)
+            failure = failed_connection(question.where, error, self.secrets)
         else:
             failure = refused(question.where, f"more than {MOST_REDIRECTS} redirects", "redirect")
         raise failure
@@ -149,7 +149,7 @@ class Endpoint:
             if 300 <= status < 400 and "location" in response.headers:
                 return self._redirect(response, address, question.where)
             if not 200 <= status < 300:
-                raise failed_status(question.where, status, _headers(response), _beginning(response), self._secrets)
+                raise failed_status(question.where, status, _headers(response), _beginning(response), self.secrets)
             return self._reply(response, question)
         finally:
             response.close()
@@ -160,7 +160,7 @@ class Endpoint:
         headers = _headers(response)
         encoding = headers.get("content-encoding", "identity").lower()
         if encoding not in ("", "identity"):
-            coded = quoted(encoding, self._secrets)
+            coded = quoted(encoding, self.secrets)
             raise Unusable(f"{where}: expected a plain body, got a compressed one{coded}", "compressed")
         announced = int(headers.get("content-length", "0"))  # h11 lets nothing but digits pass
         body = b"" if announced > most else _read(response, most)
@@ -171,11 +171,11 @@ class Endpoint:
     def _redirect(self, response: httpx2.Response, address: Address, where: str) -> Address:
         """Where a redirect leads, if it keeps the request as it is and stays with the same scheme, host and port."""
         _beginning(response)  # so that the connection can be used again
-        target = redirected(address, response.headers["location"], self._secrets)
+        target = redirected(address, response.headers["location"], self.secrets)
         same = target is not None and target.origin == address.origin and not target.url.userinfo
         if target is None or not same or response.status_code not in (307, 308):
-            to = "what is no URL" if target is None else self._secrets.hide(target.origin)
-            came = f"{response.status_code}, a redirect from {self._secrets.hide(address.origin)} to {to}"
+            to = "what is no URL" if target is None else self.secrets.hide(target.origin)
+            came = f"{response.status_code}, a redirect from {self.secrets.hide(address.origin)} to {to}"
             raise refused(where, f"the service answered {came}, which is not followed", "redirect")
         return target
 

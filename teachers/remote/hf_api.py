@@ -21,7 +21,7 @@ from dfme.spec import ImageSpec, LabelMode
 from teachers.remote.class_names import ClassNames, read_class_names
 from teachers.remote.consent import require_consent
 from teachers.remote.endpoint import Endpoint, Reply
-from teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, discreet, dump, native_mode, parse, settle, shown
+from teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, dump, native_mode, parse, settle, shown
 from teachers.remote.options import HfApiOptions
 from teachers.remote.outcomes import LONGEST_WAIT
 from teachers.remote.pictures import COLOUR_TYPES, eight_bit, png
@@ -51,7 +51,7 @@ def connect_hf_api(options: HfApiOptions, config: TeacherConfig, device: torch.d
     if options.top_k < 0:
         raise UserError(f"--teacher.top-k: expected 0 or more, got {options.top_k}")
     secrets = Secrets.from_environment([options.api_key_env] if options.api_key_env else [])
-    adapter = HfApiAdapter(names, spec, _mode(options.top_k, len(names), config), options.top_k, secrets)
+    adapter = HfApiAdapter(names, spec, _mode(options.top_k, len(names), config), options.top_k)
     endpoint = Endpoint(options, options.url, secrets)
     return HfApiTeacher(endpoint, adapter, spec, len(names), adapter.mode, 1, wire_of(options))
 
@@ -109,7 +109,6 @@ class HfApiAdapter:
     spec: ImageSpec
     mode: LabelMode
     top_k: int
-    secrets: Secrets
 
     def encode(self, images_BCHW: Tensor) -> Query:
         """The one image as a PNG: the body itself, or base64 beside the parameters."""
@@ -122,9 +121,8 @@ class HfApiAdapter:
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
         """Scores (1, K), NaN where not revealed, or the label (1,)."""
-        with discreet(reply.body, self.secrets):
-            row = self.names.row(_pairs(parse(reply.body)))
-            return settle(np.array([row]), self.mode)
+        row = self.names.row(_pairs(parse(reply.body)))
+        return settle(np.array([row]), self.mode)
 
     def most_bytes(self, batch: int) -> int:
         """Room for every label with its score."""

@@ -13,7 +13,7 @@ from dfme.errors import Unusable, UserError
 from teachers.remote.consent import require_consent
 from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.json_adapter import AnswerForm, JsonApi, load_adapter
-from teachers.remote.json_bodies import NUMBER, ROOM, discreet, labels, parse, settle, shown, table
+from teachers.remote.json_bodies import NUMBER, ROOM, labels, parse, settle, shown, table
 from teachers.remote.json_facts import Facts, settle_facts
 from teachers.remote.json_paths import JsonPath
 from teachers.remote.json_requests import bytes_body, encode_images, json_body, multipart_body
@@ -46,7 +46,7 @@ def connect_json(options: JsonOptions, config: TeacherConfig, device: torch.devi
     key = [options.api_key_env] if options.api_key_env else []
     secrets = Secrets.from_environment(dict.fromkeys([*environment_names(url), *api.secrets, *key]))
     endpoint = Endpoint(options, url, secrets, api.description.headers)
-    adapter = JsonAdapter(api.description.image, body_of(api, secrets), api.description.answer, facts, secrets)
+    adapter = JsonAdapter(api.description.image, body_of(api, secrets), api.description.answer, facts)
     batch = min(config.max_batch or api.description.batch, api.description.batch)
     return RemoteTeacher(endpoint, adapter, facts.spec, len(facts.classes), facts.mode, batch, wire_of(options))
 
@@ -65,11 +65,10 @@ def body_of(api: JsonApi, secrets: Secrets) -> Body:
 class JsonAdapter:
     """Images to requests as ``form`` and ``body`` say, answers to scores or labels as ``answer`` and ``facts`` say."""
 
-    def __init__(self, form: ImageForm, body: Body, answer: AnswerForm, facts: Facts, secrets: Secrets) -> None:
+    def __init__(self, form: ImageForm, body: Body, answer: AnswerForm, facts: Facts) -> None:
         self._form = form
         self._body = body
         self._facts = facts
-        self._secrets = secrets
         self._path, self._error = JsonPath.read(answer.path), JsonPath.read(answer.error)
         label, score = JsonPath.read(answer.label), JsonPath.read(answer.score)
         self._kind = answer.form
@@ -82,8 +81,7 @@ class JsonAdapter:
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
         """Scores (B, K), NaN where not revealed, or labels (B,)."""
-        with discreet(reply.body, self._secrets):
-            return self._read(self._values(parse(reply.body), batch), batch)
+        return self._read(self._values(parse(reply.body), batch), batch)
 
     def most_bytes(self, batch: int) -> int:
         """Room for every class's score, with its name where names are answered."""

@@ -6,8 +6,7 @@ Whatever a body holds, reading it raises nothing but ``Unusable``.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from teachers.remote.endpoint import Endpoint
-    from teachers.remote.secrets import Secrets
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -79,21 +77,6 @@ def get_json(endpoint: Endpoint, path: str, what: str) -> object:
         return parse(endpoint.get(path).body)
     except Unusable as error:
         raise UserError(f"{endpoint.url}{path}: expected {what}: {error}; is this the right service?") from None
-
-
-@contextmanager
-def discreet(body: bytes, secrets: Secrets) -> Iterator[None]:
-    """Within it, Unusable quotes nothing of an answer that repeats a secret: a part of one may be in what it quotes."""
-    try:
-        yield
-    except Unusable as error:
-        text = body.decode(errors="replace")
-        if secrets.hide(text) == text:
-            raise
-        reason = error.reason
-    else:
-        return
-    raise Unusable("expected an answer, got one that repeats a secret and is not shown", reason)
 
 
 def shown(value: object) -> str:

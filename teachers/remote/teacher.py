@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 from uuid import uuid4
@@ -10,11 +12,12 @@ import torch
 from torch import Tensor
 
 from dfme.config import TeacherConfig
-from dfme.errors import BatchTooLarge, Refused
+from dfme.errors import BatchTooLarge, Refused, Unusable
 from dfme.spec import ImageSpec, LabelMode
 from dfme.wire import Wire
 from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.options import ServiceOptions
+from teachers.remote.secrets import Secrets
 
 TOO_LARGE = ("400", "413", "422")
 """Statuses with which services refuse a batch for its size, among other things."""
@@ -97,7 +100,8 @@ class RemoteTeacher:
             reply = self._endpoint.post(query.path, query.body, headers, adapter.most_bytes(batch))
         except Refused as refused:
             raise self._refusal(refused, batch) from None
-        return adapter.decode(reply, batch)
+        with discreet(reply.body, self._endpoint.secrets):
+            return adapter.decode(reply, batch)
 
     def __call__(self, images: Tensor, /) -> Tensor:
         return self.ask(images, uuid4().hex)
@@ -131,3 +135,18 @@ def answered_mode(config: TeacherConfig) -> LabelMode:
     """What the service's scores are: logits where the configuration says so, else probabilities."""
     mode = LabelMode.parse(config.label_mode) if config.label_mode else LabelMode("probabilities")
     return LabelMode("logits" if mode.kind == "logits" else "probabilities")
+
+
+@contextmanager
+def discreet(body: bytes, secrets: Secrets) -> Iterator[None]:
+    """Within it, Unusable quotes nothing of an answer that repeats a secret: a part of one may be in what it quotes."""
+    try:
+        yield
+    except Unusable as error:
+        text = body.decode(errors="replace")
+        if secrets.hide(text) == text:
+            raise
+        reason = error.reason
+    else:
+        return
+    raise Unusable("expected an answer, got one that repeats a secret and is not shown", reason)

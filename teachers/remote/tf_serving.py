@@ -25,7 +25,6 @@ from teachers.remote.json_bodies import (
     HEADERS,
     NUMBER,
     ROOM,
-    discreet,
     dump,
     get_json,
     labels,
@@ -77,7 +76,7 @@ def connect_tf_serving(options: TfServingOptions, config: TeacherConfig, device:
         _require_available(endpoint, path, secrets)
         metadata = get_json(endpoint, f"{path}/metadata", "the model's metadata")
         signature = read_signature(metadata, options.signature, f"{endpoint.url}{path}/metadata")
-        return _teacher(endpoint, secrets, signature, options, config)
+        return _teacher(endpoint, signature, options, config)
     except BaseException:
         endpoint.close()
         raise
@@ -101,7 +100,7 @@ def _require_available(endpoint: Endpoint, path: str, secrets: Secrets) -> None:
 
 
 def _teacher(
-    endpoint: Endpoint, secrets: Secrets, signature: Signature, options: TfServingOptions, config: TeacherConfig
+    endpoint: Endpoint, signature: Signature, options: TfServingOptions, config: TeacherConfig
 ) -> RemoteTeacher:
     source = pick(signature.inputs, options.input, "--teacher.input")
     output = pick(signature.outputs, options.output, "--teacher.output")
@@ -125,7 +124,6 @@ def _teacher(
         mode=mode,
         binary=output.axes is not None and output.axes[1:] == (1,),
         numbers_out=sum(_size(each) for each in signature.outputs.values()),
-        secrets=secrets,
     )
     return RemoteTeacher(endpoint, adapter, adapter.spec, classes, mode, min(limits, default=None), wire_of(options))
 
@@ -156,7 +154,6 @@ class TfServingAdapter:
     mode: LabelMode
     binary: bool
     numbers_out: int
-    secrets: Secrets
 
     def encode(self, images_BCHW: Tensor) -> Query:
         """The images in the model's layout, as shortest decimals or as whole numbers."""
@@ -173,11 +170,10 @@ class TfServingAdapter:
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
         """Scores (B, K), or labels (B,) of a model that answers with integers."""
-        with discreet(reply.body, self.secrets):
-            value = self._value(parse(reply.body), batch)
-            if self.mode.kind == "label":
-                return labels(listed(value, batch), self.classes)
-            scores_BK = table(value, batch, 1 if self.binary else self.classes)
+        value = self._value(parse(reply.body), batch)
+        if self.mode.kind == "label":
+            return labels(listed(value, batch), self.classes)
+        scores_BK = table(value, batch, 1 if self.binary else self.classes)
         with np.errstate(over="ignore"):
             scores = torch.from_numpy(scores_BK.astype(np.float32))
         return two_classes(scores, self.mode) if self.binary else scores

@@ -26,6 +26,8 @@ BINARY = ("binary_tensor_data", "binary_data")
 """Names under which servers announce the binary tensor data extension."""
 
 IMAGE_DATATYPES = ("FP32", "UINT8", "FP16", "FP64")
+MOST_NUMBERS = 2**26
+"""Numbers that one image may have, and sizes that a shape may have: metadata come from a stranger too."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,10 @@ def _tensor(entry: object, key: str) -> TensorFacts:
     """A tensor as the metadata describe it."""
     if isinstance(entry, dict):
         name, datatype, shape = entry.get("name"), entry.get("datatype"), entry.get("shape")
-        if isinstance(name, str) and isinstance(datatype, str):
-            sizes = shape if isinstance(shape, list) and all(type(n) is int for n in shape) else None
+        if isinstance(name, str) and name.isprintable() and isinstance(datatype, str):
+            sizes = (
+                shape if isinstance(shape, list) and all(type(n) is int and n < MOST_NUMBERS for n in shape) else None
+            )
             return TensorFacts(name, datatype, None if sizes is None else tuple(max(n, -1) for n in sizes))
     raise UserError(f"the model's metadata: expected {key} with names and datatypes, got {short(entry)}")
 
@@ -151,11 +155,19 @@ def _spec(image: TensorFacts, layout: Layout, config: TeacherConfig, own: Mappin
         if levels not in (None, 256):
             raise UserError(f"--teacher.levels: expected 256, since the input {image} takes bytes, got {levels}")
         levels = 256
-    bounds = own.get("bounds")
-    if not (isinstance(bounds, list) and len(bounds) == 2 and all(type(n) in (int, float) for n in bounds)):
-        bounds = [0.0, 1.0]
-    low, high = config.bounds or bounds
-    return ImageSpec(layout.shape, (float(low), float(high)), levels)
+    spec = ImageSpec(layout.shape, config.bounds or _bounds(own.get("bounds")), levels)
+    if spec.numel > MOST_NUMBERS:
+        raise UserError(f"--teacher.input: expected images of at most {MOST_NUMBERS:,} numbers, got the input {image}")
+    return spec
+
+
+def _bounds(announced: object) -> tuple[float, float]:
+    """The bounds in the metadata if they are two numbers, else 0 and 1."""
+    if isinstance(announced, list) and len(announced) == 2:
+        low, high = announced
+        if type(low) in (int, float) and type(high) in (int, float) and -1e30 < low < high < 1e30:
+            return float(low), float(high)
+    return 0.0, 1.0
 
 
 def _max_batch(fixed: int | None, given: int | None, own: Mapping[str, Any], triton: Mapping[str, Any]) -> int | None:

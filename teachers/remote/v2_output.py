@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,11 @@ from dfme.errors import UserError
 from dfme.spec import LabelMode
 from teachers.remote.teacher import answered_mode
 from teachers.v2.tensors import short
+
+ANNOUNCEMENT = re.compile(r"[a-z_]{1,20}(:[0-9]{1,6}){0,2}")
+"""A label mode as text: short, so that whatever a stranger announces can be read."""
+
+MOST_CLASSES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,8 @@ def number_of_classes(output: TensorFacts, given: int | None, own: Mapping[str, 
         raise UserError(f"--teacher.num-classes: give it, since the metadata do not tell (output {output})")
     if known not in (None, classes):
         raise UserError(f"--teacher.num-classes: expected {known} (output {output}), got {given}")
+    if classes > MOST_CLASSES:
+        raise UserError(f"--teacher.num-classes: expected at most {MOST_CLASSES:,}, got {classes:,} (output {output})")
     return classes
 
 
@@ -51,7 +59,7 @@ def form_of_answers(
     UserError for a classification that the server cannot give.
     """
     text = own.get("label_mode")
-    announced = LabelMode.parse(text) if isinstance(text, str) else None
+    announced = LabelMode.parse(text) if isinstance(text, str) and ANNOUNCEMENT.fullmatch(text) else None
     if k:
         _require_classification(output, k, classes, announced, extensions)
         if k == 1 and config.label_mode == "label":

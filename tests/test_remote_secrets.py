@@ -1,0 +1,105 @@
+"""Secrets come from the environment by name, go where they are sent, and show up nowhere else."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from urllib.parse import parse_qs, quote, quote_plus, urlencode, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dfme.errors import UserError
+from teachers.remote.secrets import Secrets
+
+KEY = "s3cr+t/k=y?&\"<'\\ 7"
+
+values = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)
+long_values = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=9, max_size=40)
+
+
+def test_they_come_from_the_environment_by_name(monkeypatch):
+    monkeypatch.setenv("DFME_TEST_KEY", " abc\n")
+    secrets = Secrets.from_environment(["DFME_TEST_KEY"])
+    assert secrets.fill("Bearer ${DFME_TEST_KEY}, twice ${DFME_TEST_KEY}") == "Bearer abc, twice abc"
+    assert Secrets.from_environment([]).fill("nothing $x {y} $") == "nothing $x {y} $"
+
+
+@pytest.mark.parametrize("value", [None, "", "  ", "two\nlines", "\u043a\u043b\u044e\u0447", "a\x00b"])
+def test_a_variable_that_holds_no_key_is_named_but_not_shown(monkeypatch, value):
+    if value is None or "\x00" in value:  # an environment cannot hold a zero byte
+        monkeypatch.delenv("DFME_TEST_KEY", raising=False)
+    else:
+        monkeypatch.setenv("DFME_TEST_KEY", value)
+    with pytest.raises(UserError, match="DFME_TEST_KEY") as refusal:
+        Secrets.from_environment(["DFME_TEST_KEY"])
+    assert "lines" not in str(refusal.value)
+    assert str(refusal.value).isprintable()
+
+
+@pytest.mark.parametrize("text", ["${OTHER}", "${}", "${A-B}", "${HOME}", "x ${KEY} ${KEY }"])
+def test_a_placeholder_without_a_secret_is_refused(text):
+    with pytest.raises(UserError, match="expected the name of a secret") as refusal:
+        Secrets({"KEY": KEY}).fill(text)
+    assert KEY not in str(refusal.value)
+
+
+def test_a_value_that_looks_like_a_placeholder_is_not_filled_again():
+    assert Secrets({"A": "${B}", "B": "x"}).fill("${A}") == "${B}"
+
+
+@given(values)
+def test_a_url_carries_the_value_as_it_is(value):
+    url = Secrets({"KEY": value}).fill_url("http://127.0.0.1/p?a=1&key=${KEY}&b=2")
+    assert parse_qs(urlsplit(url).query) == {"a": ["1"], "key": [value], "b": ["2"]}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        KEY, quote(KEY), quote(KEY, safe=""), quote_plus(KEY), quote(KEY, safe="").lower(), urlencode({"k": KEY}),
+        json.dumps({"error": f"bad key {KEY}"}), repr(KEY), html.escape(KEY),
+        base64.b64encode(KEY.encode()).decode(), base64.urlsafe_b64encode(KEY.encode()).decode().rstrip("="),
+    ],
+)  # fmt: skip
+def test_every_way_of_writing_it_is_hidden(written):
+    secrets = Secrets({"KEY": KEY})
+    hidden = secrets.hide(f"before {written} after")
+    assert "***" in hidden
+    assert hidden.startswith("before ")
+    assert hidden.endswith(" after")
+    assert written not in hidden
+    assert "s3cr" not in hidden
+
+
+@given(values, st.text(max_size=20), st.text(max_size=20))
+def test_no_text_that_was_hidden_holds_the_value(value, before, after):
+    if value in "***":
+        return
+    assert value not in Secrets({"KEY": value}).hide(before + value + after).replace("***", "\0")
+
+
+@given(long_values, st.binary(max_size=9), st.binary(max_size=9))
+def test_base64_of_more_than_the_value_is_hidden_too(value, before, after):
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        written = encode(before + value.encode() + after).decode()
+        hidden = Secrets({"KEY": value}).hide(written)
+        assert "***" in hidden
+        # At both ends of the value a character may also hold bits of its neighbours; no more than those stay.
+        assert len(written) - len(hidden) + 3 >= len(value) * 4 // 3 - 1
+
+
+def test_the_longer_of_two_secrets_goes_first():
+    assert Secrets({"A": "abc", "B": "abcdef"}).hide("abcdef abc") == "*** ***"
+
+
+def test_text_without_a_secret_stays():
+    assert Secrets({}).hide("a plain text") == "a plain text"
+    assert Secrets({"KEY": KEY}).hide("a plain text") == "a plain text"
+
+
+def test_the_repr_shows_names_only():
+    secrets = Secrets({"KEY": KEY, "OTHER": "xyz"})
+    assert repr(secrets) == str(secrets) == "Secrets(KEY, OTHER)"
