@@ -28,10 +28,10 @@ PLAIN_SERVICE = "teachers.remote.before:check_plain_service"
 
 KINDS: dict[str, Kind] = {
     "torch": Kind(TorchOptions, "teachers.torch_local:load_torch"),
-    "v2": Kind(V2Options, "teachers.remote.v2:connect_v2", "teachers.remote.before:check_service"),
+    "v2": Kind(V2Options, "teachers.remote.v2.client:connect_v2", "teachers.remote.before:check_service"),
     "tf-serving": Kind(TfServingOptions, "teachers.remote.tf_serving:connect_tf_serving", PLAIN_SERVICE),
     "hf-api": Kind(HfApiOptions, "teachers.remote.hf_api:connect_hf_api", PLAIN_SERVICE),
-    "json": Kind(JsonOptions, "teachers.remote.json_api:connect_json", "teachers.remote.before:check_json"),
+    "json": Kind(JsonOptions, "teachers.remote.described.api:connect_json", "teachers.remote.before:check_json"),
     "onnx": Kind(OnnxOptions, "teachers.onnx_runtime:load_onnx"),
     "pt2": Kind(Pt2Options, "teachers.exported:load_pt2"),
     "torchscript": Kind(TorchScriptOptions, "teachers.exported:load_torchscript"),

@@ -19,10 +19,10 @@ from dfme.config import TeacherConfig
 from dfme.errors import Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.remote.class_names import ClassNames
-from teachers.remote.json_adapter import AnswerForm, ImageForm, load_adapter
-from teachers.remote.json_api import JsonAdapter, connect_json
-from teachers.remote.json_facts import Facts
-from teachers.remote.json_paths import JsonPath
+from teachers.remote.described.api import JsonAdapter, connect_json
+from teachers.remote.described.description import AnswerForm, ImageForm, load_adapter
+from teachers.remote.described.facts import Facts
+from teachers.remote.described.paths import JsonPath
 from teachers.remote.options import JsonOptions
 
 

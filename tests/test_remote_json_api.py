@@ -20,7 +20,7 @@ from json_service import SHAPE, Asked, JsonService, K, described
 from dfme.config import TeacherConfig
 from dfme.errors import Unusable
 from dfme.spec import ImageSpec, LabelMode
-from teachers.remote.json_api import connect_json
+from teachers.remote.described.api import connect_json
 from teachers.remote.options import JsonOptions
 from teachers.remote.teacher import RemoteTeacher
 

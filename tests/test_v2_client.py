@@ -20,7 +20,7 @@ from dfme.spec import LabelMode
 from teachers.label_modes import restrict
 from teachers.remote.options import V2Options
 from teachers.remote.teacher import RemoteTeacher
-from teachers.remote.v2 import connect_v2
+from teachers.remote.v2.client import connect_v2
 
 IMAGES = torch.arange(24).reshape(2, 3, 2, 2).float() / 32  # exact in FP16 too
 GREY = IMAGES[:, :1].contiguous()

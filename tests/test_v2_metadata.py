@@ -17,9 +17,9 @@ from dfme.spec import ImageSpec, LabelMode
 from teachers.remote.endpoint import Reply
 from teachers.remote.options import V2Options
 from teachers.remote.teacher import RemoteTeacher
-from teachers.remote.v2 import connect_v2
-from teachers.remote.v2_layout import Layout, find_layout
-from teachers.remote.v2_model import read_model
+from teachers.remote.v2.client import connect_v2
+from teachers.remote.v2.layout import Layout, find_layout
+from teachers.remote.v2.model import read_model
 
 CPU = torch.device("cpu")
 ANNOUNCED = {

@@ -19,12 +19,12 @@ from dfme.config import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unusable
 from dfme.spec import ImageSpec, LabelMode
 from teachers.remote.endpoint import Reply
-from teachers.remote.v2 import V2Adapter
-from teachers.remote.v2_answers import batch_limit
-from teachers.remote.v2_layout import find_layout
-from teachers.remote.v2_model import V2Model
-from teachers.remote.v2_output import TensorFacts
-from teachers.remote.v2_request import RequestWriter
+from teachers.remote.v2.answers import batch_limit
+from teachers.remote.v2.client import V2Adapter
+from teachers.remote.v2.layout import find_layout
+from teachers.remote.v2.model import V2Model
+from teachers.remote.v2.output import TensorFacts
+from teachers.remote.v2.request import RequestWriter
 
 
 @pytest.mark.parametrize(

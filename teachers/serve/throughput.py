@@ -25,7 +25,7 @@ from dfme.config import BenchConfig, Job, TeacherConfig
 from dfme.errors import RunError
 from teachers.make import make_teacher
 from teachers.remote.options import V2Options
-from teachers.remote.v2 import connect_v2
+from teachers.remote.v2.client import connect_v2
 from teachers.v2.message import HEADER_LENGTH, pack
 from teachers.v2.tensors import NamedTensor
 

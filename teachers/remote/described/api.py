@@ -1,4 +1,4 @@
-"""A teacher behind any HTTP API with JSON answers that a YAML file describes (``json_adapter`` is its reference)."""
+"""A teacher behind any HTTP API with JSON answers that a YAML file describes (``description`` is its reference)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from dfme.config import TeacherConfig
 from dfme.errors import Unusable, UserError
 from teachers.remote.consent import require_consent
+from teachers.remote.described.description import AnswerForm, JsonApi, load_adapter
+from teachers.remote.described.facts import Facts, settle_facts
+from teachers.remote.described.paths import JsonPath
+from teachers.remote.described.requests import bytes_body, encode_images, json_body, multipart_body
+from teachers.remote.described.template import environment_names, with_environment
 from teachers.remote.endpoint import Endpoint, Reply
-from teachers.remote.json_adapter import AnswerForm, JsonApi, load_adapter
 from teachers.remote.json_bodies import NUMBER, ROOM, labels, parse, settle, shown, table
-from teachers.remote.json_facts import Facts, settle_facts
-from teachers.remote.json_paths import JsonPath
-from teachers.remote.json_requests import bytes_body, encode_images, json_body, multipart_body
-from teachers.remote.json_template import environment_names, with_environment
 from teachers.remote.options import JsonOptions
 from teachers.remote.secrets import Secrets
 from teachers.remote.teacher import Query, RemoteTeacher, wire_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from teachers.remote.json_adapter import ImageForm
+    from teachers.remote.described.description import ImageForm
 
 Body = Callable[[Sequence[Any]], tuple[bytes, dict[str, str]]]
 

@@ -17,8 +17,8 @@ from dfme.spec import ImageSpec, LabelMode
 from dfme.words import unknown_choice
 from teachers.remote.endpoint import Endpoint
 from teachers.remote.options import V2Options
-from teachers.remote.v2_layout import Layout, find_layout
-from teachers.remote.v2_output import TensorFacts, form_of_answers, number_of_classes
+from teachers.remote.v2.layout import Layout, find_layout
+from teachers.remote.v2.output import TensorFacts, form_of_answers, number_of_classes
 from teachers.v2.message import read_object
 from teachers.v2.tensors import short
 

@@ -19,9 +19,9 @@ from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.options import V2Options
 from teachers.remote.secrets import Secrets
 from teachers.remote.teacher import Query, RemoteTeacher, wire_of
-from teachers.remote.v2_answers import batch_limit, read_classes, read_scores
-from teachers.remote.v2_model import V2Model, read_model
-from teachers.remote.v2_request import RequestWriter
+from teachers.remote.v2.answers import batch_limit, read_classes, read_scores
+from teachers.remote.v2.model import V2Model, read_model
+from teachers.remote.v2.request import RequestWriter
 from teachers.v2.message import read_header_length, unpack
 from teachers.v2.tensors import NamedTensor, short
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
-from teachers.remote.json_paths import JsonPath
-from teachers.remote.json_template import environment_names, problem_of, texts
+from teachers.remote.described.paths import JsonPath
+from teachers.remote.described.template import environment_names, problem_of, texts
 
 if TYPE_CHECKING:
-    from teachers.remote.json_adapter import Description
+    from teachers.remote.described.description import Description
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTENT_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w.+-]+=[\w.+-]+)*", re.ASCII)

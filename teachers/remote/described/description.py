@@ -52,8 +52,8 @@ from dfme.errors import UserError
 from dfme.options import from_mapping
 from dfme.recipes import load_yaml
 from teachers.remote.class_names import ClassNames, read_class_names
-from teachers.remote.json_checks import described_texts, problems
-from teachers.remote.json_template import environment_names
+from teachers.remote.described.checks import described_texts, problems
+from teachers.remote.described.template import environment_names
 
 MOST_BYTES = 1_000_000
 MOST_DEPTH = 32

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dfme.spec import ImageSpec
-from teachers.remote.json_adapter import ImageForm
+from teachers.remote.described.description import ImageForm
+from teachers.remote.described.template import fill_images
 from teachers.remote.json_bodies import HEADERS, dump, numbers
-from teachers.remote.json_template import fill_images
 from teachers.remote.pictures import eight_bit, png
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from torch import Tensor
 from dfme.config import TeacherConfig
 from dfme.errors import UserError
 from teachers.remote.teacher import Query
-from teachers.remote.v2_model import V2Model
+from teachers.remote.v2.model import V2Model
 from teachers.torch_local import Normalise
 from teachers.v2.message import HEADER_LENGTH, Envelope, pack
 from teachers.v2.tensors import DATATYPES, Array, NamedTensor

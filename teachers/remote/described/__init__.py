@@ -1,0 +1,1 @@
+"""Services that are described in a YAML file: any HTTP API that answers JSON."""
