@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +34,7 @@ from dfme.oracle import Oracle
 from dfme.probe import draft, is_open, probe_images, require_budget
 from dfme.randomness import Streams, derived_seed
 from dfme.replay import Replay
+from dfme.report.summary_file import read_summary
 from dfme.run import Result, Run
 from dfme.run_directory import RunDirectory
 from dfme.schedule import factor
@@ -42,7 +42,7 @@ from dfme.sentinel import Sentinel
 from dfme.spec import ImageSpec, Teacher
 from dfme.student_file import load_student
 from dfme.students import StudentTrainer
-from dfme.taking_up import open_directory, recipe, require_same
+from dfme.taking_up import fitting, open_directory, recipe, require_same
 from dfme.tracking.console import Console
 from dfme.tracking.recorder import Recorder
 from teachers.make import make_teacher, wrap_callable
@@ -92,14 +92,12 @@ def finished_result(job: Job) -> Result | None:
     Where summary or student cannot be read there is: to write them again, from the checkpoint.
     """
     path = Path(job.config.out or "")
-    if not (path / "summary.json").is_file():
-        return None
     try:
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        if int(job.config.budget) > summary["budget"]:
+        summary = read_summary(path / "summary.json")
+        if summary is None or int(job.config.budget) > summary["budget"]:
             return None
         student = load_student(path)
-    except (UserError, ValueError, KeyError):
+    except UserError:
         return None
     require_same(job, path / "config.yaml")
     return Result(student, summary, path)
@@ -149,7 +147,8 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     replayed = replay.full_size(teacher.num_classes) if replay_or_none else 0
     directory, state = open_directory(job, resume, space_for_checkpoints((student, generator), replayed))
     held.enter_context(directory)
-    oracle = build_oracle(job, teacher, directory, state.get("oracle", {}), sentinel)
+    with fitting(directory.checkpoint) if state else nullcontext():
+        oracle = build_oracle(job, teacher, directory, state["oracle"] if state else {}, sentinel)
     held.callback(oracle.close)
 
     def lr_factor() -> float:
@@ -186,7 +185,8 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
         arch=arch,
     )
     if state:
-        run.load_state_dict(state)
+        with fitting(directory.checkpoint):
+            run.load_state_dict(state)
     if resume:
         directory.withdraw_summary()
         directory.write_config(recipe(job))
@@ -268,7 +268,8 @@ def build_oracle(
     one down would make the GPU wait for the host at every step. A resumed run then asks again what it asked
     since the checkpoint, and the ledger says so (``lost``).
     """
-    ledger = Ledger(int(job.config.budget), directory.ledger, state.get("ledger"))
+    counted, place = (state["ledger"], state["journal"]) if state else (None, None)
+    ledger = Ledger(int(job.config.budget), directory.ledger, counted)
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
-    journal = None if on_gpu else Journal(directory.journal, state.get("journal"))
+    journal = None if on_gpu else Journal(directory.journal, place)
     return Oracle(teacher, ledger, journal, sentinel)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, cast
@@ -16,7 +15,8 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor, nn
 
-from dfme.disk import replacing
+from dfme.archives import is_inflated
+from dfme.disk import open_file, replacing
 from dfme.errors import RunError
 
 MARK = b"dfme-sha256:"
@@ -53,12 +53,16 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """
     if not path.exists() and previous(path).exists():
         path = previous(path)
-    problem = _damage(path)
+    problem = _damage(path) or ("it unpacks to more than it holds" if is_inflated(path) else None)
     if problem is None:
         try:
-            return cast(dict[str, Any], torch.load(path, map_location="cpu", weights_only=True))
-        except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
-            problem = " ".join(str(error).split())
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # a pickle that somebody changed can raise anything at all
+            problem = _in_words(error)
+        else:
+            if isinstance(state, dict) and state:
+                return state
+            problem = "it holds no state of a run"
     raise RunError(f"{path}: expected a whole checkpoint, but {problem}; {_advice(path)}")
 
 
@@ -99,13 +103,13 @@ def _require_plain(value: object, where: str) -> None:
 def _damage(path: Path) -> str | None:
     """What is wrong with the file's bytes, if anything."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             body = size - TRAILER_BYTES
             sha256 = hashlib.sha256()
             while block := file.read(max(min(1 << 20, body - file.tell()), 0)):
                 sha256.update(block)
-            trailer = file.read()
+            trailer = file.read(TRAILER_BYTES)
     except FileNotFoundError:
         return "there is none"
     except OSError as error:
@@ -113,6 +117,14 @@ def _damage(path: Path) -> str | None:
     if body < 0 or not trailer.startswith(MARK):
         return f"it is cut short ({size} bytes)"
     return None if trailer == MARK + sha256.digest() else "its bytes are not those that were saved"
+
+
+def _in_words(error: Exception) -> str:
+    """What PyTorch says about a file, in a line; not its advice to load it in a way that runs code."""
+    text = " ".join(str(error).split())
+    if "weights_only" in text:
+        return "it holds Python objects beside tensors, which are never loaded: that could run any code"
+    return f"{type(error).__name__}: {text[:200]}"
 
 
 def _advice(path: Path) -> str:

@@ -78,7 +78,7 @@ class Courier:
         """
         parts = self._split(batch, self._limit(len(batch.query_BCHW)))
         if len(parts) == 1 or self._wire.in_flight == 1:
-            answers = [each for part in parts for each in self._answer(part, purpose)]
+            answers = [each for part in parts for each in self._answer(part, purpose, lambda: False)]
         else:
             answers = self._side_by_side(parts, purpose)
         return sorted(answers, key=lambda answered: answered[0])
@@ -110,11 +110,13 @@ class Courier:
         waiting, answers, errors = deque(parts), list[Answered](), list[BaseException]()
 
         def work() -> None:
-            while waiting and not errors:
+            while not errors:
                 try:
-                    answers.extend(self._answer(waiting.popleft(), purpose))
+                    part = waiting.popleft()
                 except IndexError:
                     return
+                try:
+                    answers.extend(self._answer(part, purpose, lambda: bool(errors)))
                 except BaseException as error:
                     errors.append(error)
 
@@ -130,21 +132,23 @@ class Courier:
             raise next((error for error in errors if not isinstance(error, BudgetExhausted)), errors[0])
         return answers
 
-    def _answer(self, part: Part, purpose: Purpose) -> list[Answered]:
+    def _answer(self, part: Part, purpose: Purpose, in_vain: Callable[[], bool]) -> list[Answered]:
         """One part, or the smaller ones that it falls into where the service says it is too large."""
         try:
-            return [(part.start, self._persist(part, purpose))]
+            return [(part.start, self._persist(part, purpose, in_vain))]
         except BatchTooLarge as error:
             images = len(part.query_BCHW)
             limit = error.limit or images // 2
             if not 1 <= limit < images:
                 raise TeacherError(f"{error}; a request of {images} images cannot be made smaller to fit") from error
             self._most = min(limit, self._most or limit)
-            return [each for smaller in self._split(part, self._most) for each in self._answer(smaller, purpose)]
+            return [
+                each for smaller in self._split(part, self._most) for each in self._answer(smaller, purpose, in_vain)
+            ]
 
-    def _persist(self, part: Part, purpose: Purpose) -> Tensor:
-        """Ask until there is an answer, or until patience or sense say that there will be none."""
-        patience = Patience(self._wire, self._report)
+    def _persist(self, part: Part, purpose: Purpose, in_vain: Callable[[], bool]) -> Tensor:
+        """Ask until there is an answer, or until patience or sense say that there will be none that is of use."""
+        patience = Patience(self._wire, self._report, in_vain)
         try:
             for attempt in stamina.retry_context(
                 on=patience, attempts=None, timeout=None, wait_initial=0.2, wait_max=30.0, wait_jitter=0.2

@@ -2,25 +2,60 @@
 
 What was handed to the operating system outlives the process, so a kill loses nothing. A power cut may lose
 what the system had not yet put on the disk; ``fsync`` makes an append wait for that too.
+
+A run directory may come from somebody else: nothing is written through a link, and no pipe is waited for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from dfme.errors import RunError
 
+MOST_LINE = 1 << 20
+"""Bytes of the longest line that a log of ours can hold, by far."""
+
+NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EISDIR)
+"""What the system says of a link, a pipe or a folder where a file was to be written."""
+
 
 def disk_error(action: str, path: Path, error: OSError) -> RunError:
     """The error for a disk that is full, read-only or out of reach, with what to do about it."""
+    if error.errno in NO_FILE:
+        return RunError(f"cannot {action} {path}: it is a link, a pipe or a folder, and no file; put it elsewhere")
     return RunError(
         f"cannot {action} {path}: {error.strerror or error}; "
         "nothing recorded is lost: make the disk writable or free some space, then resume"
     )
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """Open a file, or what a link leads to, to be read. OSError, without waiting, for a pipe, a device, a folder."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return open(fd, "rb")
+
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a log, without a last one that a kill tore.
+
+    Raises OSError as ``open_file`` does, and RunError for a line longer than any of ours.
+    """
+    with open_file(path) as file:
+        number = 0
+        while (line := file.readline(MOST_LINE)).endswith(b"\n"):
+            yield line
+            number += 1
+    if len(line) == MOST_LINE:
+        raise RunError(f"{path}, line {number + 1}: expected a line of a log, got more than {MOST_LINE} bytes")
 
 
 class AppendFile:
@@ -33,11 +68,15 @@ class AppendFile:
     def __init__(self, path: Path, size: int = 0, fsync: bool = False) -> None:
         self.path = path
         self._fsync = fsync
+        self._fd = -1
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._fd = os.open(path, flags, 0o644)
+            os.lseek(self._fd, 0, os.SEEK_END)  # which a pipe refuses
             if os.fstat(self._fd).st_size != size:
                 os.ftruncate(self._fd, size)
         except OSError as error:
+            self.close()
             raise disk_error("open", path, error) from error
 
     def append(self, *chunks: bytes | memoryview) -> None:
@@ -89,7 +128,8 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[IO[bytes]]:
     """
     draft = path.with_name(path.name + ".tmp")
     try:
-        with draft.open("wb") as file:
+        draft.unlink(missing_ok=True)
+        with draft.open("xb") as file:  # never through a link that lies there
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import hashlib
 import json
+import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -128,7 +129,7 @@ def locate(path: str) -> str:
     Files inside the project come back absolute, so that a job means the same file from any directory.
     """
     candidates = [Path(path), PROJECT / path]
-    found = next((candidate for candidate in candidates if candidate.exists()), None)
+    found = next((candidate for candidate in candidates if os.path.exists(candidate)), None)
     if found is None:
         return path
     inside = found.resolve()

@@ -28,7 +28,7 @@ from typing import IO, NamedTuple
 import torch
 from torch import Tensor
 
-from dfme.disk import AppendFile, disk_error
+from dfme.disk import AppendFile, disk_error, open_file
 from dfme.errors import RunError
 
 HEADER = struct.Struct("<4sQ16sBB2xIIIII")
@@ -166,7 +166,7 @@ class Journal:
         return self.folder / f"{segment:06d}.bin"
 
     def _segments(self) -> list[int]:
-        return sorted(int(path.stem) for path in self.folder.glob("*.bin") if path.stem.isdigit())
+        return sorted(int(path.stem) for path in self.folder.glob("*.bin") if path.stem.isdecimal())
 
     def _open(self, end: Place) -> None:
         self._place = end
@@ -195,7 +195,7 @@ class Journal:
 def _records(path: Path, place: Place, torn_end: bool) -> Iterator[tuple[Record, Place]]:
     """The records of one segment; a torn last one is left out if ``torn_end`` says that there may be one."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             total = file.seek(0, 2)
             if total < place.offset:
                 raise _broken(path, total, "the file ends before the place of the checkpoint")
@@ -213,21 +213,29 @@ def _records(path: Path, place: Place, torn_end: bool) -> Iterator[tuple[Record,
 def _record(file: IO[bytes], path: Path, at: int, total: int, torn_end: bool) -> Record | None:
     """The record at byte ``at``, or none if it is the torn last one."""
     head = file.read(HEAD_BYTES)
-    if torn_end and (len(head) < HEAD_BYTES or not (any(head) or any(file.read()))):
+    if torn_end and (len(head) < HEAD_BYTES or not (any(head) or _holds_more(file))):
         return None  # cut short by a kill, or never filled in before a power cut
     if len(head) < HEAD_BYTES or CRC.unpack(head[HEADER.size :])[0] != zlib.crc32(head[: HEADER.size]):
         raise _broken(path, at, "its header is damaged")
     magic, seq, code, dtype, ndim, start, batch, rows, columns, crc = HEADER.unpack(head[: HEADER.size])
     if magic != MAGIC or dtype >= len(DTYPES):
         raise _broken(path, at, "it is of another version of this software")
-    payload = bytearray(file.read(rows * columns * DTYPES[dtype].itemsize))
-    if zlib.crc32(payload) != crc:
+    if ndim not in (1, 2) or (ndim == 1 and columns != 1):
+        raise _broken(path, at, f"its answers have {ndim} axes and {columns} columns")
+    size = rows * columns * DTYPES[dtype].itemsize
+    payload = bytearray(file.read(min(size, total - file.tell())))  # never memory for what is not there
+    if len(payload) < size or zlib.crc32(payload) != crc:
         if torn_end and file.tell() == total:
             return None
         raise _broken(path, at, "its answers are damaged")
     shape = (rows,) if ndim == 1 else (rows, columns)
     answers = torch.frombuffer(payload, dtype=DTYPES[dtype]).reshape(shape) if payload else torch.empty(shape)
     return Record(seq, code, answers, start, batch)
+
+
+def _holds_more(file: IO[bytes]) -> bool:
+    """Whether anything but zeros follows."""
+    return any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def _broken(path: Path, at: int, problem: str) -> RunError:

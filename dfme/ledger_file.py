@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from dfme.disk import whole_lines
 from dfme.errors import RunError
 
 Purpose = Literal["generator", "student", "seed", "check", "evaluation"]
@@ -25,6 +26,10 @@ Purpose = Literal["generator", "student", "seed", "check", "evaluation"]
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 CHARGED: tuple[Purpose, ...] = tuple(purpose for purpose in PURPOSES if purpose != "evaluation")
+
+
+MOST_SHOWN = 200
+"""Letters shown of what is wrong with a line."""
 
 
 class Charge(NamedTuple):
@@ -104,7 +109,7 @@ class History:
                 count_reason(self.reasons, event, str(entry["reason"]))
         elif event == "budget":
             self.budgets.append((seq, _count(entry, "budget")))
-            self.run = self.run or str(entry.get("run", ""))
+            self.run = self.run or _name(entry.get("run", ""))
         else:
             raise ValueError(f"unknown event {event!r}")
 
@@ -149,6 +154,12 @@ def _count(entry: dict[str, Any], name: str) -> int:
     return value
 
 
+def _name(run: object) -> str:
+    if not (isinstance(run, str) and run.isascii() and len(run) <= 64):
+        raise ValueError(f"run: expected a short name, got {run!r}")
+    return run
+
+
 def read_history(path: Path) -> History:
     """Read a ledger; ``size`` is the end of its last whole line.
 
@@ -158,16 +169,13 @@ def read_history(path: Path) -> History:
     """
     history = History()
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    history.add(json.loads(line))
-                except (ValueError, KeyError, TypeError) as error:
-                    problem = f"no {error}" if isinstance(error, KeyError) else error
-                    raise RunError(f"{path}, line {number}: expected a ledger's next line: {problem}") from error
-                history.size += len(line)
+        for number, line in enumerate(whole_lines(path), 1):
+            try:
+                history.add(json.loads(line))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                problem = f"no {error}" if isinstance(error, KeyError) else str(error)[:MOST_SHOWN]
+                raise RunError(f"{path}, line {number}: expected a ledger's next line: {problem}") from error
+            history.size += len(line)
     except OSError as error:
         raise RunError(f"{path}: cannot read the ledger: {error.strerror}") from error
     return history

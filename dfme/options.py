@@ -141,7 +141,7 @@ def convert(option: Option, value: Any) -> Any:
     for attempt in attempts:
         try:
             return _typed(option.type, attempt)
-        except (ArgumentError, TypeError, ValueError):
+        except (ArgumentError, TypeError, ValueError, OverflowError):
             continue
     choices = [str(choice) for member in _members(option.type) for choice in _choices(member)]
     raise ValueError(f"expected {expected(option.type)}, got {value!r}{did_you_mean(str(value), choices)}")

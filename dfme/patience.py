@@ -13,16 +13,21 @@ SOONEST = 0.01
 
 
 class Patience:
-    """Decides, for one request, what ``stamina`` asks after each failure: not again, again, or again in so long."""
+    """Decides, for one request, what ``stamina`` asks after each failure: not again, again, or again in so long.
 
-    def __init__(self, wire: Wire, tell: Callable[[str], None]) -> None:
-        self._wire, self._tell = wire, tell
+    ``in_vain``: whether the rest of the batch has failed for good meanwhile, so that an answer would be of no use.
+    """
+
+    def __init__(self, wire: Wire, tell: Callable[[str], None], in_vain: Callable[[], bool] = lambda: False) -> None:
+        self._wire, self._tell, self._in_vain = wire, tell, in_vain
         self._started = time.monotonic()
         self._failures: dict[str, int] = {"refused": 0, "unanswered": 0, "unusable": 0}
 
     def __call__(self, error: Exception) -> bool | float:
         """False: give up. True: again, after a wait that grows. A number: again, after so many seconds."""
         if not isinstance(error, Refused | Unanswered) or not self._may_try_again(error):
+            return False
+        if self._in_vain():
             return False
         left = self._wire.patience - (time.monotonic() - self._started)
         asked = error.retry_after if isinstance(error, Refused) else None

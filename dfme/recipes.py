@@ -1,4 +1,8 @@
-"""Recipes: YAML files of options, read safely and written so that any reader takes them the same way."""
+"""Recipes: YAML files of options, read safely and written so that any reader takes them the same way.
+
+Safely: no tag makes an object, a file of more than ``MOST_BYTES`` is not read, and none may refer to itself (a few
+aliases of aliases would stand for more values than any memory holds).
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,29 @@ import yaml
 
 from dfme.errors import UserError
 
+MOST_BYTES = 200_000
+"""Bytes of the longest file; ours have a few thousand, and reading takes seconds per million."""
+
 
 class _Loader(yaml.SafeLoader):
     """Safe YAML with the scalars of its version 1.2: ``off`` and ``no`` are text, ``1e-3`` is a number."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own hook)
 
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            alias: Any = self.get_event()  # type: ignore[no-untyped-call]
+            problem = f"expected no alias such as *{alias.anchor}; write the value out"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=alias.start_mark)
+        return super().compose_node(parent, index)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for position, name in enumerate(names):
-            if name in names[:position]:
-                mark = node.value[position][0].start_mark
-                raise yaml.MarkedYAMLError(problem=f"key {name!r} stands there twice", problem_mark=mark)
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                problem = f"key {key.value!r} stands there twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -58,8 +73,11 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         UserError: if there is no such file, it cannot be read, is no YAML, or holds no mapping.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        loaded = yaml.load(text, Loader=_Loader)  # noqa: S506 (a subclass of SafeLoader)
+        with Path(path).open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise UserError(f"{path}: expected a YAML file of options, got more than {MOST_BYTES:,} bytes")
+        loaded = yaml.load(content.decode(), Loader=_Loader)  # noqa: S506 (a subclass of SafeLoader)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected a YAML file of options") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -67,6 +85,10 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path}: expected a YAML file of options, but cannot read it: {reason}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path}: expected YAML: {_yaml_problem(error)}") from error
+    except RecursionError:
+        raise UserError(f"{path}: expected a YAML file of options, got one nested too deeply") from None
+    except (ValueError, LookupError, AttributeError) as error:  # which PyYAML lets pass
+        raise UserError(f"{path}: expected YAML, but a value does not fit its tag: {str(error)[:200]}") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):

@@ -65,8 +65,12 @@ class Replay:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._added = state["added"]
-        if state["images"] is None:
+        """Take up what ``state_dict`` gave. ValueError for a state of another spec or capacity."""
+        self._added = int(state["added"])
+        held = 0 if state["images"] is None else len(state["images"])
+        if held != len(self) or (held and tuple(state["images"].shape[1:]) != self._spec.shape):
+            raise ValueError(f"replay: expected {len(self)} images {self._spec.shape}, got {held} of another replay")
+        if not held:
             return
         device = self._rng.device
         images, answers = state["images"].to(device), state["answers"].to(device)

@@ -100,7 +100,7 @@ class Run:
         self.method.load_state_dict(state["method"])
         self.examination.load_state_dict(state["examination"])
         self.streams.load_state_dict(state["streams"])
-        self.progress.seconds = state["seconds"]
+        self.progress.seconds = float(state["seconds"])
 
     def deliver(self, finished: bool) -> Result:
         """Write the student and, at the end of the budget, everything that says how it went; the summary last."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dfme.disk import replacing
+from dfme.disk import disk_error, replacing
 from dfme.errors import RunError, UserError
 
 LOCK = ".lock"
@@ -84,7 +84,7 @@ class RunDirectory:
     @property
     def has_checkpoint(self) -> bool:
         """Whether there is a checkpoint; a run killed before its first starts again from its journal."""
-        return self.checkpoint.exists() or self.previous_checkpoint.exists()
+        return os.path.lexists(self.checkpoint) or os.path.lexists(self.previous_checkpoint)
 
     @property
     def finished(self) -> bool:
@@ -112,8 +112,11 @@ class RunDirectory:
             file.write(text.encode())
 
     def withdraw_summary(self) -> None:
-        """Remove the summary of a run that goes on after its end, with a larger budget."""
-        self.summary.unlink(missing_ok=True)
+        """Remove the summary of a run that goes on after its end. Raises RunError where the disk refuses."""
+        try:
+            self.summary.unlink(missing_ok=True)
+        except OSError as error:
+            raise disk_error("remove", self.summary, error) from error
 
     def close(self) -> None:
         """Give the lock back; closing twice is no error."""
@@ -139,7 +142,7 @@ def _acquire(path: Path) -> int:
     """The lock's file descriptor. The system frees it when its process ends, so no lock is ever stale."""
     fd = -1
     try:
-        fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from dfme.errors import UserError
 from dfme.nets import build_net
-from dfme.nets.files import save_module
+from dfme.nets.files import hollow, misfits, save_module
 from dfme.spec import ImageSpec
+
+UNREADABLE = (UserError, SafetensorError, OSError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+"""What reading a file that is no student's can raise."""
 
 
 def save_student(path: Path, net: nn.Module, arch: str, spec: ImageSpec, num_classes: int) -> None:
@@ -35,19 +39,33 @@ def load_student(path: str | Path) -> nn.Module:
     """
     path = Path(path)
     path = path / "student.safetensors" if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; expected the student.safetensors of a run")
     try:
-        with safe_open(path, framework="pt") as file:
-            facts = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        state, facts = _read(path)
         bounds, levels = tuple(json.loads(facts["bounds"])), json.loads(facts["levels"])
         spec = ImageSpec(tuple(json.loads(facts["shape"])), bounds, levels)
         arch, num_classes = facts["arch"], int(facts["num_classes"])
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected the student.safetensors of a run") from None
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        build = partial(build_net, arch, spec.shape, num_classes)
+        outline = hollow(build)  # no memory for a network of the size that a file claims, before it is known to fit
+        if outline is not None:
+            _require_fit(outline, arch, state)
+        with torch.random.fork_rng(devices=[]):
+            net = build()
+        _require_fit(net, arch, state)
+    except UNREADABLE as error:
         raise UserError(f"{path}: expected the student.safetensors of a run, but it is not: {error}") from error
-    with torch.random.fork_rng(devices=[]):
-        net = build_net(arch, spec.shape, num_classes)
-    net.load_state_dict(state)
+    net.load_state_dict(state, strict=False)
     net.spec, net.num_classes, net.arch = spec, num_classes, arch  # type: ignore[assignment]
     return net.eval()
+
+
+def _require_fit(net: nn.Module, arch: str, state: dict[str, Tensor]) -> None:
+    if problems := misfits(net, state):
+        raise UserError(f"its weights do not fit {arch}: {problems}")
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The weights in a safetensors file, and what it says about them."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 (no mapping)

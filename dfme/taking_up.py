@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dfme.checkpoint import load_checkpoint
 from dfme.config import Job
-from dfme.errors import UserError
+from dfme.errors import DfmeError, RunError, UserError
 from dfme.job import differing_keys, document
 from dfme.recipes import dump_yaml, load_yaml
 from dfme.run_directory import RunDirectory
@@ -32,6 +34,24 @@ def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, di
         directory.close()
         raise
     return directory, state
+
+
+@contextmanager
+def fitting(checkpoint: Path) -> Iterator[None]:
+    """RunError for whatever goes wrong with the state of a checkpoint that is whole, but not of this run.
+
+    What a state must be is known by each part that takes its own up, so no error is excepted.
+    """
+    try:
+        yield
+    except DfmeError:
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise RunError(
+            f"{checkpoint}: is whole, but does not fit this run ({problem}); restore the one that belongs to it and "
+            "is of this version, or start a new run in another --out"
+        ) from error
 
 
 def recipe(job: Job) -> str:

@@ -239,9 +239,9 @@ def file_problems(key: str, path: str | None, remedy: str = "", folder: bool = F
     """A path, if one was given, that is no file, or no folder; ``remedy`` is said where it is near no other."""
     if path is None:
         return
-    place, kinds = Path(path).expanduser(), ("a file", "a directory")
-    if not place.exists():
-        beside = [entry.name for entry in place.parent.glob("*")] if place.parent.is_dir() else []
+    place, kinds = Path(os.path.expanduser(path)), ("a file", "a directory")
+    if not os.path.exists(place):  # unlike pathlib's, false for a name that no file can have
+        beside = [entry.name for entry in place.parent.glob("*")] if os.path.isdir(place.parent) else []
         near = did_you_mean(place.name, beside)
         yield Problem(key, f"expected {kinds[folder]}, but {path!r} does not exist{near or remedy}")
     elif not (place.is_dir() if folder else place.is_file()):
@@ -252,17 +252,17 @@ def _run_directory_problems(config: ExtractConfig) -> Iterator[Problem]:
     if config.resume:
         if config.out is None:
             yield Problem("resume", "expected --out as well: the run directory to go on with")
-        elif not (Path(config.out) / "config.yaml").is_file():
+        elif not os.path.isfile(Path(config.out) / "config.yaml"):
             yield Problem("out", f"expected a run directory to resume, but {config.out!r} has no config.yaml")
         return
     if config.out == "":
         yield Problem("out", "expected a directory, got an empty name; leave it out for a free one under runs/")
         return
     path = Path(config.out or "runs")
-    if config.out is not None and path.exists() and not (path.is_dir() and not holds_something(path)):
+    if config.out is not None and os.path.exists(path) and not (path.is_dir() and not holds_something(path)):
         yield Problem("out", f"{config.out!r} exists; give another --out, or --resume to go on with the run in it")
         return
-    parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    parent = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         yield Problem("out", f"expected a place that can be written, but {str(parent)!r} cannot")
 

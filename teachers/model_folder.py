@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from dfme.disk import open_file
 from dfme.errors import UserError
 
+LARGEST = sys.float_info.max
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+MOST_CONFIG = 10_000_000
+"""Bytes of the longest configuration that is read: an index of weights names every tensor of a large model."""
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]
 """Per-channel mean and deviation."""
@@ -20,7 +25,11 @@ def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
     """A folder's JSON object. UserError where it is missing or is none."""
     path = folder / name
     try:
-        value = json.loads(path.read_bytes())
+        with open_file(path) as file:
+            text = file.read(MOST_CONFIG + 1)
+        if len(text) > MOST_CONFIG:
+            raise ValueError(f"it is longer than {MOST_CONFIG:,} bytes")
+        value = json.loads(text)
     except OSError as error:
         raise UserError(f"{path}: expected a model folder with {name}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -70,7 +79,7 @@ def scaled(bounds: tuple[float, float] | None, mean: tuple[float, ...], std: tup
 def numbers(value: Any, what: str) -> tuple[float, ...]:
     """One number, or a list of them, out of a configuration. UserError for anything else."""
     values = value if isinstance(value, list) else [value]
-    if not values or not all(isinstance(each, int | float) and math.isfinite(each) for each in values):
+    if not values or not all(isinstance(each, int | float) and -LARGEST <= each <= LARGEST for each in values):
         raise UserError(f"{what}: expected finite numbers, got {str(value)[:80]}")
     return tuple(float(each) for each in values)
 

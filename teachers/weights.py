@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 import pickletools
 import re
 import warnings
@@ -14,8 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from dfme.archives import is_inflated
 from dfme.errors import UserError
-from dfme.nets.files import save_module
+from dfme.nets.files import misfits, save_module
 from teachers.card import Card
 
 State = dict[str, Tensor]
@@ -46,7 +46,15 @@ def read_weights(path: str | Path) -> tuple[State, Card]:
         raise UserError(f"{path}: {_looks_like(head, path)}; expected .safetensors or a state dict in .pt/.pth")
     if not state:
         raise UserError(f"{path}: holds no tensors; expected the weights of a network")
+    _require_values(state, path)
     return _strip_prefixes(state), card
+
+
+def require_fit(module: nn.Module, state: State, *, source: str = "the weights") -> None:
+    """UserError with the count and the first of what does not fit the module, by names and shapes."""
+    problems = misfits(module, state)
+    if problems:
+        raise UserError(f"{source} do not fit the network: {problems}")
 
 
 def load_into(module: nn.Module, state: State, *, source: str = "the weights") -> None:
@@ -54,23 +62,7 @@ def load_into(module: nn.Module, state: State, *, source: str = "the weights") -
 
     Batch counters (``num_batches_tracked``) may be missing, as in checkpoints of old PyTorch versions.
     """
-    own = module.state_dict()
-    missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
-    unexpected = [name for name in state if name not in own]
-    reshaped = [name for name in state if name in own and state[name].shape != own[name].shape]
-    problems = []
-    if missing:
-        problems.append(f"{len(missing)} of {len(own)} missing, first {missing[0]}")
-    if unexpected:
-        problems.append(f"{len(unexpected)} unexpected, first {unexpected[0]}")
-    if reshaped:
-        name = reshaped[0]
-        problems.append(
-            f"{len(reshaped)} of another shape, first {name}: {tuple(state[name].shape)} in the file, "
-            f"{tuple(own[name].shape)} in the network"
-        )
-    if problems:
-        raise UserError(f"{source} do not fit the network: {'; '.join(problems)}")
+    require_fit(module, state, source=source)
     broken = [name for name, value in state.items() if value.is_floating_point() and not value.isfinite().all()]
     if broken:
         raise UserError(f"{source} hold NaN or infinite values in {len(broken)} tensors, first {broken[0]}")
@@ -124,6 +116,8 @@ def _read_safetensors(path: Path) -> tuple[State, Card]:
 
 def _read_pickle(path: Path) -> object:
     """What ``torch.load`` makes of a file without running its code; every failure becomes one line."""
+    if is_inflated(path):
+        raise UserError(f"{path}: not loaded, since it unpacks to more than it holds; expected it as PyTorch saved it")
     try:
         # the open file, since torch reads some formats by the name's ending, and this one by its content
         with path.open("rb") as file, warnings.catch_warnings(action="ignore"):
@@ -165,8 +159,8 @@ def _imports(data: bytes) -> set[str]:
                     names.add(".".join(texts[-2:]))
                 elif isinstance(argument, str):
                     texts.append(argument)
-    except (ValueError, pickle.UnpicklingError, EOFError):
-        pass  # the tensors' bytes follow the pickles
+    except Exception:  # noqa: S110 (the tensors' bytes follow the pickles, and can be taken for anything)
+        pass
     return names
 
 
@@ -180,9 +174,17 @@ def _unwrap(value: object, path: Path) -> State:
         if isinstance(value.get(name), Mapping):
             return _unwrap(value[name], path)
     raise UserError(
-        f"{path}: holds no state dict: its keys are {', '.join(map(str, list(value)[:8])) or 'none'}; "
+        f"{path}: holds no state dict: its keys are {', '.join(str(key)[:40] for key in list(value)[:8]) or 'none'}; "
         f"expected tensors, or a dict of them under {', '.join(WRAPPINGS)}"
     )
+
+
+def _require_values(state: State, path: Path) -> None:
+    """UserError for a tensor that is not what it looks like: without a value of its own for every element."""
+    for name, value in state.items():
+        plain = value.device.type == "cpu" and value.layout == torch.strided and not value.is_nested
+        if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise UserError(f"{path}: {name} is no ordinary tensor, with a value for every element; save it as one")
 
 
 def _strip_prefixes(state: State) -> State:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from email.utils import formatdate
 from typing import TYPE_CHECKING
 
-import numpy as np
-from hostile_v2 import Query, code, packed, truth
+from hostile_answers import ANSWERS, Answer
+from hostile_v2 import Query, code
 
 if TYPE_CHECKING:
     from hostile_exchange import Exchange
@@ -145,7 +145,7 @@ def gzip_bomb(exchange: Exchange, argument: str) -> None:
     exchange.send(200, start + block * 999 + packer.flush(), headers)
 
 
-def answered(make: Callable[[Query], tuple[bytes, dict[str, str]]]) -> Fault:
+def answered(make: Callable[[Query], Answer]) -> Fault:
     """A fault that serves, and answers what ``make`` makes of the question."""
 
     def fault(exchange: Exchange, argument: str) -> None:
@@ -159,61 +159,6 @@ def not_http(exchange: Exchange, argument: str) -> None:
     exchange.serve()
     exchange.raw(b"SSH-2.0-OpenSSH_9.9\r\n\r\n")
     exchange.close()
-
-
-def some_nan(query: Query) -> tuple[bytes, dict[str, str]]:
-    scores = truth(query.images)
-    scores[-1, 3] = np.nan
-    return packed(scores, query.binary)
-
-
-def one_image_less(query: Query) -> tuple[bytes, dict[str, str]]:
-    return packed(truth(query.images)[1:], query.binary)
-
-
-def one_class_more(query: Query) -> tuple[bytes, dict[str, str]]:
-    return packed(np.pad(truth(query.images), ((0, 0), (0, 1))), query.binary)
-
-
-def cut_short(query: Query) -> tuple[bytes, dict[str, str]]:
-    """As ``truncated``, but the Content-Length is that of what was sent."""
-    body, headers = query.answer
-    return body[:-7], headers
-
-
-def negative(query: Query) -> tuple[bytes, dict[str, str]]:
-    return packed(-truth(query.images), query.binary)
-
-
-def other_name(query: Query) -> tuple[bytes, dict[str, str]]:
-    return packed(truth(query.images), query.binary, name="embedding")
-
-
-def other_type(query: Query) -> tuple[bytes, dict[str, str]]:
-    return packed(truth(query.images), query.binary, datatype="BYTES")
-
-
-def short_header(query: Query) -> tuple[bytes, dict[str, str]]:
-    """The JSON part is said to be longer than everything."""
-    body, headers = packed(truth(query.images), True)
-    return body, headers | {"Inference-Header-Content-Length": str(len(body) + 1)}
-
-
-def swapped(query: Query) -> tuple[bytes, dict[str, str]]:
-    """Binary said to be JSON for who wants binary, and JSON said to be binary for who wants JSON."""
-    body, _ = packed(truth(query.images), query.binary)
-    if query.binary:
-        return body, {"Content-Type": "application/json"}
-    return body, {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "12"}
-
-
-def garbage_bytes(query: Query) -> tuple[bytes, dict[str, str]]:
-    noise = np.random.default_rng(len(query.images)).bytes(700)
-    return noise, {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "90"}
-
-
-def json_body(body: bytes) -> Callable[[Query], tuple[bytes, dict[str, str]]]:
-    return lambda query: (body, {"Content-Type": "application/json"})
 
 
 # Answered well, but not politely
@@ -289,21 +234,7 @@ UNUSABLE: dict[str, Fault] = {
     "over_long": over_long,
     "endless": endless,
     "gzip_bomb": gzip_bomb,
-    "nan": answered(some_nan),
-    "one_image_less": answered(one_image_less),
-    "one_class_more": answered(one_class_more),
-    "cut_short": answered(cut_short),
-    "negative": answered(negative),
-    "other_name": answered(other_name),
-    "other_type": answered(other_type),
-    "short_header": answered(short_header),
-    "swapped": answered(swapped),
-    "garbage_bytes": answered(garbage_bytes),
-    "garbage_json": answered(json_body(b'{"outputs": [{"name": "scores", "data": [0.1, 0.')),
-    "deep_json": answered(json_body(b"[" * 100_000)),
-    "no_outputs": answered(json_body(b'{"outputs": []}')),
-    "null": answered(json_body(b"null")),
-    "empty": answered(json_body(b"")),
+    **{name: answered(make) for name, make in ANSWERS.items()},
     "not_http": not_http,
 }
 

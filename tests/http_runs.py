@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,6 +124,11 @@ class Witness:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Oracle, "__call__", watched)
             yield self
+
+
+def mostly(fast: Iterable[object], slow: Iterable[object]) -> list[object]:
+    """Parameters of a test: those that are always looked at, and those of the slow tests."""
+    return [*fast, *(pytest.param(value, marks=pytest.mark.slow) for value in slow)]
 
 
 @contextlib.contextmanager

@@ -407,7 +407,10 @@ def test_npz_files_may_hold_both_parts(tmp_path: Path) -> None:
         ({"images": np.full((2, 8, 8), 2.0), "labels": np.zeros(2, int)}, "floating-point pixels within 0 and 1"),
         ({"images": np.full((2, 8, 8), np.nan), "labels": np.zeros(2, int)}, "floating-point pixels within 0 and 1"),
         ({"images": np.zeros((2, 64)), "labels": np.zeros(2, int)}, r"expected images \(N, H, W\)"),
-        ({"images": np.array([{}, {}]), "labels": np.zeros(2, int)}, r"cannot be read as \.npz: Object arrays"),
+        (
+            {"images": np.array([{}, {}]), "labels": np.zeros(2, int)},
+            r"cannot be read as \.npz: images\.npy: holds Python objects",
+        ),
     ],
 )
 def test_npz_files_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray], says: str) -> None:

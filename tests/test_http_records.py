@@ -16,7 +16,7 @@ from dfme.ledger import audit
 from dfme.spec import ImageSpec, LabelMode
 from teachers.label_modes import restrict
 from teachers.remote.options import V2Options
-from teachers.remote.v2 import connect_v2
+from teachers.remote.v2.client import connect_v2
 
 Serving = pytest.importorskip("teachers.serve.server").Serving
 

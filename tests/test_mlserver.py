@@ -26,7 +26,7 @@ from dfme.config import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unanswered, UserError
 from dfme.spec import LabelMode
 from teachers.remote.options import V2Options
-from teachers.remote.v2 import connect_v2
+from teachers.remote.v2.client import connect_v2
 
 MLSERVER = os.environ.get("DFME_MLSERVER") or shutil.which("mlserver")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def default_recipe(flags: Sequence[Flag]) -> Path | None:
         if not out:
             raise UserError("--resume: expected --out as well: the run directory to go on with")
         written = Path(out) / "config.yaml"
-        if not written.is_file():
+        if not os.path.isfile(written):
             raise UserError(f"--out: expected a run directory to resume, but {out!r} has no config.yaml")
         return written
     names_teacher = any(flag.key in ("teacher.kind", "teacher.checkpoint") for flag in flags)

@@ -7,6 +7,7 @@ kind, its method section to the recipe's method: a flag that names another kind 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -134,7 +135,7 @@ class Request:
             common = {option.key: option for option in dataclass_options(TeacherConfig, "teacher.")}
             return own_options(find_target(self.kind), common)
         hint = did_you_mean(self.kind, self._kinds)
-        if Path(self.kind).is_file():
+        if os.path.isfile(self.kind):
             hint = "; for a file of weights say --teacher.checkpoint"
         choices = ", ".join(self._kinds)
         raise UserError(f"--teacher: expected {choices}, module:Class or module:function, got {self.kind!r}{hint}")

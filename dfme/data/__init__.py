@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,10 +41,10 @@ def check_dataset(
         if not download:
             check_files(name, root, download_flag)
         return
-    path = Path(name).expanduser()
-    if path.is_dir() or (path.suffix == ".npz" and path.is_file()):
+    path = Path(os.path.expanduser(name))
+    if (name and os.path.isdir(path)) or (path.suffix == ".npz" and os.path.isfile(path)):
         return
-    if path.is_file():
+    if os.path.isfile(path):
         raise UserError(f"data set {name}: expected a folder of class folders or an .npz file, got another file")
     if len(path.parts) > 1 or path.suffix == ".npz":
         raise UserError(f"data set {name}: no such folder or file (looked in {Path.cwd()})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dfme.archives import read_npz
 from dfme.data.images import LabelledImages, Request, Shape
 from dfme.errors import UserError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+"""What a picture may be inside, whatever its name: Pillow knows formats that other programs are started to read."""
+
+MOST_BYTES = 1 << 36
+"""Bytes of all arrays in an .npz file together."""
 
 NPZ_KEYS = "expected arrays images and labels (or train_images, train_labels, test_images and test_labels)"
 
@@ -25,7 +31,8 @@ def load(request: Request) -> LabelledImages:
     Where a folder holds ``train`` and ``test``, or a file ``train_images`` and so on, each part is its own.
     Otherwise all images are the test part, and there is nothing to train with. Classes are numbered in the
     order of their folders' names. A folder's images are resized (bilinear) to the shape asked for, or to the
-    size of the first; those of a file are taken as they are, channels first or last.
+    size of the first; those of a file are taken as they are, channels first or last. Links are followed, so a
+    folder of links is a data set too: what a folder's owner links to is read, as a picture and nothing else.
 
     Raises:
         UserError: for a layout, a picture or an array that is none of these, named.
@@ -86,9 +93,9 @@ def _opened(file: Path) -> Any:
     from PIL import Image
 
     try:
-        image = Image.open(file)
+        image = Image.open(file, formats=FORMATS)
         image.load()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # a damaged picture can raise anything at all
         raise UserError(f"data set: {file} cannot be read as an image: {error}") from error
     return image
 
@@ -110,9 +117,8 @@ def _from_arrays(path: Path, request: Request) -> LabelledImages:
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        return read_npz(path, MOST_BYTES)
+    except (OSError, ValueError) as error:
         raise UserError(f"data set {path}: cannot be read as .npz: {error}") from error
 
 

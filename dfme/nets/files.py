@@ -1,15 +1,20 @@
-"""Weights on disk: safetensors with a few words of metadata, the same bytes for the same net."""
+"""Weights on disk: safetensors with a few words of metadata, the same bytes for the same net.
+
+And what must be known of a stranger's file before memory is taken for what it claims to hold.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from dfme.disk import replacing
+from dfme.errors import UserError
 
 
 def save_module(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> None:
@@ -18,6 +23,45 @@ def save_module(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> N
     data = _sorted_header(save(state, metadata=dict(metadata)))
     with replacing(path) as file:
         file.write(data)
+
+
+def hollow(build: Callable[[], nn.Module]) -> nn.Module | None:
+    """The net that ``build`` makes, names and shapes only; None for the few architectures that need real memory.
+
+    Raises UserError where there is no such net.
+    """
+    try:
+        with torch.device("meta"):
+            return build()
+    except NotImplementedError:
+        return None
+    except UserError:
+        raise
+    except Exception as error:  # sizes that no tensor can have
+        raise UserError(f"cannot build the network it describes: {' '.join(str(error).split())[:200]}") from error
+
+
+def misfits(net: nn.Module, state: Mapping[str, Tensor]) -> str:
+    """How a state dict differs from a net's own in names and shapes, with the first of each; empty if not at all.
+
+    Batch counters (``num_batches_tracked``) may be missing, as in checkpoints of old PyTorch versions.
+    """
+    own = net.state_dict()
+    missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in state if name not in own]
+    reshaped = [name for name in state if name in own and state[name].shape != own[name].shape]
+    problems = []
+    if missing:
+        problems.append(f"{len(missing)} of {len(own)} missing, first {missing[0]}")
+    if unexpected:
+        problems.append(f"{len(unexpected)} unexpected, first {unexpected[0]}")
+    if reshaped:
+        name = reshaped[0]
+        problems.append(
+            f"{len(reshaped)} of another shape, first {name}: {tuple(state[name].shape)} in the file, "
+            f"{tuple(own[name].shape)} in the network"
+        )
+    return "; ".join(problems)
 
 
 def _sorted_header(data: bytes) -> bytes:

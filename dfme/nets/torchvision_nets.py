@@ -62,7 +62,9 @@ def torchvision_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
     get_model = import_torchvision("models").get_model
     try:
         net: nn.Module = get_model(name, weights=None, num_classes=num_classes, **_own_arguments(name, shape))
-    except (ValueError, AssertionError) as error:
+    except NotImplementedError:  # of a net that cannot be built without memory, where that was tried
+        raise
+    except (ValueError, AssertionError, RuntimeError) as error:
         raise UserError(f"arch {name}: does not take images of {_text(shape)}: {_line(error)}") from error
     if shape[0] != 3:
         _replace_stem(net, shape[0])

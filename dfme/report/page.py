@@ -39,7 +39,7 @@ def write_page(run: RunFiles, path: Path) -> Path:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     html = environment.from_string(template).render(_contents(run, path.parent))
     with replacing(path) as file:
-        file.write(html.encode("utf-8"))
+        file.write(html.encode("utf-8", errors="replace"))  # a log may name half a character
     return path
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dfme.archives import read_npz
 from dfme.errors import RunError, UserError
 from dfme.ledger_file import Totals, audit
 from dfme.recipes import load_yaml
+from dfme.report.summary_file import read_summary
 from dfme.tracking.metrics import read_metrics
 
 Series = list[tuple[int, float]]
+
+MOST_BYTES = 1 << 28
+"""Bytes of the arrays of one sheet of samples, by far."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +64,21 @@ def read_run(run_dir: Path) -> RunFiles:
         raise UserError(f"report: expected a run directory, but {run_dir} has no config.yaml")
     return RunFiles(
         name=run_dir.resolve().name,
+        config=_read_config(config),
         config_text=config.read_text(encoding="utf-8"),
-        config=load_yaml(config),
-        summary=_read_summary(run_dir / "summary.json"),
+        summary=read_summary(run_dir / "summary.json"),
         metrics=read_metrics(run_dir / "metrics.jsonl"),
         ledger=_read_ledger(run_dir / "ledger.jsonl"),
         samples=[_read_samples(path) for path in sorted((run_dir / "samples").glob("queries-*.npz"))],
     )
 
 
-def _read_summary(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunError(f"{path}: expected the JSON of a finished run: {error}; resume the run to write it") from error
-    return summary
+def _read_config(path: Path) -> dict[str, Any]:
+    config = load_yaml(path)
+    for name in ("teacher", "method", "evaluation"):
+        if not isinstance(config.get(name) or {}, dict):
+            raise RunError(f"{path}: expected the config.yaml of a run, but its {name} is {str(config[name])[:80]!r}")
+    return config
 
 
 def _read_ledger(path: Path) -> Totals:
@@ -88,8 +89,17 @@ def _read_ledger(path: Path) -> Totals:
 
 def _read_samples(path: Path) -> Samples:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            answers = arrays["answers"] if "answers" in arrays.files else None
-            return Samples(int(path.stem.removeprefix("queries-")), arrays["images"], answers)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        arrays = read_npz(path, MOST_BYTES)
+        images, answers = arrays["images"], arrays.get("answers")
+        if images.ndim != 4 or not images.size or images.dtype != np.uint8:
+            raise ValueError(f"its images are {images.dtype} {images.shape}")
+        if answers is not None and not (answers.shape[:1] == images.shape[:1] and _is_answer(answers)):
+            raise ValueError(f"its answers are {answers.dtype} {answers.shape}")
+        return Samples(int(path.stem.removeprefix("queries-")), images, answers)
+    except (OSError, ValueError, KeyError) as error:
         raise RunError(f"{path}: expected a sheet of samples: {error}; delete it to go on") from error
+
+
+def _is_answer(answers: NDArray[Any]) -> bool:
+    """Whether they are labels (N,) or scores (N, K)."""
+    return answers.dtype.kind == {1: "i", 2: "f"}.get(answers.ndim)

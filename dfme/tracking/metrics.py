@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from dfme.disk import AppendFile, whole_lines
 from dfme.errors import RunError
@@ -97,17 +98,25 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, float | None]:
         record = json.loads(line)
     except (ValueError, RecursionError):
         record = None
-    if not (
-        isinstance(record, dict) and isinstance(record.get("queries"), int) and all(map(_is_value, record.values()))
-    ):
-        raise RunError(
-            f"{path}, line {number}: expected a JSON record of numbers with queries; remove the line to go on"
-        )
+    if not isinstance(record, dict) or not _is_count(record.get("queries")):
+        raise RunError(f"{path}, line {number}: expected a JSON record with queries; remove the line to go on")
+    wrong = next((name for name, value in record.items() if value is not None and not _fits(name, value)), None)
+    if wrong is not None:
+        what = METRICS[wrong].unit if wrong in METRICS else "number"
+        raise RunError(f"{path}, line {number}: {wrong[:80]!r} is no {what}; remove the line to go on")
     return record
 
 
-def _is_value(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and -LARGEST < value < LARGEST)
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _fits(name: str, value: object) -> bool:
+    """Whether a value can be one of the metric, or of any that another version logs."""
+    if type(value) not in (int, float):
+        return False
+    number = cast(float, value)
+    return 0 <= number <= 1 if name in METRICS and METRICS[name].unit == "share" else -LARGEST < number < LARGEST
 
 
 class MetricsFile:
@@ -127,7 +136,7 @@ class MetricsFile:
         record: dict[str, float | None] = {"queries": queries}
         for name, value in metrics.items():
             if name != "queries":
-                record[name] = value if math.isfinite(value) else None
+                record[name] = value if abs(value) < LARGEST else None
         self._file.append(json.dumps(record, allow_nan=False).encode() + b"\n")
 
     def trim(self, queries: int) -> None:

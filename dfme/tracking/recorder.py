@@ -131,7 +131,8 @@ class Recorder:
 
     def _trim_samples(self, queries: int) -> None:
         for path in (self._run_dir / "samples").glob("queries-*.npz"):
-            if int(path.stem.removeprefix("queries-")) > queries:
+            number = path.stem.removeprefix("queries-")
+            if number.isdecimal() and int(number) > queries:
                 path.unlink()
 
 

@@ -13,6 +13,7 @@ import importlib
 import json
 import netrc
 import os
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -26,10 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfme.config import WandbConfig
+from dfme.disk import open_file, replacing
 
 REACH_SECONDS = 4.0  # to find out whether the server answers at all
 INIT_SECONDS = 8.0  # for the server to accept the run
 FINISH_SECONDS = 60.0  # to upload what is left; the rest stays on disk, for `wandb sync`
+
+IDENTITY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class WandbRun:
@@ -150,11 +154,16 @@ class WandbRun:
         """The run's id in wandb: the one in wandb.json, or a new one that is kept there."""
         path = self._run_dir / "wandb.json"
         try:
-            return str(json.loads(path.read_text(encoding="utf-8"))["id"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            identity = uuid.uuid4().hex[:12]
-            path.write_text(json.dumps({"id": identity}) + "\n", encoding="utf-8")
-            return identity
+            with open_file(path) as file:
+                identity = str(json.loads(file.read(1_000))["id"])
+            if IDENTITY.fullmatch(identity):  # wandb makes file names of it
+                return identity
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            pass
+        identity = uuid.uuid4().hex[:12]
+        with replacing(path) as file:
+            file.write(json.dumps({"id": identity}).encode() + b"\n")
+        return identity
 
     def _deliver(self, summary: Mapping[str, Any], student: Path) -> None:
         self._run.summary.update(dict(summary))
@@ -202,13 +211,15 @@ def answers(server: str, seconds: float) -> bool:
 
     def knock() -> None:
         try:
-            with urllib.request.urlopen(server, timeout=seconds):  # noqa: S310 (an address of the user's own)
+            with urllib.request.urlopen(server, timeout=seconds):  # noqa: S310 (http or https, as checked below)
                 found.set()
         except urllib.error.HTTPError:
             found.set()  # an answer, if only a refusal
         except (OSError, ValueError):
             return
 
+    if not server.startswith(("http://", "https://")):
+        return False
     thread = threading.Thread(target=knock, name="wandb-knock", daemon=True)
     thread.start()
     thread.join(seconds)

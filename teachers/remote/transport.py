@@ -8,6 +8,7 @@ as the system lets it.
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import time
@@ -116,13 +117,18 @@ class _Stream(httpcore2.NetworkStream):
     def __init__(self, stream: httpcore2.NetworkStream) -> None:
         self._stream = stream
         self._socket: socket.socket = stream.get_extra_info("socket")
+        self._answer = _Answer()
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, _left(timeout, httpcore2.ReadTimeout))
+        data = self._stream.read(max_bytes, _left(timeout, httpcore2.ReadTimeout))
+        self._answer.add(data)
+        return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Send all of it; what is left is reckoned before each piece, for a server that takes little at a time."""
         view = memoryview(buffer)
+        if self._answer.received:
+            self._answer = _Answer()
         try:
             while view:
                 self._socket.settimeout(_left(timeout, httpcore2.WriteTimeout))
@@ -147,7 +153,40 @@ class _Stream(httpcore2.NetworkStream):
             raise
 
     def get_extra_info(self, info: str) -> Any:
+        """What the socket knows. One that holds more than its last answer counts as readable: it is not used again."""
+        if info == "is_readable" and not self._answer.exact:
+            return True
         return self._stream.get_extra_info(info)
+
+
+class _Answer:
+    """How much of an answer has come on a connection, and how much should: head and announced body.
+
+    A server that sends more than it announced would have the rest read as the answer to the next request. Where
+    nothing is announced (chunks), nobody can tell, so such a connection is not used again either.
+    """
+
+    LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,15})[ \t]*\r\n", re.IGNORECASE)
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._head = b""
+        self._expected: int | None = None
+
+    def add(self, data: bytes) -> None:
+        self.received += len(data)
+        if self._expected is not None:
+            return
+        self._head += data
+        end = self._head.find(b"\r\n\r\n")
+        if end >= 0:
+            length = self.LENGTH.search(self._head, 0, end + 4)
+            self._expected = end + 4 + int(length[1]) if length else -1
+
+    @property
+    def exact(self) -> bool:
+        """Whether no byte is missing and none is too many; so is a connection on which nothing came yet."""
+        return self.received == (self._expected or 0)
 
 
 def _left(moment: float | None, late: type[Exception]) -> float:

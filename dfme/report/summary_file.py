@@ -1,0 +1,85 @@
+"""summary.json read again: what a finished run says of itself, held to its form. No torch here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dfme.disk import open_file
+from dfme.errors import RunError
+from dfme.tracking.metrics import LARGEST
+
+MOST_BYTES = 1 << 20
+
+Form = Callable[[Any], bool]
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and -LARGEST < value < LARGEST
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _or_none(form: Form) -> Form:
+    return lambda value: value is None or form(value)
+
+
+def _has(**forms: Form) -> Form:
+    return lambda value: isinstance(value, dict) and all(form(value.get(name)) for name, form in forms.items())
+
+
+def _is_count_each(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_count, value.values()))
+
+
+FORMS: dict[str, Form] = {
+    **dict.fromkeys(("budget", "spent", "evaluation_queries", "requests", "refused", "failed", "lost"), _is_count),
+    **dict.fromkeys(("seed", "student_steps"), _is_count),
+    **dict.fromkeys(("teacher_accuracy", "accuracy", "agreement"), _or_none(_is_share)),
+    **dict.fromkeys(("kl", "queries_per_second", "cost"), _or_none(_is_number)),
+    **dict.fromkeys(("method", "label_mode", "student_arch", "device", "config_hash", "version", "torch"), _is_text),
+    "wall_seconds": _is_number,
+    "authorised_by": _or_none(_is_text),
+    "spent_by_purpose": _is_count_each,
+    "evaluation": _has(name=_is_text, images=_is_count, held_back=lambda value: isinstance(value, bool)),
+    "estimator": _or_none(
+        _has(
+            **dict.fromkeys(("kind", "form", "direction", "space", "objective"), _is_text),
+            directions=_is_count,
+            step=_is_number,
+        )
+    ),
+    "service": _or_none(
+        _has(refused=_is_count_each, failed=_is_count_each, seconds_answering=_is_number, seconds_waited=_is_number)
+    ),
+}
+"""What each entry is, where there is one; those of earlier versions lack some."""
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """The entries of a summary.json; None without one. Raises ``RunError`` for a file that holds something else."""
+    if not path.is_file():
+        return None
+    try:
+        with open_file(path) as file:
+            summary = json.loads(file.read(MOST_BYTES))
+        if not isinstance(summary, dict) or "budget" not in summary or "spent" not in summary:
+            raise ValueError("no budget and spent in it")
+        for name, form in FORMS.items():
+            if name in summary and not form(summary[name]):
+                raise ValueError(f"its {name} is {json.dumps(summary[name])[:80]}")
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path}: expected the JSON of a finished run: {error}; resume the run to write it") from error
+    return summary
