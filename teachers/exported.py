@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
-from dfme.archives import is_inflated
 from dfme.config import TeacherConfig
 from dfme.errors import UserError
 from teachers.facts import first_line
@@ -95,8 +94,6 @@ def _archive(name: str, kind: str) -> Path:
             inside = {entry.rpartition("/")[2] for entry in archive.namelist()}
     except (zipfile.BadZipFile, OSError) as error:
         raise UserError(f"{path}: is no archive of PyTorch's, or is cut short: {first_line(error)}") from error
-    if is_inflated(path):
-        raise UserError(f"{path}: its archive is compressed, which none of PyTorch's is; it was not unpacked")
     found = next((what for name, what in ARCHIVES.items() if name in inside), "an archive of another kind")
     if not found.endswith(f"--teacher {kind}"):
         raise UserError(f"{path}: expected a program for --teacher {kind}, but it is {found}")
