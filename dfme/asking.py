@@ -52,9 +52,10 @@ class Asker:
     def _call(self, query_BCHW: Tensor, position: int, code: bytes) -> object:
         try:
             with torch.no_grad(), torch.autocast(query_BCHW.device.type, enabled=False):
+                asked_BCHW = query_BCHW.clone()  # a teacher may write into it, and be asked again
                 if self._ask_with_key is None:
-                    return self._teacher(query_BCHW)
-                return self._ask_with_key(query_BCHW, self._key(position, code))
+                    return self._teacher(asked_BCHW)
+                return self._ask_with_key(asked_BCHW, self._key(position, code))
         except DfmeError:
             raise
         except (Exception, SystemExit) as error:  # a client may give up the whole process: it is not its own here

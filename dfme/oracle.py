@@ -123,15 +123,13 @@ class Oracle:
             self._journal.close()
 
     def _admit(self, images_BCHW: Tensor, purpose: Purpose) -> Tensor:
-        """The query as the wire carries it, in memory of its own: a teacher may write into it."""
+        """The query as the wire carries it, without history."""
         if not images_BCHW.is_floating_point() or tuple(images_BCHW.shape[1:]) != self.spec.shape:
             raise ValueError(
                 f"oracle: expected floating-point images (B, {', '.join(map(str, self.spec.shape))}), "
                 f"got {images_BCHW.dtype} {tuple(images_BCHW.shape)}"
             )
-        queries_BCHW = images_BCHW.detach().to(
-            self._device, torch.float32, copy=True, memory_format=torch.contiguous_format
-        )
+        queries_BCHW = images_BCHW.detach().to(self._device, torch.float32, memory_format=torch.contiguous_format)
         if len(queries_BCHW):
             self._require_bounds(queries_BCHW, purpose)
         return queries_BCHW if self.spec.levels is None else self.spec.quantise(queries_BCHW)

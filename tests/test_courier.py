@@ -49,6 +49,20 @@ def test_a_failure_stays_charged_and_is_charged_again() -> None:
     assert ledger.reasons == {"failed": {"500": 1, "unusable answer": 1}}
 
 
+def test_a_teacher_may_write_into_what_it_is_given_and_be_asked_again() -> None:
+    service, ledger, x = Service(["429", "500", "ok"]), Ledger(100), images(10)
+    before, ask = x.clone(), service.ask
+
+    def spoil(query: torch.Tensor, key: str) -> torch.Tensor:
+        asked = query.clone()
+        query.zero_()
+        return ask(asked, key)
+
+    service.ask = spoil
+    assert torch.equal(Oracle(service, ledger)(x), service.truth(before))
+    assert torch.equal(x, before)
+
+
 def test_the_same_images_asked_again_on_purpose_are_another_request() -> None:
     service = Service()
     oracle = Oracle(service, Ledger(100))
