@@ -102,6 +102,9 @@ def _serve(argv: Sequence[str]) -> int:
     if asked.wants_help:
         return _show_help("serve", asked.options)
     config, teacher, options = serve.plan_of(asked)
+    check_teacher(teacher, options)
+    # Between requests torch's threads sleep, not spin: client and server often share a machine. Read as torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from dfme.devices import choose_device
     from teachers.make import make_teacher
     from teachers.serve.server import serve as serve_teacher
