@@ -235,6 +235,33 @@ class BenchConfig:
 
 
 @dataclass(frozen=True)
+class ServeConfig:
+    """Serving a teacher over the Open Inference Protocol v2.
+
+    Args:
+        host: address to listen at; any but this machine's own lets others in
+        port: port to listen at; 0: a free one, which is printed
+        model: the model's name in URLs; by default that of the teacher's file or class
+        max_batch: most images in one request; none: the teacher's own limit
+        api_key_env: name of the environment variable with the key that clients must send; none: no key
+        images_per_second: most images served per second; more is refused with 429
+        requests_per_second: most requests served per second; more is refused with 429
+        device: auto, cpu, cuda or cuda:N; where a teacher of kind torch runs
+        threads: CPU threads of the model; 0: as many as torch uses
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    model: str | None = None
+    max_batch: int | None = None
+    api_key_env: str | None = None
+    images_per_second: float | None = None
+    requests_per_second: float | None = None
+    device: str = "auto"
+    threads: int = 0
+
+
+@dataclass(frozen=True)
 class Job:
     """Everything that decides a run. ``teacher_options`` are the own arguments of the teacher's kind.
 

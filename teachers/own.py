@@ -44,8 +44,14 @@ class OwnTeacher:
         self.max_batch = max_batch
         self.device = device
 
+        ask: Callable[[Tensor, str], Any] | None = getattr(call, "ask", None)
+        self.ask = None if ask is None else lambda images, key: self._read(ask(images, key))
+
     def __call__(self, images: Tensor, /) -> Tensor:
-        scores = as_tensor(self._call(images))
+        return self._read(self._call(images))
+
+    def _read(self, answer: object) -> Tensor:
+        scores = as_tensor(answer)
         if self.num_classes == 2 and scores.ndim == 2 and scores.shape[1] == 1 and scores.is_floating_point():
             return two_classes(scores, self.label_mode)
         return scores

@@ -18,8 +18,7 @@ from toys import LinearTeacher, make_parts
 
 from dfme.cli import COMMANDS
 from dfme.command_line.evaluate import EvaluateConfig
-from dfme.command_line.serve import ServeConfig
-from dfme.config import BenchConfig, EstimatorConfig, ExtractConfig, TeacherConfig
+from dfme.config import BenchConfig, EstimatorConfig, ExtractConfig, ServeConfig, TeacherConfig
 from dfme.laboratory.options import GradientsConfig
 from dfme.methods import METHODS
 from dfme.options import dataclass_options

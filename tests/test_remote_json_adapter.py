@@ -20,8 +20,9 @@ from dfme.errors import Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.remote.class_names import ClassNames
 from teachers.remote.described.api import JsonAdapter, connect_json
-from teachers.remote.described.description import AnswerForm, ImageForm, load_adapter
+from teachers.remote.described.description import AnswerForm, ImageForm
 from teachers.remote.described.facts import Facts
+from teachers.remote.described.file import load_adapter
 from teachers.remote.described.paths import JsonPath
 from teachers.remote.options import JsonOptions
 
@@ -76,9 +77,9 @@ def test_a_description_with_faults_is_refused_before_anything_is_sent(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("request: {json: &a [*a]}", "no aliases"),
-        ("a: " + "[" * 60 + "]" * 60, "at most 32 levels"),
-        ("x: " + "y" * 1_000_001, "at most 1000000 bytes"),
+        ("request: {json: &a [*a]}", "expected no alias"),
+        ("request: {json: " + "[" * 5_000 + "]" * 5_000 + "}", "adapter.yaml: expected"),
+        ("x: " + "y" * 200_001, "more than 200,000 bytes"),
         ("!!python/object/apply:os.getcwd []", "expected YAML"),
         ("request: {json: {class_path: os.getcwd}}", "once, got none"),
         ("a: 1\na: 2", "stands there twice"),

@@ -8,7 +8,7 @@ from typing import Any
 from dfme.config import TeacherConfig
 from dfme.errors import UserError
 from teachers.remote.consent import require_consent
-from teachers.remote.described.description import load_adapter
+from teachers.remote.described.file import load_adapter
 from teachers.remote.secrets import Secrets
 
 

@@ -10,11 +10,11 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from dfme.config import ServeConfig
 from dfme.errors import UserError
 from dfme.precision import ieee_fp32
 from dfme.spec import Teacher
@@ -22,9 +22,6 @@ from teachers.serve.app import make_app
 from teachers.serve.meter import Meter
 from teachers.serve.model import Model
 from teachers.serve.protocol import Service
-
-if TYPE_CHECKING:
-    from dfme.command_line.serve import ServeConfig
 
 IDLE = 120
 """Seconds that a connection may idle; clients give theirs up sooner, so none is closed under a request on its way."""

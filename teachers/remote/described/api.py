@@ -11,8 +11,9 @@ import numpy as np
 from dfme.config import TeacherConfig
 from dfme.errors import Unusable, UserError
 from teachers.remote.consent import require_consent
-from teachers.remote.described.description import AnswerForm, JsonApi, load_adapter
+from teachers.remote.described.description import AnswerForm
 from teachers.remote.described.facts import Facts, settle_facts
+from teachers.remote.described.file import JsonApi, load_adapter
 from teachers.remote.described.paths import JsonPath
 from teachers.remote.described.requests import bytes_body, encode_images, json_body, multipart_body
 from teachers.remote.described.template import environment_names, with_environment

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
+from teachers.remote.described.description import Description
 from teachers.remote.described.paths import JsonPath
 from teachers.remote.described.template import environment_names, problem_of, texts
-
-if TYPE_CHECKING:
-    from teachers.remote.described.description import Description
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTENT_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w.+-]+=[\w.+-]+)*", re.ASCII)

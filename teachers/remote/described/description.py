@@ -1,4 +1,4 @@
-"""The description of an HTTP API with JSON answers: a YAML file, read safely and checked before anything is sent.
+"""The description of an HTTP API with JSON answers, as a YAML file has it.
 
 The file's keys (examples in configs/adapters; ``${NAME}`` in texts is the environment variable NAME)::
 
@@ -43,20 +43,7 @@ No torch here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
-
-import yaml
-
-from dfme.errors import UserError
-from dfme.options import from_mapping
-from dfme.recipes import load_yaml
-from teachers.remote.class_names import ClassNames, read_class_names
-from teachers.remote.described.checks import described_texts, problems
-from teachers.remote.described.template import environment_names
-
-MOST_BYTES = 1_000_000
-MOST_DEPTH = 32
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -125,61 +112,3 @@ class Description:
     request: RequestForm = field(default_factory=RequestForm)
     answer: AnswerForm = field(default_factory=AnswerForm)
     teacher: TeacherFacts = field(default_factory=TeacherFacts)
-
-
-@dataclass(frozen=True)
-class JsonApi:
-    """A description together with what was read apart from it or beside it."""
-
-    description: Description
-    template: dict[str, Any] | list[Any] | None
-    classes: ClassNames | None
-
-    @property
-    def secrets(self) -> list[str]:
-        """Names of the environment variables that it needs, those of its URL not among them."""
-        return environment_names(*described_texts(self.description, self.template))
-
-
-def load_adapter(path: str | Path) -> JsonApi:
-    """The description in a YAML file. UserError naming the file and everything that is wrong with it."""
-    _require_plain_yaml(Path(path))
-    mapping, template = _without_template(load_yaml(path))
-    description = from_mapping(Description, mapping, prefix=f"{path}: ")
-    found = list(problems(description, template))
-    if found:
-        raise UserError("; ".join(f"{path}: {problem}" for problem in found))
-    answer, folder = description.answer, Path(path).parent
-    classes = read_class_names(answer.classes, f"{path}: answer.classes", folder) if answer.classes else None
-    return JsonApi(description, template, classes)
-
-
-def _without_template(mapping: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """The mapping without ``request.json``, and that: data in any form, which no reader of options may interpret."""
-    request = mapping.get("request")
-    if not isinstance(request, dict):
-        return mapping, None
-    others = {key: value for key, value in request.items() if key != "json"}
-    rest = {key: value for key, value in mapping.items() if key != "request"}
-    return (rest | {"request": others} if others else rest), request.get("json")
-
-
-def _require_plain_yaml(path: Path) -> None:
-    """UserError for a file that is too large, too deep, or refers to itself; other faults are found by its reader."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError:
-        return
-    if len(content) > MOST_BYTES:
-        raise UserError(f"{path}: expected at most {MOST_BYTES} bytes")
-    depth = 0
-    try:
-        for event in yaml.parse(content, Loader=yaml.SafeLoader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MOST_DEPTH:
-                raise UserError(f"{path}: expected at most {MOST_DEPTH} levels")
-            if isinstance(event, yaml.AliasEvent):
-                raise UserError(f"{path}: expected no aliases (*{event.anchor})")
-    except (yaml.YAMLError, ValueError):
-        return

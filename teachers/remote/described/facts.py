@@ -8,7 +8,7 @@ from dfme.config import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.remote.class_names import ClassNames
-from teachers.remote.described.description import JsonApi
+from teachers.remote.described.file import JsonApi
 from teachers.remote.json_bodies import native_mode
 from teachers.remote.pictures import COLOUR_TYPES
 
