@@ -75,7 +75,7 @@ def _evaluate(argv: Sequence[str]) -> int:
     check_teacher(job.teacher, job.teacher_options)
     from dfme.command_line.scoring import score
 
-    print(evaluate.table(score(student, job)))
+    print(evaluate.table(score(student, job, tell=_warn)))
     return 0
 
 
@@ -91,7 +91,8 @@ def _check(argv: Sequence[str]) -> int:
     from dfme.devices import choose_device
     from teachers.make import make_teacher
 
-    print(examine(make_teacher(teacher, options, choose_device(config.device)), config.images, config.seed))
+    made = make_teacher(teacher, options, choose_device(config.device))
+    print(examine(made, config.images, config.seed, tell=_warn))
     return 0
 
 
@@ -212,6 +213,10 @@ def _dispatch(words: list[str]) -> int:
         print(f"dfme {__version__}")
         return 0
     return _extract(words)
+
+
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _show_help(name: str, options: Sequence[Option]) -> int:

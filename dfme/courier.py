@@ -153,6 +153,7 @@ class Courier:
             for attempt in stamina.retry_context(
                 on=patience, attempts=None, timeout=None, wait_initial=0.2, wait_max=30.0, wait_jitter=0.2
             ):
+                self._pace.waited_for(patience.rested())
                 with attempt:
                     return self._attempt(part, purpose)
         except BatchTooLarge:

@@ -30,7 +30,7 @@ class Oracle:
 
     With a journal that holds answers of an interrupted run, the same queries get those answers again,
     unpaid. ``sentinel`` collects the conditions on an accelerator's values for the loop to verify; without
-    one they are read after each call.
+    one they are read after each call. ``tell`` is called with a line, now and then, while a service makes trouble.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Oracle:
         ledger: Ledger,
         journal: Journal | None = None,
         sentinel: Sentinel | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self.spec = teacher.spec
         self.num_classes = teacher.num_classes
@@ -49,6 +50,8 @@ class Oracle:
         self._verify_each = sentinel is None
         self._sentinel = sentinel or Sentinel()
         self._courier = Courier(teacher, ledger, journal, self._sentinel, self._device)
+        if tell is not None:
+            self.report_to(tell)
         if not self.replaying:
             ledger.settle()
 

@@ -37,18 +37,18 @@ class Pace:
             per_image = images / self._images_per_second if self._images_per_second else 0.0
             self._free_at = leaves + max(per_image, self._seconds_per_request)
         if leaves > now:
-            self.pause(leaves - now)
+            self._closed.wait(leaves - now)
+            self.waited_for(leaves - now)
 
     def hold(self, seconds: float) -> None:
         """Let no request leave for so long: what the service asks of one thread holds for all."""
         with self._lock:
             self._free_at = max(self._free_at, time.monotonic() + seconds)
 
-    def pause(self, seconds: float) -> None:
-        """Wait so long, or until ``close``."""
+    def waited_for(self, seconds: float) -> None:
+        """Count a wait, of whoever waited."""
         with self._lock:
             self.waited += seconds
-        self._closed.wait(seconds)
 
     def close(self) -> None:
         """End every wait."""

@@ -21,6 +21,7 @@ class Patience:
     def __init__(self, wire: Wire, tell: Callable[[str], None], in_vain: Callable[[], bool] = lambda: False) -> None:
         self._wire, self._tell, self._in_vain = wire, tell, in_vain
         self._started = time.monotonic()
+        self._failed_at: float | None = None
         self._failures: dict[str, int] = {"refused": 0, "unanswered": 0, "unusable": 0}
 
     def __call__(self, error: Exception) -> bool | float:
@@ -33,11 +34,16 @@ class Patience:
         asked = error.retry_after if isinstance(error, Refused) else None
         if left <= 0 or (asked or 0.0) > left:
             return False
+        self._failed_at = time.monotonic()
         self._tell(f"{error}; asking again" + (f" in {asked:.0f} s" if asked else ""))
         if asked is None:
             return True
         soonest: float = min(SOONEST * 2 ** self._failures["refused"], 5.0)
         return max(asked, soonest)
+
+    def rested(self) -> float:
+        """Seconds since the last failure; 0 before the first attempt."""
+        return 0.0 if self._failed_at is None else time.monotonic() - self._failed_at
 
     def spent(self) -> str:
         """How much was tried, for the message of the one who gives up."""

@@ -139,6 +139,26 @@ def test_a_rate_is_kept_and_no_request_carries_more_than_a_second_of_it() -> Non
     assert 1.0 <= seconds < 3.0
 
 
+def test_what_was_waited_for_is_told() -> None:
+    service = Service(["429", "ok"])
+    first, second = [Refused("busy", "429", retry_after=0.3)], service.ask
+
+    def ask(query: torch.Tensor, key: str) -> torch.Tensor:
+        if first:
+            raise first.pop()
+        return second(query, key)
+
+    service.ask, lines = ask, list[str]()
+    oracle = Oracle(service, Ledger(100), tell=lines.append)
+    with stamina.set_testing(False):
+        oracle(images(4))
+    told = oracle.service
+    assert told is not None
+    assert told["refused"] == {"429": 2}
+    assert lines == ["busy; asking again in 0 s"]
+    assert 0.3 <= told["seconds_waited"] < 2.0
+
+
 def test_what_is_left_is_not_enough_to_ask_again(tmp_path: Path) -> None:
     service, ledger = Service(["ok", "500"], max_batch=4), Ledger(10, tmp_path / "l")
     oracle = Oracle(service, ledger, Journal(tmp_path / "j"))

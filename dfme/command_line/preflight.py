@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,8 +24,10 @@ LATENT_SIZE = 256
 OPEN = EstimatorConfig(kind="auto", step="auto")
 
 
-def examine(teacher: Teacher, images: int, seed: int) -> str:
+def examine(teacher: Teacher, images: int, seed: int, tell: Callable[[str], None] | None = None) -> str:
     """Ask for ``images`` images of uniform noise, twice, and what a probe takes, all charged as ``check``.
+
+    ``tell`` hears a line, now and then, while a service makes trouble.
 
     Describes the answers, and the finite differences that would do with an untrained student, in lines.
 
@@ -33,7 +36,7 @@ def examine(teacher: Teacher, images: int, seed: int) -> str:
     """
     scores = teacher.label_mode.kind != "label"
     ledger = Ledger(2 * images + probe_images(OPEN, teacher.spec, scores))
-    oracle = Oracle(teacher, ledger)
+    oracle = Oracle(teacher, ledger, tell=tell)
     low, high = teacher.spec.bounds
     noise = torch.rand((images, *teacher.spec.shape), generator=torch.Generator().manual_seed(seed))
     queries_BCHW = teacher.spec.quantise(noise * (high - low) + low)

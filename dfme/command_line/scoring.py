@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from dfme.oracle import Oracle
 from dfme.student_file import load_student
 
 
-def score(student: Path, job: Job) -> dict[str, float | str]:
+def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) -> dict[str, float | str]:
     """Accuracy, agreement and KL of the student in a file, by the job's teacher on the job's evaluation set.
 
-    The teacher is asked about every image once; as in a run, that is counted but not charged.
+    The teacher is asked about every image once; as in a run, that is counted but not charged. ``tell`` hears a line,
+    now and then, while a service makes trouble.
 
     Raises:
         UserError: if student, teacher and evaluation set do not go together.
@@ -32,7 +34,7 @@ def score(student: Path, job: Job) -> dict[str, float | str]:
         raise UserError(f"--student {student}: it is for {taken}, but the teacher takes {asked}")
     ledger = Ledger(budget=1)  # the evaluation uses nothing of it
     data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes)
-    examination = build_examination(data, Oracle(teacher, ledger), device)
+    examination = build_examination(data, Oracle(teacher, ledger, tell=tell), device)
     assert isinstance(examination, EvaluationSet), "without an evaluation set there is no job"
     examination.prepare()
     return {
