@@ -177,7 +177,7 @@ def run_bench(config: BenchConfig) -> str:
     """Time every case and give the table, with machine and versions, as Markdown. UserError for an unknown case."""
     for name in config.cases:
         if name not in CASES:
-            raise UserError(f"--cases: {unknown_choice('case', name, CASES)}")
+            raise UserError(f"--cases: {unknown_choice('case', name, [*CASES, 'http'])}")
     device = choose_device(config.device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)

@@ -213,7 +213,7 @@ class BenchConfig:
 
     Args:
         cases: what to time: digits (cnn_small on 1x8x8, four replay steps a batch), digits_paper (the same without
-            replay) and resnet (ResNet-34-8x to ResNet-18-8x on 3x32x32, without replay); or http alone: the digits
+            replay) and resnet (ResNet-34-8x to ResNet-18-8x on 3x32x32, without replay); http: the digits
             run through a served teacher beside the same one in process, and our client beside bare httpx2
         rounds: pairs of timings; the median of the ratios is reported
         seconds: about how long one timing takes

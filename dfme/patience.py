@@ -22,6 +22,7 @@ class Patience:
         self._wire, self._tell, self._in_vain = wire, tell, in_vain
         self._started = time.monotonic()
         self._failed_at: float | None = None
+        self._too_long: float | None = None
         self._failures: dict[str, int] = {"refused": 0, "unanswered": 0, "unusable": 0}
 
     def __call__(self, error: Exception) -> bool | float:
@@ -33,6 +34,7 @@ class Patience:
         left = self._wire.patience - (time.monotonic() - self._started)
         asked = error.retry_after if isinstance(error, Refused) else None
         if left <= 0 or (asked or 0.0) > left:
+            self._too_long = asked
             return False
         self._failed_at = time.monotonic()
         self._tell(f"{error}; asking again" + (f" in {asked:.0f} s" if asked else ""))
@@ -47,6 +49,8 @@ class Patience:
 
     def spent(self) -> str:
         """How much was tried, for the message of the one who gives up."""
+        if self._too_long is not None:
+            return f"; it asks to wait {self._too_long:,.0f} s, longer than the {self._wire.patience:g} s of patience allow"
         tries = sum(self._failures.values())
         if tries < 2:
             return ""

@@ -99,7 +99,7 @@ def test_a_wait_longer_than_the_patience_is_not_begun() -> None:
     service = Service(wire=Wire(patience=2.0))
     service.ask = lambda images, key: (_ for _ in ()).throw(Refused("busy", "429", retry_after=3600))
     started = time.monotonic()
-    with pytest.raises(TeacherError, match="busy"):
+    with pytest.raises(TeacherError, match=r"busy; it asks to wait 3,600 s, longer than the 2 s of patience allow"):
         Oracle(service, Ledger(100))(images(4))
     assert time.monotonic() - started < 1
 
