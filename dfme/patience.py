@@ -50,7 +50,8 @@ class Patience:
     def spent(self) -> str:
         """How much was tried, for the message of the one who gives up."""
         if self._too_long is not None:
-            return f"; it asks to wait {self._too_long:,.0f} s, longer than the {self._wire.patience:g} s of patience allow"
+            patience = f"{self._wire.patience:g} s of patience"
+            return f"; it asks to wait {self._too_long:,.0f} s, longer than the {patience} allow"
         tries = sum(self._failures.values())
         if tries < 2:
             return ""
