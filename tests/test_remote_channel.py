@@ -149,7 +149,7 @@ def test_a_service_that_is_not_there_was_not_asked(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(Refused, match="Name or service not known") as refusal:
-        post("http://nowhere.example")
+        post("http://nowhere.example", authorised_by="these tests")
     assert (refusal.value.reason, refusal.value.retry) == ("no connection", True)
 
 

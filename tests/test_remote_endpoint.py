@@ -13,7 +13,7 @@ import pytest
 from wayward import KEY, PATIENT, Request, Wayward, answer, endpoint, post, post_once, reset
 
 import dfme
-from dfme.errors import Unanswered, Unusable
+from dfme.errors import Unanswered, Unusable, UserError
 
 BRIEF = 0.3
 """Seconds of patience where it is meant to run out."""
@@ -84,7 +84,7 @@ def test_no_proxy_sees_this_machine_and_one_that_is_named_sees_the_rest(monkeypa
         monkeypatch.delenv("NO_PROXY", raising=False)
         assert post(server.url).body == b"direct"
         assert proxy.requests == []
-        assert post("http://192.0.2.1:9").body == b"from the proxy"
+        assert post("http://192.0.2.1:9", authorised_by="these tests").body == b"from the proxy"
     assert proxy.requests[0].line == "POST http://192.0.2.1:9/ask HTTP/1.1"
 
 
@@ -208,3 +208,8 @@ def test_a_server_that_takes_the_question_drop_by_drop_is_cut_off_too():
         thread.join()
     assert outcome.value.reason == "timeout"
     assert time.monotonic() - before < BRIEF + 3
+
+
+def test_nobody_gets_past_the_consent_by_making_an_endpoint_of_their_own():
+    with pytest.raises(UserError, match=r"192\.0\.2\.1 is not this machine; say who allowed"):
+        post("http://192.0.2.1:9")

@@ -15,7 +15,7 @@ from teachers.remote.secrets import Secrets
 def check_service(config: TeacherConfig, options: Mapping[str, Any]) -> None:
     """UserError for a host without consent, a URL that is none, or a key that the environment does not hold."""
     require_consent(options["url"], options.get("authorised_by"))
-    Secrets.from_environment([options["api_key_env"]] if options.get("api_key_env") else [])
+    Secrets.from_environment([options.get("api_key_env")])
 
 
 def check_plain_service(config: TeacherConfig, options: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ import httpx2
 import dfme
 from dfme.errors import Refused, Unanswered, Unusable, UserError
 from teachers.remote.address import Address, address_of, redirected
+from teachers.remote.consent import require_consent
 from teachers.remote.options import ServiceOptions
 from teachers.remote.outcomes import TROUBLE, advice, failed_connection, failed_status, quoted, refused
 from teachers.remote.secrets import Secrets
@@ -59,7 +60,8 @@ class Endpoint:
 
     ``url`` and ``headers`` may hold ``${NAME}`` placeholders of ``secrets``; the attribute ``url`` is for people:
     without a slash at the end, secrets hidden. The key that ``options.api_key_env`` names goes with every request.
-    UserError for a URL that is none, a header that cannot be sent, and a ``ca_file`` without certificates.
+    UserError for a URL that is none, a host that nobody consented to (``require_consent``: no teacher is asked but
+    through here), a header that cannot be sent, and a ``ca_file`` without certificates.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Endpoint:
         self._addresses: dict[str, Address] = {}
         self.url = secrets.hide(self._base).rstrip("/")
         base = self._address("")
+        require_consent(url, options.authorised_by)
         self._headers = _standing_headers(options, base, secrets, headers or {})
         self._client = httpx2.Client(
             transport=Transport(base.url, options.in_flight, options.ca_file),

@@ -19,7 +19,6 @@ from dfme.config import TeacherConfig
 from dfme.errors import Refused, Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.remote.class_names import ClassNames, read_class_names
-from teachers.remote.consent import require_consent
 from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, dump, native_mode, parse, settle, shown
 from teachers.remote.options import HfApiOptions
@@ -41,7 +40,6 @@ def connect_hf_api(options: HfApiOptions, config: TeacherConfig, device: torch.d
     Its label mode is top_k where fewer labels are asked for, or by ``config.label_mode``, than there are classes.
     UserError for class names that cannot be read or do not fit the flags, and for images that no PNG can be.
     """
-    require_consent(options.url, options.authorised_by)
     names = read_class_names(options.classes, "--teacher.classes")
     spec = _spec(config)
     if config.num_classes not in (None, len(names)):
@@ -50,7 +48,7 @@ def connect_hf_api(options: HfApiOptions, config: TeacherConfig, device: torch.d
         )
     if options.top_k < 0:
         raise UserError(f"--teacher.top-k: expected 0 or more, got {options.top_k}")
-    secrets = Secrets.from_environment([options.api_key_env] if options.api_key_env else [])
+    secrets = Secrets.from_environment([options.api_key_env])
     adapter = HfApiAdapter(names, spec, _mode(options.top_k, len(names), config), options.top_k)
     endpoint = Endpoint(options, options.url, secrets)
     return HfApiTeacher(endpoint, adapter, spec, len(names), adapter.mode, 1, wire_of(options))

@@ -30,13 +30,13 @@ class Secrets:
         self._pattern = re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
 
     @classmethod
-    def from_environment(cls, names: Iterable[str]) -> Secrets:
-        """The values of these environment variables, without white space around them.
+    def from_environment(cls, names: Iterable[str | None]) -> Secrets:
+        """The values of these environment variables, without white space around them; None names none.
 
         UserError for a variable that is unset or empty, or holds what no header can carry.
         """
         values = {}
-        for name in names:
+        for name in filter(None, names):
             value = os.environ.get(name, "").strip()
             if not value:
                 raise UserError(f"the environment variable {name} should hold a key, but is not set: export {name}=...")

