@@ -90,18 +90,8 @@ class Replay:
     def _coded(self) -> bool:
         return self._spec.levels is not None and self._spec.levels <= 256
 
-    @property
-    def _level(self) -> float:
-        assert self._spec.levels is not None
-        return (self._spec.bounds[1] - self._spec.bounds[0]) / (self._spec.levels - 1)
-
     def _encode(self, images: Tensor) -> Tensor:
-        if not self._coded:
-            return images
-        return ((images - self._spec.bounds[0]) / self._level).round().to(torch.uint8)
+        return self._spec.encode(images) if self._coded else images
 
     def _decode(self, coded: Tensor) -> Tensor:
-        if not self._coded:
-            return coded
-        low, high = self._spec.bounds
-        return coded.float().mul_(self._level).add_(low).clamp_(low, high)  # bit for bit what quantise returns
+        return self._spec.decode(coded) if self._coded else coded

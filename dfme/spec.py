@@ -53,8 +53,23 @@ class ImageSpec:
         x_BCHW = x_BCHW.clamp(low, high)
         if self.levels is None:
             return x_BCHW
-        step = (high - low) / (self.levels - 1)
-        return ((x_BCHW - low) / step).round_().mul_(step).add_(low).clamp_(low, high)
+        return ((x_BCHW - low) / self.step).round_().mul_(self.step).add_(low).clamp_(low, high)
+
+    @property
+    def step(self) -> float:
+        """From one level to the next; only where there are levels."""
+        assert self.levels is not None
+        return (self.bounds[1] - self.bounds[0]) / (self.levels - 1)
+
+    def encode(self, x_BCHW: Tensor) -> Tensor:
+        """The numbers of the nearest levels, uint8, from 0 at the lower bound; only for up to 256 levels."""
+        assert self.levels is not None and self.levels <= 256  # noqa: PT018 (one condition)
+        return ((x_BCHW - self.bounds[0]) / self.step).round_().clamp_(0, self.levels - 1).byte()
+
+    def decode(self, codes_BCHW: Tensor) -> Tensor:
+        """The images whose levels have these numbers, float32: bit for bit what ``quantise`` returns."""
+        low, high = self.bounds
+        return codes_BCHW.float().mul_(self.step).add_(low).clamp_(low, high)
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,7 @@ class ProgramTeacher:
     def _pixels(self, x_BCHW: Tensor) -> Tensor:
         if self._program.dtype != torch.uint8:
             return self._normalise(x_BCHW).to(self._program.dtype)
-        low, high = self.spec.bounds
-        return ((x_BCHW - low) / (high - low) * (BYTES - 1)).round_().clamp_(0, BYTES - 1).to(torch.uint8)
+        return self.spec.encode(x_BCHW)
 
 
 def make_program_teacher(

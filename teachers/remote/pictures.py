@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dfme.spec import ImageSpec
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -27,10 +29,9 @@ LEVEL = 1  # a generator's images are close to noise: more effort buys next to n
 
 def eight_bit(x_BCHW: Tensor, bounds: tuple[float, float]) -> Array:
     """The images as bytes (B, H, W, C): i stands for ``low + i * (high - low) / 255``, the nearest i is taken."""
-    low, high = bounds
-    x_BCHW_64 = x_BCHW.detach().cpu().numpy().astype(np.float64)
-    levels = np.rint((x_BCHW_64 - low) * (255 / (high - low))).clip(0, 255)
-    return np.ascontiguousarray(levels.astype(np.uint8).transpose(0, 2, 3, 1))
+    _, channels, height, width = x_BCHW.shape
+    codes_BCHW = ImageSpec((channels, height, width), bounds, 256).encode(x_BCHW.detach().cpu())
+    return np.ascontiguousarray(codes_BCHW.numpy().transpose(0, 2, 3, 1))
 
 
 def png(x_HWC: Array) -> bytes:

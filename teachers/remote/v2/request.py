@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dfme.config import TeacherConfig
@@ -41,9 +40,7 @@ class RequestWriter:
         """The images as the model takes them."""
         model = self._model
         if model.input.datatype == "UINT8":
-            low, high = model.spec.bounds
-            codes_BCHW = (images_BCHW - low).mul_(255 / (high - low)).round_().clamp_(0, 255)
-            array: Array = codes_BCHW.to(torch.uint8).numpy()
+            array: Array = model.spec.encode(images_BCHW).numpy()
         else:
             array = self._normalise(images_BCHW).numpy().astype(DATATYPES[model.input.datatype], copy=False)
         if model.layout.order == "nhwc":
