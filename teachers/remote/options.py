@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dfme.wire import Wire
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceOptions:
@@ -32,8 +34,8 @@ class ServiceOptions:
     ca_file: str | None = None
     in_flight: int = 4
     timeout: float = 30.0
-    attempts: int = 5
-    patience: float = 300.0
+    attempts: int = Wire.attempts
+    patience: float = Wire.patience
     images_per_second: float | None = None
     requests_per_second: float | None = None
 

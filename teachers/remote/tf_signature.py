@@ -8,16 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from dfme.config import TeacherConfig
 from dfme.errors import UserError
 from dfme.words import did_you_mean
 from teachers.facts import agreed, first_line
+from teachers.remote.axes import Image, Order, image_of, in_order
 from teachers.remote.json_bodies import shown
-
-Layout = Literal["nhwc", "nchw"]
-Shape = tuple[int, int, int]
 
 PIXELS = ("DT_FLOAT", "DT_UINT8")
 INTEGERS = ("DT_INT32", "DT_INT64")
@@ -73,7 +71,7 @@ def pick(tensors: Mapping[str, TensorInfo], name: str | None, option: str) -> Te
     return tensors[name]
 
 
-def image_axes(info: TensorInfo, layout: Layout, given: Shape | None) -> tuple[Shape, tuple[int, ...]]:
+def image_axes(info: TensorInfo, layout: Order, given: Image | None) -> tuple[Image, tuple[int, ...]]:
     """The image as (C, H, W), and the axes of one image as the model takes it.
 
     Besides the batch's, two axes are taken for those of a grey image, one for that of a flattened one. UserError
@@ -86,23 +84,23 @@ def image_axes(info: TensorInfo, layout: Layout, given: Shape | None) -> tuple[S
         )
     if info.axes is not None and len(info.axes) in (3, 4):
         shape = _told(info, layout, given)
-        return shape, in_layout(shape, layout) if len(info.axes) == 4 else shape[1:]
+        return shape, in_order(shape, layout) if len(info.axes) == 4 else shape[1:]
     if given is None:
         raise UserError(f"--teacher.shape: input {info.name} does not tell the shape of an image; give it as C,H,W")
     if info.axes is None:
-        return given, in_layout(given, layout)
+        return given, in_order(given, layout)
     flat = (math.prod(given),)
     if len(info.axes) != 2 or info.axes[1] not in (_ANY, *flat):
         raise _misfit(info, given)
     return given, flat
 
 
-def _told(info: TensorInfo, layout: Layout, given: Shape | None) -> Shape:
+def _told(info: TensorInfo, layout: Order, given: Image | None) -> Image:
     """The shape that the axes after the batch's tell, and ``given`` where they leave it open; grey has no channels."""
     sizes = (info.axes or ())[1:]
-    channels, height, width = (1, *sizes) if len(sizes) == 2 else sizes if layout == "nchw" else (sizes[2], *sizes[:2])
-    shape = given or (channels, height, width)
-    if any(size not in (_ANY, own) for size, own in zip((channels, height, width), shape, strict=True)):
+    told = (1, sizes[0], sizes[1]) if len(sizes) == 2 else image_of((sizes[0], sizes[1], sizes[2]), layout)
+    shape = given or told
+    if any(size not in (_ANY, own) for size, own in zip(told, shape, strict=True)):
         raise _misfit(info, shape)
     if min(shape) < 1:
         raise UserError(f"--teacher.shape: input {info.name} leaves sizes open: {info.axes}; give them as C,H,W")
@@ -129,13 +127,7 @@ def most_images(info: TensorInfo) -> int | None:
     return 1 if first == 1 else None
 
 
-def in_layout(shape: Shape, layout: Layout) -> Shape:
-    """C, H, W in the order of a model's axes."""
-    channels, height, width = shape
-    return shape if layout == "nchw" else (height, width, channels)
-
-
-def _misfit(info: TensorInfo, shape: Shape) -> UserError:
+def _misfit(info: TensorInfo, shape: Image) -> UserError:
     told = ",".join(map(str, shape))
     return UserError(f"--teacher.shape: got {told}, but input {info.name} has the axes {info.axes}")
 

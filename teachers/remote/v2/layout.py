@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from dfme.errors import UserError
+from teachers.remote.axes import Image, Order, image_of, in_order
 
-Order = Literal["nchw", "nhwc"]
-Image = tuple[int, int, int]
 ORDERS: tuple[Order, ...] = ("nchw", "nhwc")
 CHANNELS = (1, 3, 4)
 """Sizes of an axis that is taken for the channels where nobody says."""
@@ -50,12 +48,6 @@ def find_layout(metadata: tuple[int, ...] | None, given: Image | None, order: ob
     return Layout(shape, found, in_order(shape, found), limit)
 
 
-def in_order(shape: Image, order: Order) -> Image:
-    """The sizes (C, H, W) in the order in which they are sent."""
-    channels, height, width = shape
-    return shape if order == "nchw" else (height, width, channels)
-
-
 def _ordered(sizes: tuple[int, ...], given: Image | None, known: Order | None) -> tuple[Image, Order]:
     """Shape and order of images with three axes."""
     orders = (known,) if known else ORDERS
@@ -64,19 +56,14 @@ def _ordered(sizes: tuple[int, ...], given: Image | None, known: Order | None) -
     elif min(sizes) < 1:
         raise UserError(f"--teacher.shape: give C,H,W, since the model's input leaves sizes open: {list(sizes)}")
     else:
-        fitting = [(_image(sizes, order), order) for order in orders]
+        one, two, three = sizes
+        fitting = [(image_of((one, two, three), order), order) for order in orders]
         fitting = [(shape, order) for shape, order in fitting if known or shape[0] in CHANNELS]
     if len(fitting) == 1:
         return fitting[0]
     if given is not None and not fitting:
         raise UserError(f"--teacher.shape: expected C,H,W that fit the model's input {list(sizes)}, got {given}")
     raise UserError(f"--teacher.layout: give nchw or nhwc, since the model's input {list(sizes)} does not tell")
-
-
-def _image(sizes: tuple[int, ...], order: Order) -> Image:
-    """(C, H, W) of sizes in the given order."""
-    one, two, three = sizes
-    return (one, two, three) if order == "nchw" else (three, one, two)
 
 
 def _fits(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
