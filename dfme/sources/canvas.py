@@ -1,0 +1,44 @@
+"""What the programs share: where the pixels are, numbers drawn per image, and the way to the teacher's bounds."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dfme.spec import ImageSpec
+
+
+def pixel_grid(spec: ImageSpec, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The pixels' centres as x (1, W) and y (H, 1), measured from the middle in halves of the shorter side."""
+    _, height, width = spec.shape
+    unit = min(height, width) / 2
+    x_1W = (torch.arange(width, device=device) + (1 - width) / 2).div_(unit).unsqueeze(0)
+    y_H1 = (torch.arange(height, device=device) + (1 - height) / 2).div_(unit).unsqueeze(1)
+    return x_1W, y_H1
+
+
+def uniform(shape: tuple[int, ...], low: float, high: float, rng: torch.Generator) -> Tensor:
+    """Numbers spread evenly from low to high, on the device of ``rng``."""
+    return torch.rand(shape, generator=rng, device=rng.device).mul_(high - low).add_(low)
+
+
+def log_uniform(shape: tuple[int, ...], low: float, high: float, rng: torch.Generator) -> Tensor:
+    """Numbers whose logarithms are spread evenly: a power law with an exponent of -1."""
+    return torch.rand(shape, generator=rng, device=rng.device).mul_(math.log(high / low)).exp_().mul_(low)
+
+
+def shuffled(images_NCHW: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """``count`` of the images, each as likely as any other, in random order.
+
+    Kinds of image are drawn in equal shares, rounded up, and the surplus falls away here: so the shares need no
+    random numbers on the host, which on a GPU would have to wait for the device.
+    """
+    return images_NCHW[torch.randperm(len(images_NCHW), generator=rng, device=rng.device)[:count]]
+
+
+def within_bounds(unit_BCHW: Tensor, spec: ImageSpec) -> Tensor:
+    """Images from the range of 0 to 1 (what lies outside is clamped, in place) to the bounds of the teacher."""
+    low, high = spec.bounds
+    return unit_BCHW.clamp_(0, 1).mul_(high - low).add_(low).clamp_(low, high)

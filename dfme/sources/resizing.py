@@ -1,0 +1,50 @@
+"""Images of another size or number of channels, made to fit a teacher."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from dfme.errors import UserError
+
+LUMA = (0.299, 0.587, 0.114)
+"""What red, green and blue weigh in a grey: ITU-R BT.601, as pictures read from files are turned grey."""
+
+CHUNK = 1024  # images turned to floats at once
+
+
+def fitted(images_NCHW: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Images (N, C, H, W), uint8 or float32 within [0, 1], in another shape and the same type.
+
+    Grey becomes colour by repetition, colour grey by its luma; sizes change bilinearly, smoothed when they shrink.
+
+    Raises:
+        UserError: for other numbers of channels that differ.
+    """
+    if tuple(images_NCHW.shape[1:]) == tuple(shape):
+        return images_NCHW
+    result = torch.empty(len(images_NCHW), *shape, dtype=images_NCHW.dtype)
+    for source, target in zip(images_NCHW.split(CHUNK), result.split(CHUNK), strict=True):
+        floats = _resized(_recoloured(source.float(), shape[0]), shape)
+        target.copy_(floats if target.is_floating_point() else floats.round_())
+    return result
+
+
+def _recoloured(images_NCHW: Tensor, channels: int) -> Tensor:
+    have = images_NCHW.shape[1]
+    if have == channels:
+        return images_NCHW
+    if have == 1:
+        return images_NCHW.repeat(1, channels, 1, 1)
+    if (have, channels) != (3, 1):
+        raise UserError(f"images of {have} channels cannot become images of {channels}: only 1 and 3 are converted")
+    weights_311 = torch.tensor(LUMA).view(3, 1, 1)
+    return (images_NCHW * weights_311).sum(1, keepdim=True)
+
+
+def _resized(images_NCHW: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    size = shape[1:]
+    if tuple(images_NCHW.shape[2:]) == size:
+        return images_NCHW
+    return interpolate(images_NCHW, size, mode="bilinear", antialias=True)
