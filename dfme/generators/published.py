@@ -1,4 +1,4 @@
-"""Generators: from a latent to ``gen_op``, the output before the last squashing, and from there to an image."""
+"""The generator of the DFME paper."""
 
 from __future__ import annotations
 
@@ -9,27 +9,36 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from dfme.generators.base import GeneratorNet
 from dfme.spec import ImageSpec
 
 
-class Generator(nn.Module):
+@contextmanager
+def read_by(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """What a layer reads, detached, in every call meanwhile."""
+    read: list[Tensor] = []
+    hook = layer.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].detach()))
+    try:
+        yield read
+    finally:
+        hook.remove()
+
+
+class Generator(GeneratorNet):
     """The DFME generator: a linear layer to a quarter of the image's size, then two upsampling blocks.
 
-    ``forward`` maps z (B, Z) to u (B, C, H, W), which its last normalisation keeps near N(0, 1) per channel;
-    ``squash`` maps u to an image within the teacher's bounds by a scaled tanh. The two are apart because
-    finite differences may be taken on either side of the squashing.
+    ``forward`` maps z (B, Z) to u (B, C, H, W), which its last normalisation keeps near N(0, 1) per channel.
 
     Source: Truong et al. 2021, appendix; layer sizes as listed there (128, 128, 64 channels). Heights and
     widths that 4 does not divide are reached by resizing to their exact halves (rounded up).
     """
 
     def __init__(self, latent_size: int, spec: ImageSpec) -> None:
-        super().__init__()
+        super().__init__(spec)
         channels, height, width = spec.shape
         half = (math.ceil(height / 2), math.ceil(width / 2))
         quarter = (math.ceil(height / 4), math.ceil(width / 4))
         self.latent_size = latent_size
-        self.bounds = spec.bounds
         self.stem = nn.Sequential(
             nn.Linear(latent_size, 128 * math.prod(quarter)),
             nn.Unflatten(1, (128, *quarter)),
@@ -55,19 +64,9 @@ class Generator(nn.Module):
 
     @contextmanager
     def watched(self) -> Iterator[list[Tensor]]:
-        """Collects what the last convolution reads, (B, F, H, W) detached, in every call meanwhile."""
-        read: list[Tensor] = []
         last = next(layer for layer in reversed(self.blocks) if isinstance(layer, nn.Conv2d))
-        hook = last.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].detach()))
-        try:
+        with read_by(last) as read:
             yield read
-        finally:
-            hook.remove()
-
-    def squash(self, u_BCHW: Tensor) -> Tensor:
-        """The image: a tanh scaled to the teacher's bounds (plain tanh for bounds of -1 and 1)."""
-        low, high = self.bounds
-        return torch.tanh(u_BCHW).mul(0.5 * (high - low)).add(0.5 * (high + low))
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         """``count`` latents from N(0, I), drawn on the generator's device."""
