@@ -20,22 +20,20 @@ import torch
 from torch import Tensor, nn
 
 from dfme import loop
-from dfme.build import CHUNK, build_generator, build_oracle, build_student
-from dfme.config import BenchConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
+from dfme.build import build_oracle
+from dfme.command_configs import BenchConfig
+from dfme.config import ExtractConfig, Job, ScheduleConfig, StudentConfig, TeacherConfig
 from dfme.devices import choose_device
 from dfme.errors import UserError
-from dfme.losses import make_distance
-from dfme.methods.base import Parts
+from dfme.furnish import build_nets, furnish
 from dfme.methods.configs import DfmeConfig
 from dfme.methods.dfme import Dfme
 from dfme.nets import build_net
 from dfme.precision import autocast, ieee_fp32
 from dfme.randomness import Streams
-from dfme.replay import Replay
 from dfme.run_directory import RunDirectory
 from dfme.sentinel import Sentinel
 from dfme.spec import ImageSpec, LabelMode
-from dfme.students import StudentTrainer
 from dfme.words import unknown_choice
 
 
@@ -112,12 +110,13 @@ class Work:
             precision=config.precision,
             channels_last=config.channels_last,
             compile=config.compile,
+            schedule=ScheduleConfig(kind="constant"),
             student=student,
         )
         self.job = Job(settings, TeacherConfig(), {}, "dfme", self.method_config)
         self.teacher = _NetTeacher(build_net(case.teacher, case.shape, CLASSES), self.spec, device)
-        _, self.student = build_student(self.job, self.spec, CLASSES, device)
-        self.generator = build_generator(self.job, self.spec, device)
+        self.nets = build_nets(self.job, self.spec, CLASSES, device)
+        self.student = self.nets.students[0]
 
     def prepare(self, iterations: int, folder: Path) -> Callable[[], None]:
         """The loop over so many iterations in a new run directory, ready to be called once."""
@@ -126,16 +125,14 @@ class Work:
         directory = RunDirectory.create(folder)
         job = replace(self.job, config=replace(config, budget=budget))
         oracle = build_oracle(job, self.teacher, directory, {}, sentinel)
-        distance = make_distance(config.student.loss, self.teacher.label_mode)
-        replay = Replay(budget, self.spec, streams["replay"]) if config.student.replay_steps else None
-        trainer = StudentTrainer(self.student, config.student, distance, replay, lambda: 1.0, config.precision)
-        parts = Parts(oracle, self.generator, trainer, streams, sentinel, lambda: 1.0, CHUNK)
+        parts = furnish(job, self.nets, oracle, streams, sentinel)
         method, silent = Dfme(self.method_config, parts), _Silent()
         assert method.cost == self.queries
 
         def go() -> None:
             loop.run(
                 method,
+                parts.trainer,
                 oracle,
                 silent,
                 silent,
@@ -152,20 +149,22 @@ class Work:
 
     def bare(self, iterations: int) -> None:
         """The same passes without anything around them."""
+        generator = self.nets.generator
+        assert generator is not None
         z_BZ = torch.randn(self.batch, self.method_config.latent_size, device=self.device)
         x_BCHW = torch.rand(self.batch, *self.spec.shape, device=self.device)
         probes_NCHW = torch.cat([x_BCHW, x_BCHW])
         ones_BCHW, ones_BK = torch.ones_like(x_BCHW), torch.ones(self.batch, CLASSES, device=self.device)
         for _ in range(iterations):
-            gen_op = self.generator(z_BZ)
+            gen_op = generator(z_BZ)
             with torch.no_grad(), ieee_fp32():
                 self.student.eval()(probes_NCHW)
                 self.teacher.net(probes_NCHW)
-            _backward(self.generator, gen_op, ones_BCHW)
+            _backward(generator, gen_op, ones_BCHW)
             self.student.train()
             for _ in range(self.method_config.student_steps):
                 with torch.no_grad():
-                    self.generator.squash(self.generator(z_BZ))
+                    generator.squash(generator(z_BZ))
                     self.teacher.net(x_BCHW)
                 for _ in range(1 + self.job.config.student.replay_steps):
                     with autocast(self.device, self.job.config.precision):

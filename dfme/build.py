@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from dfme.checkpoint import space_for_checkpoints
 from dfme.config import Job
 from dfme.data import LabelledImages
-from dfme.devices import choose_device, require_compiler, within_memory
+from dfme.devices import choose_device, within_memory
 from dfme.errors import TeacherError, UserError
 from dfme.estimators.make import make_estimator
 from dfme.evaluation import EvaluationSet, HeldBack
 from dfme.evaluation_data import evaluation_images
-from dfme.generators import Generator
+from dfme.furnish import CHUNK, build_nets, furnish, needed_space
 from dfme.interrupt import Interrupt
 from dfme.job import document, resume_command
 from dfme.journal import Journal
@@ -28,27 +26,19 @@ from dfme.ledger import Ledger
 from dfme.loop import Progress
 from dfme.losses import make_distance
 from dfme.methods import METHODS
-from dfme.methods.base import Method, Parts
-from dfme.nets import auto_net, build_net
 from dfme.oracle import Oracle
 from dfme.probe import draft, is_open, probe_images, require_budget
 from dfme.randomness import Streams, derived_seed
-from dfme.replay import Replay
 from dfme.report.summary_file import read_summary
 from dfme.run import Result, Run
 from dfme.run_directory import RunDirectory
-from dfme.schedule import factor
 from dfme.sentinel import Sentinel
 from dfme.spec import ImageSpec, Teacher
 from dfme.student_file import load_student
-from dfme.students import StudentTrainer
 from dfme.taking_up import fitting, open_directory, recipe, require_same
 from dfme.tracking.console import Console
 from dfme.tracking.recorder import Recorder
 from teachers.make import make_teacher, wrap_callable
-
-CHUNK = 8_192
-"""Most images in one evaluation of an objective: bounds memory while probing."""
 
 
 def run_job(
@@ -136,28 +126,23 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     config, spec = job.config, teacher.spec
     make_method = _method(job.method, teacher)
     _require_estimator(job, spec)
-    distance = make_distance(config.student.loss, teacher.label_mode)
+    make_distance(config.student.loss, teacher.label_mode)
     data = evaluation_images(config.evaluation, spec, teacher.num_classes)
-    arch, student = build_student(job, spec, teacher.num_classes, device)
-    generator = build_generator(job, spec, device)
+    opened = make_method.open(job.method_config, spec, int(config.budget)) if hasattr(make_method, "open") else None
+    nets = build_nets(job, spec, teacher.num_classes, device)
 
     sentinel, streams = Sentinel(), Streams(config.seed, device)
-    replay = Replay(min(config.student.replay_capacity, int(config.budget)), spec, streams["replay"])
-    replay_or_none = replay if config.student.replay_steps else None
-    replayed = replay.full_size(teacher.num_classes) if replay_or_none else 0
-    directory, state = open_directory(job, resume, space_for_checkpoints((student, generator), replayed))
+    directory, state = open_directory(job, resume, needed_space(job, nets, teacher, Path(config.out or "runs")))
     held.enter_context(directory)
     with fitting(directory.checkpoint) if state else nullcontext():
         oracle = build_oracle(job, teacher, directory, state["oracle"] if state else {}, sentinel)
     held.callback(oracle.close)
 
-    def lr_factor() -> float:
-        return factor(config.schedule, oracle.ledger.share)
-
-    trainer = StudentTrainer(student, config.student, distance, replay_or_none, lr_factor, config.precision)
     examination = build_examination(data, oracle, device)
     examiner = examination.examine if isinstance(examination, HeldBack) else None
-    parts = Parts(oracle, generator, trainer, streams, sentinel, lr_factor, CHUNK, examiner, job.estimator, config.seed)
+    parts = furnish(job, nets, oracle, streams, sentinel, directory.path)
+    if parts.trainer.replay is not None:
+        held.callback(parts.trainer.replay.close)
     torch.manual_seed(derived_seed(config.seed, "global"))
     recorder = Recorder.open(
         directory.path,
@@ -174,15 +159,15 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
         job=job,
         directory=directory,
         oracle=oracle,
-        method=make_method(job.method_config, parts),
-        trainer=trainer,
+        method=make_method(job.method_config, replace(parts, examiner=examiner, opened=opened)),
+        trainer=parts.trainer,
         examination=examination,
         recorder=recorder,
         streams=streams,
         sentinel=sentinel,
         progress=Progress(),
         device=device,
-        arch=arch,
+        arch=nets.arch,
     )
     if state:
         with fitting(directory.checkpoint):
@@ -193,7 +178,7 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     return run
 
 
-def _method(name: str, teacher: Teacher) -> Callable[[Any, Parts], Method]:
+def _method(name: str, teacher: Teacher) -> Any:
     """The method's class. UserError if it cannot learn from what the teacher answers, with those that can."""
     make_method = METHODS[name].load()
     kind = teacher.label_mode.kind
@@ -203,13 +188,12 @@ def _method(name: str, teacher: Teacher) -> Callable[[Any, Parts], Method]:
             f"--method.name {name} needs a teacher that answers {' or '.join(make_method.label_modes)}, this one "
             f"answers {teacher.label_mode}; methods that can use it: {', '.join(able)}"
         )
-    method: Callable[[Any, Parts], Method] = make_method
-    return method
+    return make_method
 
 
 def _require_estimator(job: Job, spec: ImageSpec) -> None:
     """UserError if the estimator does not fit the teacher's images, or the budget the check that it is left to."""
-    if not METHODS[job.method].estimates:
+    if "estimator" not in METHODS[job.method].sections:
         return
     drafted = draft(job.estimator, spec)
     if is_open(job.estimator):
@@ -217,38 +201,6 @@ def _require_estimator(job: Job, spec: ImageSpec) -> None:
     make_estimator(drafted, spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
     if is_open(job.estimator):
         require_budget(int(job.config.budget), probe_images(job.estimator, spec))
-
-
-def build_student(job: Job, spec: ImageSpec, num_classes: int, device: torch.device) -> tuple[str, nn.Module]:
-    """The student's architecture by name, and its net as the seed initialises it, on its device."""
-    config = job.config
-    arch = auto_net(spec.shape) if config.student.arch == "auto" else config.student.arch
-    torch.manual_seed(derived_seed(config.seed, "student"))
-    return arch, _place(build_net(arch, spec.shape, num_classes), job, device)
-
-
-def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generator:
-    """The generator as the seed initialises it, on its device, in train mode."""
-    torch.manual_seed(derived_seed(job.config.seed, "generator"))
-    generator = Generator(job.method_config.latent_size, spec)
-    _place(generator, job, device)
-    return generator
-
-
-def _place(net: nn.Module, job: Job, device: torch.device) -> nn.Module:
-    """The net on its device, in the memory format and compiled as the job says.
-
-    ``auto`` is channels-last on a CPU, where it was measured to be faster (configs/README.md), and on a GPU with
-    bf16, whose tensor cores want it.
-    """
-    choice = job.config.channels_last
-    net.to(device)
-    if choice == "yes" or (choice == "auto" and (device.type == "cpu" or job.config.precision == "bf16")):
-        net.to(memory_format=torch.channels_last)
-    if job.config.compile:
-        require_compiler(device)
-        net.compile()
-    return net
 
 
 def build_examination(data: LabelledImages | None, oracle: Oracle, device: torch.device) -> EvaluationSet | HeldBack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 
@@ -24,6 +25,11 @@ def choose_device(name: str) -> torch.device:
         found = torch.cuda.device_count()
         raise UserError(f"--device {name}: this machine has {found} CUDA devices; choose another, or cpu")
     return device
+
+
+def device_name(device: torch.device) -> str:
+    """A device as a record names it: the GPU's model, or the CPU's kind."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
 
 
 def require_compiler(device: torch.device) -> None:

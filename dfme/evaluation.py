@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dfme.losses import log_probabilities, top_class
+from dfme.optimizers import evaluating
 from dfme.precision import ieee_fp32
 from dfme.spec import LabelMode
-from dfme.students import evaluating
 
 EVALUATION_BATCH = 500
 """Images per forward pass while scoring; bounds memory, changes no result."""
@@ -40,6 +40,13 @@ class Examination(Protocol):
     """What students are scored on."""
 
     def score(self, student: nn.Module) -> dict[str, float]: ...
+
+
+def score_all(examination: Examination, student: nn.Module, vote: nn.Module | None) -> dict[str, float]:
+    """The student's scores and, under names that begin with ``vote_``, those of the vote it is one of."""
+    found = examination.score(student)
+    of_vote = {} if vote is None else examination.score(vote)
+    return found | {f"vote_{name}": value for name, value in of_vote.items() if name != "teacher_accuracy"}
 
 
 @dataclass

@@ -34,12 +34,12 @@ UNDECISIVE = (
 """Keys that may change between a run and its resumption: they do not decide what a query or a weight is."""
 
 
-def resume_command(run_dir: Path) -> str:
-    """What to type, where this process was started, to go on with a run."""
+def resume_command(run_dir: Path, command: str = "") -> str:
+    """What to type, where this process was started, to go on with a run, or with what another ``command`` began."""
     started = Path(sys.argv[0])
     program = f"python {shlex.quote(str(started))}" if started.name == "run.py" else "python run.py"
     program = "dfme" if started.name == "dfme" else program
-    return f"{program} --resume --out {shlex.quote(str(run_dir))}"
+    return f"{' '.join(filter(None, [program, command]))} --resume --out {shlex.quote(str(run_dir))}"
 
 
 def document(job: Job) -> dict[str, Any]:
@@ -53,8 +53,8 @@ def document(job: Job) -> dict[str, Any]:
     plain_teacher = {name: _portable(plain(value, f"teacher.{name}")) for name, value in teacher.items()}
     settings: dict[str, Any] = plain(job.config, "config")
     sections = {"teacher": plain_teacher, "method": plain(method, "method")}
-    if METHODS[job.method].estimates:
-        sections["estimator"] = plain(job.estimator, "estimator")
+    for name in METHODS[job.method].sections:
+        sections[name] = plain(getattr(job, name), name)
     return settings | sections
 
 
@@ -76,7 +76,14 @@ def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -
     left, right = _decisive(before), _decisive(after)
     absent = object()
     keys = [key for key in {**left, **right} if left.get(key, absent) != right.get(key, absent)]
-    return (["budget"] if int(after["budget"]) < int(before["budget"]) else []) + keys
+    return (["budget"] if _departs(int(before["budget"]), int(after["budget"]), before) else []) + keys
+
+
+def _departs(before: int, after: int, paper: Mapping[str, Any]) -> bool:
+    """Whether a budget cannot follow another: a smaller one, and any other where steps were planned to its end."""
+    student = paper.get("student")
+    planned = isinstance(student, Mapping) and bool(student.get("steps"))
+    return after != before if planned else after < before
 
 
 def _decisive(paper: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dfme.errors import BudgetExhausted, DfmeError
-from dfme.evaluation import Examination
+from dfme.evaluation import Examination, score_all
 from dfme.ledger import Ledger
 from dfme.methods.base import Method, Metrics
 from dfme.oracle import Oracle
 from dfme.sentinel import Sentinel
+from dfme.students import StudentTrainer
 
 LOG_SECONDS = 0.5
 """Least time between two logged training steps; reading metrics makes an accelerator wait."""
@@ -28,7 +28,10 @@ SHEET_IMAGES = 64
 """Queries on one sheet."""
 
 
-MUST_BE_FINITE = ("student_loss", "replay_loss", "kl")
+CONCLUDING = 50
+"""Student steps between two looks at the clock, once the budget has run out."""
+
+MUST_BE_FINITE = ("student_loss", "replay_loss", "distil_loss", "kl")
 """Metrics that are NaN or infinite only when the student's weights are lost."""
 
 
@@ -66,6 +69,7 @@ def numbers(metrics: Metrics) -> dict[str, float]:
 
 def run(
     method: Method,
+    trainer: StudentTrainer,
     oracle: Oracle,
     examination: Examination,
     listener: Listener,
@@ -78,7 +82,7 @@ def run(
     stopped: Callable[[], bool],
     price: float | None = None,
 ) -> bool:
-    """Spend the whole budget; says whether it did, or was ``stopped`` (and kept) on the way.
+    """Spend the whole budget and train to the end; says whether it did, or was ``stopped`` (and kept) on the way.
 
     ``points``: evaluations, evenly spaced over the budget. ``price``: of a thousand images, if they have one. ``keep``
     saves a checkpoint.
@@ -86,30 +90,28 @@ def run(
     ledger = oracle.ledger
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
-    while ledger.remaining > 0:
-        # Spend one step, or what is left of the budget.
+    while ledger.remaining + trainer.left > 0:
+        # Spend one step, or what is left of the budget; then learn on from what is paid for.
         before, answered, failed, left = ledger.spent, ledger.useful, ledger.failed, ledger.remaining
         planned = min(method.cost, left)
         try:
-            metrics = method.step() if left >= method.cost else method.finish(left)
+            metrics = _advance(method, trainer, left)
         except BudgetExhausted:  # what a service failed to answer, asked again, took what the step had counted on
             if ledger.failed == failed:
                 raise
             continue
         progress.seconds = time.monotonic() - started
         # Hold the method to the cost it states, less what a service took without an answer.
-        if ledger.useful - answered != planned:
-            name = type(method).__name__
-            raise DfmeError(f"{name} spent {ledger.useful - answered} images in a step that costs {planned}")
+        _require_cost(method, planned, ledger.useful - answered)
         # Evaluate at even shares of the budget.
         done, due = (spent * points // ledger.budget for spent in (before, ledger.spent))
-        if due > done:
+        ended = ledger.remaining + trainer.left == 0
+        if due > done or ended:
             sentinel.verify()
-            scores = examination.score(method.student)
-            listener.evaluation(ledger.spent, numbers({**metrics, **scores}) | _accounts(ledger, progress, price))
-            if method.recent is not None and (done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS):
-                images, answers = method.recent
-                listener.samples(ledger.spent, _host(images[:SHEET_IMAGES]), _host(answers[:SHEET_IMAGES]))
+            metrics |= score_all(examination, trainer.delivered, trainer.vote)
+            listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
+            if done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS:
+                _show(method, listener, ledger.spent)
             logged = time.monotonic()
         # Log, now and then.
         elif time.monotonic() - logged >= LOG_SECONDS:
@@ -123,12 +125,31 @@ def run(
             keep()
             kept = time.monotonic()
         # Stop if asked to.
-        if stopped() and ledger.remaining > 0:
+        if stopped() and not ended:
             break
     progress.seconds = time.monotonic() - started
     sentinel.verify()
     keep()
-    return ledger.remaining == 0
+    return ledger.remaining + trainer.left == 0
+
+
+def _require_cost(method: Method, planned: int, answered: int) -> None:
+    if answered != planned:
+        raise DfmeError(f"{type(method).__name__} spent {answered} images in a step that costs {planned}")
+
+
+def _advance(method: Method, trainer: StudentTrainer, left: int) -> Metrics:
+    """A step of the method, what is left of the budget where it no longer fits, or steps after the budget."""
+    if left == 0:
+        return trainer.conclude(CONCLUDING)
+    return method.step() if left >= method.cost else method.finish(left)
+
+
+def _show(method: Method, listener: Listener, queries: int) -> None:
+    """Hand over the last images paid for, if there are any."""
+    if method.recent is not None:
+        images, answers = method.recent
+        listener.samples(queries, images[:SHEET_IMAGES].cpu().numpy(), answers[:SHEET_IMAGES].cpu().numpy())
 
 
 def _accounts(ledger: Ledger, progress: Progress, price: float | None) -> dict[str, float]:
@@ -145,7 +166,3 @@ def _accounts(ledger: Ledger, progress: Progress, price: float | None) -> dict[s
         "seconds": round(progress.seconds, 3),
         "queries_per_second": ledger.spent / max(progress.seconds, 1e-9),
     }
-
-
-def _host(values: Tensor) -> NDArray[Any]:
-    return values.cpu().numpy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from torch import nn
 from dfme import __version__, loop
 from dfme.checkpoint import save_checkpoint
 from dfme.config import Job
-from dfme.evaluation import EvaluationSet, HeldBack
+from dfme.devices import device_name
+from dfme.evaluation import EvaluationSet, HeldBack, score_all
 from dfme.interrupt import Interrupt
 from dfme.job import config_hash
 from dfme.methods.base import Method
@@ -68,6 +68,7 @@ class Run:
         config = self.job.config
         finished = loop.run(
             self.method,
+            self.trainer,
             self.oracle,
             self.examination,
             self.recorder,
@@ -89,6 +90,7 @@ class Run:
     def state_dict(self) -> dict[str, Any]:
         return {
             "method": self.method.state_dict(),
+            "trainer": self.trainer.state_dict(),
             "oracle": self.oracle.state_dict(),
             "examination": self.examination.state_dict(),
             "streams": self.streams.state_dict(),
@@ -98,13 +100,14 @@ class Run:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up everything but the oracle, whose ledger and journal were opened with their states."""
         self.method.load_state_dict(state["method"])
+        self.trainer.load_state_dict(state["trainer"])
         self.examination.load_state_dict(state["examination"])
         self.streams.load_state_dict(state["streams"])
         self.progress.seconds = float(state["seconds"])
 
     def deliver(self, finished: bool) -> Result:
         """Write the student and, at the end of the budget, everything that says how it went; the summary last."""
-        student = self.method.student.eval()
+        student = self.trainer.delivered.eval()
         save_student(self.directory.student, student, self.arch, self.oracle.spec, self.oracle.num_classes)
         summary = self.summary(student)
         if finished:
@@ -116,7 +119,8 @@ class Run:
     def summary(self, student: nn.Module) -> dict[str, Any]:
         """The contents of summary.json for the student as it is."""
         config, totals = self.job.config, self.oracle.ledger.totals()
-        scores, price = self.examination.score(student), self.job.teacher.price_per_1000
+        scores = score_all(self.examination, student, self.trainer.vote)
+        price = self.job.teacher.price_per_1000
         seconds = self.progress.seconds
         return {
             "method": self.job.method,
@@ -138,21 +142,19 @@ class Run:
             "accuracy": scores.get("accuracy"),
             "agreement": scores.get("agreement"),
             "kl": scores.get("kl"),
+            **{name: value for name, value in scores.items() if name.startswith("vote_")},
             "evaluation": {
                 "name": self.examination.name,
                 "images": len(self.examination),
                 "held_back": self.examination.held_back,
             },
             "student_arch": self.arch,
-            "student_steps": self.trainer.steps,
+            "students": len(self.trainer.nets),
+            "student_steps": self.trainer.steps_taken,
             "wall_seconds": round(seconds, 3),
             "queries_per_second": round(totals.spent / seconds, 1) if seconds else None,
-            "device": _device_name(self.device),
+            "device": device_name(self.device),
             "config_hash": config_hash(self.job),
             "version": __version__,
             "torch": torch.__version__,
         }
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"

@@ -1,9 +1,9 @@
-"""The student's training: a fresh batch of paid answers at a time, then steps on answers paid for before."""
+"""The students' training: a fresh batch of paid answers at a time, then steps on answers paid for before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,135 +11,205 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dfme.config import StudentConfig
+from dfme.augment import augment
+from dfme.config import ScheduleConfig, StudentConfig
+from dfme.distillation import Distillation
+from dfme.ensemble import Ensemble, Vote
 from dfme.losses import Distance
+from dfme.optimizers import evaluating, forget_gradients, gradient_norm, make_optimizer, set_lr
 from dfme.precision import Precision, autocast
-from dfme.replay import Replay
+from dfme.replay import Replay, Sample
+from dfme.schedule import Plan, factor
 
 Metrics = dict[str, Tensor | float | Callable[[], Tensor]]
 """What a step tells, by the names in ``tracking.METRICS``. A function is called only when somebody reads it."""
 
 
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[nn.Module]:
-    """``net`` in eval mode, and back in the mode it was found in: statistics frozen, images independent."""
-    training = net.training
-    net.eval()
-    try:
-        yield net
-    finally:
-        net.train(training)
-
-
-def make_optimizer(net: nn.Module, config: StudentConfig) -> torch.optim.Optimizer:
-    """The student's optimiser, in torch's fused form (one kernel for all parameters)."""
-    if config.optimizer == "adam":
-        return torch.optim.Adam(net.parameters(), config.lr, weight_decay=config.weight_decay, fused=True)
-    return torch.optim.SGD(
-        net.parameters(), config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
-    )
-
-
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every parameter group the learning rate ``lr``."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-
-
-def forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """What an optimiser's ``zero_grad`` does, without the profiler's hook that costs more than the work."""
-    for parameter in parameters:
-        parameter.grad = None
-
-
-def gradient_norm(net: nn.Module) -> Tensor:
-    """Euclidean norm of the gradient of all parameters, a scalar on their device."""
-    grads = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
-    return nn.utils.get_total_norm(grads)
-
-
 class StudentTrainer:
-    """One student with its optimiser, replay and, if asked for, a moving average of its weights.
+    """One or more students with their optimiser, replay and, if asked for, a moving average of their weights.
 
-    ``lr_factor`` is asked before every batch: the schedule is a function of the budget spent.
+    Several learn from the same batches, each by its own loss: the sum is minimised by one optimiser. ``share`` is the
+    share of the budget spent, asked before every batch: learning rate and steps are functions of it. ``heir`` is
+    the fresh net that learns their vote at the end, where the configuration plans for it.
     """
 
     def __init__(
         self,
-        net: nn.Module,
+        nets: Sequence[nn.Module],
         config: StudentConfig,
         distance: Distance,
         replay: Replay | None,
-        lr_factor: Callable[[], float],
+        share: Callable[[], float],
+        schedule: ScheduleConfig,
+        rng: torch.Generator,
         precision: Precision = "fp32",
+        heir: nn.Module | None = None,
     ) -> None:
-        self.net = net
+        self.nets = list(nets)
         self.distance = distance
+        self.replay = replay
         self.steps = 0
+        self.plan = Plan.of(config)
         self._config = config
-        self._replay = replay
-        self._lr_factor = lr_factor
+        self._share = share
+        self._schedule = schedule
+        self._rng = rng
         self._precision = precision
-        self._optimizer = make_optimizer(net, config)
-        self._parameters = list(net.parameters())
+        self._whole = self.nets[0] if len(self.nets) == 1 else Ensemble(self.nets)
+        self._optimizer = make_optimizer(self._whole, config)
+        self._parameters = list(self._whole.parameters())
         self._average = (
-            AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(config.average), use_buffers=True)
+            AveragedModel(self._whole, multi_avg_fn=get_ema_multi_avg_fn(config.average), use_buffers=True)
             if config.average
             else None
         )
+        self._distillation = None if heir is None else Distillation(heir, config, self.plan.distil)
+
+    def train_afterwards(self, epochs: int, images: int) -> None:
+        """Plan so many passes over ``images`` once all of them are paid for, unless the configuration plans steps."""
+        if self.plan.during is None and not self._config.replay_steps:
+            self.plan = Plan(during=0, final=epochs * math.ceil(images / self._config.replay_batch))
+
+    @property
+    def net(self) -> nn.Module:
+        """The student; of several, the first."""
+        return self.nets[0]
 
     @property
     def delivered(self) -> nn.Module:
-        """The net a run delivers: the moving average if there is one, else the student itself."""
-        return self.net if self._average is None else self._average.module
+        """The net a run delivers: the one that has learnt the vote, else the first student, averaged if asked for."""
+        if self._distillation is not None and self._distillation.done:
+            return self._distillation.net
+        return self._settled()[0]
 
-    def learn(self, images_BCHW: Tensor, answers: Tensor) -> Metrics:
-        """One step on a fresh batch, then the replay steps it is worth. Returns the last losses."""
-        lr = self._config.lr * self._lr_factor()
-        set_lr(self._optimizer, lr)
-        targets = self.distance.target(answers)
-        metrics: Metrics = {
-            "student_loss": self._step(images_BCHW, targets),
-            "student_grad_norm": partial(gradient_norm, self.net),
-            "student_lr": lr,
-        }
-        if self._replay is not None:
-            self._replay.add(images_BCHW, targets)
-            for _ in range(self._config.replay_steps):
-                metrics["replay_loss"] = self._step(*self._replay.sample(self._config.replay_batch))
+    @property
+    def vote(self) -> nn.Module | None:
+        """The soft vote of several students, averaged if asked for; none of one."""
+        return None if len(self.nets) == 1 else Vote(self._settled())
+
+    @property
+    def progress(self) -> float:
+        """How far the students' training is, 0 to 1."""
+        return self.plan.progress(self._share(), self.steps)
+
+    @property
+    def left(self) -> int:
+        """Steps still to take once the budget has run out."""
+        if self.plan.during is None or self.replay is None or not len(self.replay):
+            return 0
+        distil = 0 if self._distillation is None else self._distillation.left
+        return max(0, self.plan.during + self.plan.final - self.steps) + distil
+
+    @property
+    def steps_taken(self) -> int:
+        """Optimiser steps of each student so far, and those of the heir."""
+        return self.steps + (0 if self._distillation is None else self._distillation.done)
+
+    def learn(self, images_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
+        """The steps that a fresh batch is worth, the first on itself. Returns the last losses.
+
+        Only a batch to ``keep`` is held for replay, and followed by steps on what is held.
+        """
+        metrics = self._begin()
+        due = self._due()
+        if due > 0:
+            metrics["student_loss"] = self._step(images_BCHW, answers).mean()
+        if keep and self.replay is not None:
+            self.replay.add(images_BCHW, answers)
+            metrics |= self._rehearse(due - 1)
         metrics["student_steps"] = self.steps
         return metrics
 
-    def _step(self, images_BCHW: Tensor, targets: Tensor) -> Tensor:
-        if len(images_BCHW) == 1:  # batch normalisation refuses a lone value per channel; doubled, its mean is the same
+    def conclude(self, most: int) -> Metrics:
+        """Up to ``most`` of the steps that are ``left``: on all that is held, then those of the heir on the vote."""
+        metrics = self._begin()
+        due = min(most, self.plan.during + self.plan.final - self.steps) if self.plan.during is not None else 0
+        if due > 0:
+            metrics |= self._rehearse(due)
+        elif self._distillation is not None and self.replay is not None:
+            vote = self.vote
+            assert vote is not None, "one student has no vote to learn"
+            with evaluating(vote):
+                for _ in range(min(most, self._distillation.left)):
+                    metrics["distil_loss"] = self._distillation.step(self._again().images_BCHW, vote)
+        metrics["student_steps"] = self.steps_taken
+        return metrics
+
+    def _settled(self) -> list[nn.Module]:
+        """The students, or their averages."""
+        if self._average is None:
+            return self.nets
+        whole = self._average.module
+        return list(whole.members) if isinstance(whole, Ensemble) else [whole]
+
+    def _begin(self) -> Metrics:
+        lr = self._config.lr * factor(self._schedule, self.progress)
+        set_lr(self._optimizer, lr)
+        return {"student_grad_norm": partial(gradient_norm, self._whole), "student_lr": lr}
+
+    def _due(self) -> int:
+        if self.plan.during is None:
+            return 1 + self._config.replay_steps
+        return round(self.plan.during * self._share()) - self.steps
+
+    def _rehearse(self, steps: int) -> Metrics:
+        """Steps on what is held."""
+        loss_B = None
+        for _ in range(steps):
+            assert self.replay is not None
+            images_BCHW, answers, slots_B = self._again()
+            loss_B = self._step(images_BCHW, answers)
+            self.replay.note(slots_B, loss_B)
+        return {} if loss_B is None else {"replay_loss": loss_B.mean()}
+
+    def _again(self) -> Sample:
+        """A batch of what is held, with another look at each image where that is free."""
+        assert self.replay is not None
+        sample = self.replay.sample(self._config.replay_batch)
+        return sample._replace(images_BCHW=augment(sample.images_BCHW, self._config.augment, self._rng))
+
+    def _step(self, images_BCHW: Tensor, answers: Tensor) -> Tensor:
+        """One step of every student; its loss on each image (B,), mean over the students."""
+        targets, batch = self.distance.target(answers), len(images_BCHW)
+        if batch == 1:  # batch normalisation refuses a lone value per channel; doubled, its mean is the same
             images_BCHW, targets = torch.cat([images_BCHW] * 2), torch.cat([targets] * 2)
-        if not self.net.training:  # walking the modules of a net for nothing costs a hundredth of a small one's step
-            self.net.train()
+        if not self._whole.training:  # walking the modules of a net for nothing costs a hundredth of a small one's step
+            self._whole.train()
         forget_gradients(self._parameters)
         with autocast(images_BCHW.device, self._precision):
-            scores_BK = self.net(images_BCHW)
-        loss = self.distance.between(scores_BK.float(), targets).mean()
-        loss.backward()
+            scores = self._whole(images_BCHW)
+        losses_B = self._losses(scores.float(), targets)
+        losses_B.mean().backward()
         self._optimizer.step()
-        if self._average is not None:
-            self._average.update_parameters(self.net)
         self.steps += 1
-        return loss.detach()
+        if self._average is not None and self.steps % self._config.average_every == 0:
+            self._average.update_parameters(self._whole)
+        return losses_B.detach()[:batch] / len(self.nets)
+
+    def _losses(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Each image's loss (B,), summed over the students."""
+        if len(self.nets) == 1:
+            return self.distance.between(scores, targets)
+        return torch.stack([self.distance.between(scores_BK, targets) for scores_BK in scores]).sum(dim=0)
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "net": self.net.state_dict(),
+            "nets": self._whole.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "average": None if self._average is None else self._average.state_dict(),
-            "replay": None if self._replay is None else self._replay.state_dict(),
+            "replay": None if self.replay is None else self.replay.state_dict(),
+            "distillation": None if self._distillation is None else self._distillation.state_dict(),
             "steps": self.steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.net.load_state_dict(state["net"])
+        self._whole.load_state_dict(state["nets"])
         self._optimizer.load_state_dict(state["optimizer"])
         if self._average is not None:
             self._average.load_state_dict(state["average"])
-        if self._replay is not None:
-            self._replay.load_state_dict(state["replay"])
+        if self.replay is not None:
+            self.replay.load_state_dict(state["replay"])
+        distilled = state["distillation"]
+        if self._distillation is not None:
+            self._distillation.load_state_dict(distilled)
         self.steps = state["steps"]

@@ -6,21 +6,24 @@ import pytest
 import torch
 from toys import LinearTeacher, small_net
 
-from dfme.config import StudentConfig
+from dfme.config import ScheduleConfig, StudentConfig
 from dfme.losses import make_distance
+from dfme.optimizers import evaluating
 from dfme.replay import Replay
 from dfme.spec import ImageSpec
-from dfme.students import StudentTrainer, evaluating
+from dfme.students import StudentTrainer
 
 SPEC = ImageSpec((1, 4, 4))
 TEACHER = LinearTeacher(SPEC)
 
 
-def trainer(config: StudentConfig, factor: float = 1.0, precision: str = "fp32") -> StudentTrainer:
-    replay = Replay(1_000, SPEC, torch.Generator().manual_seed(0)) if config.replay_steps else None
-    return StudentTrainer(
-        small_net(SPEC), config, make_distance("l1", TEACHER.label_mode), replay, lambda: factor, precision
-    )
+def trainer(config: StudentConfig, share: float = 0.0, precision: str = "fp32") -> StudentTrainer:
+    """A trainer at a share of the budget, of a schedule that halves the rate at half of it."""
+    rng = torch.Generator().manual_seed(0)
+    replay = Replay(1_000, SPEC, rng) if config.replay_steps else None
+    nets = [small_net(SPEC, seed=number) for number in range(config.count or 1)]
+    distance, schedule = make_distance("l1", TEACHER.label_mode), ScheduleConfig("steps", (0.5,), 0.5)
+    return StudentTrainer(nets, config, distance, replay, lambda: share, schedule, rng, precision)
 
 
 def batch(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,7 +41,7 @@ def test_the_loss_falls(optimizer, precision):
 
 
 def test_one_sgd_step_is_the_formula():
-    student = trainer(StudentConfig(lr=0.1, momentum=0.0, weight_decay=0.0), factor=0.5)
+    student = trainer(StudentConfig(lr=0.1, momentum=0.0, weight_decay=0.0), share=0.5)
     images, answers = batch(16)
     reference = small_net(SPEC).train()
     make_distance("l1", TEACHER.label_mode)(reference(images), answers).mean().backward()
@@ -64,6 +67,49 @@ def test_the_average_is_an_exponential_one_and_is_what_is_delivered():
         expected = weight.clone() if seed == 0 else 0.9 * expected + 0.1 * weight  # the first update copies
     assert student.delivered is not student.net
     torch.testing.assert_close(student.delivered[1].weight, expected)
+
+
+def test_the_average_may_be_updated_less_often_than_a_step_is_taken():
+    student = trainer(StudentConfig(average=0.9, average_every=2))
+    weights = []
+    for seed in range(4):
+        student.learn(*batch(16, seed))
+        weights.append(student.net[1].weight.detach().clone())
+    torch.testing.assert_close(student.delivered[1].weight, 0.9 * weights[1] + 0.1 * weights[3])
+
+
+def test_each_of_several_students_learns_as_it_would_alone():
+    """One optimiser over the sum of losses: the same weights, to rounding, as each student on its own."""
+    together = trainer(StudentConfig(count=2))
+    alone = [trainer(StudentConfig()), trainer(StudentConfig())]
+    alone[1].net.load_state_dict(small_net(SPEC, seed=1).state_dict())
+    for seed in range(5):
+        metrics = together.learn(*batch(16, seed))
+        losses = [float(student.learn(*batch(16, seed))["student_loss"]) for student in alone]
+        assert float(metrics["student_loss"]) == pytest.approx(sum(losses) / 2, rel=1e-5)
+    for net, student in zip(together.nets, alone, strict=True):
+        for mine, theirs in zip(net.state_dict().values(), student.net.state_dict().values(), strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_the_vote_is_of_the_averages_where_there_are_any():
+    student = trainer(StudentConfig(count=2, average=0.5))
+    for seed in range(3):
+        student.learn(*batch(16, seed))
+    images = batch(8)[0]
+    with torch.no_grad():
+        vote = student.vote.eval()(images).exp()
+        members = [net.eval()(images).softmax(dim=1) for net in student._settled()]
+    assert student.delivered is student._settled()[0]
+    torch.testing.assert_close(vote, (members[0] + members[1]) / 2)
+
+
+def test_a_batch_that_is_not_kept_is_learnt_once_and_never_again():
+    student = trainer(StudentConfig(replay_steps=3))
+    student.learn(*batch(8), keep=False)
+    assert (student.steps, len(student.replay)) == (1, 0)
+    student.learn(*batch(8), keep=True)
+    assert (student.steps, len(student.replay)) == (5, 8)
 
 
 def test_a_lone_image_can_be_learnt_from():

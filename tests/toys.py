@@ -7,8 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from dfme.config import EstimatorConfig, StudentConfig
-from dfme.generators import Generator
+from dfme.config import EstimatorConfig, QueriesConfig, ScheduleConfig, StudentConfig
+from dfme.generators import Generator, GeneratorNet, Several, Transforming
 from dfme.ledger import Ledger
 from dfme.losses import make_distance
 from dfme.methods import METHODS
@@ -17,6 +17,7 @@ from dfme.oracle import Oracle
 from dfme.randomness import Streams
 from dfme.replay import Replay
 from dfme.sentinel import Sentinel
+from dfme.sources import Procedural
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students import StudentTrainer
 from teachers.label_modes import reveal
@@ -54,28 +55,55 @@ def small_net(spec: ImageSpec, num_classes: int = 3, seed: int = 0) -> nn.Module
         )
 
 
-def make_parts(teacher: LinearTeacher, budget: int, seed: int = 0, **student: object) -> Parts:
-    """The parts a method needs, around a toy teacher, without files."""
+def make_parts(
+    teacher: LinearTeacher,
+    budget: int,
+    seed: int = 0,
+    queries: QueriesConfig | None = None,
+    keeps: bool = False,
+    **student: object,
+) -> Parts:
+    """The parts a method needs, around a toy teacher, without files; ``keeps``: a replay in any case."""
     streams, sentinel = Streams(seed, teacher.device), Sentinel()
     oracle = Oracle(teacher, Ledger(budget), None, sentinel)
     config = StudentConfig(**{"lr": 0.05, "replay_batch": 8, **student})
-    replay = Replay(64, teacher.spec, streams["replay"]) if config.replay_steps else None
-    net = small_net(teacher.spec, teacher.num_classes, seed).to(teacher.device)
-    trainer = StudentTrainer(net, config, make_distance("auto", teacher.label_mode), replay, lambda: 1.0)
+    kept = keeps or config.replay_steps or config.steps
+    replay = Replay(64, teacher.spec, streams["replay"], order=config.replay_order) if kept else None
+    nets = [
+        small_net(teacher.spec, teacher.num_classes, seed + number).to(teacher.device)
+        for number in range(config.count or 1)
+    ]
+    distance = make_distance("auto", teacher.label_mode)
+    constant = ScheduleConfig(kind="constant")
+    heir = small_net(teacher.spec, teacher.num_classes, seed + 100) if config.distil_share else None
+    trainer = StudentTrainer(
+        nets, config, distance, replay, lambda: oracle.ledger.share, constant, streams["augment"], heir=heir
+    )
+    queries = queries or QueriesConfig()
+    draw = Procedural(teacher.spec, queries.programs).draw
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        generator = Generator(8, teacher.spec).to(teacher.device)
-    return Parts(oracle, generator, trainer, streams, sentinel, lambda: 1.0, 1_000)
+        members: list[GeneratorNet] = [
+            Generator(8, teacher.spec) if queries.base == "none" else Transforming(8, teacher.spec, draw)
+            for _ in range(queries.generators)
+        ]
+    made = (members[0] if len(members) == 1 else Several(members, teacher.spec)).to(teacher.device)
+    return Parts(oracle, made, trainer, streams, sentinel, lambda: 1.0, 1_000, queries=queries, draw=draw)
 
 
 def make_method(name: str, parts: Parts, **options: object):
     """A method by its name with a small configuration; options of the estimator go to the estimator."""
-    from importlib import import_module
-
     entry = METHODS[name]
     own = {field.name for field in dataclasses.fields(EstimatorConfig)}
     estimator = {key: options.pop(key) for key in list(options) if key in own}
-    parts = dataclasses.replace(parts, estimator=EstimatorConfig(**estimator))
-    module, attribute = entry.implementation.split(":")
-    config = entry.config(**{"batch_size": 8, "student_steps": 2, "latent_size": 8, **options})
-    return getattr(import_module(module), attribute)(config, parts)
+    parts = dataclasses.replace(parts, estimator=entry.section("estimator")(**estimator))
+    made = entry.load()
+    small = {"batch_size": 8, "student_steps": 2, "latent_size": 8, **options}
+    known = {field.name for field in dataclasses.fields(entry.config)}
+    config = entry.config(**{name: value for name, value in small.items() if name in known or name in options})
+    if not hasattr(config, "latent_size"):
+        parts = dataclasses.replace(parts, made=None)
+    if hasattr(made, "open"):
+        oracle = parts.oracle
+        parts = dataclasses.replace(parts, opened=made.open(config, oracle.spec, oracle.ledger.budget))
+    return made(config, parts)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.build import CHUNK
+from dfme.furnish import CHUNK
 from dfme.config import EstimatorConfig, ObjectiveName
 from dfme.estimators.make import make_estimator
 from dfme.laboratory.arithmetic import Within
@@ -23,7 +23,7 @@ from dfme.laboratory.truth import Truth, limit_gradient, true_gradients, weights
 from dfme.laboratory.white_box import WhiteBox
 from dfme.ledger import Ledger
 from dfme.losses import make_distance
-from dfme.methods.dfme import REMEMBERED
+from dfme.methods.estimated import REMEMBERED
 from dfme.methods.disagreement import Disagreement
 from dfme.oracle import Oracle
 from dfme.probe import choose, is_open, probe

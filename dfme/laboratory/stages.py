@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from dfme.build import CHUNK, build_generator, build_student
 from dfme.config import Job
 from dfme.estimators.base import Estimator
 from dfme.evaluation import scores
 from dfme.evaluation_data import evaluation_images
-from dfme.generators import Generator
+from dfme.furnish import build_nets, furnish
+from dfme.generators import GeneratorNet
 from dfme.laboratory.white_box import WhiteBox
 from dfme.ledger import Ledger
-from dfme.losses import make_distance
 from dfme.methods import METHODS
 from dfme.methods.base import Method, Parts
 from dfme.methods.dfme import Dfme
+from dfme.methods.maze import Maze
 from dfme.oracle import Oracle
 from dfme.randomness import Streams, derived_seed
-from dfme.replay import Replay
-from dfme.schedule import factor
 from dfme.sentinel import Sentinel
 from dfme.spec import LabelMode
-from dfme.students import StudentTrainer
 
 GENERATED = 2_000
 """Images that agreement is counted on where there is no evaluation set."""
@@ -46,7 +43,7 @@ class Stage:
     queries: int
     agreement: float
     student: nn.Module
-    generator: Generator
+    generator: GeneratorNet
     estimator: Estimator | None = None
 
 
@@ -73,7 +70,7 @@ def stages(box: WhiteBox, job: Job, shares: Sequence[float]) -> Iterator[Stage]:
             _agreement(box, held.trainer.net, images_NCHW),
             copy.deepcopy(held.trainer.net).eval(),
             copy.deepcopy(held.generator).train(),
-            copy.deepcopy(method.estimator) if ledger.spent and isinstance(method, Dfme) else None,
+            copy.deepcopy(method.estimator) if ledger.spent and isinstance(method, Dfme | Maze) else None,
         )
 
 
@@ -82,32 +79,18 @@ def _assemble(box: WhiteBox, job: Job) -> tuple[Parts, Sentinel]:
     config, sentinel, streams = job.config, Sentinel(), Streams(job.config.seed, box.device)
     mode = LabelMode.parse(job.teacher.label_mode or "probabilities")
     oracle = Oracle(box.as_seen(job.teacher.levels, mode, "ieee"), Ledger(int(config.budget)), None, sentinel)
-    _, student = build_student(job, oracle.spec, box.num_classes, box.device)
-    generator = build_generator(job, oracle.spec, box.device)
-    capacity = min(config.student.replay_capacity, int(config.budget))
-    replay = Replay(capacity, oracle.spec, streams["replay"]) if config.student.replay_steps else None
-
-    def lr_factor() -> float:
-        return factor(config.schedule, oracle.ledger.share)
-
-    trainer = StudentTrainer(student, config.student, make_distance(config.student.loss, mode), replay, lr_factor)
+    nets = build_nets(job, oracle.spec, box.num_classes, box.device)
+    parts = furnish(job, nets, oracle, streams, sentinel)
     torch.manual_seed(derived_seed(config.seed, "global"))
-    parts = Parts(
-        oracle,
-        generator,
-        trainer,
-        streams,
-        sentinel,
-        lr_factor,
-        CHUNK,
-        estimator=job.estimator,
-        seed=config.seed,
-    )
     return parts, sentinel
 
 
 def _method(job: Job, parts: Parts) -> Method:
-    method: Method = METHODS[job.method].load()(job.method_config, parts)
+    make_method = METHODS[job.method].load()
+    if hasattr(make_method, "open"):
+        opened = make_method.open(job.method_config, parts.oracle.spec, parts.oracle.ledger.budget)
+        parts = replace(parts, opened=opened)
+    method: Method = make_method(job.method_config, parts)
     return method
 
 

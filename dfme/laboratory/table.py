@@ -12,6 +12,7 @@ from dfme.config import EstimatorConfig
 from dfme.laboratory.candidates import CANDIDATES, LIMITS, PUBLISHED
 from dfme.laboratory.conditions import CONDITIONS
 from dfme.options import leaves
+from dfme.report.markdown import table
 
 if TYPE_CHECKING:
     from dfme.laboratory.measure import Row
@@ -83,7 +84,7 @@ def details(stage: StageFacts, condition: str, rows: Sequence[Row]) -> str:
         )
         for row in rows
     ]
-    return f"### {CONDITIONS[condition].title}: {stage}\n\n{_table(heads, lines)}"
+    return f"### {CONDITIONS[condition].title}: {stage}\n\n{table(heads, lines)}"
 
 
 def overview(findings: Findings) -> str:
@@ -101,7 +102,7 @@ def overview(findings: Findings) -> str:
             cells = [_weights(row) if row else "" for row in here]
             lines.append((estimator, " or ".join(objectives), " or ".join(queries), *cells))
         heads = ("estimator", "objective", "queries", *(CONDITIONS[name].title for name in conditions))
-        parts.append(f"### Weights' cosine: {stage}\n\n{_table(heads, lines)}")
+        parts.append(f"### Weights' cosine: {stage}\n\n{table(heads, lines)}")
         if best := _best_rows(rows):
             parts.append(best)
     return "\n\n".join([*parts, BEST.format(published=PUBLISHED, clear=CLEAR), _bound(findings.pixels)])
@@ -153,7 +154,7 @@ def _best_rows(rows: Iterable[Row]) -> str:
     published = {name: row for name, here in by_condition.items() for row in here if row.estimator == PUBLISHED}
     lines = [_best(by_condition[name], row, published.get("exact")) for name, row in published.items()]
     heads = ("condition", "best row", "objective", "weights", "published here", "times", "published, exact", "times")
-    return _table(heads, lines) if lines else ""
+    return table(heads, lines) if lines else ""
 
 
 def _best(here: Iterable[Row], published: Row, exact: Row | None) -> tuple[str, ...]:
@@ -213,17 +214,6 @@ def _choices(rows: Iterable[Row]) -> list[str]:
             text = ", ".join(f"{key} {_short(value)}" for key, value in chosen.items())
             lines.append(f"- `{row.estimator}` under {CONDITIONS[row.condition].title} at {row.share:.0%}: {text}")
     return lines
-
-
-def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, padded to be read as text too; the first column to the left, figures to the right."""
-    cells = [tuple(heads), *lines]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-    texts = [
-        "| " + " | ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) + " |" for line in cells
-    ]
-    rule = "|" + "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]) + "|"
-    return "\n".join([texts[0], rule, *texts[1:]])
 
 
 def _weights(row: Row) -> str:

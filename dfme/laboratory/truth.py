@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dfme.estimators import Objective
-from dfme.generators import Generator
+from dfme.generators import GeneratorNet
 from dfme.laboratory.stages import Stage
 from dfme.laboratory.white_box import WhiteBox
 from dfme.losses import Distance
@@ -64,7 +64,7 @@ def true_gradients(
 
 
 def limit_gradient(
-    box: WhiteBox, generator: Generator, gen_op: Tensor, carried: ImageSpec, ask: Objective, value: Value
+    box: WhiteBox, generator: GeneratorNet, gen_op: Tensor, carried: ImageSpec, ask: Objective, value: Value
 ) -> Tensor:
     """What more queries tend to: the gradient (B, C, H, W) of ``value`` on the answers as they come.
 
@@ -82,7 +82,7 @@ def limit_gradient(
     return grad_BCHW
 
 
-def weights_gradient(generator: Generator, gen_op: Tensor, grad_BCHW: Tensor) -> Tensor:
+def weights_gradient(generator: GeneratorNet, gen_op: Tensor, grad_BCHW: Tensor) -> Tensor:
     """The generator's gradient in one row (P,) as ``gen_op.backward(grad / B)`` gives it; no ``grad`` is touched."""
     upstream_grads = (grad_BCHW / len(gen_op)).to(gen_op.dtype)
     parameters = list(generator.parameters())

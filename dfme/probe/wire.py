@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from dfme.config import EstimatorConfig, ObjectiveName
 from dfme.errors import UserError
-from dfme.generators import Generator
+from dfme.generators import GeneratorNet
+from dfme.optimizers import evaluating
 from dfme.oracle import Oracle
 from dfme.precision import ieee_fp32
 from dfme.probe.choice import draft
@@ -21,7 +22,6 @@ from dfme.probe.own_side import alignment, hidden_rms, pair_of_images, told_shar
 from dfme.probe.resolution import Resolution, Value
 from dfme.probe.steps import Values, candidate_steps, worth
 from dfme.spec import ImageSpec
-from dfme.students import evaluating
 
 POINTS = 16
 """Images that every candidate step is tried at."""
@@ -47,7 +47,7 @@ def require_budget(left: int, images: int) -> None:
 
 def probe(
     oracle: Oracle,
-    generator: Generator,
+    generator: GeneratorNet,
     value_of: Callable[[ObjectiveName], Value],
     config: EstimatorConfig,
     rng: torch.Generator,
@@ -91,7 +91,7 @@ class _Sounding:
     rng: torch.Generator
     free: bool
 
-    def finding(self, generator: Generator, images: int) -> Finding:
+    def finding(self, generator: GeneratorNet, images: int) -> Finding:
         spec, squash = self.oracle.spec, generator.squash
         points = _points(generator, self.rng)
         base_NCHW = squash(points.u_NCHW)
@@ -137,7 +137,7 @@ class _Sounding:
         mixed_NCHW = torch.stack([x_NCHW.flip(0), others_NCHW], dim=1).flatten(0, 1)
         return first, second, self._ask(mixed_NCHW)[::2].flip(0)
 
-    def _pair(self, points: _Points, step: float, generator: Generator) -> tuple[Tensor, Tensor]:
+    def _pair(self, points: _Points, step: float, generator: GeneratorNet) -> tuple[Tensor, Tensor]:
         """Both ends of central differences with this step; every step goes along the same directions."""
         config = replace(self.config, step=step, form="central")
         return pair_of_images(
@@ -183,7 +183,7 @@ class _Sounding:
         return _as_rungs(values)
 
 
-def _points(generator: Generator, rng: torch.Generator) -> _Points:
+def _points(generator: GeneratorNet, rng: torch.Generator) -> _Points:
     """Points as a step of training has them; a copy of the generator makes them, for its running statistics' sake."""
     twin = copy.deepcopy(generator).train()
     with twin.watched() as read:

@@ -1,0 +1,98 @@
+"""When the students' steps are taken: the plan by arithmetic, and a trainer that keeps to it."""
+
+import pytest
+import torch
+from toys import LinearTeacher, make_parts
+
+from dfme.config import ScheduleConfig, StudentConfig
+from dfme.schedule import Plan, factor
+from dfme.spec import ImageSpec
+
+SPEC = ImageSpec((1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("config", "plan"),
+    [
+        (StudentConfig(), Plan(None, 0, 0)),
+        (StudentConfig(steps=100), Plan(100, 0, 0)),
+        (StudentConfig(steps=100, final_share=0.25), Plan(75, 25, 0)),
+        (StudentConfig(steps=100, final_share=1.0), Plan(0, 100, 0)),
+        (StudentConfig(steps=100, final_share=0.5, distil_share=0.2), Plan(40, 40, 20)),
+    ],
+)
+def test_a_plan_adds_up_to_the_steps(config, plan):
+    assert Plan.of(config) == plan
+    assert (plan.during or 0) + plan.final + plan.distil == config.steps
+
+
+def test_progress_runs_from_zero_to_one_over_budget_and_final_steps():
+    assert Plan(75, 25).progress(0.0, 0) == 0.0
+    assert Plan(75, 25).progress(0.4, 30) == 0.3
+    assert Plan(75, 25).progress(1.0, 75) == 0.75
+    assert Plan(75, 25).progress(1.0, 100) == 1.0
+    assert Plan(100).progress(0.3, 30) == Plan().progress(0.3, 500) == 0.3
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 0.0), (0.05, 0.5), (0.1, 1.0), (0.5, 1.0)])
+def test_warm_up_climbs_over_its_share_of_the_budget(share, expected):
+    assert factor(ScheduleConfig(kind="constant", warmup=0.1), share) == pytest.approx(expected)
+
+
+def fed(budget: int, **student: object):
+    """A trainer with the toy's whole budget spent in batches of 8; steps taken after each, and the trainer."""
+    parts = make_parts(LinearTeacher(SPEC), budget, **student)
+    taken = []
+    for _ in range(budget // 8):
+        images = torch.rand(8, 1, 8, 8)
+        parts.trainer.learn(images, parts.oracle(images, "student"))
+        taken.append(parts.trainer.steps)
+    return taken, parts.trainer
+
+
+def test_steps_are_spread_evenly_over_the_budget_and_none_is_left_out():
+    taken, trainer = fed(80, steps=37)
+    assert taken == [round(37 * (batch + 1) / 10) for batch in range(10)]
+    assert trainer.left == 0
+
+
+def test_fewer_steps_than_batches_still_hold_every_batch():
+    taken, trainer = fed(80, steps=4)
+    assert taken[-1] == 4
+    assert len(trainer.replay) == 64  # the toy's capacity
+    assert trainer.left == 0
+
+
+def test_the_final_share_is_taken_after_the_budget():
+    taken, trainer = fed(80, steps=40, final_share=0.25)
+    assert taken[-1] == 30
+    assert trainer.left == 10
+    trainer.conclude(4)
+    assert (trainer.steps, trainer.left) == (34, 6)
+    trainer.conclude(50)
+    assert (trainer.steps, trainer.left, trainer.progress) == (40, 0, 1.0)
+
+
+def test_all_steps_may_come_last():
+    taken, trainer = fed(80, steps=20, final_share=1.0)
+    assert taken == [0] * 10
+    before = [parameter.clone() for parameter in trainer.net.parameters()]
+    trainer.conclude(20)
+    assert trainer.left == 0
+    assert any(not torch.equal(a, b) for a, b in zip(before, trainer.net.parameters(), strict=True))
+
+
+def test_the_heir_learns_the_vote_of_the_students_and_is_delivered():
+    _, trainer = fed(80, steps=2_000, distil_share=0.9, count=2, lr=0.1)
+    assert trainer.delivered is trainer.net
+    assert trainer.left == 1_800
+    first = trainer.conclude(1)["distil_loss"]
+    while trainer.left:
+        metrics = trainer.conclude(100)
+    assert metrics["distil_loss"] < 0.5 * first
+    assert trainer.delivered not in trainer.nets
+    assert trainer.steps_taken == 2_000
+    images = trainer.replay.sample(200).images_BCHW
+    with torch.no_grad():
+        heir, vote = trainer.delivered.eval()(images), trainer.vote.eval()(images)
+    assert (heir.argmax(1) == vote.argmax(1)).double().mean() > 0.9
