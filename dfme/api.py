@@ -12,6 +12,7 @@ from dfme.config import (
     EvaluationConfig,
     ExtractConfig,
     Job,
+    QueriesConfig,
     ScheduleConfig,
     StudentConfig,
     TeacherConfig,
@@ -43,6 +44,7 @@ def extract(
     max_batch: int | None = None,
     method_options: Mapping[str, Any] | None = None,
     estimator: EstimatorConfig | Mapping[str, Any] | None = None,
+    queries: QueriesConfig | Mapping[str, Any] | None = None,
     student: StudentConfig | Mapping[str, Any] | None = None,
     evaluation: EvaluationConfig | Mapping[str, Any] | str | None = None,
     schedule: ScheduleConfig | Mapping[str, Any] | None = None,
@@ -77,22 +79,17 @@ def extract(
         "schedule": _mapping(schedule),
         "wandb": _mapping(wandb),
     }
-    described = {
-        "kind": _name(teacher),
-        "shape": shape,
-        "num_classes": num_classes,
-        "label_mode": None if label_mode is None else str(label_mode),
-        "bounds": bounds,
-        "levels": levels,
-        "max_batch": max_batch,
-    }
+    described = {"kind": _name(teacher), "shape": shape, "num_classes": num_classes, "bounds": bounds}
+    described |= {"levels": levels, "max_batch": max_batch}
+    described["label_mode"] = None if label_mode is None else str(label_mode)
     job = Job(
         from_mapping(ExtractConfig, {name: value for name, value in settings.items() if value != {}}),
         from_mapping(TeacherConfig, described, "teacher."),
         {},
         method,
         from_mapping(METHODS[method].config, method_options or {}, "method_options."),
-        _estimator(method, estimator),
+        _section("estimator", method, estimator),
+        _section("queries", method, queries),
     )
     check(job)
     from dfme.build import run_job
@@ -107,10 +104,12 @@ def _count(budget: int | str) -> int:
         raise UserError(f"budget: {error}") from None
 
 
-def _estimator(method: str, config: EstimatorConfig | Mapping[str, Any] | None) -> EstimatorConfig:
-    if config is not None and not METHODS[method].estimates:
-        raise UserError(f"estimator: method {method} estimates no gradient; leave it out")
-    return from_mapping(EstimatorConfig, _mapping(config), "estimator.")
+def _section(name: str, method: str, config: object) -> Any:
+    """The configuration of a section that only some methods heed."""
+    if config is not None and name not in METHODS[method].sections:
+        heeding = ", ".join(other for other, entry in METHODS.items() if name in entry.sections)
+        raise UserError(f"{name}: method {method} does not use it; leave it out, or take one of {heeding}")
+    return from_mapping(METHODS[method].section(name), _mapping(config), f"{name}.")
 
 
 def _mapping(config: object) -> Mapping[str, Any]:

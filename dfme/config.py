@@ -16,7 +16,7 @@ class TeacherConfig:
         kind: torch, v2, tf-serving, hf-api, json, onnx, pt2, torchscript, hf, timm, or module:Class or
             module:function of your own
         shape: images as C,H,W; inferred where it can be
-        num_classes: number of classes; inferred where it can be
+        num_classes: number of classes, 2 of a binary model with one output; inferred where it can be
         label_mode: logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label; decided by the owner's side
         bounds: lowest and highest pixel value the API takes
         levels: pixel values the wire can carry (256: 8-bit images); none: floats
@@ -46,19 +46,22 @@ class ScheduleConfig:
         kind: steps (multiply at milestones), cosine (to zero at the end of the budget) or constant
         milestones: shares of the budget, within 0 and 1, at which the learning rates are multiplied by decay
         decay: factor at each milestone
+        warmup: share of the budget over which the learning rates climb from zero
     """
 
     kind: Literal["steps", "cosine", "constant"] = "steps"
     milestones: tuple[float, ...] = (0.1, 0.3, 0.5)
     decay: float = 0.3
+    warmup: float = 0.0
 
 
 @dataclass(frozen=True)
 class StudentConfig:
-    """The student and how it is trained.
+    """The students and how they are trained. One is delivered; of several, each learns from the same batches.
 
     Args:
         arch: a name from dfme.nets, a torchvision classifier, or auto (by the size of the image)
+        count: students trained side by side; 0: as many as the method needs
         optimizer: sgd or adam
         loss: distance to the teacher, which a trained generator maximises: l1 (on recovered logits; a rounded
             zero is an upper bound), kl, cross_entropy (on labels), or auto (l1 for soft answers, kl for top_k,
@@ -66,22 +69,71 @@ class StudentConfig:
         lr: learning rate at the start
         momentum: of sgd
         weight_decay: of the optimiser
+        steps: optimiser steps of each student over the whole run, spread evenly over the budget: fresh batches
+            first, then paid ones again; 0: one step a fresh batch and replay_steps
+        final_share: share of steps that is taken once the budget has run out, on everything held
+        distil_share: share of steps, the last, in which a fresh net learns the vote of the students; it is delivered
         replay_steps: steps on already paid answers after each fresh batch; 0 is the papers' own recipe
         replay_batch: images per replay step
         replay_capacity: paid images kept for replay, first in, first out
+        replay_order: uniform, or hard (of twice as many drawn, those with the larger last loss)
+        replay_store: memory, or disk (files in the run directory, mapped a batch at a time)
+        replay_precision: of kept images that are not 8-bit on the wire, which are kept exactly: float32 or float16
+        augment: of paid images that are replayed, with the same answer: none, flip, shift (by a pixel) or both
         average: decay of the moving average of weights that is delivered; 0 delivers the last weights
+        average_every: student steps between two updates of the average
     """
 
     arch: str = "auto"
+    count: int = 0
     optimizer: Literal["sgd", "adam"] = "sgd"
     loss: Literal["auto", "l1", "kl", "cross_entropy"] = "auto"
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 5e-4
+    steps: int = 0
+    final_share: float = 0.0
+    distil_share: float = 0.0
     replay_steps: int = 0
     replay_batch: int = 256
     replay_capacity: int = 1_000_000
+    replay_order: Literal["uniform", "hard"] = "uniform"
+    replay_store: Literal["memory", "disk"] = "memory"
+    replay_precision: Literal["float32", "float16"] = "float32"
+    augment: Literal["none", "flip", "shift", "both"] = "none"
     average: float = 0.0
+    average_every: int = 1
+
+
+@dataclass(frozen=True)
+class QueriesConfig:
+    """Which images are paid for with the student, of methods that draw them: from what, and which of them.
+
+    Args:
+        programs: what procedural images are drawn by, evenly: leaves, strokes, noise, gradients, generators; a name
+            that stands twice counts twice
+        procedural: share of every batch that a program draws in place of the generator
+        base: none, or procedural: the generator transforms such an image, gen_op = base + G(z, base)
+        generators: generators side by side, each of which makes its part of every batch
+        evolve: share of every batch that is bred from images paid for before, seldom answered classes above all; times
+            the share of the classes that is missing among the answers so far
+        pool: candidates for each image that is paid for
+        choose: of a pool, those on which the students' vote has the most entropy, on which the students differ most
+            (disagreement, of two or more), on which the vote has the most confidence, or random ones, for balance and
+            ceiling alone to decide
+        balance: choose as evenly as can be over the classes that the students see
+        ceiling: choose first where the students' confidence is at most this; 1 sets no ceiling
+    """
+
+    programs: tuple[str, ...] = ("leaves",)
+    procedural: float = 0.0
+    base: Literal["none", "procedural"] = "none"
+    generators: int = 1
+    evolve: float = 0.0
+    pool: int = 1
+    choose: Literal["entropy", "disagreement", "confidence", "random"] = "entropy"
+    balance: bool = True
+    ceiling: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -208,64 +260,11 @@ class ExtractConfig:
 
 
 @dataclass(frozen=True)
-class BenchConfig:
-    """How long the framework's own loop takes beside the bare kernels of the same work.
-
-    Args:
-        cases: what to time: digits (cnn_small on 1x8x8, four replay steps a batch), digits_paper (the same without
-            replay) and resnet (ResNet-34-8x to ResNet-18-8x on 3x32x32, without replay); http: the digits
-            run through a served teacher beside the same one in process, and our client beside bare httpx2
-        rounds: pairs of timings; the median of the ratios is reported
-        seconds: about how long one timing takes
-        batch_size: images per batch; 0 is 256, or 16 for resnet on a CPU
-        device: auto, cpu, cuda or cuda:N
-        precision: of the student's training steps: fp32 or bf16
-        channels_last: memory format of convolutions; auto picks it where it is faster
-        compile: run student and generator through torch.compile
-    """
-
-    cases: tuple[str, ...] = ("digits", "digits_paper", "resnet")
-    rounds: int = 5
-    seconds: float = 5.0
-    batch_size: int = 0
-    device: str = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
-    channels_last: Literal["auto", "yes", "no"] = "auto"
-    compile: bool = False
-
-
-@dataclass(frozen=True)
-class ServeConfig:
-    """Serving a teacher over the Open Inference Protocol v2.
-
-    Args:
-        host: address to listen at; any but this machine's own lets others in
-        port: port to listen at; 0: a free one, which is printed
-        model: the model's name in URLs; by default that of the teacher's file or class
-        max_batch: most images in one request; none: the teacher's own limit
-        api_key_env: name of the environment variable with the key that clients must send; none: no key
-        images_per_second: most images served per second; more is refused with 429
-        requests_per_second: most requests served per second; more is refused with 429
-        device: auto, cpu, cuda or cuda:N; where a teacher of kind torch runs
-        threads: CPU threads of the model; 0: as many as torch uses
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8080
-    model: str | None = None
-    max_batch: int | None = None
-    api_key_env: str | None = None
-    images_per_second: float | None = None
-    requests_per_second: float | None = None
-    device: str = "auto"
-    threads: int = 0
-
-
-@dataclass(frozen=True)
 class Job:
     """Everything that decides a run. ``teacher_options`` are the own arguments of the teacher's kind.
 
-    ``estimator`` is of no effect, and in no document, where the method estimates no gradient.
+    ``estimator`` and ``queries`` are of no effect, and in no document, where the method estimates no gradient or
+    draws nothing.
     """
 
     config: ExtractConfig
@@ -274,3 +273,4 @@ class Job:
     method: str
     method_config: Any
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
+    queries: QueriesConfig = field(default_factory=QueriesConfig)

@@ -1,6 +1,6 @@
 """What must hold for a job before anything heavy is loaded or asked; every problem found, not only the first.
 
-No torch here. Each problem names its option; who asks (command line, Python) says how the option was spelled.
+No torch here.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dfme.config import EvaluationConfig, ExtractConfig, Job, ScheduleConfig, TeacherConfig
 from dfme.errors import UserError
-from dfme.methods import METHODS
+from dfme.method_problems import method_problems
 from dfme.options import leaves
+from dfme.ranges import Problem, out_of_range
 from dfme.run_directory import holds_something
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teacher_files import BUILT_IN_FILES
@@ -26,69 +27,6 @@ from dfme.words import did_you_mean
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _SUBJECT = re.compile(r"^(arch|data set|label mode|image \w+): ")
 _UNITS = {"": 1, "k": 1_000, "m": 1_000_000}
-
-
-class Problem(NamedTuple):
-    """What is wrong with the option of this dotted key: what was expected and what came."""
-
-    key: str
-    text: str
-
-
-class Rule(NamedTuple):
-    """A condition on one number, and its words after ``expected``."""
-
-    holds: Callable[[float], bool]
-    words: str
-
-
-AT_LEAST_ONE = Rule(lambda value: value >= 1, "at least 1")
-NOT_NEGATIVE = Rule(lambda value: 0 <= value < math.inf, "0 or more")
-POSITIVE = Rule(lambda value: 0 < value < math.inf, "a positive number")
-SHARE = Rule(lambda value: 0 <= value < 1, "a number from 0 to below 1")
-FRACTION = Rule(lambda value: 0 < value <= 1, "a number above 0 and up to 1")
-SEED = Rule(lambda value: 0 <= value < 2**63, "a whole number from 0 to below 2^63")
-FROM_1_TO_64 = Rule(lambda value: 1 <= value <= 64, "from 1 to 64")
-RATE = Rule(lambda value: 0.001 <= value < math.inf, "at least 0.001")
-CLASSES = Rule(lambda value: value >= 2, "at least 2")
-
-RULES: dict[str, Rule] = {
-    "budget": AT_LEAST_ONE,
-    "seed": SEED,
-    "checkpoint_seconds": NOT_NEGATIVE,
-    "schedule.decay": POSITIVE,
-    "student.lr": POSITIVE,
-    "student.momentum": SHARE,
-    "student.weight_decay": NOT_NEGATIVE,
-    "student.replay_steps": NOT_NEGATIVE,
-    "student.replay_batch": AT_LEAST_ONE,
-    "student.replay_capacity": AT_LEAST_ONE,
-    "student.average": SHARE,
-    "evaluation.points": AT_LEAST_ONE,
-    "evaluation.limit": NOT_NEGATIVE,
-    "teacher.num_classes": CLASSES,
-    "teacher.max_batch": AT_LEAST_ONE,
-    "teacher.price_per_1000": NOT_NEGATIVE,
-    "teacher.in_flight": FROM_1_TO_64,
-    "teacher.timeout": POSITIVE,
-    "teacher.attempts": AT_LEAST_ONE,
-    "teacher.patience": POSITIVE,
-    "teacher.images_per_second": RATE,
-    "teacher.requests_per_second": RATE,
-    "teacher.classification": NOT_NEGATIVE,
-    "teacher.top_k": NOT_NEGATIVE,
-    "method.batch_size": AT_LEAST_ONE,
-    "method.generator_steps": AT_LEAST_ONE,
-    "method.student_steps": AT_LEAST_ONE,
-    "method.latent_size": AT_LEAST_ONE,
-    "method.generator_lr": POSITIVE,
-    "estimator.directions": AT_LEAST_ONE,
-    "estimator.step": POSITIVE,
-    "estimator.frequencies": FRACTION,
-    "estimator.every": AT_LEAST_ONE,
-    "estimator.synthetic_lr": POSITIVE,
-}
-"""One line per number with a range; a method's options are listed once, whichever methods have them."""
 
 
 def parse_count(value: int | str) -> int:
@@ -120,42 +58,14 @@ def find_problems(job: Job) -> list[Problem]:
     config = job.config
     return [
         *out_of_range(leaves(config) | leaves(job.teacher, "teacher.") | leaves(job.method_config, "method.")),
-        *estimator_problems(job),
+        *method_problems(job),
         *device_problems(config.device),
-        *_schedule_problems(config.schedule),
+        *schedule_problems(config.schedule),
         *net_problems("student.arch", config.student.arch),
         *evaluation_problems(config.evaluation),
         *teacher_problems(job.teacher, job.teacher_options),
         *_run_directory_problems(config),
     ]
-
-
-def out_of_range(values: Mapping[str, Any]) -> Iterator[Problem]:
-    """Numbers outside the range of their rule."""
-    for key, value in values.items():
-        rule = RULES.get(key)
-        if rule is not None and isinstance(value, int | float) and not rule.holds(value):
-            yield Problem(key, f"expected {rule.words}, got {value}")
-
-
-def estimator_problems(job: Job) -> Iterator[Problem]:
-    """Settings of the estimator that are out of range or rule each other out, where the method has one."""
-    if not METHODS[job.method].estimates:
-        return
-    config, reuse = job.estimator, getattr(job.method_config, "reuse", False)
-    yield from out_of_range(leaves(config, "estimator."))
-    if isinstance(config.control, float) and not math.isfinite(config.control):
-        yield Problem("estimator.control", f"expected a finite number or auto, got {config.control}")
-    if config.kind == "auto":
-        return
-    if config.space == "lattice" and isinstance(config.step, float) and not (config.step >= 1 and config.step % 1 == 0):
-        text = f"expected whole levels such as 1 or 4 in space lattice, or auto, got {config.step}"
-        yield Problem("estimator.step", text)
-    if config.kind == "prior_guided" and config.prior == "neighbours" and config.space == "pre_squash":
-        yield Problem("estimator.prior", "expected space image or lattice with neighbours, which are images")
-    if config.form == "central" and (config.kind == "exact_student" or reuse):
-        asks = "kind exact_student" if config.kind == "exact_student" else "--method.reuse"
-        yield Problem("estimator.form", f"expected forward with {asks}, which needs the answer at the point itself")
 
 
 def device_problems(device: str) -> Iterator[Problem]:
@@ -212,7 +122,8 @@ def _listed(values: Sequence[float]) -> str:
     return ",".join(f"{value:g}" for value in values)
 
 
-def _schedule_problems(config: ScheduleConfig) -> Iterator[Problem]:
+def schedule_problems(config: ScheduleConfig) -> Iterator[Problem]:
+    """Milestones that are no increasing shares."""
     shares = (0.0, *config.milestones, 1.0)
     if not all(left < right for left, right in pairwise(shares)):
         text = f"expected increasing shares of the budget between 0 and 1, got {_listed(config.milestones)}"

@@ -60,6 +60,7 @@ def test_k_steps_a_round_trip_and_the_rest_are_n_steps_bit_for_bit(options):
             method.step()
     second, second_parts = begun(99)
     second.load_state_dict(first.state_dict())
+    second_parts.trainer.load_state_dict(first_parts.trainer.state_dict())
     second_parts.streams.load_state_dict(first_parts.streams.state_dict())
     asked = second_parts.oracle.ledger.spent
     assert second.prepare() == ()
@@ -67,8 +68,8 @@ def test_k_steps_a_round_trip_and_the_rest_are_n_steps_bit_for_bit(options):
     for method in (straight, second):
         for _ in range(2):
             method.step()
-    for key, value in straight.student.state_dict().items():
-        assert torch.equal(value, second.student.state_dict()[key]), key
+    for key, value in straight_parts.trainer.net.state_dict().items():
+        assert torch.equal(value, second_parts.trainer.net.state_dict()[key]), key
     for a, b in zip(straight_parts.generator.parameters(), second_parts.generator.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -100,7 +101,7 @@ def test_reuse_pays_one_batch_less_and_the_student_learns_from_the_generators():
     assert ledger.spent_by_purpose["generator"] == 8 * 3
     assert ledger.spent_by_purpose["student"] == 8 * 2
     assert parts.trainer.steps == 2 * 3, "three batches with a replay step each"
-    images, answers = method._disagreement.base(8)
+    images, answers = method._estimated.disagreement.base(8)
     assert torch.equal(answers, teacher(images)), "the generator's points with the answers that were paid for"
 
 
@@ -146,7 +147,7 @@ def test_looking_at_the_metrics_changes_nothing_that_is_learnt():
             metrics = method.step()
             if look:
                 numbers(metrics)
-        return method.student.state_dict()
+        return parts.trainer.net.state_dict()
 
     one, two = final(True), final(False)
     assert all(torch.equal(one[key], two[key]) for key in one)

@@ -5,18 +5,41 @@ from __future__ import annotations
 import importlib
 from typing import Any, NamedTuple
 
-from dfme.methods.configs import DfmeConfig, StaticConfig
+from dfme.config import EstimatorConfig, QueriesConfig
+from dfme.methods.configs import (
+    DfmeConfig,
+    DfmsConfig,
+    DisguideConfig,
+    DualStudentsConfig,
+    KnockoffConfig,
+    MazeConfig,
+    MazeEstimatorConfig,
+    ProceduralConfig,
+    StaticConfig,
+)
+
+SECTIONS: dict[str, type[Any]] = {"estimator": EstimatorConfig, "queries": QueriesConfig}
+"""Sections of a recipe, besides ``method``, that some methods take their options from."""
 
 
 class MethodEntry(NamedTuple):
     """A method's configuration class, and ``module:Class`` of its implementation, imported when it is built.
 
-    ``estimates``: it estimates gradients, as the ``estimator`` section of a recipe says.
+    ``sections``: those of ``SECTIONS`` that it heeds. ``students``: how many it needs at least.
+    ``keeps``: whether its students learn from what was paid for before, however they are configured.
+    ``estimator``: the class of its estimator section, whose defaults are the method's.
     """
 
     config: type[Any]
     implementation: str
-    estimates: bool = False
+    sections: tuple[str, ...] = ("queries",)
+    students: int = 1
+    keeps: bool = False
+    estimator: type[EstimatorConfig] = EstimatorConfig
+
+    def section(self, name: str) -> type[Any]:
+        """The configuration class of one of ``SECTIONS``, with the method's own defaults."""
+        return self.estimator if name == "estimator" else SECTIONS[name]
 
     def load(self) -> Any:
         """The class of the implementation."""
@@ -25,6 +48,12 @@ class MethodEntry(NamedTuple):
 
 
 METHODS: dict[str, MethodEntry] = {
-    "dfme": MethodEntry(DfmeConfig, "dfme.methods.dfme:Dfme", estimates=True),
+    "dfme": MethodEntry(DfmeConfig, "dfme.methods.dfme:Dfme", ("estimator", "queries")),
+    "maze": MethodEntry(MazeConfig, "dfme.methods.maze:Maze", ("estimator", "queries"), estimator=MazeEstimatorConfig),
+    "disguide": MethodEntry(DisguideConfig, "dfme.methods.disguide:Disguide", students=2),
+    "dual_students": MethodEntry(DualStudentsConfig, "dfme.methods.dual_students:DualStudents", students=2),
+    "dfms": MethodEntry(DfmsConfig, "dfme.methods.dfms:Dfms"),
+    "knockoff": MethodEntry(KnockoffConfig, "dfme.methods.knockoff:Knockoff", (), keeps=True),
     "static": MethodEntry(StaticConfig, "dfme.methods.static:Static"),
+    "procedural": MethodEntry(ProceduralConfig, "dfme.methods.procedural:Procedural"),
 }

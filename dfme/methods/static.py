@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from dfme.methods.base import Metrics, Parts
 from dfme.methods.configs import StaticConfig
@@ -13,7 +13,7 @@ from dfme.spec import LABEL_KINDS, LabelKind
 
 
 class Static:
-    """Spends the whole budget on the student; the generator never learns.
+    """Spends the whole budget on the student; the generator never learns: cost = B * d images.
 
     Differences from a paper: none, there is no paper. It equals ``dfme`` with ``generator_steps`` of zero.
     """
@@ -23,12 +23,8 @@ class Static:
     def __init__(self, config: StaticConfig, parts: Parts) -> None:
         self.cost = config.batch_size * config.student_steps
         self.facts: dict[str, Any] = {}
-        self._trainer = parts.trainer
-        self._teaching = Teaching(parts, config.batch_size)
-
-    @property
-    def student(self) -> nn.Module:
-        return self._trainer.delivered
+        self._generator = parts.generator
+        self._teaching = Teaching(parts, parts.sampler(config.batch_size).images, config.batch_size)
 
     def prepare(self) -> tuple[str, ...]:
         return ()
@@ -44,7 +40,7 @@ class Static:
         return self._teaching.recent
 
     def state_dict(self) -> dict[str, Any]:
-        return self._teaching.state_dict()
+        return {"generator": self._generator.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._teaching.load_state_dict(state)
+        self._generator.load_state_dict(state["generator"])

@@ -1,29 +1,29 @@
-"""The half that every generator-based method shares: generate, pay for the answers, let the student learn."""
+"""The half that every method shares: pay for the answers to some images, and let the students learn from them."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dfme.methods.base import Metrics, Parts
 
+Images = Callable[[int], Tensor]
+"""So many images (count, C, H, W) to pay for, as the wire carries them."""
+
 
 class Teaching:
-    """Batches of generated images, answered by the teacher and learnt by the student.
+    """Batches of images, answered by the teacher and learnt by the students."""
 
-    The generator stays in train mode while it generates, as in the paper, so its running statistics move.
-    """
-
-    def __init__(self, parts: Parts, batch_size: int, remember: int = 1) -> None:
+    def __init__(self, parts: Parts, images: Images, batch_size: int, remember: int = 1) -> None:
         """``remember``: batches kept in ``paid``; more than one are part of the state."""
         self._oracle = parts.oracle
-        self._generator = parts.generator
         self._trainer = parts.trainer
         self._examiner = parts.examiner
-        self._rng = parts.streams["latent"]
+        self._device = parts.streams["latent"].device
+        self._images = images
         self._batch_size = batch_size
         self.paid: deque[tuple[Tensor, Tensor]] = deque(maxlen=remember)
 
@@ -32,35 +32,34 @@ class Teaching:
         """The last batch paid for, and its answers."""
         return self.paid[-1] if self.paid else None
 
-    def spend(self, images: int) -> Metrics:
-        """Pay for exactly ``images`` answers, in batches; the last may be smaller. Returns the last metrics."""
+    def spend(self, images: int, keep_all: bool = True) -> Metrics:
+        """Pay for exactly ``images`` answers, in batches; the last may be smaller. Returns the last metrics.
+
+        Without ``keep_all``, only the last batch is held for replay.
+        """
         metrics: Metrics = {}
         while images > 0:
             count = min(images, self._batch_size)
-            x_BCHW = self.images(count)
-            metrics |= self.take(x_BCHW, self._oracle(x_BCHW, "student"))
             images -= count
+            metrics |= self.ask(self._images(count), keep_all or images == 0)
         return metrics
 
-    def take(self, x_BCHW: Tensor, answers: Tensor) -> Metrics:
-        """Let the student learn from a batch that is paid for, unless it is held back to score it on."""
+    def ask(self, x_BCHW: Tensor, keep: bool = True) -> Metrics:
+        """Pay for the answers to these images, and let the students learn from them (``take``)."""
+        return self.take(x_BCHW, self._oracle(x_BCHW, "student"), keep)
+
+    def take(self, x_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
+        """Let the students learn from a batch that is paid for, unless it is held back to score them on.
+
+        Only a batch to ``keep`` is held for replay.
+        """
         self.paid.append((x_BCHW, answers))
         if self._examiner is not None and self._examiner(x_BCHW, answers):
             return {}
-        return self._trainer.learn(x_BCHW, answers)
-
-    @torch.no_grad()
-    def images(self, count: int) -> Tensor:
-        """``count`` generated images as the wire carries them; a whole batch is generated for its statistics' sake."""
-        z_BZ = self._generator.draw(self._batch_size, self._rng)
-        return self._oracle.spec.quantise(self._generator.squash(self._generator(z_BZ))[:count])
+        return self._trainer.learn(x_BCHW, answers, keep)
 
     def state_dict(self) -> dict[str, Any]:
-        kept = list(self.paid) if (self.paid.maxlen or 1) > 1 else []
-        return {"generator": self._generator.state_dict(), "trainer": self._trainer.state_dict(), "paid": kept}
+        return {"paid": list(self.paid) if (self.paid.maxlen or 1) > 1 else []}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._generator.load_state_dict(state["generator"])
-        self._trainer.load_state_dict(state["trainer"])
-        device = self._rng.device
-        self.paid.extend((images.to(device), answers.to(device)) for images, answers in state["paid"])
+        self.paid.extend((images.to(self._device), answers.to(self._device)) for images, answers in state["paid"])

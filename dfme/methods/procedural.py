@@ -1,0 +1,46 @@
+"""Queries drawn by a program, with no data and no training. Every comparison must show it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from dfme.methods.base import Metrics, Parts
+from dfme.methods.configs import ProceduralConfig
+from dfme.methods.teaching import Teaching
+from dfme.spec import LABEL_KINDS, LabelKind
+
+
+class Procedural:
+    """Spends the whole budget on the student, on images of ``queries.programs``: cost = B * d images.
+
+    Differences from a paper: none, this is our baseline. That images drawn by simple programs can stand in for real
+    ones is shown, for pre-training, by Baradad et al. 2021 (Learning to see by looking at noise, arXiv 2106.05963).
+    """
+
+    label_modes: ClassVar[tuple[LabelKind, ...]] = LABEL_KINDS
+
+    def __init__(self, config: ProceduralConfig, parts: Parts) -> None:
+        self.cost = config.batch_size * config.student_steps
+        self.facts: dict[str, Any] = {}
+        self._teaching = Teaching(parts, parts.sampler(config.batch_size).images, config.batch_size)
+
+    def prepare(self) -> tuple[str, ...]:
+        return ()
+
+    def step(self) -> Metrics:
+        return self._teaching.spend(self.cost)
+
+    def finish(self, images: int) -> Metrics:
+        return self._teaching.spend(images)
+
+    @property
+    def recent(self) -> tuple[Tensor, Tensor] | None:
+        return self._teaching.recent
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is nothing to take up: images follow from the run's random streams."""
