@@ -7,17 +7,20 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dfme import __version__
+from dfme.command_configs import BenchConfig
 from dfme.command_line import extract
 from dfme.command_line.argv import asks_for_help
 from dfme.command_line.help import command_help, overview
 from dfme.command_line.request import Layout, Request
-from dfme.config import BenchConfig, Job
+from dfme.config import Job
 from dfme.errors import DfmeError, UserError
 from dfme.job import resume_command
 from dfme.options import Option
+from dfme.run_directory import RunDirectory
 from dfme.words import did_you_mean
 from teachers import KINDS, check_teacher
 
@@ -148,6 +151,33 @@ def _bench(argv: Sequence[str]) -> int:
     return 0
 
 
+def _compare(argv: Sequence[str]) -> int:
+    from dfme.command_line import compare
+
+    if asks_for_help(argv):
+        return _show_help("compare", compare.options(argv, KIND_OPTIONS))
+    plan = compare.plan_of(argv, KIND_OPTIONS)
+    for job in {cell.mode: cell.job for cell in plan.cells}.values():
+        check_teacher(job.teacher, job.teacher_options)
+    from dfme.comparison.session import compare as run_comparison
+
+    return run_comparison(plan, tell=_warn, show=print)
+
+
+def _retrain(argv: Sequence[str]) -> int:
+    from dfme.command_line import retrain
+
+    asked = Request(argv, retrain.LAYOUT, {})
+    if asked.wants_help:
+        return _show_help("retrain", asked.options)
+    config = retrain.plan_of(asked)
+    from dfme.retraining import retrain as train_again
+
+    out = Path(config.out) if config.out else RunDirectory.free_name(Path(f"{config.run.rstrip('/')}-retrained"))
+    print(retrain.table(train_again(Path(config.run), out, retrain.settings(config), tell=_warn), out))
+    return 0
+
+
 def _gradients(argv: Sequence[str]) -> int:
     from dfme.command_line import gradients
 
@@ -173,6 +203,8 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "extract": Command(_extract, "clone a teacher by its answers alone; the command when none is named"),
+    "compare": Command(_compare, "run methods x seeds x budgets x label modes side by side: one table, one picture"),
+    "retrain": Command(_retrain, "train a fresh student on the answers that a run paid for, asking nothing"),
     "train-teacher": Command(_train_teacher, "train a teacher to practise on, and save its weights"),
     "evaluate": Command(_evaluate, "score a student against its teacher: accuracy, agreement, divergence"),
     "check": Command(_check, "ask a teacher a few hundred images and say what its answers are good for"),

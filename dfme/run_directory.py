@@ -38,7 +38,7 @@ class RunDirectory:
         self.samples = path / "samples"
         self.summary = path / "summary.json"
         self.report = path / "report.html"
-        self._lock = _acquire(path)
+        self._lock = acquire_lock(path)
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
@@ -138,8 +138,11 @@ def holds_something(path: Path) -> bool:
     return any(entry.name not in TRACES for entry in path.iterdir())
 
 
-def _acquire(path: Path) -> int:
-    """The lock's file descriptor. The system frees it when its process ends, so no lock is ever stale."""
+def acquire_lock(path: Path) -> int:
+    """The file descriptor of a directory's lock. The system frees it when its process ends: no lock is ever stale.
+
+    Raises UserError if another process holds it, or the directory cannot be written.
+    """
     fd = -1
     try:
         fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dfme.config import BenchConfig
-from dfme.validation import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Problem, Rule, device_problems
+from dfme.command_configs import BenchConfig
+from dfme.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Problem, Rule
+from dfme.validation import device_problems
 
 _RULES: dict[str, Rule] = {"rounds": AT_LEAST_ONE, "seconds": POSITIVE, "batch_size": NOT_NEGATIVE}
 

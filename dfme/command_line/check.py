@@ -9,7 +9,8 @@ from dfme.command_line.extract import RECIPE_ONLY, default_recipe
 from dfme.command_line.request import Layout, Request
 from dfme.config import TeacherConfig
 from dfme.options import build
-from dfme.validation import AT_LEAST_ONE, SEED, Problem, device_problems, teacher_problems
+from dfme.ranges import AT_LEAST_ONE, SEED, Problem
+from dfme.validation import device_problems, teacher_problems
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from dfme.command_line.request import Layout, Request
 from dfme.config import EvaluationConfig, ExtractConfig, Job
 from dfme.methods import METHODS
 from dfme.options import build
-from dfme.validation import Problem, device_problems, evaluation_problems, file_problems, teacher_problems
+from dfme.ranges import Problem
+from dfme.validation import device_problems, evaluation_problems, file_problems, teacher_problems
 
 
 @dataclass(frozen=True)

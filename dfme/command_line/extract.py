@@ -10,12 +10,13 @@ from pathlib import Path
 from dfme.command_line.argv import Flag, last_text
 from dfme.command_line.reading import Reading
 from dfme.command_line.request import Layout, Request
-from dfme.config import EstimatorConfig, ExtractConfig, Job
+from dfme.config import ExtractConfig, Job
 from dfme.errors import UserError
 from dfme.job import DEFAULT_RECIPE
-from dfme.methods import METHODS
+from dfme.methods import METHODS, SECTIONS
 from dfme.options import build
-from dfme.validation import Problem, find_problems, parse_count
+from dfme.ranges import Problem
+from dfme.validation import find_problems, parse_count
 
 
 def default_recipe(flags: Sequence[Flag]) -> Path | None:
@@ -33,7 +34,7 @@ def default_recipe(flags: Sequence[Flag]) -> Path | None:
     return None if names_teacher else DEFAULT_RECIPE
 
 
-RECIPE_ONLY = frozenset({field.name for field in dataclasses.fields(ExtractConfig)} | {"method", "estimator"})
+RECIPE_ONLY = frozenset({field.name for field in dataclasses.fields(ExtractConfig)} | {"method", *SECTIONS})
 """Sections of an extraction's recipe besides its teacher: what other commands with a teacher may skip."""
 
 LAYOUT = Layout(ExtractConfig, teacher=True, method=True, recipe=default_recipe)
@@ -49,8 +50,10 @@ def job_of(asked: Request) -> Job:
     reading.values["budget"] = _budget(reading)
     teacher, options = asked.teacher(reading)
     config = build(ExtractConfig, reading.values)
-    method = build(METHODS[asked.method].config, reading.values, "method.")
-    job = Job(config, teacher, options, asked.method, method, build(EstimatorConfig, reading.values, "estimator."))
+    entry = METHODS[asked.method]
+    method = build(entry.config, reading.values, "method.")
+    sections = {name: build(entry.section(name), reading.values, f"{name}.") for name in SECTIONS}
+    job = Job(config, teacher, options, asked.method, method, **sections)
     reading.report(find_problems(job))
     reading.finish()
     return job

@@ -9,15 +9,16 @@ from pathlib import Path
 from dfme.command_line.argv import Flag
 from dfme.command_line.extract import RECIPE_ONLY, default_recipe
 from dfme.command_line.request import Layout, Request
-from dfme.config import EstimatorConfig, ExtractConfig, Job
+from dfme.config import ExtractConfig, Job
 from dfme.laboratory.candidates import CANDIDATES
 from dfme.laboratory.conditions import CONDITIONS
 from dfme.laboratory.options import EVERYTHING, GradientsConfig, require_local
-from dfme.methods import METHODS
+from dfme.methods import METHODS, SECTIONS
 from dfme.options import build, leaves
+from dfme.ranges import AT_LEAST_ONE, Problem, Rule
 from dfme.run_directory import holds_something
 from dfme.spec import LabelMode
-from dfme.validation import AT_LEAST_ONE, Problem, Rule, find_problems, parse_count
+from dfme.validation import find_problems, parse_count
 from dfme.words import unknown_choice
 
 _SPREAD = Rule(lambda value: value >= 2, "at least 2, for a spread")
@@ -31,7 +32,7 @@ _OF_THE_RECIPE = {
     "student",
     "evaluation",
     "method",
-    "estimator",
+    *SECTIONS,
 }
 
 
@@ -59,9 +60,10 @@ def plan_of(asked: Request) -> tuple[GradientsConfig, Job]:
     teacher, options = asked.teacher(reading)
     config = build(GradientsConfig, reading.values)
     recipe = build(ExtractConfig, {key: value for key, value in leaves(config).items() if key != "out"})
-    method = build(METHODS[asked.method].config, reading.values, "method.")
-    estimator = build(EstimatorConfig, reading.values, "estimator.")
-    job = Job(recipe, teacher, options, asked.method, method, estimator)
+    entry = METHODS[asked.method]
+    method = build(entry.config, reading.values, "method.")
+    sections = {name: build(entry.section(name), reading.values, f"{name}.") for name in SECTIONS}
+    job = Job(recipe, teacher, options, asked.method, method, **sections)
     reading.report(problems(config))
     reading.report(problem for problem in find_problems(job) if problem.key != "out")
     reading.report(_label_problems(teacher.label_mode))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from dfme.command_line.argv import Flag
 from dfme.errors import UserError
 from dfme.options import Option, convert, flatten, is_switch
-from dfme.validation import Problem
+from dfme.ranges import Problem
 from dfme.words import nearest
 
 MOST_SHOWN = 8

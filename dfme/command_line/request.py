@@ -15,21 +15,24 @@ from typing import Any, TypeVar
 from dfme.command_line.argv import Flag, asks_for_help, last_text, split_flags
 from dfme.command_line.reading import Given, Reading, given_by_file, given_by_flags
 from dfme.command_line.signature import own_options
-from dfme.config import EstimatorConfig, TeacherConfig
+from dfme.config import TeacherConfig
 from dfme.errors import UserError
 from dfme.job import locate, plain
-from dfme.methods import METHODS
+from dfme.methods import METHODS, SECTIONS
 from dfme.options import Option, build, convert, dataclass_options
+from dfme.ranges import Problem
 from dfme.recipes import load_yaml
 from dfme.targets import find_target
 from dfme.teacher_files import BUILT_IN_FILES
-from dfme.validation import Problem
 from dfme.words import did_you_mean, unknown_choice
 
 T = TypeVar("T")
 
 Kinds = Mapping[str, type[Any]]
 """Built-in kinds of teacher: the dataclass of each one's options."""
+
+Recipe = tuple[str, dict[str, Any]]
+"""The name of a file of options, as messages say it, and its content."""
 
 RecipeFinder = Callable[[Sequence[Flag]], Path | None]
 
@@ -65,12 +68,13 @@ class Request:
         UserError: for words that are no flags, a recipe that cannot be read, an unknown kind or method.
     """
 
-    def __init__(self, argv: Sequence[str], layout: Layout, kinds: Kinds) -> None:
+    def __init__(self, argv: Sequence[str], layout: Layout, kinds: Kinds, recipe: Recipe | None = None) -> None:
+        """``recipe``: what stands in the place of a file's, whatever the words name."""
         self.wants_help = asks_for_help(argv)
         words = [word for word in argv if word not in ("-h", "--help")]
         flags = split_flags(words)
         self._flags = [flag for flag in flags if flag.key != "config"]
-        self._file, content = _recipe(flags, layout)
+        self._file, content = recipe or read_recipe(flags, layout.recipe)
         self._content = {name: value for name, value in content.items() if name not in layout.ignored}
         self._layout, self._kinds = layout, kinds
         self.kind = self._choose("teacher", "kind", "torch") if layout.teacher else ""
@@ -88,7 +92,7 @@ class Request:
         chosen = {"teacher": self.kind, "method": self.method}
         owners = {section: f"{section} {name}" for section, name in chosen.items() if name}
         if self.method:
-            owners["estimator"] = owners["method"]
+            owners |= dict.fromkeys(SECTIONS, owners["method"])
         return Reading(self.options, given, owners)
 
     def settings(self, root: type[T], find_problems: Callable[[T], Iterable[Problem]] = _no_problems) -> T:
@@ -124,9 +128,16 @@ class Request:
         by_flag = last_text(self._flags, f"{section}.{name}")
         if by_flag is not None and by_flag != by_recipe:
             self._content.pop(section, None)
-            if section == "method":  # how gradients are estimated was chosen for the recipe's method
-                self._content.pop("estimator", None)
+            if section == "method":
+                self._set_aside(by_flag)
         return by_flag or by_recipe
+
+    def _set_aside(self, method: str) -> None:
+        """Forget the recipe's sections that were chosen for its own method: how gradients are estimated, above all."""
+        heeded = METHODS[method].sections if method in METHODS else ()
+        for section in SECTIONS:
+            if section == "estimator" or section not in heeded:
+                self._content.pop(section, None)
 
     def _own_options(self) -> list[Option]:
         if self.kind in self._kinds:
@@ -151,13 +162,13 @@ class Request:
                 raise UserError(f"--method.name: {unknown_choice('method', self.method, METHODS)}")
             options.append(Option("method.name", str, "dfme", f"extraction method: {', '.join(METHODS)}"))
             options += dataclass_options(METHODS[self.method].config, "method.")
-            if METHODS[self.method].estimates:
-                options += dataclass_options(EstimatorConfig, "estimator.")
+            for section in METHODS[self.method].sections:
+                options += dataclass_options(METHODS[self.method].section(section), f"{section}.")
         return options
 
 
-def _recipe(flags: Sequence[Flag], layout: Layout) -> tuple[str, dict[str, Any]]:
-    """The name and content of the file of options."""
+def read_recipe(flags: Sequence[Flag], find: RecipeFinder) -> Recipe:
+    """The file of options that --config names, else the one that is found, else nothing."""
     named = [flag.text for flag in flags if flag.key == "config"]
     if len(named) > 1:
         raise UserError(f"--config: expected one file, got {len(named)}")
@@ -165,7 +176,7 @@ def _recipe(flags: Sequence[Flag], layout: Layout) -> tuple[str, dict[str, Any]]
         if not named[0]:
             raise UserError("--config: expected a YAML file of options")
         return named[0], load_yaml(locate(named[0]))
-    found = layout.recipe(flags)
+    found = find(flags)
     if found is None:
         return "", {}
     here = Path.cwd()

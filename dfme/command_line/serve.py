@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dfme.command_configs import ServeConfig
 from dfme.command_line.extract import RECIPE_ONLY, default_recipe
 from dfme.command_line.request import Layout, Request
-from dfme.config import ServeConfig, TeacherConfig
+from dfme.config import TeacherConfig
 from dfme.errors import UserError
 from dfme.options import build
-from dfme.validation import AT_LEAST_ONE, NOT_NEGATIVE, RATE, Problem, Rule, device_problems, teacher_problems
+from dfme.ranges import AT_LEAST_ONE, NOT_NEGATIVE, RATE, Problem, Rule
+from dfme.validation import device_problems, teacher_problems
 
 PORT = Rule(lambda value: 0 <= value < 65_536, "a port from 0 (a free one) to 65535")
 RULES = {

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from dfme.validation import Problem, dataset_problems, device_problems, net_problems
+from dfme.ranges import Problem
+from dfme.validation import dataset_problems, device_problems, net_problems
 
 
 class TrainingData(Protocol):

@@ -51,7 +51,7 @@ def draw_curve(run: RunFiles, path: Path, log_queries: bool = False) -> bool:
     axes.set_ylim(0.0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
     axes.set_ylabel(f"share of {examined(run).phrase.removeprefix('the ')}")
-    _query_axis(axes, log_queries)
+    query_axis(axes, log_queries)
     axes.legend(loc="lower right", frameon=False, fontsize=9)
     return _save(figure, path)
 
@@ -68,7 +68,7 @@ def draw_losses(run: RunFiles, path: Path, log_queries: bool = False) -> bool:
         for (label, series), colour, dash in zip(lines, (BLUE, ORANGE, GREY), ("-", "--", ":"), strict=False):
             axes.plot(*zip(*series, strict=True), color=colour, linestyle=dash, linewidth=1.2, label=label)
         axes.set_ylabel(title)
-        _query_axis(axes, log_queries, label="")
+        query_axis(axes, log_queries, label="")
         axes.legend(edgecolor="none", framealpha=0.8, fontsize=8)
     grid[-1, 0].set_xlabel("queries")
     return _save(figure, path)
@@ -96,7 +96,8 @@ def _draw_share(
         )
 
 
-def _query_axis(axes: Axes, log_queries: bool, label: str = "queries") -> None:
+def query_axis(axes: Axes, log_queries: bool, label: str = "queries") -> None:
+    """The axis that every curve of a run is drawn against, and the frame of its panel."""
     if log_queries:
         axes.set_xscale("log")
     else:

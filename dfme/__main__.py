@@ -1,0 +1,5 @@
+"""``python -m dfme`` is ``python run.py``."""
+
+from dfme.cli import main
+
+raise SystemExit(main())
