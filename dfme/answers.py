@@ -95,6 +95,8 @@ def _require_scores(answers: Tensor, batch: int, classes: int, mode: LabelMode) 
         hint = ""
         if shape == (batch,):
             hint = "; if these are labels, start a new run with --teacher.label-mode label"
+        elif shape == (batch, 1):
+            hint = "; if it is a binary model, start a new run with --teacher.num-classes 2" if classes != 2 else ""
         elif len(shape) == 2 and shape[0] == batch:
             hint = f"; if it has {shape[1]} classes, start a new run with --teacher.num-classes {shape[1]}"
         raise TeacherError(

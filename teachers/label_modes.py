@@ -37,6 +37,17 @@ def reveal(scores_BK: Tensor, given: LabelMode, wanted: LabelMode) -> Tensor:
     return hidden_BK.scatter(1, kept_Bk, answer_BK.gather(1, kept_Bk))
 
 
+def as_classes(scores: Tensor, num_classes: int, mode: LabelMode) -> Tensor:
+    """Scores as they are; a binary model's lone ones, (B, 1) or (B,), as those of its ``two_classes``.
+
+    A model that squeezes its answers gives a lone number for a lone image.
+    """
+    lone = scores.ndim < 2 or (scores.ndim == 2 and scores.shape[1] == 1)
+    if num_classes != 2 or not lone or not scores.is_floating_point():
+        return scores
+    return two_classes(scores.reshape(-1, 1), mode)
+
+
 def two_classes(score_B1: Tensor, mode: LabelMode) -> Tensor:
     """A binary model's lone score as two classes: a logit z as (0, z), a probability p as (1 - p, p)."""
     other_B1 = torch.zeros_like(score_B1) if mode.kind == "logits" else 1 - score_B1

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.answers import as_tensor
-from dfme.errors import DfmeError, UserError
+from dfme.answers import NEGATIVE, as_tensor
+from dfme.errors import DfmeError, TeacherError, UserError
+from dfme.ranges import CLASSES
 from dfme.spec import ImageSpec, LabelMode, Teacher
 from dfme.targets import find_target, what_and_where
 from dfme.wire import Wire
-from teachers.label_modes import restrict, two_classes
+from teachers.label_modes import as_classes, restrict
 
 PROBABILITIES = LabelMode("probabilities")
 
@@ -22,8 +23,8 @@ PROBABILITIES = LabelMode("probabilities")
 class OwnTeacher:
     """A callable of the user's, with the facts that a teacher has.
 
-    Answers may be tensors, arrays or nested lists. One probability (or logit) per image, where there are two
-    classes, is that of class 1. What the answers hold is for the oracle to check.
+    Answers may be tensors, arrays or nested lists. One probability (or logit) per image, (B, 1) or (B,), where there
+    are two classes, is that of class 1. What the answers hold is for the oracle to check.
     """
 
     def __init__(
@@ -52,9 +53,12 @@ class OwnTeacher:
 
     def _read(self, answer: object) -> Tensor:
         scores = as_tensor(answer)
-        if self.num_classes == 2 and scores.ndim == 2 and scores.shape[1] == 1 and scores.is_floating_point():
-            return two_classes(scores, self.label_mode)
-        return scores
+        if not self.label_mode.soft:
+            return scores
+        classes = as_classes(scores, self.num_classes, self.label_mode)
+        if classes is not scores and self.label_mode.kind == "probabilities":
+            _require_probability(scores)
+        return classes
 
 
 def wrap_callable(
@@ -92,7 +96,7 @@ def wrap_callable(
     teacher = OwnTeacher(
         function_or_object,
         spec,
-        _fact("num_classes", "10", num_classes, own.get("num_classes")),
+        _classes(num_classes, own.get("num_classes")),
         declared or (wanted if wanted and wanted.kind == "logits" else PROBABILITIES),
         own.get("max_batch", max_batch),
         _device(function_or_object),
@@ -148,6 +152,25 @@ def _fact(name: str, example: str, given: Any, own: Any) -> Any:
     if given is not None and own is not None and given != own:
         raise UserError(f"--teacher.{flag}: got {given}, but the teacher itself says {own}")
     return given if own is None else own
+
+
+def _classes(given: int | None, own: int | None) -> int:
+    """How many classes; a model with one output has two."""
+    classes: int = _fact("num_classes", "10", given, own)
+    if classes < 2:
+        raise UserError(f"the teacher's num_classes: expected {CLASSES.words}, got {classes}")
+    return classes
+
+
+def _require_probability(scores: Tensor) -> None:
+    """TeacherError for lone scores that are no probabilities: as a label, no oracle could tell any more."""
+    low, high = (float(value) for value in scores.aminmax())
+    if low < -NEGATIVE or high > 1 + NEGATIVE:
+        raise TeacherError(
+            f"teacher: expected one probability per image, that of class 1, got values from {low:.4g} to {high:.4g}; "
+            "if these are logits, start a new run with --teacher.label-mode logits, or give the teacher an attribute "
+            "label_mode = 'logits'"
+        )
 
 
 def _mode(mode: LabelMode | str | None) -> LabelMode | None:

@@ -13,7 +13,7 @@ from dfme.config import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.facts import agreed, as_text, first_line
-from teachers.label_modes import two_classes
+from teachers.label_modes import as_classes
 from teachers.torch_local import Normalise
 
 Axes = tuple[int | None, int | None, int | None]
@@ -63,10 +63,7 @@ class ProgramTeacher:
         self._normalise = normalise
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        scores_BK = self.raw(images).float()
-        if scores_BK.shape[1] == 1 and self.num_classes == 2:
-            return two_classes(scores_BK, self.label_mode)
-        return scores_BK
+        return as_classes(self.raw(images).float(), self.num_classes, self.label_mode)
 
     def raw(self, images: Tensor) -> Tensor:
         """The program's own answer, one row per image. UserError where it is no tensor with a row for each."""
@@ -76,6 +73,8 @@ class ProgramTeacher:
             if batch < least:
                 x_BCHW = torch.cat([x_BCHW, x_BCHW[-1:].expand(least - batch, -1, -1, -1)])
             scores_BK = self._program.run(x_BCHW)
+        if isinstance(scores_BK, Tensor) and scores_BK.ndim == 1 and scores_BK.is_floating_point():
+            scores_BK = scores_BK[:, None]  # a binary model's lone output, without its axis
         if (
             not isinstance(scores_BK, Tensor)
             or scores_BK.ndim != 2

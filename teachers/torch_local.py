@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from dfme.config import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets import NETS, builder, check_net
-from dfme.nets.files import hollow
+from dfme.nets.files import hollow, misfits
 from dfme.nets.infer import Guess, infer_net
 from dfme.nets.torchvision_nets import torchvision_net
 from dfme.spec import ImageSpec, LabelMode
 from teachers.card import Card
 from teachers.facts import agreed
-from teachers.label_modes import reveal, two_classes
+from teachers.label_modes import as_classes, reveal
 from teachers.options import TorchOptions
 from teachers.weights import State, load_into, read_weights, require_fit
 
@@ -92,10 +92,7 @@ class TorchTeacher:
         """The network's own scores (B, K), normalisation included, with autograd: for the owner, on no API."""
         if self._module.training:
             self._module.eval()
-        logits_BK: Tensor = self._module(self._normalise(x_BCHW))
-        if logits_BK.shape[1] == 1 and self.num_classes == 2:
-            logits_BK = two_classes(logits_BK, LOGITS)
-        return logits_BK
+        return as_classes(self._module(self._normalise(x_BCHW)), self.num_classes, LOGITS)
 
 
 def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.device) -> TorchTeacher:
@@ -122,7 +119,7 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     source = f"{options.checkpoint} as {arch}: the weights"
     if guess and guess.arch != arch:
         source = f"{options.checkpoint} as {arch} (they look like {guess.arch}): the weights"
-    build = partial(_empty_net, arch, shape, 1 if guess and guess.num_classes == 1 else num_classes)
+    build = partial(_empty_net, arch, shape, _outputs(arch, shape, num_classes, guess, state))
     outline = hollow(build)  # no memory for a network of the size that a file claims, before it is known to fit
     if outline is not None:
         require_fit(outline, state, source=source)
@@ -138,6 +135,14 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
         device=device,
         max_batch=config.max_batch,
     )
+
+
+def _outputs(arch: str, shape: tuple[int, int, int], num_classes: int, guess: Guess | None, state: State) -> int:
+    """How many outputs the network has: of two classes, one where the weights are for a lone one."""
+    if guess is not None or num_classes != 2:
+        return 1 if guess and guess.num_classes == 1 else num_classes
+    lone = hollow(partial(_empty_net, arch, shape, 1))
+    return 1 if lone is not None and not misfits(lone, state) else num_classes
 
 
 def _empty_net(arch: str, shape: tuple[int, int, int], outputs: int) -> nn.Module:

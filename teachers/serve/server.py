@@ -14,7 +14,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from dfme.config import ServeConfig
+from dfme.command_configs import ServeConfig
 from dfme.errors import UserError
 from dfme.precision import ieee_fp32
 from dfme.spec import Teacher

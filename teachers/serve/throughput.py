@@ -21,7 +21,8 @@ import httpx2
 import torch
 
 from dfme.build import run_job
-from dfme.config import BenchConfig, Job, TeacherConfig
+from dfme.command_configs import BenchConfig
+from dfme.config import Job, TeacherConfig
 from dfme.errors import RunError
 from teachers.make import make_teacher
 from teachers.remote.options import V2Options
