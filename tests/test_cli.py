@@ -271,7 +271,7 @@ WRONG = [
     ),
     (
         "--teacher.checkpoint weights.pt --teacher.num-classes 1",
-        "--teacher.num-classes: expected at least 2, got 1",
+        "--teacher.num-classes: expected at least 2 (a binary model with one output has 2), got 1",
     ),
     ("--teacher.checkpoint weights.pt --teacher.label-mode soft", "--teacher.label-mode: expected logits,"),
     (
@@ -636,7 +636,7 @@ def test_extract_from_python_makes_the_same_job(fake_build: list[tuple[Any, ...]
         ({"budget": "x"}, "budget: expected a number of images"),
         ({"method": "dfne"}, "did you mean dfme?"),
         ({"estimator": {"direction": "ball"}}, "estimator.direction: expected one of sphere"),
-        ({"method": "static", "estimator": {"step": 1.0}}, "estimator: method static estimates no gradient"),
+        ({"method": "static", "estimator": {"step": 1.0}}, "estimator: method static does not use it; leave it out, or take one of dfme"),
         ({"student": {"lrr": 1}}, "student.lrr: unknown option; did you mean student.lr?"),
         ({"shape": (3, 8)}, "teacher.shape: expected 3 whole numbers"),
         ({"label_mode": "soft"}, "teacher.label_mode: expected logits"),

@@ -202,7 +202,7 @@ def write_weights() -> None:
         ("small.pt --teacher.shape 1,8,8 --teacher.num-classes 7", "got 7, but the weights are for 10"),
         ("small.pt --teacher.shape 1,8,8 --teacher.arch lenet5", "as lenet5 (they look like cnn_small): the weights"),
         ("small.pt --teacher.shape 1,8,8 --student.arch vgg11", "arch vgg11: does not take images of 1x8x8"),
-        ("small.pt --teacher.shape 1,8,8 --teacher.label-mode label", "methods that can use it: static"),
+        ("small.pt --teacher.shape 1,8,8 --teacher.label-mode label", "methods that can use it: disguide, dual_students"),
         ("small.pt --teacher.shape 1,9,8 --evaluation.dataset digits", "images are 1x8x8, but 1x9x8 was asked for"),
         ("small.pt --teacher.shape 1,8,8 --evaluation.dataset empty", "expected one folder of images"),
         (
@@ -263,7 +263,7 @@ def test_teachers_of_one_s_own(flags: str, mode: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("own:Linear --teacher.label-mode label", "methods that can use it: static"),
+        ("own:Linear --teacher.label-mode label", "methods that can use it: disguide, dual_students"),
         ("own:Labels", "--method.name dfme needs a teacher that answers logits or probabilities"),
         ("own:Linear --teacher.label-mode top_k:9", "the teacher has only 4 classes"),
         ("own:Linear --teacher.num-classes 7", "got 7, but the teacher itself says 4"),
@@ -337,7 +337,7 @@ def test_the_space_asked_for_is_what_checkpoints_take(monkeypatch: pytest.Monkey
     monkeypatch.setattr(RunDirectory, "require_space", lambda self, needed: asked.append(needed))
     assert run(f"--teacher own:Linear --method static --budget 3000 --student.replay-steps 1 --out run {SMALL}") == 0
     taken = Path("run/checkpoint.pt").stat().st_size  # one of the three that may stand side by side
-    assert 0.5 * asked[0] < 3 * taken < asked[0] + 300_000  # names and shapes come on top of the numbers
+    assert 0.4 * asked[0] < 3 * taken < asked[0] + 300_000  # names and shapes come on top of the numbers
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     def refuse(*_: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.\nmore")
 
-    monkeypatch.setattr(build, "build_generator", refuse)
+    monkeypatch.setattr(build, "build_nets", refuse)
     assert run("--teacher own:Linear --budget 90 --out run --device cpu") == 1
     line = one_line(capsys)
     assert "out of memory on cpu" in line
@@ -388,7 +388,10 @@ def test_a_student_that_diverges_is_not_delivered(capsys: pytest.CaptureFixture[
 # Other commands and recipes
 
 
-@pytest.mark.parametrize("path", sorted(PROJECT.glob("configs/*.yaml")), ids=lambda path: path.stem)
+RECIPES = [path for path in sorted(PROJECT.glob("configs/*.yaml")) if not path.stem.startswith("compare_")]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipes_run_or_say_which_file_they_want(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: Path
 ) -> None:

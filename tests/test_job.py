@@ -12,14 +12,16 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfme.config import EstimatorConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
+from dfme.cli import parse_extract
+from dfme.config import ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.job import PROJECT, UNDECISIVE, config_hash, differing_keys, document, locate
-from dfme.methods import METHODS
+from dfme.methods import METHODS, SECTIONS
 from dfme.methods.configs import DfmeConfig
 from dfme.options import Option, build, convert, dataclass_options, from_mapping, leaves
+from dfme.ranges import RULES
 from dfme.recipes import dump_yaml, load_yaml
-from dfme.validation import RULES, parse_count
+from dfme.validation import parse_count
 from dfme.words import nearest
 from teachers import KINDS
 
@@ -98,6 +100,15 @@ def test_hash_and_difference_follow_exactly_the_decisive_keys(key: str) -> None:
     undecisive = key in UNDECISIVE or key.split(".")[0] in UNDECISIVE
     assert (config_hash(job) == config_hash(changed)) is undecisive
     assert differing_keys(document(job), changed) == ([] if undecisive else [key])
+
+
+def test_where_steps_are_planned_to_the_end_of_the_budget_any_other_budget_departs() -> None:
+    planned = document(parse_extract(["--student.steps", "500", "--budget", "10k"]))
+    open_ended = document(parse_extract(["--budget", "10k"]))
+    for paper, larger in ((planned, ["budget"]), (open_ended, [])):
+        assert differing_keys(paper, {**paper, "budget": 20_000}) == larger
+        assert differing_keys(paper, {**paper, "budget": 5_000}) == ["budget"]
+        assert differing_keys(paper, paper) == []
 
 
 def test_difference_names_teacher_and_method_options_and_a_smaller_budget() -> None:
@@ -271,7 +282,8 @@ def test_every_number_in_a_configuration_has_a_rule() -> None:
         options += dataclass_options(entry.config, "method.")
     for kind in KINDS.values():
         options += dataclass_options(kind.options, "teacher.")
-    options += dataclass_options(EstimatorConfig, "estimator.")
+    for section, config in SECTIONS.items():
+        options += dataclass_options(config, f"{section}.")
     numbers = [option.key for option in options if {option.type, *get_args(option.type)} & {int, float}]
     elsewhere = {"teacher.shape", "teacher.bounds", "teacher.levels", "teacher.mean", "teacher.std"}
     elsewhere |= {"schedule.milestones", "estimator.control", "evaluation.mean", "evaluation.std"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
 import json
 import os
 import re
@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from toys import LinearTeacher, make_parts
+from toys import LinearTeacher, make_method, make_parts
 
-from dfme.cli import COMMANDS
+from dfme.cli import COMMANDS, parse_extract
+from dfme.command_configs import BenchConfig, CompareConfig, RetrainConfig, ServeConfig
 from dfme.command_line.evaluate import EvaluateConfig
-from dfme.config import BenchConfig, EstimatorConfig, ExtractConfig, ServeConfig, TeacherConfig
+from dfme.config import ExtractConfig, TeacherConfig
 from dfme.laboratory.options import GradientsConfig
-from dfme.methods import METHODS
+from dfme.method_problems import POOLS
+from dfme.methods import METHODS, SECTIONS
 from dfme.options import dataclass_options
+from dfme.recipes import load_yaml
 from dfme.spec import ImageSpec
 from dfme.tracking.metrics import metrics_table
 from teachers import KINDS
@@ -30,6 +33,7 @@ from teachers.options import TrainTeacherConfig
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "configs" / "README.md"]
+RECIPES = sorted(path for path in (ROOT / "configs").glob("*.yaml") if not path.name.startswith("compare_"))
 SECONDS = 110
 MARK = r"<!-- tested: (?P<section>[\w-]+)(?:, file (?P<file>\S+))? -->\n"
 BLOCK = re.compile(MARK + r"```(?P<language>\w+)\n(?P<text>.*?)```", re.S)
@@ -67,9 +71,8 @@ def coded(cell: str) -> list[str]:
 def default_method(name: str) -> Any:
     """The method with its own defaults, around a toy teacher."""
     entry = METHODS[name]
-    module, attribute = entry.implementation.split(":")
-    parts = make_parts(LinearTeacher(ImageSpec((1, 8, 8))), 10**6)
-    return getattr(importlib.import_module(module), attribute)(entry.config(), parts)
+    parts = make_parts(LinearTeacher(ImageSpec((1, 8, 8))), 10**6, keeps=entry.keeps, count=entry.students)
+    return make_method(name, parts, **dataclasses.asdict(entry.config()))
 
 
 def test_the_two_commands_stand_there_as_they_are_run():
@@ -88,13 +91,21 @@ def test_every_method_has_a_row_with_its_label_modes_and_its_cost():
 
 
 def test_every_method_has_a_recipe_and_every_recipe_a_row():
-    recipes = {path.name for path in (ROOT / "configs").glob("*.yaml")}
+    recipes = {path.name for path in RECIPES}
     table = rows(PAGES[1].read_text(encoding="utf-8"), "Recipe")
     named = {found[0]: coded(row[1])[0] for row in table if (found := re.findall(r"\[(\S+\.yaml)\]", row[0]))}
     assert set(named) == recipes
     for recipe, method in named.items():
         assert f"name: {method}\n" in re.sub(r" +#.*", "", (ROOT / "configs" / recipe).read_text(encoding="utf-8"))
     assert set(named.values()) == set(METHODS)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_understood_where_the_files_it_names_are_there(recipe):
+    method = load_yaml(recipe)["method"]
+    images = [f"--method.{name}=procedural" for name in POOLS if name in method]
+    here = ["--teacher.checkpoint=teachers/checkpoints/digits.safetensors", "--evaluation.dataset=none", *images]
+    assert parse_extract(["--config", str(recipe), *here]).method == method["name"]
 
 
 def test_the_table_of_metrics_is_the_one_the_code_makes():
@@ -119,8 +130,10 @@ def known_flags() -> set[str]:
         *dataclass_options(TeacherConfig, "teacher."),
         *(option for kind in KINDS.values() for option in dataclass_options(kind.options, "teacher.")),
         *(option for entry in METHODS.values() for option in dataclass_options(entry.config, "method.")),
-        *dataclass_options(EstimatorConfig, "estimator."),
+        *(option for name, section in SECTIONS.items() for option in dataclass_options(section, f"{name}.")),
         *dataclass_options(GradientsConfig),
+        *dataclass_options(CompareConfig),
+        *dataclass_options(RetrainConfig),
         *dataclass_options(BenchConfig),
         *dataclass_options(EvaluateConfig),
         *dataclass_options(TrainTeacherConfig),
@@ -187,7 +200,9 @@ def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_pat
     assert "sharpness: 8" in (tmp_path / "runs/halves/config.yaml").read_text()
     listed = {name for row in rows(README, "File") for name in coded(row[0])}
     found = {f"{path.name}/" if path.is_dir() else path.name for path in (tmp_path / "runs/halves").iterdir()}
-    assert listed - found == {"checkpoint.previous.pt", "wandb/", "wandb.json"}, "only these are not always there"
+    assert listed - found == {"checkpoint.previous.pt", "replay/", "wandb/", "wandb.json"}, (
+        "only these are not always there"
+    )
     assert found <= listed
 
 

@@ -16,8 +16,9 @@ from processes import Bench
 from toys import LinearTeacher
 
 from dfme.cli import main
+from dfme.command_configs import ServeConfig
 from dfme.command_line.serve import default_name
-from dfme.config import ServeConfig, TeacherConfig
+from dfme.config import TeacherConfig
 from dfme.spec import ImageSpec
 
 pytest.importorskip("starlette")
