@@ -30,9 +30,7 @@ def usefulness(scores_ENK: Tensor, by: By, rng: torch.Generator) -> Tensor:
     return -(vote_NK * vote_NK.clamp_min(1e-12).log()).sum(dim=1)
 
 
-def choose(
-    scores_ENK: Tensor, count: int, by: By, balance: bool, ceiling: float, rng: torch.Generator
-) -> Tensor:
+def choose(scores_ENK: Tensor, count: int, by: By, balance: bool, ceiling: float, rng: torch.Generator) -> Tensor:
     """Indices (count,) of the candidates to pay for, in increasing order.
 
     Those whose confidence, the vote's largest probability, is at most ``ceiling`` come first (QEDG, AAAI 2025). With

@@ -45,7 +45,7 @@ class Plan:
         return Plan(config.steps - final - distil, final, distil)
 
     def progress(self, share: float, steps: int) -> float:
-        """How far training is, 0 to 1, less distillation: the share of the budget and the final ones of ``steps`` done."""
+        """How far training is, 0 to 1, less distillation: by the share of the budget spent, and of final steps done."""
         if not self.final or self.during is None:
             return share
         return (self.during * share + max(0, steps - self.during)) / (self.during + self.final)

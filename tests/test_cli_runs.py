@@ -202,7 +202,7 @@ def write_weights() -> None:
         ("small.pt --teacher.shape 1,8,8 --teacher.num-classes 7", "got 7, but the weights are for 10"),
         ("small.pt --teacher.shape 1,8,8 --teacher.arch lenet5", "as lenet5 (they look like cnn_small): the weights"),
         ("small.pt --teacher.shape 1,8,8 --student.arch vgg11", "arch vgg11: does not take images of 1x8x8"),
-        ("small.pt --teacher.shape 1,8,8 --teacher.label-mode label", "methods that can use it: disguide, dual_students"),
+        ("small.pt --teacher.shape 1,8,8 --teacher.label-mode label", "methods that can use it: disguide, dual"),
         ("small.pt --teacher.shape 1,9,8 --evaluation.dataset digits", "images are 1x8x8, but 1x9x8 was asked for"),
         ("small.pt --teacher.shape 1,8,8 --evaluation.dataset empty", "expected one folder of images"),
         (
@@ -263,7 +263,7 @@ def test_teachers_of_one_s_own(flags: str, mode: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("own:Linear --teacher.label-mode label", "methods that can use it: disguide, dual_students"),
+        ("own:Linear --teacher.label-mode label", "methods that can use it: disguide, dual"),
         ("own:Labels", "--method.name dfme needs a teacher that answers logits or probabilities"),
         ("own:Linear --teacher.label-mode top_k:9", "the teacher has only 4 classes"),
         ("own:Linear --teacher.num-classes 7", "got 7, but the teacher itself says 4"),

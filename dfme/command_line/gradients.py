@@ -67,6 +67,9 @@ def plan_of(asked: Request) -> tuple[GradientsConfig, Job]:
     reading.report(problems(config))
     reading.report(problem for problem in find_problems(job) if problem.key != "out")
     reading.report(_label_problems(teacher.label_mode))
+    if not hasattr(method, "latent_size"):
+        text = f"expected a method with a generator, whose gradients are measured here, got {asked.method}"
+        reading.report([Problem("method.name", text)])
     reading.finish()
     return config, job
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.furnish import CHUNK
 from dfme.config import EstimatorConfig, ObjectiveName
 from dfme.estimators.make import make_estimator
+from dfme.furnish import CHUNK
 from dfme.laboratory.arithmetic import Within
 from dfme.laboratory.candidates import Candidate, limit_of, loss_of
 from dfme.laboratory.conditions import Condition
@@ -23,8 +23,8 @@ from dfme.laboratory.truth import Truth, limit_gradient, true_gradients, weights
 from dfme.laboratory.white_box import WhiteBox
 from dfme.ledger import Ledger
 from dfme.losses import make_distance
-from dfme.methods.estimated import REMEMBERED
 from dfme.methods.disagreement import Disagreement
+from dfme.methods.estimated import REMEMBERED
 from dfme.oracle import Oracle
 from dfme.probe import choose, is_open, probe
 from dfme.randomness import Streams
