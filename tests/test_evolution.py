@@ -38,7 +38,7 @@ def test_a_graft_is_a_rectangle_of_the_other_image_and_the_rest_is_untouched():
 
 @pytest.mark.parametrize("kind", ["label", "probabilities"])
 def test_a_class_of_one_in_a_hundred_has_half_of_the_parents(kind):
-    labels = (torch.arange(2_000) % 100 == 0).long()
+    labels = (torch.arange(4_000) % 100 == 0).long()
     answers = labels if kind == "label" else torch.nn.functional.one_hot(labels, 2).float()
     children = Evolution(paid(labels.float(), answers), LabelMode(kind), 2).draw(4_000, rng())
     corner = children[:, 0, 0, 0]  # the first parent's, or now and then the second's, which is drawn alike
@@ -47,7 +47,7 @@ def test_a_class_of_one_in_a_hundred_has_half_of_the_parents(kind):
 
 def test_a_sure_answer_counts_by_its_square():
     """Two classes, as often answered: of probabilities .9 and .6 the parents come as .81 to .36."""
-    first = torch.arange(2_000) % 2 == 0
+    first = torch.arange(4_000) % 2 == 0
     surer, other = torch.tensor([0.9, 0.1, 0.0, 0.0]), torch.tensor([0.4, 0.6, 0.0, 0.0])
     answers = torch.where(first[:, None], surer, other)
     children = Evolution(paid(first.float(), answers), LabelMode("probabilities"), 4).draw(8_000, rng())

@@ -13,8 +13,8 @@ from dfme.spec import LabelMode
 PARENTS = 4_096
 """Paid images that parents are taken from, drawn for every batch of children."""
 
-READY = 512
-"""Paid images from which on there are parents."""
+READY = 2_048
+"""Paid images from which on there are parents: with fewer, fresh images teach more than children of so few."""
 
 HALF_SIDES = (0.15, 0.5)
 """Half of a graft's sides, as shares of the image's."""
