@@ -12,6 +12,7 @@ from dfme.config import QueriesConfig
 from dfme.loop import numbers
 from dfme.methods import METHODS
 from dfme.methods.base import Parts
+from dfme.sources import evolution
 from dfme.spec import ImageSpec
 from dfme.tracking import METRICS
 
@@ -86,7 +87,8 @@ def combinations():
 
 
 @pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if "queries" in entry.sections])
-def test_whatever_is_paid_for_a_step_spends_its_cost_and_the_rest_the_rest(name):
+def test_whatever_is_paid_for_a_step_spends_its_cost_and_the_rest_the_rest(name, monkeypatch):
+    monkeypatch.setattr(evolution, "READY", 4)
     for queries in (options for method, options in combinations() if method == name):
         teacher = LinearTeacher(SPEC)
         parts = parts_for(name, teacher, 10_000, queries=QueriesConfig(**queries), replay_steps=1)

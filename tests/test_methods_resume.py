@@ -21,6 +21,8 @@ from dfme.checkpoint import load_checkpoint
 from dfme.errors import TeacherError
 from dfme.methods import METHODS
 from dfme.run import Result
+from dfme.sources import evolution
+from dfme.sources.evolution import Evolution
 from dfme.students import StudentTrainer
 
 BATCH, BUDGET = 8, 93
@@ -83,6 +85,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
 def _no_pictures() -> Iterator[None]:
     with small_runs.no_pictures():
         yield
+
+
+@pytest.fixture(autouse=True)
+def bred(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Images bred, call by call: these runs are too small to breed any unless they may begin early."""
+    counts: list[int] = []
+
+    def draw(self: Evolution, most: int, rng: torch.Generator) -> Tensor:
+        children = drawn(self, most, rng)
+        counts.append(len(children))
+        return children
+
+    drawn = Evolution.draw
+    monkeypatch.setattr(evolution, "READY", 16)
+    monkeypatch.setattr(Evolution, "draw", draw)
+    return counts
 
 
 Clone = Callable[..., Result]
@@ -173,9 +191,10 @@ def test_every_method_killed_in_the_middle_ends_as_if_nobody_had(method: str, ha
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_whatever_else_a_run_keeps_is_taken_up_again(variant: str, tmp_path: Path) -> None:
+def test_whatever_else_a_run_keeps_is_taken_up_again(variant: str, tmp_path: Path, bred: list[int]) -> None:
     method, options, student, queries = VARIANTS[variant]
     interrupted_twice(cloning(method, options=options, student=student, queries=queries), tmp_path)
+    assert any(bred) == ("evolve" in queries)
 
 
 class Conclusion:
