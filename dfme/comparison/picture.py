@@ -44,7 +44,7 @@ def draw(findings: Findings, path: Path) -> bool:
     found = dict(pair for axes in grid.flat for pair in zip(*axes.get_legend_handles_labels()[::-1], strict=True))
     labels = [label for label in (*rows, TEACHER) if label in found]
     handles = [found[label] for label in labels]
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False, fontsize=9)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(3 * len(modes), len(labels)), frameon=False, fontsize=9)
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=DOTS, facecolor="white")
     return True
@@ -79,6 +79,7 @@ def _panel(axes: Axes, table: dict[str, list[Outcome]], rows: Sequence[str]) -> 
         if not curves:
             continue
         place = rows.index(row)
+        again = place // len(COLOURS)  # a colour that comes again has other dashes and another mark
         colour = COLOURS[place % len(COLOURS)]
         at_N, mean_N, low_N, high_N = mean_and_band(curves)
         axes.fill_between(at_N, low_N, high_N, color=colour, alpha=0.15, linewidth=0)
@@ -87,9 +88,9 @@ def _panel(axes: Axes, table: dict[str, list[Outcome]], rows: Sequence[str]) -> 
             mean_N,
             label=row,
             color=colour,
-            linestyle=DASHES[place % len(DASHES)],
+            linestyle=DASHES[(place + again) % len(DASHES)],
             linewidth=1.5,
-            marker=MARKS[place % len(MARKS)],
+            marker=MARKS[(place + again) % len(MARKS)],
             markersize=3.5,
             markevery=max(1, len(at_N) // 8),
         )
