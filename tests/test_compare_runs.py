@@ -152,7 +152,7 @@ def test_a_cell_of_which_only_half_a_summary_is_left_is_run_again(stand_in: list
 
 
 def test_an_interruption_stops_the_cells_once_and_says_how_to_go_on(stand_in: list[Sequence[str]]) -> None:
-    made = plan("--jobs 2", slow=WAITS, good=FINE)
+    made, handler = plan("--jobs 2", slow=WAITS, good=FINE), signal.getsignal(signal.SIGINT)
     with after(lambda: states_are("good-probabilities-2k-seed0", "finished"), signal.SIGINT):
         code, told, _ = compare(made)
     assert code == 130
@@ -160,7 +160,7 @@ def test_an_interruption_stops_the_cells_once_and_says_how_to_go_on(stand_in: li
     folder = Path("out/cells/slow-probabilities-2k-seed0")
     assert (folder / "interrupted").read_text() == "x", "told once"
     assert states()["slow-probabilities-2k-seed0"] == "waiting"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler, "as it was"
 
 
 def test_two_comparisons_in_one_directory_are_refused(stand_in: list[Sequence[str]]) -> None:

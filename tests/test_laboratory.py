@@ -371,7 +371,7 @@ def test_figures_that_are_no_numbers_are_null_in_the_file():
     [
         (["--conditions", "exakt"], "--conditions: expected a condition (all, exact"),
         (["--estimators", "dtc"], "did you mean dct?"),
-        (["--method", "knockoff"], "--method.name: expected a method with a generator, whose gradients are measured"),
+        (["--method", "knockoff"], "--method: expected a method with a generator, whose gradients are measured"),
         (["--stages", "0.5,0.1"], "--stages: expected increasing shares of the budget from 0 to 1, got 0.5,0.1"),
         (["--batches", "1"], "--batches: expected at least 2, for a spread, got 1"),
         (["--student.lr", "-1"], "--student.lr: expected a positive number"),
