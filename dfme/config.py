@@ -77,7 +77,7 @@ class StudentConfig:
         replay_batch: images per replay step
         replay_capacity: paid images kept for replay, first in, first out
         replay_order: uniform, or hard (of twice as many drawn, those with the larger last loss)
-        replay_store: memory, or disk (files in the run directory, mapped a batch at a time)
+        replay_store: memory, or disk (files in the run directory, of which a batch at a time is read)
         replay_precision: of kept images that are not 8-bit on the wire, which are kept exactly: float32 or float16
         augment: of paid images that are replayed, with the same answer: none, flip, shift (by a pixel) or both
         average: decay of the moving average of weights that is delivered; 0 delivers the last weights
