@@ -44,7 +44,9 @@ def draw(findings: Findings, path: Path) -> bool:
     found = dict(pair for axes in grid.flat for pair in zip(*axes.get_legend_handles_labels()[::-1], strict=True))
     labels = [label for label in (*rows, TEACHER) if label in found]
     handles = [found[label] for label in labels]
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(3 * len(modes), len(labels)), frameon=False, fontsize=9)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=min(3 * len(modes), len(labels)), frameon=False, fontsize=9
+    )
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=DOTS, facecolor="white")
     return True
