@@ -72,6 +72,9 @@ class StudentConfig:
         steps: optimiser steps of each student over the whole run, spread evenly over the budget: fresh batches
             first, then paid ones again; 0: one step a fresh batch and replay_steps
         final_share: share of steps that is taken once the budget has run out, on everything held
+        rounds: shares of the budget, up to 1, at which the students take equal parts of their steps on everything paid
+            for, each by a schedule of its own, and none in between; empty: steps are spread over the budget
+        shrink: what is left of the students' weights as a round begins; the rest is that of fresh ones
         distil_share: share of steps, the last, in which a fresh net learns the vote of the students; it is delivered
         replay_steps: steps on already paid answers after each fresh batch; 0 is the papers' own recipe
         replay_batch: images per replay step
@@ -93,6 +96,8 @@ class StudentConfig:
     weight_decay: float = 5e-4
     steps: int = 0
     final_share: float = 0.0
+    rounds: tuple[float, ...] = ()
+    shrink: float = 0.4
     distil_share: float = 0.0
     replay_steps: int = 0
     replay_batch: int = 256

@@ -132,6 +132,7 @@ def furnish(
         streams["augment"],
         config.precision,
         nets.heir,
+        lambda number: _anew(job, nets, oracle, number),
     )
     return Parts(
         oracle,
@@ -147,6 +148,13 @@ def furnish(
         seed=config.seed,
         place=partial(_place, config=config, device=streams["latent"].device),
     )
+
+
+def _anew(job: Job, nets: Nets, oracle: Oracle, number: int) -> list[nn.Module]:
+    """Nets as new as the students were, on the CPU; of their own seed, so that a resumed run has the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derived_seed(job.config.seed, f"student round {number}"))
+        return [build_net(nets.arch, oracle.spec.shape, oracle.num_classes) for _ in nets.students]
 
 
 def needed_space(job: Job, nets: Nets, teacher: Teacher, directory: Path) -> int:

@@ -29,7 +29,7 @@ SHEET_IMAGES = 64
 
 
 CONCLUDING = 50
-"""Student steps between two looks at the clock, once the budget has run out."""
+"""Student steps between two looks at the clock, while nothing is paid for."""
 
 MUST_BE_FINITE = ("student_loss", "replay_loss", "distil_loss", "kl")
 """Metrics that are NaN or infinite only when the student's weights are lost."""
@@ -91,11 +91,12 @@ def run(
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
     while ledger.remaining + trainer.left > 0:
-        # Spend one step, or what is left of the budget; then learn on from what is paid for.
+        # Learn from what is paid for, as far as that is owed; else spend one step, or what is left of the budget.
         before, answered, failed, left = ledger.spent, ledger.useful, ledger.failed, ledger.remaining
-        planned = min(method.cost, left)
+        owed = trainer.owed
+        planned = 0 if owed else min(method.cost, left)
         try:
-            metrics = _advance(method, trainer, left)
+            metrics = trainer.conclude(CONCLUDING) if owed else _spend(method, left)
         except BudgetExhausted:  # what a service failed to answer, asked again, took what the step had counted on
             if ledger.failed == failed:
                 raise
@@ -103,10 +104,10 @@ def run(
         progress.seconds = time.monotonic() - started
         # Hold the method to the cost it states, less what a service took without an answer.
         _require_cost(method, planned, ledger.useful - answered)
-        # Evaluate at even shares of the budget.
+        # Evaluate at even shares of the budget, and when what was owed is done.
         done, due = (spent * points // ledger.budget for spent in (before, ledger.spent))
         ended = ledger.remaining + trainer.left == 0
-        if due > done or ended:
+        if due > done or (owed and not trainer.owed):
             sentinel.verify()
             metrics |= score_all(examination, trainer.delivered, trainer.vote)
             listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
@@ -138,10 +139,8 @@ def _require_cost(method: Method, planned: int, answered: int) -> None:
         raise DfmeError(f"{type(method).__name__} spent {answered} images in a step that costs {planned}")
 
 
-def _advance(method: Method, trainer: StudentTrainer, left: int) -> Metrics:
-    """A step of the method, what is left of the budget where it no longer fits, or steps after the budget."""
-    if left == 0:
-        return trainer.conclude(CONCLUDING)
+def _spend(method: Method, left: int) -> Metrics:
+    """A step of the method, or what is left of the budget where it no longer fits."""
     return method.step() if left >= method.cost else method.finish(left)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
-from dfme.config import Job, QueriesConfig
+from dfme.config import Job, QueriesConfig, StudentConfig
 from dfme.errors import UserError
 from dfme.methods import METHODS
 from dfme.options import leaves
@@ -55,11 +56,29 @@ def _student_problems(job: Job) -> Iterator[Problem]:
     if 0 < config.count < needed:
         text = f"expected at least {needed}, which method {job.method} plays against each other, got {config.count}"
         yield Problem("student.count", text)
-    for name in ("final_share", "distil_share"):
+    for name in ("final_share", "rounds", "distil_share"):
         if getattr(config, name) and not config.steps:
-            yield Problem(f"student.{name}", "expected --student.steps as well: it is a share of these")
+            yield Problem(f"student.{name}", "expected --student.steps as well, which it divides")
+    yield from _rounds_problems(config)
     if config.distil_share and students_of(job) == 1:
         yield Problem("student.distil_share", "expected --student.count of 2 or more, whose vote is learnt")
+
+
+def _rounds_problems(config: StudentConfig) -> Iterator[Problem]:
+    rounds = config.rounds
+    if not rounds:
+        return
+    if not all(left < right for left, right in pairwise((0.0, *rounds))) or rounds[-1] != 1:
+        text = "expected increasing shares of the budget, the last one 1, at which all of it is paid for"
+        yield Problem("student.rounds", f"{text}; got {','.join(f'{due:g}' for due in rounds)}")
+    if config.final_share:
+        yield Problem("student.final_share", "expected 0 with student.rounds, the last of which is after the budget")
+    if config.replay_steps:
+        yield Problem("student.replay_steps", "expected 0 with student.rounds: between them no step is taken")
+    if 0 < config.steps * (1 - config.distil_share) < len(rounds):
+        yield Problem(
+            "student.rounds", f"expected at most as many as --student.steps {config.steps}, got {len(rounds)}"
+        )
 
 
 def _pool_problems(job: Job) -> Iterator[Problem]:

@@ -45,6 +45,8 @@ RULES: dict[str, Rule] = {
     "student.count": FROM_0_TO_64,
     "student.steps": NOT_NEGATIVE,
     "student.final_share": SHARE_OR_ALL,
+    "student.rounds": FRACTION,
+    "student.shrink": SHARE_OR_ALL,
     "student.distil_share": SHARE,
     "student.lr": POSITIVE,
     "student.momentum": SHARE,

@@ -106,7 +106,7 @@ def _no_teacher(images: Tensor) -> NoReturn:
 
 def _whole_course(student: StudentConfig, steps_of_the_run: int) -> StudentConfig:
     """The student's training with every step after the spending: all answers are there from the first step on."""
-    return replace(student, steps=student.steps or steps_of_the_run, final_share=1.0)
+    return replace(student, steps=student.steps or steps_of_the_run, final_share=1.0, rounds=())
 
 
 def _trainer(settings: ExtractConfig, paid: Paid, streams: Streams, device: torch.device) -> tuple[str, StudentTrainer]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dfme.config import ScheduleConfig, StudentConfig
 
@@ -26,14 +27,16 @@ def _settled(config: ScheduleConfig, share: float) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps that a student takes: ``during`` the spending, evenly; afterwards ``final`` ones, then ``distil``.
+    """The steps that a student takes: ``during`` the spending, evenly; then ``final`` ones; at last ``distil`` ones.
 
-    ``during`` of None: one a fresh batch, and a number of replays of it.
+    ``during`` of None: one a fresh batch, and a number of replays of it. ``rounds``: the shares of the budget, up to
+    1, at which equal parts of the final steps are taken; one round is when the budget has run out.
     """
 
     during: int | None = None
     final: int = 0
     distil: int = 0
+    rounds: tuple[float, ...] = (1.0,)
 
     @staticmethod
     def of(config: StudentConfig) -> Plan:
@@ -41,11 +44,34 @@ class Plan:
         if not config.steps:
             return Plan()
         distil = round(config.steps * config.distil_share)
+        if config.rounds:
+            return Plan(0, config.steps - distil, distil, config.rounds)
         final = round(config.steps * config.final_share * (1.0 - config.distil_share))
         return Plan(config.steps - final - distil, final, distil)
 
+    @property
+    def edges(self) -> list[int]:
+        """The steps at which rounds begin, and the last one ends."""
+        before = self.during or 0
+        return [before + round(self.final * number / len(self.rounds)) for number in range(len(self.rounds) + 1)]
+
+    def owed(self, share: float, steps: int) -> int:
+        """Steps to take, less distillation, before another image is paid for, ``steps`` being taken."""
+        reached = sum(share >= due for due in self.rounds)
+        return max(0, self.edges[reached] - steps) if reached else 0
+
+    def begun(self, steps: int) -> int:
+        """The round, counted from 0, that a step begins after ``steps``; -1 in the midst of one."""
+        return self.edges[:-1].index(steps) if steps in self.edges[:-1] else -1
+
     def progress(self, share: float, steps: int) -> float:
-        """How far training is, 0 to 1, less distillation: by the share of the budget spent, and of final steps done."""
+        """How far training is, 0 to 1, less distillation: by the share of the budget spent, and of final steps done.
+
+        Where all steps are taken in rounds it is how far the round is.
+        """
         if not self.final or self.during is None:
             return share
-        return (self.during * share + max(0, steps - self.during)) / (self.during + self.final)
+        if self.during:
+            return (self.during * share + max(0, steps - self.during)) / (self.during + self.final)
+        begin, end = next((pair for pair in pairwise(self.edges) if steps < pair[1]), (0, self.final))
+        return min(1.0, (steps - begin) / (end - begin))

@@ -18,11 +18,15 @@ from dfme.ensemble import Ensemble, Vote
 from dfme.losses import Distance
 from dfme.optimizers import evaluating, forget_gradients, gradient_norm, make_optimizer, set_lr
 from dfme.precision import Precision, autocast
+from dfme.renewal import shrink_and_perturb
 from dfme.replay import Replay, Sample
 from dfme.schedule import Plan, factor
 
 Metrics = dict[str, Tensor | float | Callable[[], Tensor]]
 """What a step tells, by the names in ``tracking.METRICS``. A function is called only when somebody reads it."""
+
+Fresh = Callable[[int], Sequence[nn.Module]]
+"""As many newly initialised nets as there are students, for the round of a number."""
 
 
 class StudentTrainer:
@@ -30,7 +34,8 @@ class StudentTrainer:
 
     Several learn from the same batches, each by its own loss: the sum is minimised by one optimiser. ``share`` is the
     share of the budget spent, asked before every batch: learning rate and steps are functions of it. ``heir`` is
-    the fresh net that learns their vote at the end, where the configuration plans for it.
+    the fresh net that learns their vote at the end, and ``fresh`` gives nets as new as the students were, by the
+    number of the round that they are for: both where the configuration plans for it.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class StudentTrainer:
         rng: torch.Generator,
         precision: Precision = "fp32",
         heir: nn.Module | None = None,
+        fresh: Fresh | None = None,
     ) -> None:
         self.nets = list(nets)
         self.distance = distance
@@ -55,6 +61,7 @@ class StudentTrainer:
         self._schedule = schedule
         self._rng = rng
         self._precision = precision
+        self._fresh = fresh
         self._whole = self.nets[0] if len(self.nets) == 1 else Ensemble(self.nets)
         self._optimizer = make_optimizer(self._whole, config)
         self._parameters = list(self._whole.parameters())
@@ -101,6 +108,14 @@ class StudentTrainer:
         return max(0, self.plan.during + self.plan.final - self.steps) + distil
 
     @property
+    def owed(self) -> int:
+        """Of the steps ``left``, those to take before another image is paid for."""
+        share = self._share()
+        if share >= 1 or self.plan.during is None or self.replay is None:
+            return self.left
+        return self.plan.owed(share, self.steps) if len(self.replay) else 0
+
+    @property
     def steps_taken(self) -> int:
         """Optimiser steps of each student so far, and those of the heir."""
         return self.steps + (0 if self._distillation is None else self._distillation.done)
@@ -121,11 +136,13 @@ class StudentTrainer:
         return metrics
 
     def conclude(self, most: int) -> Metrics:
-        """Up to ``most`` of the steps that are ``left``: on all that is held, then those of the heir on the vote."""
+        """Up to ``most`` of the steps that are ``owed``: on all that is held, then those of the heir on the vote."""
         metrics = self._begin()
-        due = min(most, self.plan.during + self.plan.final - self.steps) if self.plan.during is not None else 0
-        if due > 0:
-            metrics |= self._rehearse(due)
+        due = self.plan.owed(self._share(), self.steps)
+        if due:
+            for _ in range(min(most, due)):
+                self._renew(self.plan.begun(self.steps))
+                metrics |= self._begin() | self._rehearse(1)
         elif self._distillation is not None and self.replay is not None:
             vote = self.vote
             assert vote is not None, "one student has no vote to learn"
@@ -146,6 +163,17 @@ class StudentTrainer:
         lr = self._config.lr * factor(self._schedule, self.progress)
         set_lr(self._optimizer, lr)
         return {"student_grad_norm": partial(gradient_norm, self._whole), "student_lr": lr}
+
+    def _renew(self, number: int) -> None:
+        """As a round begins, but for the first: the students in part anew, the optimiser and the average wholly."""
+        if number < 1:
+            return
+        assert self._fresh is not None, "rounds need fresh nets"
+        for net, fresh in zip(self.nets, self._fresh(number), strict=True):
+            shrink_and_perturb(net, fresh, self._config.shrink)
+        self._optimizer.state.clear()
+        if self._average is not None:
+            self._average.n_averaged.zero_()
 
     def _due(self) -> int:
         if self.plan.during is None:

@@ -55,6 +55,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "all steps final": ("procedural", {}, {**PLANNED, "final_share": 1.0}, {}),
     "distil share": ("disguide", {}, {**PLANNED, "final_share": 0.3, "distil_share": 0.4, "average": 0.8}, {}),
     "distil share alone": ("dual_students", {}, {**PLANNED, "distil_share": 0.4}, {}),
+    "rounds": ("procedural", {}, {**PLANNED, "rounds": (0.2, 0.5, 1.0), "average": 0.8}, {"evolve": 0.5}),
+    "rounds of two": ("disguide", {}, {**PLANNED, "rounds": (0.3, 1.0), "distil_share": 0.4, "optimizer": "adam"}, {}),
     "disk": ("static", {}, {"replay_store": "disk"}, {}),
     "disk, half, overflowing, hard": (
         "disguide",
@@ -151,6 +153,28 @@ def interrupted_twice(clone: Clone, tmp_path: Path) -> None:
     assert clone(out, third, resume=True).finished
     assert first.served + second.served + third.served == BUDGET
     assert second.served > 0, "there are answers beyond the checkpoint"
+    same_end(whole, out)
+
+
+ROUNDS = {**PLANNED, "rounds": (0.25, 0.5, 1.0), "shrink": 0.5, "average": 0.8}
+
+
+@pytest.mark.parametrize("time", [2, 5, 6, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4, 7, 9, 14))])
+def test_a_stop_in_the_steps_of_a_round(time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 steps in three rounds of 10, two at a time: the sixth time begins the second round with weights anew."""
+    clone, conclusion = cloning("procedural", student=ROUNDS), Conclusion(monkeypatch)
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    clone(whole, Metered())
+    assert conclusion.times == 15
+    conclusion.begin({time: ctrl_c})
+    teacher = Metered()
+    stopped = clone(out, teacher)
+    assert not stopped.finished
+    assert stopped.summary["student_steps"] == 2 * time
+    conclusion.begin({})
+    rest = Metered()
+    assert clone(out, rest, resume=True).finished
+    assert teacher.served + rest.served == BUDGET
     same_end(whole, out)
 
 

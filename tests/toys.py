@@ -77,7 +77,15 @@ def make_parts(
     constant = ScheduleConfig(kind="constant")
     heir = small_net(teacher.spec, teacher.num_classes, seed + 100) if config.distil_share else None
     trainer = StudentTrainer(
-        nets, config, distance, replay, lambda: oracle.ledger.share, constant, streams["augment"], heir=heir
+        nets,
+        config,
+        distance,
+        replay,
+        lambda: oracle.ledger.share,
+        constant,
+        streams["augment"],
+        heir=heir,
+        fresh=lambda number: [small_net(teacher.spec, teacher.num_classes, seed + 200 + number) for _ in nets],
     )
     queries = queries or QueriesConfig()
     draw = Procedural(teacher.spec, queries.programs).draw
