@@ -69,6 +69,8 @@ class StudentConfig:
         lr: learning rate at the start
         momentum: of sgd
         weight_decay: of the optimiser
+        decay_images: paid images held that weight_decay is meant for; with n of them it is sqrt(decay_images / n) times
+            as large; 0: the same for any number
         steps: optimiser steps of each student over the whole run, spread evenly over the budget: fresh batches
             first, then paid ones again; 0: one step a fresh batch and replay_steps
         final_share: share of steps that is taken once the budget has run out, on everything held
@@ -94,6 +96,7 @@ class StudentConfig:
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 5e-4
+    decay_images: int = 0
     steps: int = 0
     final_share: float = 0.0
     rounds: tuple[float, ...] = ()

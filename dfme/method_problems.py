@@ -59,6 +59,9 @@ def _student_problems(job: Job) -> Iterator[Problem]:
     for name in ("final_share", "rounds", "distil_share"):
         if getattr(config, name) and not config.steps:
             yield Problem(f"student.{name}", "expected --student.steps as well, which it divides")
+    if config.decay_images and not (config.steps or config.replay_steps or METHODS[job.method].keeps):
+        text = "expected --student.steps or --student.replay-steps as well: images are held for replay"
+        yield Problem("student.decay_images", text)
     yield from _rounds_problems(config)
     if config.distil_share and students_of(job) == 1:
         yield Problem("student.distil_share", "expected --student.count of 2 or more, whose vote is learnt")

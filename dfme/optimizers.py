@@ -37,6 +37,12 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
+def set_weight_decay(optimizer: torch.optim.Optimizer, weight_decay: float) -> None:
+    """Give every parameter group the weight decay."""
+    for group in optimizer.param_groups:
+        group["weight_decay"] = weight_decay
+
+
 def forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """What an optimiser's ``zero_grad`` does, without the profiler's hook that costs more than the work."""
     for parameter in parameters:

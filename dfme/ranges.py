@@ -51,6 +51,7 @@ RULES: dict[str, Rule] = {
     "student.lr": POSITIVE,
     "student.momentum": SHARE,
     "student.weight_decay": NOT_NEGATIVE,
+    "student.decay_images": NOT_NEGATIVE,
     "student.replay_steps": NOT_NEGATIVE,
     "student.replay_batch": AT_LEAST_ONE,
     "student.replay_capacity": AT_LEAST_ONE,

@@ -25,6 +25,17 @@ def _settled(config: ScheduleConfig, share: float) -> float:
     return 1.0
 
 
+def weight_decay(config: StudentConfig, images: int) -> float:
+    """The students' weight decay with so many paid images held; fewer than a replayed batch count as one.
+
+    As a prior on the weights it would be worth less by 1/n beside n images; not at all, if it stood for what the
+    optimiser needs. Between them is 1/sqrt(n), a heuristic of ours: measured in configs/README.md.
+    """
+    if not config.decay_images:
+        return config.weight_decay
+    return config.weight_decay * math.sqrt(config.decay_images / max(images, config.replay_batch))
+
+
 @dataclass(frozen=True)
 class Plan:
     """The steps that a student takes: ``during`` the spending, evenly; then ``final`` ones; at last ``distil`` ones.

@@ -16,11 +16,11 @@ from dfme.config import ScheduleConfig, StudentConfig
 from dfme.distillation import Distillation
 from dfme.ensemble import Ensemble, Vote
 from dfme.losses import Distance
-from dfme.optimizers import evaluating, forget_gradients, gradient_norm, make_optimizer, set_lr
+from dfme.optimizers import evaluating, forget_gradients, gradient_norm, make_optimizer, set_lr, set_weight_decay
 from dfme.precision import Precision, autocast
 from dfme.renewal import shrink_and_perturb
 from dfme.replay import Replay, Sample
-from dfme.schedule import Plan, factor
+from dfme.schedule import Plan, factor, weight_decay
 
 Metrics = dict[str, Tensor | float | Callable[[], Tensor]]
 """What a step tells, by the names in ``tracking.METRICS``. A function is called only when somebody reads it."""
@@ -162,6 +162,8 @@ class StudentTrainer:
     def _begin(self) -> Metrics:
         lr = self._config.lr * factor(self._schedule, self.progress)
         set_lr(self._optimizer, lr)
+        if self._config.decay_images and self.replay is not None:
+            set_weight_decay(self._optimizer, weight_decay(self._config, len(self.replay)))
         return {"student_grad_norm": partial(gradient_norm, self._whole), "student_lr": lr}
 
     def _renew(self, number: int) -> None:

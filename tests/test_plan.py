@@ -5,7 +5,7 @@ import torch
 from toys import LinearTeacher, make_parts
 
 from dfme.config import ScheduleConfig, StudentConfig
-from dfme.schedule import Plan, factor
+from dfme.schedule import Plan, factor, weight_decay
 from dfme.spec import ImageSpec
 
 SPEC = ImageSpec((1, 8, 8))
@@ -39,12 +39,28 @@ def test_warm_up_climbs_over_its_share_of_the_budget(share, expected):
     assert factor(ScheduleConfig(kind="constant", warmup=0.1), share) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("images", "expected"), [(400, 0.05), (1_600, 0.025), (100, 0.1), (25, 0.1)])
+def test_weight_decay_falls_with_the_root_of_what_is_held(images, expected):
+    config = StudentConfig(weight_decay=0.05, decay_images=400, replay_batch=100)
+    assert weight_decay(config, images) == pytest.approx(expected)
+    assert weight_decay(StudentConfig(weight_decay=0.05), images) == 0.05
+
+
+def test_the_optimiser_decays_the_weights_by_it():
+    """With no gradient to speak of, a step of SGD takes lr * decay of each weight: decay 0.01 * sqrt(64 / 8)."""
+    _, trainer = fed(8, steps=1, final_share=1.0, weight_decay=0.01, decay_images=64, momentum=0.0, lr=0.5)
+    before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
+    trainer.conclude(1)
+    for old, now in zip(before, trainer.net.parameters(), strict=True):
+        torch.testing.assert_close(now.detach(), old - 0.5 * (now.grad + 0.01 * 8**0.5 * old))
+
+
 def fed(budget: int, **student: object):
     """A trainer with the toy's whole budget spent in batches of 8; steps taken after each, and the trainer."""
     parts = make_parts(LinearTeacher(SPEC), budget, **student)
-    taken = []
+    taken, rng = [], torch.Generator().manual_seed(0)
     for _ in range(budget // 8):
-        images = torch.rand(8, 1, 8, 8)
+        images = torch.rand(8, 1, 8, 8, generator=rng)
         parts.trainer.learn(images, parts.oracle(images, "student"))
         taken.append(parts.trainer.steps)
     return taken, parts.trainer
