@@ -80,21 +80,35 @@ def extract(
         "wandb": _mapping(wandb),
     }
     described = {"kind": _name(teacher), "shape": shape, "num_classes": num_classes, "bounds": bounds}
-    described |= {"levels": levels, "max_batch": max_batch}
-    described["label_mode"] = None if label_mode is None else str(label_mode)
-    job = Job(
-        from_mapping(ExtractConfig, {name: value for name, value in settings.items() if value != {}}),
-        from_mapping(TeacherConfig, described, "teacher."),
-        {},
-        method,
-        from_mapping(METHODS[method].config, method_options or {}, "method_options."),
-        _section("estimator", method, estimator),
-        _section("queries", method, queries),
-    )
-    check(job)
+    described |= {
+        "levels": levels,
+        "max_batch": max_batch,
+        "label_mode": None if label_mode is None else str(label_mode),
+    }
+    job = _job(method, settings, described, method_options, {"estimator": estimator, "queries": queries})
     from dfme.build import run_job
 
     return run_job(job, teacher=teacher, resume=resume, console=progress)
+
+
+def _job(
+    method: str,
+    settings: Mapping[str, Any],
+    teacher: Mapping[str, Any],
+    options: Mapping[str, Any] | None,
+    sections: Mapping[str, object],
+) -> Job:
+    """The job that these describe, checked; a section of ``settings`` without an option is left to its defaults."""
+    job = Job(
+        from_mapping(ExtractConfig, {name: value for name, value in settings.items() if value != {}}),
+        from_mapping(TeacherConfig, teacher, "teacher."),
+        {},
+        method,
+        from_mapping(METHODS[method].config, options or {}, "method_options."),
+        **{name: _section(name, method, config) for name, config in sections.items()},
+    )
+    check(job)
+    return job
 
 
 def _count(budget: int | str) -> int:

@@ -26,6 +26,7 @@ from dfme.ledger import Ledger
 from dfme.loop import Progress
 from dfme.losses import make_distance
 from dfme.methods import METHODS
+from dfme.methods.base import opened_for
 from dfme.oracle import Oracle
 from dfme.probe import draft, is_open, probe_images, require_budget
 from dfme.randomness import Streams, derived_seed
@@ -128,7 +129,7 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     _require_estimator(job, spec)
     make_distance(config.student.loss, teacher.label_mode)
     data = evaluation_images(config.evaluation, spec, teacher.num_classes)
-    opened = make_method.open(job.method_config, spec, int(config.budget)) if hasattr(make_method, "open") else None
+    opened = opened_for(make_method, job.method_config, spec, int(config.budget))
     nets = build_nets(job, spec, teacher.num_classes, device)
 
     sentinel, streams = Sentinel(), Streams(config.seed, device)

@@ -92,18 +92,11 @@ def run(
     logged = kept = time.monotonic()
     while ledger.remaining + trainer.left > 0:
         # Learn from what is paid for, as far as that is owed; else spend one step, or what is left of the budget.
-        before, answered, failed, left = ledger.spent, ledger.useful, ledger.failed, ledger.remaining
-        owed = trainer.owed
-        planned = 0 if owed else min(method.cost, left)
-        try:
-            metrics = trainer.conclude(CONCLUDING) if owed else _spend(method, left)
-        except BudgetExhausted:  # what a service failed to answer, asked again, took what the step had counted on
-            if ledger.failed == failed:
-                raise
-            continue
+        before, owed = ledger.spent, trainer.owed
+        metrics = trainer.conclude(CONCLUDING) if owed else _spend(method, ledger)
         progress.seconds = time.monotonic() - started
-        # Hold the method to the cost it states, less what a service took without an answer.
-        _require_cost(method, planned, ledger.useful - answered)
+        if metrics is None:
+            continue
         # Evaluate at even shares of the budget, and when what was owed is done.
         done, due = (spent * points // ledger.budget for spent in (before, ledger.spent))
         ended = ledger.remaining + trainer.left == 0
@@ -134,14 +127,23 @@ def run(
     return ledger.remaining + trainer.left == 0
 
 
-def _require_cost(method: Method, planned: int, answered: int) -> None:
+def _spend(method: Method, ledger: Ledger) -> Metrics | None:
+    """A step of the method, or what is left of the budget where it no longer fits.
+
+    The method is held to the cost it states, less what a service took without an answer. None: what the service failed
+    to answer, asked again, took what the step had counted on.
+    """
+    answered, failed, left = ledger.useful, ledger.failed, ledger.remaining
+    try:
+        metrics = method.step() if left >= method.cost else method.finish(left)
+    except BudgetExhausted:
+        if ledger.failed == failed:
+            raise
+        return None
+    planned, answered = min(method.cost, left), ledger.useful - answered
     if answered != planned:
         raise DfmeError(f"{type(method).__name__} spent {answered} images in a step that costs {planned}")
-
-
-def _spend(method: Method, left: int) -> Metrics:
-    """A step of the method, or what is left of the budget where it no longer fits."""
-    return method.step() if left >= method.cost else method.finish(left)
+    return metrics
 
 
 def _show(method: Method, listener: Listener, queries: int) -> None:

@@ -23,6 +23,7 @@ class Paid:
     """What a run kept, ready to be trained on: ``replay`` draws from it, or gives all of it in order (``batches``).
 
     ``taught``: answers that went into its replay, still there or not. ``spent``: images that it paid for in all.
+    ``state``: the rest of the run's checkpoint.
     """
 
     replay: Replay
@@ -31,6 +32,7 @@ class Paid:
     num_classes: int
     taught: int
     spent: int
+    state: dict[str, Any]
 
     @property
     def shortfall(self) -> str | None:
@@ -77,7 +79,7 @@ def paid_answers(run_dir: Path, rng: torch.Generator | None = None, order: Order
             folder=folder,
         )
         replay.load_state_dict({**kept, "hardness": None})
-        return Paid(replay, spec, _label_mode(run_dir), num_classes, replay.added, _spent(state))
+        return Paid(replay, spec, _label_mode(run_dir), num_classes, replay.added, _spent(state), state)
 
 
 def _label_mode(run_dir: Path) -> LabelMode:

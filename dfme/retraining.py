@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from dfme import __version__
-from dfme.checkpoint import load_checkpoint
 from dfme.config import ExtractConfig, StudentConfig
 from dfme.devices import choose_device, device_name, within_memory
 from dfme.errors import UserError
@@ -53,9 +52,8 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
         paid = paid_answers(run, streams["replay"], settings.student.replay_order)
         if paid.shortfall is not None:
             tell(paid.shortfall)
-        state = load_checkpoint(run / "checkpoint.pt")
-        examination = recorded_examination(run, state, settings, paid, device)
-        settings = replace(settings, student=_whole_course(settings.student, int(state["trainer"]["steps"])))
+        examination = recorded_examination(run, settings, paid, device)
+        settings = replace(settings, student=_whole_course(settings.student, int(paid.state["trainer"]["steps"])))
         arch, trainer = _trainer(settings, paid, streams, device)
         with RunDirectory.create(out) as directory:
             seconds = _train(trainer, examination, tell)
@@ -75,7 +73,7 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
 
 
 def recorded_examination(
-    run: Path, state: dict[str, Any], settings: ExtractConfig, paid: Paid, device: torch.device
+    run: Path, settings: ExtractConfig, paid: Paid, device: torch.device
 ) -> EvaluationSet | HeldBack:
     """What the run's student was scored on, with the answers that its checkpoint holds.
 
@@ -89,7 +87,7 @@ def recorded_examination(
         images, labels = data.images.to(device), data.labels.to(device)
         examination = EvaluationSet(data.name, images, labels, paid.label_mode, _no_teacher)
     with fitting(run / "checkpoint.pt"):
-        examination.load_state_dict(state["examination"])
+        examination.load_state_dict(paid.state["examination"])
     if isinstance(examination, EvaluationSet):
         answered = 0 if examination.answers is None else len(examination.answers)
         if answered != len(examination):

@@ -12,7 +12,7 @@ from dfme.generators import Generator, GeneratorNet, Several, Transforming
 from dfme.ledger import Ledger
 from dfme.losses import make_distance
 from dfme.methods import METHODS
-from dfme.methods.base import Parts
+from dfme.methods.base import Parts, opened_for
 from dfme.oracle import Oracle
 from dfme.randomness import Streams
 from dfme.replay import Replay
@@ -111,7 +111,5 @@ def make_method(name: str, parts: Parts, **options: object):
     config = entry.config(**{name: value for name, value in small.items() if name in known or name in options})
     if not hasattr(config, "latent_size"):
         parts = dataclasses.replace(parts, made=None)
-    if hasattr(made, "open"):
-        oracle = parts.oracle
-        parts = dataclasses.replace(parts, opened=made.open(config, oracle.spec, oracle.ledger.budget))
-    return made(config, parts)
+    opened = opened_for(made, config, parts.oracle.spec, parts.oracle.ledger.budget)
+    return made(config, dataclasses.replace(parts, opened=opened))

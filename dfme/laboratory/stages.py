@@ -18,7 +18,7 @@ from dfme.generators import GeneratorNet
 from dfme.laboratory.white_box import WhiteBox
 from dfme.ledger import Ledger
 from dfme.methods import METHODS
-from dfme.methods.base import Method, Parts
+from dfme.methods.base import Method, Parts, opened_for
 from dfme.methods.dfme import Dfme
 from dfme.methods.maze import Maze
 from dfme.oracle import Oracle
@@ -87,10 +87,8 @@ def _assemble(box: WhiteBox, job: Job) -> tuple[Parts, Sentinel]:
 
 def _method(job: Job, parts: Parts) -> Method:
     make_method = METHODS[job.method].load()
-    if hasattr(make_method, "open"):
-        opened = make_method.open(job.method_config, parts.oracle.spec, parts.oracle.ledger.budget)
-        parts = replace(parts, opened=opened)
-    method: Method = make_method(job.method_config, parts)
+    opened = opened_for(make_method, job.method_config, parts.oracle.spec, parts.oracle.ledger.budget)
+    method: Method = make_method(job.method_config, replace(parts, opened=opened))
     return method
 
 

@@ -16,10 +16,10 @@ from dfme.queries import Draw, Queries
 from dfme.randomness import Streams
 from dfme.sentinel import Sentinel
 from dfme.sources.evolution import Evolution
-from dfme.spec import LabelKind
+from dfme.spec import ImageSpec, LabelKind
 from dfme.students import Metrics, StudentTrainer
 
-__all__ = ["Examiner", "Method", "Metrics", "Parts"]
+__all__ = ["Examiner", "Method", "Metrics", "Parts", "opened_for"]
 
 Examiner = Callable[[Tensor, Tensor], bool]
 """May take a paid batch (images, answers) out of training, to score the student on; says whether it did."""
@@ -113,3 +113,8 @@ class Method(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def opened_for(make_method: Any, config: Any, spec: ImageSpec, budget: int) -> Any:
+    """What the method's own ``open`` gives; None of a method without one."""
+    return make_method.open(config, spec, budget) if hasattr(make_method, "open") else None
