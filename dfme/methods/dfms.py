@@ -14,7 +14,7 @@ from dfme.methods.base import Metrics, Parts
 from dfme.methods.configs import DfmsConfig
 from dfme.methods.generator_losses import diversity, seen_by
 from dfme.methods.pools import Passes, by_programs, open_images
-from dfme.methods.teaching import Teaching
+from dfme.methods.teaching import Taught, Teaching
 from dfme.sources.pool import Source
 from dfme.spec import LABEL_KINDS, ImageSpec, LabelKind
 
@@ -22,7 +22,7 @@ BETAS = (0.5, 0.999)
 """Of Adam, for both networks: DCGAN's."""
 
 
-class Dfms:
+class Dfms(Taught):
     """A GAN of proxy images, drawn away from what all look alike to the student: DFMS-HL on labels, -SL on scores.
 
     First, without a query, ``gan_steps`` steps of a DCGAN on the proxy images. Then every iteration is
@@ -58,7 +58,6 @@ class Dfms:
         self._pretrained, scheduled = False, parts.lr_factor
         parts = replace(parts, lr_factor=lambda: scheduled() if self._pretrained else 1.0)
         self.cost = config.batch_size * config.student_steps
-        self.facts: dict[str, Any] = {"variant": "HL" if parts.oracle.label_mode.kind == "label" else "SL"}
         self._config = config
         self._parts = parts
         self._proxy = by_programs(parts.opened, parts.oracle.spec, parts.queries.programs)
@@ -72,6 +71,10 @@ class Dfms:
     def open(config: DfmsConfig, spec: ImageSpec, budget: int) -> Source:
         """The proxy images. UserError where they are missing."""
         return open_images(config.proxy, config, spec)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"variant": "HL" if self._parts.oracle.label_mode.kind == "label" else "SL"}
 
     def prepare(self) -> tuple[str, ...]:
         """Train the GAN that the rest begins with."""
@@ -92,9 +95,6 @@ class Dfms:
             metrics |= self._by_answers() if by_answers and number == 0 else self._by_students()
             metrics |= self._discriminate()
         return metrics
-
-    def finish(self, images: int) -> Metrics:
-        return self._teaching.spend(images)
 
     def _on_proxy(self, count: int) -> bool:
         """Whether the next ``count`` images that are paid for are proxy images: there are as many, and it is time."""
@@ -143,10 +143,6 @@ class Dfms:
             return loss
         apart = torch.stack([parts.trainer.distance(scores_BK, answers).mean() for scores_BK in scores_EBK]).mean()
         return loss - config.adversarial * apart
-
-    @property
-    def recent(self) -> tuple[Tensor, Tensor] | None:
-        return self._teaching.recent
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -10,7 +10,7 @@ from torch import Tensor
 from dfme.methods.base import Metrics, Parts
 from dfme.methods.configs import DisguideConfig
 from dfme.methods.generator_losses import diversity, seen_by, spread
-from dfme.methods.teaching import Teaching
+from dfme.methods.teaching import Taught, Teaching
 from dfme.optimizers import evaluating
 from dfme.spec import LABEL_KINDS, LabelKind
 
@@ -22,7 +22,7 @@ SETTLING = 50
 """Batches generated before the first step: what statistics were initialised with counts .9 to this power then."""
 
 
-class Disguide:
+class Disguide(Taught):
     """A generator of images on which the students' probabilities differ and that spread over the classes.
 
     An iteration is ``generator_steps`` steps of the generator, which ask nothing, then ``student_steps`` batches for
@@ -50,7 +50,6 @@ class Disguide:
 
     def __init__(self, config: DisguideConfig, parts: Parts) -> None:
         self.cost = config.batch_size * config.student_steps
-        self.facts: dict[str, Any] = {}
         self._config = config
         self._parts = parts
         self._generating = parts.generator_trainer(config.generator_lr)
@@ -73,9 +72,6 @@ class Disguide:
             metrics |= self._generating.descend_by(self._loss, self._config.batch_size)
         return metrics | self._teaching.spend(self.cost)
 
-    def finish(self, images: int) -> Metrics:
-        return self._teaching.spend(images)
-
     def _loss(self, u_BCHW: Tensor) -> Tensor:
         parts = self._parts
         scores_EBK = seen_by(parts.trainer.nets, parts.generator.squash(u_BCHW))
@@ -91,10 +87,6 @@ class Disguide:
             grey_BHW = torch.einsum("bchw,c->bhw", x_BCHW[::every], weight_C)
             x_BCHW[::every] = self._parts.oracle.spec.quantise(grey_BHW[:, None].expand_as(x_BCHW[::every]))
         return x_BCHW
-
-    @property
-    def recent(self) -> tuple[Tensor, Tensor] | None:
-        return self._teaching.recent
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": self._generating.state_dict(), "settled": self._settled}

@@ -9,11 +9,11 @@ from torch import Tensor
 from dfme.methods.base import Metrics, Parts
 from dfme.methods.configs import DualStudentsConfig
 from dfme.methods.generator_losses import apart, seen_by
-from dfme.methods.teaching import Teaching
+from dfme.methods.teaching import Taught, Teaching
 from dfme.spec import LABEL_KINDS, LabelKind
 
 
-class DualStudents:
+class DualStudents(Taught):
     """A generator of images on which two students' scores are far apart: loss_G = - mean_b mean_k |S_1(x) - S_2(x)|.
 
     An iteration is ``generator_steps`` steps of the generator, which ask nothing, then ``student_steps`` batches for
@@ -34,14 +34,10 @@ class DualStudents:
 
     def __init__(self, config: DualStudentsConfig, parts: Parts) -> None:
         self.cost = config.batch_size * config.student_steps
-        self.facts: dict[str, Any] = {}
         self._config = config
         self._parts = parts
         self._generating = parts.generator_trainer(config.generator_lr)
         self._teaching = Teaching(parts, parts.sampler(config.batch_size).images, config.batch_size)
-
-    def prepare(self) -> tuple[str, ...]:
-        return ()
 
     def step(self) -> Metrics:
         metrics: Metrics = {}
@@ -49,17 +45,10 @@ class DualStudents:
             metrics |= self._generating.descend_by(self._loss, self._config.batch_size)
         return metrics | self._teaching.spend(self.cost)
 
-    def finish(self, images: int) -> Metrics:
-        return self._teaching.spend(images)
-
     def _loss(self, u_BCHW: Tensor) -> Tensor:
         parts = self._parts
         shown_BCHW = u_BCHW if self._config.before_tanh else parts.generator.squash(u_BCHW)
         return -apart(seen_by(parts.trainer.nets, shown_BCHW))
-
-    @property
-    def recent(self) -> tuple[Tensor, Tensor] | None:
-        return self._teaching.recent
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": self._generating.state_dict()}

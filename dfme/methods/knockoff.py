@@ -6,15 +6,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from dfme.methods.base import Metrics, Parts
+from dfme.methods.base import Parts
 from dfme.methods.configs import KnockoffConfig
 from dfme.methods.pools import open_images
-from dfme.methods.teaching import Teaching
+from dfme.methods.teaching import Taught, Teaching
 from dfme.sources.pool import Source, require_enough
 from dfme.spec import LABEL_KINDS, ImageSpec, LabelKind
 
 
-class Knockoff:
+class Knockoff(Taught):
     """Pays for images of a pool, each once, in random order: cost = B images. The student learns from them afterwards.
 
     Once the budget has run out it takes ``epochs`` passes over all that was paid for, by the schedule of those
@@ -41,7 +41,6 @@ class Knockoff:
         self.cost = config.batch_size
         self._parts = parts
         self._pool: Source = parts.opened
-        self.facts: dict[str, Any] = {"pool": self._pool.name}
         self._teaching = Teaching(parts, self._images, config.batch_size)
         parts.trainer.train_afterwards(config.epochs, parts.oracle.ledger.budget)
 
@@ -52,22 +51,13 @@ class Knockoff:
         require_enough(pool, budget, "--method.pool")
         return pool
 
-    def prepare(self) -> tuple[str, ...]:
-        return ()
-
-    def step(self) -> Metrics:
-        return self._teaching.spend(self.cost)
-
-    def finish(self, images: int) -> Metrics:
-        return self._teaching.spend(images)
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"pool": self._pool.name}
 
     def _images(self, count: int) -> Tensor:
         parts = self._parts
         return parts.oracle.spec.quantise(self._pool.draw(count, parts.streams["pool"]))
-
-    @property
-    def recent(self) -> tuple[Tensor, Tensor] | None:
-        return self._teaching.recent
 
     def state_dict(self) -> dict[str, Any]:
         return {"pool": self._pool.state_dict()}

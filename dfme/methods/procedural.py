@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from torch import Tensor
-
-from dfme.methods.base import Metrics, Parts
+from dfme.methods.base import Parts
 from dfme.methods.configs import ProceduralConfig
-from dfme.methods.teaching import Teaching
+from dfme.methods.teaching import Taught, Teaching
 from dfme.spec import LABEL_KINDS, LabelKind
 
 
-class Procedural:
+class Procedural(Taught):
     """Spends the whole budget on the student, on images of ``queries.programs``: cost = B * d images.
 
     Differences from a paper: none, this is our baseline. That images drawn by simple programs can stand in for real
@@ -23,24 +21,4 @@ class Procedural:
 
     def __init__(self, config: ProceduralConfig, parts: Parts) -> None:
         self.cost = config.batch_size * config.student_steps
-        self.facts: dict[str, Any] = {}
         self._teaching = Teaching(parts, parts.sampler(config.batch_size).images, config.batch_size)
-
-    def prepare(self) -> tuple[str, ...]:
-        return ()
-
-    def step(self) -> Metrics:
-        return self._teaching.spend(self.cost)
-
-    def finish(self, images: int) -> Metrics:
-        return self._teaching.spend(images)
-
-    @property
-    def recent(self) -> tuple[Tensor, Tensor] | None:
-        return self._teaching.recent
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is nothing to take up: images follow from the run's random streams."""

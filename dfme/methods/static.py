@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from dfme.methods.base import Metrics, Parts
+from dfme.methods.base import Parts
 from dfme.methods.configs import StaticConfig
-from dfme.methods.teaching import Teaching
+from dfme.methods.teaching import Taught, Teaching
 from dfme.spec import LABEL_KINDS, LabelKind
 
 
-class Static:
+class Static(Taught):
     """Spends the whole budget on the student; the generator never learns: cost = B * d images.
 
     Differences from a paper: none, there is no paper. It equals ``dfme`` with ``generator_steps`` of zero.
@@ -22,22 +20,8 @@ class Static:
 
     def __init__(self, config: StaticConfig, parts: Parts) -> None:
         self.cost = config.batch_size * config.student_steps
-        self.facts: dict[str, Any] = {}
         self._generator = parts.generator
         self._teaching = Teaching(parts, parts.sampler(config.batch_size).images, config.batch_size)
-
-    def prepare(self) -> tuple[str, ...]:
-        return ()
-
-    def step(self) -> Metrics:
-        return self._teaching.spend(self.cost)
-
-    def finish(self, images: int) -> Metrics:
-        return self._teaching.spend(images)
-
-    @property
-    def recent(self) -> tuple[Tensor, Tensor] | None:
-        return self._teaching.recent
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": self._generator.state_dict()}

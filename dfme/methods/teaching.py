@@ -1,4 +1,4 @@
-"""The half that every method shares: pay for the answers to some images, and let the students learn from them."""
+"""What methods share: paying for the answers to some images, and letting the students learn from them."""
 
 from __future__ import annotations
 
@@ -63,3 +63,36 @@ class Teaching:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.paid.extend((images.to(self._device), answers.to(self._device)) for images, answers in state["paid"])
+
+
+class Taught:
+    """What a method is that has nothing to prepare, and pays for images with its students alone.
+
+    Each overrides what it does otherwise. ``cost`` and ``_teaching`` are its own.
+    """
+
+    cost: int
+    _teaching: Teaching
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def prepare(self) -> tuple[str, ...]:
+        return ()
+
+    def step(self) -> Metrics:
+        return self._teaching.spend(self.cost)
+
+    def finish(self, images: int) -> Metrics:
+        return self._teaching.spend(images)
+
+    @property
+    def recent(self) -> tuple[Tensor, Tensor] | None:
+        return self._teaching.recent
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is nothing to take up: images follow from the run's random streams."""
