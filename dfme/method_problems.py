@@ -76,8 +76,6 @@ def _rounds_problems(config: StudentConfig) -> Iterator[Problem]:
         yield Problem("student.rounds", f"{text}; got {','.join(f'{due:g}' for due in rounds)}")
     if config.final_share:
         yield Problem("student.final_share", "expected 0 with student.rounds, the last of which is after the budget")
-    if config.replay_steps:
-        yield Problem("student.replay_steps", "expected 0 with student.rounds: between them no step is taken")
     if 0 < config.steps * (1 - config.distil_share) < len(rounds):
         yield Problem(
             "student.rounds", f"expected at most as many as --student.steps {config.steps}, got {len(rounds)}"

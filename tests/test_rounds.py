@@ -128,7 +128,7 @@ def test_momentum_of_the_last_round_is_forgotten():
         ({"rounds": (0.5, 0.5, 1.0), "steps": 10}, ["student.rounds"]),
         ({"rounds": (0.25, 0.5, 1.0), "steps": 2}, ["student.rounds"]),
         ({"rounds": (1.0,), "steps": 10, "final_share": 0.5}, ["student.final_share"]),
-        ({"rounds": (1.0,), "steps": 10, "replay_steps": 2}, ["student.replay_steps"]),
+        ({"rounds": (1.0,), "steps": 10, "replay_steps": 2}, []),  # steps go before replay steps, here too
         ({"rounds": (0.25, 0.5, 1.0), "steps": 3}, []),
         ({"decay_images": 100}, ["student.decay_images"]),
         ({"decay_images": 100, "replay_steps": 1}, []),
