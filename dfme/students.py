@@ -110,10 +110,9 @@ class StudentTrainer:
     @property
     def owed(self) -> int:
         """Of the steps ``left``, those to take before another image is paid for."""
-        share = self._share()
-        if share >= 1 or self.plan.during is None or self.replay is None:
+        if self._share() >= 1:
             return self.left
-        return self.plan.owed(share, self.steps) if len(self.replay) else 0
+        return self.plan.owed(self._share(), self.steps) if self.replay is not None and len(self.replay) else 0
 
     @property
     def steps_taken(self) -> int:
