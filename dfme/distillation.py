@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dfme.config import StudentConfig
 from dfme.losses import recovered_logits
-from dfme.optimizers import forget_gradients, make_optimizer, set_lr
+from dfme.optimizers import forget_gradients, make_optimizer, set_options
 from dfme.spec import LabelMode
 
 LOGITS = LabelMode("logits")
@@ -40,7 +40,7 @@ class Distillation:
         """One step on these images; the loss, mean over them. ``vote`` gives scores (B, K)."""
         with torch.no_grad():
             target_BK = recovered_logits(vote(images_BCHW), LOGITS)
-        set_lr(self._optimizer, self._lr * 0.5 * (1.0 + math.cos(math.pi * self.done / self.steps)))
+        set_options(self._optimizer, lr=self._lr * 0.5 * (1.0 + math.cos(math.pi * self.done / self.steps)))
         self.net.train()
         forget_gradients(self._parameters)
         loss: Tensor = (self.net(images_BCHW) - target_BK).abs().mean()

@@ -17,7 +17,7 @@ from dfme.config import ExtractConfig, Job
 from dfme.devices import require_compiler
 from dfme.generators import Generator, GeneratorNet, Several, Transforming
 from dfme.losses import make_distance
-from dfme.method_problems import students_of
+from dfme.method_problems import keeps_answers, students_of
 from dfme.methods import METHODS
 from dfme.methods.base import Parts
 from dfme.nets import auto_net, build_net
@@ -62,11 +62,18 @@ def build_students(
     arch = auto_net(spec.shape) if config.student.arch == "auto" else config.student.arch
 
     def fresh(purpose: str, number: int) -> list[nn.Module]:
-        torch.manual_seed(derived_seed(config.seed, purpose))
-        return [_place(build_net(arch, spec.shape, num_classes), config, device) for _ in range(number)]
+        nets = fresh_nets(arch, spec, num_classes, derived_seed(config.seed, purpose), number)
+        return [_place(net, config, device) for net in nets]
 
     heirs = fresh("heir", 1) if config.student.distil_share else [None]
     return arch, fresh("student", count), heirs[0]
+
+
+def fresh_nets(arch: str, spec: ImageSpec, num_classes: int, seed: int, number: int) -> list[nn.Module]:
+    """So many nets as ``seed`` initialises them, on the CPU; global random state stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return [build_net(arch, spec.shape, num_classes) for _ in range(number)]
 
 
 def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> GeneratorNet | None:
@@ -132,7 +139,13 @@ def furnish(
         streams["augment"],
         config.precision,
         nets.heir,
-        lambda number: _anew(job, nets, oracle, number),
+        lambda number: fresh_nets(
+            nets.arch,
+            oracle.spec,
+            oracle.num_classes,
+            derived_seed(config.seed, f"student round {number}"),
+            len(nets.students),
+        ),
     )
     return Parts(
         oracle,
@@ -150,13 +163,6 @@ def furnish(
     )
 
 
-def _anew(job: Job, nets: Nets, oracle: Oracle, number: int) -> list[nn.Module]:
-    """Nets as new as the students were, on the CPU; of their own seed, so that a resumed run has the same."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derived_seed(job.config.seed, f"student round {number}"))
-        return [build_net(nets.arch, oracle.spec.shape, oracle.num_classes) for _ in nets.students]
-
-
 def needed_space(job: Job, nets: Nets, teacher: Teacher, directory: Path) -> int:
     """Bytes that the run's checkpoints, and a replay on disk, take at most."""
     replay = _replay(job, teacher.spec, Streams(0, torch.device("cpu")), directory)
@@ -170,7 +176,7 @@ def needed_space(job: Job, nets: Nets, teacher: Teacher, directory: Path) -> int
 def _replay(job: Job, spec: ImageSpec, streams: Streams, directory: Path | None) -> Replay | None:
     """The replay that the students' configuration asks for, or the method."""
     config = job.config.student
-    if not (config.replay_steps or config.steps or METHODS[job.method].keeps):
+    if not keeps_answers(job):
         return None
     capacity = min(config.replay_capacity, int(job.config.budget))
     folder = directory / "replay" if directory is not None and config.replay_store == "disk" else None

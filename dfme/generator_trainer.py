@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dfme import seam
 from dfme.generators import GeneratorNet
-from dfme.optimizers import forget_gradients, gradient_norm, set_lr
+from dfme.optimizers import forget_gradients, gradient_norm, set_options
 from dfme.sentinel import Sentinel
 from dfme.students import Metrics
 
@@ -71,7 +71,7 @@ class GeneratorTrainer:
     def descend(self, gen_op: Tensor, upstream_grads: Tensor) -> Metrics:
         """One step, from the gradient of the loss in ``gen_op``."""
         lr = self._lr * self._lr_factor()
-        set_lr(self._optimizer, lr)
+        set_options(self._optimizer, lr=lr)
         forget_gradients(self._parameters)
         seam.backward(gen_op, upstream_grads, self._sentinel)
         self._optimizer.step()

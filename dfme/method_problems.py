@@ -12,6 +12,7 @@ from dfme.methods import METHODS
 from dfme.options import leaves
 from dfme.ranges import Problem, out_of_range
 from dfme.sources.names import check_pool, check_programs
+from dfme.words import listed
 
 POOLS = ("pool", "proxy", "partial_data")
 """Options of methods that name images to read; ``root`` and ``download`` go with them."""
@@ -31,6 +32,12 @@ def method_problems(job: Job) -> Iterator[Problem]:
 def students_of(job: Job) -> int:
     """How many students the job trains."""
     return job.config.student.count or METHODS[job.method].students
+
+
+def keeps_answers(job: Job) -> bool:
+    """Whether the students' replay holds what is paid for."""
+    student = job.config.student
+    return bool(student.steps or student.replay_steps or METHODS[job.method].keeps)
 
 
 def estimator_problems(job: Job) -> Iterator[Problem]:
@@ -59,7 +66,7 @@ def _student_problems(job: Job) -> Iterator[Problem]:
     for name in ("final_share", "rounds", "distil_share"):
         if getattr(config, name) and not config.steps:
             yield Problem(f"student.{name}", "expected --student.steps as well, which it divides")
-    if config.decay_images and not (config.steps or config.replay_steps or METHODS[job.method].keeps):
+    if config.decay_images and not keeps_answers(job):
         text = "expected --student.steps or --student.replay-steps as well: images are held for replay"
         yield Problem("student.decay_images", text)
     yield from _rounds_problems(config)
@@ -73,7 +80,7 @@ def _rounds_problems(config: StudentConfig) -> Iterator[Problem]:
         return
     if not all(left < right for left, right in pairwise((0.0, *rounds))) or rounds[-1] != 1:
         text = "expected increasing shares of the budget, the last one 1, at which all of it is paid for"
-        yield Problem("student.rounds", f"{text}; got {','.join(f'{due:g}' for due in rounds)}")
+        yield Problem("student.rounds", f"{text}; got {listed(rounds)}")
     if config.final_share:
         yield Problem("student.final_share", "expected 0 with student.rounds, the last of which is after the budget")
     if 0 < config.steps * (1 - config.distil_share) < len(rounds):
@@ -107,8 +114,7 @@ def _queries_problems(job: Job) -> Iterator[Problem]:
     if getattr(job.method_config, "adversarial", 0) and (config.pool > 1 or config.procedural):
         text = "expected queries.pool 1 and queries.procedural 0 with it: it looks at what the generator makes itself"
         yield Problem("method.adversarial", text)
-    student = job.config.student
-    if config.evolve and not (student.steps or student.replay_steps):
+    if config.evolve and not keeps_answers(job):
         text = "expected --student.replay-steps or --student.steps as well: what is paid for is kept for replay"
         yield Problem("queries.evolve", text)
     if not hasattr(job.method_config, "latent_size"):

@@ -31,16 +31,10 @@ def make_optimizer(net: nn.Module, config: StudentConfig) -> torch.optim.Optimiz
     )
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every parameter group the learning rate ``lr``."""
+def set_options(optimizer: torch.optim.Optimizer, **options: float) -> None:
+    """Give every parameter group these options, such as ``lr``."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
-
-
-def set_weight_decay(optimizer: torch.optim.Optimizer, weight_decay: float) -> None:
-    """Give every parameter group the weight decay."""
-    for group in optimizer.param_groups:
-        group["weight_decay"] = weight_decay
+        group.update(options)
 
 
 def forget_gradients(parameters: Sequence[nn.Parameter]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from dfme.config import ScheduleConfig, StudentConfig
@@ -60,7 +61,7 @@ class Plan:
         final = round(config.steps * config.final_share * (1.0 - config.distil_share))
         return Plan(config.steps - final - distil, final, distil)
 
-    @property
+    @cached_property
     def edges(self) -> list[int]:
         """The steps at which rounds begin, and the last one ends."""
         before = self.during or 0

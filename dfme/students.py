@@ -16,7 +16,7 @@ from dfme.config import ScheduleConfig, StudentConfig
 from dfme.distillation import Distillation
 from dfme.ensemble import Ensemble, Vote
 from dfme.losses import Distance
-from dfme.optimizers import evaluating, forget_gradients, gradient_norm, make_optimizer, set_lr, set_weight_decay
+from dfme.optimizers import evaluating, forget_gradients, gradient_norm, make_optimizer, set_options
 from dfme.precision import Precision, autocast
 from dfme.renewal import shrink_and_perturb
 from dfme.replay import Replay, Sample
@@ -160,9 +160,8 @@ class StudentTrainer:
 
     def _begin(self) -> Metrics:
         lr = self._config.lr * factor(self._schedule, self.progress)
-        set_lr(self._optimizer, lr)
-        if self._config.decay_images and self.replay is not None:
-            set_weight_decay(self._optimizer, weight_decay(self._config, len(self.replay)))
+        held = 0 if self.replay is None else len(self.replay)
+        set_options(self._optimizer, lr=lr, weight_decay=weight_decay(self._config, held))
         return {"student_grad_norm": partial(gradient_norm, self._whole), "student_lr": lr}
 
     def _renew(self, number: int) -> None:

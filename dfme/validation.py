@@ -22,7 +22,7 @@ from dfme.ranges import Problem, out_of_range
 from dfme.run_directory import holds_something
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teacher_files import BUILT_IN_FILES
-from dfme.words import did_you_mean
+from dfme.words import did_you_mean, listed
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _SUBJECT = re.compile(r"^(arch|data set|label mode|image \w+): ")
@@ -108,25 +108,21 @@ def _normalisation_problems(
     prefix: str, mean: Sequence[float] | None, std: Sequence[float] | None, shape: Sequence[int] | None
 ) -> Iterator[Problem]:
     if std is not None and not all(0 < value < math.inf for value in std):
-        yield Problem(prefix + "std", f"expected positive numbers, got {_listed(std)}")
+        yield Problem(prefix + "std", f"expected positive numbers, got {listed(std)}")
     if mean is not None and not all(map(math.isfinite, mean)):
-        yield Problem(prefix + "mean", f"expected finite numbers, got {_listed(mean)}")
+        yield Problem(prefix + "mean", f"expected finite numbers, got {listed(mean)}")
     for name, values in (("mean", mean), ("std", std)):
         if values is not None and shape is not None and len(values) not in (1, shape[0]):
-            yield Problem(prefix + name, f"expected {shape[0]} numbers, one per channel, got {_listed(values)}")
+            yield Problem(prefix + name, f"expected {shape[0]} numbers, one per channel, got {listed(values)}")
     if shape is None and mean is not None and std is not None and len(mean) != len(std):
-        yield Problem(prefix + "std", f"expected as many numbers as mean has ({len(mean)}), got {_listed(std)}")
-
-
-def _listed(values: Sequence[float]) -> str:
-    return ",".join(f"{value:g}" for value in values)
+        yield Problem(prefix + "std", f"expected as many numbers as mean has ({len(mean)}), got {listed(std)}")
 
 
 def schedule_problems(config: ScheduleConfig) -> Iterator[Problem]:
     """Milestones that are no increasing shares."""
     shares = (0.0, *config.milestones, 1.0)
     if not all(left < right for left, right in pairwise(shares)):
-        text = f"expected increasing shares of the budget between 0 and 1, got {_listed(config.milestones)}"
+        text = f"expected increasing shares of the budget between 0 and 1, got {listed(config.milestones)}"
         yield Problem("schedule.milestones", text)
 
 

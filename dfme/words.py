@@ -26,6 +26,11 @@ TYPE_WORDS: dict[Any, TypeWord] = {
 }
 
 
+def listed(values: Iterable[float]) -> str:
+    """Numbers as one writes them on the command line."""
+    return ",".join(f"{value:g}" for value in values)
+
+
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """The choice a person most likely meant: of the same last part, else of close spelling; else None."""
     known = list(choices)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from test_loop import run
+from test_plan import fed
 from torch import nn
 from toys import LinearTeacher, make_method, make_parts
 
@@ -86,21 +87,16 @@ def test_shrink_and_perturb_is_a_weighted_mean_of_the_parameters_alone():
     assert net[1].running_mean == 7.0
 
 
-def trained(rounds: tuple[float, ...], shrink: float, lr: float = 1e-9):
-    """A trainer after its first round, with a second one due; the toy's fresh nets are those of seed 200 and on."""
-    parts = make_parts(
-        LinearTeacher(SPEC), 80, steps=20, rounds=rounds, shrink=shrink, lr=lr, weight_decay=0.0, average=0.5
-    )
-    for _ in range(10):
-        images = torch.rand(8, 1, 8, 8)
-        parts.trainer.learn(images, parts.oracle(images, "student"))
-    return parts.trainer
+def one_round_taken(shrink: float, lr: float = 1e-9):
+    """A trainer after the first of two rounds, with the second one due."""
+    _, trainer = fed(80, steps=20, rounds=(0.5, 1.0), shrink=shrink, lr=lr, weight_decay=0.0, average=0.5)
+    trainer.conclude(10)
+    return trainer
 
 
 @pytest.mark.parametrize("shrink", [0.0, 0.4, 1.0])
 def test_a_round_begins_with_part_of_the_weights_and_the_rest_anew(shrink: float):
-    trainer = trained((0.5, 1.0), shrink)
-    trainer.conclude(10)
+    trainer = one_round_taken(shrink)
     before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
     fresh = trainer._fresh(1)[0]
     trainer.conclude(1)
@@ -112,8 +108,7 @@ def test_a_round_begins_with_part_of_the_weights_and_the_rest_anew(shrink: float
 
 def test_momentum_of_the_last_round_is_forgotten():
     """With all of the weights kept, a round's first step is by its own gradient alone: lr times it."""
-    trainer = trained((0.5, 1.0), 1.0, lr=0.01)
-    trainer.conclude(10)
+    trainer = one_round_taken(1.0, lr=0.01)
     before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
     trainer.conclude(1)
     for old, parameter in zip(before, trainer.net.parameters(), strict=True):

@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 
 from dfme.methods.base import Parts
 from dfme.nets.discriminators import discriminator, gradient_norms
-from dfme.optimizers import forget_gradients, set_lr
+from dfme.optimizers import forget_gradients, set_options
 from dfme.randomness import derived_seed
 
 
@@ -84,7 +84,7 @@ class Adversary:
 
     def learn(self, real_BCHW: Tensor, fake_BCHW: Tensor) -> Tensor:
         """One step on as many images of either kind; its loss."""
-        set_lr(self._optimizer, self._lr())
+        set_options(self._optimizer, lr=self._lr())
         forget_gradients(self._parameters)
         loss = self._game.of_discriminator(self.net, real_BCHW, fake_BCHW)
         loss.backward()
