@@ -1,3 +1,3 @@
-from dfme.cli import main
+from dfme.cli.main import main
 
 raise SystemExit(main())

@@ -1,5 +1,5 @@
 """``python -m dfme`` is ``python run.py``."""
 
-from dfme.cli import main
+from dfme.cli.main import main
 
 raise SystemExit(main())

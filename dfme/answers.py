@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from dfme.errors import TeacherError
-from dfme.sentinel import Sentinel
-from dfme.spec import LabelMode
+from dfme.compute import DeferredChecks
+from dfme.errors import DfmeError, TeacherError, Unusable
+from dfme.spec import LabelMode, Teacher
 
 NEGATIVE = 1e-6
 """How far below zero a probability may lie: the rounding of a softmax written out in float32."""
@@ -28,12 +29,12 @@ Verdict = tuple[Tensor, Callable[[], str]]
 
 
 def read_answers(
-    raw: object, batch: int, classes: int, mode: LabelMode, sentinel: Sentinel, device: torch.device
+    raw: object, batch: int, classes: int, mode: LabelMode, deferred: DeferredChecks, device: torch.device
 ) -> Tensor:
     """A teacher's raw answer to ``batch`` images as a tensor of our own on ``device``.
 
     Scores come back float32 (B, K), labels int64 (B,), detached and copied: a teacher may use its buffer
-    again. Arrays and lists are taken as well. Conditions on values go through the sentinel.
+    again. Arrays and lists are taken as well. Conditions on values go through the deferred.
 
     Raises TeacherError, with what was expected and what came, for an answer of another kind, shape or dtype,
     for NaN and infinities, probabilities that are none, and labels out of range.
@@ -60,7 +61,7 @@ def read_answers(
                 f"{hidden} NaN (unrevealed) per row, the others ",
             )
             expected += _sums("of at most one", tolerance)
-    sentinel.expect(ok, lambda: TeacherError(f"teacher: expected {expected}, got {found()}"))
+    deferred.expect(ok, lambda: TeacherError(f"teacher: expected {expected}, got {found()}"))
     return answers
 
 
@@ -153,3 +154,59 @@ def _describe(low: float, total: float, off: float) -> str:
         f"a smallest value of {low:.4g} and a sum that is {off:.4g} away from one; "
         "if these are logits, start a new run with --teacher.label-mode logits"
     )
+
+
+class TeacherCall:
+    """Asks ``teacher`` once at a time or from several threads; answers come to ``device``, checked.
+
+    ``run`` is a name of the run, which tells its requests from those of other runs.
+    """
+
+    def __init__(self, teacher: Teacher, deferred: DeferredChecks, run: str, device: torch.device) -> None:
+        self._teacher, self._sentinel, self._run, self._device = teacher, deferred, run, device
+        self._is_service = getattr(teacher, "wire", None) is not None
+        self._ask_with_key: Callable[[Tensor, str], object] | None = getattr(teacher, "ask", None)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests carry a key, and so need their digest."""
+        return self._ask_with_key is not None
+
+    def __call__(self, query_BCHW: Tensor, position: int, code: bytes) -> Tensor:
+        """The answers to the images that follow ``position`` others of the run and have the digest ``code``.
+
+        Raises:
+            Refused, Unanswered: as the teacher does; Unusable also for an answer of a service that its label mode
+                rules out.
+            TeacherError: for such an answer of any other teacher, and for whatever it raises.
+        """
+        raw = self._call(query_BCHW, position, code)
+        teacher = self._teacher
+        try:
+            return read_answers(
+                raw, len(query_BCHW), teacher.num_classes, teacher.label_mode, self._sentinel, self._device
+            )
+        except TeacherError as error:
+            if self._is_service:
+                raise Unusable(str(error), "unusable answer") from error
+            raise
+
+    def _call(self, query_BCHW: Tensor, position: int, code: bytes) -> object:
+        try:
+            with torch.no_grad(), torch.autocast(query_BCHW.device.type, enabled=False):
+                asked_BCHW = query_BCHW.clone()  # a teacher may write into it, and be asked again
+                if self._ask_with_key is None:
+                    return self._teacher(asked_BCHW)
+                return self._ask_with_key(asked_BCHW, self._key(position, code))
+        except DfmeError:
+            raise
+        except (Exception, SystemExit) as error:  # a client may give up the whole process: it is not its own here
+            reason = " ".join(str(error).split())
+            raise TeacherError(
+                f"teacher: expected answers to {len(query_BCHW)} images {tuple(query_BCHW.shape)}, but it raised "
+                f"{type(error).__name__}: {reason}"
+            ) from error
+
+    def _key(self, position: int, code: bytes) -> str:
+        """The same for every attempt at the same images at the same place of the same run, and for nothing else."""
+        return hashlib.sha256(f"{self._run} {position} {code.hex()}".encode()).hexdigest()[:32]

@@ -123,7 +123,7 @@ class Teacher(Protocol):
     ``__call__`` takes (B, C, H, W) float32 images within ``spec.bounds`` and answers scores (B, K), float, or
     labels (B,), int64, as ``label_mode`` says. Mean/std normalisation is the teacher's own business.
     Optional attributes are honoured: ``max_batch`` (the most images in one call; None: any number), ``device``
-    (where it wants its images; absent: the CPU), ``wire`` (how a service wants to be asked: ``dfme.wire.Wire``),
+    (where it wants its images; absent: the CPU), ``wire`` (how a service wants to be asked: ``dfme.spec.Wire``),
     and ``ask(images, key)`` in place of the call, with a key that is the same for every attempt at one request.
     To be charged rightly it raises ``dfme.errors.Refused`` or ``Unanswered``.
     """
@@ -133,3 +133,21 @@ class Teacher(Protocol):
     label_mode: LabelMode
 
     def __call__(self, images: Tensor, /) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class RequestPolicy:
+    """What the oracle keeps to when it asks a service; a remote teacher carries one as its ``wire``.
+
+    ``in_flight``: requests at once. ``attempts``: most sends of one request that may have been served, each
+    of them paid for. ``unusable``: most sends of one request whose answers cannot be used. ``patience``: seconds
+    that one request may take with all its attempts and waits. ``images_per_second`` and ``requests_per_second``:
+    most of either, by the client's own clock; None: no limit.
+    """
+
+    in_flight: int = 1
+    attempts: int = 5
+    unusable: int = 3
+    patience: float = 300.0
+    images_per_second: float | None = None
+    requests_per_second: float | None = None

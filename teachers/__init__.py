@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from dfme.config import TeacherConfig
+from dfme.config.settings import TeacherConfig
 from teachers.options import HuggingFaceOptions, OnnxOptions, Pt2Options, TimmOptions, TorchOptions, TorchScriptOptions
 from teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions, V2Options
 
@@ -14,8 +14,8 @@ from teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions,
 class Kind(NamedTuple):
     """A built-in kind of teacher: the dataclass of its options and ``module:function`` of its loader.
 
-    The loader is imported when a teacher is made, and called with the options, the ``dfme.config.TeacherConfig`` and
-    the torch device. ``check``, if there is one, is called before anything heavy is loaded, with the
+    The loader is imported when a teacher is made, and called with the options, the ``TeacherConfig`` and the torch
+    device. ``check``, if there is one, is called before anything heavy is loaded, with the
     ``TeacherConfig`` and the options as a mapping, and raises UserError.
     """
 
@@ -24,19 +24,19 @@ class Kind(NamedTuple):
     check: str | None = None
 
 
-PLAIN_SERVICE = "teachers.remote.before:check_plain_service"
+PLAIN_SERVICE = "teachers.remote.checks:check_plain_service"
 
 KINDS: dict[str, Kind] = {
-    "torch": Kind(TorchOptions, "teachers.torch_local:load_torch"),
-    "v2": Kind(V2Options, "teachers.remote.v2.client:connect_v2", "teachers.remote.before:check_service"),
+    "torch": Kind(TorchOptions, "teachers.local.pytorch:load_torch"),
+    "v2": Kind(V2Options, "teachers.open_inference.client:connect_v2", "teachers.remote.checks:check_service"),
     "tf-serving": Kind(TfServingOptions, "teachers.remote.tf_serving:connect_tf_serving", PLAIN_SERVICE),
     "hf-api": Kind(HfApiOptions, "teachers.remote.hf_api:connect_hf_api", PLAIN_SERVICE),
-    "json": Kind(JsonOptions, "teachers.remote.described.api:connect_json", "teachers.remote.before:check_json"),
-    "onnx": Kind(OnnxOptions, "teachers.onnx_runtime:load_onnx"),
-    "pt2": Kind(Pt2Options, "teachers.exported:load_pt2"),
-    "torchscript": Kind(TorchScriptOptions, "teachers.exported:load_torchscript"),
-    "hf": Kind(HuggingFaceOptions, "teachers.huggingface:load_huggingface"),
-    "timm": Kind(TimmOptions, "teachers.timm_folder:load_timm"),
+    "json": Kind(JsonOptions, "teachers.remote.json_api.api:connect_json", "teachers.remote.checks:check_json"),
+    "onnx": Kind(OnnxOptions, "teachers.local.onnx_runtime:load_onnx"),
+    "pt2": Kind(Pt2Options, "teachers.local.exported:load_pt2"),
+    "torchscript": Kind(TorchScriptOptions, "teachers.local.exported:load_torchscript"),
+    "hf": Kind(HuggingFaceOptions, "teachers.local.huggingface:load_huggingface"),
+    "timm": Kind(TimmOptions, "teachers.local.timm_folder:load_timm"),
 }
 
 

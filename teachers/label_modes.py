@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dfme.answers import NO_LABEL
 from dfme.errors import UserError
-from dfme.spec import LABEL_KINDS, LabelMode, Teacher
-from dfme.wire import Wire
+from dfme.spec import LABEL_KINDS, LabelMode, RequestPolicy, Teacher
 
 
 def reveal(scores_BK: Tensor, given: LabelMode, wanted: LabelMode) -> Tensor:
@@ -71,7 +70,7 @@ class Restricted:
         self.label_mode = label_mode
         self.max_batch: int | None = getattr(teacher, "max_batch", None)
         self.device: torch.device = getattr(teacher, "device", torch.device("cpu"))
-        self.wire: Wire | None = getattr(teacher, "wire", None)
+        self.wire: RequestPolicy | None = getattr(teacher, "wire", None)
         ask: Callable[[Tensor, str], Tensor] | None = getattr(teacher, "ask", None)
         self.close: Callable[[], None] = getattr(teacher, "close", lambda: None)
         self.ask = None if ask is None else lambda images, key: self._cut(ask(images, key))

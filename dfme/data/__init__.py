@@ -8,12 +8,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dfme.data.images import LabelledImages, Request, Shape, Split
+from dfme.data.images import DatasetRequest, LabelledImages, Shape, Split
 from dfme.errors import UserError
 
 __all__ = ["DATASETS", "LabelledImages", "check_dataset", "load_dataset"]
 
-# name -> "module:loader"; a loader takes a Request. Any other name is that of a folder or an .npz file.
+# name -> "module:loader"; a loader takes a DatasetRequest. Any other name is that of a folder or an .npz file.
 DATASETS: dict[str, str] = {
     "digits": "dfme.data.digits:load",
     "shapes": "dfme.data.shapes:load",
@@ -72,8 +72,8 @@ def load_dataset(
     """
     check_dataset(name, root, download=download, download_flag=download_flag)
     module, function = DATASETS.get(name, FROM_DISK).split(":")
-    loader: Callable[[Request], LabelledImages] = getattr(importlib.import_module(module), function)
-    images = loader(Request(name, split, shape, root, download, download_flag))
+    loader: Callable[[DatasetRequest], LabelledImages] = getattr(importlib.import_module(module), function)
+    images = loader(DatasetRequest(name, split, shape, root, download, download_flag))
     if shape is not None and images.shape != tuple(shape):
         raise UserError(f"data set {name}: its images are {_text(images.shape)}, but {_text(shape)} was asked for")
     return images

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dfme.data.images import LabelledImages, Request
+from dfme.data.images import DatasetRequest, LabelledImages
 
 FILE = Path(__file__).with_name("digits.npz")
 FULL = 16  # a pixel counts the inked ones among 4x4 of the original bitmap
 
 
-def load(request: Request) -> LabelledImages:
+def load(request: DatasetRequest) -> LabelledImages:
     """One part of the fixed split stored with the images (1,438 to train with, 359 held out), in [0, 1]."""
     with np.load(FILE, allow_pickle=False) as arrays:
         wanted = arrays["held_out"] if request.split == "test" else ~arrays["held_out"]

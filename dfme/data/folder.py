@@ -10,22 +10,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dfme.archives import read_npz
-from dfme.data.images import LabelledImages, Request, Shape, Split
+from dfme.data.images import DatasetRequest, LabelledImages, Shape, Split
 from dfme.errors import UserError
+from dfme.files import read_npz
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """What a picture may be inside, whatever its name: Pillow knows formats that other programs are started to read."""
 
-MOST_BYTES = 1 << 36
+MAX_BYTES = 1 << 36
 """Bytes of all arrays in an .npz file together."""
 
 NPZ_KEYS = "expected arrays images and labels (or train_images, train_labels, test_images and test_labels)"
 
 
-def load(request: Request) -> LabelledImages:
+def load(request: DatasetRequest) -> LabelledImages:
     """One part of a folder or an .npz file.
 
     Where a folder holds ``train`` and ``test``, or a file ``train_images`` and so on, each part is its own.
@@ -77,7 +77,7 @@ def _spread(count: int, limit: int) -> list[int]:
     return [index * count // most for index in range(most)]
 
 
-def _from_folder(path: Path, request: Request) -> LabelledImages:
+def _from_folder(path: Path, request: DatasetRequest) -> LabelledImages:
     parts = [path / "train", path / "test"]
     if all(part.is_dir() for part in parts):
         folder = path / request.split
@@ -136,7 +136,7 @@ def _opened(file: Path) -> Any:
     return image
 
 
-def _from_arrays(path: Path, request: Request) -> LabelledImages:
+def _from_arrays(path: Path, request: DatasetRequest) -> LabelledImages:
     arrays = _arrays(path)
     prefix = f"{request.split}_" if f"{request.split}_images" in arrays else ""
     if f"{prefix}images" not in arrays or f"{prefix}labels" not in arrays or (not prefix and request.split == "train"):
@@ -153,7 +153,7 @@ def _from_arrays(path: Path, request: Request) -> LabelledImages:
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        return read_npz(path, MOST_BYTES)
+        return read_npz(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         raise UserError(f"data set {path}: cannot be read as .npz: {error}") from error
 

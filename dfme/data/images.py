@@ -13,7 +13,7 @@ Split = Literal["train", "test"]
 
 
 @dataclass(frozen=True)
-class Request:
+class DatasetRequest:
     """What a loader is asked for. ``download_flag`` is the flag to name when files are missing.
 
     ``shape`` is the (C, H, W) wanted; loaders that can make any size heed it, the others answer as they are.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dfme.data.images import LabelledImages, Request
+from dfme.data.images import DatasetRequest, LabelledImages
 from dfme.errors import UserError
 
 SUBPIXELS = 4  # per side: an edge takes 17 values of coverage
@@ -106,7 +106,7 @@ OUTLINES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def load(request: Request) -> LabelledImages:
+def load(request: DatasetRequest) -> LabelledImages:
     """The default difficulty at the size asked for: 20,000 images to train with, 2,000 others held out."""
     shape = request.shape or ShapesConfig.shape
     if request.split == "train":

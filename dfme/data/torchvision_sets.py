@@ -7,7 +7,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dfme.data.images import LabelledImages, Request
+from dfme.data.images import DatasetRequest, LabelledImages
 from dfme.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ CIFAR10_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batc
 
 
 @dataclass(frozen=True)
-class Source:
+class TorchvisionSource:
     """A set's class in ``torchvision.datasets``, its folder under the root, and the files that must lie in it."""
 
     reader: str
@@ -26,12 +26,12 @@ class Source:
     files: tuple[str, ...]
 
 
-SOURCES: dict[str, Source] = {
-    "mnist": Source("MNIST", "MNIST", IDX_FILES),
-    "fashion_mnist": Source("FashionMNIST", "FashionMNIST", IDX_FILES),
-    "cifar10": Source("CIFAR10", "cifar-10-batches-py", CIFAR10_FILES),
-    "cifar100": Source("CIFAR100", "cifar-100-python", ("train", "test", "meta")),
-    "svhn": Source("SVHN", ".", ("train_32x32.mat", "test_32x32.mat")),
+SOURCES: dict[str, TorchvisionSource] = {
+    "mnist": TorchvisionSource("MNIST", "MNIST", IDX_FILES),
+    "fashion_mnist": TorchvisionSource("FashionMNIST", "FashionMNIST", IDX_FILES),
+    "cifar10": TorchvisionSource("CIFAR10", "cifar-10-batches-py", CIFAR10_FILES),
+    "cifar100": TorchvisionSource("CIFAR100", "cifar-100-python", ("train", "test", "meta")),
+    "svhn": TorchvisionSource("SVHN", ".", ("train_32x32.mat", "test_32x32.mat")),
 }
 
 
@@ -49,7 +49,7 @@ def check_files(name: str, root: str, download_flag: str) -> None:
         )
 
 
-def load(request: Request) -> LabelledImages:
+def load(request: DatasetRequest) -> LabelledImages:
     """Read one part, its pixels kept as uint8; fetch it first only if the request says so."""
     root = Path(request.root).expanduser()
     dataset = _read(request, root)
@@ -63,7 +63,7 @@ def load(request: Request) -> LabelledImages:
     return LabelledImages(request.name, images.contiguous(), labels.long(), class_names)
 
 
-def _read(request: Request, root: Path) -> Any:
+def _read(request: DatasetRequest, root: Path) -> Any:
     """torchvision's data set object, or a UserError that says what could not be read or fetched."""
     from dfme.nets.torchvision_nets import import_torchvision
 

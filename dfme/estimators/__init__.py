@@ -1,10 +1,10 @@
 """Gradients from values: what stands in for the teacher's part of the chain rule."""
 
 from dfme.estimators.base import Composed, Estimate, Estimator, Objective
-from dfme.estimators.directions import DIRECTIONS, Direction, DirectionName, Place
+from dfme.estimators.build import MAKERS, make_estimator
+from dfme.estimators.differences import FORMS, Form, Probe, Probing
+from dfme.estimators.directions import DIRECTIONS, Direction, DirectionName, PerturbedPoint
 from dfme.estimators.finite_difference import FiniteDifference
-from dfme.estimators.make import MAKERS, make_estimator
-from dfme.estimators.probing import FORMS, Form, Probe, Probing
 from dfme.estimators.spaces import SPACES, AfterSquash, BeforeSquash, Space
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "FiniteDifference",
     "Form",
     "Objective",
-    "Place",
+    "PerturbedPoint",
     "Probe",
     "Probing",
     "Space",

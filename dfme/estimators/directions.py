@@ -37,7 +37,7 @@ KERNEL = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class PerturbedPoint:
     """Where directions are wanted.
 
     ``like_BCHW``: the points; directions have their shape, dtype and device. ``features_BFHW``: what the
@@ -64,8 +64,8 @@ class Direction:
     ``reach``: no coordinate of v is larger than this in size.
     """
 
-    stream: Callable[[Place, torch.Generator], Iterator[Tensor]]
-    scale: Callable[[Place], float]
+    stream: Callable[[PerturbedPoint, torch.Generator], Iterator[Tensor]]
+    scale: Callable[[PerturbedPoint], float]
     reach: float
 
 
@@ -93,15 +93,15 @@ def _rademacher(like: Tensor, rng: torch.Generator) -> Tensor:
 
 def _independent(
     draw: Callable[[Tensor, torch.Generator], Tensor],
-) -> Callable[[Place, torch.Generator], Iterator[Tensor]]:
-    def stream(place: Place, rng: torch.Generator) -> Iterator[Tensor]:
+) -> Callable[[PerturbedPoint, torch.Generator], Iterator[Tensor]]:
+    def stream(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
         while True:
             yield draw(place.like_BCHW, rng)
 
     return stream
 
 
-def _orthogonal(place: Place, rng: torch.Generator) -> Iterator[Tensor]:
+def _orthogonal(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
     """Gram-Schmidt on Gaussian draws: the Q of a QR whose R has a positive diagonal, column by column.
 
     Keeps the directions drawn so far, B m D numbers. After D of them it starts anew.
@@ -120,7 +120,7 @@ def _orthogonal(place: Place, rng: torch.Generator) -> Iterator[Tensor]:
         yield v_BD.view(place.like_BCHW.shape)
 
 
-def _patterns(place: Place) -> int:
+def _patterns(place: PerturbedPoint) -> int:
     """Number of patterns a channel's dct directions are made of: their share, and at least one."""
     height, width = place.like_BCHW.shape[2:]
     return max(1, round(place.frequencies * height * width))
@@ -134,7 +134,7 @@ def _cosines(size: int, device: torch.device) -> Tensor:
     return rows_KN
 
 
-def low_frequencies(place: Place) -> Tensor:
+def low_frequencies(place: PerturbedPoint) -> Tensor:
     """The patterns of lowest frequency (P, H W), orthonormal: those of least i / H + j / W, or i + j in a square.
 
     Among equals the one nearest to the diagonal comes first, so that neither axis is preferred.
@@ -152,14 +152,14 @@ def low_frequencies(place: Place) -> Tensor:
     return patterns_PHW.flatten(1).to(place.like_BCHW.dtype)
 
 
-def _dct(place: Place, rng: torch.Generator) -> Iterator[Tensor]:
+def _dct(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
     like_BCHW, patterns_PN = place.like_BCHW, low_frequencies(place)
     while True:
         weights_BCP = _normal(like_BCHW.new_empty(*like_BCHW.shape[:2], len(patterns_PN)), rng)
         yield _unit((weights_BCP @ patterns_PN).view(like_BCHW.shape))
 
 
-def _range(place: Place, rng: torch.Generator) -> Iterator[Tensor]:
+def _range(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
     batch, channels, height, width = place.like_BCHW.shape
     features_BFHW = _fitting_features(place)
     # One group of channels per image gives every image a kernel of its own in a single convolution.
@@ -170,7 +170,7 @@ def _range(place: Place, rng: torch.Generator) -> Iterator[Tensor]:
         yield _unit(v_1NHW.view(place.like_BCHW.shape))
 
 
-def _fitting_features(place: Place) -> Tensor:
+def _fitting_features(place: PerturbedPoint) -> Tensor:
     batch, _, height, width = place.like_BCHW.shape
     features_BFHW = place.features_BFHW
     if features_BFHW is None:

@@ -28,13 +28,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from dfme.compute import ieee_fp32
 from dfme.errors import UserError
 from dfme.estimators.base import Composed, Estimate, Objective
-from dfme.estimators.directions import DIRECTIONS, Place
+from dfme.estimators.differences import check_point
+from dfme.estimators.directions import DIRECTIONS, PerturbedPoint
 from dfme.estimators.finite_difference import FiniteDifference
 from dfme.estimators.priors import in_two_parts, observed, student_term
-from dfme.estimators.probing import check_point
-from dfme.precision import ieee_fp32
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,10 @@ class ExactStudent:
     ) -> _Probed:
         """Both terms seen through the same directions: the teacher's as it was probed, the student's as it is."""
         inner = self.inner
-        family, place = DIRECTIONS[inner.direction], Place(centre_BCHW, objective.features_BFHW, inner.frequencies)
+        family, place = (
+            DIRECTIONS[inner.direction],
+            PerturbedPoint(centre_BCHW, objective.features_BFHW, inner.frequencies),
+        )
         sums = torch.zeros_like(centre_BCHW), torch.zeros_like(centre_BCHW)
         slopes: list[tuple[Tensor, Tensor]] = []
         differences = []

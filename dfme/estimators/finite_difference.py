@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfme.compute import ieee_fp32
 from dfme.errors import UserError
 from dfme.estimators.base import Composed, Estimate, Objective
-from dfme.estimators.directions import DIRECTIONS, DirectionName, Place
-from dfme.estimators.probing import Form, Probing, check_point
-from dfme.precision import ieee_fp32
+from dfme.estimators.differences import Form, Probing, check_point
+from dfme.estimators.directions import DIRECTIONS, DirectionName, PerturbedPoint
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,6 @@ class FiniteDifference:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing to load."""
 
-    def _place(self, objective: Objective, centre_BCHW: Tensor) -> Place:
+    def _place(self, objective: Objective, centre_BCHW: Tensor) -> PerturbedPoint:
         features_BFHW = objective.features_BFHW if isinstance(objective, Composed) else None
-        return Place(centre_BCHW, features_BFHW, self.frequencies)
+        return PerturbedPoint(centre_BCHW, features_BFHW, self.frequencies)

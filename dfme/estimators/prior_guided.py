@@ -30,12 +30,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfme.compute import ieee_fp32
 from dfme.errors import UserError
 from dfme.estimators.base import Composed, Estimate, Objective
-from dfme.estimators.directions import DIRECTIONS, Place
+from dfme.estimators.differences import FORMS, Form, Probing, check_point, signs
+from dfme.estimators.directions import DIRECTIONS, PerturbedPoint
 from dfme.estimators.priors import PRIORS, PriorName, in_two_parts, observed
-from dfme.estimators.probing import FORMS, Form, Probing, check_point, signs
-from dfme.precision import ieee_fp32
 
 SHARE = 8
 """One image in so many probes the prior alone, and as many leave it out, to measure alpha^2."""
@@ -230,7 +230,7 @@ class PriorGuided:
 
 def _leaning(prior_BCHW: Tensor, lambda_M: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
     """v_j = sqrt(lambda_j) p + sqrt(1 - lambda_j) xi_j, one direction per image each time, drawn when needed."""
-    stream = DIRECTIONS["sphere"].stream(Place(prior_BCHW), rng)
+    stream = DIRECTIONS["sphere"].stream(PerturbedPoint(prior_BCHW), rng)
     for mixing in lambda_M.to(prior_BCHW.dtype):
         xi_BCHW = next(stream)
         xi_BCHW = xi_BCHW - (xi_BCHW * prior_BCHW).sum((1, 2, 3), keepdim=True) * prior_BCHW

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dfme.errors import UserError
 from dfme.estimators.base import Composed, Objective
-from dfme.estimators.directions import DIRECTIONS, Place
+from dfme.estimators.directions import DIRECTIONS, PerturbedPoint
 
 PriorName = Literal["student", "neighbours"]
 Prior = Callable[[Composed, Tensor, Tensor, torch.Generator], Tensor]
@@ -116,7 +116,7 @@ def _ridge(way_BRD: Tensor, rise_BR: Tensor) -> Tensor:
 
 def _unit_or_random(direction_BCHW: Tensor, rng: torch.Generator) -> Tensor:
     """Each direction at unit length; a random one in place of what has none. Draws as much either way."""
-    random_BCHW = next(DIRECTIONS["sphere"].stream(Place(direction_BCHW), rng))
+    random_BCHW = next(DIRECTIONS["sphere"].stream(PerturbedPoint(direction_BCHW), rng))
     # Scaled by the largest coordinate first: the square of a small gradient is no number in fp32.
     largest_B111 = direction_BCHW.abs().amax((1, 2, 3), keepdim=True)
     scaled_BCHW = direction_BCHW / largest_B111

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfme.compute import ieee_fp32
 from dfme.errors import UserError
 from dfme.estimators.base import Composed, Estimate, Estimator, Objective
-from dfme.estimators.lessons import Inputs, Lessons
 from dfme.estimators.spaces import Squash
-from dfme.precision import ieee_fp32
+from dfme.estimators.synthetic_training import Inputs, Lessons
 from dfme.spec import ImageSpec
 
 PAID_FIRST = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, NamedTuple
 
-from dfme.config import EstimatorConfig, QueriesConfig
+from dfme.config.settings import EstimatorConfig, QueriesConfig
 from dfme.methods.configs import (
     DfmeConfig,
     DfmsConfig,

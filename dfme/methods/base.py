@@ -8,20 +8,20 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor, nn
 
-from dfme.config import EstimatorConfig, QueriesConfig
-from dfme.generator_trainer import GeneratorTrainer
-from dfme.generators import GeneratorNet
-from dfme.oracle import Oracle
-from dfme.queries import Draw, Queries
+from dfme.compute import DeferredChecks
+from dfme.config.settings import EstimatorConfig, QueriesConfig
+from dfme.methods.generator_trainer import GeneratorTrainer
+from dfme.nets.generators import GeneratorNet
+from dfme.oracle.oracle import Oracle
+from dfme.queries.evolution import Evolution
+from dfme.queries.sampler import DrawImages, QuerySampler
 from dfme.randomness import Streams
-from dfme.sentinel import Sentinel
-from dfme.sources.evolution import Evolution
 from dfme.spec import ImageSpec, LabelKind
-from dfme.students import Metrics, StudentTrainer
+from dfme.students.trainer import Metrics, StudentTrainer
 
-__all__ = ["Examiner", "Method", "Metrics", "Parts", "opened_for"]
+__all__ = ["HoldOut", "Method", "Metrics", "Parts", "opened_for"]
 
-Examiner = Callable[[Tensor, Tensor], bool]
+HoldOut = Callable[[Tensor, Tensor], bool]
 """May take a paid batch (images, answers) out of training, to score the student on; says whether it did."""
 
 
@@ -32,7 +32,7 @@ def unplaced(net: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Parts:
-    """What ``dfme.build`` hands a method to work with.
+    """What ``dfme.run.build`` hands a method to work with.
 
     ``made``: the generator, of methods whose configuration has a latent size. ``draw``: procedural images.
     ``lr_factor`` is the learning-rate schedule at the share of the budget spent so far. ``chunk`` bounds the images
@@ -44,13 +44,13 @@ class Parts:
     made: GeneratorNet | None
     trainer: StudentTrainer
     streams: Streams
-    sentinel: Sentinel
+    deferred: DeferredChecks
     lr_factor: Callable[[], float]
     chunk: int
-    examiner: Examiner | None = None
+    examiner: HoldOut | None = None
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
     queries: QueriesConfig = field(default_factory=QueriesConfig)
-    draw: Draw | None = None
+    draw: DrawImages | None = None
     opened: Any = None
     seed: int = 0
     place: Callable[[nn.Module], nn.Module] = unplaced
@@ -66,15 +66,15 @@ class Parts:
     ) -> GeneratorTrainer:
         """The generator with an optimiser on the run's schedule, drawing from the run's latents."""
         rng = self.streams["latent"]
-        return GeneratorTrainer(self.generator, lr, self.lr_factor, rng, self.sentinel, optimizer, betas)
+        return GeneratorTrainer(self.generator, lr, self.lr_factor, rng, self.deferred, optimizer, betas)
 
-    def sampler(self, batch_size: int) -> Queries:
+    def sampler(self, batch_size: int) -> QuerySampler:
         """What is paid for with the students, as the ``queries`` section says."""
         oracle, trainer = self.oracle, self.trainer
         evolution = None
         if self.queries.evolve and trainer.replay is not None:
             evolution = Evolution(trainer.replay, oracle.label_mode, oracle.num_classes)
-        return Queries(
+        return QuerySampler(
             self.queries, oracle.spec, self.made, self.draw, trainer.nets, self.streams, batch_size, evolution
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dfme.config import EstimatorConfig, ObjectiveName
+from dfme.config.settings import EstimatorConfig, ObjectiveName
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dfme.generator_trainer import slope
-from dfme.methods.adversary import Adversary, CrossEntropy
 from dfme.methods.base import Metrics, Parts
 from dfme.methods.configs import DfmsConfig
+from dfme.methods.gan import Adversary, CrossEntropy
 from dfme.methods.generator_losses import diversity, seen_by
-from dfme.methods.pools import Passes, by_programs, open_images
+from dfme.methods.generator_trainer import slope
 from dfme.methods.teaching import Taught, Teaching
-from dfme.sources.pool import Source
+from dfme.queries.pool import ImageSource, Passes, by_programs, open_images
 from dfme.spec import LABEL_KINDS, ImageSpec, LabelKind
 
 BETAS = (0.5, 0.999)
@@ -68,7 +67,7 @@ class Dfms(Taught):
         self._teaching = Teaching(parts, self._images, config.batch_size)
 
     @staticmethod
-    def open(config: DfmsConfig, spec: ImageSpec, budget: int) -> Source:
+    def open(config: DfmsConfig, spec: ImageSpec, budget: int) -> ImageSource:
         """The proxy images. UserError where they are missing."""
         return open_images(config.proxy, config, spec)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dfme.config import ObjectiveName
+from dfme.config.settings import ObjectiveName
 from dfme.estimators.base import Composed
-from dfme.losses import Distance, make_distance
-from dfme.oracle import Oracle
+from dfme.oracle.oracle import Oracle
+from dfme.students.losses import Distance, make_distance
 
 
 class Disagreement:

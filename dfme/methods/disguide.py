@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dfme.compute import evaluating
 from dfme.methods.base import Metrics, Parts
 from dfme.methods.configs import DisguideConfig
 from dfme.methods.generator_losses import diversity, seen_by, spread
 from dfme.methods.teaching import Taught, Teaching
-from dfme.optimizers import evaluating
 from dfme.spec import LABEL_KINDS, LabelKind
 
 GREY = (0.299, 0.587, 0.114)

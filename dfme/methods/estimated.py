@@ -10,14 +10,23 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dfme.config import EstimatorConfig
+from dfme.compute import evaluating
+from dfme.config.settings import EstimatorConfig
 from dfme.estimators import Composed, Estimate, Estimator
-from dfme.estimators.make import make_estimator
-from dfme.generator_trainer import Loss, slope
+from dfme.estimators.build import make_estimator
+from dfme.estimators.preflight import (
+    Resolution,
+    choose,
+    difference_snr,
+    explain,
+    needs_preflight,
+    probe,
+    probe_alignment,
+    warning,
+)
 from dfme.methods.base import Metrics, Parts
 from dfme.methods.disagreement import Disagreement
-from dfme.optimizers import evaluating
-from dfme.probe import Resolution, choose, difference_snr, explain, is_open, probe, probe_alignment, warning
+from dfme.methods.generator_trainer import Loss, slope
 from dfme.randomness import derived_seed
 
 REMEMBERED = 5
@@ -50,7 +59,7 @@ class Estimated:
         self.disagreement = self._own
         self.settings = parts.estimator
         self._estimator: Estimator | None = None
-        if not is_open(parts.estimator):
+        if not needs_preflight(parts.estimator):
             self._settle(parts.estimator)
 
     @property

@@ -9,8 +9,7 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from dfme.optimizers import evaluating
-from dfme.precision import ieee_fp32
+from dfme.compute import evaluating, ieee_fp32
 
 
 def seen_by(nets: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from dfme.methods.base import Parts
 from dfme.methods.configs import KnockoffConfig
-from dfme.methods.pools import open_images
 from dfme.methods.teaching import Taught, Teaching
-from dfme.sources.pool import Source, require_enough
+from dfme.queries.pool import ImageSource, open_images, require_enough
 from dfme.spec import LABEL_KINDS, ImageSpec, LabelKind
 
 
@@ -27,7 +26,7 @@ class Knockoff(Taught):
     - this is the paper's ``random`` strategy; its ``adaptive`` one needs a pool that is labelled, and is left out;
     - the paper minimises the cross-entropy with the full posterior, which is ``student.loss: kl``: they differ by
       the teacher's entropy, which no student changes. ``auto`` is L1 for scores, which was measured to follow
-      better (``dfme/losses.py``), and cross-entropy for labels;
+      better (``dfme/students/losses.py``), and cross-entropy for labels;
     - optimiser, schedule and architecture are options (``student``, ``schedule``); the paper trains pretrained
       ImageNet networks for 100 to 200 epochs by SGD of momentum .5 and a rate of .01, x0.1 every 60 epochs;
     - an epoch is as many draws as there are images, uniform and with replacement, not a permutation of them; of
@@ -40,12 +39,12 @@ class Knockoff(Taught):
     def __init__(self, config: KnockoffConfig, parts: Parts) -> None:
         self.cost = config.batch_size
         self._parts = parts
-        self._pool: Source = parts.opened
+        self._pool: ImageSource = parts.opened
         self._teaching = Teaching(parts, self._images, config.batch_size)
         parts.trainer.train_afterwards(config.epochs, parts.oracle.ledger.budget)
 
     @staticmethod
-    def open(config: KnockoffConfig, spec: ImageSpec, budget: int) -> Source:
+    def open(config: KnockoffConfig, spec: ImageSpec, budget: int) -> ImageSource:
         """The pool. UserError where it cannot be read, or has fewer images than the budget asks for."""
         pool = open_images(config.pool, config, spec)
         require_enough(pool, budget, "--method.pool")

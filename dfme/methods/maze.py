@@ -11,14 +11,13 @@ from torch import Tensor
 
 from dfme.errors import UserError
 from dfme.estimators import Estimator
-from dfme.methods.adversary import Adversary, Wasserstein
+from dfme.estimators.preflight import needs_preflight, probe_images, require_budget
 from dfme.methods.base import Metrics, Parts
 from dfme.methods.configs import MazeConfig
 from dfme.methods.estimated import Estimated
-from dfme.methods.pools import by_programs, open_images
+from dfme.methods.gan import Adversary, Wasserstein
 from dfme.methods.teaching import Teaching
-from dfme.probe import is_open, probe_images, require_budget
-from dfme.sources.pool import Source
+from dfme.queries.pool import ImageSource, by_programs, open_images
 from dfme.spec import ImageSpec, LabelKind
 
 BETAS = (0.0, 0.9)
@@ -71,7 +70,7 @@ class Maze:
         self._teaching = Teaching(parts, images, config.batch_size, self._estimated.remembers)
 
     @staticmethod
-    def open(config: MazeConfig, spec: ImageSpec, budget: int) -> Source | None:
+    def open(config: MazeConfig, spec: ImageSpec, budget: int) -> ImageSource | None:
         """The real images. UserError where they are missing or too few, or the budget does not reach beyond them."""
         if config.partial_data is None:
             return None
@@ -104,7 +103,7 @@ class Maze:
     def prepare(self) -> tuple[str, ...]:
         due = self._config.seed_images if self._critic is not None and self._seeds_NCHW is None else 0
         parts = self._parts
-        if due and is_open(self._estimated.settings):
+        if due and needs_preflight(self._estimated.settings):
             require_budget(parts.oracle.ledger.remaining - due, probe_images(parts.estimator, parts.oracle.spec))
         lines = self._estimated.prepare()
         if due:

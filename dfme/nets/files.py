@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from dfme.disk import replacing
 from dfme.errors import UserError
+from dfme.files import replacing
 
 
 def save_module(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from dfme.disk import replacing
+from dfme.files import replacing
 from dfme.report.facts import examined, wilson_interval
 from dfme.report.run_files import RunFiles, Series
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from dfme.disk import replacing
+from dfme.files import replacing
 from dfme.report.facts import (
     LEVELS,
     answer,
@@ -20,8 +20,8 @@ from dfme.report.facts import (
     queries_to_reach,
     wilson_interval,
 )
+from dfme.report.metrics import METRICS
 from dfme.report.run_files import RunFiles
-from dfme.tracking.metrics import METRICS
 
 PICTURES = (
     ("curve.png", "Agreement and accuracy against the queries spent; the band is the agreement's 95% interval."),

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dfme.archives import read_npz
+from dfme.config.yaml_files import load_yaml
 from dfme.errors import RunError, UserError
-from dfme.ledger_file import Totals, audit
-from dfme.recipes import load_yaml
+from dfme.files import read_npz
+from dfme.oracle.ledger_log import Totals, audit
+from dfme.report.metrics import read_metrics
 from dfme.report.summary_file import read_summary
-from dfme.tracking.metrics import read_metrics
 
 Series = list[tuple[int, float]]
 
-MOST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 """Bytes of the arrays of one sheet of samples, by far."""
 
 
@@ -89,7 +89,7 @@ def _read_ledger(path: Path) -> Totals:
 
 def _read_samples(path: Path) -> Samples:
     try:
-        arrays = read_npz(path, MOST_BYTES)
+        arrays = read_npz(path, MAX_BYTES)
         images, answers = arrays["images"], arrays.get("answers")
         if images.ndim != 4 or not images.size or images.dtype != np.uint8:
             raise ValueError(f"its images are {images.dtype} {images.shape}")

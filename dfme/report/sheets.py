@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dfme.disk import replacing
+from dfme.files import replacing
 from dfme.report.run_files import RunFiles, Samples
 
 COLUMNS, ROWS = 10, 2  # of each of the moments shown

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dfme.disk import open_file
 from dfme.errors import RunError
-from dfme.tracking.metrics import LARGEST
+from dfme.files import open_file
+from dfme.report.metrics import LARGEST
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
-Form = Callable[[Any], bool]
+FieldCheck = Callable[[Any], bool]
 
 
 def _is_count(value: Any) -> bool:
@@ -32,11 +32,11 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _or_none(form: Form) -> Form:
+def _or_none(form: FieldCheck) -> FieldCheck:
     return lambda value: value is None or form(value)
 
 
-def _has(**forms: Form) -> Form:
+def _has(**forms: FieldCheck) -> FieldCheck:
     return lambda value: isinstance(value, dict) and all(form(value.get(name)) for name, form in forms.items())
 
 
@@ -44,7 +44,7 @@ def _is_count_each(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_count, value.values()))
 
 
-FORMS: dict[str, Form] = {
+FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(("budget", "spent", "evaluation_queries", "requests", "refused", "failed", "lost"), _is_count),
     **dict.fromkeys(("seed", "student_steps"), _is_count),
     **dict.fromkeys(("teacher_accuracy", "accuracy", "agreement"), _or_none(_is_share)),
@@ -74,7 +74,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
         return None
     try:
         with open_file(path) as file:
-            summary = json.loads(file.read(MOST_BYTES))
+            summary = json.loads(file.read(MAX_BYTES))
         if not isinstance(summary, dict) or "budget" not in summary or "spent" not in summary:
             raise ValueError("no budget and spent in it")
         for name, form in FORMS.items():

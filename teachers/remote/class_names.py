@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from dfme.config.messages import did_you_mean
 from dfme.errors import Unusable, UserError
-from dfme.words import did_you_mean
 from teachers.remote.json_bodies import shown
 
 _MOST_BYTES = 4_000_000

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from dfme.config import TeacherConfig
+from dfme.config.settings import TeacherConfig
 from dfme.errors import Refused, Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.remote.class_names import ClassNames, read_class_names
@@ -25,7 +25,7 @@ from teachers.remote.options import HfApiOptions
 from teachers.remote.outcomes import LONGEST_WAIT
 from teachers.remote.pictures import COLOUR_TYPES, eight_bit, png
 from teachers.remote.secrets import Secrets
-from teachers.remote.teacher import Query, RemoteTeacher, wire_of
+from teachers.remote.teacher import Query, RemoteTeacher, request_policy_of
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ def connect_hf_api(options: HfApiOptions, config: TeacherConfig, device: torch.d
     secrets = Secrets.from_environment([options.api_key_env])
     adapter = HfApiAdapter(names, spec, _mode(options.top_k, len(names), config), options.top_k)
     endpoint = Endpoint(options, options.url, secrets)
-    return HfApiTeacher(endpoint, adapter, spec, len(names), adapter.mode, 1, wire_of(options))
+    return HfApiTeacher(endpoint, adapter, spec, len(names), adapter.mode, 1, request_policy_of(options))
 
 
 def _spec(config: TeacherConfig) -> ImageSpec:

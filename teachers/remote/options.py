@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dfme.wire import Wire
+from dfme.spec import RequestPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,8 @@ class ServiceOptions:
     ca_file: str | None = None
     in_flight: int = 4
     timeout: float = 30.0
-    attempts: int = Wire.attempts
-    patience: float = Wire.patience
+    attempts: int = RequestPolicy.attempts
+    patience: float = RequestPolicy.patience
     images_per_second: float | None = None
     requests_per_second: float | None = None
 

@@ -1,19 +1,31 @@
-"""Images as bytes: 8-bit pixels and PNG files, with numpy and zlib alone.
-
-Pillow comes with torchvision, which the default run must not need, and its bytes change with its version. What has
-to be written here is the simplest kind of PNG: 8 bits, no interlacing, no filter (W3C, PNG Specification, third
-edition, 2025: chunks in section 5, image data in 9 and 10). numpy only, no torch at run time.
-"""
+"""The order in which services take the axes of an image. No torch here."""
 
 from __future__ import annotations
 
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from dfme.spec import ImageSpec
+
+AxisOrder = Literal["nchw", "nhwc"]
+Image = tuple[int, int, int]
+"""An image's C, H, W."""
+
+
+def in_order(shape: Image, order: AxisOrder) -> Image:
+    """The sizes (C, H, W) in the order in which they are sent."""
+    channels, height, width = shape
+    return shape if order == "nchw" else (height, width, channels)
+
+
+def image_of(sizes: Image, order: AxisOrder) -> Image:
+    """(C, H, W) of sizes in the given order."""
+    one, two, three = sizes
+    return (one, two, three) if order == "nchw" else (three, one, two)
+
 
 if TYPE_CHECKING:
     from torch import Tensor

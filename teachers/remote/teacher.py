@@ -11,10 +11,9 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from dfme.config import TeacherConfig
+from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unusable
-from dfme.spec import ImageSpec, LabelMode
-from dfme.wire import Wire
+from dfme.spec import ImageSpec, LabelMode, RequestPolicy
 from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.options import ServiceOptions
 from teachers.remote.secrets import Secrets
@@ -67,7 +66,7 @@ class RemoteTeacher:
         num_classes: int,
         label_mode: LabelMode,
         max_batch: int | None,
-        wire: Wire,
+        wire: RequestPolicy,
     ) -> None:
         self.spec = spec
         self.num_classes = num_classes
@@ -120,9 +119,9 @@ class RemoteTeacher:
         return BatchTooLarge(str(refused), limit)
 
 
-def wire_of(options: ServiceOptions) -> Wire:
+def request_policy_of(options: ServiceOptions) -> RequestPolicy:
     """What the oracle is to keep to with a service, by its options."""
-    return Wire(
+    return RequestPolicy(
         in_flight=options.in_flight,
         attempts=options.attempts,
         patience=options.patience,

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
-from dfme.config import TeacherConfig
+from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.label_modes import two_classes
@@ -37,7 +37,7 @@ from teachers.remote.options import TfServingOptions
 from teachers.remote.outcomes import quoted
 from teachers.remote.pictures import eight_bit
 from teachers.remote.secrets import Secrets
-from teachers.remote.teacher import Query, RemoteTeacher, answered_mode, wire_of
+from teachers.remote.teacher import Query, RemoteTeacher, answered_mode, request_policy_of
 from teachers.remote.tf_signature import (
     INTEGERS,
     Signature,
@@ -123,7 +123,9 @@ def _teacher(
         binary=output.axes is not None and output.axes[1:] == (1,),
         numbers_out=sum(_size(each) for each in signature.outputs.values()),
     )
-    return RemoteTeacher(endpoint, adapter, adapter.spec, classes, mode, min(limits, default=None), wire_of(options))
+    return RemoteTeacher(
+        endpoint, adapter, adapter.spec, classes, mode, min(limits, default=None), request_policy_of(options)
+    )
 
 
 def _size(output: TensorInfo) -> int:

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dfme.config import TeacherConfig
+from dfme.config.messages import did_you_mean
+from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from dfme.words import did_you_mean
-from teachers.facts import agreed, first_line
-from teachers.remote.axes import Image, Order, image_of, in_order
+from teachers.local.facts import agreed, first_line
 from teachers.remote.json_bodies import shown
+from teachers.remote.pictures import AxisOrder, Image, image_of, in_order
 
 PIXELS = ("DT_FLOAT", "DT_UINT8")
 INTEGERS = ("DT_INT32", "DT_INT64")
@@ -71,7 +71,7 @@ def pick(tensors: Mapping[str, TensorInfo], name: str | None, option: str) -> Te
     return tensors[name]
 
 
-def image_axes(info: TensorInfo, layout: Order, given: Image | None) -> tuple[Image, tuple[int, ...]]:
+def image_axes(info: TensorInfo, layout: AxisOrder, given: Image | None) -> tuple[Image, tuple[int, ...]]:
     """The image as (C, H, W), and the axes of one image as the model takes it.
 
     Besides the batch's, two axes are taken for those of a grey image, one for that of a flattened one. UserError
@@ -95,7 +95,7 @@ def image_axes(info: TensorInfo, layout: Order, given: Image | None) -> tuple[Im
     return given, flat
 
 
-def _told(info: TensorInfo, layout: Order, given: Image | None) -> Image:
+def _told(info: TensorInfo, layout: AxisOrder, given: Image | None) -> Image:
     """The shape that the axes after the batch's tell, and ``given`` where they leave it open; grey has no channels."""
     sizes = (info.axes or ())[1:]
     told = (1, sizes[0], sizes[1]) if len(sizes) == 2 else image_of((sizes[0], sizes[1], sizes[2]), layout)

@@ -15,9 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from teachers.serve.meter import Meter
-from teachers.serve.model import Model
-from teachers.serve.protocol import (
+from teachers.open_inference.message import HEADER_LENGTH, read_header_length
+from teachers.open_inference.server import (
     VERSION,
     BatchTooLargeError,
     Question,
@@ -28,8 +27,9 @@ from teachers.serve.protocol import (
     server_metadata,
     write_answer,
 )
-from teachers.v2.message import HEADER_LENGTH, read_header_length
-from teachers.v2.tensors import short
+from teachers.open_inference.tensors import short
+from teachers.serve.meter import Meter
+from teachers.serve.model import Model
 
 OPEN = ("/v2/health/live", "/v2/health/ready")
 """Paths that need no key."""

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from dfme.answers import read_answers
+from dfme.compute import DeferredChecks
 from dfme.errors import TeacherError
-from dfme.sentinel import Sentinel
 from dfme.spec import Teacher
+from teachers.open_inference.tensors import Array
 from teachers.serve.meter import Meter
-from teachers.v2.tensors import Array
 
 CPU = torch.device("cpu")
 
@@ -60,6 +60,6 @@ class Model:
                 raw = teacher(images.to(self._device))
         except SystemExit as error:  # it gives up, but the process is not its own here
             raise TeacherError(f"the teacher asked to exit with {error.code!r}") from error
-        answers = read_answers(raw, len(images), teacher.num_classes, mode, Sentinel(), CPU)
+        answers = read_answers(raw, len(images), teacher.num_classes, mode, DeferredChecks(), CPU)
         array: Array = answers.numpy()
         return array

@@ -14,14 +14,14 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from dfme.command_configs import ServeConfig
+from dfme.compute import ieee_fp32
+from dfme.config.commands import ServeConfig
 from dfme.errors import UserError
-from dfme.precision import ieee_fp32
 from dfme.spec import Teacher
+from teachers.open_inference.server import Service
 from teachers.serve.app import make_app
 from teachers.serve.meter import Meter
 from teachers.serve.model import Model
-from teachers.serve.protocol import Service
 
 IDLE = 120
 """Seconds that a connection may idle; clients give theirs up sooner, so none is closed under a request on its way."""

@@ -20,19 +20,19 @@ from typing import NamedTuple
 import httpx2
 import torch
 
-from dfme.build import run_job
-from dfme.command_configs import BenchConfig
-from dfme.config import Job, TeacherConfig
+from dfme.config.commands import BenchConfig
+from dfme.config.settings import Job, TeacherConfig
 from dfme.errors import RunError
-from teachers.make import make_teacher
+from dfme.run.build import run_job
+from teachers.build import make_teacher
+from teachers.open_inference.client import connect_v2
+from teachers.open_inference.message import HEADER_LENGTH, pack
+from teachers.open_inference.tensors import NamedTensor
 from teachers.remote.options import V2Options
-from teachers.remote.v2.client import connect_v2
-from teachers.v2.message import HEADER_LENGTH, pack
-from teachers.v2.tensors import NamedTensor
 
 BATCH = 256
 REQUESTS = 200
-SERVE = "import sys; from dfme.cli import main; sys.exit(main(sys.argv[1:]))"
+SERVE = "import sys; from dfme.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 class Ratio(NamedTuple):

@@ -1,0 +1,107 @@
+"""What one finished run comes to: its figures, read from its directory. No torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dfme.errors import RunError
+from dfme.files import open_file
+from dfme.report.facts import LEVELS, queries_to_reach
+from dfme.report.metrics import read_metrics
+from dfme.report.run_files import Series
+from dfme.report.summary_file import read_summary
+
+OF_THE_TEACHER = 0.9
+"""Share of the teacher's accuracy whose price in queries is reported."""
+
+LOST = 0.8
+"""A run has collapsed whose last agreement is below this share of its own best on the way ..."""
+
+NEAR_CHANCE = (2.0, 0.1)
+"""... or no more than so many times chance, and no more than this above it."""
+
+MOST_HEADER = 1 << 20
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures of a run. Shares are of the evaluation set; None: not known, or, of queries, not reached.
+
+    ``queries_to``: images charged until the first evaluation with at least that agreement; ``queries_to_teacher``:
+    until ``OF_THE_TEACHER`` of the teacher's accuracy. ``curve``: (queries, agreement) of every evaluation.
+    """
+
+    accuracy: float | None
+    agreement: float | None
+    kl: float | None
+    vote_accuracy: float | None
+    vote_agreement: float | None
+    teacher_accuracy: float | None
+    queries_to: dict[float, int | None]
+    queries_to_teacher: int | None
+    collapsed: bool | None
+    seconds: float
+    students: int
+    student_steps: int
+    spent: int
+    curve: Series
+    made_with: str
+
+
+def read_figures(run_dir: Path) -> Figures:
+    """The figures of the finished run in ``run_dir``. RunError where its files are damaged or missing."""
+    summary = read_summary(run_dir / "summary.json")
+    if summary is None:
+        raise RunError(f"{run_dir}: expected a finished run, but it has no summary.json; resume it")
+    records = read_metrics(run_dir / "metrics.jsonl")
+    agreement, accuracy = (series(records, name, summary) for name in ("agreement", "accuracy"))
+    teacher = summary.get("teacher_accuracy")
+    return Figures(
+        **{name: summary.get(name) for name in ("accuracy", "agreement", "kl", "vote_accuracy", "vote_agreement")},
+        teacher_accuracy=teacher,
+        queries_to={level: queries_to_reach(agreement, level) for level in LEVELS},
+        queries_to_teacher=None if teacher is None else queries_to_reach(accuracy, OF_THE_TEACHER * teacher),
+        collapsed=has_collapsed([value for _, value in agreement], num_classes(run_dir / "student.safetensors")),
+        seconds=float(summary["wall_seconds"]),
+        students=int(summary.get("students", 1)),
+        student_steps=int(summary["student_steps"]),
+        spent=int(summary["spent"]),
+        curve=agreement,
+        made_with=f"{summary['device']}, dfme {summary['version']}, torch {summary['torch']}",
+    )
+
+
+def series(records: list[dict[str, float | None]], name: str, summary: dict[str, Any]) -> Series:
+    """(queries, value) of every evaluation, and of the student that was delivered."""
+    found = [(int(record["queries"] or 0), record.get(name)) for record in records]
+    known = [
+        (queries, value) for queries, value in [*found, (summary["spent"], summary.get(name))] if value is not None
+    ]
+    return known[:-1] if known[-2:-1] == known[-1:] else known
+
+
+def has_collapsed(agreements: list[float], classes: int) -> bool | None:
+    """Whether a run lost what it had, or never had anything, from its agreements in order; None without any.
+
+    Lost: the last is below ``LOST`` of the best. Nothing: it is at most twice chance, 2/K, and at most ten points
+    above it, which is less where the classes are fewer than ten (heuristic).
+    """
+    if not agreements:
+        return None
+    chance, last = 1 / classes, agreements[-1]
+    times, above = NEAR_CHANCE
+    return last < LOST * max(agreements) or last <= min(times * chance, chance + above)
+
+
+def num_classes(student: Path) -> int:
+    """The classes of the student in a safetensors file, from its header. RunError for a file that is none of ours."""
+    try:
+        with open_file(student) as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, MOST_HEADER)))
+        return int(header["__metadata__"]["num_classes"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise RunError(f"{student}: expected the student of a run: {error}; delete the run and go on") from error

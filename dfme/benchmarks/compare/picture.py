@@ -1,0 +1,108 @@
+"""The curves of a comparison: agreement against queries, a line per row with the spread of its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+from numpy.typing import NDArray
+
+from dfme.benchmarks.compare.plan import count_text
+from dfme.benchmarks.compare.table import ComparisonResult, Outcome
+from dfme.files import replacing
+from dfme.report.curves import DOTS, GREY, query_axis
+from dfme.report.run_files import Series
+
+# Told apart by colour-blind readers (Okabe and Ito); in grey print by their dashes and marks.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7", "#999999", "#56b4e9", "#e69f00")
+DASHES = ("-", "--", "-.", ":")
+TEACHER = "the teacher's accuracy"
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "h")
+
+
+def draw(findings: ComparisonResult, path: Path) -> bool:
+    """One panel per label mode and budget; False, and no picture, where nothing was evaluated yet."""
+    groups = findings.groups()
+    modes, budgets = list(dict.fromkeys(mode for mode, _ in groups)), list(dict.fromkeys(count for _, count in groups))
+    rows = list(dict.fromkeys(outcome.cell.row for outcome in findings.outcomes))
+    if not any(_curves([outcome]) for outcome in findings.outcomes):
+        path.unlink(missing_ok=True)
+        return False
+    figure = Figure(figsize=(1.0 + 4.6 * len(modes), 0.9 + 3.4 * len(budgets)), layout="constrained")
+    grid: Any = figure.subplots(len(budgets), len(modes), squeeze=False, sharey=True)
+    for place, budget in enumerate(budgets):
+        for axes, mode in zip(grid[place], modes, strict=True):
+            _panel(axes, findings.rows(mode, budget), rows)
+            axes.set_title(f"{mode}, {count_text(budget)} queries", loc="left", fontsize=10)
+        grid[place, 0].set_ylabel("agreement with the teacher")
+    found = dict(pair for axes in grid.flat for pair in zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    labels = [label for label in (*rows, TEACHER) if label in found]
+    handles = [found[label] for label in labels]
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=min(3 * len(modes), len(labels)), frameon=False, fontsize=9
+    )
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=DOTS, facecolor="white")
+    return True
+
+
+def mean_and_band(curves: Sequence[Series]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Queries, and mean, least and greatest value of the curves there.
+
+    Where all of them have begun and none has ended: at every number of queries at which one was evaluated, the others
+    by linear interpolation.
+    """
+    first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    at_N = np.array(sorted({queries for curve in curves for queries, _ in curve if first <= queries <= last}))
+    values_SN = np.stack([_at(at_N, _last_of_each(curve)) for curve in curves])
+    return at_N, values_SN.mean(axis=0), values_SN.min(axis=0), values_SN.max(axis=0)
+
+
+def _at(at_N: NDArray[Any], curve: Series) -> NDArray[Any]:
+    queries, values = np.array(curve, dtype=float).T
+    found: NDArray[Any] = np.interp(at_N, queries, values)
+    return found
+
+
+def _last_of_each(curve: Series) -> Series:
+    """One value per number of queries, the last: after the budget has run out a student may be scored again."""
+    return [here for here, after in pairwise(curve) if here[0] != after[0]] + [curve[-1]]
+
+
+def _panel(axes: Axes, table: dict[str, list[Outcome]], rows: Sequence[str]) -> None:
+    for row, outcomes in table.items():
+        curves = _curves(outcomes)
+        if not curves:
+            continue
+        place = rows.index(row)
+        again = place // len(COLOURS)  # a colour that comes again has other dashes and another mark
+        colour = COLOURS[place % len(COLOURS)]
+        at_N, mean_N, low_N, high_N = mean_and_band(curves)
+        axes.fill_between(at_N, low_N, high_N, color=colour, alpha=0.15, linewidth=0)
+        axes.plot(
+            at_N,
+            mean_N,
+            label=row,
+            color=colour,
+            linestyle=DASHES[(place + again) % len(DASHES)],
+            linewidth=1.5,
+            marker=MARKS[(place + again) % len(MARKS)],
+            markersize=3.5,
+            markevery=max(1, len(at_N) // 8),
+        )
+    teacher = {outcome.figures.teacher_accuracy for each in table.values() for outcome in each if outcome.figures}
+    for accuracy in (value for value in teacher if value is not None):
+        axes.axhline(accuracy, color=GREY, linewidth=0.9, linestyle=":", label=TEACHER)
+    axes.set_ylim(0.0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
+    query_axis(axes, log_queries=False)
+
+
+def _curves(outcomes: Sequence[Outcome]) -> list[Series]:
+    return [outcome.figures.curve for outcome in outcomes if outcome.figures is not None and outcome.figures.curve]

@@ -1,0 +1,83 @@
+"""What a comparison consists of: its cells, each a complete job, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from dfme.config.settings import Job
+
+PAPER = "comparison.yaml"
+"""A comparison's own file of options, in its directory."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison. ``name`` is that of its directory too."""
+
+    row: str
+    mode: str
+    budget: int
+    seed: int
+    job: Job
+
+    @property
+    def name(self) -> str:
+        return f"{self.row}-{self.mode.replace(':', '_')}-{count_text(self.budget)}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class ComparisonPlan:
+    """A comparison before it begins, its ``cells`` in the order in which they run.
+
+    ``paper`` is its own file of options, with the flags that were given; ``command`` are the words that asked for it.
+    """
+
+    out: Path
+    student_steps: int
+    jobs: int
+    cells: tuple[Cell, ...]
+    paper: dict[str, Any]
+    command: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.out.resolve().name
+
+    def directory(self, cell: Cell) -> Path:
+        """The run directory of a cell."""
+        return self.out / "cells" / cell.name
+
+
+def cells_of(
+    jobs: Mapping[tuple[str, str], Job], seeds: Sequence[int], budgets: Sequence[int], out: Path
+) -> tuple[Cell, ...]:
+    """All cells of ``jobs``, one job per row and label mode, which may have any seed and budget.
+
+    The first seed of every row comes before the second of any: a table that is not finished is fair all the same.
+    """
+    rows, modes = (dict.fromkeys(pair[place] for pair in jobs) for place in (0, 1))
+    listed = product(seeds, budgets, modes, rows)
+    bare = [Cell(row, mode, budget, seed, jobs[row, mode]) for seed, budget, mode, row in listed]
+    return tuple(replace(cell, job=_placed(cell, out)) for cell in bare)
+
+
+def _placed(cell: Cell, out: Path) -> Job:
+    """The cell's job with its seed, its budget, its directory, and its place in wandb."""
+    config = cell.job.config
+    group = config.wandb.group or out.resolve().name
+    wandb = replace(config.wandb, group=group, name=config.wandb.name or cell.name)
+    directory = str(out / "cells" / cell.name)
+    placed = replace(config, seed=cell.seed, budget=cell.budget, out=directory, resume=False, wandb=wandb)
+    return replace(cell.job, config=placed)
+
+
+def count_text(images: int) -> str:
+    """A budget as people write it: 500, 20k, 2M."""
+    for size, letter in ((1_000_000, "M"), (1_000, "k")):
+        if images % size == 0:
+            return f"{images // size}{letter}"
+    return str(images)

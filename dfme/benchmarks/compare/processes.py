@@ -1,0 +1,118 @@
+"""Runs as processes of their own, a few side by side: started, waited for, and stopped politely."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from dfme.run.job import PROJECT
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.05
+GRACE_SECONDS = 20.0
+"""For a run that was told twice to stop; then it is killed. What it had paid for is in its journal."""
+
+LOG_END = 8_192
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_each(jobs: int) -> int:
+    """Threads of each of so many processes, so that together they fill the cores; what the user has set stays."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() else max(1, cores() // jobs)
+
+
+def start(words: Sequence[str], log: Path, threads: int) -> subprocess.Popen[bytes]:
+    """``python -m dfme words`` with all that it says at the end of ``log``.
+
+    In a session of its own: Ctrl-C reaches it only from us, once, and so it stops after the step in progress.
+    """
+    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
+    with log.open("ab") as file:
+        return subprocess.Popen(  # noqa: S603 (our own interpreter and program)
+            [sys.executable, "-m", "dfme", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+class WorkerPool(Generic[T]):
+    """At most ``jobs`` processes at once, one per task; ``begin`` starts a task's."""
+
+    def __init__(self, begin: Callable[[T], subprocess.Popen[bytes]], jobs: int) -> None:
+        self._begin, self._jobs = begin, jobs
+        self._running: list[tuple[T, subprocess.Popen[bytes]]] = []
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def run(self, tasks: Iterable[T], ended: Callable[[T, int], None], stopped: Callable[[], bool]) -> None:
+        """Run all tasks, or, once ``stopped``, those that run to the end of their step in progress.
+
+        ``ended`` hears each task's exit code, as it ends. An interruption on top of that stops them at once.
+        """
+        waiting, told = list(tasks), False
+        try:
+            while self._running or (waiting and not stopped()):
+                while waiting and len(self._running) < self._jobs and not stopped():
+                    task = waiting.pop(0)
+                    self._running.append((task, self._begin(task)))
+                if stopped() and not told:
+                    self._signal(signal.SIGINT)
+                    told = True
+                for task, code in self._reaped():
+                    ended(task, code)
+                time.sleep(POLL_SECONDS)
+        finally:
+            self._end()
+
+    def _reaped(self) -> list[tuple[T, int]]:
+        done = [(task, process.returncode) for task, process in self._running if process.poll() is not None]
+        self._running = [(task, process) for task, process in self._running if process.returncode is None]
+        return done
+
+    def _signal(self, number: signal.Signals) -> None:
+        for _, process in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    def _end(self) -> None:
+        """Leave no process behind, whatever happened."""
+        self._signal(signal.SIGINT)
+        deadline = time.monotonic() + GRACE_SECONDS
+        for _, process in self._running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._running = []
+
+
+def last_line(log: Path) -> str:
+    """The last thing a process said: of one of ours that failed, the reason."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_END))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1].removeprefix("dfme: ") if lines else ""

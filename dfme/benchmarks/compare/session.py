@@ -1,0 +1,182 @@
+"""A comparison from its plan to its files: what is finished is kept, the rest is run, and all of it is told."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Callable
+
+from dfme.benchmarks.compare.figures import read_figures
+from dfme.benchmarks.compare.fitness import not_applicable
+from dfme.benchmarks.compare.plan import PAPER, Cell, ComparisonPlan
+from dfme.benchmarks.compare.processes import WorkerPool, cores, last_line, start, threads_each
+from dfme.benchmarks.compare.table import ComparisonResult, Outcome, as_json, markdown, overview
+from dfme.config.yaml_files import dump_yaml
+from dfme.errors import DfmeError, UserError
+from dfme.files import replacing
+from dfme.report.summary_file import read_summary
+from dfme.run.directory import acquire_lock
+from dfme.run.interrupt import Interrupt
+from dfme.run.job import config_hash, document, resume_command
+
+REPORT, DATA, PICTURE = "comparison.md", "comparison.json", "comparison.png"
+
+Tell = Callable[[str], None]
+
+
+def compare(plan: ComparisonPlan, tell: Tell, show: Tell) -> int:
+    """Run what is left of the comparison; the exit code: 0, 1 if a cell failed, 130 if it was stopped.
+
+    ``tell`` hears a line as each cell ends, ``show`` the tables at the end. Report and data are written after every
+    cell, the curves at the end.
+
+    Raises:
+        UserError: for cells that cannot work, before any is started, or a directory in use.
+    """
+    reasons = not_applicable(plan.cells)
+    lock = _open(plan)
+    try:
+        with Interrupt(announce=True) as interrupt:
+            session = Session(plan, reasons, tell)
+            stopped = session.run(interrupt.requested)
+    except KeyboardInterrupt:
+        tell(_again(plan))
+        raise
+    finally:
+        os.close(lock)
+    session.draw()
+    show(session.result())
+    if stopped:
+        tell(_again(plan))
+        return 130
+    return 1 if session.failed else 0
+
+
+def _again(plan: ComparisonPlan) -> str:
+    return f"stopped; all that was paid is kept; go on with:\n  {resume_command(plan.out, 'compare')}"
+
+
+def _open(plan: ComparisonPlan) -> int:
+    """The comparison's directory, made and locked, with its own file of options in it. UserError where it cannot be."""
+    try:
+        (plan.out / "cells").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {plan.out}: cannot create the directory: {error.strerror}") from error
+    lock = acquire_lock(plan.out)
+    with replacing(plan.out / PAPER) as file:
+        file.write(dump_yaml(plan.paper).encode())
+    return lock
+
+
+class Session:
+    """The outcomes of a comparison's cells as they come in. ``reasons`` are those of cells that are not run."""
+
+    def __init__(self, plan: ComparisonPlan, reasons: dict[tuple[str, str], str], tell: Tell) -> None:
+        self._plan, self._tell = plan, tell
+        self._threads = threads_each(plan.jobs)
+        self._pool: WorkerPool[Cell] = WorkerPool(self._begin, plan.jobs)
+        self._outcomes = {cell.name: self._before(cell, reasons.get((cell.row, cell.mode))) for cell in plan.cells}
+
+    @property
+    def failed(self) -> bool:
+        return any(outcome.state == "failed" for outcome in self._outcomes.values())
+
+    def run(self, stopped: Callable[[], bool]) -> bool:
+        """Run every cell that waits; whether it was stopped before the last had finished."""
+        waiting = [cell for cell in self._plan.cells if self._outcomes[cell.name].state == "waiting"]
+        if kept := sum(outcome.state == "finished" for outcome in self._outcomes.values()):
+            self._tell(f"{kept} cells were finished before and are kept")
+        self._write()
+        self._pool.run(waiting, lambda cell, code: self._ended(cell, code, stopped()), stopped)
+        return any(outcome.state == "waiting" for outcome in self._outcomes.values())
+
+    def draw(self) -> None:
+        """Draw the curves of all that is finished."""
+        from dfme.benchmarks.compare.picture import draw
+
+        draw(self._findings(), self._plan.out / PICTURE)
+
+    def result(self) -> str:
+        """The tables, and where everything lies."""
+        files = [self._plan.out / name for name in (REPORT, DATA, PICTURE)]
+        return f"{overview(self._findings())}\n\n" + "\n".join(str(file) for file in files if file.exists())
+
+    def _before(self, cell: Cell, reason: str | None) -> Outcome:
+        """What is known of a cell before anything runs: it may be finished by an earlier call."""
+        if reason is not None:
+            return Outcome(cell, "not applicable", reason)
+        directory, waiting = self._plan.directory(cell), Outcome(cell, "waiting")
+        try:
+            summary = read_summary(directory / "summary.json")
+            known = summary is not None and summary.get("config_hash") == config_hash(cell.job)
+            if summary is None or not known or summary["budget"] < cell.budget:
+                return waiting
+            return Outcome(cell, "finished", figures=read_figures(directory))
+        except DfmeError:  # damaged: the run itself says what, or writes it again
+            return waiting
+
+    def _begin(self, cell: Cell) -> subprocess.Popen[bytes]:
+        """Start a cell's run, or go on with it."""
+        directory = self._plan.directory(cell)
+        recipe, log = directory.with_name(f"{cell.name}.yaml"), directory.with_name(f"{cell.name}.log")
+        with replacing(recipe) as file:
+            file.write(dump_yaml(document(cell.job)).encode())
+        again = ["--resume"] if (directory / "config.yaml").is_file() else []
+        return start(["extract", "--config", str(recipe), "--out", str(directory), *again], log, self._threads)
+
+    def _ended(self, cell: Cell, code: int, stopping: bool) -> None:
+        """Take up what a cell's process has left, and say so."""
+        outcome = self._after(cell, code, stopping)
+        self._outcomes[cell.name] = outcome
+        self._tell(self._progress(outcome))
+        self._write()
+
+    def _after(self, cell: Cell, code: int, stopping: bool) -> Outcome:
+        directory = self._plan.directory(cell)
+        if code == 0:
+            try:
+                return Outcome(cell, "finished", figures=read_figures(directory))
+            except DfmeError as error:
+                return Outcome(cell, "failed", str(error))
+        if stopping:
+            return Outcome(cell, "waiting")
+        log = directory.with_name(f"{cell.name}.log")
+        signalled = f"killed by signal {-code}; " if code < 0 else ""
+        return Outcome(cell, "failed", f"{signalled}{last_line(log)} ({log})")
+
+    def _progress(self, outcome: Outcome) -> str:
+        states = [each.state for each in self._outcomes.values()]
+        done = len(states) - states.count("waiting")
+        left = f"{self._pool.running} running, {states.count('waiting') - self._pool.running} to go"
+        return f"[{done}/{len(states)}] {outcome.cell.name}: {_told(outcome)}; {left}"
+
+    def _findings(self) -> ComparisonResult:
+        made_with = dict.fromkeys(each.figures.made_with for each in self._outcomes.values() if each.figures)
+        seeds = dict.fromkeys(str(cell.seed) for cell in self._plan.cells)
+        beside = f"{self._plan.jobs} runs at once, of {self._threads} threads each"
+        facts = {
+            "command": shlex.join(self._plan.command),
+            "seeds": ", ".join(seeds),
+            "student steps": f"{self._plan.student_steps:,} of each student",
+            "machine": f"{cores()} cores ({platform.machine()}), {beside}",
+            "made with": "; ".join(made_with) or "nothing yet",
+        }
+        return ComparisonResult(f"Comparison {self._plan.name}", facts, tuple(self._outcomes.values()))
+
+    def _write(self) -> None:
+        findings = self._findings()
+        for name, text in ((REPORT, markdown(findings)), (DATA, as_json(findings))):
+            with replacing(self._plan.out / name) as file:
+                file.write(text.encode())
+
+
+def _told(outcome: Outcome) -> str:
+    """One cell's outcome in a line."""
+    if outcome.figures is None:
+        return {"waiting": "stopped and kept", "failed": f"FAILED: {outcome.reason}"}[outcome.state]
+    found = outcome.figures
+    shares = {"agreement": found.agreement, "accuracy": found.accuracy}
+    known = [f"{name} {value:.2%}" for name, value in shares.items() if value is not None]
+    return ", ".join([*known, f"{found.seconds:,.1f} s"])

@@ -1,0 +1,204 @@
+"""A comparison as text: a table per label mode and budget, every seed's own figures, and all of it as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dfme.benchmarks.compare.figures import LOST, OF_THE_TEACHER, Figures
+from dfme.benchmarks.compare.plan import Cell, count_text
+from dfme.benchmarks.compare.spread import Reached, reached, spread
+from dfme.report.facts import LEVELS
+from dfme.report.markdown import table
+
+LEGEND = f"""\
+Figures are means +- standard deviations (n - 1) over seeds, of the student that each run delivered at the end, on the
+evaluation set; `vote` is the soft vote of all students of a run that has several. Queries are images charged until the
+first evaluation with at least that agreement, or with {OF_THE_TEACHER:.0%} of the teacher's accuracy (`teacher`);
+"2 of 3: 9,000" says how many seeds got there, and the median over all, one that did not get there counting as more
+than any number. A run has `collapsed` whose last agreement is below {LOST:.0%} of its own best on the way, or at most
+2/K (of K classes; with fewer than ten, ten points above chance). `steps` are the optimiser steps of each student;
+`seconds` are those of a run among all that ran beside it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has become of a cell: ``state`` is finished (and has ``figures``), failed, waiting or not applicable."""
+
+    cell: Cell
+    state: str
+    reason: str = ""
+    figures: Figures | None = None
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """All that is known of a comparison so far; ``facts`` say of what, how and where."""
+
+    title: str
+    facts: dict[str, str]
+    outcomes: tuple[Outcome, ...]
+
+    def groups(self) -> list[tuple[str, int]]:
+        """The label modes and budgets that have a table each."""
+        return list(dict.fromkeys((each.cell.mode, each.cell.budget) for each in self.outcomes))
+
+    def rows(self, mode: str, budget: int) -> dict[str, list[Outcome]]:
+        """The outcomes of one table by row, in order."""
+        rows: dict[str, list[Outcome]] = {}
+        for each in self.outcomes:
+            if (each.cell.mode, each.cell.budget) == (mode, budget):
+                rows.setdefault(each.cell.row, []).append(each)
+        return rows
+
+
+HEADS = (
+    *("row", "seeds", "accuracy %", "agreement %", "KL", "vote accuracy %", "vote agreement %"),
+    *(f"to {level:.0%}" for level in LEVELS),
+    *("to teacher", "collapsed", "seconds", "steps"),
+)
+
+
+def overview(findings: ComparisonResult) -> str:
+    """The tables, one per label mode and budget, and what is not in them."""
+    parts = []
+    for mode, budget in findings.groups():
+        lines = [_line(row, outcomes) for row, outcomes in findings.rows(mode, budget).items()]
+        parts.append(f"### {mode}, {count_text(budget)} queries\n\n{table(HEADS, lines)}")
+    return "\n\n".join([*parts, *_left_out(findings)])
+
+
+def markdown(findings: ComparisonResult) -> str:
+    """The whole report."""
+    facts = "\n".join(f"- {name}: {value}" for name, value in findings.facts.items())
+    parts = [f"# {findings.title}", facts, overview(findings), LEGEND, "## Each seed"]
+    for mode, budget in findings.groups():
+        each = [outcome for outcomes in findings.rows(mode, budget).values() for outcome in outcomes]
+        lines = [_seed_line(one.cell, one.figures) for one in each if one.figures is not None]
+        if lines:
+            heads = (HEADS[0], "seed", *HEADS[2:])
+            parts.append(f"### {mode}, {count_text(budget)} queries\n\n{table(heads, lines)}")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def as_json(findings: ComparisonResult) -> str:
+    """Facts, every row of every table with its spreads, and every cell with its figures."""
+    content = {
+        "title": findings.title,
+        "facts": findings.facts,
+        "tables": [
+            {
+                "label_mode": mode,
+                "budget": budget,
+                "rows": [_row_json(*row) for row in findings.rows(mode, budget).items()],
+            }
+            for mode, budget in findings.groups()
+        ],
+        "cells": [_cell_json(outcome) for outcome in findings.outcomes],
+    }
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def _line(row: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    """One row of a table, over the seeds that are finished."""
+    done = _done(outcomes)
+    if not done:
+        return (row, _seeds(outcomes), *("",) * (len(HEADS) - 2))
+    shares = [_percent(done, name) for name in ("accuracy", "agreement")]
+    votes = [_percent(done, name) for name in ("vote_accuracy", "vote_agreement")]
+    collapsed = [figures.collapsed for figures in done if figures.collapsed is not None]
+    return (
+        *(row, _seeds(outcomes), *shares, _spread(done, "kl", "{:.4f}"), *votes),
+        *_queries(done),
+        f"{sum(collapsed)} of {len(collapsed)}" if collapsed else "-",
+        *(_spread(done, "seconds", "{:,.1f}"), _steps(done)),
+    )
+
+
+def _seed_line(cell: Cell, figures: Figures) -> tuple[str, ...]:
+    line = list(_line(cell.row, [Outcome(cell, "finished", figures=figures)]))
+    line[HEADS.index("seeds")] = str(cell.seed)
+    line[HEADS.index("collapsed")] = {True: "yes", False: "no", None: "-"}[figures.collapsed]
+    return tuple(line)
+
+
+def _row_json(row: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    done = _done(outcomes)
+    named = ("accuracy", "agreement", "kl", "vote_accuracy", "vote_agreement", "teacher_accuracy", "seconds")
+    spreads = {name: spread([getattr(each, name) for each in done]) for name in (*named, "student_steps")}
+    collapsed = [figures.collapsed for figures in done if figures.collapsed is not None]
+    return {
+        "row": row,
+        "seeds": [outcome.cell.seed for outcome in outcomes if outcome.figures is not None],
+        "missing": {str(one.cell.seed): one.reason or one.state for one in outcomes if one.figures is None},
+        **{name: None if found is None else asdict(found) for name, found in spreads.items()},
+        "queries_to": {name: asdict(found) for name, found in _reached(done).items()},
+        "collapse_rate": sum(collapsed) / len(collapsed) if collapsed else None,
+    }
+
+
+def _cell_json(outcome: Outcome) -> dict[str, Any]:
+    cell = outcome.cell
+    named = {"row": cell.row, "label_mode": cell.mode, "budget": cell.budget, "seed": cell.seed}
+    figures = None if outcome.figures is None else asdict(outcome.figures)
+    return {**named, "run": f"cells/{cell.name}", "state": outcome.state, "reason": outcome.reason, "figures": figures}
+
+
+def _done(outcomes: Iterable[Outcome]) -> list[Figures]:
+    return [outcome.figures for outcome in outcomes if outcome.figures is not None]
+
+
+def _seeds(outcomes: Sequence[Outcome]) -> str:
+    """How many seeds the figures are of, or why there are none."""
+    states = {outcome.state for outcome in outcomes}
+    if len(states) == 1 and "finished" not in states:
+        return states.pop()
+    done = sum(outcome.state == "finished" for outcome in outcomes)
+    return str(done) if done == len(outcomes) else f"{done} of {len(outcomes)}"
+
+
+def _spread(done: Sequence[Figures], name: str, form: str) -> str:
+    found = spread([getattr(figures, name) for figures in done])
+    return "-" if found is None else found.text(form)
+
+
+def _percent(done: Sequence[Figures], name: str) -> str:
+    values = [getattr(figures, name) for figures in done]
+    found = spread([None if value is None else 100 * value for value in values])
+    return "-" if found is None else found.text("{:.2f}")
+
+
+def _reached(done: Sequence[Figures]) -> dict[str, Reached]:
+    levels = {f"{level:g}": reached([figures.queries_to[level] for figures in done]) for level in LEVELS}
+    return levels | {"teacher": reached([figures.queries_to_teacher for figures in done])}
+
+
+def _queries(done: Sequence[Figures]) -> list[str]:
+    """What each level cost; where nothing could be counted, no level was missed either."""
+    levels = {name: str(found) for name, found in _reached(done).items()}
+    if all(not figures.curve for figures in done):
+        return ["-"] * len(levels)
+    if all(figures.teacher_accuracy is None for figures in done):
+        levels["teacher"] = "-"
+    return list(levels.values())
+
+
+def _steps(done: Sequence[Figures]) -> str:
+    """The steps of each student, and how many there are if more than one."""
+    steps = _spread(done, "student_steps", "{:,.0f}").removesuffix(" +- 0")
+    students = max(figures.students for figures in done)
+    return steps if students == 1 else f"{students} x {steps}"
+
+
+def _left_out(findings: ComparisonResult) -> list[str]:
+    """Cells that failed or were never to be run, with the reason."""
+    failed = [f"- failed: `{each.cell.name}`: {each.reason}" for each in findings.outcomes if each.state == "failed"]
+    never = dict.fromkeys(
+        f"- not applicable: `{each.cell.row}` with {each.cell.mode}: {each.reason}"
+        for each in findings.outcomes
+        if each.state == "not applicable"
+    )
+    lines = [*failed, *never]
+    return ["\n".join(lines)] if lines else []

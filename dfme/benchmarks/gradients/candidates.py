@@ -1,0 +1,101 @@
+"""The estimators under test, by name. No torch: the command line reads the names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dfme.benchmarks.gradients.conditions import Condition, Fact
+from dfme.config.settings import EstimatorConfig as Config
+from dfme.config.settings import ObjectiveName
+
+PUBLISHED = "sphere"
+"""The row that all others are compared with: DFME's own estimator."""
+
+LIMIT = "limit"
+"""The row of what more queries tend to: the gradient, by autograd, of the loss on the answers as they are rounded."""
+
+LIMITS = (LIMIT, f"{LIMIT}_l1", f"{LIMIT}_kl")
+"""That row for the student's own loss, and for another objective where a row has one."""
+
+
+def loss_of(objective: ObjectiveName, own: str) -> str:
+    """The loss behind an objective's name; ``own``: the student's."""
+    return own if objective == "student" else objective
+
+
+def limit_of(loss: str, own: str) -> str:
+    """The name of the row of what more queries tend to with this loss."""
+    return LIMIT if loss == own else f"{LIMIT}_{loss}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One row of the table.
+
+    ``where``: facts that a condition must have for the row to say something under it; none: anywhere. ``reuse``:
+    the answer at the point itself is paid for by the student, whose first batch it is (``method.reuse``), so it is
+    not among the queries of the estimate. ``drawn``: has its place in the picture.
+    """
+
+    config: Config
+    where: tuple[Fact, ...] = ()
+    reuse: bool = False
+    drawn: bool = False
+
+    def fits(self, condition: Condition) -> bool:
+        """Whether the row belongs under the condition."""
+        return condition.facts.issuperset(self.where)
+
+
+_EXACT: tuple[Fact, ...] = ("exact",)
+_COARSE: tuple[Fact, ...] = ("inexact", "unrounded")
+_LATTICE: tuple[Fact, ...] = ("lattice", "unrounded")
+
+CANDIDATES: dict[str, Candidate] = {
+    "sphere": Candidate(Config(), drawn=True),
+    # What makes more of a query, where nothing is lost. Two queries an image:
+    "sphere_central": Candidate(Config(form="central"), _EXACT),
+    "sphere_reused": Candidate(Config(directions=2), _EXACT, reuse=True),
+    "dct": Candidate(Config(direction="dct"), _EXACT, drawn=True),
+    "dct_06": Candidate(Config(direction="dct", frequencies=0.06), _EXACT),
+    "dct_reused": Candidate(Config(direction="dct", directions=2), _EXACT, reuse=True),
+    "range": Candidate(Config(direction="range"), _EXACT, drawn=True),
+    "range_reused": Candidate(Config(direction="range", directions=2), _EXACT, reuse=True),
+    "student_prior": Candidate(Config(kind="prior_guided", prior="student"), _EXACT, drawn=True),
+    "neighbour_prior": Candidate(Config(kind="prior_guided", prior="neighbours", space="image"), _EXACT, drawn=True),
+    "exact_student": Candidate(Config(kind="exact_student", control=0.0), _EXACT),
+    "exact_student_auto": Candidate(Config(kind="exact_student", control="auto"), _EXACT),
+    # Ten queries an image:
+    "sphere_9": Candidate(Config(directions=9), _EXACT),
+    "orthogonal_9": Candidate(Config(directions=9, direction="orthogonal"), _EXACT),
+    "dct_9": Candidate(Config(direction="dct", directions=9), _EXACT),
+    "range_9": Candidate(Config(direction="range", directions=9), _EXACT),
+    "student_prior_9": Candidate(Config(kind="prior_guided", prior="student", directions=9), _EXACT),
+    # What survives a loss of precision: a longer step, whole levels, an objective that hidden answers spare.
+    "sphere_step_0.1": Candidate(Config(step=0.1), ("inexact",), drawn=True),
+    "dct_step_0.1": Candidate(Config(direction="dct", step=0.1), _COARSE, drawn=True),
+    "dct_step_0.1_reused": Candidate(Config(direction="dct", step=0.1, directions=2), _COARSE, reuse=True),
+    "range_step_0.1": Candidate(Config(direction="range", step=0.1), _COARSE, drawn=True),
+    "range_step_0.1_reused": Candidate(Config(direction="range", step=0.1, directions=2), _COARSE, reuse=True),
+    "lattice": Candidate(Config(space="lattice", step=1.0), ("lattice",)),
+    "lattice_dct": Candidate(Config(space="lattice", step=1.0, direction="dct"), ("lattice",), drawn=True),
+    "lattice_dct_reused": Candidate(
+        Config(space="lattice", step=1.0, direction="dct", directions=2), _LATTICE, reuse=True
+    ),
+    "lattice_range": Candidate(Config(space="lattice", step=1.0, direction="range"), _LATTICE, drawn=True),
+    "lattice_range_reused": Candidate(
+        Config(space="lattice", step=1.0, direction="range", directions=2), _LATTICE, reuse=True
+    ),
+    "lattice_student_prior": Candidate(
+        Config(kind="prior_guided", prior="student", space="lattice", step=1.0), _LATTICE, drawn=True
+    ),
+    "lattice_neighbour_prior": Candidate(
+        Config(kind="prior_guided", prior="neighbours", space="lattice", step=1.0), _LATTICE, drawn=True
+    ),
+    "sphere_kl": Candidate(Config(objective="kl"), ("rounded",)),
+    "dct_kl": Candidate(Config(objective="kl", direction="dct", step=0.1), ("rounded",), drawn=True),
+    "lattice_dct_kl": Candidate(
+        Config(objective="kl", space="lattice", step=1.0, direction="dct"), ("lattice", "rounded"), drawn=True
+    ),
+    "auto": Candidate(Config(kind="auto", step="auto"), drawn=True),
+}

@@ -1,0 +1,229 @@
+"""Estimates beside the truth, under one condition: direction, scale, queries and time of every candidate."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfme.benchmarks.gradients.arithmetic import Within
+from dfme.benchmarks.gradients.candidates import Candidate, limit_of, loss_of
+from dfme.benchmarks.gradients.conditions import Condition
+from dfme.benchmarks.gradients.stages import Stage
+from dfme.benchmarks.gradients.truth import Truth, limit_gradient, true_gradients, weights_gradient
+from dfme.benchmarks.gradients.white_box import WhiteBox
+from dfme.config.settings import EstimatorConfig, ObjectiveName
+from dfme.estimators.build import make_estimator
+from dfme.estimators.preflight import choose, needs_preflight, probe
+from dfme.methods.disagreement import Disagreement
+from dfme.methods.estimated import REMEMBERED
+from dfme.oracle.ledger import Ledger
+from dfme.oracle.oracle import Oracle
+from dfme.randomness import Streams
+from dfme.run.components import CHUNK
+from dfme.spec import LabelMode
+from dfme.students.losses import make_distance
+
+UNLIMITED = 2**62
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured, and with which loss between student and teacher; not auto."""
+
+    batches: int
+    batch_size: int
+    seed: int
+    loss: str = "l1"
+
+
+@dataclass(frozen=True)
+class GradientRow:
+    """One estimator under one condition at one stage; means over batches, ``_sd`` their standard deviation.
+
+    ``objective``: the loss that the row is the gradient of, and whose truth it is compared with. ``cosine``: to the
+    truth at the generator's output, mean over the images. ``scale``: <estimate, truth> / <truth, truth> over the
+    batch, 1 without bias along the truth. ``weights_cosine``: of the generator's weight gradient. ``sum_cosine``: of
+    that gradient summed over all batches, what an optimiser that averages sees: noise leaves it, bias stays.
+    ``queries``: images the meter counted, per image of the batch. ``settings``: what was estimated with, choices of
+    auto included. A row ``limit`` is no estimator: see ``limit_gradient``.
+    """
+
+    share: float
+    condition: str
+    estimator: str
+    objective: str
+    queries: float
+    cosine: float
+    cosine_sd: float
+    scale: float
+    scale_sd: float
+    weights_cosine: float
+    weights_cosine_sd: float
+    sum_cosine: float
+    milliseconds: float
+    settings: dict[str, Any]
+
+
+@dataclass
+class _Tally:
+    """One row's figures so far, a list entry per batch. ``make`` gives the gradient of ``loss`` at a batch."""
+
+    loss: str
+    make: Callable[[Truth, torch.Generator], Tensor]
+    settings: dict[str, Any]
+    reuse: bool = False
+    figures: dict[str, list[float]] = field(default_factory=dict)
+    weights_P: Tensor | None = None
+
+    def add(self, weights_P: Tensor, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self.figures.setdefault(name, []).append(value)
+        self.weights_P = weights_P if self.weights_P is None else self.weights_P + weights_P
+
+
+class Setting:
+    """Student and teacher under one condition, with a meter that never refuses."""
+
+    def __init__(self, box: WhiteBox, stage: Stage, condition: Condition, sizes: Sizes) -> None:
+        self.stage = stage
+        mode = LabelMode.parse(condition.mode)
+        self.oracle = Oracle(box.as_seen(condition.levels, mode, condition.arithmetic), Ledger(UNLIMITED))
+        self.net = Within(stage.student, condition.arithmetic, box.device).eval()
+        self.disagreement = Disagreement(self.oracle, self.net, make_distance(sizes.loss, mode))
+        self.streams = Streams(sizes.seed, box.device)
+        self.remembered = self._remember(sizes.batch_size)
+
+    @property
+    def queries(self) -> int:
+        """Images asked for estimates so far."""
+        return self.oracle.ledger.spent_by_purpose["generator"]
+
+    def resolve(self, config: EstimatorConfig, reuse: bool) -> EstimatorConfig:
+        """The settings with what the pre-flight probe chooses where they leave it open."""
+        if not needs_preflight(config):
+            return config
+        finding = probe(
+            self.oracle,
+            self.stage.generator,
+            lambda objective: self.disagreement.by(objective).value,
+            config,
+            self.streams["check"],
+            net=self.net,
+        )
+        return choose(config, finding, self.oracle.spec, reuse)
+
+    @torch.no_grad()
+    def _remember(self, batch_size: int) -> tuple[Tensor, Tensor]:
+        """As many answers as a method keeps for estimates to look at."""
+        generator, batches = self.stage.generator, []
+        for _ in range(REMEMBERED):
+            u_BCHW = generator(generator.draw(batch_size, self.streams["remembered"]))
+            batches.append(self.oracle.spec.quantise(generator.squash(u_BCHW)))
+        images_NCHW = torch.cat(batches)
+        return images_NCHW, self.oracle(images_NCHW, "student")
+
+
+def measure(
+    box: WhiteBox, stage: Stage, name: str, condition: Condition, candidates: Mapping[str, Candidate], sizes: Sizes
+) -> list[GradientRow]:
+    """Every candidate that fits the condition, at the same points with the same random draws, then the limits."""
+    setting = Setting(box, stage, condition, sizes)
+    tallies = {key: _candidate(setting, each, sizes) for key, each in candidates.items() if each.fits(condition)}
+    objectives: dict[str, ObjectiveName] = {tally.loss: tally.settings["objective"] for tally in tallies.values()}
+    tallies |= {limit_of(loss, sizes.loss): _limit(setting, box, loss, by) for loss, by in objectives.items()}
+    totals: dict[str, Tensor] = {}
+    for truths, number in _truths(box, stage, sizes, objectives):
+        for loss, truth in truths.items():
+            totals[loss] = totals[loss] + truth.weights_P if loss in totals else truth.weights_P
+        for tally in tallies.values():
+            rng = Streams(sizes.seed, box.device)[f"directions/{number}"]
+            _observe(setting, tally, truths[tally.loss], rng, box.device)
+    return [_row(tally, totals[tally.loss], stage.share, name, key) for key, tally in tallies.items()]
+
+
+def _truths(box: WhiteBox, stage: Stage, sizes: Sizes, losses: Iterable[str]) -> Iterator[tuple[dict[str, Truth], int]]:
+    """The batches and their truths: the same for every condition, made anew to hold one graph at a time."""
+    distances = {loss: make_distance(loss, LabelMode("logits")) for loss in losses}
+    latents = Streams(sizes.seed, box.device)["latent"]
+    for number in range(sizes.batches if distances else 0):
+        yield true_gradients(box, stage, distances, sizes.batch_size, latents), number
+
+
+def _candidate(setting: Setting, candidate: Candidate, sizes: Sizes) -> _Tally:
+    settings = setting.resolve(candidate.config, candidate.reuse)
+    generator, disagreement = setting.stage.generator, setting.disagreement.by(settings.objective)
+    estimator = make_estimator(settings, setting.oracle.spec, generator.squash, CHUNK, sizes.seed)
+
+    def make(truth: Truth, rng: torch.Generator) -> Tensor:
+        objective = disagreement.objective(truth.features_BFHW, setting.remembered)
+        return estimator.estimate(objective, truth.gen_op.detach(), rng).grad_BCHW
+
+    return _Tally(loss_of(settings.objective, sizes.loss), make, asdict(settings), candidate.reuse)
+
+
+def _limit(setting: Setting, box: WhiteBox, loss: str, objective: ObjectiveName) -> _Tally:
+    generator, spec, value = setting.stage.generator, setting.oracle.spec, setting.disagreement.by(objective).value
+    ask = partial(setting.oracle, purpose="evaluation")
+    return _Tally(loss, lambda truth, _: limit_gradient(box, generator, truth.gen_op, spec, ask, value), {})
+
+
+def _observe(setting: Setting, tally: _Tally, truth: Truth, rng: torch.Generator, device: torch.device) -> None:
+    """One gradient of one row, and how it compares."""
+    batch, asked = len(truth.gen_op), setting.queries
+    started = _clock(device)
+    grad_BCHW = tally.make(truth, rng)
+    seconds = _clock(device) - started
+    paid = setting.queries - asked - (batch if tally.reuse else 0)
+    weights_P = weights_gradient(setting.stage.generator, truth.gen_op, grad_BCHW)
+    cosine_B = _cosine(grad_BCHW.flatten(1), truth.grad_BCHW.flatten(1))
+    along, whole = (grad_BCHW.double() * truth.grad_BCHW).sum(), truth.grad_BCHW.double().square().sum()
+    figures = {
+        "queries": paid / batch,
+        "cosine": float(cosine_B.mean()),
+        "scale": float(along / whole),
+        "weights_cosine": float(_cosine(weights_P, truth.weights_P)),
+        "milliseconds": 1e3 * seconds,
+    }
+    tally.add(weights_P, figures)
+
+
+def _row(tally: _Tally, total_P: Tensor, share: float, condition: str, estimator: str) -> GradientRow:
+    figures = tally.figures
+    assert tally.weights_P is not None, "there is at least one batch"
+    return GradientRow(
+        share=share,
+        condition=condition,
+        estimator=estimator,
+        objective=tally.loss,
+        queries=statistics.fmean(figures["queries"]),
+        cosine=statistics.fmean(figures["cosine"]),
+        cosine_sd=statistics.stdev(figures["cosine"]),
+        scale=statistics.fmean(figures["scale"]),
+        scale_sd=statistics.stdev(figures["scale"]),
+        weights_cosine=statistics.fmean(figures["weights_cosine"]),
+        weights_cosine_sd=statistics.stdev(figures["weights_cosine"]),
+        sum_cosine=float(_cosine(tally.weights_P, total_P)),
+        milliseconds=statistics.median(figures["milliseconds"]),
+        settings=tally.settings,
+    )
+
+
+def _cosine(left: Tensor, right: Tensor) -> Tensor:
+    """Cosine along the last axis, in double precision; 0 where one of the two is zero."""
+    left, right = left.double(), right.double()
+    norms = left.square().sum(-1).sqrt() * right.square().sum(-1).sqrt()
+    return (left * right).sum(-1) / norms.clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def _clock(device: torch.device) -> float:
+    """Seconds, once the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,129 @@
+"""One comparison from the white box to the files: train, stop, measure, tell, keep."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from dfme import __version__
+from dfme.benchmarks.gradients.candidates import CANDIDATES
+from dfme.benchmarks.gradients.conditions import CONDITIONS, Condition
+from dfme.benchmarks.gradients.measure import Sizes, measure
+from dfme.benchmarks.gradients.options import EVERYTHING, GradientsConfig
+from dfme.benchmarks.gradients.stages import stages
+from dfme.benchmarks.gradients.synthetic_course import synthetic_section
+from dfme.benchmarks.gradients.table import WHITE_BOX, GradientsResult, StageFacts, as_json, details, markdown, overview
+from dfme.benchmarks.gradients.white_box import WhiteBox
+from dfme.compute import within_memory
+from dfme.config.settings import Job
+from dfme.errors import UserError
+from dfme.files import replacing
+from dfme.run.directory import RunDirectory
+from dfme.spec import LabelMode
+from dfme.students.losses import AUTO_LOSS, FITTING_LOSSES
+
+FILES = ("gradients.md", "gradients.json", "gradients.png")
+
+
+T = TypeVar("T")
+
+
+def compare_gradients(box: WhiteBox, job: Job, config: GradientsConfig, tell: Callable[[str], None]) -> Path:
+    """Measure every estimator under every condition at every stage; the directory of table, JSON and picture.
+
+    What is done is told as it comes, beginning with the line that says whose gradients are looked at, and kept
+    stage by stage. Global random state is as it was afterwards.
+
+    Raises:
+        UserError: a condition that this machine or teacher does not have, or a directory that cannot be written.
+    """
+    tell(WHITE_BOX)
+    loss = AUTO_LOSS["probabilities"] if config.student.loss == "auto" else config.student.loss
+    sizes = Sizes(config.batches, config.batch_size, config.seed, loss)
+    conditions = _conditions(config, box, loss)
+    candidates = _named(CANDIDATES, config.estimators)
+    out = _directory(config, job)
+    findings = GradientsResult(_facts(job, config, box), box.spec.numel, [], [], [])
+    gpus = [box.device] if box.device.type == "cuda" else []
+    with within_memory(box.device, "--batch-size or --method.batch-size"), torch.random.fork_rng(gpus):
+        for stage in stages(box, job, config.stages):
+            facts = StageFacts(stage.share, stage.queries, stage.agreement)
+            findings.stages.append(facts)
+            for name, condition in conditions.items():
+                rows = measure(box, stage, name, condition, candidates, sizes)
+                findings.rows.extend(rows)
+                if rows:
+                    tell(f"\n{details(facts, name, rows)}")
+            _write(findings, out)
+        if job.estimator.kind == "synthetic":
+            findings.sections.append(synthetic_section(box, job, sizes, out))
+            tell("\n### {}\n\n{}".format(*findings.sections[-1]))
+            _write(findings, out)
+    tell(f"\n{overview(findings)}\n\n{', '.join(str(out / name) for name in FILES)}")
+    return out
+
+
+def _named(known: Mapping[str, T], names: tuple[str, ...]) -> dict[str, T]:
+    """The entries of these names, in the order known."""
+    return {name: each for name, each in known.items() if name in names or EVERYTHING[0] in names}
+
+
+def _conditions(config: GradientsConfig, box: WhiteBox, loss: str) -> dict[str, Condition]:
+    """Those asked for; of all, those that there can be here."""
+    lacking = {name: reason for name, each in CONDITIONS.items() if (reason := _lacking(each, box, loss))}
+    for name in config.conditions:
+        if name in lacking:
+            raise UserError(f"--conditions {name}: {lacking[name]}; leave it out")
+    return {name: each for name, each in _named(CONDITIONS, config.conditions).items() if name not in lacking}
+
+
+def _lacking(condition: Condition, box: WhiteBox, loss: str) -> str:
+    """Why there can be no such condition here; empty if there can."""
+    mode = LabelMode.parse(condition.mode)
+    if condition.arithmetic == "tf32" and box.device.type != "cuda":
+        return f"expected a CUDA device, which alone has TF32, got {box.device}"
+    if mode.k is not None and mode.k >= box.num_classes:
+        return f"expected more than {mode.k} classes, got {box.num_classes}"
+    if loss not in FITTING_LOSSES[mode.kind]:
+        return f"expected a loss among {', '.join(FITTING_LOSSES[mode.kind])}, got --student.loss {loss}"
+    return ""
+
+
+def _directory(config: GradientsConfig, job: Job) -> Path:
+    """The directory for the files, made."""
+    dataset = job.config.evaluation.dataset
+    subject = "run" if dataset == "none" else Path(dataset).name
+    free = RunDirectory.free_name(Path("runs") / f"{subject}-gradients-seed{config.seed}")
+    path = Path(config.out) if config.out else free
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {path}: cannot make the directory: {error.strerror}; choose another") from error
+    return path
+
+
+def _facts(job: Job, config: GradientsConfig, box: WhiteBox) -> dict[str, str]:
+    """On what, how much and where was measured."""
+    machine = torch.cuda.get_device_name(box.device) if box.device.type == "cuda" else f"{platform.machine()} CPU"
+    teacher = job.teacher_options.get("checkpoint", job.teacher.kind)
+    shape = "x".join(map(str, box.spec.shape))
+    return {
+        "teacher": f"{Path(str(teacher)).name}, {box.num_classes} classes, images {shape}",
+        "students": f"by the method {job.method} with a budget of {int(job.config.budget):,}, seed {config.seed}",
+        "measured": f"{config.batches} batches of {config.batch_size} images",
+        "machine": f"{machine}, {torch.get_num_threads()} threads, torch {torch.__version__}, dfme {__version__}",
+    }
+
+
+def _write(findings: GradientsResult, out: Path) -> None:
+    """The three files, whole or not at all."""
+    from dfme.benchmarks.gradients.picture import draw
+
+    for name, text in zip(FILES, (markdown(findings), as_json(findings)), strict=False):
+        with replacing(out / name) as file:
+            file.write(text.encode())
+    draw(findings, out / FILES[-1])

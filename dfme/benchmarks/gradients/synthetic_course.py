@@ -1,0 +1,174 @@
+"""Synthetic gradients over a run: what is predicted for nothing beside what is paid for, against the truth."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from dfme.benchmarks.gradients.candidates import loss_of
+from dfme.benchmarks.gradients.conditions import Condition
+from dfme.benchmarks.gradients.measure import Setting, Sizes
+from dfme.benchmarks.gradients.stages import Stage, stages
+from dfme.benchmarks.gradients.table import Section
+from dfme.benchmarks.gradients.truth import Truth, true_gradient, weights_gradient
+from dfme.benchmarks.gradients.white_box import WhiteBox
+from dfme.config.settings import Job, ObjectiveName
+from dfme.estimators.synthetic import Synthetic
+from dfme.files import replacing
+from dfme.randomness import Streams
+from dfme.spec import LabelMode
+from dfme.students.losses import make_distance
+
+SHARES = tuple(number / 20 for number in range(1, 21))
+"""Shares of the budget at which it is measured."""
+PICTURE = "synthetic.png"
+TITLE = "Synthetic gradients over the run"
+LEGEND = """\
+Cosines to the truth, each the mean over {batches} batches of {batch_size} images: `predicted` by the network, for
+nothing, and `paid`, by the estimator that it learns from, at the same points. In the first pair per image at the
+generator's output, in the second of the resulting gradient in the generator's weights, with its standard deviation
+over the batches. `length` is that of the weights' gradient that a prediction gives, in lengths of a paid one's."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Predicted and paid gradients at one time of a run; cosines to the truth, means over batches.
+
+    ``_weights``: of the generator's weight gradient, ``_sd`` its standard deviation over the batches.
+    ``length``: of the predicted weight gradient, as a share of the paid one's.
+    """
+
+    share: float
+    queries: int
+    agreement: float
+    predicted: float
+    paid: float
+    predicted_weights: float
+    predicted_weights_sd: float
+    paid_weights: float
+    paid_weights_sd: float
+    length: float
+
+
+def synthetic_section(box: WhiteBox, job: Job, sizes: Sizes, out: Path) -> Section:
+    """Run the recipe once more, measure on the way, draw ``PICTURE`` into ``out``; the table for the report."""
+    moments = list(course(box, job, sizes, SHARES))
+    draw(moments, out / PICTURE)
+    legend = LEGEND.format(batches=sizes.batches, batch_size=sizes.batch_size)
+    return TITLE, f"{legend}\n\n{table(moments)}\n\n{saved(job)}\n\n![{TITLE}]({PICTURE})"
+
+
+def course(box: WhiteBox, job: Job, sizes: Sizes, shares: Sequence[float]) -> Iterator[Moment]:
+    """What the recipe's own network predicts when so much of the budget is spent; ``shares`` within 0 and 1.
+
+    What is paid for here, to compare with, is charged to nobody and learnt from by nobody.
+    """
+    mode = job.teacher.label_mode or "probabilities"
+    condition = Condition("as in the recipe", job.teacher.levels, mode)
+    for stage in stages(box, job, shares):
+        if isinstance(stage.estimator, Synthetic):
+            setting = Setting(box, stage, condition, sizes)
+            yield _moment(box, setting, stage.estimator, job.estimator.objective, sizes)
+
+
+def _moment(box: WhiteBox, setting: Setting, estimator: Synthetic, wanted: ObjectiveName, sizes: Sizes) -> Moment:
+    stage, disagreement = setting.stage, setting.disagreement.by(wanted)
+    distance = make_distance(loss_of(wanted, sizes.loss), LabelMode("logits"))
+    streams = Streams(sizes.seed, box.device)
+    figures: list[tuple[float, ...]] = []
+    for number in range(sizes.batches):
+        truth = true_gradient(box, stage, distance, sizes.batch_size, streams["latent"])
+        objective, u_BCHW = disagreement.objective(truth.features_BFHW), truth.gen_op.detach()
+        predicted_BCHW = estimator.predict(objective, u_BCHW)
+        paid = estimator.inner.estimate(objective, u_BCHW, streams[f"directions/{number}"])
+        figures.append(_compare(stage, truth, predicted_BCHW, paid.grad_BCHW))
+    predicted, paid_cosine, predicted_weights, paid_weights, length = zip(*figures, strict=True)
+    return Moment(
+        share=stage.share,
+        queries=stage.queries,
+        agreement=stage.agreement,
+        predicted=statistics.fmean(predicted),
+        paid=statistics.fmean(paid_cosine),
+        predicted_weights=statistics.fmean(predicted_weights),
+        predicted_weights_sd=statistics.stdev(predicted_weights),
+        paid_weights=statistics.fmean(paid_weights),
+        paid_weights_sd=statistics.stdev(paid_weights),
+        length=statistics.fmean(length),
+    )
+
+
+def _compare(stage: Stage, truth: Truth, predicted_BCHW: Tensor, paid_BCHW: Tensor) -> tuple[float, ...]:
+    """Cosines of both at the output, of both in the weights, and how their lengths in the weights compare."""
+    grads = (predicted_BCHW, paid_BCHW)
+    weights = [weights_gradient(stage.generator, truth.gen_op, grad_BCHW) for grad_BCHW in grads]
+    return (
+        *(_cosine(grad_BCHW.flatten(1), truth.grad_BCHW.flatten(1)) for grad_BCHW in grads),
+        *(_cosine(weights_P[None], truth.weights_P[None]) for weights_P in weights),
+        float(weights[0].norm() / weights[1].norm()),
+    )
+
+
+def _cosine(left: Tensor, right: Tensor) -> float:
+    tiny = torch.finfo(torch.float64).tiny
+    return float(cosine_similarity(left.double(), right.double(), dim=1, eps=tiny).mean())
+
+
+def table(moments: Sequence[Moment]) -> str:
+    """The course in Markdown."""
+    heads = ("queries", "agreement", "predicted", "paid", "weights, predicted", "weights, paid", "length")
+    lines = [
+        (
+            f"{moment.queries:,}",
+            f"{moment.agreement:.1%}",
+            f"{moment.predicted:.3f}",
+            f"{moment.paid:.3f}",
+            f"{moment.predicted_weights:.3f} +- {moment.predicted_weights_sd:.3f}",
+            f"{moment.paid_weights:.3f} +- {moment.paid_weights_sd:.3f}",
+            f"{moment.length:.2f}",
+        )
+        for moment in moments
+    ]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ("---:",) * len(heads), *lines))
+
+
+def saved(job: Job) -> str:
+    """What a generator's steps cost, against what they would if each were paid for."""
+    every = job.estimator.every
+    return (
+        f"One step of the generator in {every} is paid for, besides the first few: in the long run it asks for "
+        f"{1 - 1 / every:.0%} fewer images."
+    )
+
+
+def draw(moments: Sequence[Moment], path: Path) -> None:
+    """Two panels against queries: cosines at the generator's output, and in its weights with their spread."""
+    from matplotlib.figure import Figure
+
+    from dfme.report.curves import BLUE, DOTS, ORANGE, short_count
+
+    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+    at_output, in_weights = figure.subplots(1, 2)
+    queries = [moment.queries for moment in moments]
+    for kind, colour, marker in (("predicted", BLUE, "o"), ("paid", ORANGE, "s")):
+        cosines = [getattr(moment, kind) for moment in moments]
+        at_output.plot(queries, cosines, color=colour, marker=marker, markersize=3, label=kind)
+        weights = [getattr(moment, f"{kind}_weights") for moment in moments]
+        spread = [getattr(moment, f"{kind}_weights_sd") for moment in moments]
+        in_weights.errorbar(queries, weights, yerr=spread, color=colour, marker=marker, markersize=3, elinewidth=0.8)
+    for axes, title in ((at_output, "generator's output, per image"), (in_weights, "generator's weights")):
+        axes.set_title(f"cosine to the truth: {title}", loc="left", fontsize=9)
+        axes.axhline(0.0, color="black", linewidth=0.6)
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_formatter(lambda value, _: short_count(value))
+        axes.set_xlabel("queries")
+        axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    at_output.legend(frameon=False, fontsize=8)
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=DOTS, facecolor="white")

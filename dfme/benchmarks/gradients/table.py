@@ -1,0 +1,232 @@
+"""The figures as text: an overview, a table per stage and condition, and all of it as JSON. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from dfme.benchmarks.gradients.candidates import CANDIDATES, LIMITS, PUBLISHED
+from dfme.benchmarks.gradients.conditions import CONDITIONS
+from dfme.config.options import leaves
+from dfme.config.settings import EstimatorConfig
+from dfme.report.markdown import table
+
+if TYPE_CHECKING:
+    from dfme.benchmarks.gradients.measure import GradientRow
+
+WHITE_BOX = (
+    "White box: the teacher's own gradients are computed on this machine, to measure estimates against. "
+    "No extraction does that."
+)
+LEGEND = """\
+Per image of a batch, `queries` are what the meter counted. `cosine` is that of estimate and truth at the generator's
+output, mean over images; `scale` the projection of the estimate on the truth, 1 where nothing is lost on average;
+`weights` the cosine of the resulting gradient in the generator's weights, which is what trains it; `weights, summed`
+the same after summing over all batches: noise averages out there, bias stays. Means over batches +- their standard
+deviation; `ms` is the median time of an estimate for a whole batch. Each row is the gradient of its own `objective`
+and is compared with the truth of that objective: rows of kl with kl's, on exact answers. A row `*_reused` has the
+answer at the point itself for nothing, since the student's first batch pays for it (`method.reuse`). Rows `limit` are
+no estimators: they are the gradient, by autograd, of the loss on the answers as the wire rounds them; what they lack,
+more queries do not find."""
+BEST = """\
+Best rows are those that ask no more than the published one ({published}); `times` is the ratio of their weights'
+cosine to its: under the same condition, and where nothing is lost. `noise`: the published cosine is within one
+standard deviation of 0; `none is clear`: the best is within {clear:g} of its own. A row of kl is held against kl's
+truth there too."""
+
+CLEAR = 2.0
+"""Standard deviations from zero at which the best of many rows is more than luck (heuristic)."""
+
+Section = tuple[str, str]
+"""A further part of the report: its heading and its Markdown."""
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """A stage without its networks."""
+
+    share: float
+    queries: int
+    agreement: float
+
+    def __str__(self) -> str:
+        trained = f"after {self.queries:,} queries ({self.share:.0%} of the budget)" if self.queries else "untrained"
+        return f"student {trained}, agreement {self.agreement:.1%}"
+
+
+@dataclass
+class GradientsResult:
+    """Everything measured so far; ``facts`` say on what, with which settings, on which machine."""
+
+    facts: dict[str, Any]
+    pixels: int
+    stages: list[StageFacts]
+    rows: list[GradientRow]
+    sections: list[Section]
+
+
+def details(stage: StageFacts, condition: str, rows: Sequence[GradientRow]) -> str:
+    """Every figure of one stage under one condition."""
+    heads = ("estimator", "objective", "queries", "cosine", "scale", "weights", "weights, summed", "ms")
+    lines = [
+        (
+            row.estimator,
+            row.objective,
+            f"{row.queries:g}",
+            _with_spread(row.cosine, row.cosine_sd),
+            _with_spread(row.scale, row.scale_sd),
+            _weights(row),
+            f"{row.sum_cosine:.3f}",
+            f"{row.milliseconds:.1f}",
+        )
+        for row in rows
+    ]
+    return f"### {CONDITIONS[condition].title}: {stage}\n\n{table(heads, lines)}"
+
+
+def overview(findings: GradientsResult) -> str:
+    """The cosine of the weights' gradient, estimators by conditions, one table per stage, best rows named."""
+    parts = []
+    for stage in findings.stages:
+        rows = [row for row in findings.rows if row.share == stage.share]
+        conditions = list(dict.fromkeys(row.condition for row in rows))
+        found = {(row.estimator, row.condition): row for row in rows}
+        lines = []
+        for estimator in _in_order(rows):
+            here = [found.get((estimator, condition)) for condition in conditions]
+            queries = dict.fromkeys(f"{row.queries:g}" for row in here if row)
+            objectives = dict.fromkeys(row.objective for row in here if row)
+            cells = [_weights(row) if row else "" for row in here]
+            lines.append((estimator, " or ".join(objectives), " or ".join(queries), *cells))
+        heads = ("estimator", "objective", "queries", *(CONDITIONS[name].title for name in conditions))
+        parts.append(f"### Weights' cosine: {stage}\n\n{table(heads, lines)}")
+        if best := _best_rows(rows):
+            parts.append(best)
+    return "\n\n".join([*parts, BEST.format(published=PUBLISHED, clear=CLEAR), _bound(findings.pixels)])
+
+
+def markdown(findings: GradientsResult) -> str:
+    """The whole report."""
+    facts = "\n".join(f"- {name}: {value}" for name, value in findings.facts.items())
+    measured = [
+        details(stage, condition, chosen)
+        for stage in findings.stages
+        for condition in CONDITIONS
+        if (chosen := [row for row in findings.rows if (row.share, row.condition) == (stage.share, condition)])
+    ]
+    further = [f"## {title}\n\n{text}" for title, text in findings.sections]
+    parts = [
+        "# Estimated gradients beside the true ones",
+        WHITE_BOX,
+        facts,
+        "## Overview",
+        overview(findings),
+        *further,
+        "## The estimators",
+        _glossary(findings.rows),
+        "## Every figure",
+        LEGEND,
+        *measured,
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def as_json(findings: GradientsResult) -> str:
+    """Facts, stages and rows; a figure that is no number is null."""
+    content = {
+        "facts": findings.facts,
+        "pixels": findings.pixels,
+        "stages": [asdict(stage) for stage in findings.stages],
+        "rows": [{name: _finite(value) for name, value in asdict(row).items()} for row in findings.rows],
+    }
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def _best_rows(rows: Iterable[GradientRow]) -> str:
+    """Condition by condition, the best row that asks no more than the published one, beside the published figures."""
+    by_condition: dict[str, list[GradientRow]] = {}
+    for row in rows:
+        if row.estimator in CANDIDATES and math.isfinite(row.weights_cosine):
+            by_condition.setdefault(row.condition, []).append(row)
+    published = {name: row for name, here in by_condition.items() for row in here if row.estimator == PUBLISHED}
+    lines = [_best(by_condition[name], row, published.get("exact")) for name, row in published.items()]
+    heads = ("condition", "best row", "objective", "weights", "published here", "times", "published, exact", "times")
+    return table(heads, lines) if lines else ""
+
+
+def _best(here: Iterable[GradientRow], published: GradientRow, exact: GradientRow | None) -> tuple[str, ...]:
+    best = max((row for row in here if row.queries <= published.queries), key=lambda row: row.weights_cosine)
+    clear = best.weights_cosine > CLEAR * best.weights_cosine_sd
+    beside: list[str] = []
+    for row in (published, exact):
+        beside += ["", ""] if row is None else [_weights(row), _times(best, row) if clear else ""]
+    title = CONDITIONS[published.condition].title
+    return (title, best.estimator if clear else "none is clear", best.objective, _weights(best), *beside)
+
+
+def _times(row: GradientRow, beside: GradientRow) -> str:
+    if beside.weights_cosine <= beside.weights_cosine_sd:
+        return "noise"
+    return f"{row.weights_cosine / beside.weights_cosine:.1f}"
+
+
+def _bound(pixels: int) -> str:
+    """What chance allows: the mean cosine of one random direction to anything fixed; and what a subspace does."""
+    one = math.exp(math.lgamma(pixels / 2) - math.lgamma((pixels + 1) / 2)) / math.sqrt(math.pi)
+    return (
+        f"In the {pixels} dimensions of an image, one random direction has a mean cosine of {one:.3f} to any gradient "
+        f"(about sqrt(2 / (pi D))), and m of them have at most about sqrt(m / D): more needs directions that are not "
+        "random, or more queries. Directions of a subspace (dct, range) find that part of the gradient sooner and "
+        "nothing else ever: their cosine at the output tends to at most the root of the share of the gradient's "
+        "energy within it, and what that part is worth to the weights `weights, summed` shows, the more batches the "
+        "closer."
+    )
+
+
+def _glossary(rows: Iterable[GradientRow]) -> str:
+    """What each row is, as settings that depart from the published ones."""
+    plain = leaves(EstimatorConfig())
+    lines = []
+    for name in (each for each in _in_order(rows) if each in CANDIDATES):
+        candidate = CANDIDATES[name]
+        changed = {key: value for key, value in leaves(candidate.config).items() if value != plain[key]}
+        settings = ", ".join(f"{key} {value}" for key, value in changed.items()) or "as published: DFME's estimator"
+        lines.append(f"- `{name}`: {settings}{', answers at the point reused' if candidate.reuse else ''}")
+    return "\n".join(lines + _choices(rows))
+
+
+def _in_order(rows: Iterable[GradientRow]) -> list[str]:
+    """The names of the rows, as they are listed."""
+    measured = {row.estimator for row in rows}
+    return [name for name in (*CANDIDATES, *LIMITS) if name in measured]
+
+
+def _choices(rows: Iterable[GradientRow]) -> list[str]:
+    """What auto settled on, once per condition and stage."""
+    lines = []
+    for row in rows:
+        if row.estimator in CANDIDATES and CANDIDATES[row.estimator].config.kind == "auto":
+            keys = ("objective", "space", "direction", "form", "directions", "step")
+            chosen = {key: row.settings[key] for key in keys}
+            text = ", ".join(f"{key} {_short(value)}" for key, value in chosen.items())
+            lines.append(f"- `{row.estimator}` under {CONDITIONS[row.condition].title} at {row.share:.0%}: {text}")
+    return lines
+
+
+def _weights(row: GradientRow) -> str:
+    return _with_spread(row.weights_cosine, row.weights_cosine_sd)
+
+
+def _with_spread(mean: float, deviation: float) -> str:
+    return f"{mean:.3f} +- {deviation:.3f}"
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,91 @@
+"""The true gradient, by autograd through student, squashing and teacher: what estimates are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dfme.benchmarks.gradients.stages import Stage
+from dfme.benchmarks.gradients.white_box import WhiteBox
+from dfme.compute import ieee_fp32
+from dfme.estimators import Objective
+from dfme.nets.generators import GeneratorNet
+from dfme.spec import ImageSpec
+from dfme.students.losses import Distance
+
+LossOfAnswers = Callable[[Tensor, Tensor], Tensor]
+"""Images and answers -> one number per image: ``Composed.value``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """One batch: the generator's output with its graph, and what the gradient there and in the weights truly is.
+
+    ``features_BFHW``: what the generator's last convolution read. ``grad_BCHW``: d f / d gen_op for each image by
+    itself. ``weights_P``: the gradient of the mean of f in all weights of the generator, in one row.
+    """
+
+    gen_op: Tensor
+    features_BFHW: Tensor
+    grad_BCHW: Tensor
+    weights_P: Tensor
+
+
+def true_gradient(box: WhiteBox, stage: Stage, distance: Distance, batch_size: int, rng: torch.Generator) -> Truth:
+    """The truth at a fresh batch, by one distance: see ``true_gradients``."""
+    return true_gradients(box, stage, {"": distance}, batch_size, rng)[""]
+
+
+def true_gradients(
+    box: WhiteBox, stage: Stage, distances: Mapping[str, Distance], batch_size: int, rng: torch.Generator
+) -> dict[str, Truth]:
+    """The truth at a fresh batch by each distance: images not rounded, the teacher's logits themselves, IEEE fp32.
+
+    ``distances`` are for answers that are logits. The generator is in train mode, as in training.
+    """
+    generator = stage.generator
+    with ieee_fp32():
+        with generator.watched() as features:
+            gen_op = generator(generator.draw(batch_size, rng))
+        u_BCHW = gen_op.detach().requires_grad_()
+        x_BCHW = generator.squash(u_BCHW)
+        scores_BK, logits_BK = stage.student(x_BCHW).double(), box.logits(x_BCHW).double()
+        grads = {
+            name: torch.autograd.grad(-distance(scores_BK, logits_BK).sum(), u_BCHW, retain_graph=True)[0]
+            for name, distance in distances.items()
+        }
+    return {
+        name: Truth(gen_op, features[0], grad_BCHW, weights_gradient(generator, gen_op, grad_BCHW))
+        for name, grad_BCHW in grads.items()
+    }
+
+
+def limit_gradient(
+    box: WhiteBox, generator: GeneratorNet, gen_op: Tensor, carried: ImageSpec, ask: Objective, value: LossOfAnswers
+) -> Tensor:
+    """What more queries tend to: the gradient (B, C, H, W) of ``value`` on the answers as they come.
+
+    Rounding, of images and of answers, lets the gradient pass as if it were not there. What is lost against the
+    truth is then lost by the loss where answers do not tell: a class whose probability was rounded to 0.
+    """
+    u_BCHW = gen_op.detach().requires_grad_()
+    with ieee_fp32():
+        x_BCHW = generator.squash(u_BCHW)
+        seen_BCHW = x_BCHW + (carried.quantise(x_BCHW.detach()) - x_BCHW).detach()
+        answers_BK = ask(seen_BCHW.detach())
+        p_BK = box.logits(seen_BCHW).softmax(dim=1)
+        known_BK = torch.where(answers_BK.isnan(), answers_BK, p_BK + (answers_BK - p_BK).detach())
+        (grad_BCHW,) = torch.autograd.grad(value(x_BCHW, known_BK).sum(), u_BCHW)
+    return grad_BCHW
+
+
+def weights_gradient(generator: GeneratorNet, gen_op: Tensor, grad_BCHW: Tensor) -> Tensor:
+    """The generator's gradient in one row (P,) as ``gen_op.backward(grad / B)`` gives it; no ``grad`` is touched."""
+    upstream_grads = (grad_BCHW / len(gen_op)).to(gen_op.dtype)
+    parameters = list(generator.parameters())
+    with ieee_fp32():
+        pieces = torch.autograd.grad(gen_op, parameters, upstream_grads, retain_graph=True)
+    return torch.cat([piece.flatten() for piece in pieces])

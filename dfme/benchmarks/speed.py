@@ -1,0 +1,232 @@
+"""The framework's own loop beside the bare kernels of the same work, timed in turn in one process.
+
+The loop is ``loop.run`` with everything it does in a run: ledger and journal on disk, checks, losses, optimisers,
+replay. The bare work is the forward and backward passes of teacher, student and generator at the same sizes,
+counts, memory format and precision, and nothing else. Ratio = bare seconds / loop seconds; 1 is the most there is.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dfme.compute import DeferredChecks, autocast, choose_device, ieee_fp32
+from dfme.config.commands import BenchConfig
+from dfme.config.messages import unknown_choice
+from dfme.config.settings import ExtractConfig, Job, ScheduleConfig, StudentConfig, TeacherConfig
+from dfme.errors import UserError
+from dfme.methods.configs import DfmeConfig
+from dfme.methods.dfme import Dfme
+from dfme.nets import build_net
+from dfme.randomness import Streams
+from dfme.run import loop
+from dfme.run.build import build_oracle
+from dfme.run.components import build_nets, make_components
+from dfme.run.directory import RunDirectory
+from dfme.spec import ImageSpec, LabelMode
+
+
+class Case(NamedTuple):
+    """Networks and recipe of one row."""
+
+    shape: tuple[int, int, int]
+    teacher: str
+    student: str
+    replay_steps: int
+    cpu_batch: int
+
+
+CLASSES = 10
+
+CASES = {
+    "digits": Case((1, 8, 8), "cnn_small", "cnn_small", 4, 256),
+    "digits_paper": Case((1, 8, 8), "cnn_small", "cnn_small", 0, 256),
+    "resnet": Case((3, 32, 32), "resnet34_8x", "resnet18_8x", 0, 16),
+}
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """One case's figures; seconds are per iteration, medians over the rounds."""
+
+    case: str
+    batch: int
+    queries: int
+    loop_seconds: float
+    bare_seconds: float
+    ratio: float
+
+
+class _NetTeacher:
+    """A network as it was initialised, behind the API: its answers are worthless, its time is not."""
+
+    num_classes = CLASSES
+    label_mode = LabelMode("probabilities")
+
+    def __init__(self, net: nn.Module, spec: ImageSpec, device: torch.device) -> None:
+        self.net = net.to(device).eval()
+        self.spec = spec
+        self.device = device
+
+    def __call__(self, images: Tensor, /) -> Tensor:
+        return self.net(images).softmax(dim=1)  # type: ignore[no-any-return]
+
+
+class _Silent:
+    """A listener and an examination that cost nothing."""
+
+    def step(self, queries: int, metrics: dict[str, float]) -> None: ...
+
+    def evaluation(self, queries: int, metrics: dict[str, float]) -> None: ...
+
+    def samples(self, queries: int, images: object, answers: object) -> None: ...
+
+    def score(self, student: nn.Module) -> dict[str, float]:
+        return {}
+
+
+class Work:
+    """One case's networks, to be run through the loop or bare."""
+
+    def __init__(self, case: Case, config: BenchConfig, device: torch.device) -> None:
+        self.device = device
+        self.spec = ImageSpec(case.shape)
+        self.batch = config.batch_size or (case.cpu_batch if device.type == "cpu" else 256)
+        self.method_config = DfmeConfig(batch_size=self.batch)
+        self.queries = self.batch * (1 + 1 + self.method_config.student_steps)
+        student = StudentConfig(arch=case.student, replay_steps=case.replay_steps, replay_batch=self.batch)
+        settings = ExtractConfig(
+            precision=config.precision,
+            channels_last=config.channels_last,
+            compile=config.compile,
+            schedule=ScheduleConfig(kind="constant"),
+            student=student,
+        )
+        self.job = Job(settings, TeacherConfig(), {}, "dfme", self.method_config)
+        self.teacher = _NetTeacher(build_net(case.teacher, case.shape, CLASSES), self.spec, device)
+        self.nets = build_nets(self.job, self.spec, CLASSES, device)
+        self.student = self.nets.students[0]
+
+    def prepare(self, iterations: int, folder: Path) -> Callable[[], None]:
+        """The loop over so many iterations in a new run directory, ready to be called once."""
+        config, streams, deferred = self.job.config, Streams(0, self.device), DeferredChecks()
+        budget = iterations * self.queries
+        directory = RunDirectory.create(folder)
+        job = replace(self.job, config=replace(config, budget=budget))
+        oracle = build_oracle(job, self.teacher, directory, {}, deferred)
+        parts = make_components(job, self.nets, oracle, streams, deferred)
+        method, silent = Dfme(self.method_config, parts), _Silent()
+        assert method.cost == self.queries
+
+        def go() -> None:
+            loop.run(
+                method,
+                parts.trainer,
+                oracle,
+                silent,
+                silent,
+                loop.Progress(),
+                deferred,
+                points=1,
+                checkpoint_seconds=1e9,
+                keep=lambda: None,
+                stopped=lambda: False,
+            )
+            directory.close()
+
+        return go
+
+    def bare(self, iterations: int) -> None:
+        """The same passes without anything around them."""
+        generator = self.nets.generator
+        assert generator is not None
+        z_BZ = torch.randn(self.batch, self.method_config.latent_size, device=self.device)
+        x_BCHW = torch.rand(self.batch, *self.spec.shape, device=self.device)
+        probes_NCHW = torch.cat([x_BCHW, x_BCHW])
+        ones_BCHW, ones_BK = torch.ones_like(x_BCHW), torch.ones(self.batch, CLASSES, device=self.device)
+        for _ in range(iterations):
+            gen_op = generator(z_BZ)
+            with torch.no_grad(), ieee_fp32():
+                self.student.eval()(probes_NCHW)
+                self.teacher.net(probes_NCHW)
+            _backward(generator, gen_op, ones_BCHW)
+            self.student.train()
+            for _ in range(self.method_config.student_steps):
+                with torch.no_grad():
+                    generator.squash(generator(z_BZ))
+                    self.teacher.net(x_BCHW)
+                for _ in range(1 + self.job.config.student.replay_steps):
+                    with autocast(self.device, self.job.config.precision):
+                        scores_BK = self.student(x_BCHW)
+                    _backward(self.student, scores_BK.float(), ones_BK)
+
+
+def run_bench(config: BenchConfig) -> str:
+    """Time every case and give the table, with machine and versions, as Markdown. UserError for an unknown case."""
+    for name in config.cases:
+        if name not in CASES:
+            raise UserError(f"--cases: {unknown_choice('case', name, [*CASES, 'http'])}")
+    device = choose_device(config.device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        return table([time_case(name, config, device) for name in config.cases], config, device)
+
+
+def time_case(name: str, config: BenchConfig, device: torch.device) -> SpeedRow:
+    """Loop and bare work in turn, ``rounds`` times; medians, and the median of the ratios of each pair."""
+    work = Work(CASES[name], config, device)
+    loops, bares = [], []
+    with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder:
+        _timed(work.prepare(1, Path(folder) / "warm-up"), device)
+        once = _timed(lambda: work.bare(1), device)
+        iterations = max(1, round(config.seconds / min(once, _timed(lambda: work.bare(1), device))))
+        for number in range(config.rounds):
+            loops.append(_timed(work.prepare(iterations, Path(folder) / str(number)), device) / iterations)
+            bares.append(_timed(lambda: work.bare(iterations), device) / iterations)
+    ratio = statistics.median(bare / whole for bare, whole in zip(bares, loops, strict=True))
+    return SpeedRow(name, work.batch, work.queries, statistics.median(loops), statistics.median(bares), ratio)
+
+
+def table(rows: list[SpeedRow], config: BenchConfig, device: torch.device) -> str:
+    """The rows as a Markdown table under a line that names machine, versions and settings."""
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    head = f"{machine}, {torch.get_num_threads()} threads, torch {torch.__version__}, {config.precision}"
+    lines = [
+        head,
+        "",
+        "| case | batch | loop ms | bare ms | queries/s | bare / loop |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        speed = row.queries / row.loop_seconds
+        lines.append(
+            f"| {row.case} | {row.batch} | {row.loop_seconds * 1e3:.1f} | {row.bare_seconds * 1e3:.1f} "
+            f"| {speed:,.0f} | {row.ratio:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+def _backward(net: nn.Module, output: Tensor, upstream: Tensor) -> None:
+    for parameter in net.parameters():
+        parameter.grad = None
+    output.backward(upstream)
+
+
+def _timed(work: Callable[[], None], device: torch.device) -> float:
+    """Seconds of one call, the device's queue emptied before and after."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start

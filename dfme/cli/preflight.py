@@ -1,0 +1,133 @@
+"""A look at a teacher before anything is built on it: its answers, and which finite differences survive them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dfme.config.settings import EstimatorConfig
+from dfme.estimators.preflight import POINTS, Finding, Resolution, choose, explain, flags, probe, probe_images, warning
+from dfme.methods.disagreement import Disagreement
+from dfme.nets import auto_net, build_net
+from dfme.nets.generators import Generator
+from dfme.oracle.ledger import Ledger
+from dfme.oracle.oracle import Oracle
+from dfme.spec import LabelMode, Teacher
+from dfme.students.losses import make_distance
+
+LATENT_SIZE = 256
+"""Of the generator that makes the images to probe at, as methods have it by default."""
+
+OPEN = EstimatorConfig(kind="auto", step="auto")
+
+
+def examine(teacher: Teacher, images: int, seed: int, tell: Callable[[str], None] | None = None) -> str:
+    """Ask for ``images`` images of uniform noise, twice, and what a probe takes, all charged as ``check``.
+
+    ``tell`` hears a line, now and then, while a service makes trouble.
+
+    Describes the answers, and the finite differences that would do with an untrained student, in lines.
+
+    Raises:
+        TeacherError: if the answers are not what the teacher's own description says.
+    """
+    scores = teacher.label_mode.kind != "label"
+    ledger = Ledger(2 * images + probe_images(OPEN, teacher.spec, scores))
+    oracle = Oracle(teacher, ledger, tell=tell)
+    low, high = teacher.spec.bounds
+    noise = torch.rand((images, *teacher.spec.shape), generator=torch.Generator().manual_seed(seed))
+    queries_BCHW = teacher.spec.quantise(noise * (high - low) + low)
+    first = oracle(queries_BCHW, purpose="check")
+    started = time.perf_counter()
+    second = oracle(queries_BCHW, purpose="check")
+    seconds = time.perf_counter() - started
+    finding = _probe(oracle, seed)
+    lines = {
+        "images": _images(teacher),
+        "classes": f"{teacher.num_classes}, of which noise shows {_classes_seen(first)}",
+        "answers": _answers(teacher, first, finding),
+        "deterministic": _repeatable(max(_change(first, second), finding.repeat)),
+        "batches": _independent(finding.batch),
+        "speed": f"{images / max(seconds, 1e-9):,.0f} images per second, {images} at a time",
+        "queries": f"{ledger.spent} images charged (check), in {ledger.requests} requests",
+    }
+    described = [f"{name:15}{text}" for name, text in lines.items()]
+    return "\n".join([*described, "", *_differences(finding, oracle)])
+
+
+def _probe(oracle: Oracle, seed: int) -> Finding:
+    """What differences would do for a student that knows nothing yet."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        student = build_net(auto_net(oracle.spec.shape), oracle.spec.shape, oracle.num_classes)
+        generator = Generator(LATENT_SIZE, oracle.spec)
+    disagreement = Disagreement(oracle, student, make_distance("auto", oracle.label_mode))
+    rng = torch.Generator().manual_seed(seed)
+    return probe(oracle, generator, lambda objective: disagreement.by(objective).value, OPEN, rng, net=student)
+
+
+def _differences(finding: Finding, oracle: Oracle) -> list[str]:
+    """What candidate steps are worth, as a table, and the flags to take."""
+    if not finding.rungs:
+        return [f"finite differences see nothing of {finding.answers}: take a method whose generator needs none"]
+    chosen = choose(OPEN, finding, oracle.spec, reuse=False)
+    unit = "levels" if finding.space == "lattice" else "step"
+    table = [
+        f"finite differences of an untrained student's loss at {POINTS} images, space {finding.space}, direction "
+        f"{finding.direction}; predicted correlation with the true slope:",
+        f"{unit:>10}{'signal':>12}{'noise':>12}{'carried':>10}{'forward':>10}{'central':>10}",
+        *(
+            f"{rung.step:>10g}{rung.signal:>12.2g}{rung.noise:>12.2g}"
+            f"{rung.carried:>10.2f}{rung.forward:>10.2f}{rung.central:>10.2f}"
+            for rung in finding.rungs
+        ),
+    ]
+    warned = warning(finding, chosen)
+    return [*table, explain(finding, chosen)[1], *([warned] if warned else []), f"recommended: {flags(chosen)}"]
+
+
+def _images(teacher: Teacher) -> str:
+    spec = teacher.spec
+    low, high = spec.bounds
+    carried = "floats" if spec.levels is None else f"{spec.levels} levels"
+    limit = getattr(teacher, "max_batch", None)
+    most = "any number" if limit is None else f"at most {limit}"
+    return f"{'x'.join(map(str, spec.shape))} within {low:g} and {high:g}, as {carried}, {most} in one call"
+
+
+def _classes_seen(answers: Tensor) -> int:
+    top = answers if answers.ndim == 1 else answers.nan_to_num(nan=float("-inf")).argmax(dim=1)
+    return len(set(top.tolist()))
+
+
+def _answers(teacher: Teacher, answers: Tensor, finding: Finding) -> str:
+    if answers.ndim == 1:
+        return f"{teacher.label_mode}: a class number per image, no scores"
+    seen = Resolution.seen(answers).decimals
+    places = None if None in (seen, finding.decimals) else max(seen or 0, finding.decimals or 0)
+    text = f"{teacher.label_mode}, {'not rounded' if places is None else f'rounded to {places} decimals'}"
+    if finding.answers == "one-hot":
+        return f"{text}; one class has all of it: as good as labels"
+    if places is not None and teacher.label_mode.kind != "logits" and places != teacher.label_mode.decimals:
+        declared = LabelMode(teacher.label_mode.kind, places, teacher.label_mode.k)
+        return f"{text}: say so with --teacher.label-mode {declared}"
+    return text
+
+
+def _change(first: Tensor, second: Tensor) -> float:
+    return (first.double().nan_to_num() - second.double().nan_to_num()).abs().max().item()
+
+
+def _repeatable(difference: float) -> str:
+    if difference == 0:
+        return "yes: the same images got the same answers"
+    return f"no: the same images' answers differ by up to {difference:.2g}"
+
+
+def _independent(difference: float) -> str:
+    if difference == 0:
+        return "do not matter: the same images got the same answers among others"
+    return f"matter: the same images' answers differ by up to {difference:.2g} among others"

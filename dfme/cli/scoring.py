@@ -1,0 +1,53 @@
+"""A student's score beside its teacher, outside a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dfme.compute import choose_device
+from dfme.config.settings import Job
+from dfme.errors import UserError
+from dfme.oracle.ledger import Ledger
+from dfme.oracle.oracle import Oracle
+from dfme.run.build import build_examination, build_teacher
+from dfme.run.evaluation import EvaluationSet, evaluation_images
+from dfme.run.student_file import load_student
+
+
+def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) -> dict[str, float | str]:
+    """Accuracy, agreement and KL of the student in a file, by the job's teacher on the job's evaluation set.
+
+    The teacher is asked about every image once; as in a run, that is counted but not charged. ``tell`` hears a line,
+    now and then, while a service makes trouble.
+
+    Raises:
+        UserError: if student, teacher and evaluation set do not go together.
+    """
+    net = load_student(student)
+    device = choose_device(job.config.device)
+    teacher = build_teacher(job, None, device)
+    if net.spec != teacher.spec or net.num_classes != teacher.num_classes:
+        taken, asked = (_facts(each) for each in (net, teacher))
+        raise UserError(f"--student {student}: it is for {taken}, but the teacher takes {asked}")
+    ledger = Ledger(budget=1)  # the evaluation uses nothing of it
+    data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes)
+    examination = build_examination(data, Oracle(teacher, ledger, tell=tell), device)
+    assert isinstance(examination, EvaluationSet), "without an evaluation set there is no job"
+    examination.prepare()
+    return {
+        "student": str(student),
+        "evaluation set": f"{examination.name}, {len(examination)} images",
+        "teacher accuracy": examination.teacher_accuracy or 0.0,
+        **examination.score(net.to(device)),
+        "evaluation queries": str(ledger.evaluation_queries),
+    }
+
+
+def _facts(classifier: Any) -> str:
+    spec = classifier.spec
+    low, high = spec.bounds
+    levels = "floats" if spec.levels is None else f"{spec.levels} levels"
+    shape = "x".join(map(str, spec.shape))
+    return f"images {shape} within {low:g} and {high:g} ({levels}) and {classifier.num_classes} classes"

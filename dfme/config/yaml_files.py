@@ -1,0 +1,102 @@
+"""Recipes: YAML files of options, read safely and written so that any reader takes them the same way.
+
+Safely: no tag makes an object, a file of more than ``MOST_BYTES`` is not read, and none may refer to itself (a few
+aliases of aliases would stand for more values than any memory holds).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dfme.errors import UserError
+
+MAX_BYTES = 200_000
+"""Bytes of the longest file; ours have a few thousand, and reading takes seconds per million."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML with the scalars of its version 1.2: ``off`` and ``no`` are text, ``1e-3`` is a number."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own hook)
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            alias: Any = self.get_event()  # type: ignore[no-untyped-call]
+            problem = f"expected no alias such as *{alias.anchor}; write the value out"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=alias.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                problem = f"key {key.value!r} stands there twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes whatever a reader of YAML 1.1 or 1.2 would take for something else than text."""
+
+
+_SCALARS: dict[str, tuple[str, str]] = {
+    "null": (r"~|null|Null|NULL|", "~nN\0"),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?(0|[1-9][0-9_]*)", "-+0123456789"),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "merge": (r"<<", "<"),
+}
+for _name, (_pattern, _first) in _SCALARS.items():
+    for _reader in (_Loader, _Dumper):
+        _starts = ["" if letter == "\0" else letter for letter in _first]
+        _reader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"({_pattern})\Z"), _starts)
+
+
+def dump_yaml(paper: Mapping[str, Any]) -> str:
+    """A document as YAML text, keys in their order."""
+    return yaml.dump(dict(paper), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def load_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file; an empty file is an empty mapping.
+
+    Raises:
+        UserError: if there is no such file, it cannot be read, is no YAML, or holds no mapping.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise UserError(f"{path}: expected a YAML file of options, got more than {MAX_BYTES:,} bytes")
+        loaded = yaml.load(content.decode(), Loader=_Loader)  # noqa: S506 (a subclass of SafeLoader)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; expected a YAML file of options") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UserError(f"{path}: expected a YAML file of options, but cannot read it: {reason}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: expected YAML: {_yaml_problem(error)}") from error
+    except RecursionError:
+        raise UserError(f"{path}: expected a YAML file of options, got one nested too deeply") from None
+    except (ValueError, LookupError, AttributeError) as error:  # which PyYAML lets pass
+        raise UserError(f"{path}: expected YAML, but a value does not fit its tag: {str(error)[:200]}") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise UserError(f"{path}: expected options such as 'budget: 300k', got a {type(loaded).__name__}")
+    return {str(name): value for name, value in loaded.items()}
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem or error.context}"
+    return " ".join(str(error).split())

@@ -1,0 +1,131 @@
+"""What can be told about differences without asking for anything: everything here is computed on our own side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from dfme.config.settings import EstimatorConfig
+from dfme.estimators.base import Composed
+from dfme.estimators.build import make_estimator
+from dfme.estimators.preflight.resolution import ObjectiveOfAnswers, Resolution, rms
+from dfme.estimators.spaces import Squash
+from dfme.spec import ImageSpec
+
+DOUBT = 0.3
+"""Spread of the factors, in logarithms, that the weight of hidden classes in the objective is felt with."""
+
+DRAWS = 8
+"""Draws of such factors for each image."""
+
+
+def pair_of_images(
+    config: EstimatorConfig,
+    spec: ImageSpec,
+    squash: Squash,
+    u_BCHW: Tensor,
+    rng: torch.Generator,
+    features_BFHW: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The two images per point that one difference of these settings is taken between, before the wire rounds them.
+
+    (plus, minus) of central differences, (plus, base) of forward ones: what the estimator itself would ask for
+    along its first direction. ``features_BFHW``: for the direction range.
+    """
+    asked: list[Tensor] = []
+
+    def observe(x_NCHW: Tensor) -> Tensor:
+        asked.append(x_NCHW)
+        return x_NCHW.new_zeros(len(x_NCHW))
+
+    single = replace(config, kind="finite_difference", directions=1)
+    objective = Composed(observe, lambda _, answers: answers, features_BFHW)
+    make_estimator(single, spec, squash, None, 0).estimate(objective, u_BCHW, rng)
+    first, second = torch.cat(asked).split(len(u_BCHW))
+    return (first, second) if config.form == "central" else (second, first)
+
+
+@torch.no_grad()
+def alignment(plus_BCHW: Tensor, minus_BCHW: Tensor, spec: ImageSpec) -> Tensor:
+    """Cosine, one per image, between the way from minus to plus and the way between what the wire makes of them.
+
+    0 where the wire makes the same image of both, and 1 everywhere where it carries floats.
+    """
+    if spec.levels is None:
+        return plus_BCHW.new_ones(len(plus_BCHW))
+    intended_BD = (plus_BCHW - minus_BCHW).flatten(1)
+    carried_BD = (spec.quantise(plus_BCHW) - spec.quantise(minus_BCHW)).flatten(1)
+    return cosine_similarity(intended_BD, carried_BD, dim=1)
+
+
+def probe_alignment(
+    config: EstimatorConfig,
+    spec: ImageSpec,
+    squash: Squash,
+    u_BCHW: Tensor,
+    rng: torch.Generator,
+    features_BFHW: Tensor | None = None,
+) -> Tensor:
+    """The metric: mean alignment of the settings' differences at the points u, a scalar; 1 for floats."""
+    if spec.levels is None:
+        return u_BCHW.new_ones(())
+    return alignment(*pair_of_images(config, spec, squash, u_BCHW, rng, features_BFHW), spec).mean()
+
+
+def difference_snr(
+    differences_BM: Tensor,
+    value: ObjectiveOfAnswers,
+    images_NCHW: Tensor,
+    answers: Tensor,
+    resolution: Resolution,
+    rng: torch.Generator,
+) -> Tensor:
+    """The metric: rms of the differences over the rms of what the answers' resolution hides in one, a scalar.
+
+    ``value`` is the objective's own side, with its net in eval mode; ``images_NCHW`` and ``answers``: any of those
+    that the differences were made of.
+    """
+    return rms(differences_BM) / (2**0.5 * hidden_rms(value, images_NCHW, answers, resolution, rng))
+
+
+@torch.no_grad()
+def hidden_rms(
+    value: ObjectiveOfAnswers, images_NCHW: Tensor, answers: Tensor, resolution: Resolution, rng: torch.Generator
+) -> Tensor:
+    """Rms, a scalar, of what the answers' resolution hides in one value of the objective.
+
+    Labels hide nothing between them: 0.
+    """
+    if answers.ndim == 1:
+        return torch.zeros((), dtype=torch.float64, device=answers.device)
+    return rms(value(images_NCHW, resolution.jitter(answers, rng)) - value(images_NCHW, answers))
+
+
+@torch.no_grad()
+def revealed_share(
+    value: ObjectiveOfAnswers,
+    images_NCHW: Tensor,
+    answers_NK: Tensor,
+    hidden_NK: Tensor,
+    resolution: Resolution,
+    rng: torch.Generator,
+) -> float:
+    """Correlation between changes of the objective as they are and as they are told where classes are hidden.
+
+    All scores are moved at random, by factors before they are normalised again; of the hidden ones, which stand
+    at one rounding step here, nobody hears (heuristic). An l1 distance between logits lives by the small classes
+    as much as by the large; a KL hardly notices them.
+    """
+    if not hidden_NK.any():
+        return 1.0
+    least = 10.0**-resolution.decimals if resolution.decimals is not None else resolution.relative
+    base_NK = answers_NK.nan_to_num(nan=least).clamp_min(least).repeat(DRAWS, 1)
+    noise_NK = torch.randn(base_NK.shape, generator=rng, device=base_NK.device)
+    moved_NK = (base_NK.log() + DOUBT * noise_NK).softmax(dim=1)
+    told_NK = torch.where(hidden_NK.repeat(DRAWS, 1), base_NK, moved_NK)
+    images_NCHW = images_NCHW.repeat(DRAWS, 1, 1, 1)
+    before_N, true_N, heard_N = (value(images_NCHW, each_NK) for each_NK in (base_NK, moved_NK, told_NK))
+    return max(0.0, cosine_similarity(true_N - before_N, heard_N - before_N, dim=0).item())

@@ -1,0 +1,233 @@
+"""The pre-flight probe: a few hundred images that tell what an API's answers are good for."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from dfme.compute import evaluating, ieee_fp32
+from dfme.config.settings import EstimatorConfig, ObjectiveName
+from dfme.errors import UserError
+from dfme.estimators.preflight.choose import default_settings
+from dfme.estimators.preflight.diagnostics import alignment, hidden_rms, pair_of_images, revealed_share
+from dfme.estimators.preflight.finding import Finding, StepCandidate
+from dfme.estimators.preflight.resolution import ObjectiveOfAnswers, Resolution
+from dfme.estimators.preflight.steps import Values, candidate_steps, predicted_correlation
+from dfme.nets.generators import GeneratorNet
+from dfme.oracle.oracle import Oracle
+from dfme.spec import ImageSpec
+
+POINTS = 16
+"""Images that every candidate step is tried at."""
+
+ROUNDS_AT_POINTS = 4
+"""Batches of as many images for the answers at the points: once, once again, and once among as many others."""
+
+
+def probe_images(config: EstimatorConfig, spec: ImageSpec, scores: bool = True) -> int:
+    """Images that ``probe`` asks for with these settings, whatever it finds. ``scores``: the teacher answers some."""
+    steps = candidate_steps(default_settings(config, spec), spec) if scores else ()
+    return POINTS * (ROUNDS_AT_POINTS + 2 * len(steps))
+
+
+def require_budget(left: int, images: int) -> None:
+    """UserError where a check of so many images does not fit into what is left of the budget."""
+    if left < images:
+        raise UserError(
+            f"--budget: expected at least {images} images for the check that --estimator.kind auto and "
+            f"--estimator.step auto begin with, {left} are left; choose both by hand, or give more"
+        )
+
+
+def probe(
+    oracle: Oracle,
+    generator: GeneratorNet,
+    value_of: Callable[[ObjectiveName], ObjectiveOfAnswers],
+    config: EstimatorConfig,
+    rng: torch.Generator,
+    *,
+    net: nn.Module | None = None,
+) -> Finding:
+    """Ask for ``probe_images`` images, charged as ``check``, and say what differences of their answers are worth.
+
+    ``value_of``: our own side of the objective of each name that ``config.objective`` can have, images and answers
+    -> one number each, which asks for nothing. Kind auto takes kl where the answers are rounded or in part hidden.
+    ``net``: the student in it, held in eval mode meanwhile. Points are the generator's, whose state does not
+    change. All chance comes from ``rng``.
+
+    Raises:
+        UserError: the budget does not reach; nothing was asked.
+        TeacherError: the answers are not what the teacher's own description says.
+    """
+    images = probe_images(config, oracle.spec, oracle.label_mode.kind != "label")
+    require_budget(oracle.ledger.remaining, images)
+    with torch.no_grad(), ieee_fp32(), nullcontext() if net is None else evaluating(net):
+        sounding = _Measurement(oracle, value_of, default_settings(config, oracle.spec), rng, config.kind == "auto")
+        return sounding.finding(generator, images)
+
+
+@dataclass(frozen=True, eq=False)
+class _Points:
+    """Where to probe: u (N, C, H, W), what the generator's last convolution read, and as many other images."""
+
+    u_NCHW: Tensor
+    features_NFHW: Tensor
+    others_NCHW: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Measurement:
+    """One probe under way."""
+
+    oracle: Oracle
+    value_of: Callable[[ObjectiveName], ObjectiveOfAnswers]
+    config: EstimatorConfig
+    rng: torch.Generator
+    free: bool
+
+    def finding(self, generator: GeneratorNet, images: int) -> Finding:
+        spec, squash = self.oracle.spec, generator.squash
+        points = _points(generator, self.rng)
+        base_NCHW = squash(points.u_NCHW)
+        base, again, among = self._answers_at(base_NCHW, squash(points.others_NCHW))
+        objective = self._objective(torch.cat([base, again, among]))
+        steps = candidate_steps(self.config, spec) if base.ndim == 2 else ()
+        pairs = [self._pair(points, step, generator) for step in steps]
+        asked = [self._ask(torch.cat(pair)) for pair in pairs]
+        answers = torch.cat([base, again, among, *asked])
+        resolution = Resolution.seen(answers) if base.ndim == 2 else Resolution()
+        rungs: tuple[StepCandidate, ...] = ()
+        if steps:
+            rungs = self._rungs(self.value_of(objective), steps, pairs, asked, base_NCHW, (base, again), resolution)
+        return Finding(
+            declared=str(self.oracle.label_mode),
+            answers=form_of(answers),
+            decimals=resolution.decimals,
+            relative=resolution.relative,
+            levels=spec.levels,
+            repeat=largest_change(base, again),
+            batch=largest_change(base, among),
+            hidden=_untold(answers).float().mean().item() if base.ndim == 2 else 1.0,
+            objective=objective,
+            space=self.config.space,
+            direction=self.config.direction,
+            rungs=rungs,
+            images=images,
+        )
+
+    def _objective(self, answers: Tensor) -> ObjectiveName:
+        """What to differentiate: where it is free to choose, kl if probabilities are rounded or in part hidden."""
+        if not self.free or answers.ndim != 2 or self.oracle.label_mode.kind == "logits":
+            return self.config.objective
+        told = Resolution.seen(answers).decimals is None and not _untold(answers).any()
+        return self.config.objective if told else "kl"
+
+    def _ask(self, x_NCHW: Tensor) -> Tensor:
+        return self.oracle(self.oracle.spec.quantise(x_NCHW), "check")
+
+    def _answers_at(self, x_NCHW: Tensor, others_NCHW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Answers to the same images twice over, then in another order among others."""
+        first, second = self._ask(x_NCHW), self._ask(x_NCHW)
+        mixed_NCHW = torch.stack([x_NCHW.flip(0), others_NCHW], dim=1).flatten(0, 1)
+        return first, second, self._ask(mixed_NCHW)[::2].flip(0)
+
+    def _pair(self, points: _Points, step: float, generator: GeneratorNet) -> tuple[Tensor, Tensor]:
+        """Both ends of central differences with this step; every step goes along the same directions."""
+        config = replace(self.config, step=step, form="central")
+        return pair_of_images(
+            config, self.oracle.spec, generator.squash, points.u_NCHW, self._same_chance(), points.features_NFHW
+        )
+
+    def _same_chance(self) -> torch.Generator:
+        """The same draws every time, so that steps differ in nothing else."""
+        same = torch.Generator(self.rng.device)
+        same.set_state(self.rng.get_state())
+        return same
+
+    def _rungs(
+        self,
+        value: ObjectiveOfAnswers,
+        steps: Sequence[float],
+        pairs: Sequence[tuple[Tensor, Tensor]],
+        asked: Sequence[Tensor],
+        base_NCHW: Tensor,
+        at_base: tuple[Tensor, Tensor],
+        resolution: Resolution,
+    ) -> tuple[StepCandidate, ...]:
+        spec, (base, again) = self.oracle.spec, at_base
+        base_N = value(base_NCHW, base).double()
+        repeated = (value(base_NCHW, again) - base_N).square().mean().item() / 2
+        unresolved = hidden_rms(value, base_NCHW, base, resolution, self._same_chance()).item() ** 2
+        told = []
+        for (plus_NCHW, _), answers in zip(pairs, asked, strict=True):
+            plus, minus = answers.chunk(2)
+            hidden = _untold(plus) & _untold(minus)
+            told.append(revealed_share(value, plus_NCHW, plus, hidden, resolution, self._same_chance()))
+        ends = [value(torch.cat(pair), answers).double().chunk(2) for pair, answers in zip(pairs, asked, strict=True)]
+        values = Values(
+            steps_J=base_N.new_tensor(steps),
+            plus_JN=torch.stack([plus_N for plus_N, _ in ends]),
+            minus_JN=torch.stack([minus_N for _, minus_N in ends]),
+            base_N=base_N,
+            noise=unresolved + repeated,
+            carried_J=torch.stack([alignment(plus, minus, spec).mean() for plus, minus in pairs]).double(),
+            carried_forward_J=torch.stack([alignment(plus, base_NCHW, spec).mean() for plus, _ in pairs]).double(),
+            told_J=base_N.new_tensor(told),
+        )
+        return _as_rungs(values)
+
+
+def _points(generator: GeneratorNet, rng: torch.Generator) -> _Points:
+    """Points as a step of training has them; a copy of the generator makes them, for its running statistics' sake."""
+    twin = copy.deepcopy(generator).train()
+    with twin.watched() as read:
+        u_NCHW = twin(twin.draw(2 * POINTS, rng))
+    return _Points(u_NCHW[:POINTS], read[0][:POINTS], u_NCHW[POINTS:])
+
+
+def _as_rungs(values: Values) -> tuple[StepCandidate, ...]:
+    found = predicted_correlation(values)
+    signal_J = (values.plus_JN - values.minus_JN).square().mean(1).sqrt()
+    columns = (
+        values.steps_J,
+        signal_J,
+        torch.full_like(signal_J, (2 * found.noise) ** 0.5),
+        values.carried_J,
+        found.forward_J,
+        found.central_J,
+        found.steady_J,
+        found.clear_J,
+    )
+    return tuple(StepCandidate(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _untold(answers_NK: Tensor) -> Tensor:
+    """The scores of which nothing is told: answered as exactly zero, or not at all."""
+    return (answers_NK == 0) | answers_NK.isnan()
+
+
+def largest_change(first: Tensor, second: Tensor) -> float:
+    """The most by which any answer differs from the other to the same image; 1 for another label."""
+    if first.ndim == 1:
+        return float((first != second).any())
+    return (first.double().nan_to_num() - second.double().nan_to_num()).abs().max().item()
+
+
+def form_of(answers: Tensor) -> str:
+    """What answers look like, whatever was declared: labels, one-hot, probabilities, top_k or logits."""
+    if answers.ndim == 1:
+        return "labels"
+    known_NK = answers.nan_to_num(nan=0.0)
+    if ((known_NK == 0) | (known_NK == 1)).all() and (known_NK.sum(1) == 1).all():
+        return "one-hot"
+    if answers.isnan().any():
+        return "top_k"
+    sums_N = known_NK.sum(1)
+    if known_NK.min() >= 0 and (sums_N - 1).abs().max() <= 1e-2 * known_NK.shape[1]:
+        return "probabilities"
+    return "logits"

@@ -1,0 +1,76 @@
+"""The seam this project exists for: a gradient made without autograd, handed to autograd.
+
+The teacher behind an API gives answers, not gradients. What its part of the chain rule would have contributed
+is estimated from answers alone (``dfme.estimators``), and from the generator's output backwards autograd goes
+on as if nothing were missing: by the chain rule a graph cut at any tensor ``t`` needs to know of everything
+behind the cut only d loss / d t, one number for each of t's elements. This module is that cut, and the
+only place where such a gradient enters a graph. autograd would accept some wrong ones in silence (it casts
+dtypes, and a NaN reaches every weight), so they are refused here, in words.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dfme.compute import DeferredChecks
+from dfme.errors import SeamError
+
+
+def backward(output: Tensor, upstream_grads: Tensor, deferred: DeferredChecks | None = None) -> None:
+    """Back-propagate through ``output``'s graph, with ``upstream_grads`` for d loss / d output.
+
+    ``upstream_grads`` has exactly the output's shape, dtype and device. Gradients add up in the leaves'
+    ``grad``, as after any backward pass; averaging over the batch, where wanted, is the caller's.
+    With a ``sentinel``, non-finite values on an accelerator are reported by its ``verify`` instead of
+    stalling the queue here; on the CPU, or without one, they are reported at once.
+
+    Raises:
+        SeamError: the output has no graph, or the gradient does not fit it or is not finite
+    """
+    if output.grad_fn is None:
+        raise SeamError(
+            "generator output: expected a tensor with a graph behind it, "
+            f"got requires_grad={output.requires_grad} and no grad_fn; "
+            "was it detached, or made under no_grad? Hand over the output itself"
+        )
+    _check_fit(output, upstream_grads)
+    _check_finite(upstream_grads, deferred)
+    output.backward(gradient=upstream_grads)
+
+
+def _check_fit(output: Tensor, upstream: Tensor) -> None:
+    """Refuse another shape, dtype or device, all differences in one message."""
+    advice = {
+        "shape": "give one number per element, without broadcasting",
+        "dtype": "convert it with .to(output.dtype)",
+        "device": "move it with .to(output.device)",
+    }
+    unlike = [name for name in advice if getattr(output, name) != getattr(upstream, name)]
+    if unlike:
+        raise SeamError(
+            f"upstream gradient: expected {_describe(output)} like the output, got {_describe(upstream)}; "
+            f"{' and '.join(unlike)} must match: {'; '.join(advice[name] for name in unlike)}"
+        )
+
+
+def _check_finite(upstream: Tensor, deferred: DeferredChecks | None) -> None:
+    """Refuse NaN and infinities; the error keeps a count, not the tensor, until it is read."""
+    finite = torch.isfinite(upstream).sum()
+    total, described = upstream.numel(), _describe(upstream)
+
+    def error() -> Exception:
+        return SeamError(
+            f"upstream gradient: expected finite numbers for an output of {described}, got "
+            f"{total - int(finite)} of {total} that are NaN or infinite in a gradient of {described}; "
+            "look at the objective's values, the step and the learning rates"
+        )
+
+    checker = deferred if deferred is not None else DeferredChecks()
+    checker.expect(finite == total, error)
+    if deferred is None:
+        checker.verify()
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)}, dtype {tensor.dtype}, device {tensor.device}"

@@ -1,0 +1,207 @@
+"""Files that survive a kill: append-only logs, and files that are the old one or the new one, never half.
+
+What was handed to the operating system outlives the process, so a kill loses nothing. A power cut may lose
+what the system had not yet put on the disk; ``fsync`` makes an append wait for that too.
+
+A run directory may come from somebody else: nothing is written through a link, and no pipe is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import stat
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfme.errors import RunError
+
+MOST_LINE = 1 << 20
+"""Bytes of the longest line that a log of ours can hold, by far."""
+
+NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EISDIR)
+"""What the system says of a link, a pipe or a folder where a file was to be written."""
+
+
+def disk_error(action: str, path: Path, error: OSError) -> RunError:
+    """The error for a disk that is full, read-only or out of reach, with what to do about it."""
+    if error.errno in NO_FILE:
+        return RunError(f"cannot {action} {path}: it is a link, a pipe or a folder, and no file; put it elsewhere")
+    return RunError(
+        f"cannot {action} {path}: {error.strerror or error}; "
+        "nothing recorded is lost: make the disk writable or free some space, then resume"
+    )
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """Open a file, or what a link leads to, to be read. OSError, without waiting, for a pipe, a device, a folder."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return open(fd, "rb")
+
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a log, without a last one that a kill tore.
+
+    Raises OSError as ``open_file`` does, and RunError for a line longer than any of ours.
+    """
+    with open_file(path) as file:
+        number = 0
+        while (line := file.readline(MOST_LINE)).endswith(b"\n"):
+            yield line
+            number += 1
+    if len(line) == MOST_LINE:
+        raise RunError(f"{path}, line {number + 1}: expected a line of a log, got more than {MOST_LINE} bytes")
+
+
+class AppendFile:
+    """A file that only grows, by whole appends: one that fails is taken back before the error is raised.
+
+    ``size`` is what an existing file is cut (or zero-padded) to on opening: the end of its last whole record.
+    Raises RunError where the file cannot be opened or written.
+    """
+
+    def __init__(self, path: Path, size: int = 0, fsync: bool = False) -> None:
+        self.path = path
+        self._fsync = fsync
+        self._fd = -1
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._fd = os.open(path, flags, 0o644)
+            os.lseek(self._fd, 0, os.SEEK_END)  # which a pipe refuses
+            if os.fstat(self._fd).st_size != size:
+                os.ftruncate(self._fd, size)
+        except OSError as error:
+            self.close()
+            raise disk_error("open", path, error) from error
+
+    def append(self, *chunks: bytes | memoryview) -> None:
+        """Hand the chunks, in order and as one, to the operating system (and to the disk, with ``fsync``)."""
+        start = os.lseek(self._fd, 0, os.SEEK_END)
+        try:
+            self._write(chunks)
+            if self._fsync:
+                os.fdatasync(self._fd)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, start)
+            raise disk_error("write", self.path, error) from error
+
+    def _write(self, chunks: Sequence[bytes | memoryview]) -> None:
+        total = sum(len(chunk) for chunk in chunks)
+        written = os.writev(self._fd, chunks)
+        if written < total:  # a full disk, or more than one system call takes
+            rest = memoryview(b"".join(chunks))[written:]
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return os.lseek(self._fd, 0, os.SEEK_END)
+
+    def sync(self) -> None:
+        """Wait until everything appended is on the disk."""
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise disk_error("write", self.path, error) from error
+
+    def close(self) -> None:
+        """Close the file; closing twice is no error."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+@contextlib.contextmanager
+def replacing(path: Path, keep: Path | None = None) -> Iterator[IO[bytes]]:
+    """Write a new ``path`` beside the old one and swap them at the end, on the disk, whole.
+
+    With ``keep`` the old file takes that name. At every instant the old or the new file is whole under
+    ``path`` or ``keep``. Whatever goes wrong before the swap leaves both as they were. Raises RunError for
+    the disk's errors.
+    """
+    draft = path.with_name(path.name + ".tmp")
+    try:
+        draft.unlink(missing_ok=True)
+        with draft.open("xb") as file:  # never through a link that lies there
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            os.replace(path, keep)
+        os.replace(draft, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise disk_error("write", path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+"""How each version of an array begins; the third differs only for records with names that are not Latin."""
+
+
+def read_npz(path: Path, most: int) -> dict[str, NDArray[Any]]:
+    """The arrays of a file by name; ``most``: bytes of all of them together.
+
+    Raises ValueError, in words, for larger ones, for Python objects, and for whatever is no such file; OSError
+    where it cannot be read.
+    """
+    try:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
+            entries = [entry for entry in archive.infolist() if entry.filename.endswith(".npy")]
+            if sum(entry.file_size for entry in entries) > most:
+                raise ValueError(f"its arrays are larger than {most:,} bytes")
+            return {entry.filename.removesuffix(".npy"): _array(archive, entry) for entry in entries}
+    except (OSError, ValueError):
+        raise
+    except MemoryError:
+        raise ValueError("its arrays do not fit into memory") from None
+    except Exception as error:  # a damaged archive can raise anything at all
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def is_inflated(path: Path) -> bool:
+    """Whether an archive unpacks to more bytes than it has itself, which nothing that PyTorch saved does."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size
+    except Exception:  # whatever is wrong with it, PyTorch will say
+        return False
+
+
+def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
+    """One array, once its header is known to claim what is there."""
+    with archive.open(entry) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in HEADERS:
+            raise ValueError(f"{entry.filename}: expected an array of version 1 or 2, got {version}")
+        shape, _, dtype = HEADERS[version](file)
+        if dtype.hasobject:
+            raise ValueError(f"{entry.filename}: holds Python objects, which are not loaded: that could run any code")
+        claimed, held = math.prod(shape) * dtype.itemsize, entry.file_size - file.tell()
+        if claimed != held:
+            raise ValueError(f"{entry.filename}: claims to be an array of {claimed} bytes, but holds {held}")
+    with archive.open(entry) as file:
+        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return array

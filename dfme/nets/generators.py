@@ -1,0 +1,208 @@
+"""What every generator is asked: draw a latent, make ``gen_op`` from it, squash that to an image."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from dfme.spec import ImageSpec
+
+NEAREST = 1e-3
+"""Where the squashing is undone, the least distance to a bound, as a share of half the range: tanh never gets there."""
+
+
+class GeneratorNet(nn.Module, ABC):
+    """``forward`` maps a latent of ``draw`` (B, ...) to u (B, C, H, W); ``squash`` maps u to an image.
+
+    The two are apart because finite differences may be taken on either side of the squashing, a tanh scaled to
+    the teacher's bounds (plain tanh for bounds of -1 and 1).
+    """
+
+    def __init__(self, spec: ImageSpec) -> None:
+        super().__init__()
+        self.bounds = spec.bounds
+
+    @abstractmethod
+    def draw(self, count: int, rng: torch.Generator) -> Tensor:
+        """``count`` latents, on the device of ``rng``."""
+
+    @abstractmethod
+    def watched(self) -> AbstractContextManager[list[Tensor]]:
+        """Collects what the last convolution reads, (B, F, H, W) detached, in every call meanwhile."""
+
+    def squash(self, u_BCHW: Tensor) -> Tensor:
+        """The image within the bounds."""
+        low, high = self.bounds
+        return torch.tanh(u_BCHW).mul(0.5 * (high - low)).add(0.5 * (high + low))
+
+    def unsquash(self, x_BCHW: Tensor) -> Tensor:
+        """The u whose image this is, pixels at the very bounds moved inwards by ``NEAREST``."""
+        low, high = self.bounds
+        scaled_BCHW = x_BCHW.sub(0.5 * (high + low)).div(0.5 * (high - low))
+        return torch.atanh(scaled_BCHW.clamp(NEAREST - 1.0, 1.0 - NEAREST))
+
+
+@contextmanager
+def read_by(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """What a layer reads, detached, in every call meanwhile."""
+    read: list[Tensor] = []
+    hook = layer.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].detach()))
+    try:
+        yield read
+    finally:
+        hook.remove()
+
+
+class Generator(GeneratorNet):
+    """The DFME generator: a linear layer to a quarter of the image's size, then two upsampling blocks.
+
+    ``forward`` maps z (B, Z) to u (B, C, H, W), which its last normalisation keeps near N(0, 1) per channel.
+
+    Source: Truong et al. 2021, appendix; layer sizes as listed there (128, 128, 64 channels). Heights and
+    widths that 4 does not divide are reached by resizing to their exact halves (rounded up).
+    """
+
+    def __init__(self, latent_size: int, spec: ImageSpec) -> None:
+        super().__init__(spec)
+        channels, height, width = spec.shape
+        half = (math.ceil(height / 2), math.ceil(width / 2))
+        quarter = (math.ceil(height / 4), math.ceil(width / 4))
+        self.latent_size = latent_size
+        self.stem = nn.Sequential(
+            nn.Linear(latent_size, 128 * math.prod(quarter)),
+            nn.Unflatten(1, (128, *quarter)),
+            nn.BatchNorm2d(128),
+        )
+        self.blocks = nn.Sequential(
+            nn.Upsample(size=half),
+            nn.Conv2d(128, 128, 3, padding=1),
+            nn.BatchNorm2d(128),
+            nn.LeakyReLU(0.2),
+            nn.Upsample(size=(height, width)),
+            nn.Conv2d(128, 64, 3, padding=1),
+            nn.BatchNorm2d(64),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(64, channels, 3, padding=1),
+            nn.BatchNorm2d(channels, affine=False),
+        )
+
+    def forward(self, z_BZ: Tensor) -> Tensor:
+        """``gen_op``: the output before the squashing."""
+        u_BCHW: Tensor = self.blocks(self.stem(z_BZ))
+        return u_BCHW
+
+    @contextmanager
+    def watched(self) -> Iterator[list[Tensor]]:
+        last = next(layer for layer in reversed(self.blocks) if isinstance(layer, nn.Conv2d))
+        with read_by(last) as read:
+            yield read
+
+    def draw(self, count: int, rng: torch.Generator) -> Tensor:
+        """``count`` latents from N(0, I), drawn on the generator's device."""
+        return torch.randn(count, self.latent_size, generator=rng, device=rng.device)
+
+
+DrawImages = Callable[[int, torch.Generator], Tensor]
+"""Images (count, C, H, W) within the bounds from a source."""
+
+WIDTH = 64
+"""Channels of the transformation's hidden layers."""
+
+
+class Transforming(GeneratorNet):
+    """gen_op = base + G(z, base): a base image before the squashing, and a residual that begins at zero.
+
+    So the first queries are the program's, and training moves away from them only where it pays. A latent is one
+    row: the noise z (Z) and behind it the base (C*H*W), so that it is drawn, kept and fed like any other. Our own
+    (methods.md: a trained generator is worth its queries where it improves on a procedural source).
+    """
+
+    def __init__(self, latent_size: int, spec: ImageSpec, draw_base: DrawImages) -> None:
+        super().__init__(spec)
+        channels = spec.shape[0]
+        self.latent_size = latent_size
+        self._shape = spec.shape
+        self._draw_base = draw_base
+        self.noise = nn.Linear(latent_size, WIDTH)
+        self.reads = nn.Conv2d(channels, WIDTH, 3, padding=1)
+        self.blocks = nn.Sequential(
+            nn.BatchNorm2d(WIDTH),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(WIDTH, WIDTH, 3, padding=1),
+            nn.BatchNorm2d(WIDTH),
+            nn.LeakyReLU(0.2),
+        )
+        self.last = nn.Conv2d(WIDTH, channels, 3, padding=1)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)  # type: ignore[arg-type]
+
+    def forward(self, latent_BL: Tensor) -> Tensor:
+        z_BZ, base_BD = latent_BL.split([self.latent_size, latent_BL.shape[1] - self.latent_size], dim=1)
+        base_BCHW = base_BD.unflatten(1, self._shape)
+        mixed_BFHW = self.reads(base_BCHW) + self.noise(z_BZ)[:, :, None, None]
+        u_BCHW: Tensor = base_BCHW + self.last(self.blocks(mixed_BFHW))
+        return u_BCHW
+
+    @contextmanager
+    def watched(self) -> Iterator[list[Tensor]]:
+        with read_by(self.last) as read:
+            yield read
+
+    def draw(self, count: int, rng: torch.Generator) -> Tensor:
+        """``count`` latents: noise from N(0, I), and base images as u."""
+        z_BZ = torch.randn(count, self.latent_size, generator=rng, device=rng.device)
+        base_BCHW = self.unsquash(self._draw_base(count, rng))
+        return torch.cat([z_BZ, base_BCHW.flatten(1)], dim=1)
+
+
+class Several(GeneratorNet):
+    """``members`` take equal parts of a batch in their order, the first ones an image more where it does not divide.
+
+    Each is normalised by, and trained on, its own images only (cf. CaBaGe, arXiv 2409.10643).
+    """
+
+    def __init__(self, members: Sequence[GeneratorNet], spec: ImageSpec) -> None:
+        super().__init__(spec)
+        self.members = nn.ModuleList(members)
+
+    def forward(self, latent_BL: Tensor) -> Tensor:
+        parts = latent_BL.tensor_split(len(self.members))
+        return torch.cat([member(part) for member, part in zip(self.members, parts, strict=True) if len(part)])
+
+    @contextmanager
+    def watched(self) -> Iterator[list[Tensor]]:
+        """Of every call, what all members read, together once the last one has read."""
+        with ExitStack() as stack:
+            read = [stack.enter_context(member.watched()) for member in self._nets()]
+            together = _Together(read)
+            hook = self.register_forward_hook(lambda *_: together.collect())
+            try:
+                yield together
+            finally:
+                hook.remove()
+
+    def draw(self, count: int, rng: torch.Generator) -> Tensor:
+        """``count`` latents, which are alike for all members."""
+        return self._nets()[0].draw(count, rng)
+
+    def _nets(self) -> list[GeneratorNet]:
+        return [cast(GeneratorNet, member) for member in self.members]
+
+
+class _Together(list[Tensor]):
+    """Batches read, of all members in one tensor each."""
+
+    def __init__(self, read: Sequence[list[Tensor]]) -> None:
+        super().__init__()
+        self._read = read
+
+    def collect(self) -> None:
+        self.append(torch.cat([part for each in self._read for part in each]))
+        for each in self._read:
+            each.clear()

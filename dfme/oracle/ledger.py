@@ -1,0 +1,258 @@
+"""The ledger: what was paid, for what, and what is left of the budget. Charges are on file before the send.
+
+How a run is taken up again
+    ``ledger.jsonl`` is the true history; a checkpoint holds the counters as they stood (``state_dict``), so
+    the file may be ahead of it. A ledger made from the checkpoint's state (or from none: a run killed
+    before its first) starts with those counters and repeats history: for each answer that the journal still
+    holds, ``replay`` counts its charge without writing it. When the journal is used up, ``settle`` writes
+    off as ``lost`` every charge whose answer nobody has: the requests in flight at the kill or, without a
+    journal, all since the checkpoint. Lost images are not in ``spent``: the budget buys what an
+    uninterrupted run buys, and ``lost`` says what was sent beyond it. A charge that ``failed`` is different:
+    its process saw that there will be no answer and kept it charged, and so does the replay (``passed``). A
+    changed budget comes into force at ``settle``: until then the run repeats what it did under the old one.
+
+Numbering: charges are numbered in the file without a gap, over all sessions of a run.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+from dfme.errors import BudgetExhausted, RunError, UserError
+from dfme.files import AppendFile
+from dfme.oracle.ledger_log import (
+    CHARGED,
+    PURPOSES,
+    Charge,
+    History,
+    Purpose,
+    Totals,
+    audit,
+    count_reason,
+    read_history,
+)
+
+__all__ = ["CHARGED", "PURPOSES", "Ledger", "Purpose", "Totals", "audit"]
+
+
+class Ledger:
+    """Counts images by purpose and refuses what would exceed ``budget`` (images, at least 1).
+
+    ``path``: the file; without one nothing is written. ``state``: from a checkpoint's ``state_dict``.
+    ``fsync``: charges survive a power cut too, at the price of a disk access each.
+
+    Raises UserError for a budget below 1 or below what is spent, RunError for a damaged file or one that the
+    checkpoint does not fit.
+    """
+
+    def __init__(
+        self, budget: int, path: Path | None = None, state: dict[str, Any] | None = None, fsync: bool = False
+    ) -> None:
+        if budget < 1:
+            raise UserError(f"--budget: expected at least 1 image, got {budget}")
+        state = state or {"seq": 0, "images": {}, "requests": 0, "refused": 0, "failed": 0, "lost": 0}
+        history = _history(path, state)
+        if budget < history.spent:
+            raise UserError(f"--budget: expected at least the {history.spent} images spent so far, got {budget}")
+        self._seq: int = state["seq"]
+        self._images: dict[Purpose, int] = dict.fromkeys(PURPOSES, 0) | state["images"]
+        self._spent: int = sum(self._images[purpose] for purpose in CHARGED)
+        ahead = {seq: charge for seq, charge in history.kept.items() if seq > self._seq}
+        self._unanswered = {seq: charge for seq, charge in ahead.items() if seq not in history.failed}
+        self._failed_ahead = {seq: charge for seq, charge in ahead.items() if seq in history.failed}
+        self._history = history
+        self._wanted_budget = budget
+        self._settled = False
+        self.run = history.run or secrets.token_hex(8)
+        self.requests, self.refused, self.lost = history.requests, history.refused, history.lost
+        self.reasons = history.reasons
+        self.failed: int = state["failed"]
+        self._file = None if path is None else AppendFile(path, history.size, fsync)
+
+    @property
+    def budget(self) -> int:
+        """Images that may be charged; the one of old while a resumed run repeats what it did under it."""
+        return self._wanted_budget if self._settled else self._history.budget(self._seq) or self._wanted_budget
+
+    @property
+    def spent(self) -> int:
+        """Images charged."""
+        return self._spent
+
+    @property
+    def remaining(self) -> int:
+        """Images that may still be charged."""
+        return self.budget - self._spent
+
+    @property
+    def share(self) -> float:
+        """Share of the budget that is spent, from 0 to 1."""
+        return self._spent / self.budget
+
+    @property
+    def spent_by_purpose(self) -> dict[str, int]:
+        """Images charged, by purpose."""
+        return {purpose: self._images[purpose] for purpose in CHARGED}
+
+    @property
+    def evaluation_queries(self) -> int:
+        """Images of evaluation, recorded and not charged."""
+        return self._images["evaluation"]
+
+    def totals(self) -> Totals:
+        """Every figure at once; once settled, what ``audit`` makes of the file."""
+        return Totals(
+            self.budget,
+            self.spent,
+            self.spent_by_purpose,
+            self.evaluation_queries,
+            self.requests,
+            self.refused,
+            self.failed,
+            self.lost,
+        )
+
+    @property
+    def position(self) -> int:
+        """Number of the last charge that is counted."""
+        return self._seq
+
+    @property
+    def useful(self) -> int:
+        """Images whose answers came, of all purposes: the same at the same point of every session of a run."""
+        return sum(self._images.values()) - self.failed
+
+    def require(self, images: int, purpose: Purpose) -> None:
+        """Raise BudgetExhausted if charging so many images would exceed the budget."""
+        if purpose not in PURPOSES:
+            raise ValueError(f"purpose: expected one of {', '.join(PURPOSES)}, got {purpose!r}")
+        if purpose in CHARGED and images > self.remaining:
+            raise BudgetExhausted(
+                f"query budget: {images} images ({purpose}) were asked for, {self.remaining} of "
+                f"{self.budget} are left; nothing was sent: resume with a larger --budget to go on"
+            )
+
+    def charge(self, images: int, purpose: Purpose) -> int:
+        """Charge a request that is about to be sent, on file first; its number.
+
+        Raises BudgetExhausted, or RunError if the file cannot be written; nothing is charged then.
+        """
+        self.settle()
+        self.passed(self.requests)  # failures of the request that was in flight: they belong to this one
+        self.require(images, purpose)
+        if images < 1:
+            raise ValueError(f"images: expected at least 1 in a request, got {images}")
+        seq = self.requests + 1
+        spent = self._spent + (images if purpose in CHARGED else 0)
+        self._write(f'{{"seq":{seq},"event":"charge","purpose":"{purpose}","images":{images},"spent":{spent}}}\n')
+        self.requests = seq
+        self._unanswered[seq] = Charge(images, purpose)
+        self._take(seq, images, purpose)
+        return seq
+
+    def answered(self, seq: int) -> None:
+        """Note that charge ``seq`` has a usable answer, recorded if there is a journal."""
+        del self._unanswered[seq]
+
+    def refuse(self, seq: int, reason: str) -> None:
+        """Give charge ``seq`` back: the server said that it did not serve it."""
+        images, purpose = self._unanswered[seq]
+        self._write_event("refused", seq, images=images, reason=reason)
+        del self._unanswered[seq]
+        self.refused += images
+        count_reason(self.reasons, "refused", reason)
+        self._take(self._seq, -images, purpose)
+
+    def fail(self, seq: int, reason: str) -> None:
+        """Keep charge ``seq``, which may have been served, though there will be no answer to it."""
+        images, _ = self._unanswered[seq]
+        self._write_event("failed", seq, images=images, reason=reason)
+        del self._unanswered[seq]
+        self.failed += images
+        count_reason(self.reasons, "failed", reason)
+
+    def replay(self, seq: int, images: int, purpose: Purpose) -> None:
+        """Count charge ``seq`` again, whose answer comes from the journal; nothing is written.
+
+        Raises RunError if the file knows no such charge without an answer.
+        """
+        charge = self._unanswered.get(seq)
+        if charge != (images, purpose):
+            raise RunError(
+                f"ledger: expected charge {seq} to be {images} images for {purpose}, as the journal and this "
+                f"run have it, got {charge}; ledger.jsonl and journal/ are not of one run, restore both"
+            )
+        self._take(max(seq, self._seq), *self._unanswered.pop(seq))
+
+    def passed(self, seq: int) -> None:
+        """Count again the charges up to number ``seq`` that failed; nothing is written."""
+        if not self._failed_ahead:
+            return
+        for number in [number for number in self._failed_ahead if number <= seq]:
+            charge = self._failed_ahead.pop(number)
+            self.failed += charge.images
+            self._take(max(number, self._seq), *charge)
+
+    def settle(self) -> None:
+        """Stop repeating history: write off charges whose answers nobody has; put the budget in force."""
+        if self._settled:
+            return
+        for seq, charge in list(self._unanswered.items()):
+            self._write_event("lost", seq, images=charge.images, reason="no answer on record after a restart")
+            self.lost += charge.images
+            del self._unanswered[seq]
+        if self._history.budget(self._seq) != self._wanted_budget:
+            self._write_event("budget", self._seq, budget=self._wanted_budget, run=self.run)
+        self._settled = True
+        self._history = History()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counters, for a checkpoint: plain numbers."""
+        return {
+            "seq": self._seq,
+            "images": dict(self._images),
+            "requests": self.requests,
+            "refused": self.refused,
+            "failed": self.failed,
+            "lost": self.lost,
+        }
+
+    def sync(self) -> None:
+        """Wait until the file is on the disk; done before a checkpoint, which must not be ahead of it."""
+        if self._file is not None:
+            self._file.sync()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _take(self, seq: int, images: int, purpose: Purpose) -> None:
+        self._seq = seq
+        self._images[purpose] += images
+        self._spent += images if purpose in CHARGED else 0
+
+    def _write_event(self, event: str, seq: int, **details: int | str) -> None:
+        self._write(json.dumps({"seq": seq, "event": event, **details}, separators=(",", ":")) + "\n")
+
+    def _write(self, line: str) -> None:
+        if self._file is not None:
+            self._file.append(line.encode())
+
+
+def _history(path: Path | None, state: dict[str, Any]) -> History:
+    """The file's history, or what the state says without one; RunError if the two do not fit."""
+    if path is None:
+        spent = sum(state["images"].get(purpose, 0) for purpose in CHARGED)
+        return History(spent=spent, requests=state["requests"], refused=state["refused"], lost=state["lost"])
+    history = read_history(path) if path.exists() else History()
+    expected, found = dict.fromkeys(PURPOSES, 0) | state["images"], history.images(until=state["seq"])
+    if history.requests < state["seq"] or found != expected:
+        raise RunError(
+            f"{path}: expected at least the {state['seq']} charges that the checkpoint counted ({expected}), "
+            f"got {history.requests} ({found}); restore the ledger that belongs to it, or start a new run"
+        )
+    return history

@@ -1,0 +1,200 @@
+"""What ledger.jsonl says: one JSON object per line, in the order things happened, the true history of a run.
+
+    {"seq":0,"event":"budget","budget":300000,"run":"1f.."}           the budget in force after answer ``seq``
+    {"seq":1,"event":"charge","purpose":"student","images":256,"spent":256}      written before the send
+    {"seq":1,"event":"refused","images":256,"reason":"429"}           the server did not serve it: given back
+    {"seq":2,"event":"failed","images":256,"reason":"timeout"}        it may have been served: stays charged
+    {"seq":3,"event":"lost","images":256,"reason":".."}               sent, the answer is lost: written off
+
+Charges are numbered without a gap. ``spent`` is the total of charged purposes after the line, so every line
+vouches for the ones before it, and a file with a line changed or missing is not accepted. ``run`` is a random
+name for the run, the same in all its sessions.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from dfme.errors import RunError
+from dfme.files import whole_lines
+
+Purpose = Literal["generator", "student", "seed", "check", "evaluation"]
+"""What a query is for. All are charged except ``evaluation``, which is recorded and reported."""
+
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+CHARGED: tuple[Purpose, ...] = tuple(purpose for purpose in PURPOSES if purpose != "evaluation")
+
+
+MOST_SHOWN = 200
+"""Letters shown of what is wrong with a line."""
+
+
+class Charge(NamedTuple):
+    """One request: how many images, and what for."""
+
+    images: int
+    purpose: Purpose
+
+
+@dataclass(frozen=True)
+class Totals:
+    """A ledger added up, in images (``requests`` in requests).
+
+    ``requests``, ``refused``, ``failed`` and ``lost`` count what really was sent, in all sessions of a run.
+    ``failed`` images were charged (or recorded, for evaluation) without an answer to learn from.
+    """
+
+    budget: int
+    spent: int
+    spent_by_purpose: dict[str, int]
+    evaluation_queries: int
+    requests: int
+    refused: int
+    failed: int
+    lost: int
+
+    @property
+    def served(self) -> int:
+        """The most images that the teacher can have served, and so can ask money for."""
+        return self.spent + self.evaluation_queries + self.lost
+
+
+@dataclass
+class History:
+    """The lines of a ledger so far; ``kept`` holds the charges that were neither refused nor lost.
+
+    ``failed`` numbers those of them that have no answer and stay charged. ``reasons`` counts requests that were
+    refused or failed by the reason given.
+    """
+
+    run: str = ""
+    kept: dict[int, Charge] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    reasons: dict[str, dict[str, int]] = field(default_factory=dict)
+    budgets: list[tuple[int, int]] = field(default_factory=list)
+    requests: int = 0
+    spent: int = 0
+    refused: int = 0
+    lost: int = 0
+    size: int = 0
+
+    @property
+    def failed_images(self) -> int:
+        """Images of charges that failed."""
+        return sum(self.kept[seq].images for seq in self.failed)
+
+    def images(self, until: int | None = None) -> dict[Purpose, int]:
+        """Images kept per purpose, of all charges or of those numbered up to ``until``."""
+        counts = dict.fromkeys(PURPOSES, 0)
+        for seq, charge in self.kept.items():
+            if until is None or seq <= until:
+                counts[charge.purpose] += charge.images
+        return counts
+
+    def budget(self, seq: int) -> int | None:
+        """The budget in force after charge ``seq`` was answered, if the file says."""
+        return next((budget for since, budget in reversed(self.budgets) if since <= seq), None)
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Take one line in. Raises ValueError, KeyError or TypeError if it cannot follow the others."""
+        event, seq = entry["event"], _count(entry, "seq")
+        if event == "charge":
+            self._charge(seq, Charge(_count(entry, "images"), entry["purpose"]), _count(entry, "spent"))
+        elif event in ("refused", "failed", "lost"):
+            self._unanswered(seq, event, _count(entry, "images"))
+            if event != "lost":
+                count_reason(self.reasons, event, str(entry["reason"]))
+        elif event == "budget":
+            self.budgets.append((seq, _count(entry, "budget")))
+            self.run = self.run or _name(entry.get("run", ""))
+        else:
+            raise ValueError(f"unknown event {event!r}")
+
+    def _charge(self, seq: int, charge: Charge, spent: int) -> None:
+        if charge.purpose not in PURPOSES:
+            raise ValueError(f"unknown purpose {charge.purpose!r}")
+        if seq != self.requests + 1:
+            raise ValueError(f"charge {seq} follows charge {self.requests}: lines are missing or repeated")
+        self.requests = seq
+        self.kept[seq] = charge
+        self.spent += charge.images if charge.purpose in CHARGED else 0
+        if spent != self.spent:
+            raise ValueError(f"it says {spent} images were spent, the lines before it add up to {self.spent}")
+        if self.budgets and self.spent > self.budgets[-1][1]:
+            raise ValueError(f"{self.spent} images spent exceed the budget of {self.budgets[-1][1]}")
+
+    def _unanswered(self, seq: int, event: str, images: int) -> None:
+        charge = self.kept.get(seq)
+        if charge is None or charge.images != images or seq in self.failed:
+            raise ValueError(f"{images} images {event} for charge {seq}, which is {charge}")
+        if event == "failed":
+            self.failed.add(seq)
+            return
+        del self.kept[seq]
+        self.spent -= images if charge.purpose in CHARGED else 0
+        if event == "lost":
+            self.lost += images
+        else:
+            self.refused += images
+
+
+def count_reason(reasons: dict[str, dict[str, int]], event: str, reason: str) -> None:
+    """One more request that was refused or failed for ``reason``."""
+    requests = reasons.setdefault(event, {})
+    requests[reason] = requests.get(reason, 0) + 1
+
+
+def _count(entry: dict[str, Any], name: str) -> int:
+    value = entry[name]
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name}: expected a whole number, got {value!r}")
+    return value
+
+
+def _name(run: object) -> str:
+    if not (isinstance(run, str) and run.isascii() and len(run) <= 64):
+        raise ValueError(f"run: expected a short name, got {run!r}")
+    return run
+
+
+def read_history(path: Path) -> History:
+    """Read a ledger; ``size`` is the end of its last whole line.
+
+    A last line without its newline was torn by a kill before the send: nothing was sent for it, and it is
+    left out. Anything else that is not a line of a ledger raises RunError with file and line number: a run
+    never restarts silently, and its budget never grows because a line cannot be read.
+    """
+    history = History()
+    try:
+        for number, line in enumerate(whole_lines(path), 1):
+            try:
+                history.add(json.loads(line))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                problem = f"no {error}" if isinstance(error, KeyError) else str(error)[:MOST_SHOWN]
+                raise RunError(f"{path}, line {number}: expected a ledger's next line: {problem}") from error
+            history.size += len(line)
+    except OSError as error:
+        raise RunError(f"{path}: cannot read the ledger: {error.strerror}") from error
+    return history
+
+
+def audit(path: Path) -> Totals:
+    """Add a ledger up from its file alone, checking every line against the ones before it.
+
+    Raises RunError for a missing or damaged file.
+    """
+    history = read_history(path)
+    images = history.images()
+    return Totals(
+        budget=history.budgets[-1][1] if history.budgets else 0,
+        spent=sum(images[purpose] for purpose in CHARGED),
+        spent_by_purpose={purpose: images[purpose] for purpose in CHARGED},
+        evaluation_queries=images["evaluation"],
+        requests=history.requests,
+        refused=history.refused,
+        failed=history.failed_images,
+        lost=history.lost,
+    )

@@ -1,0 +1,212 @@
+"""The oracle: the only door to the teacher, and the meter on it. Images go in, paid answers come out.
+
+No gradient passes: queries are copied without their history, and so are answers. What is asked is what the
+wire can carry: float32, rounded to the image lattice where the teacher takes 8-bit pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfme.compute import DeferredChecks
+from dfme.errors import BudgetExhausted, RunError
+from dfme.oracle.dispatch import Answered, Dispatcher, Part
+from dfme.oracle.journal import Journal, digest
+from dfme.oracle.ledger import CHARGED, Ledger, Purpose
+from dfme.spec import Teacher
+
+__all__ = ["BudgetExhausted", "Ledger", "Oracle"]
+
+SLACK = 1e-4
+"""How far beyond its bounds a query may reach, as a share of their range: rounding errors."""
+
+
+class Oracle:
+    """Asks ``teacher``, charges ``ledger`` before every send, records in ``journal`` before every use.
+
+    With a journal that holds answers of an interrupted run, the same queries get those answers again,
+    unpaid. ``sentinel`` collects the conditions on an accelerator's values for the loop to verify; without
+    one they are read after each call. ``tell`` is called with a line, now and then, while a service makes trouble.
+    """
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        ledger: Ledger,
+        journal: Journal | None = None,
+        deferred: DeferredChecks | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self.spec = teacher.spec
+        self.num_classes = teacher.num_classes
+        self.label_mode = teacher.label_mode
+        self.ledger = ledger
+        self._device = torch.device(getattr(teacher, "device", None) or "cpu")
+        self._journal = journal
+        self._verify_each = deferred is None
+        self._sentinel = deferred or DeferredChecks()
+        self._courier = Dispatcher(teacher, ledger, journal, self._sentinel, self._device)
+        if tell is not None:
+            self.report_to(tell)
+        if not self.replaying:
+            ledger.settle()
+
+    @property
+    def replaying(self) -> bool:
+        """Whether answers come from the journal of the interrupted run, for now."""
+        return self._journal is not None and self._journal.replaying
+
+    def __call__(self, images_BCHW: Tensor, purpose: Purpose = "student") -> Tensor:
+        """The teacher's answers, on the images' device: scores (B, K) float32 or labels (B,) int64.
+
+        The whole batch must fit the budget, then it is sent in parts of the teacher's ``max_batch``, several at
+        once where its ``wire`` says so. Images of charged purposes must lie within the spec's bounds. No images
+        cost nothing.
+
+        Raises:
+            ValueError: for images of another shape or dtype, or out of bounds; nothing was sent.
+            BudgetExhausted: if the batch does not fit, and nothing was sent; or if it does not reach for asking again
+                what a service failed to answer.
+            TeacherError: if the teacher raised or answered what its label mode rules out; that stays charged.
+            RunError: if a resumed run asks something else than it asked before, or the disk refuses.
+        """
+        queries_BCHW = self._admit(images_BCHW, purpose)
+        batch = len(queries_BCHW)
+        self.ledger.require(batch, purpose)
+        if batch == 0:
+            return self._nothing().to(images_BCHW.device)
+        position = self.ledger.useful
+        answers = self._recorded(queries_BCHW, purpose) if self.replaying else []
+        for start, stop in _gaps(answers, batch):
+            answers += self._ask(Part(start, queries_BCHW[start:stop], batch, position + start), purpose)
+        if self._verify_each:
+            self._sentinel.verify()
+        parts = [part for _, part in sorted(answers, key=lambda answered: answered[0])]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(images_BCHW.device)
+
+    @property
+    def service(self) -> dict[str, Any] | None:
+        """What a service did: requests by why they were refused or failed, and seconds of this session. Else None."""
+        if not self._courier.is_service:
+            return None
+        return {
+            **{event: dict(self.ledger.reasons.get(event, {})) for event in ("refused", "failed")},
+            "seconds_answering": round(self._courier.seconds, 3),
+            "seconds_waited": round(self._courier.waited, 3),
+        }
+
+    def report_to(self, tell: Callable[[str], None]) -> None:
+        """Where a line goes, now and then, while a service makes trouble."""
+        self._courier.tell = tell
+
+    def state_dict(self) -> dict[str, Any]:
+        """Ledger and journal for a checkpoint; both files are on the disk when this returns."""
+        self.ledger.sync()
+        if self._journal is not None:
+            self._journal.sync()
+        return {
+            "ledger": self.ledger.state_dict(),
+            "journal": None if self._journal is None else self._journal.state_dict(),
+        }
+
+    def checkpointed(self) -> None:
+        """Call once a checkpoint with this ``state_dict`` is saved: the journal lets go of what it covers."""
+        if self._journal is not None:
+            self._journal.rotate()
+
+    def close(self) -> None:
+        """Send nothing more, let go of the files of ledger and journal; closing twice is no error."""
+        self._courier.close()
+        self.ledger.close()
+        if self._journal is not None:
+            self._journal.close()
+
+    def _admit(self, images_BCHW: Tensor, purpose: Purpose) -> Tensor:
+        """The query as the wire carries it, without history."""
+        if not images_BCHW.is_floating_point() or tuple(images_BCHW.shape[1:]) != self.spec.shape:
+            raise ValueError(
+                f"oracle: expected floating-point images (B, {', '.join(map(str, self.spec.shape))}), "
+                f"got {images_BCHW.dtype} {tuple(images_BCHW.shape)}"
+            )
+        queries_BCHW = images_BCHW.detach().to(self._device, torch.float32, memory_format=torch.contiguous_format)
+        if len(queries_BCHW):
+            self._require_bounds(queries_BCHW, purpose)
+        return queries_BCHW if self.spec.levels is None else self.spec.quantise(queries_BCHW)
+
+    def _require_bounds(self, queries_BCHW: Tensor, purpose: Purpose) -> None:
+        """Bounds for what a method made; only finite values for images of an evaluation set."""
+        low, high = self.spec.bounds if purpose in CHARGED else (-3e38, 3e38)
+        slack = SLACK * (high - low) if purpose in CHARGED else 0.0
+        least, most = queries_BCHW.aminmax()
+        self._sentinel.expect(
+            (least >= low - slack) & (most <= high + slack),
+            lambda: ValueError(
+                f"oracle: expected {purpose} images within {low:g} and {high:g}, "
+                f"got values from {float(least):g} to {float(most):g}"
+            ),
+        )
+
+    def _recorded(self, queries_BCHW: Tensor, purpose: Purpose) -> list[Answered]:
+        """The answers that the journal still holds for this batch: all, or those that came before a kill."""
+        journal, answers, rest = self._journal, list[Answered](), len(queries_BCHW)
+        while rest and journal is not None and journal.replaying:
+            record = journal.peek()
+            if record.abandoned:
+                self._abandoned(journal, record.seq)
+            images, stop = len(record.answers), record.start + len(record.answers)
+            part_BCHW = queries_BCHW[record.start : stop]
+            if record.batch != len(queries_BCHW) or images > rest or digest(part_BCHW.cpu()) != record.digest:
+                raise self._other(journal, record.seq, len(queries_BCHW), purpose)
+            self.ledger.replay(record.seq, images, purpose)
+            journal.advance()
+            answers.append((record.start, record.answers))
+            rest -= images
+            if rest == 0:
+                self.ledger.passed(self.ledger.position)
+        if not self.replaying:
+            self.ledger.settle()
+        return answers
+
+    def _abandoned(self, journal: Journal, seq: int) -> None:
+        """Give this batch up again, as the interrupted run did."""
+        self.ledger.passed(seq)
+        journal.advance()
+        if not journal.replaying:
+            self.ledger.settle()
+        raise BudgetExhausted("query budget: what was left did not reach for asking again what had failed")
+
+    def _other(self, journal: Journal, seq: int, images: int, purpose: Purpose) -> RunError:
+        return RunError(
+            f"the resumed run asks something else ({images} images, {purpose}) than request {seq} "
+            "on record: code, libraries, threads or device changed or do not repeat exactly: restore them"
+            f", or delete {journal.folder} to pay again for what was answered since the checkpoint"
+        )
+
+    def _ask(self, batch: Part, purpose: Purpose) -> list[Answered]:
+        """Fresh answers; a batch that is given up half answered is noted as such, so that a replay does the same."""
+        try:
+            return self._courier.deliver(batch, purpose)
+        except BudgetExhausted:
+            if self._journal is not None:
+                self._journal.abandon(self.ledger.requests)
+            raise
+
+    def _nothing(self) -> Tensor:
+        if self.label_mode.kind == "label":
+            return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, self.num_classes)
+
+
+def _gaps(answers: Sequence[Answered], batch: int) -> Iterator[tuple[int, int]]:
+    """The stretches of a batch that have no answers yet."""
+    at = 0
+    for start, part in sorted(answers, key=lambda answered: answered[0]):
+        if start > at:
+            yield at, start
+        at = start + len(part)
+    if at < batch:
+        yield at, batch

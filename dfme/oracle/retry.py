@@ -1,0 +1,118 @@
+"""When a failed request is made again: by what failed, how often, and how long it has taken already."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from dfme.errors import Refused, Unanswered, Unusable
+from dfme.spec import RequestPolicy
+
+SOONEST = 0.01
+"""Seconds before asking again when the service says at once; doubled with each refusal."""
+
+
+class RetryPolicy:
+    """Decides, for one request, what ``stamina`` asks after each failure: not again, again, or again in so long.
+
+    ``in_vain``: whether the rest of the batch has failed for good meanwhile, so that an answer would be of no use.
+    """
+
+    def __init__(
+        self, wire: RequestPolicy, tell: Callable[[str], None], in_vain: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._wire, self._tell, self._in_vain = wire, tell, in_vain
+        self._started = time.monotonic()
+        self._failed_at: float | None = None
+        self._too_long: float | None = None
+        self._failures: dict[str, int] = {"refused": 0, "unanswered": 0, "unusable": 0}
+
+    def __call__(self, error: Exception) -> bool | float:
+        """False: give up. True: again, after a wait that grows. A number: again, after so many seconds."""
+        if not isinstance(error, Refused | Unanswered) or not self._may_try_again(error):
+            return False
+        if self._in_vain():
+            return False
+        left = self._wire.patience - (time.monotonic() - self._started)
+        asked = error.retry_after if isinstance(error, Refused) else None
+        if left <= 0 or (asked or 0.0) > left:
+            self._too_long = asked
+            return False
+        self._failed_at = time.monotonic()
+        self._tell(f"{error}; asking again" + (f" in {asked:.0f} s" if asked else ""))
+        if asked is None:
+            return True
+        soonest: float = min(SOONEST * 2 ** self._failures["refused"], 5.0)
+        return max(asked, soonest)
+
+    def rested(self) -> float:
+        """Seconds since the last failure; 0 before the first attempt."""
+        return 0.0 if self._failed_at is None else time.monotonic() - self._failed_at
+
+    def spent(self) -> str:
+        """How much was tried, for the message of the one who gives up."""
+        if self._too_long is not None:
+            patience = f"{self._wire.patience:g} s of patience"
+            return f"; it asks to wait {self._too_long:,.0f} s, longer than the {patience} allow"
+        tries = sum(self._failures.values())
+        if tries < 2:
+            return ""
+        return f"; given up after {tries} attempts in {time.monotonic() - self._started:.1f} s"
+
+    def _may_try_again(self, error: Refused | Unanswered) -> bool:
+        """Count the failure; whether one more attempt is sensible."""
+        if isinstance(error, Refused):
+            self._failures["refused"] += 1
+            return error.retry
+        kind = "unusable" if isinstance(error, Unusable) else "unanswered"
+        self._failures[kind] += 1
+        paid = self._failures["unanswered"] + self._failures["unusable"]
+        return paid < self._wire.attempts and self._failures["unusable"] < self._wire.unusable
+
+
+class RateLimiter:
+    """Keeps what is sent below the rates of ``wire``, by one clock for all threads.
+
+    A request may leave when the one before has had its time: images / images_per_second, and 1 /
+    requests_per_second. No wait is longer than that of the requests ahead of it: nothing waits for ever.
+    """
+
+    def __init__(self, wire: RequestPolicy) -> None:
+        self._images_per_second = wire.images_per_second
+        self._seconds_per_request = 1 / wire.requests_per_second if wire.requests_per_second else 0.0
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self.waited = 0.0
+        """Seconds spent waiting, over all threads."""
+
+    @property
+    def most_images(self) -> int | None:
+        """Images that one request may carry: a second's worth, so that no burst exceeds the rate. None: any number."""
+        return max(1, int(self._images_per_second)) if self._images_per_second else None
+
+    def wait(self, images: int) -> None:
+        """Wait for the turn of a request with so many images."""
+        with self._lock:
+            now = time.monotonic()
+            leaves = max(now, self._free_at)
+            per_image = images / self._images_per_second if self._images_per_second else 0.0
+            self._free_at = leaves + max(per_image, self._seconds_per_request)
+        if leaves > now:
+            self._closed.wait(leaves - now)
+            self.waited_for(leaves - now)
+
+    def hold(self, seconds: float) -> None:
+        """Let no request leave for so long: what the service asks of one thread holds for all."""
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic() + seconds)
+
+    def waited_for(self, seconds: float) -> None:
+        """Count a wait, of whoever waited."""
+        with self._lock:
+            self.waited += seconds
+
+    def close(self) -> None:
+        """End every wait."""
+        self._closed.set()

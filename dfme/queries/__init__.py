@@ -1,0 +1,1 @@
+"""Which images are paid for."""

@@ -1,0 +1,74 @@
+"""Queries bred from queries: images whose parents are paid for, from classes that are seldom answered above all."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dfme.spec import LabelMode
+from dfme.students.augment import augment
+from dfme.students.losses import log_probabilities, top_class
+from dfme.students.replay import Replay
+
+PARENTS = 4_096
+"""Paid images that parents are taken from, drawn for every batch of children."""
+
+READY = 2_048
+"""Paid images from which on there are parents: with fewer, fresh images teach more than children of so few."""
+
+HALF_SIDES = (0.15, 0.5)
+"""Half of a graft's sides, as shares of the image's."""
+
+
+class Evolution:
+    """A child is one parent shifted by at most a pixel, with a rectangle of another parent in its place.
+
+    A parent is drawn with weight confidence^2 / n: the largest probability that the teacher answered (1 of a label) and
+    how many of the candidates have its class. So images of a class that sources seldom hit are varied until it is
+    no rarer than others. Children are paid for like any other image; no answer is taken over. Our own heuristic:
+    on a task whose classes procedural images seldom reach it decides (configs/README.md).
+    """
+
+    def __init__(self, replay: Replay, mode: LabelMode, num_classes: int) -> None:
+        self._replay = replay
+        self._mode = mode
+        self._num_classes = num_classes
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough is paid for to have children."""
+        return len(self._replay) >= READY
+
+    def draw(self, most: int, rng: torch.Generator) -> Tensor:
+        """Children (B, C, H, W), float32 within the bounds: of ``most`` the share in which classes are missing.
+
+        That share is 1 - e^H / K, with H the entropy of the answered classes in nats: e^H is how many of the K classes
+        are answered, counted by how often. Where the other sources reach all classes alike nothing is bred.
+        """
+        images_NCHW, answers, _ = self._replay.sample(PARENTS)
+        class_N = top_class(answers)
+        share_K = torch.bincount(class_N, minlength=self._num_classes) / len(class_N)
+        answered = torch.special.entr(share_K).sum().exp().item()
+        count = round(most * (1.0 - answered / self._num_classes))
+        if count == 0:
+            return images_NCHW[:0]
+        weight_N = self._confidence(answers).square() / share_K[class_N]
+        first_B, second_B = torch.multinomial(weight_N, 2 * count, replacement=True, generator=rng).chunk(2)
+        return graft(augment(images_NCHW[first_B], "shift", rng), images_NCHW[second_B], rng)
+
+    def _confidence(self, answers: Tensor) -> Tensor:
+        if self._mode.kind == "label":
+            return torch.ones(len(answers), device=answers.device)
+        return log_probabilities(answers, self._mode).amax(dim=1).exp()
+
+
+def graft(x_BCHW: Tensor, other_BCHW: Tensor, rng: torch.Generator) -> Tensor:
+    """Each image with a rectangle of the other one: its centre anywhere, its sides alike as shares of the image's."""
+    batch, _, height, width = x_BCHW.shape
+    low, high = HALF_SIDES
+    row_B1, column_B1, size_B1 = torch.rand(3, batch, 1, generator=rng, device=rng.device).unbind()
+    half_B1 = low + (high - low) * size_B1
+    rows_BH = (torch.arange(height, device=rng.device).add(0.5) / height - row_B1).abs() < half_B1
+    columns_BW = (torch.arange(width, device=rng.device).add(0.5) / width - column_B1).abs() < half_B1
+    inside_B1HW = (rows_BH[:, :, None] & columns_BW[:, None, :])[:, None]
+    return torch.where(inside_B1HW, other_BCHW, x_BCHW)

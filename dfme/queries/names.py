@@ -1,0 +1,56 @@
+"""The names of query sources, and what can be said of them before anything heavy is loaded: no torch here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from dfme.config.messages import did_you_mean, unknown_choice
+from dfme.errors import UserError
+
+# name -> "module:function"; a function takes (count, spec, rng) and draws so many images within the bounds.
+PROGRAMS: dict[str, str] = {
+    "leaves": "dfme.queries.programs.leaves:draw",
+    "strokes": "dfme.queries.programs.strokes:draw",
+    "noise": "dfme.queries.programs.noise:draw",
+    "gradients": "dfme.queries.programs.ramps:draw",
+    "generators": "dfme.queries.programs.random_generators:draw",
+}
+
+PROCEDURAL = "procedural"
+"""The pool without an end: images of programs, drawn as they are needed."""
+
+DOWNLOAD_FLAG = "--method.download true"
+
+
+def check_programs(names: Iterable[str]) -> None:
+    """Raise a UserError for a name that is no program's, with the nearest, and for no name at all."""
+    names = tuple(names)
+    if not names:
+        raise UserError(f"programs: expected at least one of {', '.join(PROGRAMS)}, got none")
+    for name in names:
+        if name not in PROGRAMS:
+            raise UserError(f"programs: {unknown_choice('program', name, PROGRAMS)}")
+
+
+def check_pool(
+    name: str, root: str = "datasets", *, download: bool = False, download_flag: str = DOWNLOAD_FLAG
+) -> None:
+    """Raise a UserError for what ``open_pool`` could never open.
+
+    That is an unknown name (with the nearest one), a folder or .npz file that does not exist and, without
+    ``download``, a torchvision set whose files are not under ``root``.
+    """
+    from dfme.data import DATASETS, check_dataset
+
+    path = Path(os.path.expanduser(name))
+    if name == PROCEDURAL or (name and path.is_dir()):
+        return
+    if name in DATASETS or path.suffix == ".npz" or len(path.parts) > 1:
+        return check_dataset(name, root, download=download, download_flag=download_flag)
+    choices = (PROCEDURAL, *DATASETS)
+    raise UserError(
+        f"pool of images: expected {', '.join(choices)}, a folder of images or an .npz file, "
+        f"got {name!r}{did_you_mean(name, choices)}"
+    )

@@ -1,0 +1,223 @@
+"""Pools of query images: real ones, each drawn once at most, or procedural ones without end."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dfme.data import DATASETS, LabelledImages, load_dataset
+from dfme.data.folder import read_images
+from dfme.data.images import Split
+from dfme.data.resizing import fitted
+from dfme.errors import UserError
+from dfme.queries.names import DOWNLOAD_FLAG, PROCEDURAL, check_pool
+from dfme.queries.programs import ProceduralImages
+from dfme.spec import ImageSpec
+
+SMALLEST_SHAPES = 8  # pixels of a side: see ShapesConfig
+
+
+class ImageSource(Protocol):
+    """Where query images come from. ``size`` and ``remaining`` are None where there is no end."""
+
+    name: str
+
+    @property
+    def size(self) -> int | None: ...
+
+    @property
+    def remaining(self) -> int | None: ...
+
+    def draw(self, count: int, rng: torch.Generator) -> Tensor:
+        """``count`` images (B, C, H, W), float32 within the bounds (not yet quantised), on the device of ``rng``."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Pool:
+    """Images drawn without replacement, in an order that the first draw takes one number from ``rng`` for.
+
+    ``images``: (N, C, H, W), uint8 or float32 within [0, 1]; kept so, and turned to floats within the bounds of
+    ``spec`` when they are drawn.
+    """
+
+    def __init__(self, name: str, images_NCHW: Tensor, spec: ImageSpec) -> None:
+        assert tuple(images_NCHW.shape[1:]) == tuple(spec.shape), f"{tuple(images_NCHW.shape)} for {spec.shape}"
+        self.name = name
+        self._images = images_NCHW
+        self._spec = spec
+        self._position = 0
+        self._seed: int | None = None
+        self._order: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    @property
+    def size(self) -> int:
+        return len(self._images)
+
+    @property
+    def remaining(self) -> int:
+        """Images not drawn yet."""
+        return len(self._images) - self._position
+
+    def draw(self, count: int, rng: torch.Generator) -> Tensor:
+        """``count`` images (B, C, H, W), float32 within the bounds (not yet quantised), on the device of ``rng``.
+
+        Raises:
+            UserError: when fewer remain.
+        """
+        if count > self.remaining:
+            raise UserError(
+                f"pool {self.name}: {count} images were asked for, but {self.remaining} remain of {self.size}"
+            )
+        if self._order is None:
+            self._shuffle(int(torch.randint(1 << 62, (), generator=rng, device=rng.device)))
+        assert self._order is not None
+        picked_BCHW = self._images[self._order[self._position : self._position + count]].to(rng.device)
+        self._position += count
+        low, high = self._spec.bounds
+        unit_BCHW = picked_BCHW if picked_BCHW.is_floating_point() else picked_BCHW.float().div_(255)
+        return unit_BCHW.mul_(high - low).add_(low).clamp_(low, high)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"size": self.size, "seed": self._seed, "position": self._position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what ``state_dict`` gave. ValueError for the state of a pool of another size."""
+        if state["size"] != self.size:
+            raise ValueError(f"pool {self.name}: expected the {state['size']} images of before, got {self.size}")
+        self._position = int(state["position"])
+        self._order = None
+        if state["seed"] is not None:
+            self._shuffle(int(state["seed"]))
+
+    def _shuffle(self, seed: int) -> None:
+        self._seed = seed
+        self._order = torch.randperm(self.size, generator=torch.Generator().manual_seed(seed))
+
+
+class EndlessPool:
+    """Programs behind a pool's call: there is always another image, and nothing to remember."""
+
+    name = PROCEDURAL
+    size = None
+    remaining = None
+
+    def __init__(self, procedural: ProceduralImages) -> None:
+        self._procedural = procedural
+
+    def draw(self, count: int, rng: torch.Generator) -> Tensor:
+        return self._procedural.draw(count, rng)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert not state, "an endless pool has no state"
+
+
+def open_pool(
+    name: str,
+    spec: ImageSpec,
+    *,
+    root: str = "datasets",
+    download: bool = False,
+    split: Split = "train",
+    programs: Sequence[str] = ("leaves",),
+    limit: int = 0,
+    download_flag: str = DOWNLOAD_FLAG,
+) -> Pool | EndlessPool:
+    """The images called ``name``, fitted to the shape of ``spec``.
+
+    ``procedural`` draws from ``programs`` without end. A data set by name, a folder of pictures (flat, or with any
+    folders in it; of ``train`` and ``test`` the one of ``split``) or an .npz file is read whole, without its labels.
+    ``limit``: read at most so many images, spread evenly; 0 reads all.
+
+    Raises:
+        UserError: for a name that is none of these, and for files that are missing or unreadable.
+    """
+    check_pool(name, root, download=download, download_flag=download_flag)
+    if name == PROCEDURAL:
+        return EndlessPool(ProceduralImages(spec, programs))
+    if name in DATASETS:
+        data = _data_set(name, spec, split, root, download, download_flag)
+        images_NCHW = data.subset(limit).images
+    else:
+        images_NCHW = read_images(Path(name).expanduser(), split, spec.shape, limit)
+    try:
+        return Pool(name, fitted(images_NCHW, spec.shape), spec)
+    except UserError as error:
+        raise UserError(f"pool {name}: {error}") from error
+
+
+def _data_set(
+    name: str, spec: ImageSpec, split: Split, root: str, download: bool, download_flag: str
+) -> LabelledImages:
+    shape = None
+    if name == "shapes":  # drawn at the size asked for, as far as it can be
+        channels, height, width = spec.shape
+        shape = (1 if channels == 1 else 3, max(SMALLEST_SHAPES, height), max(SMALLEST_SHAPES, width))
+    return load_dataset(name, split, shape=shape, root=root, download=download, download_flag=download_flag)
+
+
+def require_enough(pool: ImageSource, images: int, flag: str) -> None:
+    """Raise a UserError if the pool has fewer images than will be asked for; ``flag`` is the one that names it."""
+    if pool.size is not None and pool.size < images:
+        raise UserError(
+            f"{flag} {pool.name}: has {pool.size:,} images, but the budget asks for {images:,}, each once; lower "
+            f"--budget to {pool.size}, or choose a larger data set or folder, or {PROCEDURAL}, which has no end"
+        )
+
+
+class ImageFolder(Protocol):
+    """A method's configuration that says where images lie."""
+
+    @property
+    def root(self) -> str: ...
+
+    @property
+    def download(self) -> bool: ...
+
+
+def open_images(name: str, place: ImageFolder, spec: ImageSpec) -> Pool | EndlessPool:
+    """The images called so (``dfme.queries.pool``), as a method's own options say. UserError where they are not."""
+    return open_pool(name, spec, root=place.root, download=place.download, download_flag="--method.download true")
+
+
+def by_programs(pool: ImageSource, spec: ImageSpec, programs: tuple[str, ...]) -> ImageSource:
+    """The pool; one without an end draws by these programs."""
+    return pool if pool.size is not None else EndlessPool(ProceduralImages(spec, programs))
+
+
+class Passes:
+    """A pool without an end: drawn to its last image, then again in another order."""
+
+    def __init__(self, pool: ImageSource) -> None:
+        self._whole = copy.copy(pool)
+        self._pool = copy.copy(pool)
+
+    def draw(self, count: int, rng: torch.Generator) -> Tensor:
+        """``count`` images (B, C, H, W), float32 within the bounds, on the device of ``rng``."""
+        parts: list[Tensor] = []
+        while count > 0:
+            if self._pool.remaining == 0:
+                self._pool = copy.copy(self._whole)
+            left = self._pool.remaining
+            parts.append(self._pool.draw(count if left is None else min(count, left), rng))
+            count -= len(parts[-1])
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._pool.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._pool.load_state_dict(state)

@@ -1,0 +1,49 @@
+"""Query images that no trained generator makes: drawn by programs, or real ones out of a pool. No torch on import."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from dfme.queries.names import PROGRAMS, check_pool, check_programs
+from dfme.spec import ImageSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["PROGRAMS", "ProceduralImages", "check_pool", "check_programs"]
+
+DrawProgram = Callable[[int, ImageSpec, "torch.Generator"], "Tensor"]
+
+
+class ProceduralImages:
+    """Images of one or more programs, evenly and in random order; a name that stands twice weighs twice.
+
+    Raises:
+        UserError: for a name that is no program's.
+    """
+
+    def __init__(self, spec: ImageSpec, programs: Sequence[str]) -> None:
+        check_programs(programs)
+        self._spec = spec
+        self._names = len(programs)
+        self._weights = {_load(name): weight for name, weight in Counter(programs).items()}
+
+    def draw(self, count: int, rng: torch.Generator) -> Tensor:
+        """``count`` images (B, C, H, W), float32 within the bounds (not yet quantised), on the device of ``rng``."""
+        import torch
+
+        from dfme.queries.programs.canvas import shuffled
+
+        share = -(-count // self._names)
+        drawn = [program(share * weight, self._spec, rng) for program, weight in self._weights.items()]
+        return drawn[0][:count] if len(drawn) == 1 else shuffled(torch.cat(drawn), count, rng)
+
+
+def _load(name: str) -> DrawProgram:
+    module, _, function = PROGRAMS[name].partition(":")
+    program: DrawProgram = getattr(importlib.import_module(module), function)
+    return program

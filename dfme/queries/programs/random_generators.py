@@ -1,0 +1,45 @@
+"""Images of generators fresh from initialisation: another net for every batch, none of them ever trained.
+
+Baradad et al. 2021 (arXiv 2106.05963) draw from untrained StyleGANs; here it is the generator of DFME.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dfme.nets.generators import Generator
+from dfme.spec import ImageSpec
+
+LATENT_SIZE = 256
+MOST = 256  # images of one net: then another shows something else
+FEWEST = 16  # of one net: in train mode an image is normalised by the others of its batch
+CHUNK = 1 << 17  # pixels at once, each of 128 activations: what a net needs in memory
+
+
+def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
+    """``count`` images (B, C, H, W), float32 within the bounds, on the device of ``rng``: a net for up to 256."""
+    chunk = max(FEWEST, min(MOST, CHUNK // math.prod(spec.shape[1:])))
+    parts = [_drawn(min(chunk, count - start), spec, rng) for start in range(0, count, chunk)]
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def _drawn(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
+    generator = fresh_generator(spec, rng)
+    u_BCHW = generator(generator.draw(max(count, FEWEST), rng))
+    return generator.squash(u_BCHW)[:count]
+
+
+def fresh_generator(spec: ImageSpec, rng: torch.Generator) -> Generator:
+    """A generator in train mode on the device of ``rng``, its weights decided by ``rng`` alone.
+
+    Layers initialise themselves from torch's global state on the CPU: it is lent to them and put back.
+    """
+    seed = int(torch.randint(1 << 62, (), generator=rng, device=rng.device))
+    with torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(seed)
+        generator = Generator(LATENT_SIZE, spec)
+    return generator.to(rng.device).train()

@@ -1,0 +1,100 @@
+"""What is paid for with the student: images of a generator, of a program, bred from paid ones; and the best of many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dfme.compute import evaluating, ieee_fp32
+from dfme.config.settings import QueriesConfig
+from dfme.nets.generators import GeneratorNet
+from dfme.queries.evolution import Evolution
+from dfme.queries.selection import choose
+from dfme.randomness import Streams
+from dfme.spec import ImageSpec
+
+DrawImages = Callable[[int, torch.Generator], Tensor]
+"""Images (count, C, H, W) within the bounds from a source."""
+
+LOOKED_AT = 4_096
+"""Candidates in one forward pass of the students."""
+
+
+class QuerySampler:
+    """Images as the wire carries them. ``generator`` of None: all that are not bred are the program's.
+
+    The generator stays in the mode it is in, and makes whole batches even where fewer images are wanted, for its
+    statistics' sake. ``students`` choose.
+    """
+
+    def __init__(
+        self,
+        config: QueriesConfig,
+        spec: ImageSpec,
+        generator: GeneratorNet | None,
+        draw: DrawImages | None,
+        students: Sequence[nn.Module],
+        streams: Streams,
+        batch_size: int,
+        evolution: Evolution | None = None,
+    ) -> None:
+        self._config = config
+        self._spec = spec
+        self._generator = generator
+        self._draw = draw
+        self._students = students
+        self._streams = streams
+        self._batch_size = batch_size
+        self._evolution = evolution
+
+    @torch.no_grad()
+    def images(self, count: int) -> Tensor:
+        """``count`` images to pay for: the chosen ones of ``pool`` times as many."""
+        config = self._config
+        if config.pool == 1:
+            return self._candidates(count)
+        # The last, smaller batch is chosen from as many candidates as any other.
+        x_NCHW = self._candidates(self._batch_size * config.pool)
+        rng = self._streams["choice"]
+        chosen_B = choose(self._scores(x_NCHW), count, config.choose, config.balance, config.ceiling, rng)
+        return x_NCHW[chosen_B]
+
+    def _candidates(self, count: int) -> Tensor:
+        """Of every source its share, as the wire carries them."""
+        bred = self._bred(count)
+        fresh = count - (0 if bred is None else len(bred))
+        drawn = fresh if self._generator is None else round(fresh * self._config.procedural)
+        parts = [self._generated(fresh - drawn), self._drawn(drawn), bred]
+        return self._spec.quantise(torch.cat([part for part in parts if part is not None]))
+
+    def _generated(self, count: int) -> Tensor | None:
+        if not count:
+            return None
+        assert self._generator is not None
+        batches = []
+        for _ in range(math.ceil(count / self._batch_size)):
+            z_BZ = self._generator.draw(self._batch_size, self._streams["latent"])
+            batches.append(self._generator.squash(self._generator(z_BZ)))
+        return torch.cat(batches)[:count]
+
+    def _drawn(self, count: int) -> Tensor | None:
+        if not count:
+            return None
+        assert self._draw is not None
+        return self._draw(count, self._streams["procedural"])
+
+    def _bred(self, count: int) -> Tensor | None:
+        if self._evolution is None or not self._evolution.ready:
+            return None
+        return self._evolution.draw(round(count * self._config.evolve), self._streams["evolution"])
+
+    def _scores(self, x_NCHW: Tensor) -> Tensor:
+        """Every student's scores (E, N, K), by its frozen statistics."""
+        return torch.stack([self._of(net, x_NCHW) for net in self._students])
+
+    def _of(self, net: nn.Module, x_NCHW: Tensor) -> Tensor:
+        with evaluating(net), ieee_fp32():
+            return torch.cat([net(part) for part in x_NCHW.split(LOOKED_AT)]).float()

@@ -1,0 +1,226 @@
+"""A run in Weights & Biases, beside the run's own files and never in its way.
+
+wandb is imported only when it is asked for, writes below the run directory, asks nothing, and is waited for
+a few seconds at most. Whatever it raises is said once, in one line; the run goes on without it.
+
+History steps are the queries spent. A resumed online run therefore cannot add a second row for what was
+logged before: wandb drops steps that lie behind. Offline, each part of a run is a folder under the same id.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import netrc
+import os
+import re
+import threading
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfme.config.settings import WandbConfig
+from dfme.files import open_file, replacing
+
+REACH_SECONDS = 4.0  # to find out whether the server answers at all
+INIT_SECONDS = 8.0  # for the server to accept the run
+FINISH_SECONDS = 60.0  # to upload what is left; the rest stays on disk, for `wandb sync`
+
+IDENTITY = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class WandbRun:
+    """One wandb run, continued under the same id whenever the run directory is resumed.
+
+    ``document`` is the effective configuration; ``notify`` takes the one line there may be to say.
+    With ``mode: off`` every call does nothing and wandb is not even imported.
+    """
+
+    def __init__(
+        self, config: WandbConfig, run_dir: Path, document: Mapping[str, Any], notify: Callable[[str], None]
+    ) -> None:
+        self._notify = notify
+        self._run_dir = run_dir.resolve()
+        self._wandb: Any = None
+        self._run: Any = None
+        if config.mode != "off":
+            self._attempt(lambda: self._open(config, document))
+
+    @property
+    def active(self) -> bool:
+        """Whether records still reach wandb."""
+        return self._run is not None
+
+    def log(self, queries: int, metrics: Mapping[str, float]) -> None:
+        """Log numbers against the queries spent."""
+        if self.active:
+            self._attempt(lambda: self._run.log({**metrics, "queries": queries}, step=queries))
+
+    def image(self, queries: int, sheet_HWC: NDArray[np.uint8], caption: str) -> None:
+        """Log a sheet of generated queries."""
+        if self.active:
+            self._attempt(
+                lambda: self._run.log(
+                    {"samples": self._wandb.Image(sheet_HWC, caption=caption), "queries": queries},
+                    step=queries,
+                )
+            )
+
+    def finish(self, summary: Mapping[str, Any], student: Path) -> None:
+        """Write the final summary, hand over the student's file as an artifact, and end the run."""
+        if self.active:
+            self._attempt(lambda: self._deliver(summary, student))
+        self.close(exit_code=0)
+
+    def close(self, exit_code: int = 1) -> None:
+        """End the run as it stands; without ``finish`` before, wandb shows it as interrupted."""
+        run, self._run = self._run, None
+        if run is not None:
+            self._attempt(lambda: run.finish(exit_code=exit_code))
+
+    def _open(self, config: WandbConfig, document: Mapping[str, Any]) -> None:
+        # The client's telemetry would call its maker even offline, and hold up the exit where nobody answers.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        self._wandb = importlib.import_module("wandb")
+        if config.mode == "offline" or not self._go_online(config, document):
+            self._run = self._init(config, document, "offline")
+        self._run.define_metric("queries")
+        self._run.define_metric("*", step_metric="queries")
+
+    def _go_online(self, config: WandbConfig, document: Mapping[str, Any]) -> bool:
+        obstacle = self._obstacle()
+        if obstacle is None:
+            try:
+                self._run = self._init(config, document, "online")
+                self._notify(f"wandb: {self._run.url}")
+                return True
+            except Exception as error:
+                obstacle = one_line(error)
+                self._release_identity()
+        self._notify(f"wandb: {obstacle}; tracking goes on offline, upload it later with `wandb sync`")
+        return False
+
+    def _release_identity(self) -> None:
+        """A failed attempt keeps the id in use within the client until its end; spare a run of others."""
+        if self._wandb.run is None:
+            self._wandb.teardown()
+
+    def _obstacle(self) -> str | None:
+        """Why there is no point in going online, or None."""
+        settings = self._wandb.setup().settings  # knows the client's environment and settings files
+        server = str(settings.base_url)
+        if not (settings.api_key or has_key(server)):
+            return f"no API key for {urlsplit(server).netloc} (run `wandb login` or set WANDB_API_KEY)"
+        return None if answers(server, REACH_SECONDS) else f"{server} does not answer"
+
+    def _init(self, config: WandbConfig, document: Mapping[str, Any], mode: str) -> Any:
+        return self._wandb.init(
+            project=config.project,
+            entity=config.entity,
+            name=config.name,
+            group=config.group,
+            tags=config.tags,
+            config=dict(document),
+            dir=str(self._run_dir),
+            id=self._identity(),
+            resume="allow",
+            reinit="create_new",
+            mode=mode,
+            settings=self._settings(),
+        )
+
+    def _settings(self) -> Any:
+        """Silent, no capture of the terminal, no code copied, bounded waits; only names this client knows."""
+        known = self._wandb.Settings.model_fields
+        wanted = {
+            "silent": True,
+            "console": "off",
+            "save_code": False,
+            "disable_git": True,
+            "init_timeout": INIT_SECONDS,
+            "login_timeout": INIT_SECONDS,
+            "finish_timeout": FINISH_SECONDS,
+        }
+        return self._wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
+
+    def _identity(self) -> str:
+        """The run's id in wandb: the one in wandb.json, or a new one that is kept there."""
+        path = self._run_dir / "wandb.json"
+        try:
+            with open_file(path) as file:
+                identity = str(json.loads(file.read(1_000))["id"])
+            if IDENTITY.fullmatch(identity):  # wandb makes file names of it
+                return identity
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            pass
+        identity = uuid.uuid4().hex[:12]
+        with replacing(path) as file:
+            file.write(json.dumps({"id": identity}).encode() + b"\n")
+        return identity
+
+    def _deliver(self, summary: Mapping[str, Any], student: Path) -> None:
+        self._run.summary.update(dict(summary))
+        if student.exists():
+            artifact = self._wandb.Artifact(f"student-{self._run.id}", type="model", metadata=dict(summary))
+            artifact.add_file(str(student), policy="immutable", skip_cache=True)  # no second copy elsewhere
+            self._run.log_artifact(artifact)
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._run = None
+            self._notify(f"wandb: {one_line(error)}; the run goes on without it, recorded in metrics.jsonl")
+
+
+def one_line(error: Exception) -> str:
+    """An error's type and the first line of its message."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def has_key(server: str) -> bool:
+    """Whether credentials for ``server`` lie where the client looks, so that it need not ask a person."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    named = os.environ.get("NETRC")
+    places = [Path(named)] if named else [Path("~/.netrc").expanduser(), Path("~/_netrc").expanduser()]
+    return any(_in_netrc(place, urlsplit(server).netloc) for place in places)
+
+
+def _in_netrc(path: Path, host: str) -> bool:
+    try:
+        return netrc.netrc(str(path)).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def answers(server: str, seconds: float) -> bool:
+    """Whether anything at ``server`` answers HTTP within ``seconds``, through the proxy where one is set.
+
+    In a thread of its own, since looking up a name has no time limit.
+    """
+    found = threading.Event()
+
+    def knock() -> None:
+        try:
+            with urllib.request.urlopen(server, timeout=seconds):  # noqa: S310 (http or https, as checked below)
+                found.set()
+        except urllib.error.HTTPError:
+            found.set()  # an answer, if only a refusal
+        except (OSError, ValueError):
+            return
+
+    if not server.startswith(("http://", "https://")):
+        return False
+    thread = threading.Thread(target=knock, name="wandb-knock", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found.is_set()

@@ -1,0 +1,1 @@
+"""One run: what it is made of, its loop, its directory, how it is resumed."""

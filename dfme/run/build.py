@@ -1,0 +1,226 @@
+"""From a job to a run: the one module that knows every role and puts them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dfme.compute import DeferredChecks, choose_device, within_memory
+from dfme.config.settings import Job
+from dfme.data import LabelledImages
+from dfme.errors import TeacherError, UserError
+from dfme.estimators.build import make_estimator
+from dfme.estimators.preflight import default_settings, needs_preflight, probe_images, require_budget
+from dfme.methods import METHODS
+from dfme.methods.base import opened_for
+from dfme.oracle.journal import Journal
+from dfme.oracle.ledger import Ledger
+from dfme.oracle.oracle import Oracle
+from dfme.randomness import Streams, derived_seed
+from dfme.report.console import Console
+from dfme.report.recorder import Recorder
+from dfme.report.summary_file import read_summary
+from dfme.run.components import CHUNK, build_nets, make_components, needed_space
+from dfme.run.directory import RunDirectory
+from dfme.run.evaluation import EvaluationSet, HeldBack, evaluation_images
+from dfme.run.interrupt import Interrupt
+from dfme.run.job import document, resume_command
+from dfme.run.loop import Progress
+from dfme.run.resume import fitting, open_directory, recipe, require_same_run
+from dfme.run.run import Result, Run
+from dfme.run.student_file import load_student
+from dfme.spec import ImageSpec, Teacher
+from dfme.students.losses import make_distance
+from teachers.build import make_teacher, wrap_callable
+
+
+def run_job(
+    job: Job,
+    *,
+    teacher: Teacher | Callable[..., Any] | None = None,
+    resume: bool = False,
+    console: bool = True,
+) -> Result:
+    """Run a job to the end of its budget, or to the first interruption, and deliver its student.
+
+    ``teacher`` takes the place of the one the job describes: any callable from images to answers. Whatever is
+    wrong with the job raises UserError before the first query. A finished run that is resumed without a larger
+    budget gives its result again. Global random state is as it was afterwards.
+    """
+    if resume and (result := finished_result(job)) is not None:
+        _show_again(result, console)
+        return result
+    device = choose_device(job.config.device)
+    gpus = [device] if device.type == "cuda" else []
+    with within_memory(device), torch.random.fork_rng(gpus), Interrupt(console) as interrupt, ExitStack() as held:
+        made = build_teacher(job, teacher, device)
+        if teacher is None:
+            held.callback(getattr(made, "close", lambda: None))
+        run = assemble(job, made, device, held, resume, console)
+        path = run.directory.path
+        # How to go on: no command line knows a teacher that was handed over.
+        again = resume_command(path) if teacher is None else f"call extract again with out={str(path)!r}, resume=True"
+        try:
+            return run.go(interrupt)
+        except TeacherError as error:
+            raise TeacherError(f"{error}; all that was paid is kept: {again}") from error
+        except KeyboardInterrupt:
+            run.recorder.note(f"stopped at once, all that was paid is kept; go on with:\n  {again}")
+            raise
+
+
+def finished_result(job: Job) -> Result | None:
+    """The result of a run that came to the end of the job's budget before; none if there is something to do.
+
+    Where summary or student cannot be read there is: to write them again, from the checkpoint.
+    """
+    path = Path(job.config.out or "")
+    try:
+        summary = read_summary(path / "summary.json")
+        if summary is None or int(job.config.budget) > summary["budget"]:
+            return None
+        student = load_student(path)
+    except UserError:
+        return None
+    require_same_run(job, path / "config.yaml")
+    return Result(student, summary, path)
+
+
+def _show_again(result: Result, console: bool) -> None:
+    shown = Console(result.summary["budget"], quiet=not console)
+    shown.note(
+        f"{result.run_dir}: finished before with all of its {result.summary['budget']:,} queries, nothing was asked "
+        "now; to go on, give a larger --budget"
+    )
+    shown.table(result.summary, result.run_dir)
+
+
+def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device: torch.device) -> Teacher:
+    """The job's teacher, or the one given, wrapped as the job's common keys say."""
+    if teacher is None:
+        return make_teacher(job.teacher, job.teacher_options, device)
+    facts = job.teacher
+    return wrap_callable(
+        teacher,
+        shape=facts.shape,
+        num_classes=facts.num_classes,
+        label_mode=facts.label_mode,
+        bounds=facts.bounds,
+        levels=facts.levels,
+        max_batch=facts.max_batch,
+    )
+
+
+def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, resume: bool, console: bool) -> Run:
+    """Put the parts together; all that can be wrong is found before the run directory is made or touched.
+
+    ``held`` closes what is opened: the run directory with its lock, ledger and journal, the recorder.
+    """
+    config, spec = job.config, teacher.spec
+    make_method = _method(job.method, teacher)
+    _require_estimator(job, spec)
+    make_distance(config.student.loss, teacher.label_mode)
+    data = evaluation_images(config.evaluation, spec, teacher.num_classes)
+    opened = opened_for(make_method, job.method_config, spec, int(config.budget))
+    nets = build_nets(job, spec, teacher.num_classes, device)
+
+    deferred, streams = DeferredChecks(), Streams(config.seed, device)
+    directory, state = open_directory(job, resume, needed_space(job, nets, teacher, Path(config.out or "runs")))
+    held.enter_context(directory)
+    with fitting(directory.checkpoint) if state else nullcontext():
+        oracle = build_oracle(job, teacher, directory, state["oracle"] if state else {}, deferred)
+    held.callback(oracle.close)
+
+    examination = build_examination(data, oracle, device)
+    examiner = examination.examine if isinstance(examination, HeldBack) else None
+    parts = make_components(job, nets, oracle, streams, deferred, directory.path)
+    if parts.trainer.replay is not None:
+        held.callback(parts.trainer.replay.close)
+    torch.manual_seed(derived_seed(config.seed, "global"))
+    recorder = Recorder.open(
+        directory.path,
+        int(config.budget),
+        document(job),
+        config.wandb,
+        bounds=spec.bounds,
+        resume_at=oracle.ledger.spent,
+        quiet=not console,
+    )
+    held.enter_context(recorder)
+    oracle.report_to(recorder.note)
+    run = Run(
+        job=job,
+        directory=directory,
+        oracle=oracle,
+        method=make_method(job.method_config, replace(parts, examiner=examiner, opened=opened)),
+        trainer=parts.trainer,
+        examination=examination,
+        recorder=recorder,
+        streams=streams,
+        deferred=deferred,
+        progress=Progress(),
+        device=device,
+        arch=nets.arch,
+    )
+    if state:
+        with fitting(directory.checkpoint):
+            run.load_state_dict(state)
+    if resume:
+        directory.withdraw_summary()
+        directory.write_config(recipe(job))
+    return run
+
+
+def _method(name: str, teacher: Teacher) -> Any:
+    """The method's class. UserError if it cannot learn from what the teacher answers, with those that can."""
+    make_method = METHODS[name].load()
+    kind = teacher.label_mode.kind
+    if kind not in make_method.label_modes:
+        able = [other for other, entry in METHODS.items() if kind in entry.load().label_modes]
+        raise UserError(
+            f"--method.name {name} needs a teacher that answers {' or '.join(make_method.label_modes)}, this one "
+            f"answers {teacher.label_mode}; methods that can use it: {', '.join(able)}"
+        )
+    return make_method
+
+
+def _require_estimator(job: Job, spec: ImageSpec) -> None:
+    """UserError if the estimator does not fit the teacher's images, or the budget the check that it is left to."""
+    if "estimator" not in METHODS[job.method].sections:
+        return
+    drafted = default_settings(job.estimator, spec)
+    if needs_preflight(job.estimator):
+        drafted = replace(drafted, step=1.0 if drafted.space == "lattice" else 1e-3)
+    make_estimator(drafted, spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
+    if needs_preflight(job.estimator):
+        require_budget(int(job.config.budget), probe_images(job.estimator, spec))
+
+
+def build_examination(data: LabelledImages | None, oracle: Oracle, device: torch.device) -> EvaluationSet | HeldBack:
+    """What the student is scored on: labelled images, or generated ones that are held back."""
+    if data is None:
+        return HeldBack(oracle.label_mode, device)
+    ask = partial(oracle, purpose="evaluation")
+    return EvaluationSet(data.name, data.images.to(device), data.labels.to(device), oracle.label_mode, ask)
+
+
+def build_oracle(
+    job: Job, teacher: Teacher, directory: RunDirectory, state: dict[str, Any], deferred: DeferredChecks
+) -> Oracle:
+    """The oracle with its ledger and journal, as a checkpoint left them or new.
+
+    A network of ours on a GPU needs no journal: it gives its answers again for nothing, while writing each
+    one down would make the GPU wait for the host at every step. A resumed run then asks again what it asked
+    since the checkpoint, and the ledger says so (``lost``).
+    """
+    counted, place = (state["ledger"], state["journal"]) if state else (None, None)
+    ledger = Ledger(int(job.config.budget), directory.ledger, counted)
+    on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
+    journal = None if on_gpu else Journal(directory.journal, place)
+    return Oracle(teacher, ledger, journal, deferred)

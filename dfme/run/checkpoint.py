@@ -1,0 +1,143 @@
+"""Checkpoints: saved whole or not at all, checked when loaded, and the one before is kept.
+
+The file is what ``torch.save`` writes plus a trailer (a mark and the SHA-256 of everything before it);
+PyTorch reads it as well, with ``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from dfme.errors import RunError
+from dfme.files import is_inflated, open_file, replacing
+
+MARK = b"dfme-sha256:"
+TRAILER_BYTES = len(MARK) + hashlib.sha256().digest_size
+PLAIN = (Tensor, bool, int, float, str, bytes, type(None))
+
+
+def previous(path: Path) -> Path:
+    """The name of the checkpoint kept from before ``path``: checkpoint.previous.pt for checkpoint.pt."""
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Save nested dicts, lists and tuples of tensors, numbers, strings, bytes and None; the old one is kept.
+
+    On the disk when this returns. Raises RunError where the disk refuses, with the old checkpoint
+    untouched, and TypeError, naming the entry, for a value that ``weights_only`` would not load again.
+    """
+    _require_plain(state, "state")
+    with replacing(path, keep=previous(path)) as file:
+        hashing = _HashingWriter(file)
+        try:
+            torch.save(state, cast(IO[bytes], hashing))
+        except RuntimeError as error:
+            raise hashing.error or error from error
+        file.write(MARK + hashing.sha256.digest())
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """The state that was saved, on the CPU.
+
+    A process killed in the middle of a save may leave only the previous one; that is loaded then. Raises
+    RunError for a missing or damaged file, and says whether the previous one is whole.
+    """
+    if not path.exists() and previous(path).exists():
+        path = previous(path)
+    problem = _damage(path) or ("it unpacks to more than it holds" if is_inflated(path) else None)
+    if problem is None:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # a pickle that somebody changed can raise anything at all
+            problem = _in_words(error)
+        else:
+            if isinstance(state, dict) and state:
+                return state
+            problem = "it holds no state of a run"
+    raise RunError(f"{path}: expected a whole checkpoint, but {problem}; {_advice(path)}")
+
+
+class _HashingWriter:
+    """Passes bytes on, hashing them; remembers the disk's error, which PyTorch hides in one of its own."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self.sha256.update(data)
+        return len(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _require_plain(value: object, where: str) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str | int):
+                raise TypeError(f"checkpoint: {where} has the key {key!r}; expected text or a whole number")
+            _require_plain(item, f"{where}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _require_plain(item, f"{where}[{index}]")
+    elif not isinstance(value, PLAIN):
+        raise TypeError(f"checkpoint: {where} is a {type(value).__name__}; expected a tensor, number or text")
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with the file's bytes, if anything."""
+    try:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            body = size - TRAILER_BYTES
+            sha256 = hashlib.sha256()
+            while block := file.read(max(min(1 << 20, body - file.tell()), 0)):
+                sha256.update(block)
+            trailer = file.read(TRAILER_BYTES)
+    except FileNotFoundError:
+        return "there is none"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    if body < 0 or not trailer.startswith(MARK):
+        return f"it is cut short ({size} bytes)"
+    return None if trailer == MARK + sha256.digest() else "its bytes are not those that were saved"
+
+
+def _in_words(error: Exception) -> str:
+    """What PyTorch says about a file, in a line; not its advice to load it in a way that runs code."""
+    text = " ".join(str(error).split())
+    if "weights_only" in text:
+        return "it holds Python objects beside tensors, which are never loaded: that could run any code"
+    return f"{type(error).__name__}: {text[:200]}"
+
+
+def _advice(path: Path) -> str:
+    before = previous(path)
+    if path != before and _damage(before) is None:
+        return f"{before.name} is whole: rename it to {path.name} and resume, nothing is paid twice"
+    return "there is no whole one before it either; start a new run in another --out"
+
+
+def space_for_checkpoints(nets: Iterable[nn.Module], replayed: int) -> int:
+    """Bytes on the disk that a run's checkpoints take at most, with ``replayed`` bytes of paid answers in each.
+
+    Three files stand side by side while one is written: the last two and the new one. Each holds every weight
+    and, for its optimiser, at most two numbers more.
+    """
+    weights = sum(parameter.numel() for net in nets for parameter in net.parameters())
+    return 3 * (3 * 4 * weights + replayed)

@@ -1,0 +1,183 @@
+"""What a method works with, from a job: networks on their device, students' training, replay, sources.
+
+Used by whatever runs a method: a run (``dfme.run.build``), the laboratory, the benchmark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dfme.compute import DeferredChecks, require_compiler
+from dfme.config.settings import ExtractConfig, Job
+from dfme.methods import METHODS
+from dfme.methods.base import Parts
+from dfme.nets import auto_net, build_net
+from dfme.nets.generators import Generator, GeneratorNet, Several, Transforming
+from dfme.oracle.oracle import Oracle
+from dfme.queries.programs import ProceduralImages
+from dfme.queries.sampler import DrawImages
+from dfme.randomness import Streams, derived_seed
+from dfme.run.checkpoint import space_for_checkpoints
+from dfme.run.method_checks import keeps_answers, students_of
+from dfme.spec import ImageSpec, Teacher
+from dfme.students.losses import make_distance
+from dfme.students.replay import Replay
+from dfme.students.schedule import factor
+from dfme.students.trainer import StudentTrainer
+
+CHUNK = 8_192
+"""Most images in one evaluation of an objective: bounds memory while probing."""
+
+
+@dataclass(frozen=True)
+class Nets:
+    """A job's networks. ``heir``: the fresh one that learns the students' vote, where there is to be one."""
+
+    arch: str
+    students: list[nn.Module]
+    generator: GeneratorNet | None
+    heir: nn.Module | None
+
+    @property
+    def all(self) -> list[nn.Module]:
+        return [net for net in (*self.students, self.generator, self.heir) if net is not None]
+
+
+def build_nets(job: Job, spec: ImageSpec, num_classes: int, device: torch.device) -> Nets:
+    """The students, the generator and the ensemble's heir as the seed initialises them, on their device."""
+    arch, students, heir = build_students(job.config, students_of(job), spec, num_classes, device)
+    return Nets(arch, students, build_generator(job, spec, device), heir)
+
+
+def build_students(
+    config: ExtractConfig, count: int, spec: ImageSpec, num_classes: int, device: torch.device
+) -> tuple[str, list[nn.Module], nn.Module | None]:
+    """The architecture, so many students and, where it is planned for, the heir of their vote."""
+    arch = auto_net(spec.shape) if config.student.arch == "auto" else config.student.arch
+
+    def fresh(purpose: str, number: int) -> list[nn.Module]:
+        nets = fresh_nets(arch, spec, num_classes, derived_seed(config.seed, purpose), number)
+        return [_place(net, config, device) for net in nets]
+
+    heirs = fresh("heir", 1) if config.student.distil_share else [None]
+    return arch, fresh("student", count), heirs[0]
+
+
+def fresh_nets(arch: str, spec: ImageSpec, num_classes: int, seed: int, number: int) -> list[nn.Module]:
+    """So many nets as ``seed`` initialises them, on the CPU; global random state stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return [build_net(arch, spec.shape, num_classes) for _ in range(number)]
+
+
+def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> GeneratorNet | None:
+    """The generator as the seed initialises it, on its device, in train mode; none of a method without one."""
+    latent_size = getattr(job.method_config, "latent_size", None)
+    if latent_size is None:
+        return None
+    torch.manual_seed(derived_seed(job.config.seed, "generator"))
+    draw = procedural_images(job, spec)
+
+    def one() -> GeneratorNet:
+        if job.queries.base == "none":
+            return Generator(latent_size, spec)
+        assert draw is not None
+        return Transforming(latent_size, spec, draw)
+
+    generators = job.queries.generators
+    net = one() if generators == 1 else Several([one() for _ in range(generators)], spec)
+    _place(net, job.config, device)
+    return net
+
+
+def procedural_images(job: Job, spec: ImageSpec) -> DrawImages | None:
+    """Images by the programs that the job names, where it draws any."""
+    queries, generates = job.queries, hasattr(job.method_config, "latent_size")
+    if "queries" not in METHODS[job.method].sections:
+        return None
+    if generates and not queries.procedural and queries.base == "none":
+        return None
+    return ProceduralImages(spec, queries.programs).draw
+
+
+def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Module:
+    """The net on its device, in the memory format and compiled as its configuration says.
+
+    ``auto`` is channels-last on a CPU, where it was measured to be faster (configs/README.md), and on a GPU with
+    bf16, whose tensor cores want it.
+    """
+    choice = config.channels_last
+    net.to(device)
+    if choice == "yes" or (choice == "auto" and (device.type == "cpu" or config.precision == "bf16")):
+        net.to(memory_format=torch.channels_last)
+    if config.compile:
+        require_compiler(device)
+        net.compile()
+    return net
+
+
+def make_components(
+    job: Job, nets: Nets, oracle: Oracle, streams: Streams, deferred: DeferredChecks, directory: Path | None = None
+) -> Parts:
+    """What a job's method works with. ``directory``: the run's, for a replay that is kept on disk."""
+    config = job.config
+    distance = make_distance(config.student.loss, oracle.label_mode)
+    replay = _replay(job, oracle.spec, streams, directory)
+    trainer = StudentTrainer(
+        nets.students,
+        config.student,
+        distance,
+        replay,
+        lambda: oracle.ledger.share,
+        config.schedule,
+        streams["augment"],
+        config.precision,
+        nets.heir,
+        lambda number: fresh_nets(
+            nets.arch,
+            oracle.spec,
+            oracle.num_classes,
+            derived_seed(config.seed, f"student round {number}"),
+            len(nets.students),
+        ),
+    )
+    return Parts(
+        oracle,
+        nets.generator,
+        trainer,
+        streams,
+        deferred,
+        lambda: factor(config.schedule, oracle.ledger.share),
+        CHUNK,
+        estimator=job.estimator,
+        queries=job.queries,
+        draw=procedural_images(job, oracle.spec),
+        seed=config.seed,
+        place=partial(_place, config=config, device=streams["latent"].device),
+    )
+
+
+def needed_space(job: Job, nets: Nets, teacher: Teacher, directory: Path) -> int:
+    """Bytes that the run's checkpoints, and a replay on disk, take at most."""
+    replay = _replay(job, teacher.spec, Streams(0, torch.device("cpu")), directory)
+    if replay is None:
+        return space_for_checkpoints(nets.all, 0)
+    classes = teacher.num_classes
+    beside = replay.disk_size(classes) if job.config.student.replay_store == "disk" else 0
+    return space_for_checkpoints(nets.all, replay.full_size(classes)) + beside
+
+
+def _replay(job: Job, spec: ImageSpec, streams: Streams, directory: Path | None) -> Replay | None:
+    """The replay that the students' configuration asks for, or the method."""
+    config = job.config.student
+    if not keeps_answers(job):
+        return None
+    capacity = min(config.replay_capacity, int(job.config.budget))
+    folder = directory / "replay" if directory is not None and config.replay_store == "disk" else None
+    order, precision = config.replay_order, config.replay_precision
+    return Replay(capacity, spec, streams["replay"], order=order, precision=precision, folder=folder)

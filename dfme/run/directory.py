@@ -1,0 +1,166 @@
+"""The run directory: where a run's files lie, and the lock that keeps a second process out of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dfme.errors import RunError, UserError
+from dfme.files import disk_error, replacing
+
+LOCK = ".lock"
+
+TRACES = (LOCK, "config.yaml.tmp")
+"""What a process killed before its config.yaml was whole may have left: not a run, and in nobody's way."""
+
+
+class RunDirectory:
+    """The files of one run, locked for this process until ``close`` or its end, however it ends.
+
+    Made by ``create`` or ``open_for_resume``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.ledger = path / "ledger.jsonl"
+        self.journal = path / "journal"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoint = path / "checkpoint.pt"
+        self.previous_checkpoint = path / "checkpoint.previous.pt"
+        self.student = path / "student.safetensors"
+        self.samples = path / "samples"
+        self.summary = path / "summary.json"
+        self.report = path / "report.html"
+        self._lock = acquire_lock(path)
+
+    @classmethod
+    def create(cls, path: Path) -> RunDirectory:
+        """A new directory. Raises UserError if it holds something already, cannot be written or is in use."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            taken = holds_something(path)
+        except OSError as error:
+            raise UserError(f"--out {path}: cannot create the run directory: {error.strerror}") from error
+        if taken:
+            raise UserError(
+                f"--out {path}: expected a new or empty directory, got one with files; "
+                "add --resume to go on with its run, or choose another --out"
+            )
+        return cls(path)
+
+    @classmethod
+    def open_for_resume(cls, path: Path) -> RunDirectory:
+        """The directory of an interrupted run.
+
+        Raises UserError if it is none, or in use, and RunError if files of the run are missing.
+        """
+        if not (path / "config.yaml").is_file():
+            raise UserError(
+                f"--out {path}: expected the directory of a run to resume, but it holds no config.yaml; "
+                "check --out, or leave out --resume to start a new run"
+            )
+        directory = cls(path)
+        if directory.has_checkpoint and not directory.ledger.is_file():
+            directory.close()
+            raise RunError(f"{directory.ledger}: missing, beside a checkpoint; restore it, or start a new run")
+        return directory
+
+    @staticmethod
+    def free_name(base: Path) -> Path:
+        """``base``, or ``base-2``, ``base-3``...: the first that does not exist."""
+        number, path = 1, base
+        while path.exists():
+            number += 1
+            path = base.with_name(f"{base.name}-{number}")
+        return path
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint; a run killed before its first starts again from its journal."""
+        return os.path.lexists(self.checkpoint) or os.path.lexists(self.previous_checkpoint)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end: the summary is written last."""
+        return self.summary.is_file()
+
+    def require_space(self, needed: int) -> None:
+        """Raise UserError if fewer than ``needed`` bytes are free."""
+        free = shutil.disk_usage(self.path).free
+        if free < needed:
+            raise UserError(
+                f"--out {self.path}: expected {_megabytes(needed)} of free space, got {_megabytes(free)}; "
+                "free some or choose another --out"
+            )
+
+    def write_config(self, text: str) -> None:
+        """Write config.yaml, whole or not at all. Raises RunError where the disk refuses."""
+        with replacing(self.config) as file:
+            file.write(text.encode())
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write summary.json, whole or not at all, last of all files. Raises RunError if the disk refuses."""
+        text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
+        with replacing(self.summary) as file:
+            file.write(text.encode())
+
+    def withdraw_summary(self) -> None:
+        """Remove the summary of a run that goes on after its end. Raises RunError where the disk refuses."""
+        try:
+            self.summary.unlink(missing_ok=True)
+        except OSError as error:
+            raise disk_error("remove", self.summary, error) from error
+
+    def close(self) -> None:
+        """Give the lock back; closing twice is no error."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def holds_something(path: Path) -> bool:
+    """Whether a directory holds anything but what a run killed at its very beginning leaves."""
+    return any(entry.name not in TRACES for entry in path.iterdir())
+
+
+def acquire_lock(path: Path) -> int:
+    """The file descriptor of a directory's lock. The system frees it when its process ends: no lock is ever stale.
+
+    Raises UserError if another process holds it, or the directory cannot be written.
+    """
+    fd = -1
+    try:
+        fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+    except BlockingIOError as error:
+        holder = os.read(fd, 20).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise UserError(
+            f"--out {path}: in use by process {holder}; wait for it to end, stop it, or choose another --out"
+        ) from error
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+        raise UserError(f"--out {path}: cannot write to the run directory: {error.strerror}") from error
+    return fd
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

@@ -1,0 +1,168 @@
+"""How good a copy is: accuracy, agreement with the teacher, and the divergence of its answers from the teacher's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dfme.compute import evaluating, ieee_fp32
+from dfme.config.settings import EvaluationConfig
+from dfme.data import LabelledImages, load_dataset
+from dfme.errors import UserError
+from dfme.spec import ImageSpec, LabelMode
+from dfme.students.losses import log_probabilities, top_class
+
+EVALUATION_BATCH = 500
+"""Images per forward pass while scoring; bounds memory, changes no result."""
+
+
+@torch.no_grad()
+def scores(net: nn.Module, images: Tensor) -> Tensor:
+    """The net's scores (N, K) on the images, in eval mode, in IEEE fp32, in batches."""
+    with evaluating(net), ieee_fp32():
+        return torch.cat([net(part) for part in images.split(EVALUATION_BATCH)]).float()
+
+
+def compare(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> dict[str, float]:
+    """``agreement``: share of images with the teacher's top class. ``kl``: mean KL(teacher || student) in nats,
+    where the answers are soft."""
+    result = {"agreement": (scores_NK.argmax(dim=1) == top_class(answers)).double().mean().item()}
+    if mode.soft:
+        target_NK = log_probabilities(answers.double(), mode)
+        kl_N = (target_NK.exp() * (target_NK - scores_NK.double().log_softmax(dim=1))).sum(dim=1)
+        result["kl"] = kl_N.mean().item()
+    return result
+
+
+class Examination(Protocol):
+    """What students are scored on."""
+
+    def score(self, student: nn.Module) -> dict[str, float]: ...
+
+
+def score_all(examination: Examination, student: nn.Module, vote: nn.Module | None) -> dict[str, float]:
+    """The student's scores and, under names that begin with ``vote_``, those of the vote it is one of."""
+    found = examination.score(student)
+    of_vote = {} if vote is None else examination.score(vote)
+    return found | {f"vote_{name}": value for name, value in of_vote.items() if name != "teacher_accuracy"}
+
+
+@dataclass
+class EvaluationSet:
+    """Labelled images with the teacher's answers to them, asked once and not charged.
+
+    ``images`` are as the teacher takes them, on the student's device. ``ask`` is called before the first
+    score, unless the answers came back with a checkpoint.
+    """
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    mode: LabelMode
+    ask: Callable[[Tensor], Tensor]
+    answers: Tensor | None = None
+    held_back: bool = False
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def prepare(self) -> None:
+        """Ask the teacher, if that has not been done."""
+        if self.answers is None:
+            self.answers = torch.cat([self.ask(part) for part in self.images.split(EVALUATION_BATCH)])
+
+    @property
+    def teacher_accuracy(self) -> float:
+        assert self.answers is not None, "prepare() comes first"
+        return (top_class(self.answers) == self.labels).double().mean().item()
+
+    def score(self, student: nn.Module) -> dict[str, float]:
+        """``accuracy`` against the labels beside ``teacher_accuracy``; ``agreement`` and ``kl`` with the teacher."""
+        assert self.answers is not None, "prepare() comes first"
+        scores_NK = scores(student, self.images)
+        accuracy = (scores_NK.argmax(dim=1) == self.labels).double().mean().item()
+        followed = compare(scores_NK, self.answers, self.mode)
+        return {"accuracy": accuracy, "teacher_accuracy": self.teacher_accuracy, **followed}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"answers": self.answers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.answers = None if state["answers"] is None else state["answers"].to(self.images.device)
+
+
+class HeldBack:
+    """Without an evaluation set: every n-th paid batch is kept out of training, and the last ones are scored on.
+
+    They are the generator's images, not the world's, so this agreement says how well the student follows the
+    teacher where it is asked, and no more. There are no labels, hence no accuracy.
+    """
+
+    name = "held-back queries"
+    held_back = True
+    teacher_accuracy: float | None = None
+
+    def __init__(self, mode: LabelMode, device: torch.device | str = "cpu", every: int = 20, keep: int = 2_000) -> None:
+        self._mode = mode
+        self._device = torch.device(device)
+        self._every = every
+        self._keep = keep
+        self._seen = 0
+        self._images: Tensor | None = None
+        self._answers: Tensor | None = None
+
+    def __len__(self) -> int:
+        return 0 if self._images is None else len(self._images)
+
+    def examine(self, images: Tensor, answers: Tensor) -> bool:
+        """Take the batch out of training if it is one's turn (an ``Examiner``)."""
+        self._seen += 1
+        if self._seen % self._every:
+            return False
+        if self._images is None or self._answers is None:
+            self._images, self._answers = images, answers
+        else:
+            self._images = torch.cat([self._images, images])[-self._keep :]
+            self._answers = torch.cat([self._answers, answers])[-self._keep :]
+        return True
+
+    def score(self, student: nn.Module) -> dict[str, float]:
+        """``agreement`` and ``kl`` on the held-back images; nothing while there are none."""
+        if self._images is None or self._answers is None:
+            return {}
+        return compare(scores(student, self._images), self._answers, self._mode)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self._seen, "images": self._images, "answers": self._answers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._seen = state["seen"]
+        if state["images"] is not None:
+            self._images, self._answers = (state[name].to(self._device) for name in ("images", "answers"))
+
+
+def evaluation_images(config: EvaluationConfig, spec: ImageSpec, num_classes: int) -> LabelledImages | None:
+    """The evaluation set as the teacher takes it; none without one. UserError if it does not fit the teacher."""
+    if config.dataset == "none":
+        return None
+    try:
+        data = load_dataset(config.dataset, "test", shape=spec.shape, root=config.root, download=config.download)
+    except UserError as error:
+        taken = "x".join(map(str, spec.shape))
+        raise UserError(f"--evaluation.dataset: {error} (the teacher takes {taken})") from error
+    data = data.subset(config.limit)
+    if int(data.labels.max()) >= num_classes:
+        raise UserError(
+            f"--evaluation.dataset {config.dataset}: has {len(data.class_names)} classes, but the teacher "
+            f"answers {num_classes}; choose the data set the teacher was made for"
+        )
+    x_NCHW = data.batch(slice(None))
+    if config.mean is not None and config.std is not None:
+        mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) for values in (config.mean, config.std))
+        return replace(data, images=(x_NCHW - mean_C11) / std_C11)
+    low, high = spec.bounds
+    return replace(data, images=x_NCHW * (high - low) + low)

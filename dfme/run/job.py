@@ -1,0 +1,150 @@
+"""A job on paper: the document that config.yaml holds, its hash, and what differs between two.
+
+No torch here. A document has every default written out and gives an equal job when it is loaded again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+from dfme.config.settings import Job
+from dfme.errors import UserError
+from dfme.methods import METHODS
+
+PROJECT = Path(__file__).resolve().parents[2]
+"""Where configs/ and teachers/ lie, in a checkout as in an installation."""
+
+DEFAULT_RECIPE = PROJECT / "configs" / "digits.yaml"
+
+MAY_CHANGE_ON_RESUME = (
+    *("out", "resume", "budget", "checkpoint_seconds", "wandb", "evaluation.download"),
+    *(f"teacher.{name}" for name in ("price_per_1000", "authorised_by", "api_key_env", "api_key_header", "ca_file")),
+    *(f"teacher.{name}" for name in ("in_flight", "timeout", "attempts", "patience")),
+    *(f"teacher.{name}" for name in ("images_per_second", "requests_per_second")),
+)
+"""Keys that may change between a run and its resumption: they do not decide what a query or a weight is."""
+
+
+def resume_command(run_dir: Path, command: str = "") -> str:
+    """What to type, where this process was started, to go on with a run, or with what another ``command`` began."""
+    started = Path(sys.argv[0])
+    program = f"python {shlex.quote(str(started))}" if started.name == "run.py" else "python run.py"
+    program = "dfme" if started.name == "dfme" else program
+    return f"{' '.join(filter(None, [program, command]))} --resume --out {shlex.quote(str(run_dir))}"
+
+
+def document(job: Job) -> dict[str, Any]:
+    """The job as plain data, every default written out; files inside the project are named relative to it.
+
+    Raises:
+        UserError: if an option of a teacher of one's own has a value that a file cannot hold.
+    """
+    teacher = {**_fields(job.teacher), **job.teacher_options}
+    method = {"name": job.method, **_fields(job.method_config)}
+    plain_teacher = {name: _portable(plain(value, f"teacher.{name}")) for name, value in teacher.items()}
+    settings: dict[str, Any] = plain(job.config, "config")
+    sections = {"teacher": plain_teacher, "method": plain(method, "method")}
+    for name in METHODS[job.method].sections:
+        sections[name] = plain(getattr(job, name), name)
+    return settings | sections
+
+
+def config_hash(job: Job) -> str:
+    """Sixteen hexadecimal digits over what decides the result: equal for two runs of the same experiment.
+
+    The seed counts; the budget, the run directory, tracking and the pace of checkpoints do not.
+    """
+    leaves = _decisive(document(job))
+    return hashlib.sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -> list[str]:
+    """Dotted keys in which a resumed job (or its document) departs from the old; a larger budget is allowed.
+
+    Keys that do not decide the result are not compared (``UNDECISIVE``).
+    """
+    before, after = (document(job) if isinstance(job, Job) else job for job in (old, new))
+    left, right = _decisive(before), _decisive(after)
+    absent = object()
+    keys = [key for key in {**left, **right} if left.get(key, absent) != right.get(key, absent)]
+    return (["budget"] if _departs(int(before["budget"]), int(after["budget"]), before) else []) + keys
+
+
+def _departs(before: int, after: int, paper: Mapping[str, Any]) -> bool:
+    """Whether a budget cannot follow another: a smaller one, and any other where steps were planned to its end."""
+    student = paper.get("student")
+    planned = isinstance(student, Mapping) and bool(student.get("steps"))
+    return after != before if planned else after < before
+
+
+def _decisive(paper: Mapping[str, Any]) -> dict[str, Any]:
+    leaves = _leaves(paper)
+    return {
+        key: value
+        for key, value in leaves.items()
+        if not any(key == skipped or key.startswith(skipped + ".") for skipped in MAY_CHANGE_ON_RESUME)
+    }
+
+
+def _leaves(paper: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for name, value in paper.items():
+        if isinstance(value, Mapping) and value:
+            leaves.update(_leaves(value, f"{prefix}{name}."))
+        else:
+            leaves[f"{prefix}{name}"] = value
+    return leaves
+
+
+def plain(value: Any, where: str) -> Any:
+    """The value in what YAML and JSON can hold: numbers, text, lists, mappings.
+
+    Raises:
+        UserError: naming ``where``, if there is no such form.
+    """
+    if isinstance(value, enum.Enum):
+        return value.name
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [plain(item, where) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): plain(item, where) for name, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: plain(item, f"{where}.{name}") for name, item in _fields(value).items()}
+    raise UserError(f"{where}: expected a number, text, list or mapping, got an object of type {type(value).__name__}")
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def locate(path: str) -> str:
+    """A file's path, tried against the current directory, then the project; as it came if it is in neither.
+
+    Files inside the project come back absolute, so that a job means the same file from any directory.
+    """
+    candidates = [Path(path), PROJECT / path]
+    found = next((candidate for candidate in candidates if os.path.exists(candidate)), None)
+    if found is None:
+        return path
+    inside = found.resolve()
+    return str(inside) if inside.is_relative_to(PROJECT) else path
+
+
+def _portable(value: Any) -> Any:
+    """A path inside the project relative to it, so that a run's record names no machine; others unchanged."""
+    if isinstance(value, str) and Path(value).is_absolute() and Path(value).is_relative_to(PROJECT):
+        return Path(value).relative_to(PROJECT).as_posix()
+    return value

@@ -1,0 +1,169 @@
+"""The run itself, flat and in order: spend, check, evaluate, log, keep, stop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from dfme.compute import DeferredChecks
+from dfme.errors import BudgetExhausted, DfmeError
+from dfme.methods.base import Method, Metrics
+from dfme.oracle.ledger import Ledger
+from dfme.oracle.oracle import Oracle
+from dfme.run.evaluation import Examination, score_all
+from dfme.students.trainer import StudentTrainer
+
+LOG_SECONDS = 0.5
+"""Least time between two logged training steps; reading metrics makes an accelerator wait."""
+
+SAMPLE_SHEETS = 5
+"""Sheets of queries kept over a run, at evaluations, besides the first."""
+
+SHEET_IMAGES = 64
+"""Queries on one sheet."""
+
+
+CONCLUDING = 50
+"""Student steps between two looks at the clock, while nothing is paid for."""
+
+MUST_BE_FINITE = ("student_loss", "replay_loss", "distil_loss", "kl")
+"""Metrics that are NaN or infinite only when the student's weights are lost."""
+
+
+class Listener(Protocol):
+    """What the loop tells about its progress (``tracking.Recorder``)."""
+
+    def step(self, queries: int, metrics: dict[str, float]) -> None: ...
+
+    def evaluation(self, queries: int, metrics: dict[str, float]) -> None: ...
+
+    def samples(self, queries: int, images: NDArray[Any], answers: NDArray[Any]) -> None: ...
+
+
+@dataclass
+class Progress:
+    """Seconds of work so far, over all of a run's sessions; part of the checkpoint."""
+
+    seconds: float = 0.0
+
+
+def numbers(metrics: Metrics) -> dict[str, float]:
+    """Metrics as plain numbers; the one place where the host waits for an accelerator.
+
+    Raises DfmeError for a student that has diverged: nothing can be learnt with it any more.
+    """
+    values = {name: float(value() if callable(value) else value) for name, value in metrics.items()}
+    for name in MUST_BE_FINITE:
+        if not math.isfinite(values.get(name, 0.0)):
+            raise DfmeError(
+                f"the student has diverged: its {name.replace('_', ' ')} is {values[name]}; "
+                "start a new run with a lower --student.lr"
+            )
+    return values
+
+
+def run(
+    method: Method,
+    trainer: StudentTrainer,
+    oracle: Oracle,
+    examination: Examination,
+    listener: Listener,
+    progress: Progress,
+    deferred: DeferredChecks,
+    *,
+    points: int,
+    checkpoint_seconds: float,
+    keep: Callable[[], None],
+    stopped: Callable[[], bool],
+    price: float | None = None,
+) -> bool:
+    """Spend the whole budget and train to the end; says whether it did, or was ``stopped`` (and kept) on the way.
+
+    ``points``: evaluations, evenly spaced over the budget. ``price``: of a thousand images, if they have one. ``keep``
+    saves a checkpoint.
+    """
+    ledger = oracle.ledger
+    started = time.monotonic() - progress.seconds
+    logged = kept = time.monotonic()
+    while ledger.remaining + trainer.left > 0:
+        # Learn from what is paid for, as far as that is owed; else spend one step, or what is left of the budget.
+        before, owed = ledger.spent, trainer.owed
+        metrics = trainer.conclude(CONCLUDING) if owed else _spend(method, ledger)
+        progress.seconds = time.monotonic() - started
+        if metrics is None:
+            continue
+        # Evaluate at even shares of the budget, and when what was owed is done.
+        done, due = (spent * points // ledger.budget for spent in (before, ledger.spent))
+        ended = ledger.remaining + trainer.left == 0
+        if due > done or (owed and not trainer.owed):
+            deferred.verify()
+            metrics |= score_all(examination, trainer.delivered, trainer.vote)
+            listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
+            if done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS:
+                _show(method, listener, ledger.spent)
+            logged = time.monotonic()
+        # Log, now and then.
+        elif time.monotonic() - logged >= LOG_SECONDS:
+            deferred.verify()
+            listener.step(ledger.spent, numbers(metrics))
+            logged = time.monotonic()
+        # Keep what was done.
+        if time.monotonic() - kept >= checkpoint_seconds and not stopped():
+            deferred.verify()
+            progress.seconds = time.monotonic() - started
+            keep()
+            kept = time.monotonic()
+        # Stop if asked to.
+        if stopped() and not ended:
+            break
+    progress.seconds = time.monotonic() - started
+    deferred.verify()
+    keep()
+    return ledger.remaining + trainer.left == 0
+
+
+def _spend(method: Method, ledger: Ledger) -> Metrics | None:
+    """A step of the method, or what is left of the budget where it no longer fits.
+
+    The method is held to the cost it states, less what a service took without an answer. None: what the service failed
+    to answer, asked again, took what the step had counted on.
+    """
+    answered, failed, left = ledger.useful, ledger.failed, ledger.remaining
+    try:
+        metrics = method.step() if left >= method.cost else method.finish(left)
+    except BudgetExhausted:
+        if ledger.failed == failed:
+            raise
+        return None
+    planned, answered = min(method.cost, left), ledger.useful - answered
+    if answered != planned:
+        raise DfmeError(f"{type(method).__name__} spent {answered} images in a step that costs {planned}")
+    return metrics
+
+
+def _show(method: Method, listener: Listener, queries: int) -> None:
+    """Hand over the last images paid for, if there are any."""
+    if method.recent is not None:
+        images, answers = method.recent
+        listener.samples(queries, images[:SHEET_IMAGES].cpu().numpy(), answers[:SHEET_IMAGES].cpu().numpy())
+
+
+def _accounts(ledger: Ledger, progress: Progress, price: float | None) -> dict[str, float]:
+    """The ledger's figures so far, and the time they took."""
+    by_purpose = {f"queries_{purpose}": images for purpose, images in ledger.spent_by_purpose.items()}
+    return {
+        **by_purpose,
+        **({} if price is None else {"cost": ledger.totals().served * price / 1000}),
+        "queries_evaluation": ledger.evaluation_queries,
+        "requests": ledger.requests,
+        "refused": ledger.refused,
+        "failed": ledger.failed,
+        "lost": ledger.lost,
+        "seconds": round(progress.seconds, 3),
+        "queries_per_second": ledger.spent / max(progress.seconds, 1e-9),
+    }

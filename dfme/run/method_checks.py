@@ -1,0 +1,132 @@
+"""What must hold between a method, the sections it heeds, and its students. No torch here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+from dfme.config.messages import listed
+from dfme.config.options import leaves
+from dfme.config.ranges import Problem, out_of_range
+from dfme.config.settings import Job, QueriesConfig, StudentConfig
+from dfme.errors import UserError
+from dfme.methods import METHODS
+from dfme.queries.names import check_pool, check_programs
+
+POOLS = ("pool", "proxy", "partial_data")
+"""Options of methods that name images to read; ``root`` and ``download`` go with them."""
+
+
+def method_problems(job: Job) -> Iterator[Problem]:
+    """Everything that rules each other out among method, estimator, queries and students."""
+    sections = METHODS[job.method].sections
+    yield from _student_problems(job)
+    yield from _pool_problems(job)
+    if "estimator" in sections:
+        yield from estimator_problems(job)
+    if "queries" in sections:
+        yield from _queries_problems(job)
+
+
+def students_of(job: Job) -> int:
+    """How many students the job trains."""
+    return job.config.student.count or METHODS[job.method].students
+
+
+def keeps_answers(job: Job) -> bool:
+    """Whether the students' replay holds what is paid for."""
+    student = job.config.student
+    return bool(student.steps or student.replay_steps or METHODS[job.method].keeps)
+
+
+def estimator_problems(job: Job) -> Iterator[Problem]:
+    """Settings of the estimator that are out of range or rule each other out."""
+    config, reuse = job.estimator, getattr(job.method_config, "reuse", False)
+    yield from out_of_range(leaves(config, "estimator."))
+    if isinstance(config.control, float) and not math.isfinite(config.control):
+        yield Problem("estimator.control", f"expected a finite number or auto, got {config.control}")
+    if config.kind == "auto":
+        return
+    if config.space == "lattice" and isinstance(config.step, float) and not (config.step >= 1 and config.step % 1 == 0):
+        text = f"expected whole levels such as 1 or 4 in space lattice, or auto, got {config.step}"
+        yield Problem("estimator.step", text)
+    if config.kind == "prior_guided" and config.prior == "neighbours" and config.space == "pre_squash":
+        yield Problem("estimator.prior", "expected space image or lattice with neighbours, which are images")
+    if config.form == "central" and (config.kind == "exact_student" or reuse):
+        asks = "kind exact_student" if config.kind == "exact_student" else "--method.reuse true"
+        yield Problem("estimator.form", f"expected forward with {asks}, which needs the answer at the point itself")
+
+
+def _student_problems(job: Job) -> Iterator[Problem]:
+    config, needed = job.config.student, METHODS[job.method].students
+    if 0 < config.count < needed:
+        text = f"expected at least {needed}, which method {job.method} plays against each other, got {config.count}"
+        yield Problem("student.count", text)
+    for name in ("final_share", "rounds", "distil_share"):
+        if getattr(config, name) and not config.steps:
+            yield Problem(f"student.{name}", "expected --student.steps as well, which it divides")
+    if config.decay_images and not keeps_answers(job):
+        text = "expected --student.steps or --student.replay-steps as well: images are held for replay"
+        yield Problem("student.decay_images", text)
+    yield from _rounds_problems(config)
+    if config.distil_share and students_of(job) == 1:
+        yield Problem("student.distil_share", "expected --student.count of 2 or more, whose vote is learnt")
+
+
+def _rounds_problems(config: StudentConfig) -> Iterator[Problem]:
+    rounds = config.rounds
+    if not rounds:
+        return
+    if not all(left < right for left, right in pairwise((0.0, *rounds))) or rounds[-1] != 1:
+        text = "expected increasing shares of the budget, the last one 1, at which all of it is paid for"
+        yield Problem("student.rounds", f"{text}; got {listed(rounds)}")
+    if config.final_share:
+        yield Problem("student.final_share", "expected 0 with student.rounds, the last of which is after the budget")
+    if 0 < config.steps * (1 - config.distil_share) < len(rounds):
+        yield Problem(
+            "student.rounds", f"expected at most as many as --student.steps {config.steps}, got {len(rounds)}"
+        )
+
+
+def _pool_problems(job: Job) -> Iterator[Problem]:
+    """Images that the method is to read and that are not there."""
+    config = job.method_config
+    for name in POOLS:
+        pool = getattr(config, name, None)
+        if pool is None:
+            continue
+        try:
+            check_pool(pool, config.root, download=config.download, download_flag="--method.download true")
+        except UserError as error:
+            yield Problem(f"method.{name}", str(error).removeprefix("pool of images: "))
+
+
+def _queries_problems(job: Job) -> Iterator[Problem]:
+    config = job.queries
+    yield from out_of_range(leaves(config, "queries."))
+    try:
+        check_programs(config.programs)
+    except UserError as error:
+        yield Problem("queries.programs", str(error).removeprefix("programs: "))
+    if config.choose == "disagreement" and config.pool > 1 and students_of(job) == 1:
+        yield Problem("queries.choose", "expected entropy, or --student.count of 2 or more, which can differ")
+    if getattr(job.method_config, "adversarial", 0) and (config.pool > 1 or config.procedural):
+        text = "expected queries.pool 1 and queries.procedural 0 with it: it looks at what the generator makes itself"
+        yield Problem("method.adversarial", text)
+    if config.evolve and not keeps_answers(job):
+        text = "expected --student.replay-steps or --student.steps as well: what is paid for is kept for replay"
+        yield Problem("queries.evolve", text)
+    if not hasattr(job.method_config, "latent_size"):
+        yield from _ungenerated(job.method, config)
+    elif config.generators * 2 > job.method_config.batch_size:
+        text = f"expected two images of a batch of {job.method_config.batch_size} for each, got {config.generators}"
+        yield Problem("queries.generators", text)
+
+
+def _ungenerated(method: str, config: QueriesConfig) -> Iterator[Problem]:
+    """Options about a generator, of a method without one."""
+    defaults = QueriesConfig()
+    for name in ("procedural", "base", "generators"):
+        if getattr(config, name) != getattr(defaults, name):
+            yield Problem(f"queries.{name}", f"method {method} has no generator; leave it out")

@@ -1,0 +1,166 @@
+"""A fresh student on the answers that a run paid for: what its queries are worth, whatever its own training was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from dfme import __version__
+from dfme.compute import choose_device, device_name, within_memory
+from dfme.config.settings import ExtractConfig, StudentConfig
+from dfme.config.yaml_files import dump_yaml, load_yaml
+from dfme.errors import UserError
+from dfme.randomness import Streams, derived_seed
+from dfme.report.summary_file import read_summary
+from dfme.run.components import build_students
+from dfme.run.directory import RunDirectory
+from dfme.run.evaluation import EvaluationSet, HeldBack, evaluation_images, score_all
+from dfme.run.job import plain
+from dfme.run.loop import numbers
+from dfme.run.paid_answers import Paid, paid_answers
+from dfme.run.resume import fitting
+from dfme.run.student_file import save_student
+from dfme.students.losses import make_distance
+from dfme.students.trainer import StudentTrainer
+
+TOLD = 10
+"""Lines of progress over the whole training."""
+
+
+def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Train a student from scratch on the paid answers of ``run`` and write it into ``out``; its summary.
+
+    Of ``settings``, seed, device, precision, memory format, schedule, student and evaluation count. Without
+    ``student.steps`` the student takes as many as the run's own. The schedule runs over the steps. Nothing is asked:
+    the evaluation's answers are those on record. Global random state is as it was afterwards.
+
+    Raises:
+        UserError: a run that kept no answers, or settings that do not go with it.
+        RunError: files of the run that are damaged or missing.
+    """
+    device = choose_device(settings.device)
+    gpus = [device] if device.type == "cuda" else []
+    with within_memory(device), torch.random.fork_rng(gpus):
+        streams = Streams(settings.seed, device)
+        paid = paid_answers(run, streams["replay"], settings.student.replay_order)
+        if paid.shortfall is not None:
+            tell(paid.shortfall)
+        examination = recorded_examination(run, settings, paid, device)
+        settings = replace(settings, student=_whole_course(settings.student, int(paid.state["trainer"]["steps"])))
+        arch, trainer = _trainer(settings, paid, streams, device)
+        with RunDirectory.create(out) as directory:
+            seconds = _train(trainer, examination, tell)
+            net = trainer.delivered.eval()
+            save_student(directory.student, net, arch, paid.spec, paid.num_classes)
+            directory.write_config(dump_yaml(_paper(run, settings)))
+            results = {
+                **_scores(examination, trainer),
+                "student_arch": arch,
+                "students": len(trainer.nets),
+                "student_steps": trainer.steps_taken,
+                "wall_seconds": round(seconds, 3),
+            }
+            summary = _summary(run, settings, paid, examination, device_name(device)) | results
+            directory.write_summary(summary)
+    return summary
+
+
+def recorded_examination(
+    run: Path, settings: ExtractConfig, paid: Paid, device: torch.device
+) -> EvaluationSet | HeldBack:
+    """What the run's student was scored on, with the answers that its checkpoint holds.
+
+    Raises:
+        UserError: where the images are no longer those that were answered.
+    """
+    data = evaluation_images(settings.evaluation, paid.spec, paid.num_classes)
+    if data is None:
+        examination: EvaluationSet | HeldBack = HeldBack(paid.label_mode, device)
+    else:
+        images, labels = data.images.to(device), data.labels.to(device)
+        examination = EvaluationSet(data.name, images, labels, paid.label_mode, _no_teacher)
+    with fitting(run / "checkpoint.pt"):
+        examination.load_state_dict(paid.state["examination"])
+    if isinstance(examination, EvaluationSet):
+        answered = 0 if examination.answers is None else len(examination.answers)
+        if answered != len(examination):
+            raise UserError(
+                f"--evaluation.dataset {settings.evaluation.dataset}: {run} has answers to {answered} evaluation "
+                f"images on record, but here are {len(examination)}; leave the run's evaluation as it is"
+            )
+    return examination
+
+
+def _no_teacher(images: Tensor) -> NoReturn:
+    raise AssertionError("no teacher is asked: every answer is on record")
+
+
+def _whole_course(student: StudentConfig, steps_of_the_run: int) -> StudentConfig:
+    """The student's training with every step after the spending: all answers are there from the first step on."""
+    return replace(student, steps=student.steps or steps_of_the_run, final_share=1.0, rounds=())
+
+
+def _trainer(settings: ExtractConfig, paid: Paid, streams: Streams, device: torch.device) -> tuple[str, StudentTrainer]:
+    config = settings.student
+    distance = make_distance(config.loss, paid.label_mode)
+    arch, nets, heir = build_students(settings, max(1, config.count), paid.spec, paid.num_classes, device)
+    torch.manual_seed(derived_seed(settings.seed, "global"))
+    augmenting, precision = streams["augment"], settings.precision
+    return arch, StudentTrainer(
+        nets, config, distance, paid.replay, lambda: 1.0, settings.schedule, augmenting, precision, heir
+    )
+
+
+def _train(trainer: StudentTrainer, examination: EvaluationSet | HeldBack, tell: Callable[[str], None]) -> float:
+    """All the steps; the seconds that they took. DfmeError for a student that diverges."""
+    started, whole = time.monotonic(), trainer.left
+    at_once = max(1, whole // TOLD)
+    while trainer.left:
+        metrics = numbers(trainer.conclude(at_once))
+        scores = examination.score(trainer.delivered)
+        agreement = f"  agreement {scores['agreement']:.2%}" if "agreement" in scores else ""
+        loss = next((f"  loss {metrics[name]:.4g}" for name in ("replay_loss", "distil_loss") if name in metrics), "")
+        tell(f"{whole - trainer.left:,} / {whole:,} steps{agreement}{loss}")
+    return time.monotonic() - started
+
+
+def _scores(examination: EvaluationSet | HeldBack, trainer: StudentTrainer) -> dict[str, Any]:
+    none = dict.fromkeys(("teacher_accuracy", "accuracy", "agreement", "kl"))
+    return none | score_all(examination, trainer.delivered, trainer.vote)
+
+
+def _paper(run: Path, settings: ExtractConfig) -> dict[str, Any]:
+    """What config.yaml says: the settings, the run's own teacher, and, as the method, whose answers these are."""
+    own: dict[str, Any] = plain(replace(settings, budget=0), "config")
+    teacher = load_yaml(run / "config.yaml").get("teacher")
+    return own | {"teacher": teacher, "method": {"name": "retrain", "run": str(run)}}
+
+
+def _summary(
+    run: Path, settings: ExtractConfig, paid: Paid, examination: EvaluationSet | HeldBack, device: str
+) -> dict[str, Any]:
+    """The entries of summary.json that are known before the student is; its form is a run's."""
+    source = read_summary(run / "summary.json") or {}
+    known = ("method", "seed", "spent", "accuracy", "agreement", "kl", "student_steps", "config_hash")
+    nothing = ("budget", "spent", "evaluation_queries", "requests", "refused", "failed", "lost")
+    held_back = isinstance(examination, HeldBack)
+    return {
+        "method": "retrain",
+        "source": {"run": str(run), "method": "unfinished", **{name: source[name] for name in known if name in source}},
+        "answers": len(paid.replay),
+        "seed": settings.seed,
+        **dict.fromkeys(nothing, 0),
+        "spent_by_purpose": {},
+        "label_mode": str(paid.label_mode),
+        "evaluation": {"name": examination.name, "images": len(examination), "held_back": held_back},
+        "queries_per_second": None,
+        "device": device,
+        "version": __version__,
+        "torch": torch.__version__,
+    }

@@ -1,0 +1,160 @@
+"""One run on disk and in memory: taken up, carried through, kept, and delivered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dfme import __version__
+from dfme.compute import DeferredChecks, device_name
+from dfme.config.settings import Job
+from dfme.methods.base import Method
+from dfme.oracle.oracle import Oracle
+from dfme.randomness import Streams
+from dfme.report import write_report
+from dfme.report.recorder import Recorder
+from dfme.run import loop
+from dfme.run.checkpoint import save_checkpoint
+from dfme.run.directory import RunDirectory
+from dfme.run.evaluation import EvaluationSet, HeldBack, score_all
+from dfme.run.interrupt import Interrupt
+from dfme.run.job import config_hash
+from dfme.run.student_file import save_student
+from dfme.students.trainer import StudentTrainer
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives: the student (a torch module, in eval mode), ``summary.json`` as a dict, and where all lies.
+
+    ``finished`` is false for a run that was interrupted; its student is the one so far.
+    """
+
+    student: nn.Module
+    summary: dict[str, Any]
+    run_dir: Path
+    finished: bool = True
+
+
+@dataclass
+class Run:
+    """Everything of one run, put together by ``dfme.run.build``."""
+
+    job: Job
+    directory: RunDirectory
+    oracle: Oracle
+    method: Method
+    trainer: StudentTrainer
+    examination: EvaluationSet | HeldBack
+    recorder: Recorder
+    streams: Streams
+    deferred: DeferredChecks
+    progress: loop.Progress
+    device: torch.device
+    arch: str
+
+    def go(self, interrupt: Interrupt) -> Result:
+        """Carry the run to the end of its budget, or to the interruption, and deliver what there is."""
+        if isinstance(self.examination, EvaluationSet):
+            self.examination.prepare()
+        for line in self.method.prepare():
+            self.recorder.note(line)
+        if self.oracle.service is not None and not self.directory.has_checkpoint:
+            self.keep()  # a service may be gone for good at the next request: there is one to resume from
+        config = self.job.config
+        finished = loop.run(
+            self.method,
+            self.trainer,
+            self.oracle,
+            self.examination,
+            self.recorder,
+            self.progress,
+            self.deferred,
+            points=config.evaluation.points,
+            price=self.job.teacher.price_per_1000,
+            checkpoint_seconds=config.checkpoint_seconds,
+            keep=self.keep,
+            stopped=interrupt.requested,
+        )
+        return self.deliver(finished)
+
+    def keep(self) -> None:
+        """Save a checkpoint; the journal then lets go of what the checkpoint covers."""
+        save_checkpoint(self.directory.checkpoint, self.state_dict())
+        self.oracle.checkpointed()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "method": self.method.state_dict(),
+            "trainer": self.trainer.state_dict(),
+            "oracle": self.oracle.state_dict(),
+            "examination": self.examination.state_dict(),
+            "streams": self.streams.state_dict(),
+            "seconds": self.progress.seconds,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up everything but the oracle, whose ledger and journal were opened with their states."""
+        self.method.load_state_dict(state["method"])
+        self.trainer.load_state_dict(state["trainer"])
+        self.examination.load_state_dict(state["examination"])
+        self.streams.load_state_dict(state["streams"])
+        self.progress.seconds = float(state["seconds"])
+
+    def deliver(self, finished: bool) -> Result:
+        """Write the student and, at the end of the budget, everything that says how it went; the summary last."""
+        student = self.trainer.delivered.eval()
+        save_student(self.directory.student, student, self.arch, self.oracle.spec, self.oracle.num_classes)
+        summary = self.summary(student)
+        if finished:
+            write_report(self.directory.path, summary=summary)
+            self.directory.write_summary(summary)
+            self.recorder.finish(summary)
+        return Result(student, summary, self.directory.path, finished)
+
+    def summary(self, student: nn.Module) -> dict[str, Any]:
+        """The contents of summary.json for the student as it is."""
+        config, totals = self.job.config, self.oracle.ledger.totals()
+        scores = score_all(self.examination, student, self.trainer.vote)
+        price = self.job.teacher.price_per_1000
+        seconds = self.progress.seconds
+        return {
+            "method": self.job.method,
+            "seed": config.seed,
+            "budget": totals.budget,
+            "spent": totals.spent,
+            "spent_by_purpose": totals.spent_by_purpose,
+            "evaluation_queries": totals.evaluation_queries,
+            "requests": totals.requests,
+            "refused": totals.refused,
+            "failed": totals.failed,
+            "lost": totals.lost,
+            "cost": None if price is None else round(totals.served * price / 1000, 6),
+            "authorised_by": self.job.teacher_options.get("authorised_by"),
+            "service": self.oracle.service,
+            "label_mode": str(self.oracle.label_mode),
+            **self.method.facts,
+            "teacher_accuracy": self.examination.teacher_accuracy,
+            "accuracy": scores.get("accuracy"),
+            "agreement": scores.get("agreement"),
+            "kl": scores.get("kl"),
+            **{name: value for name, value in scores.items() if name.startswith("vote_")},
+            "evaluation": {
+                "name": self.examination.name,
+                "images": len(self.examination),
+                "held_back": self.examination.held_back,
+            },
+            "student_arch": self.arch,
+            "students": len(self.trainer.nets),
+            "student_steps": self.trainer.steps_taken,
+            "wall_seconds": round(seconds, 3),
+            "queries_per_second": round(totals.spent / seconds, 1) if seconds else None,
+            "device": device_name(self.device),
+            "config_hash": config_hash(self.job),
+            "version": __version__,
+            "torch": torch.__version__,
+        }

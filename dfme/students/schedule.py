@@ -1,0 +1,89 @@
+"""Learning rates and student steps as functions of the share of the query budget spent, so that a budget means one
+thing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from dfme.config.settings import ScheduleConfig, StudentConfig
+
+
+def factor(config: ScheduleConfig, share: float) -> float:
+    """What a learning rate is multiplied by once ``share`` (0 to 1) of the budget is spent."""
+    if config.warmup and share < config.warmup:
+        return share / config.warmup * _settled(config, share)
+    return _settled(config, share)
+
+
+def _settled(config: ScheduleConfig, share: float) -> float:
+    if config.kind == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * min(share, 1.0)))
+    if config.kind == "steps":
+        return float(config.decay ** sum(share >= milestone for milestone in config.milestones))
+    return 1.0
+
+
+def weight_decay(config: StudentConfig, images: int) -> float:
+    """The students' weight decay with so many paid images held; fewer than a replayed batch count as one.
+
+    As a prior on the weights it would be worth less by 1/n beside n images; not at all, if it stood for what the
+    optimiser needs. Between them is 1/sqrt(n), a heuristic of ours: measured in configs/README.md.
+    """
+    if not config.decay_images:
+        return config.weight_decay
+    return config.weight_decay * math.sqrt(config.decay_images / max(images, config.replay_batch))
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The steps that a student takes: ``during`` the spending, evenly; then ``final`` ones; at last ``distil`` ones.
+
+    ``during`` of None: one a fresh batch, and a number of replays of it. ``rounds``: the shares of the budget, up to
+    1, at which equal parts of the final steps are taken; one round is when the budget has run out.
+    """
+
+    during: int | None = None
+    final: int = 0
+    distil: int = 0
+    rounds: tuple[float, ...] = (1.0,)
+
+    @staticmethod
+    def of(config: StudentConfig) -> StepPlan:
+        """The plan that a configuration describes."""
+        if not config.steps:
+            return StepPlan()
+        distil = round(config.steps * config.distil_share)
+        if config.rounds:
+            return StepPlan(0, config.steps - distil, distil, config.rounds)
+        final = round(config.steps * config.final_share * (1.0 - config.distil_share))
+        return StepPlan(config.steps - final - distil, final, distil)
+
+    @cached_property
+    def edges(self) -> list[int]:
+        """The steps at which rounds begin, and the last one ends."""
+        before = self.during or 0
+        return [before + round(self.final * number / len(self.rounds)) for number in range(len(self.rounds) + 1)]
+
+    def owed(self, share: float, steps: int) -> int:
+        """Steps to take, less distillation, before another image is paid for, ``steps`` being taken."""
+        reached = sum(share >= due for due in self.rounds)
+        return max(0, self.edges[reached] - steps) if reached else 0
+
+    def begun(self, steps: int) -> int:
+        """The round, counted from 0, that a step begins after ``steps``; -1 in the midst of one."""
+        return self.edges[:-1].index(steps) if steps in self.edges[:-1] else -1
+
+    def progress(self, share: float, steps: int) -> float:
+        """How far training is, 0 to 1, less distillation: by the share of the budget spent, and of final steps done.
+
+        Where all steps are taken in rounds it is how far the round is.
+        """
+        if not self.final or self.during is None:
+            return share
+        if self.during:
+            return (self.during * share + max(0, steps - self.during)) / (self.during + self.final)
+        begin, end = next((pair for pair in pairwise(self.edges) if steps < pair[1]), (0, self.final))
+        return min(1.0, (steps - begin) / (end - begin))

@@ -1,0 +1,88 @@
+"""From the configuration to a teacher: a built-in kind, or the user's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfme.config.messages import did_you_mean
+from dfme.config.settings import TeacherConfig
+from dfme.errors import UserError
+from dfme.spec import LabelMode, RequestPolicy, Teacher
+from teachers import KINDS, check_teacher
+from teachers.custom import accepts, make_own, wrap_callable
+from teachers.label_modes import restrict
+from teachers.local.pytorch import Normalise
+
+__all__ = ["make_teacher", "wrap_callable"]
+
+NOT_FACTS = ("mean", "std", "price_per_1000")
+"""Common keys that do not describe images or answers of a teacher of one's own."""
+
+
+def make_teacher(config: TeacherConfig, options: Mapping[str, Any], device: torch.device) -> Teacher:
+    """The teacher that a configuration describes, answering in its label mode.
+
+    ``options`` are the own arguments of its kind. A built-in kind that gives logits answers probabilities by default.
+    UserError for an unknown kind, options that do not fit, and a label mode that tells more than the
+    teacher gives.
+    """
+    if config.kind in KINDS:
+        return _built_in(config, options, device)
+    if ":" in config.kind:
+        return _own(config, options)
+    hint = did_you_mean(config.kind, KINDS)
+    raise UserError(f"--teacher: expected {', '.join(KINDS)} or module:Class, got {config.kind!r}{hint}")
+
+
+def _built_in(config: TeacherConfig, options: Mapping[str, Any], device: torch.device) -> Teacher:
+    """A teacher of a built-in kind."""
+    kind = KINDS[config.kind]
+    fields = dataclasses.fields(kind.options)
+    unknown = [name for name in options if name not in {field.name for field in fields}]
+    missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in options]
+    if unknown or missing:
+        problem = f"no option {unknown[0]}" if unknown else f"the option {missing[0]} is missing"
+        known = ", ".join(field.name for field in fields)
+        raise UserError(f"--teacher {config.kind}: {problem}; its options are {known}")
+    module, _, function = kind.loader.partition(":")
+    load: Callable[..., Teacher] = getattr(importlib.import_module(module), function)
+    check_teacher(config, options)
+    teacher = load(kind.options(**options), config, device)
+    own = LabelMode("probabilities") if teacher.label_mode.kind == "logits" else teacher.label_mode
+    return restrict(teacher, LabelMode.parse(config.label_mode) if config.label_mode else own)
+
+
+def _own(config: TeacherConfig, options: Mapping[str, Any]) -> Teacher:
+    """A teacher from ``module:name``. Parameters named like a common key receive its value, and give it."""
+    common = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "kind"}
+    shared = {name: value for name, value in common.items() if value is not None and accepts(config.kind, name)}
+    given = {**shared, **options}
+    teacher = make_own(config.kind, given)
+    facts = {name: given.get(name, value) for name, value in common.items() if name not in NOT_FACTS}
+    wrapped = wrap_callable(teacher, **facts)
+    if (config.mean is None and config.std is None) or "mean" in given:
+        return wrapped
+    return _Normalised(wrapped, config)
+
+
+class _Normalised:
+    """A teacher of the user's that wants normalised images, behind an API that takes plain ones."""
+
+    def __init__(self, teacher: Teacher, config: TeacherConfig) -> None:
+        self._teacher = teacher
+        self.spec = teacher.spec
+        self.num_classes = teacher.num_classes
+        self.label_mode = teacher.label_mode
+        self.max_batch: int | None = getattr(teacher, "max_batch", None)
+        self.device: torch.device = getattr(teacher, "device", torch.device("cpu"))
+        self.wire: RequestPolicy | None = getattr(teacher, "wire", None)
+        self._normalise = Normalise(config.mean, config.std, self.spec.shape[0], self.device)
+
+    def __call__(self, images: Tensor, /) -> Tensor:
+        return self._teacher(self._normalise(images.to(self.device)))

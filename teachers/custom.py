@@ -1,0 +1,188 @@
+"""Teachers of the user's own: any callable from images to scores, and how ``module:name`` becomes one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dfme.answers import NEGATIVE, as_tensor
+from dfme.config.imports import find_target, what_and_where
+from dfme.config.ranges import CLASSES
+from dfme.errors import DfmeError, TeacherError, UserError
+from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher
+from teachers.label_modes import as_classes, restrict
+
+PROBABILITIES = LabelMode("probabilities")
+
+
+class OwnTeacher:
+    """A callable of the user's, with the facts that a teacher has.
+
+    Answers may be tensors, arrays or nested lists. One probability (or logit) per image, (B, 1) or (B,), where there
+    are two classes, is that of class 1. What the answers hold is for the oracle to check.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Tensor], Any],
+        spec: ImageSpec,
+        num_classes: int,
+        label_mode: LabelMode,
+        max_batch: int | None,
+        device: torch.device,
+        wire: RequestPolicy | None = None,
+    ) -> None:
+        self.wire = wire
+        self._call = call
+        self.spec = spec
+        self.num_classes = num_classes
+        self.label_mode = label_mode
+        self.max_batch = max_batch
+        self.device = device
+
+        ask: Callable[[Tensor, str], Any] | None = getattr(call, "ask", None)
+        self.ask = None if ask is None else lambda images, key: self._read(ask(images, key))
+
+    def __call__(self, images: Tensor, /) -> Tensor:
+        return self._read(self._call(images))
+
+    def _read(self, answer: object) -> Tensor:
+        scores = as_tensor(answer)
+        if not self.label_mode.soft:
+            return scores
+        classes = as_classes(scores, self.num_classes, self.label_mode)
+        if classes is not scores and self.label_mode.kind == "probabilities":
+            _require_probability(scores)
+        return classes
+
+
+def wrap_callable(
+    function_or_object: Any,
+    *,
+    shape: tuple[int, int, int] | None = None,
+    num_classes: int | None = None,
+    label_mode: LabelMode | str | None = None,
+    bounds: tuple[float, float] | None = None,
+    levels: int | None = None,
+    max_batch: int | None = None,
+) -> Teacher:
+    """A teacher from a callable images (B, C, H, W) -> scores.
+
+    Attributes of the object (``spec``, or ``shape``, ``bounds`` and ``levels``; ``num_classes``,
+    ``label_mode``, ``max_batch``, ``device``, ``wire``) win over the arguments; UserError where shape or classes are
+    given in both places and differ, or in neither. A ``label_mode`` beside the object's own restricts it.
+    Without an attribute it says what the object answers, by default probabilities; fuller answers are cut
+    down to it.
+    """
+    if not callable(function_or_object) or isinstance(function_or_object, type):
+        raise UserError(f"the teacher: expected a callable images -> scores, got {function_or_object!r}")
+    if isinstance(function_or_object, nn.Module) and function_or_object.training:
+        raise UserError("the teacher is a torch module in training mode; call its eval() first")
+    own = _own_facts(function_or_object)
+    spec = own.get("spec") or ImageSpec(
+        _fact("shape", "(C, H, W)", shape, own.get("shape")),
+        tuple(own.get("bounds") or bounds or (0.0, 1.0)),
+        own.get("levels", levels),
+    )
+    if "spec" in own:
+        _fact("shape", "(C, H, W)", shape, spec.shape)
+    wanted = _mode(label_mode)
+    declared = _mode(own.get("label_mode"))
+    teacher = OwnTeacher(
+        function_or_object,
+        spec,
+        _classes(num_classes, own.get("num_classes")),
+        declared or (wanted if wanted and wanted.kind == "logits" else PROBABILITIES),
+        own.get("max_batch", max_batch),
+        _device(function_or_object),
+        getattr(function_or_object, "wire", None),
+    )
+    return restrict(teacher, wanted) if wanted else teacher
+
+
+def make_own(target: str, options: Mapping[str, Any]) -> Any:
+    """Call the class or function that ``module:name`` names with the user's options; it returns the teacher.
+
+    An object that is neither class nor function is the teacher itself. UserError for options its signature
+    does not fit, and for whatever it raises.
+    """
+    make = find_target(target)
+    if not isinstance(make, type) and not inspect.isroutine(make) and not options:
+        return make
+    try:
+        inspect.signature(make).bind(**options)
+    except TypeError as error:
+        hint = "" if isinstance(make, type) else " (a function named here makes the teacher, it is not the teacher)"
+        raise UserError(f"--teacher {target}: {error}; it is {_signature(make)}{hint}") from None
+    try:
+        return make(**options)
+    except DfmeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"--teacher {target}: could not be made: {what_and_where(error)}") from error
+
+
+def accepts(target: str, name: str) -> bool:
+    """Whether the signature behind ``module:name`` has a parameter of this name."""
+    return name in inspect.signature(find_target(target)).parameters
+
+
+def _own_facts(teacher: Any) -> dict[str, Any]:
+    """The facts a user's object states about itself."""
+    names = ("spec", "shape", "bounds", "levels", "num_classes", "label_mode", "max_batch")
+    facts = {name: getattr(teacher, name, None) for name in names}
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _fact(name: str, example: str, given: Any, own: Any) -> Any:
+    """A fact that must be given once, or twice the same."""
+    given = tuple(given) if isinstance(given, list | tuple) else given
+    own = tuple(own) if isinstance(own, list | tuple) else own
+    flag = name.replace("_", "-")
+    if given is None and own is None:
+        raise UserError(
+            f"the teacher's {name} is not known: give the object an attribute {name} = {example}, "
+            f"or say --teacher.{flag} (in Python, extract(..., {name}={example}))"
+        )
+    if given is not None and own is not None and given != own:
+        raise UserError(f"--teacher.{flag}: got {given}, but the teacher itself says {own}")
+    return given if own is None else own
+
+
+def _classes(given: int | None, own: int | None) -> int:
+    """How many classes; a model with one output has two."""
+    classes: int = _fact("num_classes", "10", given, own)
+    if classes < 2:
+        raise UserError(f"the teacher's num_classes: expected {CLASSES.words}, got {classes}")
+    return classes
+
+
+def _require_probability(scores: Tensor) -> None:
+    """TeacherError for lone scores that are no probabilities: as a label, no oracle could tell any more."""
+    low, high = (float(value) for value in scores.aminmax())
+    if low < -NEGATIVE or high > 1 + NEGATIVE:
+        raise TeacherError(
+            f"teacher: expected one probability per image, that of class 1, got values from {low:.4g} to {high:.4g}; "
+            "if these are logits, start a new run with --teacher.label-mode logits, or give the teacher an attribute "
+            "label_mode = 'logits'"
+        )
+
+
+def _mode(mode: LabelMode | str | None) -> LabelMode | None:
+    return LabelMode.parse(mode) if isinstance(mode, str) else mode
+
+
+def _device(teacher: Any) -> torch.device:
+    """Where the teacher wants its images: its ``device``, a module's parameters, or the CPU."""
+    device = getattr(teacher, "device", None)
+    if device is None and isinstance(teacher, nn.Module):
+        device = next((parameter.device for parameter in teacher.parameters()), None)
+    return torch.device(device or "cpu")
+
+
+def _signature(make: Callable[..., Any]) -> str:
+    return f"{getattr(make, '__name__', 'teacher')}{inspect.signature(make)}"

@@ -1,0 +1,1 @@
+"""Teachers that run in this process."""

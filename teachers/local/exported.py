@@ -1,0 +1,157 @@
+"""Teachers that are programs which PyTorch saved whole: torch.export's .pt2, and TorchScript."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+
+from dfme.config.settings import TeacherConfig
+from dfme.errors import UserError
+from teachers.local.facts import first_line
+from teachers.local.program import Program, ProgramTeacher, make_program_teacher
+from teachers.options import Pt2Options, TorchScriptOptions
+
+LOGGER = logging.getLogger("dfme")
+
+ARCHIVES = {
+    "archive_format": "a torch.export program; say --teacher pt2",
+    "serialized_exported_program.json": "a torch.export program; say --teacher pt2",
+    "constants.pkl": "a TorchScript archive; say --teacher torchscript",
+    "data.pkl": "a file of weights; say --teacher.checkpoint",
+}
+"""What a zip archive is, by the name of a file that only such archives hold; the most specific first."""
+
+UNLIMITED = 2**31
+"""A most of as many images is none."""
+
+
+def load_pt2(options: Pt2Options, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
+    """The teacher in a .pt2 file, answering logits, or probabilities where ``options.answers`` says so.
+
+    Loading unpickles whatever the file holds, which can run any code: UserError without ``options.trust``.
+    Shape, levels (an input of bytes has 256) and the least and most images in a call are the program's;
+    UserError where the configuration contradicts them, and for a program that was exported in training mode.
+    """
+    if not options.trust:
+        raise UserError(
+            f"--teacher.trust: expected true, since loading {options.program} runs code that is in it; "
+            "say so for a file whose maker you trust"
+        )
+    path = _archive(options.program, "pt2")
+    exported = _load_exported(path, device)
+    image = _image(exported, path)
+    if any(_trains(node) for node in exported.graph.nodes):
+        raise UserError(f"{path}: was exported in training mode; export it again after eval()")
+    batch, *axes = image.shape
+    least, most = _range(exported, batch)
+    channels, height, width = (size if isinstance(size, int) else None for size in axes)
+    run = exported.module()
+    program = Program(path.name, run, (channels, height, width), image.dtype, least, most, device)
+    return make_program_teacher(program, options.answers, config)
+
+
+def load_torchscript(options: TorchScriptOptions, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
+    """The teacher in a TorchScript archive, answering logits, or probabilities where ``options.answers`` says so.
+
+    The format is deprecated, which the logger ``dfme`` says in one line. An archive is a program in a language
+    of its own, which is not Python's, and its ``__setstate__`` methods run when it is loaded: it is no mere
+    data. It names no image shape, so the configuration must.
+    """
+    path = _archive(options.program, "torchscript")
+    LOGGER.warning("teacher: PyTorch has deprecated TorchScript; save %s again with torch.export (.pt2)", path.name)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # the line above says it already
+            module = torch.jit.load(str(path), map_location=device).eval()
+    except Exception as error:  # a damaged archive can raise anything at all
+        raise UserError(f"{path}: cannot be read as TorchScript, perhaps cut short: {first_line(error)}") from error
+    floats = [tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()]
+
+    def run(x_BCHW: Tensor) -> object:
+        # else the first calls are profiled and later ones run another, fused program, which rounds differently
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+            return module(x_BCHW)
+
+    program = Program(path.name, run, dtype=floats[0] if floats else torch.float32, device=device)
+    return make_program_teacher(program, options.answers, config)
+
+
+def _archive(name: str, kind: str) -> Path:
+    """The path of an archive of this kind. UserError for any other file, saying what it seems to be."""
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; expected a program for --teacher {kind}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            inside = {entry.rpartition("/")[2] for entry in archive.namelist()}
+    except (zipfile.BadZipFile, OSError) as error:
+        raise UserError(f"{path}: is no archive of PyTorch's, or is cut short: {first_line(error)}") from error
+    found = next((what for name, what in ARCHIVES.items() if name in inside), "an archive of another kind")
+    if not found.endswith(f"--teacher {kind}"):
+        raise UserError(f"{path}: expected a program for --teacher {kind}, but it is {found}")
+    return path
+
+
+def _load_exported(path: Path, device: torch.device) -> ExportedProgram:
+    """The program, on ``device``."""
+    try:
+        with _silent("torch.export", "torch.export.pt2_archive._package"), path.open("rb") as file:
+            exported = torch.export.load(file)
+        if device.type == "cpu":
+            return exported
+        from torch.export.passes import move_to_device_pass
+
+        return move_to_device_pass(exported, device)
+    except Exception as error:  # a damaged archive can raise anything at all
+        raise UserError(f"{path}: cannot be read as a torch.export program: {first_line(error)}") from error
+
+
+@contextmanager
+def _silent(*names: str) -> Iterator[None]:
+    """These loggers off for a while: they print a traceback for what is raised as well."""
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.disabled for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.disabled = True
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+def _image(exported: ExportedProgram, path: Path) -> Tensor:
+    """The program's input, without its values. UserError for anything but one tensor (B, C, H, W)."""
+    names = exported.graph_signature.user_inputs
+    values = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder" and node.name in names]
+    if len(values) == 1 and isinstance(values[0], Tensor) and values[0].ndim == 4:
+        return values[0]
+    shapes = [str(tuple(v.shape)) if isinstance(v, Tensor) else type(v).__name__ for v in values]
+    raise UserError(f"{path}: expected one input, images (B, C, H, W), but it takes {', '.join(shapes) or 'nothing'}")
+
+
+def _range(exported: ExportedProgram, batch: Any) -> tuple[int, int | None]:
+    """The least and most images in one call, None for no most; a batch size that was fixed is both."""
+    if isinstance(batch, int):
+        return batch, batch
+    limits = exported.range_constraints.get(batch.node.expr)
+    if limits is None:
+        return 1, None
+    most = int(limits.upper) if limits.upper < UNLIMITED else None
+    return max(int(limits.lower), 1), most
+
+
+def _trains(node: fx.Node) -> bool:
+    """Whether an operation, of dropout or batch normalisation, was recorded as it is in training."""
+    schema = getattr(node.target, "_schema", None)
+    arguments = schema.arguments if schema is not None else ()
+    given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | dict(node.kwargs)
+    return given.get("train") is True or given.get("training") is True

@@ -1,0 +1,164 @@
+"""A teacher that is an image-classification folder of Hugging Face's transformers, from local files alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dfme.config.settings import TeacherConfig
+from dfme.errors import UserError
+from dfme.spec import ImageSpec
+from teachers.local.extras import import_extra
+from teachers.local.facts import agreed, first_line
+from teachers.local.model_folder import CONFIG, Scale, numbers, read_config, require_weights, scaled, whole
+from teachers.local.program import first_look
+from teachers.local.pytorch import TorchTeacher
+from teachers.options import HuggingFaceOptions
+
+PROCESSOR = "preprocessor_config.json"
+
+
+class Logits(nn.Module):
+    """A classifier of transformers as a network from images to logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        logits_BK: Tensor = self.model(pixel_values=x_BCHW).logits
+        return logits_BK
+
+
+def load_huggingface(options: HuggingFaceOptions, config: TeacherConfig, device: torch.device) -> TorchTeacher:
+    """The teacher in a folder with config.json, safetensors and preprocessor_config.json, answering logits.
+
+    No network, no code and no pickle of the folder's is used: UserError where it asks for any. Rescaling and
+    normalisation are the preprocessor's, unless the configuration gives ``mean`` and ``std``; its size is the
+    image's where the configuration gives none. Images are not resized. UserError where the configuration
+    contradicts channels or classes, naming both, and where the model takes no image of the shape.
+    """
+    folder = Path(options.folder).expanduser()
+    facts = read_config(folder)
+    _require_plain(folder, facts)
+    require_weights(folder)
+    processor = read_config(folder, PROCESSOR) if (folder / PROCESSOR).is_file() else None
+    shape = _shape(facts, processor, config)
+    own_scale = config.mean is None and config.std is None
+    mean, std = _scale(folder, processor, config) if own_scale else (config.mean, config.std)
+    model = _load(folder)
+    says = f"the labels of {CONFIG} are"
+    found = max(model.config.num_labels, 2)
+    classes = agreed("number of classes", "--teacher.num-classes", config.num_classes, found, says, CONFIG)
+    spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
+    teacher = TorchTeacher(Logits(model), spec, classes, mean=mean, std=std, device=device, max_batch=config.max_batch)
+    first_look(str(folder), teacher, spec)
+    return teacher
+
+
+def _require_plain(folder: Path, facts: dict[str, Any]) -> None:
+    """UserError for a folder that is no whole model of transformers' own."""
+    if "auto_map" in facts:
+        raise UserError(f"{folder / CONFIG}: asks for Python code of its own (auto_map), which is never run here")
+    if "model_type" not in facts:
+        hint = "; it looks like timm's: say --teacher timm" if "architecture" in facts else ""
+        raise UserError(f"{folder / CONFIG}: expected a model_type of transformers, found none{hint}")
+    if (folder / "adapter_config.json").exists():
+        raise UserError(f"{folder}: holds an adapter to another model; merge the two and save the whole model")
+
+
+def _load(folder: Path) -> Any:
+    """The model, in fp32; the caller's random state is as it was."""
+    auto = import_extra("transformers.models.auto.modeling_auto", "hf").AutoModelForImageClassification
+    try:
+        with torch.random.fork_rng(devices=[]), _silent():
+            model, loaded = auto.from_pretrained(
+                str(folder),
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # a damaged or unknown configuration can raise anything at all
+        raise UserError(f"{folder}: transformers cannot load it: {first_line(error)}") from error
+    missing = sorted(loaded["missing_keys"])
+    if missing:
+        raise UserError(f"{folder}: its weights lack {len(missing)} of the model's tensors, first {missing[0]}")
+    return model.float()
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """transformers without its bars, log lines and warnings; the settings are as they were on exit."""
+    log = import_extra("transformers.utils.logging", "hf")
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    try:
+        log.set_verbosity(log.CRITICAL)
+        log.disable_progress_bar()
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
+
+
+def _shape(facts: dict[str, Any], processor: dict[str, Any] | None, config: TeacherConfig) -> tuple[int, int, int]:
+    """The image's C, H, W: the size as given, else as the preprocessor makes it, else as the network is built for."""
+    given = config.shape
+    own, says = whole(facts.get("num_channels")), f"the num_channels of {CONFIG} are"
+    channels = agreed("number of channels", "--teacher.shape", given[0] if given else None, own, says, CONFIG)
+    if given:
+        return given
+    size = (_made_by(processor) if processor else None) or _height_width(facts.get("image_size"))
+    if size is None:
+        raise UserError(f"--teacher.shape: the image size cannot be told from {PROCESSOR} or {CONFIG}; give it")
+    return channels, *size
+
+
+def _made_by(processor: dict[str, Any]) -> tuple[int, int] | None:
+    """The size of the images that a preprocessor makes."""
+    crop = processor.get("crop_size") if processor.get("do_center_crop") else None
+    return _height_width(crop) or _height_width(processor.get("size"))
+
+
+def _height_width(size: Any) -> tuple[int, int] | None:
+    """A size in one of the forms that configurations have; None for what is none."""
+    if isinstance(size, dict):
+        edge = size.get("shortest_edge")
+        size = [size.get("height", edge), size.get("width", edge)]
+    height, width = map(whole, size) if isinstance(size, list) and len(size) == 2 else (whole(size), whole(size))
+    return (height, width) if height and width else None
+
+
+def _scale(folder: Path, processor: dict[str, Any] | None, config: TeacherConfig) -> Scale:
+    """What to subtract and divide by, for pixels within the bounds, so that the network sees what it was trained on.
+
+    A preprocessor takes bytes p and makes (p factor - offset - mean) / std of them; with p = 255 x that is
+    (x - (mean + offset) / (255 factor)) / (std / (255 factor)). EfficientNet's divides by std once more
+    where ``include_top`` is set.
+    """
+    if processor is None:
+        raise UserError(
+            f"{folder}: has no {PROCESSOR}, so how to normalise is unknown; give --teacher.mean and --teacher.std "
+            "(0 and 1 for not at all)"
+        )
+    where = str(folder / PROCESSOR)
+    factor, offset, mean, std = 1.0, 0.0, numbers(0, where), numbers(1, where)
+    if processor.get("do_rescale", True):
+        factor = numbers(processor.get("rescale_factor", 1 / 255), f"{where}: rescale_factor")[0]
+        offset = float(bool(processor.get("rescale_offset")))
+    if processor.get("do_normalize", True):
+        mean = numbers(processor.get("image_mean"), f"{where}: image_mean")
+    if divisions := bool(processor.get("do_normalize", True)) + bool(processor.get("include_top")):
+        std = tuple(s**divisions for s in numbers(processor.get("image_std"), f"{where}: image_std"))
+    unit = 255 * factor
+    if unit <= 0 or min(std) <= 0:
+        raise UserError(f"{where}: expected a positive rescale_factor and image_std, got {factor:g} and {std}")
+    return scaled(config.bounds, tuple((m + offset) / unit for m in mean), tuple(s / unit for s in std))

@@ -1,0 +1,89 @@
+"""Folders that hold a model as a configuration in JSON and weights in safetensors; nothing in them is run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from dfme.errors import UserError
+from dfme.files import open_file
+
+LARGEST = sys.float_info.max
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+MOST_CONFIG = 10_000_000
+"""Bytes of the longest configuration that is read: an index of weights names every tensor of a large model."""
+
+Scale = tuple[tuple[float, ...], tuple[float, ...]]
+"""Per-channel mean and deviation."""
+
+
+def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
+    """A folder's JSON object. UserError where it is missing or is none."""
+    path = folder / name
+    try:
+        with open_file(path) as file:
+            text = file.read(MOST_CONFIG + 1)
+        if len(text) > MOST_CONFIG:
+            raise ValueError(f"it is longer than {MOST_CONFIG:,} bytes")
+        value = json.loads(text)
+    except OSError as error:
+        raise UserError(f"{path}: expected a model folder with {name}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: expected JSON, but it is none: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def require_weights(folder: Path) -> None:
+    """UserError unless the folder holds safetensors, in one file or in parts that all lie inside it.
+
+    Pickled weights are not read: the line says how to convert them.
+    """
+    if (folder / WEIGHTS).is_file():
+        return
+    if not (folder / INDEX).is_file():
+        pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+        if pickled:
+            raise UserError(
+                f"{folder}: expected {WEIGHTS}, found pickled weights ({pickled[0]}), which can run any code; where "
+                "you trust them, load them elsewhere and save the model again as safetensors"
+            )
+        raise UserError(f"{folder}: expected {WEIGHTS}, found no weights")
+    parts = read_config(folder, INDEX).get("weight_map")
+    if not isinstance(parts, dict) or not parts:
+        raise UserError(f"{folder / INDEX}: expected the name of a file for each tensor, under weight_map")
+    for name in sorted({str(part) for part in parts.values()}):
+        _require_inside(folder, name)
+
+
+def _require_inside(folder: Path, name: str) -> None:
+    """A part of the weights is a safetensors file in the folder; a link in its place is its owner's choice."""
+    posix, windows = PurePosixPath(name), PureWindowsPath(name)
+    if posix.is_absolute() or windows.anchor or ".." in (*posix.parts, *windows.parts):
+        raise UserError(f"{folder / INDEX}: names a file of weights outside the folder: {name!r}")
+    if posix.suffix != ".safetensors" or not (folder / name).is_file():
+        raise UserError(f"{folder / INDEX}: expected safetensors files beside it, but {name!r} is none")
+
+
+def scaled(bounds: tuple[float, float] | None, mean: tuple[float, ...], std: tuple[float, ...]) -> Scale:
+    """The mean and deviation for pixels within ``bounds`` that are those of pixels within 0 and 1."""
+    low, high = bounds or (0.0, 1.0)
+    return tuple(low + m * (high - low) for m in mean), tuple(s * (high - low) for s in std)
+
+
+def numbers(value: Any, what: str) -> tuple[float, ...]:
+    """One number, or a list of them, out of a configuration. UserError for anything else."""
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(isinstance(each, int | float) and -LARGEST <= each <= LARGEST for each in values):
+        raise UserError(f"{what}: expected finite numbers, got {str(value)[:80]}")
+    return tuple(float(each) for each in values)
+
+
+def whole(value: Any) -> int | None:
+    """A positive whole number out of a configuration; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -1,0 +1,177 @@
+"""A teacher that is an ONNX model, run by onnxruntime."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfme.config.messages import did_you_mean
+from dfme.config.settings import TeacherConfig
+from dfme.errors import UserError
+from teachers.local.extras import import_extra
+from teachers.local.facts import first_line
+from teachers.local.program import Axes, Program, ProgramTeacher, make_program_teacher
+from teachers.options import OnnxOptions
+
+LOGGER = logging.getLogger("dfme")
+
+DTYPES = {
+    "tensor(float)": torch.float32,
+    "tensor(float16)": torch.float16,
+    "tensor(double)": torch.float64,
+    "tensor(uint8)": torch.uint8,
+}
+
+OLDEST = (1, 24)
+"""Before it, onnxruntime reads a model's weights from any file that the model names."""
+
+CHANNELS = ((1, 3), (2, 4))
+"""Counts of channels by which the order of the axes is recognised, the most usual first."""
+
+CUDA = "CUDAExecutionProvider"
+
+
+def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
+    """The teacher in an .onnx file, answering logits, or probabilities where ``options.answers`` says so.
+
+    Shape, levels (an input of bytes has 256) and classes are the model's; UserError where the configuration
+    contradicts them, naming both. A batch size that the model fixes is its ``max_batch``. Images lie on the
+    CPU; on a CUDA ``device`` the model runs there where onnxruntime can.
+    """
+    runtime = import_extra("onnxruntime", "onnx")
+    path = Path(options.model).expanduser()
+    session = _open(runtime, path, device)
+    image = _named("input", options.input, session.get_inputs(), path)
+    _require_no_others(image, session.get_inputs(), path)
+    output = _named("output", options.output, session.get_outputs(), path)
+    if output.type not in DTYPES:
+        others = ", ".join(each.name for each in session.get_outputs() if each.type in DTYPES) or "none of that kind"
+        raise UserError(f"{path}: its output {output.name} holds no scores but {output.type}; there is {others}")
+    axes, batch = _axes(image, path), _sizes(image)[0]
+    nchw = _is_nchw(options.layout, config.shape, axes)
+
+    def run(x_BCHW: Tensor) -> Tensor:
+        x = x_BCHW if nchw else x_BCHW.permute(0, 2, 3, 1)
+        answers = session.run([output.name], {image.name: x.contiguous().numpy()})
+        return torch.from_numpy(answers[0])
+
+    chw = axes if nchw else (axes[2], axes[0], axes[1])
+    program = Program(path.name, run, chw, DTYPES[image.type], batch or 1, batch)
+    return make_program_teacher(program, options.answers, config)
+
+
+def _open(runtime: ModuleType, path: Path, device: torch.device) -> Any:
+    """An onnxruntime session. UserError where the file is no model that this onnxruntime runs."""
+    version = tuple(int(part) for part in re.findall(r"\d+", runtime.__version__)[:2])
+    if version < OLDEST:
+        raise UserError(
+            f"--teacher onnx: expected onnxruntime {OLDEST[0]}.{OLDEST[1]} or later, which reads no file "
+            f'outside the model\'s folder, found {runtime.__version__}; pip install -U "dfme[onnx]"'
+        )
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; expected an .onnx model")
+    try:
+        return runtime.InferenceSession(str(path), _settings(runtime), providers=_providers(runtime, device))
+    except Exception as error:  # its exceptions share no base of their own
+        raise UserError(f"{path}: {_reason(error, runtime.__version__)}") from error
+
+
+def _settings(runtime: ModuleType) -> Any:
+    """Reproducible, with torch's number of threads, which do not spin while torch trains; errors raise only."""
+    settings = runtime.SessionOptions()
+    settings.log_severity_level = 4
+    settings.use_deterministic_compute = True
+    settings.intra_op_num_threads = torch.get_num_threads()
+    settings.inter_op_num_threads = 1
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return settings
+
+
+def _providers(runtime: ModuleType, device: torch.device) -> list[Any]:
+    """Where the model may run, best first; on CUDA in IEEE fp32, by algorithms that no timing picks."""
+    if device.type != "cuda":
+        return ["CPUExecutionProvider"]
+    if CUDA not in runtime.get_available_providers():
+        LOGGER.warning("teacher: this onnxruntime has no CUDA; the model runs on the CPU (pip install onnxruntime-gpu)")
+        return ["CPUExecutionProvider"]
+    exact = {"device_id": device.index or 0, "use_tf32": 0, "cudnn_conv_algo_search": "HEURISTIC"}
+    return [(CUDA, exact), "CPUExecutionProvider"]
+
+
+def _reason(error: Exception, version: str) -> str:
+    """What onnxruntime says, without its own source code's whereabouts."""
+    text = " ".join(str(error).split())
+    if found := re.search(r"IR version: (\d+), max supported IR version: (\d+)", text):
+        return (
+            f"has IR version {found[1]}, but onnxruntime {version} reads up to {found[2]}; upgrade onnxruntime "
+            "or save the model with an older IR version"
+        )
+    if found := re.search(r"Opset (\d+) is under development.* (?:domain (\S+) )?is till opset (\d+)", text):
+        return (
+            f"has opset {found[1]}, but onnxruntime {version} knows up to {found[3]}; upgrade onnxruntime or export "
+            "with an older opset"
+        )
+    if "xternal data" in text and ("escapes" in text or "bsolute path" in text):
+        return "not loaded, since it takes weights from a file outside its own folder"
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .*? failed:)?", "", text)
+    return f"onnxruntime {version} cannot run it: {first_line(ValueError(text))}"
+
+
+def _named(what: str, name: str | None, there: Sequence[Any], path: Path) -> Any:
+    """The input or output of a name, or the first."""
+    names = [each.name for each in there]
+    if name is None:
+        return there[0]
+    if name not in names:
+        raise UserError(f"--teacher.{what}: {path} has {', '.join(names)}, got {name!r}{did_you_mean(name, names)}")
+    return there[names.index(name)]
+
+
+def _require_no_others(image: Any, inputs: Sequence[Any], path: Path) -> None:
+    """An input beside the images is one that nobody fills."""
+    others = [each.name for each in inputs if each.name != image.name and not each.type.startswith("optional")]
+    if others:
+        raise UserError(
+            f"{path}: expected one input, the images, but beside {image.name} it needs {', '.join(others)}; "
+            "export it with those as constants"
+        )
+
+
+def _axes(image: Any, path: Path) -> Axes:
+    """The three sizes of an image in the model's own order. UserError for an input that is no image."""
+    if image.type not in DTYPES or len(image.shape) != 4:
+        raise UserError(
+            f"{path}: its input {image.name} is {image.type} {image.shape}; expected images, four axes of "
+            f"{', '.join(kind[7:-1] for kind in DTYPES)}"
+        )
+    _, first, second, third = _sizes(image)
+    return first, second, third
+
+
+def _sizes(image: Any) -> list[int | None]:
+    """The input's axes, None for those that are free."""
+    return [size if isinstance(size, int) and size > 0 else None for size in image.shape]
+
+
+def _is_nchw(layout: str, given: tuple[int, int, int] | None, axes: Axes) -> bool:
+    """Whether channels come first: as said, or as the sizes tell; where both orders fit, ONNX's own, which is so."""
+    if layout != "auto":
+        return layout == "nchw"
+    first, last = (axes[0], axes[1], axes[2]), (axes[2], axes[0], axes[1])
+    if given is not None:
+        return _fits(given, first) or not _fits(given, last)
+    for usual in CHANNELS:
+        if first[0] in usual or last[0] in usual:
+            return first[0] in usual
+    return True
+
+
+def _fits(given: tuple[int, int, int], order: Axes) -> bool:
+    return all(size in (None, wanted) for wanted, size in zip(given, order, strict=True))

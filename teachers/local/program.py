@@ -1,0 +1,173 @@
+"""Teachers that are programs on this machine: images in, scores out, whatever runs inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dfme.config.settings import TeacherConfig
+from dfme.errors import UserError
+from dfme.spec import ImageSpec, LabelMode
+from teachers.label_modes import as_classes
+from teachers.local.facts import agreed, as_text, first_line
+from teachers.local.pytorch import Normalise
+
+Axes = tuple[int | None, int | None, int | None]
+
+CPU = torch.device("cpu")
+
+BYTES = 256
+"""Levels of a program that takes 8-bit pixels."""
+
+SUM = 2e-3
+"""How far from one a row of probabilities may sum, besides what the dtype rounds off."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a program's file tells before it is asked anything.
+
+    ``run`` takes images (B, C, H, W) of ``dtype`` on ``device``, from ``least`` to ``most`` of them, and
+    answers scores (B, K). ``axes`` are C, H and W, None where any size goes. ``source`` names it in messages.
+    """
+
+    source: str
+    run: Callable[[Tensor], object]
+    axes: Axes = (None, None, None)
+    dtype: torch.dtype = torch.float32
+    least: int = 1
+    most: int | None = None
+    device: torch.device = CPU
+
+
+class ProgramTeacher:
+    """A program behind the same call as every teacher, answering logits or probabilities.
+
+    A batch that is too small for the program is filled up with copies of its last image, whose answers are
+    dropped. Pixels of a program that takes bytes are the levels of ``spec``, from 0 at its lower bound to 255.
+    """
+
+    def __init__(
+        self, program: Program, spec: ImageSpec, num_classes: int, mode: LabelMode, normalise: Normalise
+    ) -> None:
+        self.spec = spec
+        self.num_classes = num_classes
+        self.label_mode = mode
+        self.device = program.device
+        self.max_batch = program.most
+        self._program = program
+        self._normalise = normalise
+
+    def __call__(self, images: Tensor, /) -> Tensor:
+        return as_classes(self.raw(images).float(), self.num_classes, self.label_mode)
+
+    def raw(self, images: Tensor) -> Tensor:
+        """The program's own answer, one row per image. UserError where it is no tensor with a row for each."""
+        batch, least = len(images), self._program.least
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            x_BCHW = self._pixels(images.detach().to(self.device))
+            if batch < least:
+                x_BCHW = torch.cat([x_BCHW, x_BCHW[-1:].expand(least - batch, -1, -1, -1)])
+            scores_BK = self._program.run(x_BCHW)
+        if isinstance(scores_BK, Tensor) and scores_BK.ndim == 1 and scores_BK.is_floating_point():
+            scores_BK = scores_BK[:, None]  # a binary model's lone output, without its axis
+        if (
+            not isinstance(scores_BK, Tensor)
+            or scores_BK.ndim != 2
+            or len(scores_BK) != len(x_BCHW)
+            or not scores_BK.shape[1]
+        ):
+            what = tuple(scores_BK.shape) if isinstance(scores_BK, Tensor) else f"a {type(scores_BK).__name__}"
+            raise UserError(f"{self._program.source}: expected scores ({len(x_BCHW)}, classes), got {what}")
+        return scores_BK[:batch]
+
+    def _pixels(self, x_BCHW: Tensor) -> Tensor:
+        if self._program.dtype != torch.uint8:
+            return self._normalise(x_BCHW).to(self._program.dtype)
+        return self.spec.encode(x_BCHW)
+
+
+def make_program_teacher(
+    program: Program, answers: Literal["logits", "probabilities"], config: TeacherConfig
+) -> ProgramTeacher:
+    """The teacher that a program is, its number of classes counted in what it answers to a random image.
+
+    UserError where the configuration contradicts the program, naming both, where nothing tells the image's
+    shape, and where the program's answers are not what ``answers`` says. One output is that of class 1 of two.
+    """
+    spec = ImageSpec(_shape(program, config), config.bounds or (0.0, 1.0), _levels(program, config))
+    if program.dtype == torch.uint8 and (config.mean is not None or config.std is not None):
+        raise UserError(f"--teacher.mean: {program.source} takes 8-bit pixels, which cannot be normalised")
+    if config.max_batch is not None and (program.most is None or config.max_batch < program.most):
+        program = replace(program, most=config.max_batch)
+    normalise = Normalise(config.mean, config.std, spec.shape[0], program.device)
+    uncounted = ProgramTeacher(program, spec, 0, LabelMode(answers), normalise)
+    scores_BK = first_look(program.source, uncounted.raw, spec)
+    _require_kind(program.source, scores_BK, answers)
+    says = f"the answers of {program.source} are for"
+    found = max(scores_BK.shape[1], 2)
+    classes = agreed("number of classes", "--teacher.num-classes", config.num_classes, found, says, program.source)
+    return ProgramTeacher(program, spec, classes, LabelMode(answers), normalise)
+
+
+def first_look(source: str, ask: Callable[[Tensor], Tensor], spec: ImageSpec) -> Tensor:
+    """Scores (1, K) for one random image, asked twice: what is wrong with a model shows before anything is paid.
+
+    UserError where the model fails on such an image, answers anything but finite scores, or answers the same
+    image differently, as a model that was left in training mode does.
+    """
+    low, high = spec.bounds
+    image_BCHW = torch.rand(1, *spec.shape, generator=torch.Generator().manual_seed(0)) * (high - low) + low
+    try:
+        first_BK, second_BK = ask(spec.quantise(image_BCHW)), ask(spec.quantise(image_BCHW))
+    except UserError:
+        raise
+    except Exception as error:  # every runtime has errors of its own
+        shape = as_text(spec.shape)
+        raise UserError(f"{source}: does not take an image of shape {shape}: {first_line(error)}") from error
+    if not first_BK.is_floating_point():
+        raise UserError(f"{source}: expected scores as floating-point numbers, got {first_BK.dtype}")
+    if not first_BK.isfinite().all():
+        raise UserError(f"{source}: answers NaN or infinite values to a random image")
+    if not torch.allclose(first_BK.float(), second_BK.float(), rtol=1e-2, atol=1e-3):
+        raise UserError(f"{source}: answers the same image differently each time; save it in evaluation mode, eval()")
+    return first_BK
+
+
+def _shape(program: Program, config: TeacherConfig) -> tuple[int, int, int]:
+    """The image's C, H, W; what is given must fit what is fixed."""
+    given, axes = config.shape, program.axes
+    if given is not None:
+        if any(fixed not in (None, size) for size, fixed in zip(given, axes, strict=True)):
+            raise UserError(f"--teacher.shape: got {as_text(given)}, but {program.source} takes {as_text(axes)}")
+        return given
+    channels, height, width = axes
+    if channels is None or height is None or width is None:
+        raise UserError(f"--teacher.shape: {program.source} takes images of C,H,W = {as_text(axes)}; give all three")
+    return channels, height, width
+
+
+def _levels(program: Program, config: TeacherConfig) -> int | None:
+    if program.dtype != torch.uint8:
+        return config.levels
+    says = f"the pixels of {program.source} are bytes, whose levels are"
+    return agreed("levels", "--teacher.levels", config.levels, BYTES, says, program.source)
+
+
+def _require_kind(source: str, scores_BK: Tensor, answers: str) -> None:
+    """UserError where probabilities are taken for logits, which hides nearly all they tell, or the reverse."""
+    tolerance = SUM + torch.finfo(scores_BK.dtype).eps * scores_BK.shape[1] ** 0.5
+    scores_BK = scores_BK.double()
+    sums = (scores_BK.sum(1) - 1).abs() <= tolerance if scores_BK.shape[1] > 1 else scores_BK[:, 0] <= 1
+    probabilities = bool((scores_BK >= -tolerance).all() and sums.all())
+    if answers == "probabilities" and not probabilities:
+        raise UserError(f"{source}: its answers are no probabilities; say --teacher.answers logits")
+    if answers == "logits" and probabilities and scores_BK.shape[1] > 1:
+        raise UserError(
+            f"{source}: its answers are not negative and sum to one, so they are probabilities; "
+            "say --teacher.answers probabilities"
+        )

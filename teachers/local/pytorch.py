@@ -1,0 +1,178 @@
+"""A teacher that is a PyTorch network on this machine."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dfme.config.settings import TeacherConfig
+from dfme.errors import UserError
+from dfme.nets import NETS, builder, check_net
+from dfme.nets.files import hollow, misfits
+from dfme.nets.infer import Guess, infer_net
+from dfme.nets.torchvision_nets import torchvision_net
+from dfme.spec import ImageSpec, LabelMode
+from teachers.label_modes import as_classes, reveal
+from teachers.local.card import Card
+from teachers.local.facts import agreed
+from teachers.local.weights import State, load_into, read_weights, require_fit
+from teachers.options import TorchOptions
+
+LOGITS = LabelMode("logits")
+SAYS, ORIGIN = "the weights are for", "the weights"
+
+
+class Normalise:
+    """(x - mean) / std per channel, as the teacher's network wants its images; nothing for neither.
+
+    ``mean`` and ``std`` have one number per channel, or a single one for all. UserError for any other count,
+    for a deviation that is not positive, and for one given without the other.
+    """
+
+    def __init__(
+        self,
+        mean: tuple[float, ...] | None,
+        std: tuple[float, ...] | None,
+        channels: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if (mean is None) != (std is None):
+            raise UserError(f"mean and std: expected both or neither, got mean={mean}, std={std}")
+        self._constants: tuple[Tensor, Tensor] | None = None
+        if mean is None or std is None:
+            return
+        if not {len(mean), len(std)} <= {1, channels}:
+            raise UserError(f"mean and std: expected {channels} numbers each, got mean={mean}, std={std}")
+        if min(std) <= 0:
+            raise UserError(f"std: expected positive numbers, got {std}")
+        mean_C11, std_C11 = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (mean, std))
+        self._constants = (mean_C11, std_C11)
+
+    def __call__(self, x_BCHW: Tensor) -> Tensor:
+        if self._constants is None:
+            return x_BCHW
+        mean_C11, std_C11 = self._constants
+        return (x_BCHW - mean_C11) / std_C11
+
+
+class TorchTeacher:
+    """A network from images to logits, behind the same call as every teacher.
+
+    It takes the network over: moves it to ``device`` and keeps it in eval mode. Answers lie on ``device``,
+    and no autograd is recorded. The network runs in fp32 even under autocast. A network with one output is
+    taken for a binary classifier whose logit is that of class 1; ``num_classes`` is 2 then.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        spec: ImageSpec,
+        num_classes: int,
+        label_mode: LabelMode = LOGITS,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        device: torch.device | str = "cpu",
+        max_batch: int | None = None,
+    ) -> None:
+        self.spec = spec
+        self.num_classes = num_classes
+        self.label_mode = label_mode
+        self.device = torch.device(device)
+        self.max_batch = max_batch
+        self._module = module.to(self.device).eval()
+        self._normalise = Normalise(mean, std, spec.shape[0], self.device)
+
+    def __call__(self, images: Tensor, /) -> Tensor:
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            return reveal(self.logits(images.to(self.device)), LOGITS, self.label_mode)
+
+    def logits(self, x_BCHW: Tensor) -> Tensor:
+        """The network's own scores (B, K), normalisation included, with autograd: for the owner, on no API."""
+        if self._module.training:
+            self._module.eval()
+        return as_classes(self._module(self._normalise(x_BCHW)), self.num_classes, LOGITS)
+
+
+def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.device) -> TorchTeacher:
+    """The teacher in a weights file, answering logits.
+
+    Architecture, image shape and classes come from the configuration, the file's metadata or the weights
+    themselves; UserError where two of them disagree, naming both, or where none says. An image size that
+    nothing tells is 32x32 for our ResNets, 224x224 for torchvision's architectures. One output is the logit of
+    the second of two classes. ``mean``, ``std`` and ``bounds`` of
+    the configuration replace the file's; without any, nothing is normalised and pixels lie within 0 and 1.
+    """
+    if options.arch is not None:
+        check_net(options.arch)
+    state, card = read_weights(options.checkpoint)
+    guess = infer_net(state)
+    arch = options.arch or card.arch or (guess.arch if guess else None)
+    if arch is None:
+        raise UserError(
+            f"{options.checkpoint}: its architecture cannot be told from its {len(state)} tensors "
+            f"(first {next(iter(state))}); give --teacher.arch"
+        )
+    shape = _shape(arch, config, card, guess, state)
+    num_classes = _classes(config, card, guess)
+    source = f"{options.checkpoint} as {arch}: the weights"
+    if guess and guess.arch != arch:
+        source = f"{options.checkpoint} as {arch} (they look like {guess.arch}): the weights"
+    build = partial(_empty_net, arch, shape, _outputs(arch, shape, num_classes, guess, state))
+    outline = hollow(build)  # no memory for a network of the size that a file claims, before it is known to fit
+    if outline is not None:
+        require_fit(outline, state, source=source)
+    module = build()
+    load_into(module, state, source=source)
+    own_scale = config.mean is None and config.std is None
+    return TorchTeacher(
+        module,
+        ImageSpec(shape, config.bounds or card.bounds or (0.0, 1.0), config.levels),
+        num_classes,
+        mean=card.mean if own_scale else config.mean,
+        std=card.std if own_scale else config.std,
+        device=device,
+        max_batch=config.max_batch,
+    )
+
+
+def _outputs(arch: str, shape: tuple[int, int, int], num_classes: int, guess: Guess | None, state: State) -> int:
+    """How many outputs the network has: of two classes, one where the weights are for a lone one."""
+    if guess is not None or num_classes != 2:
+        return 1 if guess and guess.num_classes == 1 else num_classes
+    lone = hollow(partial(_empty_net, arch, shape, 1))
+    return 1 if lone is not None and not misfits(lone, state) else num_classes
+
+
+def _empty_net(arch: str, shape: tuple[int, int, int], outputs: int) -> nn.Module:
+    """The network to load into; the caller's random state is as it was."""
+    check_net(arch)
+    build = builder(arch) if arch in NETS else partial(torchvision_net, arch)
+    with torch.random.fork_rng(devices=[]):
+        return build(shape, outputs)
+
+
+def _shape(arch: str, config: TeacherConfig, card: Card, guess: Guess | None, state: State) -> tuple[int, int, int]:
+    """The image's C, H, W, from what is given and what is found."""
+    given, found = config.shape, card.shape
+    if found is None and (guess or given is None):  # else what is given is taken, and held to every weight later
+        channels = guess.channels if guess else next((w.shape[1] for w in state.values() if w.ndim == 4), None)
+        size = (guess.size if guess else None) or (given[1:] if given else _usual_size(arch))
+        found = (channels, *size) if channels and size else None
+    return agreed("image shape", "--teacher.shape", given, found, SAYS, ORIGIN)
+
+
+def _usual_size(arch: str) -> tuple[int, int] | None:
+    """The image size that weights of this architecture are nearly always for; none where it varies."""
+    if arch not in NETS:
+        return (224, 224)
+    return (32, 32) if arch.startswith(("resnet", "wrn")) else None
+
+
+def _classes(config: TeacherConfig, card: Card, guess: Guess | None) -> int:
+    """How many classes, from what is given and what is found."""
+    found = card.num_classes or (guess.num_classes if guess else None)
+    return agreed(
+        "number of classes", "--teacher.num-classes", config.num_classes, found and max(found, 2), SAYS, ORIGIN
+    )

@@ -1,0 +1,129 @@
+"""A teacher that is a folder of timm's, with config.json and model.safetensors, from local files alone."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from dfme.config.messages import did_you_mean
+from dfme.config.settings import TeacherConfig
+from dfme.errors import UserError
+from dfme.spec import ImageSpec
+from teachers.local.extras import import_extra
+from teachers.local.facts import agreed, first_line
+from teachers.local.model_folder import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    Scale,
+    numbers,
+    read_config,
+    require_weights,
+    scaled,
+    whole,
+)
+from teachers.local.program import first_look
+from teachers.local.pytorch import TorchTeacher
+from teachers.local.weights import load_into, read_weights
+from teachers.options import TimmOptions
+
+
+def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device) -> TorchTeacher:
+    """The teacher in a folder as timm's ``save_for_hf`` writes it, answering logits.
+
+    The architecture is timm's own, by its name; no network, no code and no pickle of the folder's is used.
+    Mean and deviation are the pretrained_cfg's, unless the configuration gives them; its input_size is the
+    image's where the configuration gives none. UserError where the configuration contradicts channels or
+    classes, naming both, and where the network takes no image of the shape.
+    """
+    folder = Path(options.folder).expanduser()
+    facts = read_config(folder)
+    timm = import_extra("timm", "timm")
+    name = _architecture(timm, folder, facts)
+    arguments = _arguments(timm, folder, facts)
+    source = facts.get("pretrained_cfg")
+    source = source if isinstance(source, dict) else facts  # the older layout has one level
+    said = (where.get("num_classes") for where in (facts, source, arguments))
+    outputs = next(filter(None, map(whole, said)), config.num_classes)
+    says, found = f"the num_classes of {CONFIG} are", max(outputs, 2) if outputs else None
+    classes = agreed("number of classes", "--teacher.num-classes", config.num_classes, found, says, CONFIG)
+    shape = _shape(source, arguments, config)
+    own_scale = config.mean is None and config.std is None
+    mean, std = _scale(folder, source, config) if own_scale else (config.mean, config.std)
+    module = _build(timm, folder, name, {**arguments, "num_classes": outputs, "in_chans": shape[0]})
+    require_weights(folder)
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"{folder}: expected {WEIGHTS} in one file, found {INDEX}")
+    load_into(module, read_weights(folder / WEIGHTS)[0], source=f"{folder / WEIGHTS} as {name}")
+    spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
+    teacher = TorchTeacher(module, spec, classes, mean=mean, std=std, device=device, max_batch=config.max_batch)
+    first_look(str(folder), teacher, spec)
+    return teacher
+
+
+def _arguments(timm: ModuleType, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """The network's own arguments. UserError for any with which timm would read weights from elsewhere."""
+    arguments = facts.get("model_args") or {}
+    if not isinstance(arguments, dict):
+        raise UserError(f"{folder / CONFIG}: expected model_args as an object, got {type(arguments).__name__}")
+    reserved = inspect.signature(timm.create_model).parameters
+    foreign = [name for name in arguments if name in reserved or name.startswith("pretrained")]
+    if foreign:
+        raise UserError(f"{folder / CONFIG}: model_args may not say where weights come from, but has {foreign[0]}")
+    return arguments
+
+
+def _build(timm: ModuleType, folder: Path, name: str, arguments: dict[str, Any]) -> nn.Module:
+    """The network with fresh weights; the caller's random state is as it was."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            module: nn.Module = timm.create_model(name, pretrained=False, **arguments)
+    except Exception as error:  # a wrong argument can raise anything at all
+        raise UserError(f"{folder}: timm cannot build {name}: {first_line(error)}") from error
+    return module
+
+
+def _architecture(timm: ModuleType, folder: Path, facts: dict[str, Any]) -> str:
+    """The architecture's name without its tag, one that timm knows: a name with a scheme would be fetched."""
+    if "architecture" not in facts:
+        hint = "; it looks like transformers': say --teacher hf" if "model_type" in facts else ""
+        raise UserError(f"{folder / CONFIG}: expected the name of a timm architecture, found none{hint}")
+    name = str(facts["architecture"]).partition(".")[0]
+    if not timm.is_model(name):
+        hint = did_you_mean(name, timm.list_models())
+        raise UserError(f"{folder / CONFIG}: expected an architecture that timm knows, got {name[:80]!r}{hint}")
+    return name
+
+
+def _shape(source: dict[str, Any], arguments: dict[str, Any], config: TeacherConfig) -> tuple[int, int, int]:
+    """The image's C, H, W: the size as given, else as the network was built for."""
+    given = config.shape
+    size = source.get("input_size")
+    depth, *built = map(whole, size) if isinstance(size, list) and len(size) == 3 else (None, None, None)
+    own = whole(arguments.get("in_chans")) or depth
+    says = f"the channels of {CONFIG} are"
+    channels = agreed("number of channels", "--teacher.shape", given[0] if given else None, own, says, CONFIG)
+    if given:
+        return given
+    edge = arguments.get("img_size")
+    asked = list(map(whole, edge)) if isinstance(edge, list) else [whole(edge)] * 2
+    for height, width in (pair for pair in (asked, built) if len(pair) == 2):
+        if height and width:
+            return channels, height, width
+    raise UserError(f"--teacher.shape: the image size cannot be told from {CONFIG}; give it")
+
+
+def _scale(folder: Path, source: dict[str, Any], config: TeacherConfig) -> Scale:
+    """The pretrained_cfg's mean and deviation, for pixels within the bounds."""
+    if "mean" not in source or "std" not in source:
+        raise UserError(
+            f"{folder / CONFIG}: has no mean and std, so how to normalise is unknown; give --teacher.mean and "
+            "--teacher.std (0 and 1 for not at all)"
+        )
+    where = str(folder / CONFIG)
+    return scaled(config.bounds, numbers(source["mean"], f"{where}: mean"), numbers(source["std"], f"{where}: std"))

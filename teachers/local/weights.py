@@ -1,0 +1,200 @@
+"""Weights on disk: safetensors, and PyTorch state dicts without ever running a pickle's code."""
+
+from __future__ import annotations
+
+import io
+import pickletools
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from dfme.errors import UserError
+from dfme.files import is_inflated
+from dfme.nets.files import misfits, save_module
+from teachers.local.card import Card
+
+State = dict[str, Tensor]
+
+WRAPPINGS = ("state_dict", "model_state_dict", "model", "net", "weights")
+"""Keys under which training scripts keep a state dict among other things, the most specific first."""
+
+MAX_HEADER = 100_000_000
+"""Bytes of the longest header that the safetensors library reads."""
+
+_HARMLESS = re.compile(r"collections\.OrderedDict|torch\._utils\._rebuild\w+|torch\.\w*(Storage|Size|device)")
+
+
+def read_weights(path: str | Path) -> tuple[State, Card]:
+    """Read a state dict, unwrapped and with its prefixes stripped, and what the file says about itself.
+
+    Wrappings such as {"state_dict": ...} are opened; the prefixes ``module.`` and ``_orig_mod.``, which
+    DataParallel and torch.compile leave, are removed. Pickles are read with ``weights_only=True`` alone.
+    Raises UserError, in one line, for anything that is not weights.
+    """
+    path = Path(path).expanduser()
+    head = _head(path)
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < MAX_HEADER:
+        state, card = _read_safetensors(path)
+    elif head[:2] == b"PK" or head[:1] == b"\x80":
+        state, card = _unwrap(_read_pickle(path), path), Card()
+    else:
+        raise UserError(f"{path}: {_looks_like(head, path)}; expected .safetensors or a state dict in .pt/.pth")
+    if not state:
+        raise UserError(f"{path}: holds no tensors; expected the weights of a network")
+    _require_values(state, path)
+    return _strip_prefixes(state), card
+
+
+def require_fit(module: nn.Module, state: State, *, source: str = "the weights") -> None:
+    """UserError with the count and the first of what does not fit the module, by names and shapes."""
+    problems = misfits(module, state)
+    if problems:
+        raise UserError(f"{source} do not fit the network: {problems}")
+
+
+def load_into(module: nn.Module, state: State, *, source: str = "the weights") -> None:
+    """Copy a state dict into a module. UserError with the count and the first of what does not fit.
+
+    Batch counters (``num_batches_tracked``) may be missing, as in checkpoints of old PyTorch versions.
+    """
+    require_fit(module, state, source=source)
+    broken = [name for name, value in state.items() if value.is_floating_point() and not value.isfinite().all()]
+    if broken:
+        raise UserError(f"{source} hold NaN or infinite values in {len(broken)} tensors, first {broken[0]}")
+    module.load_state_dict(state, strict=False)
+
+
+def save_weights(path: str | Path, module: nn.Module, card: Card) -> None:
+    """Write a state dict and its card as safetensors: whole or not at all, and the same bytes every time.
+
+    Raises RunError where the disk refuses.
+    """
+    save_module(Path(path), module, card.to_metadata())
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a file that exists, is a file and can be read."""
+    if not path.exists():
+        raise UserError(f"{path}: no such file; expected weights as .safetensors, .pt or .pth")
+    if not path.is_file():
+        raise UserError(f"{path}: is a directory; expected a file of weights (.safetensors, .pt or .pth)")
+    try:
+        with path.open("rb") as file:
+            return file.read(64)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _looks_like(head: bytes, path: Path) -> str:
+    """What a file that is no weights seems to be, in a few words."""
+    if not head:
+        return "is empty"
+    text = head.lstrip().lower()
+    if text.startswith((b"<!doctype", b"<html")):
+        return "is an HTML page, perhaps saved in place of a download"
+    if text.startswith(b"version https://git-lfs"):
+        return "is a Git LFS pointer; fetch the file itself with git lfs pull"
+    if path.suffix == ".safetensors":
+        return "is no safetensors file, or is cut short"
+    return "is a text file" if all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in head) else "is no weights file"
+
+
+def _read_safetensors(path: Path) -> tuple[State, Card]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is no dict)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: cannot be read as safetensors, perhaps cut short: {_line(error)}") from error
+    return state, Card.from_metadata(metadata, path)
+
+
+def _read_pickle(path: Path) -> object:
+    """What ``torch.load`` makes of a file without running its code; every failure becomes one line."""
+    if is_inflated(path):
+        raise UserError(f"{path}: not loaded, since it unpacks to more than it holds; expected it as PyTorch saved it")
+    try:
+        # the open file, since torch reads some formats by the name's ending, and this one by its content
+        with path.open("rb") as file, warnings.catch_warnings(action="ignore"):
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle can raise anything at all
+        names = _forbidden_globals(path)
+        if names:
+            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
+            raise UserError(
+                f"{path}: not loaded, since it holds Python objects beside tensors, and loading them can run "
+                f"any code: {shown}; where you trust it, save model.state_dict() alone and give that file"
+            ) from error
+        if "TorchScript" in str(error):
+            raise UserError(f"{path}: is a TorchScript archive; expected a state dict") from error
+        raise UserError(f"{path}: cannot be read as weights, perhaps cut short: {_line(error)}") from error
+
+
+def _forbidden_globals(path: Path) -> list[str]:
+    """The names a pickle would import that weights do not need, read without running it."""
+    try:
+        with path.open("rb") as file:
+            return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+    except Exception:  # not a zip archive: a bare pickle, or the format before PyTorch 1.6
+        names = _imports(path.read_bytes())
+        return sorted(name for name in names if not _HARMLESS.fullmatch(name))
+
+
+def _imports(data: bytes) -> set[str]:
+    """The globals named in a series of pickles, as far as it can be read."""
+    names: set[str] = set()
+    stream = io.BytesIO(data)
+    texts: list[str] = []
+    try:
+        while stream.tell() < len(data):
+            for opcode, argument, _ in pickletools.genops(stream):
+                if opcode.name == "GLOBAL":
+                    names.add(str(argument).replace(" ", "."))
+                elif opcode.name == "STACK_GLOBAL":
+                    names.add(".".join(texts[-2:]))
+                elif isinstance(argument, str):
+                    texts.append(argument)
+    except Exception:  # noqa: S110 (the tensors' bytes follow the pickles, and can be taken for anything)
+        pass
+    return names
+
+
+def _unwrap(value: object, path: Path) -> State:
+    """The state dict in what a training script saved."""
+    if not isinstance(value, Mapping):
+        raise UserError(f"{path}: holds a {type(value).__name__}; expected a state dict (name -> tensor)")
+    if value and all(isinstance(entry, Tensor) for entry in value.values()):
+        return {str(name): entry for name, entry in value.items()}
+    for name in WRAPPINGS:
+        if isinstance(value.get(name), Mapping):
+            return _unwrap(value[name], path)
+    raise UserError(
+        f"{path}: holds no state dict: its keys are {', '.join(str(key)[:40] for key in list(value)[:8]) or 'none'}; "
+        f"expected tensors, or a dict of them under {', '.join(WRAPPINGS)}"
+    )
+
+
+def _require_values(state: State, path: Path) -> None:
+    """UserError for a tensor that is not what it looks like: without a value of its own for every element."""
+    for name, value in state.items():
+        plain = value.device.type == "cpu" and value.layout == torch.strided and not value.is_nested
+        if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise UserError(f"{path}: {name} is no ordinary tensor, with a value for every element; save it as one")
+
+
+def _strip_prefixes(state: State) -> State:
+    """Names as the network itself has them."""
+    state = {name.replace("_orig_mod.", ""): value for name, value in state.items()}
+    while all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): value for name, value in state.items()}
+    return state
+
+
+def _line(error: Exception) -> str:
+    """An error's first sentence, or its name where it has no message."""
+    return next(iter(str(error).strip().splitlines()), "").partition(". ")[0] or type(error).__name__

@@ -1,0 +1,158 @@
+"""Bodies of the Open Inference Protocol v2: a JSON object with tensors, whose data are JSON or follow as raw bytes.
+
+Binary tensor data extension: the JSON object comes first, ``Inference-Header-Content-Length`` (an HTTP header) says
+how long it is, and the raw bytes of each tensor with the parameter ``binary_data_size`` follow in the tensors' order.
+Source: https://github.com/kserve/open-inference-protocol and its binary tensor data extension.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from teachers.open_inference.tensors import (
+    Array,
+    NamedTensor,
+    checked_shape,
+    from_bytes,
+    from_list,
+    short,
+    to_bytes,
+    to_list,
+)
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+_ALIGNMENT = 8  # raw bytes begin at a multiple of it, so that a reader may take them as numbers where they lie
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+TensorList = Literal["inputs", "outputs"]
+
+
+def pack(
+    header: Mapping[str, Any], tensors: Sequence[NamedTensor], key: TensorList, binary: bool
+) -> tuple[bytes, int | None]:
+    """A body: ``header`` with the tensors under ``key``. With it the length of the JSON part, None if that is all.
+
+    ValueError for what JSON cannot carry (infinities, texts not in UTF-8).
+    """
+    raw = [to_bytes(tensor.array) for tensor in tensors] if binary else []
+    entries = [_entry(tensor, len(raw[i]) if binary else None) for i, tensor in enumerate(tensors)]
+    text = _ENCODER.encode({**header, key: entries}).encode()
+    if not binary:
+        return text, None
+    text = _aligned(text)
+    return b"".join([text, *raw]), len(text)
+
+
+class Envelope:
+    """Binary requests for one tensor that differ in their id and their numbers alone: their JSON is written once."""
+
+    def __init__(self, header: Mapping[str, Any], name: str, array: Array, key: TensorList) -> None:
+        size = array.size * array.dtype.itemsize
+        text = _ENCODER.encode({**header, key: [_entry(NamedTensor(name, array), size)]})
+        self._rest = f",{text[1:]}"
+
+    def fill(self, request_id: str, array: Array) -> tuple[bytes, int]:
+        """The body with this id and an array of the same type and shape, and the length of its JSON part."""
+        text = _aligned(f'{{"id":{_ENCODER.encode(request_id)}{self._rest}'.encode())
+        return b"".join((text, to_bytes(array))), len(text)
+
+
+def unpack(
+    body: bytes, header_length: int | None, key: TensorList, most_elements: int
+) -> tuple[dict[str, Any], list[NamedTensor]]:
+    """The JSON object without its tensors, and the tensors under ``key``, whose memory may be ``body``'s own.
+
+    ``header_length`` is None where all is JSON. ValueError in words for everything that is malformed, of other
+    names than once each, or of more than ``most_elements`` elements in all.
+    """
+    if header_length is not None and not 0 < header_length <= len(body):
+        raise ValueError(f"expected a JSON header of 1 to {len(body)} bytes, got the length {header_length}")
+    header = read_object(body if header_length is None else body[:header_length])
+    entries = header.pop(key, None)
+    if not isinstance(entries, list):
+        raise ValueError(f"expected a list {key!r}, got {short(entries)}")
+    raw = memoryview(body)[len(body) if header_length is None else header_length :]
+    tensors: list[NamedTensor] = []
+    for entry in entries:
+        tensor, used = _tensor(entry, raw, most_elements)
+        most_elements -= tensor.array.size
+        raw = raw[used:]
+        tensors.append(tensor)
+    if len(raw):
+        raise ValueError(f"expected nothing after the tensors, got {len(raw)} bytes")
+    if len({tensor.name for tensor in tensors}) != len(tensors):
+        raise ValueError(f"expected each name once in {key!r}, got {short([tensor.name for tensor in tensors])}")
+    return header, tensors
+
+
+def read_header_length(headers: Mapping[str, str]) -> int | None:
+    """What HTTP headers (lower-case names) say of the JSON part's length; None: all is JSON. ValueError for garbage."""
+    text = headers.get(HEADER_LENGTH.lower())
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 12):
+        raise ValueError(f"expected {HEADER_LENGTH} as a whole number, got {short(text)}")
+    return int(text)
+
+
+def read_object(text: bytes) -> dict[str, Any]:
+    """A JSON object. ValueError in words for anything else, however it is malformed."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("expected JSON, got lists or objects nested too deep") from None
+    except ValueError as error:
+        raise ValueError(f"expected JSON, got {short(text)} ({short(str(error))})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, got {short(value)}")
+    return value
+
+
+def _aligned(text: bytes) -> bytes:
+    """JSON with blanks after it, so that what follows lies where numbers should."""
+    return text.ljust(-(-len(text) // _ALIGNMENT) * _ALIGNMENT)
+
+
+def _entry(tensor: NamedTensor, size: int | None) -> dict[str, Any]:
+    """A tensor's place in the JSON object; ``size`` is that of its raw bytes, None for data in JSON."""
+    entry: dict[str, Any] = {
+        "name": tensor.name,
+        "shape": list(tensor.array.shape),
+        "datatype": tensor.datatype,
+    }
+    if size is None:
+        return {**entry, "data": to_list(tensor.array)}
+    return {**entry, "parameters": {"binary_data_size": size}}
+
+
+def _tensor(entry: object, raw: memoryview, most_elements: int) -> tuple[NamedTensor, int]:
+    """A tensor and how many of the raw bytes are its."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"expected a tensor as a JSON object, got {short(entry)}")
+    name, datatype = entry.get("name"), entry.get("datatype")
+    if not isinstance(name, str) or not isinstance(datatype, str):
+        raise ValueError(f"expected a tensor with a name and a datatype, got {short(name)} and {short(datatype)}")
+    try:
+        shape = checked_shape(entry.get("shape"), most_elements)
+        size = _binary_size(entry)
+        if size is None:
+            return NamedTensor(name, from_list(entry.get("data"), datatype, shape)), 0
+        if size > len(raw):
+            raise ValueError(f"expected {size} bytes of binary data, got {len(raw)}")
+        return NamedTensor(name, from_bytes(raw[:size], datatype, shape)), size
+    except ValueError as error:
+        raise ValueError(f"tensor {short(name)}: {error}") from None
+
+
+def _binary_size(entry: dict[str, Any]) -> int | None:
+    """How many raw bytes a tensor has; None for data in JSON."""
+    parameters = entry.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise ValueError(f"expected parameters as a JSON object, got {short(parameters)}")
+    size = (parameters or {}).get("binary_data_size")
+    if size is None:
+        return None
+    if type(size) is not int or size < 0 or "data" in entry:
+        raise ValueError(f"expected either data or a binary_data_size of 0 or more, got {short(size)}")
+    return size

@@ -1,0 +1,217 @@
+"""The server's half of the Open Inference Protocol v2: requests to images, answers to responses. Bytes, no network.
+
+Source: https://github.com/kserve/open-inference-protocol, with the extensions for binary tensor data, classification
+and the model's configuration. One input, ``image``; one output, ``scores``, or ``label`` where that is the label mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dfme import __version__
+from dfme.spec import ImageSpec, LabelMode
+from teachers.open_inference.message import pack, unpack
+from teachers.open_inference.tensors import Array, NamedTensor, short
+
+INPUT = "image"
+VERSION = "1"
+PLATFORM = "dfme"
+EXTENSIONS = ["binary_tensor_data", "classification", "model_configuration", "model_repository"]
+BYTE_LEVELS = 256
+JSON_PIXEL = 32
+"""Most bytes of a pixel written out in JSON: seventeen digits, sign, exponent, comma, a share of the brackets."""
+JSON_HEADER = 65_536
+UNLIMITED_BODY = 64 * 2**20
+"""Most bytes of a request's body where the batch has no limit."""
+
+
+class BatchTooLargeError(ValueError):
+    """More images than one request may hold."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """What is served: a model's name in URLs, its images, its answers; ``max_batch`` None: any number of images."""
+
+    name: str
+    spec: ImageSpec
+    num_classes: int
+    label_mode: LabelMode
+    max_batch: int | None = None
+
+    @property
+    def labels(self) -> bool:
+        """Whether an answer is a label alone."""
+        return self.label_mode.kind == "label"
+
+    @property
+    def output(self) -> str:
+        """Name of the output tensor."""
+        return "label" if self.labels else "scores"
+
+    @property
+    def datatypes(self) -> tuple[str, ...]:
+        """Datatypes that an image may have; the first is the one the metadata name."""
+        return ("UINT8", "FP32") if self.spec.levels == BYTE_LEVELS else ("FP32",)
+
+    @property
+    def most_bytes(self) -> int:
+        """Limit of a request's body: any encoding of the largest batch fits, and so does one image at least."""
+        one = self.spec.numel * JSON_PIXEL
+        images = one * self.max_batch if self.max_batch else max(UNLIMITED_BODY, one)
+        return images + JSON_HEADER
+
+    @property
+    def most_classes(self) -> int:
+        """Most classes that a classification may name."""
+        return min(self.num_classes, self.label_mode.k or self.num_classes)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One inference request: float32 images (B, C, H, W) within the bounds, and the form of the answer.
+
+    ``classification``: the best so many classes as texts; 0: the scores or labels.
+    """
+
+    images: Array
+    id: str | None = None
+    binary: bool = False
+    classification: int = 0
+
+
+def server_metadata() -> dict[str, Any]:
+    """What the server says of itself."""
+    return {"name": "dfme", "version": __version__, "extensions": EXTENSIONS}
+
+
+def model_metadata(service: Service) -> dict[str, Any]:
+    """The model's tensors; under ``parameters``, which the protocol leaves open, what a client can use besides."""
+    spec = service.spec
+    output = ("INT64", [-1]) if service.labels else ("FP32", [-1, service.num_classes])
+    return {
+        "name": service.name,
+        "versions": [VERSION],
+        "platform": PLATFORM,
+        "inputs": [{"name": INPUT, "datatype": service.datatypes[0], "shape": [-1, *spec.shape]}],
+        "outputs": [{"name": service.output, "datatype": output[0], "shape": output[1]}],
+        "parameters": {
+            "label_mode": str(service.label_mode),
+            "bounds": list(spec.bounds),
+            "levels": spec.levels,
+            "layout": "nchw",
+            "max_batch": service.max_batch,
+            "num_classes": service.num_classes,
+        },
+    }
+
+
+def model_config(service: Service) -> dict[str, Any]:
+    """The model's configuration as Triton has it: with a batch limit, ``dims`` are those of one image."""
+    batch = [] if service.max_batch else [-1]
+    output = ("TYPE_INT64", [] if batch else [1]) if service.labels else ("TYPE_FP32", [service.num_classes])
+    image = {"name": INPUT, "data_type": f"TYPE_{service.datatypes[0]}", "format": "FORMAT_NCHW"}
+    return {
+        "name": service.name,
+        "platform": PLATFORM,
+        "backend": PLATFORM,
+        "max_batch_size": service.max_batch or 0,
+        "input": [{**image, "dims": [*batch, *service.spec.shape]}],
+        "output": [{"name": service.output, "data_type": output[0], "dims": [*batch, *output[1]]}],
+    }
+
+
+def read_question(service: Service, body: bytes, header_length: int | None) -> Question:
+    """The question in a request's body; its images are in memory of their own.
+
+    ValueError in words for whatever it should not be; BatchTooLargeError for too many images.
+    """
+    header, tensors = unpack(body, header_length, "inputs", most_elements=service.most_bytes)
+    if len(tensors) != 1 or tensors[0].name != INPUT:
+        raise ValueError(f"expected one input {INPUT!r}, got {short([tensor.name for tensor in tensors])}")
+    request_id = header.get("id")
+    if request_id is not None and not isinstance(request_id, str):
+        raise ValueError(f"expected an id as text, got {short(request_id)}")
+    binary, classification = _wanted(service, header)
+    return Question(_images(service, tensors[0]), request_id, binary, classification)
+
+
+def write_answer(service: Service, question: Question, answers: Array) -> tuple[bytes, int | None]:
+    """The body of the response to ``answers``, scores (B, K) or labels (B,), and the length of its JSON part."""
+    header = {"model_name": service.name, "model_version": VERSION}
+    if question.id is not None:
+        header["id"] = question.id
+    if question.classification:
+        answers = _best(answers, min(question.classification, service.most_classes))
+    return pack(header, [NamedTensor(service.output, answers)], "outputs", question.binary)
+
+
+def _images(service: Service, tensor: NamedTensor) -> Array:
+    """The images of the input tensor, copied, as float32 within the bounds."""
+    array, shape = tensor.array, service.spec.shape
+    if tensor.datatype not in service.datatypes:
+        raise ValueError(f"input {INPUT!r}: expected {' or '.join(service.datatypes)}, got {tensor.datatype}")
+    if array.shape[1:] != shape or not len(array):
+        raise ValueError(f"input {INPUT!r}: expected a shape {[-1, *shape]}, got {list(array.shape)}")
+    if service.max_batch and len(array) > service.max_batch:
+        raise BatchTooLargeError(f"batch of {len(array)} images: expected at most {service.max_batch} images")
+    low, high = map(np.float32, service.spec.bounds)
+    if array.dtype == np.uint8:
+        step = (service.spec.bounds[1] - service.spec.bounds[0]) / (BYTE_LEVELS - 1)
+        scaled: Array = array.astype(np.float32) * np.float32(step) + low
+        return scaled.clip(low, high)
+    images = np.array(array, np.float32)  # aligned, and the model may write into it
+    least, most = images.min(), images.max()
+    if not (low <= least and most <= high):  # NaN is neither
+        raise ValueError(f"input {INPUT!r}: expected pixels within {low:g} and {high:g}, got {least:g} to {most:g}")
+    return images
+
+
+def _wanted(service: Service, header: Mapping[str, Any]) -> tuple[bool, int]:
+    """Whether the output goes as raw bytes, and how many classes are asked for as texts."""
+    binary = _flag(_parameters(header), "binary_data_output", False)
+    outputs = header.get("outputs")
+    if outputs is None or outputs == []:
+        return binary, 0
+    if not isinstance(outputs, list) or len(outputs) != 1 or not isinstance(outputs[0], dict):
+        raise ValueError(f"expected outputs as a list of one object, got {short(outputs)}")
+    if outputs[0].get("name") != service.output:
+        raise ValueError(f"expected the output {service.output!r}, got {short(outputs[0].get('name'))}")
+    parameters = _parameters(outputs[0])
+    return _flag(parameters, "binary_data", binary), _classification(service, parameters)
+
+
+def _classification(service: Service, parameters: Mapping[str, Any]) -> int:
+    count = parameters.get("classification", 0)
+    if type(count) is not int or count < 0:
+        raise ValueError(f"parameter classification: expected a number of classes, got {short(count)}")
+    if count and service.labels:
+        raise ValueError("parameter classification: expected none, because this model reveals no scores, only labels")
+    return count
+
+
+def _parameters(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = entry.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise ValueError(f"expected parameters as a JSON object, got {short(parameters)}")
+    return parameters or {}
+
+
+def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"parameter {name}: expected true or false, got {short(value)}")
+    return value
+
+
+def _best(scores_BK: Array, count: int) -> Array:
+    """The best classes of each image, best first, as BYTES ``score:index`` (B, count); unrevealed ones last."""
+    order_Bn = np.argsort(-scores_BK, axis=1, kind="stable")[:, :count]
+    texts = np.empty(order_Bn.shape, dtype=object)
+    for (row, place), index in np.ndenumerate(order_Bn):
+        texts[row, place] = f"{scores_BK[row, index]}:{index}".encode()
+    return texts

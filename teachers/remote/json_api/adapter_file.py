@@ -1,0 +1,181 @@
+"""What is wrong with the description of an API, before anything is sent: all of it, in words. No torch here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dfme.config.options import from_mapping
+from dfme.config.settings import TeacherConfig
+from dfme.config.yaml_files import load_yaml
+from dfme.errors import UserError
+from dfme.spec import ImageSpec, LabelMode
+from teachers.remote.class_names import ClassNames, read_class_names
+from teachers.remote.json_api.description import Description
+from teachers.remote.json_api.template import JsonPath, environment_names, problem_of, texts
+from teachers.remote.json_bodies import native_mode
+from teachers.remote.pictures import COLOUR_TYPES
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTENT_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w.+-]+=[\w.+-]+)*", re.ASCII)
+_FIELD = re.compile(r'[^"\\\x00-\x1f\x7f-\U0010ffff]+')
+
+
+def problems(description: Description, template: object) -> Iterator[str]:
+    """Everything that is wrong with a description by itself."""
+    yield from _request_problems(description, template)
+    yield from _answer_problems(description)
+    image = description.image
+    if description.batch < 1:
+        yield f"batch: expected at least 1, got {description.batch}"
+    if image.scale is not None and (image.eight_bit or image.scale[0] == image.scale[1]):
+        yield "image.scale: expected two different numbers, and dtype: float32 in raw, raw_base64 or list"
+    if image.flat and image.encoding != "list":
+        yield f"image.flat: expected with encoding: list, got {image.encoding}"
+    for name in description.headers:
+        if not _TOKEN.fullmatch(name):
+            yield f"headers: expected a name of letters, digits and hyphens, got {name!r}"
+    try:
+        environment_names(description.url, *described_texts(description, template))
+        told = description.teacher
+        ImageSpec(told.shape or (1, 1, 1), told.bounds or (0.0, 1.0), told.levels)
+        mode = LabelMode.parse(told.label_mode or "label")
+        values = description.answer.values
+        if values is not None and mode.kind != "label" and (mode.kind == "logits") != (values == "logits"):
+            yield f"answer.values: expected none or what teacher.label_mode says, {mode}, got {values}"
+    except UserError as error:
+        yield str(error)
+
+
+def _request_problems(description: Description, template: object) -> Iterator[str]:
+    request, encoding = description.request, description.image.encoding
+    ways = {"json": template, "bytes": request.bytes, "multipart": request.multipart}
+    given = [name for name, value in ways.items() if value is not None]
+    if len(given) != 1:
+        yield f"request: expected one of json, bytes and multipart, got {' and '.join(given) or 'none'}"
+    elif given == ["json"]:
+        if encoding in ("png", "raw"):
+            yield f"image.encoding: expected {encoding}_base64 or another that JSON can say, got {encoding}"
+        elif problem := problem_of(template, description.batch, encoding != "list"):
+            yield f"request.json: {problem}"
+    elif encoding not in ("png", "raw"):
+        yield f"image.encoding: expected png or raw for request.{given[0]}, got {encoding}"
+    if request.bytes is not None and not _CONTENT_TYPE.fullmatch(request.bytes):
+        yield f"request.bytes: expected a content type such as image/png, got {request.bytes!r}"
+    if request.bytes is not None and description.batch > 1:
+        yield f"request.bytes: expected batch: 1, got {description.batch}"
+    for key, name in (("multipart", request.multipart), ("filename", request.filename), *_named(request.fields)):
+        if name is not None and not _FIELD.fullmatch(name):
+            yield f"request.{key}: expected printable ASCII without quotes and backslashes, got {name!r}"
+    if request.fields and request.multipart is None:
+        yield "request.fields: expected with multipart"
+
+
+def _answer_problems(description: Description) -> Iterator[str]:
+    answer = description.answer
+    for key in ("path", "label", "score", "error"):
+        try:
+            path = JsonPath.read(getattr(answer, key))
+        except ValueError as error:
+            yield f"answer.{key}: {error}"
+            continue
+        if key == "path" and description.batch > 1 and not path.each:
+            yield f"answer.path: with batch: {description.batch}, expected [*] where the images' answers are listed"
+        if key in ("label", "score") and path.each:
+            yield f"answer.{key}: expected a path without [*], got {path.text!r}"
+    if answer.form == "name" and answer.classes is None:
+        yield "answer.classes: expected the names of the classes, for form: name"
+    if answer.form in ("name", "number") and answer.values is not None:
+        yield f"answer.values: expected none for form: {answer.form}, which tells no scores"
+
+
+def _named(fields: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name in fields:
+        yield "fields", name
+
+
+def described_texts(description: Description, template: object) -> Iterator[str]:
+    """Every text, but the URL, that may want an environment variable."""
+    yield from description.headers.values()
+    yield from description.request.fields.values()
+    yield from texts(template)
+
+
+@dataclass(frozen=True)
+class JsonApi:
+    """A description together with what was read apart from it or beside it."""
+
+    description: Description
+    template: dict[str, Any] | list[Any] | None
+    classes: ClassNames | None
+
+    @property
+    def secrets(self) -> list[str]:
+        """Names of the environment variables that it needs, those of its URL not among them."""
+        return environment_names(*described_texts(self.description, self.template))
+
+
+def load_adapter(path: str | Path) -> JsonApi:
+    """The description in a YAML file. UserError naming the file and everything that is wrong with it."""
+    mapping, template = _without_template(load_yaml(path))
+    description = from_mapping(Description, mapping, prefix=f"{path}: ")
+    found = list(problems(description, template))
+    if found:
+        raise UserError("; ".join(f"{path}: {problem}" for problem in found))
+    answer, folder = description.answer, Path(path).parent
+    classes = read_class_names(answer.classes, f"{path}: answer.classes", folder) if answer.classes else None
+    return JsonApi(description, template, classes)
+
+
+def _without_template(mapping: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """The mapping without ``request.json``, and that: data in any form, which no reader of options may interpret."""
+    request = mapping.get("request")
+    if not isinstance(request, dict):
+        return mapping, None
+    others = {key: value for key, value in request.items() if key != "json"}
+    rest = {key: value for key, value in mapping.items() if key != "request"}
+    return (rest | {"request": others} if others else rest), request.get("json")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A teacher's facts, from flags, file and class names together."""
+
+    spec: ImageSpec
+    classes: ClassNames
+    mode: LabelMode
+
+
+def settle_facts(api: JsonApi, config: TeacherConfig) -> Facts:
+    """What the teacher is, the flags' word first. UserError for what is missing and for contradictions."""
+    told, answer = api.description.teacher, api.description.answer
+    shape = config.shape or told.shape
+    if shape is None:
+        raise UserError("--teacher.shape: neither flag nor adapter says the shape of an image; give it as C,H,W")
+    if api.description.image.picture and shape[0] not in COLOUR_TYPES:
+        raise UserError(f"--teacher.shape: expected 1 to 4 channels, as pictures have, got {shape[0]}")
+    levels = told.levels if config.levels is None else config.levels
+    if api.description.image.eight_bit:
+        if levels not in (None, 256):
+            raise UserError(f"--teacher.levels: got {levels}, but the adapter sends pixels as bytes: 256")
+        levels = 256
+    spec = ImageSpec(shape, config.bounds or told.bounds or (0.0, 1.0), levels)
+    text = config.label_mode or told.label_mode
+    wanted = LabelMode.parse(text) if text else None
+    logits = answer.values == "logits" or (answer.values is None and wanted == LabelMode("logits"))
+    mode = LabelMode("label") if answer.form in ("name", "number") else native_mode(wanted, logits)
+    return Facts(spec, _classes(api, config), mode)
+
+
+def _classes(api: JsonApi, config: TeacherConfig) -> ClassNames:
+    number = config.num_classes or api.description.teacher.num_classes
+    if api.classes is not None:
+        if number not in (None, len(api.classes)):
+            raise UserError(f"--teacher.num-classes: got {number}, but the adapter names {len(api.classes)} classes")
+        return api.classes
+    if number is None or number < 2:
+        raise UserError("--teacher.num-classes: expected two or more, by flag or adapter; name the number of classes")
+    return ClassNames(tuple(map(str, range(number))))

@@ -1,0 +1,187 @@
+"""Where something stands in a JSON document: ``predictions[*].scores``, ``result.0.probs``, ``["odd name"][2]``.
+
+Steps are names and numbers; ``[*]`` stands for every item of a list, one for each image. Nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dfme.errors import Unusable, UserError
+from teachers.remote.json_bodies import shown
+
+_STEP = re.compile(
+    r'\.?(?P<name>[^\W\d][\w-]*)|\.?(?P<number>\d{1,6})(?!\w)|\[(?P<index>\d{1,6}|\*)\]|\["(?P<quoted>[^"]*)"\]'
+)
+_MOST_STEPS = 32
+
+EACH = "*"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A name in an object, a number in a list (or the same digits as a name), or every item."""
+
+    name: str | None = None
+    index: int | None = None
+
+    @property
+    def each(self) -> bool:
+        return self.name is None and self.index is None
+
+
+@dataclass(frozen=True)
+class JsonPath:
+    """A path, read; an empty text is the document itself."""
+
+    text: str
+    steps: tuple[_Step, ...]
+
+    @classmethod
+    def read(cls, text: str) -> JsonPath:
+        """ValueError, with what was expected and what came, for a text that is no path."""
+        steps: list[_Step] = []
+        position = 0
+        while position < len(text) and len(steps) <= _MOST_STEPS:
+            found = _STEP.match(text, position)
+            if found is None or (text[position] == "." and position == 0):
+                raise ValueError(
+                    'expected names with dots and numbers, such as predictions[*].scores or ["odd name"].0, '
+                    f"got {text!r}, which cannot be read from {text[position : position + 20]!r}"
+                )
+            steps.append(_step(found))
+            position = found.end()
+        if len(steps) > _MOST_STEPS:
+            raise ValueError(f"expected at most {_MOST_STEPS} steps, got {text[:80]!r}")
+        if sum(step.each for step in steps) > 1:
+            raise ValueError(f"expected [*] once, for the images, got {text!r}")
+        return cls(text, tuple(steps))
+
+    @property
+    def each(self) -> bool:
+        """Whether the path leads to one value for each image."""
+        return any(step.each for step in self.steps)
+
+    def values(self, document: object) -> list[object]:
+        """What stands there: one value, or with ``[*]`` one for each item. Unusable if nothing does."""
+        found = [document]
+        for step in self.steps:
+            if not step.each:
+                found = [self._take(value, step) for value in found]
+            elif isinstance(found[0], list):
+                found = found[0]
+            else:
+                raise Unusable(f"expected a list at [*] of {self.text}, got {shown(found[0])}", "no answer")
+        return found
+
+    def first(self, document: object) -> object | None:
+        """The value there, or the first of several; None if nothing stands there."""
+        try:
+            return next(iter(self.values(document)), None)
+        except Unusable:
+            return None
+
+    def _take(self, value: object, step: _Step) -> object:
+        if isinstance(value, list) and step.index is not None and step.index < len(value):
+            item: object = value[step.index]
+            return item
+        name = step.name if step.index is None else str(step.index)
+        if isinstance(value, dict) and name in value:
+            return value[name]
+        raise Unusable(f"expected {name} of {self.text} in the answer, got {shown(value)}", "no answer")
+
+
+def _step(found: re.Match[str]) -> _Step:
+    number = found["number"] or found["index"]
+    if number == EACH:
+        return _Step()
+    if number is not None:
+        return _Step(index=int(number))
+    return _Step(name=found["name"] if found["name"] is not None else found["quoted"])
+
+
+IMAGE = "${image}"
+IMAGES = "${images}"
+_NAME = re.compile(r"\$\{([^}]*)\}")
+_ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def problem_of(template: object, batch: int, as_text: bool) -> str | None:
+    """What is wrong with a template for requests of up to ``batch`` images, in words; None if nothing is.
+
+    ``as_text``: whether an encoded image is text, which may stand within a longer one.
+    """
+    if not isinstance(template, dict | list):
+        return f"expected an object or a list with {IMAGE} in it, got {type(template).__name__}"
+    try:
+        json.dumps(template, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        return f"expected what JSON can say: {error}"
+    found = [text for text in texts(template) if IMAGE in text or IMAGES in text]
+    if len(found) != 1 or found[0].count(IMAGE) + found[0].count(IMAGES) != 1:
+        return f"expected {IMAGE} or {IMAGES} once, got {len(found) or 'none'}"
+    if found[0] not in (IMAGE, IMAGES) and (IMAGES in found[0] or not as_text):
+        return (
+            f"expected {IMAGES if IMAGES in found[0] else IMAGE} alone, as the whole of a text, got {found[0][:60]!r}"
+        )
+    if batch > 1 and needs_one(template):
+        return f"with batch: {batch}, expected {IMAGES}, or {IMAGE} within a list of one item, which is repeated"
+    return None
+
+
+def texts(node: object) -> Iterator[str]:
+    """Every text in a document that is a value."""
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, dict | list):
+        for child in node.values() if isinstance(node, dict) else node:
+            yield from texts(child)
+
+
+def environment_names(*values: str) -> list[str]:
+    """The environment variables that texts want, each once. UserError for a name that none can have."""
+    names = dict.fromkeys(name for text in values for name in _NAME.findall(text) if name not in ("image", "images"))
+    odd = next((name for name in names if not _ENVIRONMENT.fullmatch(name)), None)
+    if odd is not None:
+        raise UserError(f"expected ${{NAME}} with the name of an environment variable, got ${{{odd[:40]}}}")
+    return list(names)
+
+
+def with_environment(node: Any, fill: Callable[[str], str]) -> Any:
+    """The document with ``fill`` applied to every text but the places of images, which are left."""
+    if isinstance(node, dict):
+        return {key: with_environment(value, fill) for key, value in node.items()}
+    if isinstance(node, list):
+        return [with_environment(item, fill) for item in node]
+    if not isinstance(node, str):
+        return node
+    parts = re.split(r"(\$\{images?\})", node)
+    return "".join(part if part in (IMAGE, IMAGES) else fill(part) for part in parts)
+
+
+def fill_images(node: Any, images: Sequence[Any]) -> Any:
+    """The document for these encoded images."""
+    if isinstance(node, dict):
+        return {key: fill_images(value, images) for key, value in node.items()}
+    if isinstance(node, list):
+        if len(node) == 1 and needs_one(node[0]):
+            return [fill_images(node[0], [image]) for image in images]
+        return [fill_images(item, images) for item in node]
+    if node == IMAGES:
+        return list(images)
+    if node == IMAGE:
+        return images[0]
+    return node.replace(IMAGE, images[0]) if isinstance(node, str) and IMAGE in node else node
+
+
+def needs_one(node: object) -> bool:
+    """Whether ``${image}`` stands in a document outside every list that would be repeated for it."""
+    if isinstance(node, str):
+        return IMAGE in node
+    if isinstance(node, dict):
+        return any(map(needs_one, node.values()))
+    return isinstance(node, list) and len(node) != 1 and any(map(needs_one, node))

@@ -1,1 +1,0 @@
-"""The client of the Open Inference Protocol, version 2: the model's own description, requests, answers."""

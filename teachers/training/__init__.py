@@ -1,0 +1,1 @@
+"""Training a teacher to practise on."""

@@ -1,0 +1,253 @@
+"""Train a teacher on labelled images: what the audited service would have done, with its own data."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dfme.compute import autocast, choose_device
+from dfme.data import LabelledImages, load_dataset
+from dfme.errors import UserError
+from dfme.nets import auto_net, build_net, check_net
+from dfme.randomness import derived_seed
+from dfme.spec import ImageSpec, LabelMode
+from teachers.local.card import Card
+from teachers.local.pytorch import Normalise, TorchTeacher
+from teachers.local.weights import save_weights
+from teachers.options import TrainTeacherConfig, check_training
+from teachers.training.augmentation import shift
+
+EpochCallback = Callable[[dict[str, float]], None]
+
+SPLITS: tuple[Literal["train", "test"], ...] = ("train", "test")
+
+ELSEWHERE = ("device", "evaluate_every", "out")
+"""Settings that say where and how loudly a teacher is trained, not which one."""
+
+
+@dataclass(frozen=True)
+class TrainedTeacher:
+    """Where the weights lie, what the file says about itself, and the seconds the training took.
+
+    ``card.accuracy`` is the share of the data set's test part that the finished teacher gets right.
+    """
+
+    path: Path
+    card: Card
+    seconds: float
+
+
+def train_teacher(config: TrainTeacherConfig, progress: EpochCallback | None = None) -> TrainedTeacher:
+    """Train, score on the test part, and save. The last weights are kept: the test part chooses nothing.
+
+    The same configuration, machine and thread count give the same file, byte for byte, on the CPU. After
+    every epoch ``progress`` receives epoch, epochs, loss, train_accuracy, lr, seconds, and test_accuracy
+    where it was scored. Raises UserError for settings, data or a device that cannot work, and for a loss that
+    diverges.
+    """
+    check_training(config)
+    device = choose_device(config.device)
+    _check_writable(config.path)
+    if config.arch != "auto":
+        check_net(config.arch)
+    started = time.perf_counter()
+    task = _task(config)
+    with _repeatable(config, device):
+        net = build_net(task.arch, task.spec.shape, task.num_classes).to(device)
+        accuracy = _Training(config, task, net, device).run(progress)
+    card = _card(config, task, accuracy)
+    save_weights(config.path, net, card)
+    return TrainedTeacher(config.path, card, time.perf_counter() - started)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """The data, and what it decides about the network."""
+
+    train: LabelledImages
+    test: LabelledImages
+    arch: str
+    spec: ImageSpec
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def _task(config: TrainTeacherConfig) -> _Task:
+    """Load the data, and settle what the configuration leaves to it."""
+    data = config.data
+    train, test = (
+        load_dataset(
+            data.name,
+            split,
+            shape=data.shape,
+            root=data.root,
+            download=data.download,
+            download_flag="--data.download true",
+        )
+        for split in SPLITS
+    )
+    arch = auto_net(train.shape) if config.arch == "auto" else config.arch
+    mean, std = config.mean, config.std
+    if mean is None or std is None:
+        mean, std = channel_statistics(train)
+    return _Task(train, test, arch, ImageSpec(train.shape), len(train.class_names), mean, std)
+
+
+class _Training:
+    """One network, its data and its optimiser, for ``config.epochs`` epochs."""
+
+    def __init__(self, config: TrainTeacherConfig, task: _Task, net: nn.Module, device: torch.device) -> None:
+        self.config = config
+        self.train = task.train
+        self.test = task.test
+        self.net = net
+        self.device = device
+        self.teacher = TorchTeacher(net, task.spec, task.num_classes, LabelMode("label"), task.mean, task.std, device)
+        self.normalise = Normalise(task.mean, task.std, task.spec.shape[0], device)
+        self.order, self.augmentation = (
+            torch.Generator().manual_seed(derived_seed(config.seed, purpose)) for purpose in ("order", "augmentation")
+        )
+        self.optimizer = _optimizer(config, net)
+        self.steps = max(1, len(self.train) // config.batch_size)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=config.epochs * self.steps)
+
+    def run(self, progress: EpochCallback | None) -> float:
+        """All epochs; returns the accuracy on the test part."""
+        started = time.perf_counter()
+        every = self.config.evaluate_every
+        accuracy = 0.0
+        for epoch in range(1, self.config.epochs + 1):
+            metrics = self._epoch()
+            if not math.isfinite(metrics["loss"]):
+                raise UserError(f"the loss became {metrics['loss']} in epoch {epoch}; lower --lr")
+            if epoch == self.config.epochs or (every and epoch % every == 0):
+                accuracy = self._score()
+                metrics["test_accuracy"] = accuracy
+            if progress is not None:
+                seconds = time.perf_counter() - started
+                progress({"epoch": epoch, "epochs": self.config.epochs, **metrics, "seconds": seconds})
+        return accuracy
+
+    def _epoch(self) -> dict[str, float]:
+        """One pass over the training images in a new order; those that fill no batch wait for the next."""
+        self.net.train()
+        order = torch.randperm(len(self.train), generator=self.order)
+        loss_sum = torch.zeros((), device=self.device)
+        right = torch.zeros((), device=self.device)
+        images = 0
+        for index in torch.split(order, self.config.batch_size)[: self.steps]:
+            labels_B = self.train.labels[index].to(self.device)
+            loss, logits_BK = self._step(self.train.batch(index).to(self.device), labels_B)
+            loss_sum += loss * len(index)
+            right += (logits_BK.argmax(1) == labels_B).sum()
+            images += len(index)
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        return {"loss": float(loss_sum) / images, "train_accuracy": float(right) / images, "lr": lr}
+
+    def _step(self, x_BCHW: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
+        """One update; returns the loss and the logits it came from, without their graph."""
+        if self.config.augmentation != "none":
+            flip = self.config.augmentation == "crop_flip"
+            x_BCHW = shift(x_BCHW, self.config.padding, flip, self.augmentation)
+        self.optimizer.zero_grad(set_to_none=True)
+        with autocast(self.device, self.config.precision):
+            logits_BK = self.net(self.normalise(x_BCHW))
+        loss = nn.functional.cross_entropy(logits_BK.float(), labels_B, label_smoothing=self.config.label_smoothing)
+        loss.backward()
+        self.optimizer.step()
+        if self.config.schedule == "cosine":
+            self.schedule.step()
+        return loss.detach(), logits_BK.detach()
+
+    def _score(self) -> float:
+        """The share of the test part that the teacher gets right, asked as a teacher is."""
+        right = 0
+        for start in range(0, len(self.test), 500):
+            part = slice(start, start + 500)
+            labels_B = self.teacher(self.test.batch(part)).cpu()
+            right += int((labels_B == self.test.labels[part]).sum())
+        return right / len(self.test)
+
+
+def channel_statistics(data: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel over a data set, to four decimals; a deviation is at least 0.01."""
+    total_C, squares_C = torch.zeros(2, data.images.shape[1], dtype=torch.float64)
+    for start in range(0, len(data), 2000):
+        x_BCHW = data.batch(slice(start, start + 2000)).double()
+        total_C += x_BCHW.sum((0, 2, 3))
+        squares_C += x_BCHW.square().sum((0, 2, 3))
+    count = data.images.numel() // data.images.shape[1]
+    mean_C = total_C / count
+    std_C = (squares_C / count - mean_C.square()).clamp(min=0).sqrt().clamp(min=0.01)
+    return tuple(round(v, 4) for v in mean_C.tolist()), tuple(round(v, 4) for v in std_C.tolist())
+
+
+def _card(config: TrainTeacherConfig, task: _Task, accuracy: float) -> Card:
+    """What the file says about itself."""
+    recipe = {name: value for name, value in dataclasses.asdict(config).items() if name not in ELSEWHERE}
+    dataset = Path(config.data.name).name
+    recipe["data"] = {"name": dataset, "shape": config.data.shape}
+    return Card(
+        arch=task.arch,
+        shape=task.spec.shape,
+        num_classes=task.num_classes,
+        mean=task.mean,
+        std=task.std,
+        bounds=task.spec.bounds,
+        class_names=tuple(task.train.class_names),
+        dataset=dataset,
+        accuracy=round(accuracy, 6),
+        test_images=len(task.test),
+        recipe=json.loads(json.dumps(recipe)),  # as it will be read back
+    )
+
+
+def _optimizer(config: TrainTeacherConfig, net: nn.Module) -> torch.optim.Optimizer:
+    if config.optimizer == "adam":
+        return torch.optim.Adam(net.parameters(), config.lr, weight_decay=config.weight_decay)
+    return torch.optim.SGD(
+        net.parameters(),
+        config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        nesterov=config.momentum > 0,
+    )
+
+
+@contextlib.contextmanager
+def _repeatable(config: TrainTeacherConfig, device: torch.device) -> Iterator[None]:
+    """Seeded random states, deterministic convolutions and the threads asked for; all put back after."""
+    threads = torch.get_num_threads()
+    before = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            torch.manual_seed(derived_seed(config.seed, "weights"))
+            torch.set_num_threads(config.threads or threads)
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+
+
+def _check_writable(path: Path) -> None:
+    """Find out before the training, not after it, that the weights could not be written."""
+    folder = path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {path}: its folder cannot be made: {error.strerror or error}") from error
+    if path.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError(f"--out {path}: cannot be written there")

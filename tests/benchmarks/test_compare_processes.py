@@ -1,0 +1,59 @@
+"""The processes of a comparison: so many at once, each with its share of the cores, and none left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dfme.benchmarks.compare.processes import WorkerPool, last_line, threads_each
+
+
+def sleeper(seconds: float) -> Callable[[float], subprocess.Popen[bytes]]:
+    return lambda _: subprocess.Popen([sys.executable, "-S", "-c", f"import time; time.sleep({seconds})"])
+
+
+def test_no_more_than_so_many_run_at_once() -> None:
+    begin, most = sleeper(0.1), []
+
+    def watched(task: float) -> subprocess.Popen[bytes]:
+        most.append(pool.running)
+        return begin(task)
+
+    pool: WorkerPool[float] = WorkerPool(watched, 2)
+    ended: list[tuple[float, int]] = []
+    pool.run([1, 2, 3, 4, 5], lambda task, code: ended.append((task, code)), lambda: False)
+    assert sorted(ended) == [(task, 0) for task in (1, 2, 3, 4, 5)]
+    assert max(most) == 1, "one was running when the second began, and never two when another did"
+
+
+def test_whatever_happens_no_process_is_left_behind() -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(task: int) -> subprocess.Popen[bytes]:
+        if task == 2:
+            raise OSError("no more processes")
+        started.append(sleeper(60)(0))
+        return started[-1]
+
+    with pytest.raises(OSError, match="no more processes"):
+        WorkerPool(begin, 2).run([1, 2], lambda task, code: None, lambda: False)
+    assert started[0].poll() is not None
+
+
+def test_the_cores_are_shared_unless_the_user_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfme.benchmarks.compare.processes.cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [threads_each(jobs) for jobs in (1, 2, 3, 20)] == [8, 4, 2, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads_each(2) == 3
+
+
+def test_the_last_word_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "cell.log"
+    assert last_line(log) == ""
+    log.write_text("x" * 20_000 + "\ndfme: no such teacher\n\n")
+    assert last_line(log) == "no such teacher"

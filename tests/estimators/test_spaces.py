@@ -1,0 +1,216 @@
+"""The space of an estimate: probes that the wire leaves alone, and the chain rule through the squashing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from toy_objectives import Linear, OverImages, agreement, composed, featured, point, rng
+
+from dfme.config.settings import EstimatorConfig
+from dfme.estimators import (
+    DIRECTIONS,
+    FORMS,
+    AfterSquash,
+    BeforeSquash,
+    Composed,
+    DirectionName,
+    Estimate,
+    FiniteDifference,
+    Form,
+    Objective,
+    make_estimator,
+)
+from dfme.spec import ImageSpec
+
+every_form = pytest.mark.parametrize("form", list(FORMS))
+every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))
+EIGHT_BIT = ImageSpec((1, 8, 8), (-1.0, 1.0), levels=256)
+
+
+def level_of(spec: ImageSpec) -> float:
+    assert spec.levels is not None
+    return (spec.bounds[1] - spec.bounds[0]) / (spec.levels - 1)
+
+
+def on_lattice(spec: ImageSpec, step: int = 1, directions: int = 2, form: Form = "forward", **options: Any) -> Any:
+    return FiniteDifference(directions, step, form, bounds=spec.bounds, lattice=level_of(spec), **options)
+
+
+# The lattice
+
+
+@every_form
+@pytest.mark.parametrize("direction", ["sphere", "dct"])
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (-0.92, 1.9), (0.0, 255.0), (-2.1179, 2.6400)], ids=str)
+@pytest.mark.parametrize(("levels", "step"), [(256, 1), (256, 127), (65_536, 1), (7, 2)])
+def test_the_wire_changes_no_bit_of_any_probe(
+    form: Form, direction: DirectionName, bounds: tuple[float, float], levels: int, step: int
+) -> None:
+    spec, batch = ImageSpec((2, 5, 6), bounds, levels), 3
+    low, high = bounds
+    x_BCHW = low + (high - low) * torch.rand(batch, *spec.shape, generator=rng(2))
+    x_BCHW[:, 0, 0], x_BCHW[:, 1, 1] = low, high
+    objective = Linear(batch, spec.shape)
+    estimator = on_lattice(spec, step, 2, form, direction=direction)
+    estimator.estimate(featured(objective, x_BCHW), x_BCHW, rng(6))
+    asked_NCHW = torch.cat(objective.calls)
+    assert torch.equal(spec.quantise(asked_NCHW), asked_NCHW)
+
+    # and every pixel of every probe has moved by exactly so many levels from the centre
+    index_RBCHW = ((asked_NCHW.double() - low) / level_of(spec)).round().view(-1, batch, *spec.shape)
+    if form == "forward":
+        moved = index_RBCHW[1:] - index_RBCHW[0]
+        assert set(moved.unique().tolist()) == {-step, step}
+    else:
+        moved = index_RBCHW[:2] - index_RBCHW[2:]
+        assert set(moved.unique().tolist()) == {-2 * step, 2 * step}
+
+
+def test_the_centre_is_the_nearest_point_with_room_for_the_step() -> None:
+    spec = ImageSpec((1, 1, 5), (0.0, 1.0), levels=11)
+    objective = Linear(1, spec.shape)
+    x_BCHW = torch.tensor([0.0, 0.13, 0.48, 0.96, 1.0]).view(1, 1, 1, 5)
+    on_lattice(spec, 2, 1).estimate(objective, x_BCHW, rng())
+    torch.testing.assert_close(objective.calls[0][0].flatten(), torch.tensor([0.2, 0.2, 0.5, 0.8, 0.8]))
+
+
+@every_form
+@pytest.mark.parametrize("direction", ["rademacher", "orthogonal"])
+@pytest.mark.parametrize("value", [-1.0, 1.0], ids=["lowest", "highest"])
+def test_images_at_the_bounds_are_estimated_without_bias(form: Form, direction: DirectionName, value: float) -> None:
+    """A linear objective, whose gradient is the same wherever the centre is: the mean of many estimates is it."""
+    objective, x_BCHW = Linear(1, (1, 3, 4)), torch.full((1, 1, 3, 4), value)
+    estimate = on_lattice(EIGHT_BIT, 4, 2000, form, direction=direction).estimate(objective, x_BCHW, rng(1))
+    cosine, scale = agreement(estimate.grad_BCHW.double(), objective.gradient)
+    assert cosine > 0.996
+    # One direction spreads by about sqrt(2) of the scale.
+    assert scale == pytest.approx(1, abs=4 * (2 / 2000) ** 0.5)
+
+
+@every_form
+def test_lattice_estimates_are_the_formula_with_the_way_really_sent(form: Form) -> None:
+    spec = ImageSpec((1, 4, 4), (0.0, 1.0), levels=16)
+    objective, again, size = Linear(2, spec.shape), rng(3), 16
+    x_BCHW = torch.rand(2, *spec.shape, generator=rng(2))
+    estimate = on_lattice(spec, 2, 3, form, direction="rademacher").estimate(objective, x_BCHW, rng(3))
+    expected_BCHW = torch.zeros(2, *spec.shape, dtype=torch.float64)
+    for _ in range(3):
+        delta_BCHW = torch.empty(2, *spec.shape).bernoulli_(0.5, generator=again).double() * 2 - 1
+        slope_B = (delta_BCHW * objective.gradient).sum((1, 2, 3)) / delta_BCHW.square().sum((1, 2, 3))
+        expected_BCHW += size / 3 * slope_B.view(-1, 1, 1, 1) * delta_BCHW
+    torch.testing.assert_close(estimate.grad_BCHW.double(), expected_BCHW, atol=1e-5, rtol=1e-5)
+
+
+def through_a_wire(shape: tuple[int, int, int], batch: int, config: EstimatorConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """The estimate through 8-bit images, the same without them, and the truth."""
+    over_images, u_BCHW = OverImages(shape), point(batch, shape)
+
+    def wire(x_NCHW: Tensor) -> Tensor:
+        return over_images(EIGHT_BIT.quantise(x_NCHW))
+
+    estimator = make_estimator(config, EIGHT_BIT, torch.tanh, 2048, 0)
+    carried, exact = (estimator.estimate(objective, u_BCHW, rng(5)).grad_BCHW for objective in (wire, over_images))
+    return carried, exact, over_images.toy.gradient(u_BCHW)
+
+
+ON_LATTICE: dict[str, Any] = {"space": "lattice", "step": 1.0}
+
+
+@every_form
+def test_an_8_bit_wire_takes_nothing_from_the_lattice_and_all_from_the_published_step(form: Form) -> None:
+    """One direction per image, as in DFME: what is left of the estimate that an exact wire gives."""
+    config = EstimatorConfig(form=form)
+    carried, exact, _ = through_a_wire((3, 32, 32), 1024, config)
+    assert abs(agreement(carried, exact)[0]) < 0.1
+    carried, exact, _ = through_a_wire((3, 32, 32), 1024, replace(config, **ON_LATTICE))
+    assert torch.equal(carried, exact)
+
+
+@every_form
+def test_the_lattice_reaches_the_gradient_through_an_8_bit_wire(form: Form) -> None:
+    config = EstimatorConfig(directions=1536, form=form)
+    carried, exact, truth = through_a_wire((3, 16, 16), 2, config)
+    assert agreement(exact, truth)[0] > 0.75  # of 1 / sqrt(1 + 769 / 1536) = .816
+    assert agreement(carried, truth)[0] < 0.15
+    carried, _, truth = through_a_wire((3, 16, 16), 2, replace(config, directions=2048, **ON_LATTICE))
+    assert agreement(carried, truth)[0] > 0.8  # of .853
+
+
+# The squashing
+
+
+class Autograd:
+    """An inner estimator that cheats: the exact gradient of what it is given, and a note of what that was."""
+
+    def __init__(self) -> None:
+        self.seen: list[Objective] = []
+        self.state: dict[str, Any] = {"lessons": 3}
+
+    def cost(self, batch: int, ahead: int = 0) -> int:
+        return 100 * batch + ahead
+
+    def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
+        self.seen.append(objective)
+        point_BCHW = point_BCHW.detach().requires_grad_()
+        with torch.enable_grad():
+            value_B = objective(point_BCHW)
+            (grad_BCHW,) = torch.autograd.grad(value_B.sum(), point_BCHW)
+        return Estimate(grad_BCHW, value_B.detach(), value_B.detach().unsqueeze(1), 7)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+@pytest.mark.parametrize("wrapper", [BeforeSquash, AfterSquash])
+@pytest.mark.parametrize("recording", [True, False])
+def test_either_side_gives_the_gradient_before_the_squashing(wrapper: Any, recording: bool) -> None:
+    over_images, u_BCHW = OverImages((1, 4, 4)), point(3, (1, 4, 4))
+    with torch.set_grad_enabled(recording):
+        estimate = wrapper(Autograd(), torch.tanh).estimate(over_images, u_BCHW, rng())
+        assert torch.is_grad_enabled() == recording
+    torch.testing.assert_close(estimate.grad_BCHW, over_images.toy.gradient(u_BCHW))
+    assert not estimate.grad_BCHW.requires_grad
+    assert not u_BCHW.requires_grad
+    assert estimate.queries == 7
+    torch.testing.assert_close(estimate.value_B, over_images.toy(u_BCHW).detach())
+
+
+@pytest.mark.parametrize("wrapper", [BeforeSquash, AfterSquash])
+def test_cost_and_state_are_those_of_the_inner_estimator(wrapper: Any) -> None:
+    inner = Autograd()
+    wrapped = wrapper(inner, torch.tanh)
+    assert wrapped.cost(2, ahead=5) == 205
+    assert wrapped.state_dict() == {"lessons": 3}
+    wrapped.load_state_dict({"lessons": 4})
+    assert inner.state == {"lessons": 4}
+
+
+def test_a_composed_objective_stays_one_before_the_squashing() -> None:
+    over_images, u_BCHW = OverImages((1, 4, 4)), point(3, (1, 4, 4))
+    inner, objective = Autograd(), composed(over_images)
+    BeforeSquash(inner, torch.tanh).estimate(objective, u_BCHW, rng())
+    seen = inner.seen[0]
+    assert isinstance(seen, Composed)
+    assert seen.scores is not None
+    assert torch.equal(seen.observe(u_BCHW), over_images.toy.teacher(u_BCHW.tanh()))
+    assert torch.equal(seen.scores(u_BCHW), over_images.toy.student(u_BCHW.tanh()))
+    assert seen.features_BFHW is objective.features_BFHW
+    assert seen.remembered is None  # images, and nobody knows the u of them
+    answers, u_BCHW = seen.observe(u_BCHW).detach(), u_BCHW.requires_grad_()
+    by_chain = torch.autograd.grad(seen.value(u_BCHW, answers).sum(), u_BCHW)[0]
+    x_BCHW = u_BCHW.detach().tanh().requires_grad_()
+    by_image = torch.autograd.grad(objective.value(x_BCHW, answers).sum(), x_BCHW)[0]
+    torch.testing.assert_close(by_chain, by_image * (1 - x_BCHW.detach().square()))
+
+
+def test_after_the_squashing_the_objective_is_passed_as_it_is() -> None:
+    inner, objective = Autograd(), composed(OverImages((1, 4, 4)))
+    AfterSquash(inner, torch.tanh).estimate(objective, point(3, (1, 4, 4)), rng())
+    assert inner.seen == [objective]

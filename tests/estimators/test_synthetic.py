@@ -1,0 +1,284 @@
+"""Synthetic gradients: what they cost, that they are learnt and not made up, and that a resumed one is the same one."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from toy_objectives import agreement, point, rng
+from toys import LinearTeacher, make_method, make_parts, small_net
+
+from dfme.benchmarks.gradients.measure import Sizes
+from dfme.benchmarks.gradients.synthetic_course import PICTURE, SHARES, TITLE, course, synthetic_section
+from dfme.config.settings import EstimatorConfig, EvaluationConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
+from dfme.errors import UserError
+from dfme.estimators import Composed, make_estimator
+from dfme.estimators.synthetic import PAID_FIRST, Synthetic
+from dfme.methods.configs import DfmeConfig
+from dfme.run.checkpoint import load_checkpoint, save_checkpoint
+from dfme.spec import ImageSpec
+from teachers.local.pytorch import TorchTeacher
+from teachers.local.white_box import TorchWhiteBox
+
+SPEC = ImageSpec((1, 4, 4), (-1.0, 1.0))
+LAB_SPEC = ImageSpec((1, 8, 8), (-1.0, 1.0))
+BATCH = 64
+WAVES = 2.0
+
+
+class Wavy:
+    """f(x) = sum over pixels of sin(2 x) / 2, whose gradient cos(2 x) the image alone tells; counts what is asked."""
+
+    def __init__(self, classes: int = 3) -> None:
+        self.asked = 0
+        weights = torch.randn(SPEC.numel, classes, generator=rng(5))
+        self.net = torch.nn.Linear(SPEC.numel, classes)
+        self.net.load_state_dict({"weight": weights.T, "bias": torch.zeros(classes)})
+
+    def objective(self) -> Composed:
+        return Composed(self.observe, lambda x_NCHW, answers_N: answers_N, scores=self.scores)
+
+    def observe(self, x_NCHW: Tensor) -> Tensor:
+        self.asked += len(x_NCHW)
+        return (WAVES * x_NCHW.double()).sin().div(WAVES).sum((1, 2, 3))
+
+    def scores(self, x_NCHW: Tensor) -> Tensor:
+        return self.net(x_NCHW.flatten(1))
+
+    @staticmethod
+    def gradient(u_BCHW: Tensor) -> Tensor:
+        u_BCHW = u_BCHW.detach().requires_grad_()
+        return torch.autograd.grad((WAVES * u_BCHW.tanh()).sin().div(WAVES).sum(), u_BCHW)[0]
+
+
+def synthetic(every: int = 4, seed: int = 0, **options: Any) -> Synthetic:
+    config = EstimatorConfig(kind="synthetic", every=every, **options)
+    made = make_estimator(config, SPEC, torch.tanh, None, seed)
+    assert isinstance(made, Synthetic)
+    return made
+
+
+def plain() -> Any:
+    return make_estimator(EstimatorConfig(), SPEC, torch.tanh, None, 0)
+
+
+def train(estimator: Synthetic, wavy: Wavy, estimates: int, first: int = 0) -> list[Tensor]:
+    """Estimates one after the other, each at points and with draws of its own."""
+    grads = []
+    for number in range(first, first + estimates):
+        u_BCHW = point(BATCH, SPEC.shape, seed=100 + number)
+        grads.append(estimator.estimate(wavy.objective(), u_BCHW, rng(number)).grad_BCHW)
+    return grads
+
+
+# What it costs
+
+
+@pytest.mark.parametrize("every", [1, 3, 4])
+def test_one_in_so_many_is_paid_and_the_others_ask_for_nothing(every):
+    estimator, wavy = synthetic(every), Wavy()
+    for number in range(PAID_FIRST + 9):
+        asked, expected = wavy.asked, estimator.cost(BATCH)
+        estimate = estimator.estimate(wavy.objective(), point(BATCH, SPEC.shape, number), rng(number))
+        paid = number < PAID_FIRST or number % every == 0
+        assert wavy.asked - asked == estimate.queries == expected == (2 * BATCH if paid else 0)
+        assert estimate.differences_BM.shape == (BATCH, 1 if paid else 0)
+        assert estimate.value_B.shape == (BATCH,)
+        assert bool(estimate.value_B.any()) == paid
+
+
+def test_what_comes_later_is_known_beforehand():
+    estimator, wavy = synthetic(3), Wavy()
+    foreseen = [estimator.cost(BATCH, ahead) for ahead in range(PAID_FIRST + 6)]
+    came = []
+    for number in range(len(foreseen)):
+        assert estimator.cost(BATCH, 2) == synthetic_cost_at(number + 2)
+        came.append(estimator.estimate(wavy.objective(), point(BATCH, SPEC.shape), rng(number)).queries)
+    assert foreseen == came
+
+
+def synthetic_cost_at(number: int) -> int:
+    return 2 * BATCH if number < PAID_FIRST or number % 3 == 0 else 0
+
+
+def test_all_paid_is_the_inner_estimator_itself():
+    estimator, wavy = synthetic(1), Wavy()
+    for number in range(3):
+        u_BCHW, ours, theirs = point(BATCH, SPEC.shape, number), rng(number), rng(number)
+        estimate = estimator.estimate(wavy.objective(), u_BCHW, ours)
+        expected = plain().estimate(wavy.objective(), u_BCHW, theirs)
+        assert torch.equal(estimate.grad_BCHW, expected.grad_BCHW)
+        assert torch.equal(ours.get_state(), theirs.get_state())
+
+
+def test_a_paid_estimate_is_handed_on_as_it_is():
+    estimator, wavy = synthetic(), Wavy()
+    train(estimator, wavy, PAID_FIRST + 3)
+    u_BCHW = point(BATCH, SPEC.shape, 7)
+    assert estimator.cost(BATCH) == 0
+    estimator.estimate(wavy.objective(), u_BCHW, rng(3))
+    paid = estimator.estimate(wavy.objective(), u_BCHW, rng(3))
+    assert paid.queries == 2 * BATCH
+    assert torch.equal(paid.grad_BCHW, plain().estimate(wavy.objective(), u_BCHW, rng(3)).grad_BCHW)
+
+
+# What it learns
+
+
+def test_a_prediction_comes_closer_to_the_truth_than_what_it_was_learnt_from():
+    estimator, wavy = synthetic(every=2, synthetic_lr=3e-3), Wavy()
+    train(estimator, wavy, 160)
+    u_BCHW = point(256, SPEC.shape, seed=1)
+    truth_BCHW = Wavy.gradient(u_BCHW)
+    predicted, scale = agreement(estimator.predict(wavy.objective(), u_BCHW), truth_BCHW)
+    paid, _ = agreement(plain().estimate(wavy.objective(), u_BCHW, rng(9)).grad_BCHW, truth_BCHW)
+    # One direction of 16 has a cosine of about sqrt(1 / 16) over a whole batch.
+    assert paid == pytest.approx(0.25, abs=0.06)
+    assert predicted > 0.8
+    assert scale == pytest.approx(1, abs=0.25)
+
+
+def test_it_sees_the_student_where_there_is_one():
+    estimator, wavy = synthetic(), Wavy()
+    train(estimator, wavy, PAID_FIRST + 1)
+    u_BCHW = point(BATCH, SPEC.shape)
+    before = estimator.predict(wavy.objective(), u_BCHW)
+    wavy.net.weight.data.neg_()
+    assert not torch.allclose(before, estimator.predict(wavy.objective(), u_BCHW))
+
+
+def test_an_objective_without_a_student_will_do():
+    estimator, wavy = synthetic(), Wavy()
+    for number in range(PAID_FIRST + 2):
+        estimate = estimator.estimate(wavy.observe, point(BATCH, SPEC.shape, number), rng(number))
+    assert estimate.queries == 0
+    assert float(estimate.grad_BCHW.norm()) > 0
+
+
+def test_nothing_learnt_is_nothing_predicted():
+    prediction_BCHW = synthetic().predict(Wavy().objective(), point(BATCH, SPEC.shape))
+    assert torch.equal(prediction_BCHW, torch.zeros(BATCH, *SPEC.shape))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_the_size_of_the_objective_does_not_matter(scale):
+    def course(factor: float) -> Tensor:
+        estimator, wavy = synthetic(), Wavy()
+        for number in range(PAID_FIRST + 2):
+            objective = lambda x_NCHW: factor * wavy.observe(x_NCHW)  # noqa: E731
+            estimate = estimator.estimate(objective, point(BATCH, SPEC.shape, number), rng(number))
+        return estimate.grad_BCHW / factor
+
+    torch.testing.assert_close(course(scale), course(1.0), rtol=1e-3, atol=1e-4)
+
+
+# What it leaves alone, and what it keeps
+
+
+def test_nothing_global_is_touched_and_no_graph_is_left():
+    wavy = Wavy()
+    state, estimator = torch.get_rng_state(), synthetic()
+    with torch.no_grad():
+        grads = train(estimator, wavy, PAID_FIRST + 2)
+        assert not torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(grad_BCHW.requires_grad for grad_BCHW in grads)
+    assert all(parameter.grad is None for parameter in wavy.net.parameters())
+
+
+def test_the_seed_decides_the_weights():
+    def last(seed: int) -> Tensor:
+        return train(synthetic(seed=seed), Wavy(), PAID_FIRST + 2)[-1]
+
+    assert torch.equal(last(1), last(1))
+    assert not torch.equal(last(1), last(2))
+
+
+@pytest.mark.parametrize("before", [0, 3, PAID_FIRST + 2])
+def test_a_resumed_one_goes_on_bit_for_bit(before, tmp_path: Path):
+    whole, wavy = synthetic(), Wavy()
+    train(whole, wavy, before)
+    save_checkpoint(tmp_path / "checkpoint.pt", {"estimator": whole.state_dict()})
+    expected = train(whole, wavy, 9, first=before)
+    resumed = synthetic(seed=99)
+    resumed.load_state_dict(load_checkpoint(tmp_path / "checkpoint.pt")["estimator"])
+    assert resumed.cost(BATCH) == (2 * BATCH if before < PAID_FIRST else 0)
+    for ours, theirs in zip(train(resumed, wavy, 9, first=before), expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_state_saved_before_anything_was_learnt_wipes_what_was():
+    fresh = copy.deepcopy(synthetic().state_dict())
+    used = synthetic()
+    train(used, Wavy(), 2)
+    used.load_state_dict(fresh)
+    for ours, theirs in zip(train(used, Wavy(), 10), train(synthetic(), Wavy(), 10), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_method_pays_what_it_says_and_predicts_in_between():
+    teacher = LinearTeacher(ImageSpec((1, 4, 4)))
+    method = make_method("dfme", make_parts(teacher, 10_000), kind="synthetic", every=3)
+    for number in range(PAID_FIRST + 5):
+        asked, cost = teacher.images, method.cost
+        metrics = method.step()
+        paid = number < PAID_FIRST or number % 3 == 0
+        assert teacher.images - asked == cost == 8 * ((2 if paid else 0) + 2)
+        assert ("generator_loss" in metrics) == paid
+
+
+@pytest.mark.parametrize(("every", "lr", "named"), [(0, 1e-3, "every"), (4, 0.0, "synthetic_lr"), (4, -1.0, "lr")])
+def test_arguments_out_of_range_are_refused(every, lr, named):
+    with pytest.raises(UserError, match=named):
+        synthetic(every, synthetic_lr=lr)
+
+
+# Over a run, beside the truth
+
+
+@pytest.fixture(scope="module")
+def box() -> TorchWhiteBox:
+    return TorchWhiteBox(TorchTeacher(small_net(LAB_SPEC, seed=1).eval(), LAB_SPEC, 3))
+
+
+def recipe() -> Job:
+    config = ExtractConfig(
+        budget=600, student=StudentConfig(arch="cnn_small"), evaluation=EvaluationConfig(dataset="none")
+    )
+    method = DfmeConfig(batch_size=8, student_steps=2, latent_size=8)
+    return Job(config, TeacherConfig(), {}, "dfme", method, EstimatorConfig(kind="synthetic", every=3))
+
+
+def test_the_course_compares_with_what_the_inner_estimator_gives_and_charges_nobody(box):
+    first, last = course(box, recipe(), Sizes(3, 64, 0), (0.4, 1.0))
+    assert (first.queries, last.queries) == (256, 600), "whole steps of 32, and the budget to its end"
+    # One direction of D has a mean cosine of about sqrt(2 / (pi D)), wherever student and teacher are.
+    expected = math.sqrt(2 / (math.pi * LAB_SPEC.numel))
+    assert first.paid == pytest.approx(expected, abs=0.02)
+    assert last.paid == pytest.approx(expected, abs=0.02)
+    for moment in (first, last):
+        assert -1 <= moment.predicted <= 1
+        assert 0 < moment.length < 1, "a conditional mean is shorter than an estimate with its noise"
+        assert moment.paid_weights_sd > 0
+        assert moment.predicted_weights_sd > 0
+
+
+def test_looking_does_not_change_the_course(box):
+    alone = list(course(box, recipe(), Sizes(2, 16, 0), (1.0,)))[-1]
+    watched = list(course(box, recipe(), Sizes(2, 16, 0), (0.4, 0.7, 1.0)))[-1]
+    assert alone == watched
+
+
+def test_the_section_has_a_row_per_moment_and_its_picture(box, tmp_path: Path):
+    title, text = synthetic_section(box, recipe(), Sizes(2, 16, 0), tmp_path)
+    assert title == TITLE
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert 2 < len(rows) <= 2 + len(SHARES)
+    assert rows[-1].startswith("| 600 |")
+    assert "67% fewer images" in text
+    assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,164 @@
+"""Files that claim, or unpack to, far more than they hold: refused in a process that has no memory to spare."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fuzzing import saved, sealed, with_header
+from test_fuzz_inputs import LAUGHS
+from test_report import SUMMARY
+
+from dfme.nets import build_net
+from dfme.oracle.journal import CRC, HEADER, MAGIC
+from dfme.run.student_file import save_student
+from dfme.spec import ImageSpec
+from teachers.local.card import Card
+from teachers.local.weights import save_weights
+
+HUGE = 10**12
+SPARE = 2 << 30
+"""Bytes of address space that the process may take beyond what its imports took."""
+
+READER = """
+import json, resource, sys, time
+import torch
+from pathlib import Path
+from dfme.run.checkpoint import load_checkpoint
+from dfme.config.settings import TeacherConfig
+from dfme.errors import DfmeError
+from dfme.oracle.journal import Journal
+from dfme.oracle.ledger_log import audit
+from dfme.config.yaml_files import load_yaml
+from dfme.report.run_files import read_run
+from dfme.report.summary_file import read_summary
+from dfme.run.student_file import load_student
+from dfme.report.metrics import read_metrics
+from teachers.options import TorchOptions
+from teachers.local.pytorch import load_torch
+
+READERS = {
+    "checkpoint": load_checkpoint, "student": load_student, "journal": Journal, "ledger": audit, "recipe": load_yaml,
+    "metrics": read_metrics, "run": read_run, "summary": read_summary,
+    "teacher": lambda path: load_torch(TorchOptions(str(path)), TeacherConfig(), torch.device("cpu")),
+}
+build = torch.nn.Linear(8, 8)(torch.ones(1, 8))
+pages = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (pages + int(sys.argv[2]),) * 2)
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    try:
+        READERS[path.name.partition(".")[0]](path)
+        outcome = "read"
+    except DfmeError as error:
+        outcome = f"{type(error).__name__}: {error}"
+    except BaseException as error:
+        outcome = f"NOT OURS: {type(error).__name__}: {error}"
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(json.dumps([path.name, outcome, grown / 1024, time.process_time() - started]))
+"""
+
+
+def claims(content: bytes, small: int, huge: int) -> bytes:
+    """A pickle in the format before PyTorch 1.6 that claims a storage, and a shape, of ``huge`` elements."""
+    number = pickle.dumps(huge, 2)[2:-1]
+    short = b"K" + bytes([small])
+    assert content.count(short + b"N") == 1
+    assert content.count(short + b"\x85") == 1
+    return content.replace(short + b"N", number + b"N").replace(short + b"\x85", number + b"\x85")
+
+
+def squeezed(archive: bytes) -> bytes:
+    """The archive with its entries compressed, which PyTorch reads too."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return buffer.getvalue()
+
+
+def npz_that_claims(shape: tuple[int, ...]) -> bytes:
+    head, buffer = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("images.npy", head.getvalue())
+    return buffer.getvalue()
+
+
+def make_run(folder: Path, sheet: bytes) -> None:
+    (folder / "samples").mkdir(parents=True)
+    (folder / "config.yaml").write_text("seed: 0\n")
+    (folder / "samples" / "queries-000000001.npz").write_bytes(sheet)
+
+
+def make_sparse(path: Path, start: bytes = b"") -> None:
+    with path.open("wb") as file:
+        file.write(start)
+        file.truncate(4 << 30)
+
+
+def make_files(folder: Path) -> None:
+    """One file, or run, for each claim; what comes before the dot says who reads it."""
+    zeros = {"x": torch.zeros(400_000_000, dtype=torch.uint8)}
+    bomb, legacy = squeezed(saved(zeros, True)), claims(saved({"x": torch.arange(7.0)}, False), 7, HUGE)
+    net = build_net("lenet5", (1, 8, 8), 3)
+    (folder / "checkpoint.bomb").write_bytes(sealed(bomb))
+    (folder / "checkpoint.legacy").write_bytes(sealed(legacy))
+    (folder / "teacher.bomb").write_bytes(bomb)
+    (folder / "teacher.legacy").write_bytes(legacy)
+    (folder / "teacher.expanded").write_bytes(saved({"fc.weight": torch.ones(1).expand(HUGE)}, True))
+    (folder / "teacher.meta").write_bytes(saved({"fc.weight": torch.empty(HUGE, device="meta")}, True))
+    save_weights(folder / "teacher.classes", net, Card("lenet5", (1, 8, 8), 10**9))
+    save_weights(folder / "teacher.channels", net, Card("resnet18_8x", (10**9, 8, 8), 3))
+    changes: dict[str, Callable[[dict[str, Any]], object]] = {
+        "classes": lambda header: header["__metadata__"].update(num_classes=str(10**9)),
+        "channels": lambda header: header["__metadata__"].update(shape=f"[{HUGE}, 8, 8]"),
+        "tensor": lambda header: header["fc2.weight"].update(shape=[HUGE]),
+    }
+    for name, change in changes.items():
+        path = folder / f"student.{name}"
+        save_student(path, net, "lenet5", ImageSpec((1, 8, 8)), 3)
+        path.write_bytes(with_header(path.read_bytes(), change))
+    head = HEADER.pack(MAGIC, 1, b"0" * 16, 0, 2, 0, 1, 2**32 - 1, 2**32 - 1, 0)
+    (folder / "journal.claim").mkdir()
+    (folder / "journal.claim" / "000000.bin").write_bytes(head + CRC.pack(zlib.crc32(head)))
+    (folder / "journal.claim" / "000001.bin").touch()
+    make_run(folder / "run.claim", npz_that_claims((HUGE,)))
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, images=np.zeros((400, 1, 1000, 1000), np.uint8))
+    make_run(folder / "run.bomb", buffer.getvalue())
+    (folder / "recipe.laughs").write_text(LAUGHS)
+    make_sparse(folder / "recipe.sparse")
+    make_sparse(folder / "ledger.sparse")
+    make_sparse(folder / "metrics.sparse")
+    make_sparse(folder / "summary.sparse", json.dumps(SUMMARY).encode())
+
+
+def test_claims_take_neither_memory_nor_time(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    make_files(folder)
+    command = [sys.executable, "-c", READER, str(folder), str(SPARE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=Path(__file__).resolve().parents[2])
+    assert done.returncode == 0, done.stderr[-2_000:]
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(told) == len(list(folder.iterdir())) > 15
+    wrong = [line for line in told if not line[1].startswith(("UserError", "RunError")) or line[2] > 100 or line[3] > 3]
+    assert wrong == [], "not an error of ours, or more than 100 MB or 3 seconds"
+
+
+def test_the_limit_bites() -> None:
+    """A process under such a limit cannot take what the files claim."""
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({SPARE},) * 2); bytearray({HUGE})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert "MemoryError" in done.stderr

@@ -1,0 +1,235 @@
+"""Files that are not what their names say: links out of a run, pipes, folders, and names that reach elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import small_runs
+from small_runs import Metered, clone
+
+from dfme.cli.main import parse_extract
+from dfme.config.settings import WandbConfig
+from dfme.data import load_dataset
+from dfme.errors import DfmeError, RunError, UserError
+from dfme.nets import build_net
+from dfme.report import write_report
+from dfme.report.wandb_run import WandbRun
+from dfme.run.directory import RunDirectory
+from dfme.run.resume import _free_name
+from dfme.run.student_file import load_student
+from teachers.local.weights import read_weights
+
+SECRET = b"a file of somebody else's, without a newline at its end"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pictures() -> Iterator[None]:
+    with small_runs.no_pictures():
+        yield
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_dead_link(path: Path) -> None:
+    path.symlink_to(path.parent / "nowhere")
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def make_endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+STRANGE: dict[str, Callable[[Path], None]] = {
+    "pipe": make_pipe,
+    "folder": Path.mkdir,
+    "dead link": make_dead_link,
+    "link to itself": make_loop,
+    "endless device": make_endless,
+}
+FILES = ["checkpoint.pt", "ledger.jsonl", "metrics.jsonl", "journal/000001.bin", "config.yaml"]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_no_file_is_an_error_at_once_and_nothing_is_asked(
+    name: str, kind: str, cut_short: tuple[Path, int]
+) -> None:
+    out, _ = cut_short
+    (out / name).unlink()
+    STRANGE[kind](out / name)
+    teacher = Metered()
+    with pytest.raises(UserError) as caught:
+        clone(out, teacher, resume=True)
+    assert str(out) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert teacher.calls == 0
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize("name", [".lock", "student.safetensors", "summary.json", "checkpoint.pt.tmp"])
+def test_what_a_run_does_not_need_read_neither_stops_nor_harms_it(
+    name: str, kind: str, cut_short: tuple[Path, int]
+) -> None:
+    """It goes on, or says in one line why it cannot; it never waits, and writes nothing through a link."""
+    out, _ = cut_short
+    (out / name).unlink(missing_ok=True)
+    STRANGE[kind](out / name)
+    with contextlib.suppress(DfmeError):
+        clone(out, Metered(), resume=True)
+    assert not (out / "nowhere").exists()
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "metrics.jsonl", "journal/000001.bin", ".lock", "checkpoint.pt.tmp"])
+def test_nothing_is_written_through_a_link(name: str, cut_short: tuple[Path, int], tmp_path: Path) -> None:
+    out, _ = cut_short
+    target = tmp_path / "precious"
+    target.write_bytes(SECRET)
+    (out / name).unlink(missing_ok=True)
+    (out / name).symlink_to(target)
+    if name == "checkpoint.pt.tmp":
+        clone(out, Metered(), resume=True)
+    else:
+        with pytest.raises(UserError):
+            clone(out, Metered(), resume=True)
+    assert target.read_bytes() == SECRET
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.html.tmp", "curve.png.tmp", "curve.png", "samples.png"])
+def test_a_report_writes_into_its_own_folder_alone(name: str, whole: Path, tmp_path: Path) -> None:
+    run, target = tmp_path / "run", tmp_path / "precious"
+    shutil.copytree(whole, run)
+    target.write_bytes(SECRET)
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(target)
+    page = write_report(run).read_bytes()
+    assert target.read_bytes() == SECRET
+    assert SECRET not in page
+
+
+def test_a_pipe_among_the_samples_is_named(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "samples").mkdir(exist_ok=True)
+    os.mkfifo(tmp_path / "run" / "samples" / "queries-000000001.npz")
+    with pytest.raises(RunError, match=r"queries-000000001\.npz.*no regular file"):
+        write_report(tmp_path / "run")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", STRANGE)
+def test_weights_that_are_no_file(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "student.safetensors"
+    STRANGE[kind](path)
+    with pytest.raises(UserError):
+        read_weights(path)
+    if kind != "folder":
+        with pytest.raises(UserError, match="no such file"):
+            load_student(path)
+
+
+# Names
+
+
+REACHING = ["../../x", "/etc/passwd", "..", "os:system", "torch.nn.Linear", "dfme.nets.small:cnn_small", "a\0b", ""]
+
+
+@pytest.mark.parametrize("name", REACHING)
+def test_an_architecture_is_a_name_of_the_list_and_nothing_else(name: str) -> None:
+    with pytest.raises(UserError, match="unknown net"):
+        build_net(name, (1, 8, 8), 10)
+
+
+@pytest.mark.parametrize("name", [name for name in REACHING if name not in ("..", "/etc/passwd")])
+def test_a_data_set_is_a_name_of_the_list_or_a_folder_that_is_there(name: str) -> None:
+    with pytest.raises(UserError, match="data set"):
+        load_dataset(name, "test")
+
+
+@pytest.mark.parametrize("dataset", ["..", "/", "../..", "a/../../b", "digits"])
+def test_the_name_of_a_run_stays_under_runs(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    job = parse_extract(["--evaluation.dataset", "digits"])
+    object.__setattr__(job.config.evaluation, "dataset", dataset)
+    assert _free_name(job).resolve().parent == tmp_path / "runs"
+
+
+@pytest.mark.parametrize("identity", ['"../../x"', '"a b"', '""', "3.5", '["x"]', "[" * 100_000, '"' + "x" * 2_000])
+def test_the_run_in_wandb_has_a_plain_name(identity: str, tmp_path: Path) -> None:
+    """wandb makes folders of it; the name lies in the run directory."""
+    (tmp_path / "wandb.json").write_text(f'{{"id": {identity}}}')
+    made = WandbRun(WandbConfig(), tmp_path, {}, lambda line: None)._identity()
+    assert made.isalnum()
+    assert WandbRun(WandbConfig(), tmp_path, {}, lambda line: None)._identity() == made, "and keeps it"
+
+
+def test_members_of_an_archive_name_arrays_and_no_files(tmp_path: Path) -> None:
+    """An .npz file with the names of a path in it: an array of that name, nothing is unpacked anywhere."""
+    np.savez(tmp_path / "x.npz", images=np.zeros((2, 8, 8), np.uint8), labels=np.array([0, 1]))
+    with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
+        for name in ("../escaped.npy", "/tmp/../escaped.npy", "escaped.txt"):
+            archive.writestr(name, archive.read("labels.npy"))
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    assert len(load_dataset(str(tmp_path / "x.npz"), "test")) == 2
+    assert not list(tmp_path.rglob("escaped*"))
+
+
+def test_a_folder_of_links_is_a_data_set_and_only_pictures_are_read(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    outside, folder = tmp_path / "outside", tmp_path / "set"
+    (outside / "deep").mkdir(parents=True)
+    image.fromarray(np.full((8, 8), 7, np.uint8)).save(outside / "x.png")
+    (outside / "deep" / "loop").symlink_to(outside)
+    (folder / "one").mkdir(parents=True)
+    (folder / "one" / "x.png").symlink_to(outside / "x.png")
+    (folder / "two").symlink_to(outside, target_is_directory=True)
+    os.mkfifo(folder / "one" / "pipe.png")
+    assert load_dataset(str(folder), "test").labels.tolist() == [0, 1]
+    (folder / "one" / "y.png").symlink_to("/etc/passwd")
+    with pytest.raises(UserError, match=r"y\.png cannot be read as an image"):
+        load_dataset(str(folder), "test")
+
+
+def test_no_picture_starts_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostScript under the name of a PNG, which Pillow would hand to Ghostscript."""
+    pytest.importorskip("PIL.Image")
+    (tmp_path / "one").mkdir()
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(x) run\n%%EOF\n"
+    (tmp_path / "one" / "x.png").write_bytes(script)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(UserError, match="cannot be read as an image: cannot identify"):
+        load_dataset(str(tmp_path), "test")
+
+
+def test_a_checkpoint_that_is_gone_behind_a_link_is_missed_and_no_new_start(cut_short: tuple[Path, int]) -> None:
+    out, _ = cut_short
+    for name in ("checkpoint.pt", "checkpoint.previous.pt"):
+        (out / name).unlink(missing_ok=True)
+    (out / "checkpoint.pt").symlink_to("gone.pt")
+    with RunDirectory.open_for_resume(out) as directory:
+        assert directory.has_checkpoint
+    with pytest.raises(RunError, match="expected a whole checkpoint, but there is none"):
+        clone(out, Metered(), resume=True)
+
+
+def test_a_config_from_a_pipe_of_the_shell_is_read(tmp_path: Path) -> None:
+    """``--config <(...)`` names a pipe, and is no attack."""
+    code = "import sys; from dfme.config.yaml_files import load_yaml; print(load_yaml('/dev/stdin'))"
+    done = subprocess.run([sys.executable, "-c", code], input="seed: 3\n", capture_output=True, text=True, timeout=30)
+    assert done.stdout == "{'seed': 3}\n", done.stderr

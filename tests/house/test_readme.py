@@ -1,0 +1,256 @@
+"""What the README shows is so: its tables are the code's, its flags exist, and its marked blocks run as printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from toys import LinearTeacher, make_method, make_parts
+
+from dfme.benchmarks.gradients.options import GradientsConfig
+from dfme.cli.evaluate import EvaluateConfig
+from dfme.cli.main import COMMANDS, parse_extract
+from dfme.config.commands import BenchConfig, CompareConfig, RetrainConfig, ServeConfig
+from dfme.config.options import dataclass_options
+from dfme.config.settings import ExtractConfig, TeacherConfig
+from dfme.config.yaml_files import load_yaml
+from dfme.methods import METHODS, SECTIONS
+from dfme.report.metrics import metrics_table
+from dfme.run.method_checks import POOLS
+from dfme.spec import ImageSpec
+from teachers import KINDS
+from teachers.options import TrainTeacherConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "configs" / "README.md"]
+RECIPES = sorted(path for path in (ROOT / "configs").glob("*.yaml") if not path.name.startswith("compare_"))
+SECONDS = 110
+MARK = r"<!-- tested: (?P<section>[\w-]+)(?:, file (?P<file>\S+))? -->\n"
+BLOCK = re.compile(MARK + r"```(?P<language>\w+)\n(?P<text>.*?)```", re.S)
+
+
+class Block(NamedTuple):
+    """A fenced block after a mark: ``<!-- tested: SECTION -->`` runs, ``, file NAME`` is saved under that name."""
+
+    section: str
+    file: str | None
+    language: str
+    text: str
+
+
+def marked_blocks() -> list[Block]:
+    return [Block(*found.group("section", "file", "language", "text")) for found in BLOCK.finditer(README)]
+
+
+def rows(text: str, first: str) -> list[list[str]]:
+    """The cells of the table whose header begins with ``first``, without header and rule."""
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {first} |"))
+    found: list[list[str]] = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return found
+
+
+def coded(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def default_method(name: str) -> Any:
+    """The method with its own defaults, around a toy teacher."""
+    entry = METHODS[name]
+    parts = make_parts(LinearTeacher(ImageSpec((1, 8, 8))), 10**6, keeps=entry.keeps, count=entry.students)
+    return make_method(name, parts, **dataclasses.asdict(entry.config()))
+
+
+def test_the_two_commands_stand_there_as_they_are_run():
+    lines = README.splitlines()
+    assert "    pip install -e . && python run.py" in lines[:10]
+    assert '    pip install -e ".[dev]" && python -m pytest' in lines[:50]
+
+
+def test_every_method_has_a_row_with_its_label_modes_and_its_cost():
+    table = {coded(row[0])[0]: row for row in rows(README, "Method")}
+    assert list(table) == list(METHODS)
+    for name, row in table.items():
+        method = default_method(name)
+        assert coded(row[2]) == list(method.label_modes), name
+        assert f"({method.cost:,})" in row[3], name
+
+
+def test_every_method_has_a_recipe_and_every_recipe_a_row():
+    recipes = {path.name for path in RECIPES}
+    table = rows(PAGES[1].read_text(encoding="utf-8"), "Recipe")
+    named = {found[0]: coded(row[1])[0] for row in table if (found := re.findall(r"\[(\S+\.yaml)\]", row[0]))}
+    assert set(named) == recipes
+    for recipe, method in named.items():
+        assert f"name: {method}\n" in re.sub(r" +#.*", "", (ROOT / "configs" / recipe).read_text(encoding="utf-8"))
+    assert set(named.values()) == set(METHODS)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_understood_where_the_files_it_names_are_there(recipe):
+    method = load_yaml(recipe)["method"]
+    images = [f"--method.{name}=procedural" for name in POOLS if name in method]
+    here = ["--teacher.checkpoint=teachers/checkpoints/digits.safetensors", "--evaluation.dataset=none", *images]
+    assert parse_extract(["--config", str(recipe), *here]).method == method["name"]
+
+
+def test_the_table_of_metrics_is_the_one_the_code_makes():
+    assert metrics_table() in README, "put dfme.report.metrics.metrics_table() into README.md again"
+
+
+def test_every_command_has_a_row():
+    assert [coded(row[0])[0] for row in rows(README, "Command")] == list(COMMANDS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_inside_the_project_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+    assert targets
+    assert [t for t in targets if not t.startswith("https://") and not (page.parent / t).exists()] == []
+
+
+def known_flags() -> set[str]:
+    """Every flag there is, but those of a teacher of one's own."""
+    options = [
+        *dataclass_options(ExtractConfig),
+        *dataclass_options(TeacherConfig, "teacher."),
+        *(option for kind in KINDS.values() for option in dataclass_options(kind.options, "teacher.")),
+        *(option for entry in METHODS.values() for option in dataclass_options(entry.config, "method.")),
+        *(option for name, section in SECTIONS.items() for option in dataclass_options(section, f"{name}.")),
+        *dataclass_options(GradientsConfig),
+        *dataclass_options(CompareConfig),
+        *dataclass_options(RetrainConfig),
+        *dataclass_options(BenchConfig),
+        *dataclass_options(EvaluateConfig),
+        *dataclass_options(TrainTeacherConfig),
+        *dataclass_options(ServeConfig),
+    ]
+    return {option.key for option in options} | {"config", "help", "method", "method.name", "teacher"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_flag_that_is_named_exists(page):
+    own = {"teacher.sharpness", "teacher.factor"}
+    named = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w.-]*\w)", page.read_text("utf-8"))}
+    assert named - known_flags() - own == set()
+
+
+def in_a_folder(folder: Path) -> dict[str, str]:
+    """A folder as if it were the checkout: its run.py, our python, and the project importable."""
+    shutil.copy(ROOT / "run.py", folder)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def run_section(section: str, folder: Path) -> str:
+    """Run the section's blocks in order; what they printed."""
+    environment, printed = in_a_folder(folder), ""
+    for number, block in enumerate(block for block in marked_blocks() if block.section == section):
+        if block.file is not None:
+            (folder / block.file).write_text(block.text, encoding="utf-8")
+            continue
+        script = folder / f"block{number}"
+        script.write_text(block.text, encoding="utf-8")
+        words = ["python", str(script)] if block.language == "python" else ["bash", "-e", str(script)]
+        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
+        assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
+        printed += done.stdout
+    return printed
+
+
+def test_the_marked_blocks_are_the_ones_tested_here():
+    assert {block.section for block in marked_blocks()} == {
+        *("seam", "gradients", "checkpoint", "own-teacher", "python", "rehearsal")
+    }
+    assert README.count("<!-- tested:") == len(marked_blocks())
+
+
+def test_the_seam_as_printed(tmp_path):
+    assert run_section("seam", tmp_path) == "288 torch.Size([48, 16])\n"
+
+
+def test_a_function_from_python_as_printed(tmp_path):
+    printed = run_section("python", tmp_path)
+    assert "runs/ask" in printed
+    summary = json.loads((tmp_path / "runs/ask/summary.json").read_text())
+    assert summary["spent"] == summary["budget"] == 10_000
+    assert summary["agreement"] > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_path):
+    run_section("own-teacher", tmp_path)
+    summaries = [json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("halves", "sharp")]
+    assert [summary["method"] for summary in summaries] == ["dfme", "static"]
+    assert "sharpness: 8" in (tmp_path / "runs/halves/config.yaml").read_text()
+    listed = {name for row in rows(README, "File") for name in coded(row[0])}
+    found = {f"{path.name}/" if path.is_dir() else path.name for path in (tmp_path / "runs/halves").iterdir()}
+    assert listed - found == {"checkpoint.previous.pt", "replay/", "wandb/", "wandb.json"}, (
+        "only these are not always there"
+    )
+    assert found <= listed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_check_auto_and_the_laboratory_as_printed(tmp_path):
+    printed = run_section("gradients", tmp_path)
+    assert (
+        "recommended: --estimator.kind finite_difference --estimator.objective kl --estimator.space lattice" in printed
+    )
+    summary = json.loads((tmp_path / "runs/auto/summary.json").read_text())
+    assert summary["estimator"]["space"] == "lattice"
+    assert summary["spent_by_purpose"]["check"] == 224
+    assert {path.suffix for path in (tmp_path / "runs/gradients").iterdir()} == {".md", ".json", ".png"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_checkpoint_its_evaluation_and_resuming_as_printed(tmp_path):
+    printed = run_section("checkpoint", tmp_path)
+    assert "teacher accuracy    0.98" in printed
+    assert json.loads((tmp_path / "runs/shapes/summary.json").read_text())["spent"] == 6_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_audit_is_rehearsed_as_printed_and_two_meters_agree(tmp_path):
+    pytest.importorskip("uvicorn")
+    serve, rest = (block.text for block in marked_blocks() if block.section == "rehearsal")
+    environment = in_a_folder(tmp_path)
+    with subprocess.Popen(
+        shlex.split(serve.replace("8080", "0")), cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            told = server.stdout.readline()
+            (url,) = set(re.findall(r"http://127\.0\.0\.1:\d+", told))
+            script = rest.replace("http://127.0.0.1:8080", url)
+            subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=environment, check=True, timeout=SECONDS)
+        finally:
+            server.terminate()
+        ended = server.stdout.read()
+    summary = json.loads((tmp_path / "runs/rehearsal/summary.json").read_text())
+    assert summary["spent"] == 60_000
+    assert summary["agreement"] > 0.5
+    assert f"{summary['spent'] + summary['evaluation_queries']:,} images" in ended, ended
+    assert server.returncode == 0
+
+
+@pytest.mark.parametrize("page", ["README.md", "configs/README.md", "CHANGELOG.md"])
+def test_no_figure_is_still_to_be_measured(page):
+    assert "TBD" not in (ROOT / page).read_text(encoding="utf-8")

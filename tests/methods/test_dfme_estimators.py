@@ -1,0 +1,162 @@
+"""DFME with every kind of estimator: what it pays, what it reuses, what it leaves to the check, what it keeps."""
+
+import math
+
+import pytest
+import torch
+from toys import LinearTeacher, make_method, make_parts
+
+from dfme.config.settings import EstimatorConfig
+from dfme.errors import UserError
+from dfme.estimators.preflight import probe_images
+from dfme.report.metrics import METRICS
+from dfme.run.loop import numbers
+from dfme.spec import ImageSpec
+
+SPEC = ImageSpec((1, 8, 8))
+EIGHT_BIT = ImageSpec((1, 8, 8), levels=256)
+
+SETTINGS = {
+    "central": ({"form": "central", "directions": 2}, 2 * 2),
+    "orthogonal": ({"direction": "orthogonal", "directions": 3}, 3 + 1),
+    "dct": ({"direction": "dct"}, 1 + 1),
+    "range": ({"direction": "range"}, 1 + 1),
+    "image": ({"space": "image"}, 1 + 1),
+    "lattice": ({"space": "lattice", "step": 2.0, "direction": "dct"}, 1 + 1),
+    "student": ({"kind": "prior_guided", "directions": 2}, 2 + 1),
+    "neighbours": ({"kind": "prior_guided", "prior": "neighbours", "space": "image"}, 1 + 1),
+    "exact": ({"kind": "exact_student"}, 1 + 1),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_step_spends_its_cost_and_the_teacher_counts_as_much(name):
+    options, per_image = SETTINGS[name]
+    teacher = LinearTeacher(EIGHT_BIT)
+    parts = make_parts(teacher, 10_000)
+    method = make_method("dfme", parts, **options)
+    assert method.prepare() == ()
+    assert method.cost == 8 * (per_image + 2)
+    before = [parameter.clone() for parameter in parts.generator.parameters()]
+    for step in (1, 2):
+        metrics = method.step()
+        assert teacher.images == parts.oracle.ledger.spent == step * method.cost
+    assert set(metrics) <= set(METRICS)
+    assert all(math.isfinite(value) for value in numbers(metrics).values())
+    assert any(not torch.equal(*pair) for pair in zip(before, parts.generator.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("options", [*(options for options, _ in SETTINGS.values()), {"kind": "auto"}])
+def test_k_steps_a_round_trip_and_the_rest_are_n_steps_bit_for_bit(options):
+    def begun(seed):
+        parts = make_parts(LinearTeacher(EIGHT_BIT), 10_000, seed=seed)
+        return make_method("dfme", parts, **options), parts
+
+    straight, straight_parts = begun(0)
+    first, first_parts = begun(0)
+    for method in (straight, first):
+        method.prepare()
+        for _ in range(3):
+            method.step()
+    second, second_parts = begun(99)
+    second.load_state_dict(first.state_dict())
+    second_parts.trainer.load_state_dict(first_parts.trainer.state_dict())
+    second_parts.streams.load_state_dict(first_parts.streams.state_dict())
+    asked = second_parts.oracle.ledger.spent
+    assert second.prepare() == ()
+    assert second_parts.oracle.ledger.spent == asked, "a resumed run checks nothing again"
+    for method in (straight, second):
+        for _ in range(2):
+            method.step()
+    for key, value in straight_parts.trainer.net.state_dict().items():
+        assert torch.equal(value, second_parts.trainer.net.state_dict()[key]), key
+    for a, b in zip(straight_parts.generator.parameters(), second_parts.generator.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_predicted_steps_cost_nothing_and_the_cost_says_so_beforehand():
+    teacher = LinearTeacher(SPEC)
+    parts = make_parts(teacher, 100_000)
+    method = make_method("dfme", parts, kind="synthetic", every=4)
+    costs, spent = [], []
+    for _ in range(17):
+        before = teacher.images
+        costs.append(method.cost)
+        metrics = numbers(method.step())
+        spent.append(teacher.images - before)
+        assert ("generator_loss" in metrics) == (spent[-1] == 8 * 4)
+        assert metrics["generator_grad_norm"] > 0
+    assert spent == costs
+    assert set(spent[8:]) == {8 * 2, 8 * 4}
+    assert spent[8:].count(8 * 4) == 3
+
+
+def test_reuse_pays_one_batch_less_and_the_student_learns_from_the_generators():
+    teacher = LinearTeacher(SPEC)
+    parts = make_parts(teacher, 10_000, replay_steps=1)
+    method = make_method("dfme", parts, reuse=True, directions=2, student_steps=3)
+    assert method.cost == 8 * (2 + 1 + 3 - 1)
+    method.step()
+    ledger = parts.oracle.ledger
+    assert ledger.spent_by_purpose["generator"] == 8 * 3
+    assert ledger.spent_by_purpose["student"] == 8 * 2
+    assert parts.trainer.steps == 2 * 3, "three batches with a replay step each"
+    images, answers = method._estimated.disagreement.base(8)
+    assert torch.equal(answers, teacher(images)), "the generator's points with the answers that were paid for"
+
+
+@pytest.mark.parametrize("generator_steps", [1, 3])
+def test_reuse_is_one_batch_however_many_generator_steps(generator_steps):
+    parts = make_parts(LinearTeacher(SPEC), 10_000)
+    method = make_method("dfme", parts, reuse=True, generator_steps=generator_steps)
+    method.step()
+    assert parts.oracle.ledger.spent == method.cost == 8 * (2 * generator_steps + 2 - 1)
+
+
+def test_auto_checks_once_charges_it_as_check_and_walks_on_the_lattice():
+    teacher = LinearTeacher(EIGHT_BIT)
+    parts = make_parts(teacher, 10_000)
+    method = make_method("dfme", parts, kind="auto")
+    lines = method.prepare()
+    spent = parts.oracle.ledger.spent_by_purpose
+    assert len(lines) in (2, 3)
+    assert "lattice" in lines[0]
+    asked_in_all = parts.oracle.ledger.spent
+    assert spent["check"] == teacher.images == asked_in_all == probe_images(EstimatorConfig("auto"), EIGHT_BIT)
+    assert asked_in_all > 0
+    assert method.facts["estimator"]["space"] == "lattice"
+    assert isinstance(method.facts["estimator"]["step"], float)
+    asked = teacher.images
+    assert method.prepare() == ()
+    assert teacher.images == asked
+
+
+def test_a_budget_that_the_check_does_not_fit_is_refused_before_the_first_query():
+    teacher = LinearTeacher(SPEC)
+    method = make_method("dfme", make_parts(teacher, 100), kind="auto")
+    with pytest.raises(UserError, match="--budget: expected at least"):
+        method.prepare()
+    assert teacher.images == 0
+
+
+def test_looking_at_the_metrics_changes_nothing_that_is_learnt():
+    def final(look):
+        parts = make_parts(LinearTeacher(EIGHT_BIT), 10_000)
+        method = make_method("dfme", parts)
+        for _ in range(3):
+            metrics = method.step()
+            if look:
+                numbers(metrics)
+        return parts.trainer.net.state_dict()
+
+    one, two = final(True), final(False)
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_the_metrics_tell_a_wire_that_hides_the_published_step():
+    published = make_method("dfme", make_parts(LinearTeacher(EIGHT_BIT), 10_000))
+    lattice = make_method("dfme", make_parts(LinearTeacher(EIGHT_BIT), 10_000), space="lattice", step=1.0)
+    hidden, told = numbers(published.step()), numbers(lattice.step())
+    assert hidden["probe_alignment"] < 0.3
+    assert told["probe_alignment"] == pytest.approx(1, abs=1e-5)
+    assert told["difference_snr"] > 100

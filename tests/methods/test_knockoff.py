@@ -1,0 +1,173 @@
+"""Knockoff: a pool's images, each paid for once, and a student that learns from them once all are paid for."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from toys import LinearTeacher, make_method, make_parts
+
+import dfme
+from dfme.config.settings import ExtractConfig, Job, TeacherConfig
+from dfme.errors import UserError
+from dfme.methods.configs import KnockoffConfig
+from dfme.methods.knockoff import Knockoff
+from dfme.run.method_checks import method_problems
+from dfme.spec import ImageSpec, LabelMode
+from dfme.students.losses import make_distance
+
+SPEC = ImageSpec((1, 8, 8))
+
+
+class Remembering(LinearTeacher):
+    """Keeps the images it was asked."""
+
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.asked = []
+
+    def __call__(self, images, /):
+        self.asked.append(images.clone())
+        return super().__call__(images)
+
+
+@pytest.fixture
+def pool(tmp_path):
+    """40 images of one grey each, so that every one can be told from the others."""
+    images = np.repeat(np.arange(40, dtype=np.uint8), 64).reshape(40, 8, 8)
+    np.savez(tmp_path / "pool.npz", images=images)
+    return str(tmp_path / "pool.npz")
+
+
+def begun(pool, budget=40, mode="probabilities", seed=0, **student):
+    teacher = Remembering(SPEC, mode=mode)
+    parts = make_parts(teacher, budget, seed=seed, keeps=True, **student)
+    return teacher, parts, make_method("knockoff", parts, pool=pool, epochs=3)
+
+
+def spend(method, parts, steps=math.inf):
+    ledger, taken = parts.oracle.ledger, 0
+    while ledger.remaining and taken < steps:
+        method.step() if ledger.remaining >= method.cost else method.finish(ledger.remaining)
+        taken += 1
+
+
+@pytest.mark.parametrize("mode", ["probabilities", "logits", "top_k:2", "label"])
+def test_every_image_is_paid_for_once_and_learnt_from_afterwards(pool, mode):
+    teacher, parts, method = begun(pool, budget=37, mode=mode)
+    before = {name: value.clone() for name, value in parts.trainer.net.state_dict().items()}
+    spend(method, parts)
+    assert method.cost == 8
+    assert teacher.images == parts.oracle.ledger.spent_by_purpose["student"] == 37
+    greys = torch.cat(teacher.asked)[:, 0, 0, 0].mul(255).round()
+    assert len(greys.unique()) == 37
+    assert greys.tolist() != sorted(greys.tolist()), "in random order"
+    assert all(torch.equal(value, before[name]) for name, value in parts.trainer.net.state_dict().items())
+    assert parts.trainer.left == 3 * 5, "3 passes over 37 images, 8 at a time"
+    while parts.trainer.left:
+        assert math.isfinite(parts.trainer.conclude(4)["replay_loss"])
+    assert parts.trainer.steps_taken == 15
+    assert parts.trainer.progress == 1
+    assert any(not torch.equal(value, before[name]) for name, value in parts.trainer.net.state_dict().items())
+
+
+def test_it_learns_the_teacher_from_other_images(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (64, 8, 8)).astype(np.uint8)
+    np.savez(tmp_path / "noise.npz", images=images)
+    parts = make_parts(LinearTeacher(SPEC, mode="logits"), 64, keeps=True, weight_decay=0.0)
+    method = make_method("knockoff", parts, pool=str(tmp_path / "noise.npz"), epochs=60)
+    spend(method, parts)
+    images, answers = next(parts.trainer.replay.batches(64))
+
+    def loss():
+        with torch.no_grad():
+            return parts.trainer.distance(parts.trainer.net.train()(images), answers).mean().item()
+
+    before = loss()
+    while parts.trainer.left:
+        parts.trainer.conclude(50)
+    assert loss() < 0.5 * before
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+@pytest.mark.parametrize("concluded", [0, 4])
+def test_taken_up_anywhere_it_ends_as_if_never_left(pool, steps, concluded):
+    concluded = concluded if steps == 5 else 0
+    _, whole_parts, whole = begun(pool)
+    spend(whole, whole_parts)
+    whole_parts.trainer.conclude(100)
+    _, first_parts, first = begun(pool)
+    spend(first, first_parts, steps)
+    first_parts.trainer.conclude(concluded)
+    teacher, parts, second = begun(pool, seed=9)
+    second.load_state_dict(first.state_dict())
+    parts.trainer.load_state_dict(first_parts.trainer.state_dict())
+    parts.streams.load_state_dict(first_parts.streams.state_dict())
+    parts.oracle.ledger.charge(8 * steps, "student")
+    spend(second, parts)
+    assert teacher.images == 40 - 8 * steps
+    parts.trainer.conclude(100)
+    for name, value in whole_parts.trainer.net.state_dict().items():
+        assert torch.equal(value, parts.trainer.net.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("student", "during", "in_all"),
+    [({"steps": 11, "final_share": 1.0}, 0, 11), ({"steps": 11}, 11, 11), ({"replay_steps": 2}, 5 * 3, 5 * 3)],
+)
+def test_steps_that_the_student_plans_are_taken_instead(pool, student, during, in_all):
+    _, parts, method = begun(pool, **student)
+    spend(method, parts)
+    assert parts.trainer.steps == during
+    parts.trainer.conclude(100)
+    assert parts.trainer.steps == in_all
+
+
+def test_a_pool_smaller_than_the_budget_is_refused_with_what_would_do(pool):
+    with pytest.raises(UserError, match="has 40 images, but the budget asks for 41") as refused:
+        Knockoff.open(KnockoffConfig(pool=pool), SPEC, 41)
+    for alternative in ("--budget to 40", "larger data set or folder", "procedural"):
+        assert alternative in str(refused.value)
+    assert len(Knockoff.open(KnockoffConfig(pool=pool), SPEC, 40)) == 40
+    assert Knockoff.open(KnockoffConfig(), SPEC, 10**9).size is None
+
+
+@pytest.mark.parametrize(
+    ("pool", "said"),
+    [("digitss", "did you mean digits"), ("nowhere/at/all", "no such folder"), ("cifar10", "--method.download true")],
+)
+def test_images_that_are_not_there_are_named_before_anything_loads(pool, said, tmp_path):
+    config = KnockoffConfig(pool=pool, root=str(tmp_path))
+    problems = list(method_problems(Job(ExtractConfig(), TeacherConfig(), {}, "knockoff", config)))
+    assert [problem.key for problem in problems] == ["method.pool"]
+    assert said in problems[0].text
+
+
+def test_kl_is_the_papers_cross_entropy_up_to_what_no_student_changes():
+    kl = make_distance("kl", LabelMode("probabilities"))
+    answers = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
+    entropy = -(answers * answers.log()).sum(1)
+    for seed in (0, 1):
+        scores = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed))
+        paper = -(answers * scores.log_softmax(1)).sum(1)
+        torch.testing.assert_close(kl(scores, answers), paper - entropy)
+
+
+@pytest.mark.parametrize("label_mode", ["probabilities", "label"])
+def test_a_whole_run_by_its_name(tmp_path, pool, label_mode):
+    teacher = LinearTeacher(SPEC, mode=label_mode)
+
+    result = dfme.extract(
+        lambda images: teacher(images).numpy(),
+        shape=SPEC.shape,
+        num_classes=3,
+        label_mode=label_mode,
+        budget=40,
+        method="knockoff",
+        method_options={"pool": pool, "epochs": 2, "batch_size": 16},
+        student={"replay_batch": 16},
+        out=tmp_path / "run",
+    )
+    assert teacher.images == result.summary["spent"] == 40
+    assert result.summary["student_steps"] == 2 * math.ceil(40 / 16)
+    assert result.summary["pool"].endswith("pool.npz")

@@ -1,0 +1,256 @@
+"""MAZE: what an iteration pays and holds, the published optimiser, and its variant with a few real images."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toys import LinearTeacher, make_method, make_parts
+
+import dfme
+from dfme.cli.main import parse_extract
+from dfme.errors import UserError
+from dfme.estimators import upstream as seam
+from dfme.methods import METHODS
+from dfme.methods.configs import MazeConfig
+from dfme.methods.gan import Wasserstein
+from dfme.methods.maze import Maze
+from dfme.nets.discriminators import discriminator
+from dfme.run.loop import numbers
+from dfme.spec import ImageSpec
+
+SPEC = ImageSpec((1, 8, 8))
+SMALL = {"seed_images": 12, "critic_steps": 2}
+
+
+@pytest.fixture
+def bright(tmp_path):
+    """Thirty bright images."""
+    images = np.random.default_rng(0).integers(225, 256, (30, 8, 8)).astype(np.uint8)
+    np.savez(tmp_path / "bright.npz", images=images)
+    return str(tmp_path / "bright.npz")
+
+
+def begun(budget=10_000, seed=0, student=None, mode="probabilities", **options):
+    teacher = LinearTeacher(SPEC, mode=mode)
+    parts = make_parts(teacher, budget, seed=seed, **(student or {}))
+    return teacher, parts, make_method("maze", parts, **options)
+
+
+# What an iteration pays
+
+
+@pytest.mark.parametrize(
+    ("options", "cost"),
+    [
+        ({}, 8 * (11 + 2 - 1)),
+        ({"reuse": False}, 8 * (11 + 2)),
+        ({"reuse": False, "form": "central"}, 8 * (20 + 2)),
+        ({"generator_steps": 3, "student_steps": 4, "directions": 2}, 8 * (3 * 3 + 4 - 1)),
+        ({"student_steps": 1}, 8 * 11),
+    ],
+)
+def test_the_cost_is_the_papers_and_the_teacher_counts_as_much(options, cost):
+    teacher, parts, method = begun(**options)
+    assert method.cost == cost
+    for step in (1, 2):
+        method.step()
+        assert teacher.images == parts.oracle.ledger.spent == step * cost
+    assert parts.trainer.steps == 2 * options.get("student_steps", 2), "every batch is learnt from, paid for or reused"
+
+
+def test_the_papers_own_numbers():
+    parts = make_parts(LinearTeacher(SPEC), 10_000)
+    estimator = METHODS["maze"].section("estimator")()
+    assert (estimator.directions, estimator.objective, estimator.form) == (10, "kl", "forward")
+    full = make_method("maze", parts, batch_size=128, student_steps=5)
+    assert full.cost == 128 * (5 - 1 + 11) == 1_920
+    assert Maze(MazeConfig(), full._parts).cost == 1_920
+
+
+def test_what_is_reused_was_asked_and_answered():
+    teacher, _, method = begun(student_steps=1)
+    method.step()
+    images, answers = method.recent
+    assert torch.equal(answers, teacher(images))
+
+
+@pytest.mark.parametrize(("store", "batches"), [("last", 1), ("all", 3)])
+@pytest.mark.parametrize("reuse", [True, False])
+def test_of_an_iteration_the_last_batch_is_held_or_all(store, batches, reuse):
+    _, parts, method = begun(student={"replay_steps": 2}, student_steps=3, store=store, reuse=reuse)
+    for _ in range(2):
+        method.step()
+    assert len(parts.trainer.replay) == 2 * batches * 8
+    assert parts.trainer.steps == 2 * (3 + 2 * batches), "replay steps follow what is held"
+    method.finish(12)
+    assert len(parts.trainer.replay) == 2 * batches * 8 + (4 if store == "last" else 12)
+
+
+def test_the_generator_takes_plain_steps_down_its_gradient():
+    _, parts, method = begun(generator_lr=0.5)
+    before = [parameter.detach().clone() for parameter in parts.generator.parameters()]
+    metrics = numbers(method.step())
+    for old, new in zip(before, parts.generator.parameters(), strict=True):
+        torch.testing.assert_close(new, old - 0.5 * new.grad)
+    assert metrics["generator_lr"] == 0.5
+
+
+def test_bare_flags_give_mazes_own_estimator(tmp_path):
+    job = parse_extract(["--method", "maze", "--out", str(tmp_path / "run")])
+    assert (job.estimator.directions, job.estimator.objective, job.method_config.batch_size) == (10, "kl", 128)
+    job = parse_extract(["--method", "maze", "--out", str(tmp_path / "run"), "--estimator.directions", "3"])
+    assert (job.estimator.directions, job.estimator.objective) == (3, "kl")
+
+
+def test_an_open_estimator_is_settled_with_the_reused_answers_in_mind():
+    _, parts, method = begun(kind="auto", directions=1)
+    assert method.prepare()
+    assert method.facts["estimator"]["form"] == "forward"
+    spent = parts.oracle.ledger.spent
+    method.step()
+    assert parts.oracle.ledger.spent - spent == method.cost == 8 * (2 + 1)
+
+
+# A few real images
+
+
+def test_the_critics_loss_by_hand():
+    """A linear critic: its gradient is its weight everywhere, so the penalty is (|w| - 1)^2."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(2, 1, bias=False))
+    with torch.no_grad():
+        net[1].weight.copy_(torch.tensor([[3.0, 4.0]]))
+    game = Wasserstein(10.0, torch.Generator().manual_seed(0))
+    real, fake = torch.tensor([[1.0, 0.0], [1.0, 2.0]]), torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+    loss = game.of_discriminator(net, real.view(2, 1, 1, 2), fake.view(2, 1, 1, 2))
+    assert loss.item() == pytest.approx((4 + 6) / 2 - (3 + 11) / 2 + 10 * (5 - 1) ** 2)
+    loss.backward()
+    expected = (fake.mean(0) - real.mean(0)) + 20 * (5 - 1) * torch.tensor([3.0, 4.0]) / 5
+    torch.testing.assert_close(net[1].weight.grad[0], expected)
+    assert game.of_generator(net, fake.view(2, 1, 1, 2)).item() == pytest.approx(-5)
+
+
+def test_seeds_are_paid_for_once_as_seeds_and_learnt_from(bright):
+    teacher, parts, method = begun(student={"replay_steps": 1}, partial_data=bright, **SMALL)
+    assert any("12 images" in line for line in method.prepare())
+    assert teacher.images == parts.oracle.ledger.spent_by_purpose["seed"] == 12
+    assert parts.trainer.steps == 2 * 2, "in batches of 8 and 4"
+    images, answers = next(parts.trainer.replay.batches(12))
+    assert len(images.unique(dim=0)) == 12
+    assert images.min() >= 225 / 255
+    assert torch.equal(answers, LinearTeacher(SPEC)(images))
+    assert method.prepare() == ()
+    metrics = numbers(method.step())
+    assert teacher.images == 12 + method.cost
+    assert "discriminator_loss" in metrics
+
+
+def test_taken_up_again_nothing_is_paid_twice_and_all_is_bit_for_bit(bright):
+    options = {"partial_data": bright, "student": {"replay_steps": 2}, **SMALL}
+    _, whole_parts, whole = begun(**options)
+    _, first_parts, first = begun(**options)
+    for method in (whole, first):
+        method.prepare()
+        for _ in range(2):
+            method.step()
+    teacher, parts, second = begun(seed=9, **options)
+    second.load_state_dict(first.state_dict())
+    parts.trainer.load_state_dict(first_parts.trainer.state_dict())
+    parts.streams.load_state_dict(first_parts.streams.state_dict())
+    assert second.prepare() == ()
+    assert teacher.images == 0
+    for method in (whole, second):
+        for _ in range(2):
+            method.step()
+    nets = [(whole_parts.trainer.net, parts.trainer.net), (whole_parts.generator, parts.generator)]
+    for mine, theirs in (*nets, (whole._critic.net, second._critic.net)):
+        for name, value in mine.state_dict().items():
+            assert torch.equal(value, theirs.state_dict()[name]), name
+
+
+def test_the_critics_gradient_is_added_at_the_generators_output(bright, monkeypatch):
+    """Of two runs that differ in the weight alone, the upstream gradients differ by the weighted autograd gradient."""
+    handed = {}
+    for weight in (0.0, 7.0):
+        _, parts, method = begun(partial_data=bright, gan_weight=weight, **SMALL)
+        method.prepare()
+
+        def keep(gen_op, upstream_grads, deferred=None, weight=weight):
+            handed[weight] = (gen_op.detach(), upstream_grads)
+
+        monkeypatch.setattr(seam, "backward", keep)
+        method._criticise()
+        method._estimated.step()
+    gen_op, plain = handed[0.0]
+    u = gen_op.clone().requires_grad_()
+    (truth,) = torch.autograd.grad(-method._critic.net(parts.generator.squash(u)).mean(), u)
+    assert torch.equal(handed[7.0][0], gen_op)
+    torch.testing.assert_close(handed[7.0][1] - plain, 7 * truth, atol=1e-5, rtol=1e-4)
+
+
+def test_the_generator_comes_to_resemble_the_real_images(tmp_path):
+    """They are bright above and dark below; a generator whose own term weighs little learns to be so too."""
+    noise = np.random.default_rng(0).integers(0, 60, (30, 8, 8))
+    noise[:, :4] += 195
+    np.savez(tmp_path / "halves.npz", images=noise.astype(np.uint8))
+    options = {"gan_weight": 100.0, "generator_lr": 0.05, "critic_lr": 1e-3, "directions": 1, **SMALL}
+    _, _, method = begun(10**9, partial_data=str(tmp_path / "halves.npz"), **options)
+    method.prepare()
+
+    def contrast() -> float:
+        images_BCHW = method._estimated.generating.images(256)
+        return (images_BCHW[:, :, :4].mean() - images_BCHW[:, :, 4:].mean()).item()
+
+    before = contrast()
+    for _ in range(50):
+        method._criticise()
+        method._estimated.step()
+    assert abs(before) < 0.2
+    assert contrast() > 0.5
+
+
+def test_procedural_images_can_stand_for_real_ones():
+    teacher, parts, method = begun(partial_data="procedural", **SMALL)
+    method.prepare()
+    method.step()
+    assert teacher.images == 12 + method.cost == parts.oracle.ledger.spent
+
+
+@pytest.mark.parametrize(
+    ("config", "budget", "said"),
+    [
+        ({"seed_images": 50}, 50, "--budget: expected more than the 50 images of --method.seed-images"),
+        ({"seed_images": 31}, 1_000, "has 30 images; ask for fewer, or name a larger"),
+    ],
+)
+def test_seeds_that_cannot_be_had_are_refused_before_the_first_query(bright, config, budget, said):
+    with pytest.raises(UserError, match=said):
+        Maze.open(MazeConfig(partial_data=bright, **config), SPEC, budget)
+    assert Maze.open(MazeConfig(), SPEC, 1) is None
+
+
+def test_a_check_that_no_longer_fits_beside_the_seeds_is_refused_before_the_first_query(bright):
+    teacher, _, method = begun(budget=100, kind="auto", partial_data=bright, **SMALL)
+    with pytest.raises(UserError, match="--budget: expected at least"):
+        method.prepare()
+    assert teacher.images == 0
+
+
+def test_labels_alone_are_refused_with_the_methods_that_can_use_them(tmp_path):
+    teacher = LinearTeacher(SPEC, mode="label")
+    with pytest.raises(UserError, match="maze needs a teacher that answers logits or") as refused:
+        dfme.extract(teacher, budget=100, method="maze", out=tmp_path / "run", evaluation="none")
+    for able in ("disguide", "dual_students", "knockoff", "procedural"):
+        assert able in str(refused.value)
+    assert teacher.images == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (3, 64, 64), (2, 8, 64), (1, 13, 9), (3, 1, 5), (1, 2, 2)])
+@pytest.mark.parametrize("normalised", [True, False])
+def test_discriminators_take_every_size(shape, normalised):
+    net = discriminator(shape, normalised=normalised, width=4)
+    x = torch.rand(5, *shape)
+    scores = net(x)
+    assert scores.shape == (5, 1)
+    assert scores.std() > 0
+    alone = net(x[:2])
+    assert torch.allclose(alone, scores[:2], atol=1e-5) or normalised

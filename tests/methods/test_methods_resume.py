@@ -1,0 +1,271 @@
+"""Every method, killed in the middle and resumed through ``dfme.extract``, ends bit for bit as if nobody had.
+
+Each run is stopped twice: by Ctrl-C, which leaves a checkpoint at the end of its step, and by a teacher that breaks
+down beyond it, which leaves answers in the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+import torch
+from small_runs import Metered, break_down, ctrl_c, student
+from torch import Tensor
+
+import dfme
+from dfme.errors import TeacherError
+from dfme.methods import METHODS
+from dfme.queries import evolution
+from dfme.queries.evolution import Evolution
+from dfme.run.checkpoint import load_checkpoint
+from dfme.run.run import Result
+from dfme.students.trainer import StudentTrainer
+
+BATCH, BUDGET = 8, 93
+
+GENERATED = {"batch_size": BATCH, "student_steps": 2, "latent_size": 6}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dfme": GENERATED,
+    "maze": GENERATED,
+    "disguide": GENERATED,
+    "dual_students": GENERATED,
+    "dfms": {**GENERATED, "gan_steps": 3, "proxy_share": 0.4},
+    "knockoff": {"batch_size": BATCH, "epochs": 2},
+    "static": GENERATED,
+    "procedural": {"batch_size": BATCH, "student_steps": 2},
+}
+STUDENT = {"arch": "cnn_small", "lr": 0.02, "replay_steps": 1, "replay_batch": BATCH}
+PLANNED = {"arch": "cnn_small", "lr": 0.02, "replay_batch": BATCH, "steps": 30}
+
+# What else a run keeps or draws from, once each: method, its options, the student's, and those of queries.
+VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "no replay": ("dfme", {}, {"replay_steps": 0}, {}),
+    "reuse": ("dfme", {"reuse": True}, {}, {}),
+    "partial data": ("maze", {"partial_data": "digits", "seed_images": 20, "critic_steps": 1}, {}, {}),
+    "adversarial": ("dfms", {"adversarial": 1.0}, {}, {}),
+    "proxies, each once": ("dfms", {"proxy": "digits", "proxy_share": 1.0}, {}, {}),
+    "a pool, each once": ("knockoff", {"pool": "digits"}, {}, {}),
+    "before tanh": ("dual_students", {"before_tanh": True}, {}, {}),
+    "knockoff's epochs": ("knockoff", {}, {"replay_steps": 0}, {}),
+    "final share": ("static", {}, {**PLANNED, "final_share": 0.5}, {}),
+    "all steps final": ("procedural", {}, {**PLANNED, "final_share": 1.0}, {}),
+    "distil share": ("disguide", {}, {**PLANNED, "final_share": 0.3, "distil_share": 0.4, "average": 0.8}, {}),
+    "distil share alone": ("dual_students", {}, {**PLANNED, "distil_share": 0.4}, {}),
+    "rounds": ("procedural", {}, {**PLANNED, "rounds": (0.2, 0.5, 1.0), "average": 0.8}, {"evolve": 0.5}),
+    "rounds of two": ("disguide", {}, {**PLANNED, "rounds": (0.3, 1.0), "distil_share": 0.4, "optimizer": "adam"}, {}),
+    "disk": ("static", {}, {"replay_store": "disk"}, {}),
+    "disk, half, overflowing, hard": (
+        "disguide",
+        {},
+        {"replay_store": "disk", "replay_precision": "float16", "replay_capacity": 50, "replay_order": "hard"},
+        {},
+    ),
+    "hard first, augmented, averaged": ("dfme", {}, {"replay_order": "hard", "augment": "both", "average": 0.9}, {}),
+    "three students, adam": ("procedural", {}, {"count": 3, "optimizer": "adam"}, {}),
+    "procedural share": ("static", {}, {}, {"procedural": 0.5, "programs": ("leaves", "strokes")}),
+    "evolve": ("procedural", {}, {}, {"evolve": 0.5, "programs": ("leaves", "noise", "generators", "gradients")}),
+    "evolve, hard, from disk": ("disguide", {}, {"replay_store": "disk", "replay_order": "hard"}, {"evolve": 0.4}),
+    "pool": ("disguide", {}, {}, {"pool": 3, "choose": "disagreement", "ceiling": 0.7}),
+    "pool, at random": ("dfms", {}, {}, {"pool": 2, "choose": "random", "balance": False}),
+    "base": ("dfme", {}, {}, {"base": "procedural"}),
+    "base, by disagreement": ("dual_students", {}, {}, {"base": "procedural", "procedural": 0.25}),
+    "generators": ("dual_students", {}, {}, {"generators": 3}),
+    "everything": (
+        "disguide",
+        {},
+        {**PLANNED, "final_share": 0.3, "distil_share": 0.2, "replay_store": "disk", "augment": "shift"},
+        {"base": "procedural", "generators": 2, "procedural": 0.25, "evolve": 0.25, "pool": 2},
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pictures() -> Iterator[None]:
+    with small_runs.no_pictures():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def bred(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Images bred, call by call: these runs are too small to breed any unless they may begin early."""
+    counts: list[int] = []
+
+    def draw(self: Evolution, most: int, rng: torch.Generator) -> Tensor:
+        children = drawn(self, most, rng)
+        counts.append(len(children))
+        return children
+
+    drawn = Evolution.draw
+    monkeypatch.setattr(evolution, "READY", 16)
+    monkeypatch.setattr(Evolution, "draw", draw)
+    return counts
+
+
+Clone = Callable[..., Result]
+
+
+def cloning(
+    method: str,
+    hard: bool = False,
+    options: Mapping[str, Any] | None = None,
+    student: Mapping[str, Any] | None = None,
+    queries: Mapping[str, Any] | None = None,
+) -> Clone:
+    """A run of one configuration, to be called with its directory and its teacher."""
+    student = dict(student or {})
+    planned = STUDENT if "steps" not in student else {}
+
+    def clone(out: Path, teacher: Metered, resume: bool = False) -> Result:
+        return dfme.extract(
+            teacher,
+            shape=(1, 8, 8),
+            num_classes=10,
+            budget=BUDGET,
+            method=method,
+            label_mode="label" if hard else None,
+            method_options={**OPTIONS[method], **(options or {})},
+            estimator={"directions": 2} if "estimator" in METHODS[method].sections else None,
+            queries=queries or None,
+            student={**planned, **student},
+            evaluation={"dataset": "none", "points": 4},
+            out=out,
+            resume=resume,
+        )
+
+    return clone
+
+
+def interrupted_twice(clone: Clone, tmp_path: Path) -> None:
+    """Runs it through, and again with two stops: the student, and all that a run remembers, are the same."""
+    whole, out, through = tmp_path / "whole", tmp_path / "run", Metered()
+    assert clone(whole, through).finished
+    assert through.served == BUDGET
+    first, second, third = Metered({through.calls // 3: ctrl_c}), Metered({through.calls // 3: break_down}), Metered()
+    stopped = clone(out, first)
+    assert not stopped.finished
+    assert 0 < stopped.summary["spent"] < BUDGET
+    with pytest.raises(TeacherError, match="ConnectionError: gone"):
+        clone(out, second, resume=True)
+    assert clone(out, third, resume=True).finished
+    assert first.served + second.served + third.served == BUDGET
+    assert second.served > 0, "there are answers beyond the checkpoint"
+    same_end(whole, out)
+
+
+ROUNDS = {**PLANNED, "rounds": (0.25, 0.5, 1.0), "shrink": 0.5, "average": 0.8}
+
+
+@pytest.mark.parametrize("time", [2, 5, 6, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4, 7, 9, 14))])
+def test_a_stop_in_the_steps_of_a_round(time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 steps in three rounds of 10, two at a time: the sixth time begins the second round with weights anew."""
+    clone, conclusion = cloning("procedural", student=ROUNDS), Conclusion(monkeypatch)
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    clone(whole, Metered())
+    assert conclusion.times == 15
+    conclusion.begin({time: ctrl_c})
+    teacher = Metered()
+    stopped = clone(out, teacher)
+    assert not stopped.finished
+    assert stopped.summary["student_steps"] == 2 * time
+    conclusion.begin({})
+    rest = Metered()
+    assert clone(out, rest, resume=True).finished
+    assert teacher.served + rest.served == BUDGET
+    same_end(whole, out)
+
+
+def same_end(whole: Path, out: Path) -> None:
+    assert student(out) == student(whole)
+    one, other = load_checkpoint(whole / "checkpoint.pt"), load_checkpoint(out / "checkpoint.pt")
+    for name in ("method", "trainer", "examination", "streams"):
+        assert not differences(one[name], other[name], name)
+
+
+def differences(one: Any, other: Any, where: str) -> list[str]:
+    """The places in which two states differ."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return [] if one.dtype == other.dtype and torch.equal(one.nan_to_num(7.5), other.nan_to_num(7.5)) else [where]
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        if one.keys() != other.keys():
+            return [where]
+        return [place for key in one for place in differences(one[key], other[key], f"{where}.{key}")]
+    if isinstance(one, Sequence) and not isinstance(one, str | bytes) and isinstance(other, Sequence):
+        if len(one) != len(other):
+            return [where]
+        pairs = enumerate(zip(one, other, strict=True))
+        return [place for number, (a, b) in pairs for place in differences(a, b, f"{where}[{number}]")]
+    return [] if one == other else [where]
+
+
+@pytest.mark.parametrize(
+    ("method", "hard"),
+    [
+        (name, hard)
+        for name in METHODS
+        for hard in (False, True)
+        if not hard or "label" in METHODS[name].load().label_modes
+    ],
+)
+def test_every_method_killed_in_the_middle_ends_as_if_nobody_had(method: str, hard: bool, tmp_path: Path) -> None:
+    interrupted_twice(cloning(method, hard), tmp_path)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_whatever_else_a_run_keeps_is_taken_up_again(variant: str, tmp_path: Path, bred: list[int]) -> None:
+    method, options, student, queries = VARIANTS[variant]
+    interrupted_twice(cloning(method, options=options, student=student, queries=queries), tmp_path)
+    assert any(bred) == ("evolve" in queries)
+
+
+class Conclusion:
+    """The trainer's steps after the budget, two at a time, and at some of these times what is to happen first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at: dict[int, Callable[[], object]] = {}
+        self.times = 0
+        proper = StudentTrainer.conclude
+
+        def conclude(trainer: StudentTrainer, most: int) -> Any:
+            self.times += 1
+            self.at.get(self.times, int)()
+            return proper(trainer, most)
+
+        monkeypatch.setattr("dfme.run.loop.CONCLUDING", 2)
+        monkeypatch.setattr(StudentTrainer, "conclude", conclude)
+
+    def begin(self, at: dict[int, Callable[[], object]]) -> None:
+        self.at, self.times = at, 0
+
+
+STOPS = [("disk", 3), ("memory", 7), ("disk", 9)]
+SELDOM = [(store, time) for store in ("memory", "disk") for time in range(1, 13) if (store, time) not in STOPS]
+
+
+@pytest.mark.parametrize(("store", "time"), [*STOPS, *(pytest.param(*stop, marks=pytest.mark.slow) for stop in SELDOM)])
+def test_a_stop_in_the_steps_after_the_budget(
+    store: str, time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """30 steps: 4 while the budget is spent, then 14 on what is kept and 12 of the heir, two at a time."""
+    plan = {**PLANNED, "final_share": 14 / 18, "distil_share": 0.4, "replay_store": store}
+    clone, conclusion = cloning("disguide", student=plan), Conclusion(monkeypatch)
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    clone(whole, Metered())
+    assert conclusion.times == 13
+    conclusion.begin({time: ctrl_c})
+    stopped = clone(out, Metered())
+    assert not stopped.finished
+    assert stopped.summary["spent"] == BUDGET
+    assert stopped.summary["student_steps"] == 4 + 2 * time
+    conclusion.begin({2: break_down} if time < 12 else {})
+    if time < 12:
+        with pytest.raises(ConnectionError):
+            clone(out, Metered(), resume=True)
+        conclusion.begin({})
+    teacher = Metered()
+    assert clone(out, teacher, resume=True).finished
+    assert teacher.calls == 0, "everything was paid for before"
+    same_end(whole, out)

@@ -1,0 +1,243 @@
+"""Pools of real images: each drawn once, resumed exactly, read from every kind of place, fitted to the teacher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dfme.data import load_dataset
+from dfme.data.resizing import fitted
+from dfme.errors import UserError
+from dfme.queries.names import check_pool
+from dfme.queries.pool import EndlessPool, Pool, open_pool, require_enough
+from dfme.spec import ImageSpec
+
+GREY = ImageSpec((1, 2, 2))
+
+
+def numbered(count: int = 20, bounds: tuple[float, float] = (0.0, 1.0)) -> Pool:
+    """Images that are their own number, in 255ths."""
+    images = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 2).contiguous()
+    return Pool("numbered", images, ImageSpec((1, 2, 2), bounds))
+
+
+def numbers(images: Tensor) -> list[int]:
+    return images[:, 0, 0, 0].mul(255).round().long().tolist()
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def paint(path: Path, value: int | tuple[int, int, int], size: tuple[int, int] = (4, 4)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L" if isinstance(value, int) else "RGB", size, value).save(path)
+
+
+# drawing
+
+
+def test_each_image_is_drawn_once() -> None:
+    pool, rng = numbered(), seeded()
+    first, second = numbers(pool.draw(8, rng)), numbers(pool.draw(12, rng))
+    assert sorted(first + second) == list(range(20))
+    assert first + second != list(range(20))
+    assert (pool.size, len(pool), pool.remaining) == (20, 20, 0)
+    with pytest.raises(UserError, match="1 images were asked for, but 0 remain of 20"):
+        pool.draw(1, rng)
+
+
+def test_orders_differ_between_seeds_and_are_the_same_for_one() -> None:
+    orders = [numbers(numbered().draw(20, seeded(seed))) for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_only_the_first_draw_takes_from_the_generator() -> None:
+    pool, rng, other = numbered(), seeded(), seeded()
+    pool.draw(3, rng)
+    torch.randint(1 << 62, (), generator=other)
+    assert torch.equal(rng.get_state(), other.get_state())
+    pool.draw(3, rng)
+    assert torch.equal(rng.get_state(), other.get_state())
+
+
+@pytest.mark.parametrize("before", [0, 7])
+def test_a_resumed_pool_goes_on_exactly(before: int) -> None:
+    pool, rng = numbered(), seeded()
+    if before:
+        pool.draw(before, rng)
+    state, rng_state = pool.state_dict(), rng.get_state()
+    rest = pool.draw(13, rng)
+    again, rng = numbered(), seeded(99)
+    again.draw(2, rng)  # whatever it did before is gone
+    again.load_state_dict(state)
+    rng.set_state(rng_state)
+    assert torch.equal(again.draw(13, rng), rest)
+    assert again.remaining == 20 - before - 13
+
+
+def test_the_state_of_another_pool_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected the 20 images of before, got 21"):
+        numbered(21).load_state_dict(numbered().state_dict())
+
+
+def test_pixels_are_taken_to_the_bounds() -> None:
+    pool = numbered(256, bounds=(-1.0, 3.0))
+    images = pool.draw(256, seeded())
+    assert images.dtype == torch.float32
+    torch.testing.assert_close(images[:, 0, 0, 0].sort().values, torch.arange(256) / 255 * 4 - 1)
+    assert numbers(numbered(256).draw(256, seeded())) != numbers(images)
+
+
+def test_drawing_leaves_the_pool_as_it_was() -> None:
+    images = torch.rand(5, 1, 2, 2)
+    kept = images.clone()
+    drawn = Pool("floats", images, ImageSpec((1, 2, 2), (-1.0, 1.0))).draw(5, seeded())
+    assert torch.equal(images, kept)
+    torch.testing.assert_close(drawn.sort(0).values, (kept * 2 - 1).sort(0).values)
+
+
+# enough
+
+
+def test_a_pool_too_small_is_named_with_what_would_do() -> None:
+    require_enough(numbered(), 20, "--method.pool")
+    with pytest.raises(
+        UserError, match=r"^--method.pool numbered: has 20 images, but the budget asks for 30,000, each"
+    ):
+        require_enough(numbered(), 30_000, "--method.pool")
+    with pytest.raises(UserError, match=r"lower --budget to 20, or .*procedural"):
+        require_enough(numbered(), 21, "--method.pool")
+
+
+def test_the_procedural_pool_has_no_end() -> None:
+    pool = open_pool("procedural", ImageSpec((3, 8, 8)), programs=("leaves", "noise"))
+    assert isinstance(pool, EndlessPool)
+    assert (pool.size, pool.remaining) == (None, None)
+    require_enough(pool, 10**9, "--method.pool")
+    rng = seeded()
+    first = pool.draw(4, rng)
+    assert not torch.equal(first, pool.draw(4, rng))
+    again = open_pool("procedural", ImageSpec((3, 8, 8)), programs=("leaves", "noise"))
+    again.load_state_dict(pool.state_dict())
+    assert torch.equal(again.draw(4, seeded()), first)
+
+
+# opening
+
+
+def test_the_digits_are_a_pool() -> None:
+    pool = open_pool("digits", ImageSpec((1, 8, 8)))
+    theirs = load_dataset("digits", "train").images
+    assert len(pool) == len(theirs) == 1438
+    drawn = pool.draw(1438, seeded())
+    assert sorted(map(tuple, drawn.flatten(1).tolist())) == sorted(map(tuple, theirs.flatten(1).tolist()))
+    assert len(open_pool("digits", ImageSpec((1, 8, 8)), split="test")) == 359
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (1, 5, 16), (3, 32, 20), (2, 8, 8)], ids=str)
+def test_a_set_of_another_size_is_resized(shape: tuple[int, int, int]) -> None:
+    pool = open_pool("digits", ImageSpec(shape), limit=50)
+    assert len(pool) == 50
+    images = pool.draw(50, seeded())
+    assert images.shape == (50, *shape)
+    assert images.mean() == pytest.approx(float(load_dataset("digits", "train").images.mean()), abs=0.05)
+    assert torch.equal(images[:, 0], images[:, -1]), "grey stays grey"
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 16, 12), (1, 4, 9)], ids=str)
+def test_shapes_are_drawn_at_the_size_asked_for(shape: tuple[int, int, int]) -> None:
+    pool = open_pool("shapes", ImageSpec(shape), split="test", limit=100)
+    assert pool.draw(100, seeded()).shape == (100, *shape)
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "class folders"])
+def test_a_folder_may_be_flat_or_have_class_folders(tmp_path: Path, nested: bool) -> None:
+    for value in range(6):
+        paint(tmp_path / (f"class{value % 2}" if nested else "") / f"{value}.png", 10 * value, (5, 3))
+    pool = open_pool(str(tmp_path), GREY)
+    assert sorted(numbers(pool.draw(6, seeded()))) == [0, 10, 20, 30, 40, 50]
+    assert numbers(open_pool(str(tmp_path), GREY, limit=3).draw(3, seeded())) != []
+    assert open_pool(str(tmp_path), GREY, limit=3).size == 3
+
+
+def test_of_two_parts_one_is_read(tmp_path: Path) -> None:
+    paint(tmp_path / "train" / "a.png", 10)
+    paint(tmp_path / "test" / "b.png", 20)
+    assert numbers(open_pool(str(tmp_path), GREY).draw(1, seeded())) == [10]
+    assert numbers(open_pool(str(tmp_path), GREY, split="test").draw(1, seeded())) == [20]
+
+
+def test_pictures_become_grey_or_coloured(tmp_path: Path) -> None:
+    paint(tmp_path / "red.png", (200, 0, 0))
+    grey = open_pool(str(tmp_path), GREY).draw(1, seeded())
+    assert grey.mean() * 255 == pytest.approx(0.299 * 200, abs=1)
+    colour = open_pool(str(tmp_path), ImageSpec((3, 2, 2))).draw(1, seeded())
+    assert numbers(colour) == [200]
+    assert colour[:, 1:].abs().max() == 0
+
+
+@pytest.mark.parametrize("key", ["images", "train_images"])
+def test_an_array_needs_no_labels(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "images.npz"
+    np.savez(file, **{key: np.arange(4, dtype=np.uint8).reshape(4, 1, 1).repeat(3, 1).repeat(3, 2)})
+    pool = open_pool(str(file), GREY)
+    assert sorted(numbers(pool.draw(4, seeded()))) == [0, 1, 2, 3]
+
+
+# what cannot be opened
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "digit",
+            "expected procedural, digits, .*, a folder .*or an .npz file, got 'digit'.*did you mean digits",
+        ),
+        ("proceduraal", "did you mean procedural"),
+        ("here/nowhere", "no such folder or file"),
+        ("nowhere.npz", "no such folder or file"),
+        ("", "expected procedural"),
+        ("cifar10", "files are missing in"),
+    ],
+)
+def test_unknown_names_are_refused(tmp_path: Path, name: str, says: str) -> None:
+    for refuse in (lambda: check_pool(name, str(tmp_path)), lambda: open_pool(name, GREY, root=str(tmp_path))):
+        with pytest.raises(UserError, match=says):
+            refuse()
+
+
+def test_what_is_no_picture_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"expected images .*found none"):
+        open_pool(str(tmp_path), GREY)
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"broken.png cannot be read"):
+        open_pool(str(tmp_path), GREY)
+
+
+# fitting
+
+
+def test_shrinking_averages_and_growing_interpolates() -> None:
+    halves = torch.tensor([[0, 0, 200, 200]], dtype=torch.uint8).repeat(4, 1).view(1, 1, 4, 4)
+    assert fitted(halves, (1, 4, 4)) is halves
+    assert fitted(halves, (1, 1, 1)).flatten().tolist() == [100]
+    assert fitted(halves, (3, 4, 8))[0, :, 0].tolist() == [[0, 0, 0, 50, 150, 200, 200, 200]] * 3
+
+
+def test_colour_becomes_grey_by_its_luma() -> None:
+    images = torch.rand(7, 3, 5, 4)
+    theirs = [Image.fromarray((image.permute(1, 2, 0) * 255).byte().numpy()).convert("L") for image in images]
+    truth = torch.from_numpy(np.stack([np.asarray(image) for image in theirs])).unsqueeze(1) / 255
+    torch.testing.assert_close(fitted(images, (1, 5, 4)), truth, atol=0.01, rtol=0)
+
+
+def test_channels_that_nothing_converts_are_refused() -> None:
+    with pytest.raises(UserError, match="images of 3 channels cannot become images of 2"):
+        fitted(torch.rand(2, 3, 4, 4), (2, 4, 4))

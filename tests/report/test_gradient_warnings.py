@@ -1,0 +1,67 @@
+"""A run whose gradients are noise is warned: once, in one line, with its figure, the cause and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dfme.config.settings import WandbConfig
+from dfme.report.gradient_warnings import PATIENCE, SYMPTOMS, GradientWatch
+from dfme.report.metrics import METRICS
+from dfme.report.recorder import Recorder
+
+BAD = {"difference_zero_share": 0.75, "difference_snr": 1.5, "probe_alignment": 0.2}
+GOOD = {"difference_zero_share": 0.0, "difference_snr": 40.0, "probe_alignment": 0.99}
+
+
+def lines(records: list[dict[str, float]]) -> list[str]:
+    watch = GradientWatch()
+    return [line for record in records if (line := watch.see(record)) is not None]
+
+
+@pytest.mark.parametrize(
+    ("name", "figure"),
+    [("difference_zero_share", "75%"), ("difference_snr", "1.5 times"), ("probe_alignment", "0.20")],
+)
+def test_each_symptom_gives_one_line_with_its_figure(name: str, figure: str) -> None:
+    (line,) = lines([GOOD | {name: BAD[name]}] * 10)
+    assert line.startswith("warning: ")
+    assert figure in line
+    assert "likely cause: " in line
+    assert "--estimator.kind auto" in line
+    assert "\n" not in line
+    assert name in METRICS
+
+
+def test_good_figures_and_single_bad_ones_warn_of_nothing() -> None:
+    assert lines([GOOD] * 20) == []
+    assert lines([BAD, BAD, GOOD] * 10) == []
+    assert lines([{name: float("nan") for name in SYMPTOMS}] * 10) == []
+    assert lines([GOOD | {"difference_snr": float("inf")}] * 10) == []
+
+
+def test_records_of_other_things_do_not_break_the_row() -> None:
+    assert lines([BAD] * (PATIENCE - 1)) == []
+    assert len(lines([BAD, {"student_loss": 1.0}] * PATIENCE)) == 1
+
+
+def test_a_run_says_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = Recorder.open(tmp_path, 1_000, {}, WandbConfig())
+    for queries in range(1, 20):
+        recorder.step(queries, {"difference_snr": 0.5})
+    recorder.evaluation(20, {"difference_snr": 0.5})
+    recorder.close()
+    assert capsys.readouterr().err.count("warning: finite differences are only 0.5 times") == 1
+
+
+def test_a_run_that_was_checked_is_not_sent_back_to_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = Recorder.open(tmp_path, 1_000, {"estimator": {"kind": "auto"}}, WandbConfig())
+    for queries in range(1, 20):
+        recorder.step(queries, {"difference_snr": 0.5})
+    recorder.close()
+    said = capsys.readouterr().err
+    assert "--estimator.kind auto" not in said
+    assert "more --estimator.directions help" in said

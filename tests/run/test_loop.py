@@ -1,0 +1,123 @@
+"""The loop: the budget to the last image, evaluations at even shares, and a method held to its word."""
+
+import pytest
+import torch
+from toys import LinearTeacher, make_method, make_parts
+
+from dfme.errors import DfmeError
+from dfme.methods import METHODS
+from dfme.run import loop
+from dfme.run.evaluation import EvaluationSet, HeldBack, score_all
+from dfme.spec import ImageSpec
+
+SPEC = ImageSpec((1, 8, 8))
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.evaluated: list[int] = []
+        self.sheets: list[int] = []
+
+    def step(self, queries, metrics) -> None: ...
+
+    def evaluation(self, queries, metrics) -> None:
+        self.evaluated.append(queries)
+
+    def samples(self, queries, images, answers) -> None:
+        assert len(images) == len(answers) > 0
+        self.sheets.append(queries)
+
+
+def run(method, parts, points=5, stopped=lambda: False, kept=None):
+    listener = Listener()
+    finished = loop.run(
+        method,
+        parts.trainer,
+        parts.oracle,
+        HeldBack(parts.oracle.label_mode),
+        listener,
+        loop.Progress(),
+        parts.deferred,
+        points=points,
+        checkpoint_seconds=1e9,
+        keep=lambda: (kept if kept is not None else []).append(parts.oracle.ledger.spent),
+        stopped=stopped,
+    )
+    return finished, listener
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("budget", [1, 7, 8, 9, 31, 32, 33, 64, 100])
+def test_the_budget_is_used_to_the_last_image_and_never_exceeded(name, budget):
+    teacher = LinearTeacher(SPEC)
+    parts = make_parts(teacher, budget, count=METHODS[name].students)
+    finished, listener = run(make_method(name, parts), parts)
+    assert finished
+    assert teacher.images == parts.oracle.ledger.spent == budget
+    assert listener.evaluated[-1] == budget
+    assert listener.sheets[-1] == budget
+
+
+def test_evaluations_come_at_the_first_step_past_each_even_share():
+    parts = make_parts(LinearTeacher(SPEC), 160)
+    _, listener = run(make_method("static", parts), parts, points=4)
+    assert listener.evaluated == [48, 80, 128, 160]  # steps of 16 images: first past 40, 80, 120, 160
+
+
+def test_a_stop_is_obeyed_after_the_step_and_kept():
+    parts = make_parts(LinearTeacher(SPEC), 160)
+    kept: list[int] = []
+    finished, _ = run(make_method("static", parts), parts, stopped=lambda: parts.oracle.ledger.spent >= 40, kept=kept)
+    assert not finished
+    assert parts.oracle.ledger.spent == 48
+    assert kept == [48]
+
+
+def test_after_the_budget_the_loop_trains_on_until_the_plan_is_done():
+    parts = make_parts(LinearTeacher(SPEC), 160, steps=300, final_share=0.5)
+    kept: list[int] = []
+    finished, listener = run(make_method("static", parts), parts, points=2, kept=kept)
+    assert finished
+    assert parts.trainer.steps == 300
+    assert listener.evaluated == [80, 160, 160]  # with the last image paid for, and with the last step taken
+
+
+def test_a_stop_after_the_budget_is_obeyed_and_the_run_is_not_finished():
+    parts = make_parts(LinearTeacher(SPEC), 160, steps=300, final_share=0.5)
+    kept: list[int] = []
+    stopped = lambda: parts.trainer.steps > 160  # noqa: E731
+    finished, _ = run(make_method("static", parts), parts, stopped=stopped, kept=kept)
+    assert not finished
+    assert (parts.oracle.ledger.spent, parts.trainer.steps, kept) == (160, 200, [160])
+
+
+def test_several_students_are_scored_alone_and_as_a_vote():
+    parts = make_parts(LinearTeacher(SPEC), 8 * 50, count=2)
+    images = torch.rand(50, 1, 8, 8)
+    labels = parts.oracle(images, "evaluation").argmax(1)
+    examination = EvaluationSet(
+        "toy", images, labels, parts.oracle.label_mode, lambda part: parts.oracle(part, "evaluation")
+    )
+    examination.prepare()
+    found = score_all(examination, parts.trainer.delivered, parts.trainer.vote)
+    assert set(found) == {
+        "accuracy",
+        "teacher_accuracy",
+        "agreement",
+        "kl",
+        "vote_accuracy",
+        "vote_agreement",
+        "vote_kl",
+    }
+    with torch.no_grad():
+        mean_NK = torch.stack([net.eval()(images).softmax(1) for net in parts.trainer.nets]).mean(0)
+    assert found["vote_agreement"] == pytest.approx((mean_NK.argmax(1) == labels).double().mean().item())
+
+
+def test_a_method_that_spends_something_else_than_it_says_is_named():
+    parts = make_parts(LinearTeacher(SPEC), 1_000)
+    method = make_method("static", parts)
+    method.cost = 24
+    method.step = lambda: parts and method.finish(16)
+    with pytest.raises(DfmeError, match="Static spent 16 images in a step that costs 24"):
+        run(method, parts)

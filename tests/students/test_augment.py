@@ -1,0 +1,89 @@
+"""Free augmentation: small images by hand, and every image one of those that it may become."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from dfme.students.augment import augment
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def shifted(image_CHW, down, right):
+    """Content moved down and right with repeated edges: a window of the padded image."""
+    height, width = image_CHW.shape[1:]
+    padded = F.pad(image_CHW[None], (1, 1, 1, 1), mode="replicate")[0]
+    return padded[:, 1 - down : 1 - down + height, 1 - right : 1 - right + width]
+
+
+def test_none_is_the_same_tensor_and_draws_nothing():
+    x_BCHW, chance = torch.rand(2, 1, 3, 3), rng()
+    before = chance.get_state()
+    assert augment(x_BCHW, "none", chance) is x_BCHW
+    assert torch.equal(chance.get_state(), before)
+
+
+def test_a_flip_by_hand():
+    x_BCHW = torch.tensor([[1, 2, 3], [4, 5, 6]]).expand(64, 1, 2, 3)
+    flipped = torch.tensor([[[3, 2, 1], [6, 5, 4]]])
+    is_flipped = [torch.equal(image, flipped) for image in augment(x_BCHW, "flip", rng())]
+    kept = [torch.equal(image, x_BCHW[0]) for image in augment(x_BCHW, "flip", rng())]
+    assert [not yes for yes in is_flipped] == kept
+    assert 16 < sum(kept) < 48
+
+
+def test_shifts_by_hand_repeat_the_edge():
+    x_BCHW = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]]).expand(200, 1, 3, 3)
+    found = {tuple(image.flatten().tolist()) for image in augment(x_BCHW, "shift", rng())}
+    assert len(found) == 9
+    assert (1, 2, 3, 4, 5, 6, 7, 8, 9) in found
+    assert (1, 1, 2, 1, 1, 2, 4, 4, 5) in found  # down and right
+    assert (2, 3, 3, 5, 6, 6, 8, 9, 9) in found  # left
+    assert (4, 5, 6, 7, 8, 9, 7, 8, 9) in found  # up
+
+
+@pytest.mark.parametrize(("how", "possible"), [("flip", 2), ("shift", 9), ("both", 18)])
+@pytest.mark.parametrize("shape", [(3, 5, 4), (1, 8, 8), (2, 3, 7)])
+def test_all_it_may_become_happens_equally_often_and_nothing_else(how, possible, shape):
+    count = 100 * possible
+    image_CHW = torch.rand(shape, generator=rng(1))
+    moves = [(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1)] if how != "flip" else [(0, 0)]
+    expected = [shifted(image_CHW, *move) for move in moves]
+    if how != "shift":
+        expected += [image_CHW.flip(2)] if how == "flip" else [image.flip(2) for image in expected]
+    out_BCHW = augment(image_CHW.expand(count, *shape), how, rng())
+    times = [int((out_BCHW == image).flatten(1).all(1).sum()) for image in expected]
+    assert len(expected) == possible
+    assert sum(times) == count
+    assert min(times) > 60
+    assert max(times) < 150
+
+
+def test_each_image_moves_by_itself_and_all_its_channels_together():
+    x_BCHW = torch.rand(50, 3, 6, 6, generator=rng(1)).contiguous(memory_format=torch.channels_last)
+    out_BCHW = augment(x_BCHW, "shift", rng())
+    moves = [(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1)]
+    of_each = [
+        [move for move in moves if torch.equal(shifted(image, *move), out)]
+        for image, out in zip(x_BCHW, out_BCHW, strict=True)
+    ]
+    assert all(len(found) == 1 for found in of_each)
+    assert len({found[0] for found in of_each}) == 9
+
+
+@pytest.mark.parametrize("how", ["flip", "shift", "both"])
+def test_the_same_for_the_same_chance_and_the_input_stays(how):
+    x_BCHW = torch.randint(256, (20, 1, 4, 4), generator=rng(1), dtype=torch.uint8)
+    before = x_BCHW.clone()
+    assert torch.equal(augment(x_BCHW, how, rng(3)), augment(x_BCHW, how, rng(3)))
+    assert not torch.equal(augment(x_BCHW, how, rng(3)), augment(x_BCHW, how, rng(4)))
+    assert augment(x_BCHW, how, rng(3)).dtype == torch.uint8
+    assert torch.equal(x_BCHW, before)
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 4, 4), (3, 1, 1, 1)])
+def test_no_image_and_a_single_pixel_stay_what_they_are(shape):
+    x_BCHW = torch.rand(shape)
+    assert torch.equal(augment(x_BCHW, "both", rng()), x_BCHW)

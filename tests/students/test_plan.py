@@ -1,0 +1,114 @@
+"""When the students' steps are taken: the plan by arithmetic, and a trainer that keeps to it."""
+
+import pytest
+import torch
+from toys import LinearTeacher, make_parts
+
+from dfme.config.settings import ScheduleConfig, StudentConfig
+from dfme.spec import ImageSpec
+from dfme.students.schedule import StepPlan, factor, weight_decay
+
+SPEC = ImageSpec((1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("config", "plan"),
+    [
+        (StudentConfig(), StepPlan(None, 0, 0)),
+        (StudentConfig(steps=100), StepPlan(100, 0, 0)),
+        (StudentConfig(steps=100, final_share=0.25), StepPlan(75, 25, 0)),
+        (StudentConfig(steps=100, final_share=1.0), StepPlan(0, 100, 0)),
+        (StudentConfig(steps=100, final_share=0.5, distil_share=0.2), StepPlan(40, 40, 20)),
+    ],
+)
+def test_a_plan_adds_up_to_the_steps(config, plan):
+    assert StepPlan.of(config) == plan
+    assert (plan.during or 0) + plan.final + plan.distil == config.steps
+
+
+def test_progress_runs_from_zero_to_one_over_budget_and_final_steps():
+    assert StepPlan(75, 25).progress(0.0, 0) == 0.0
+    assert StepPlan(75, 25).progress(0.4, 30) == 0.3
+    assert StepPlan(75, 25).progress(1.0, 75) == 0.75
+    assert StepPlan(75, 25).progress(1.0, 100) == 1.0
+    assert StepPlan(100).progress(0.3, 30) == StepPlan().progress(0.3, 500) == 0.3
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 0.0), (0.05, 0.5), (0.1, 1.0), (0.5, 1.0)])
+def test_warm_up_climbs_over_its_share_of_the_budget(share, expected):
+    assert factor(ScheduleConfig(kind="constant", warmup=0.1), share) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("images", "expected"), [(400, 0.05), (1_600, 0.025), (100, 0.1), (25, 0.1)])
+def test_weight_decay_falls_with_the_root_of_what_is_held(images, expected):
+    config = StudentConfig(weight_decay=0.05, decay_images=400, replay_batch=100)
+    assert weight_decay(config, images) == pytest.approx(expected)
+    assert weight_decay(StudentConfig(weight_decay=0.05), images) == 0.05
+
+
+def test_the_optimiser_decays_the_weights_by_it():
+    """With no gradient to speak of, a step of SGD takes lr * decay of each weight: decay 0.01 * sqrt(64 / 8)."""
+    _, trainer = fed(8, steps=1, final_share=1.0, weight_decay=0.01, decay_images=64, momentum=0.0, lr=0.5)
+    before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
+    trainer.conclude(1)
+    for old, now in zip(before, trainer.net.parameters(), strict=True):
+        torch.testing.assert_close(now.detach(), old - 0.5 * (now.grad + 0.01 * 8**0.5 * old))
+
+
+def fed(budget: int, **student: object):
+    """A trainer with the toy's whole budget spent in batches of 8; steps taken after each, and the trainer."""
+    parts = make_parts(LinearTeacher(SPEC), budget, **student)
+    taken, rng = [], torch.Generator().manual_seed(0)
+    for _ in range(budget // 8):
+        images = torch.rand(8, 1, 8, 8, generator=rng)
+        parts.trainer.learn(images, parts.oracle(images, "student"))
+        taken.append(parts.trainer.steps)
+    return taken, parts.trainer
+
+
+def test_steps_are_spread_evenly_over_the_budget_and_none_is_left_out():
+    taken, trainer = fed(80, steps=37)
+    assert taken == [round(37 * (batch + 1) / 10) for batch in range(10)]
+    assert trainer.left == 0
+
+
+def test_fewer_steps_than_batches_still_hold_every_batch():
+    taken, trainer = fed(80, steps=4)
+    assert taken[-1] == 4
+    assert len(trainer.replay) == 64  # the toy's capacity
+    assert trainer.left == 0
+
+
+def test_the_final_share_is_taken_after_the_budget():
+    taken, trainer = fed(80, steps=40, final_share=0.25)
+    assert taken[-1] == 30
+    assert trainer.left == 10
+    trainer.conclude(4)
+    assert (trainer.steps, trainer.left) == (34, 6)
+    trainer.conclude(50)
+    assert (trainer.steps, trainer.left, trainer.progress) == (40, 0, 1.0)
+
+
+def test_all_steps_may_come_last():
+    taken, trainer = fed(80, steps=20, final_share=1.0)
+    assert taken == [0] * 10
+    before = [parameter.clone() for parameter in trainer.net.parameters()]
+    trainer.conclude(20)
+    assert trainer.left == 0
+    assert any(not torch.equal(a, b) for a, b in zip(before, trainer.net.parameters(), strict=True))
+
+
+def test_the_heir_learns_the_vote_of_the_students_and_is_delivered():
+    _, trainer = fed(80, steps=2_000, distil_share=0.9, count=2, lr=0.1)
+    assert trainer.delivered is trainer.net
+    assert trainer.left == 1_800
+    first = trainer.conclude(1)["distil_loss"]
+    while trainer.left:
+        metrics = trainer.conclude(100)
+    assert metrics["distil_loss"] < 0.5 * first
+    assert trainer.delivered not in trainer.nets
+    assert trainer.steps_taken == 2_000
+    images = trainer.replay.sample(200).images_BCHW
+    with torch.no_grad():
+        heir, vote = trainer.delivered.eval()(images), trainer.vote.eval()(images)
+    assert (heir.argmax(1) == vote.argmax(1)).double().mean() > 0.9

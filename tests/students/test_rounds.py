@@ -1,0 +1,135 @@
+"""Training in rounds: when its steps are taken, and what a round leaves of the students' weights."""
+
+import pytest
+import torch
+from test_loop import run
+from test_plan import fed
+from torch import nn
+from toys import LinearTeacher, make_method, make_parts
+
+from dfme.config.settings import ExtractConfig, Job, StudentConfig, TeacherConfig
+from dfme.methods import METHODS
+from dfme.run.method_checks import method_problems
+from dfme.spec import ImageSpec
+from dfme.students.schedule import StepPlan
+from dfme.students.trainer import shrink_and_perturb
+
+SPEC = ImageSpec((1, 8, 8))
+QUARTERS = StepPlan(0, 90, 0, (0.25, 0.5, 1.0))
+
+
+def test_rounds_take_equal_parts_of_the_steps():
+    assert StepPlan.of(StudentConfig(steps=90, rounds=(0.25, 0.5, 1.0))) == QUARTERS
+    assert StepPlan.of(StudentConfig(steps=100, rounds=(0.5, 1.0), distil_share=0.4)) == StepPlan(0, 60, 40, (0.5, 1.0))
+    assert QUARTERS.edges == [0, 30, 60, 90]
+
+
+@pytest.mark.parametrize(
+    ("share", "steps", "owed"),
+    [
+        (0.0, 0, 0),
+        (0.249, 0, 0),
+        (0.25, 0, 30),
+        (0.25, 12, 18),
+        (0.3, 30, 0),
+        (0.5, 30, 30),
+        (0.99, 60, 0),
+        (1, 60, 30),
+    ],
+)
+def test_what_is_owed_follows_the_share_of_the_budget_spent(share: float, steps: int, owed: int):
+    assert QUARTERS.owed(share, steps) == owed
+
+
+def test_a_step_of_a_service_that_jumps_over_a_round_owes_both():
+    assert QUARTERS.owed(0.6, 0) == 60
+
+
+@pytest.mark.parametrize(("steps", "progress"), [(0, 0.0), (15, 0.5), (30, 0.0), (45, 0.5), (89, 29 / 30), (90, 1.0)])
+def test_each_round_has_the_whole_schedule(steps: int, progress: float):
+    assert QUARTERS.progress(0.4, steps) == pytest.approx(progress)
+
+
+def test_the_loop_trains_in_rounds_and_scores_the_student_after_each():
+    parts = make_parts(LinearTeacher(SPEC), 160, steps=300, rounds=(0.3, 0.7, 1.0))
+    finished, listener = run(make_method("static", parts), parts, points=2)
+    assert finished
+    assert (parts.trainer.steps, parts.trainer.left) == (300, 0)
+    assert listener.evaluated == [48, 80, 112, 160, 160]  # steps of 16 images: after 48 and 112, and at the halves
+
+
+def test_no_step_is_taken_between_rounds():
+    parts = make_parts(LinearTeacher(SPEC), 160, steps=300, rounds=(0.5, 1.0))
+    taken: list[tuple[int, int]] = []
+    ledger, trainer = parts.oracle.ledger, parts.trainer
+    run(make_method("static", parts), parts, stopped=lambda: taken.append((ledger.spent, trainer.steps)) or False)
+    assert {steps for spent, steps in taken if spent < 80} == {0}
+    assert {steps for spent, steps in taken if 80 < spent < 160} == {150}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_may_train_in_rounds(name: str):
+    parts = make_parts(LinearTeacher(SPEC), 200, count=METHODS[name].students, steps=60, rounds=(0.4, 1.0))
+    finished, _ = run(make_method(name, parts), parts)
+    assert finished
+    assert (parts.oracle.ledger.spent, parts.trainer.steps) == (200, 60)
+
+
+def test_shrink_and_perturb_is_a_weighted_mean_of_the_parameters_alone():
+    net, fresh = (nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)) for _ in range(2))
+    with torch.no_grad():
+        for old, new in zip(net.parameters(), fresh.parameters(), strict=True):
+            old.fill_(4.0)
+            new.fill_(1.0)
+        net[1].running_mean.fill_(7.0)
+    shrink_and_perturb(net, fresh, 0.25)
+    assert all((parameter == 0.25 * 4 + 0.75 * 1).all() for parameter in net.parameters())
+    assert net[1].running_mean == 7.0
+
+
+def one_round_taken(shrink: float, lr: float = 1e-9):
+    """A trainer after the first of two rounds, with the second one due."""
+    _, trainer = fed(80, steps=20, rounds=(0.5, 1.0), shrink=shrink, lr=lr, weight_decay=0.0, average=0.5)
+    trainer.conclude(10)
+    return trainer
+
+
+@pytest.mark.parametrize("shrink", [0.0, 0.4, 1.0])
+def test_a_round_begins_with_part_of_the_weights_and_the_rest_anew(shrink: float):
+    trainer = one_round_taken(shrink)
+    before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
+    fresh = trainer._fresh(1)[0]
+    trainer.conclude(1)
+    for old, new, now in zip(before, fresh.parameters(), trainer.net.parameters(), strict=True):
+        torch.testing.assert_close(now, shrink * old + (1 - shrink) * new, atol=1e-6, rtol=0)
+    for now, averaged in zip(trainer.net.parameters(), trainer.delivered.parameters(), strict=True):
+        torch.testing.assert_close(averaged, now)  # an average over the last round would remember what it was
+
+
+def test_momentum_of_the_last_round_is_forgotten():
+    """With all of the weights kept, a round's first step is by its own gradient alone: lr times it."""
+    trainer = one_round_taken(1.0, lr=0.01)
+    before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
+    trainer.conclude(1)
+    for old, parameter in zip(before, trainer.net.parameters(), strict=True):
+        torch.testing.assert_close(parameter.detach(), old - 0.01 * parameter.grad)
+
+
+@pytest.mark.parametrize(
+    ("student", "keys"),
+    [
+        ({"rounds": (0.5, 1.0)}, ["student.rounds"]),  # without steps
+        ({"rounds": (0.5, 0.9), "steps": 10}, ["student.rounds"]),
+        ({"rounds": (0.5, 0.5, 1.0), "steps": 10}, ["student.rounds"]),
+        ({"rounds": (0.25, 0.5, 1.0), "steps": 2}, ["student.rounds"]),
+        ({"rounds": (1.0,), "steps": 10, "final_share": 0.5}, ["student.final_share"]),
+        ({"rounds": (1.0,), "steps": 10, "replay_steps": 2}, []),  # steps go before replay steps, here too
+        ({"rounds": (0.25, 0.5, 1.0), "steps": 3}, []),
+        ({"decay_images": 100}, ["student.decay_images"]),
+        ({"decay_images": 100, "replay_steps": 1}, []),
+    ],
+)
+def test_plans_that_rule_each_other_out_are_refused(student: dict[str, object], keys: list[str]):
+    config = ExtractConfig(student=StudentConfig(**student))
+    job = Job(config, TeacherConfig(), {}, "static", METHODS["static"].config())
+    assert [problem.key for problem in method_problems(job)] == keys

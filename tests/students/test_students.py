@@ -1,0 +1,127 @@
+"""The student's training: learning, modes, averages, precision, lone images."""
+
+import contextlib
+
+import pytest
+import torch
+from toys import LinearTeacher, small_net
+
+from dfme.compute import evaluating
+from dfme.config.settings import ScheduleConfig, StudentConfig
+from dfme.spec import ImageSpec
+from dfme.students.losses import make_distance
+from dfme.students.replay import Replay
+from dfme.students.trainer import StudentTrainer
+
+SPEC = ImageSpec((1, 4, 4))
+TEACHER = LinearTeacher(SPEC)
+
+
+def trainer(config: StudentConfig, share: float = 0.0, precision: str = "fp32") -> StudentTrainer:
+    """A trainer at a share of the budget, of a schedule that halves the rate at half of it."""
+    rng = torch.Generator().manual_seed(0)
+    replay = Replay(1_000, SPEC, rng) if config.replay_steps else None
+    nets = [small_net(SPEC, seed=number) for number in range(config.count or 1)]
+    distance, schedule = make_distance("l1", TEACHER.label_mode), ScheduleConfig("steps", (0.5,), 0.5)
+    return StudentTrainer(nets, config, distance, replay, lambda: share, schedule, rng, precision)
+
+
+def batch(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    images = torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
+    return images, TEACHER(images)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_loss_falls(optimizer, precision):
+    student = trainer(StudentConfig(optimizer=optimizer, lr=0.02), precision=precision)
+    losses = [float(student.learn(*batch(64, seed % 4))["student_loss"]) for seed in range(80)]
+    assert sum(losses[-8:]) < 0.5 * sum(losses[:8])
+    assert student.net[1].weight.dtype == torch.float32
+
+
+def test_one_sgd_step_is_the_formula():
+    student = trainer(StudentConfig(lr=0.1, momentum=0.0, weight_decay=0.0), share=0.5)
+    images, answers = batch(16)
+    reference = small_net(SPEC).train()
+    make_distance("l1", TEACHER.label_mode)(reference(images), answers).mean().backward()
+    metrics = student.learn(images, answers)
+    assert metrics["student_lr"] == 0.05
+    for mine, theirs in zip(student.net.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs - 0.05 * theirs.grad)
+
+
+def test_replay_steps_are_counted_and_train_on_what_was_paid():
+    student = trainer(StudentConfig(replay_steps=3, replay_batch=4))
+    metrics = student.learn(*batch(8))
+    assert student.steps == 4
+    assert "replay_loss" in metrics
+
+
+def test_the_average_is_an_exponential_one_and_is_what_is_delivered():
+    student = trainer(StudentConfig(average=0.9))
+    expected = student.net[1].weight.detach().clone()
+    for seed in range(3):
+        student.learn(*batch(16, seed))
+        weight = student.net[1].weight.detach()
+        expected = weight.clone() if seed == 0 else 0.9 * expected + 0.1 * weight  # the first update copies
+    assert student.delivered is not student.net
+    torch.testing.assert_close(student.delivered[1].weight, expected)
+
+
+def test_the_average_may_be_updated_less_often_than_a_step_is_taken():
+    student = trainer(StudentConfig(average=0.9, average_every=2))
+    weights = []
+    for seed in range(4):
+        student.learn(*batch(16, seed))
+        weights.append(student.net[1].weight.detach().clone())
+    torch.testing.assert_close(student.delivered[1].weight, 0.9 * weights[1] + 0.1 * weights[3])
+
+
+def test_each_of_several_students_learns_as_it_would_alone():
+    """One optimiser over the sum of losses: the same weights, to rounding, as each student on its own."""
+    together = trainer(StudentConfig(count=2))
+    alone = [trainer(StudentConfig()), trainer(StudentConfig())]
+    alone[1].net.load_state_dict(small_net(SPEC, seed=1).state_dict())
+    for seed in range(5):
+        metrics = together.learn(*batch(16, seed))
+        losses = [float(student.learn(*batch(16, seed))["student_loss"]) for student in alone]
+        assert float(metrics["student_loss"]) == pytest.approx(sum(losses) / 2, rel=1e-5)
+    for net, student in zip(together.nets, alone, strict=True):
+        for mine, theirs in zip(net.state_dict().values(), student.net.state_dict().values(), strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_the_vote_is_of_the_averages_where_there_are_any():
+    student = trainer(StudentConfig(count=2, average=0.5))
+    for seed in range(3):
+        student.learn(*batch(16, seed))
+    images = batch(8)[0]
+    with torch.no_grad():
+        vote = student.vote.eval()(images).exp()
+        members = [net.eval()(images).softmax(dim=1) for net in student._settled()]
+    assert student.delivered is student._settled()[0]
+    torch.testing.assert_close(vote, (members[0] + members[1]) / 2)
+
+
+def test_a_batch_that_is_not_kept_is_learnt_once_and_never_again():
+    student = trainer(StudentConfig(replay_steps=3))
+    student.learn(*batch(8), keep=False)
+    assert (student.steps, len(student.replay)) == (1, 0)
+    student.learn(*batch(8), keep=True)
+    assert (student.steps, len(student.replay)) == (5, 8)
+
+
+def test_a_lone_image_can_be_learnt_from():
+    assert torch.isfinite(trainer(StudentConfig()).learn(*batch(1))["student_loss"])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluating_gives_the_mode_back_also_after_an_error(training):
+    net = small_net(SPEC).train(training)
+    seen = []
+    with contextlib.suppress(RuntimeError), evaluating(net):
+        seen.append(net.training)
+        raise RuntimeError
+    assert seen == [False]
+    assert net.training is training

@@ -1,0 +1,87 @@
+"""What the tests of random and damaged files share.
+
+More examples of each: ``HYPOTHESIS_MAX_EXAMPLES=3000 python -m pytest tests/test_fuzz_*.py --timeout 0``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from dfme.errors import DfmeError
+from dfme.run.checkpoint import MARK
+
+EXAMPLES = int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "60"))
+fuzz = settings(
+    max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)  # one folder serves all examples of a test
+few = settings(fuzz, max_examples=max(8, EXAMPLES // 6))
+
+NUMBERS = st.one_of(
+    st.integers(), st.integers(0, 12), st.just(10**12), st.just(10**400), st.floats(), st.sampled_from([1e308, -0.0])
+)
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=8), st.just("\ud800")),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=4)),
+    max_leaves=6,
+)
+
+
+def only_ours(action: Callable[[], object]) -> DfmeError | None:
+    """The error of ours that the action raised, of bounded length; any other is a failure."""
+    caught: DfmeError | None = None
+    try:
+        action()
+    except DfmeError as error:
+        caught = error
+    assert len(str(caught)) < 5_000
+    return caught
+
+
+def mutated(draw: st.DrawFn, data: bytes) -> bytes:
+    """The bytes with some replaced, removed, or put in."""
+    changed = bytearray(data)
+    for _ in range(draw(st.integers(1, 6))):
+        start = draw(st.integers(0, len(changed)))
+        stop = min(len(changed), start + draw(st.integers(0, 8)))
+        changed[start:stop] = draw(st.binary(max_size=8))
+    return bytes(changed)
+
+
+def repacked(archive: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """A zip archive whose pickle is changed and whose checksums are right."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(buffer, "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            new.writestr(name, change(data) if name.endswith("data.pkl") else data)
+    return buffer.getvalue()
+
+
+def sealed(body: bytes) -> bytes:
+    """A checkpoint's bytes with a trailer that vouches for them."""
+    return body + MARK + hashlib.sha256(body).digest()
+
+
+def saved(value: object, zipped: bool) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer, _use_new_zipfile_serialization=zipped)
+    return buffer.getvalue()
+
+
+def with_header(content: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    """A safetensors file with its header changed, and its length right."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    change(header)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + content[8 + size :]

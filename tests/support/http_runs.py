@@ -1,0 +1,138 @@
+"""Small runs over HTTP by the command line in this process, against the hostile server, and what they must agree on."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import stamina
+from hostile import Hostile, Served
+from hostile_v2 import code, truth
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dfme.cli.main import main
+from dfme.oracle.ledger import Totals, audit
+from dfme.oracle.oracle import Oracle
+
+BATCH, MOST = 20, 8
+"""Images that the method asks for at once, and that one request carries: 8 + 8 + 4."""
+
+STUDENT: tuple[str, ...] = ("--student.lr", "0.01", "--student.replay-steps", "1", "--student.replay-batch", "8")
+STUDENT += ("--student.average", "0.9")
+METHOD = ("--method.name", "static", "--method.batch-size", str(BATCH), "--method.latent-size", "16")
+EVALUATION = ("--evaluation.dataset", "none", "--evaluation.points", "4")
+
+
+class Ended(NamedTuple):
+    """How a command ended: exit code and what it wrote to the error output."""
+
+    code: int
+    err: str
+
+    @property
+    def line(self) -> str:
+        """The one line that says what was wrong."""
+        lines = [line for line in self.err.splitlines() if line.startswith("dfme: ")]
+        assert len(lines) == 1, self.err
+        assert "Traceback" not in self.err
+        return lines[0]
+
+
+def words(url: str, out: Path | str, *more: str, budget: int = 400) -> list[str]:
+    """The words of a small run on the teacher at ``url``."""
+    teacher = ["--teacher", "v2", "--teacher.url", url, "--teacher.model", "m", "--teacher.max-batch", str(MOST)]
+    return [*teacher, *METHOD, *STUDENT, *EVALUATION, "--budget", str(budget), "--out", str(out), *more]
+
+
+def command(argv: list[str]) -> Ended:
+    """What ``python run.py`` does with these words."""
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
+        ended = main(argv)
+    return Ended(ended, err.getvalue())
+
+
+def extract(server: Hostile, out: Path, *more: str, budget: int = 400) -> Ended:
+    return command(words(server.url, out, *more, budget=budget))
+
+
+def resume(out: Path, *more: str) -> Ended:
+    return command(["--resume", "--out", str(out), *more])
+
+
+def finished(ended: Ended) -> None:
+    assert ended.code == 0, ended.err
+
+
+def student(out: Path) -> bytes:
+    return (out / "student.safetensors").read_bytes()
+
+
+def summary(out: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return read
+
+
+def meters_agree(server: Hostile, out: Path) -> Totals:
+    """Hold the ledger, and the summary if there is one, against the server's own count; the ledger's totals."""
+    totals = audit(out / "ledger.jsonl")
+    assert server.images + server.dropped == totals.spent + totals.evaluation_queries + totals.lost
+    assert totals.spent == sum(totals.spent_by_purpose.values()) <= totals.budget
+    if (out / "summary.json").exists():
+        same = ("budget", "spent", "spent_by_purpose", "evaluation_queries", "requests", "refused", "failed", "lost")
+        assert {name: summary(out)[name] for name in same} == {name: getattr(totals, name) for name in same}
+    return totals
+
+
+class Witness:
+    """Sees every answer that a run in this process makes use of."""
+
+    def __init__(self) -> None:
+        self.used: list[tuple[NDArray[Any], NDArray[Any]]] = []
+
+    @property
+    def images(self) -> int:
+        return sum(len(images) for images, _ in self.used)
+
+    def all_true(self) -> None:
+        """Each answer is, bit by bit, the server's model's answer to the very image that was asked."""
+        for images, answers in self.used:
+            np.testing.assert_array_equal(answers, truth(images), strict=True)
+
+    def all_served(self, served: list[Served]) -> None:
+        """Each of them was served: none is invented."""
+        used = {code(x): code(y) for images, answers in self.used for x, y in zip(images, answers, strict=True)}
+        given = {x: y for entry in served for x, y in zip(entry.queries, entry.answers, strict=True)}
+        assert used.items() <= given.items()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[Witness]:
+        call = Oracle.__call__
+
+        def watched(oracle: Oracle, images: Tensor, purpose: Any = "student") -> Tensor:
+            answers = call(oracle, images, purpose)
+            self.used.append((images.detach().cpu().numpy().copy(), answers.detach().cpu().numpy().copy()))
+            return answers
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Oracle, "__call__", watched)
+            yield self
+
+
+def mostly(fast: Iterable[object], slow: Iterable[object]) -> list[object]:
+    """Parameters of a test: those that are always looked at, and those of the slow tests."""
+    return [*fast, *(pytest.param(value, marks=pytest.mark.slow) for value in slow)]
+
+
+@contextlib.contextmanager
+def no_waiting() -> Iterator[None]:
+    """Whoever tries again does so at once; how often and for how long is still the run's own business."""
+    with stamina.set_testing(True, attempts=10_000, cap=True):
+        yield

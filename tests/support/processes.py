@@ -1,0 +1,87 @@
+"""Real runs in processes of their own, and a teacher that meters them by means independent of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+METER = '''
+"""A teacher whose meter is a file: the images it serves are on it before it answers. Not too fast to be met."""
+
+import os
+import time
+
+import torch
+
+
+class Meter:
+    shape = (1, 8, 8)
+    num_classes = 10
+
+    def __init__(self, log: str) -> None:
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(7))
+
+    def __call__(self, images):
+        os.write(self._log, f"{len(images)}\\n".encode())
+        time.sleep(0.01)
+        return (3 * (images - 0.5).flatten(1) @ self._weight).softmax(dim=1)
+'''
+
+
+class Bench:
+    """A folder with a metering teacher in it, where runs are started as a person would start them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        (folder / "meter.py").write_text(METER)
+        self.environment = {**os.environ, "PYTHONPATH": f"{folder}:{PROJECT}", "OMP_NUM_THREADS": "1"}
+
+    def flags(self, out: str, *more: str) -> list[str]:
+        """A run on the metering teacher into ``out``, whose meter is ``out`` + .log."""
+        return ["extract", "--teacher", "meter:Meter", "--teacher.log", f"{out}.log", "--out", out, *more]
+
+    def start(self, words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """``python run.py words`` as a process whose output is not yet read."""
+        return subprocess.Popen(
+            [sys.executable, str(PROJECT / "run.py"), *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def run(self, words: Sequence[str], **options: Any) -> tuple[int, str, str]:
+        """``python run.py words`` to its end: exit code, standard output, standard error."""
+        process = self.start(words, **options)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    def served(self, out: str) -> int:
+        """Images that the teacher of the run in ``out`` answered, by its own meter."""
+        log = self.folder / f"{out}.log"
+        return sum(int(line) for line in log.read_text().split()) if log.exists() else 0
+
+    def summary(self, out: str) -> dict[str, Any]:
+        """The run's summary.json."""
+        summary: dict[str, Any] = json.loads((self.folder / out / "summary.json").read_text())
+        return summary
+
+    def evaluations(self, out: str) -> list[dict[str, float]]:
+        """The run's records of how good the student was, in the order of the file."""
+        lines = (self.folder / out / "metrics.jsonl").read_text().splitlines()
+        return [record for record in map(json.loads, lines) if "agreement" in record or "accuracy" in record]
+
+    def student(self, out: str) -> bytes:
+        """The bytes of the student that the run delivered."""
+        return (self.folder / out / "student.safetensors").read_bytes()

@@ -1,0 +1,83 @@
+"""Small runs in this process, on a teacher that counts, and can be made to stop them in its answers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dfme
+from dfme.errors import TeacherError
+
+BUDGET, BATCH = 400, 20
+
+
+class Metered:
+    """A teacher that counts what it served, and does at some of its calls what ``at`` says, before it answers."""
+
+    def __init__(self, at: dict[int, Callable[[], object]] | None = None, seconds: float = 0.0) -> None:
+        self.served = self.calls = 0
+        self._at, self._seconds = at or {}, seconds
+        self._weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(7))
+
+    def __call__(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        self._at.get(self.calls, int)()
+        self.served += len(images)
+        if self._seconds:
+            time.sleep(self._seconds)
+        return (3 * (images - 0.5).flatten(1) @ self._weight).softmax(dim=1)
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def break_down() -> None:
+    raise ConnectionError("gone")
+
+
+def clone(out: Path, teacher: Metered, budget: int = BUDGET, resume: bool = False, **changes: Any) -> dfme.Result:
+    """A small run: four steps of five batches, scored on what it held back."""
+    settings: dict[str, Any] = {
+        "method": "static",
+        "method_options": {"batch_size": BATCH, "latent_size": 16},
+        "student": {"lr": 0.01, "replay_steps": 1, "replay_batch": 8, "average": 0.9},
+        "evaluation": {"dataset": "none", "points": 4},
+    }
+    return dfme.extract(
+        teacher, shape=(1, 8, 8), num_classes=10, budget=budget, out=out, resume=resume, **settings | changes
+    )
+
+
+def student(out: Path) -> bytes:
+    return (out / "student.safetensors").read_bytes()
+
+
+def queries(out: Path) -> list[int]:
+    return [json.loads(line)["queries"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@contextmanager
+def no_pictures() -> Iterator[None]:
+    """Drawing the report takes longer than all the rest; the tests of whole processes do draw it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dfme.run.run.write_report", lambda *_, **__: None)
+        yield
+
+
+def cut_short(out: Path) -> int:
+    """A run stopped by Ctrl-C, then by its teacher: a checkpoint and answers beyond it. The images served."""
+    first, second = Metered({7: ctrl_c}), Metered({4: break_down})
+    assert not clone(out, first).finished
+    with pytest.raises(TeacherError, match="ConnectionError: gone; all that was paid is kept: call extract again"):
+        clone(out, second, resume=True)
+    return first.served + second.served

@@ -1,0 +1,267 @@
+"""Teachers saved whole by PyTorch: torch.export's .pt2 and TorchScript, equal to the network they were saved from."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dfme.config.settings import TeacherConfig
+from dfme.errors import UserError
+from dfme.oracle.oracle import Ledger, Oracle
+from dfme.run.checks import teacher_problems
+from dfme.spec import ImageSpec
+from teachers.build import make_teacher
+
+CPU = torch.device("cpu")
+SHAPE = (3, 8, 8)
+ANY_BATCH = ({0: torch.export.Dim("batch")},)
+
+
+def load(kind: str, path: Path, options: dict[str, Any] | None = None, **common: Any) -> Any:
+    common.setdefault("label_mode", "logits")
+    trust = {"trust": True} if kind == "pt2" else {}
+    config = TeacherConfig(kind=kind, **common)
+    return make_teacher(config, {"program": str(path), **trust, **(options or {})}, CPU)
+
+
+def net(end: nn.Module | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4 * 36, 5)
+    )
+    module[1].running_mean.normal_()
+    return module.append(end).eval() if end else module.eval()
+
+
+def export(path: Path, module: nn.Module, dynamic: Any = ANY_BATCH, batch: int = 2) -> Path:
+    torch.export.save(torch.export.export(module, (torch.rand(batch, *SHAPE),), dynamic_shapes=dynamic), path)
+    return path
+
+
+def script(path: Path, module: nn.Module) -> Path:
+    with warnings.catch_warnings(action="ignore"):
+        torch.jit.save(torch.jit.script(module), str(path))
+    return path
+
+
+@torch.no_grad()
+def answers(module: nn.Module, x_BCHW: Tensor) -> Tensor:
+    return module(x_BCHW)  # type: ignore[no-any-return]
+
+
+SAVERS = {"pt2": export, "torchscript": script}
+
+
+@pytest.mark.parametrize("kind", SAVERS)
+def test_a_saved_network_answers_as_it_does_in_python(tmp_path: Path, kind: str) -> None:
+    module = net()
+    path = SAVERS[kind](tmp_path / "net.pt2", module)
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+    teacher = load(kind, path, shape=SHAPE, mean=mean, std=std, max_batch=64)
+    assert (teacher.spec, teacher.num_classes, teacher.max_batch) == (ImageSpec(SHAPE), 5, 64)
+    x_BCHW = torch.rand(7, *SHAPE, requires_grad=True)
+    normal_BCHW = (x_BCHW - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    answer_BK = teacher(x_BCHW)
+    torch.testing.assert_close(answer_BK, answers(module, normal_BCHW), rtol=1e-5, atol=1e-5)
+    assert not answer_BK.requires_grad
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert all(torch.equal(teacher(x_BCHW), answer_BK) for _ in range(4))
+    by_default = load(kind, path, shape=SHAPE, label_mode=None)
+    torch.testing.assert_close(by_default(x_BCHW), answers(module, x_BCHW).softmax(1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", SAVERS)
+def test_probabilities_and_a_lone_output(tmp_path: Path, kind: str) -> None:
+    module = net(nn.Softmax(1))
+    path = SAVERS[kind](tmp_path / "net.pt2", module)
+    x_BCHW = torch.rand(3, *SHAPE)
+    teacher = load(kind, path, {"answers": "probabilities"}, shape=SHAPE, label_mode="probabilities")
+    torch.testing.assert_close(teacher(x_BCHW), answers(module, x_BCHW), rtol=1e-5, atol=1e-5)
+    with pytest.raises(UserError, match=r"say --teacher\.answers probabilities"):
+        load(kind, path, shape=SHAPE)
+    binary = net(nn.Sequential(nn.Linear(5, 1), nn.Sigmoid()))
+    path = SAVERS[kind](tmp_path / "binary.pt2", binary)
+    teacher = load(kind, path, {"answers": "probabilities"}, shape=SHAPE, label_mode="probabilities")
+    p_B1 = answers(binary, x_BCHW)
+    torch.testing.assert_close(teacher(x_BCHW), torch.cat([1 - p_B1, p_B1], 1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", SAVERS)
+def test_what_is_given_must_fit_the_program(tmp_path: Path, kind: str) -> None:
+    path = SAVERS[kind](tmp_path / "net.pt2", net())
+    with pytest.raises(UserError, match=r"--teacher\.num-classes: got 7, but the answers of net\.pt2 are for 5"):
+        load(kind, path, shape=SHAPE, num_classes=7)
+    told = "--teacher.shape: got 3,9,9, but net.pt2 takes 3,8,8"
+    with pytest.raises(UserError) as error:
+        load(kind, path, shape=(3, 9, 9))
+    assert str(error.value).startswith(told if kind == "pt2" else "net.pt2: does not take an image of shape 3,9,9: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", SAVERS)
+def test_the_wrong_file_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str) -> None:
+    module = net()
+    torch.save(module.state_dict(), tmp_path / "weights.pt")
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("a.txt", "a")
+    whole = SAVERS[kind](tmp_path / "whole.pt2", module).read_bytes()
+    (tmp_path / "cut.pt2").write_bytes(whole[: len(whole) // 2])
+    with zipfile.ZipFile(tmp_path / "hollow.pt2", "w") as archive:
+        archive.writestr("m/archive_format" if kind == "pt2" else "m/constants.pkl", "pt2")
+    other = {"pt2": "torchscript", "torchscript": "pt2"}[kind]
+    SAVERS[other](tmp_path / "another.pt2", module)
+    capfd.readouterr()
+    for name, message in {
+        "weights.pt": r"it is a file of weights; say --teacher\.checkpoint",
+        "other.zip": "it is an archive of another kind",
+        "cut.pt2": "is cut short",
+        "hollow.pt2": "cannot be read as",
+        "another.pt2": f"; say --teacher {other}",
+        "missing.pt2": "no such file",
+    }.items():
+        with pytest.raises(UserError, match=message) as error:
+            load(kind, tmp_path / name, shape=SHAPE)
+        assert "\n" not in str(error.value)
+    assert capfd.readouterr() == ("", "")
+
+
+# --- torch.export ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "batch", "least", "most"),
+    [(None, 4, 4, 4), (({0: torch.export.Dim("batch", min=3, max=5)},), 4, 3, 5), (ANY_BATCH, 2, 1, None)],
+)
+def test_the_batches_that_a_program_takes(tmp_path: Path, dynamic: Any, batch: int, least: int, most: Any) -> None:
+    module = net()
+    teacher = load("pt2", export(tmp_path / "net.pt2", module, dynamic, batch))
+    assert teacher.max_batch == most
+    oracle = Oracle(teacher, Ledger(100))
+    x_BCHW = torch.rand(11, *SHAPE)  # the last part is smaller than the program takes
+    torch.testing.assert_close(oracle(x_BCHW), answers(module, x_BCHW), rtol=1e-5, atol=1e-5)
+    assert oracle.ledger.spent == 11
+
+
+def test_a_program_of_any_size_must_be_told_which(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    sizes = ({0: torch.export.Dim("batch"), 2: torch.export.Dim("height", min=4), 3: torch.export.Dim("width", min=4)},)
+    path = export(tmp_path / "net.pt2", module, sizes)
+    with pytest.raises(UserError, match=r"net\.pt2 takes images of C,H,W = 3,\?,\?; give all three"):
+        load("pt2", path)
+    x_BCHW = torch.rand(2, 3, 5, 6)
+    teacher = load("pt2", path, shape=(3, 5, 6))
+    torch.testing.assert_close(teacher(x_BCHW), answers(module, x_BCHW), rtol=1e-5, atol=1e-5)
+
+
+class Bytes(nn.Module):
+    """Takes 8-bit pixels, and sums each channel."""
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return x_BCHW.float().sum((2, 3))
+
+
+def test_a_program_that_takes_bytes(tmp_path: Path) -> None:
+    bytes_BCHW = torch.randint(0, 256, (2, *SHAPE), dtype=torch.uint8)
+    program = torch.export.export(Bytes(), (bytes_BCHW,), dynamic_shapes=ANY_BATCH)
+    torch.export.save(program, tmp_path / "net.pt2")
+    teacher = load("pt2", tmp_path / "net.pt2")
+    assert teacher.spec.levels == 256
+    assert torch.equal(teacher(bytes_BCHW / 255), bytes_BCHW.float().sum((2, 3)))
+
+
+@pytest.mark.parametrize("index", [1, 3])
+def test_a_program_exported_in_training_mode_is_refused(tmp_path: Path, index: int) -> None:
+    module = net()
+    module[index].train()
+    with pytest.raises(UserError, match=r"was exported in training mode; export it again after eval\(\)"):
+        load("pt2", export(tmp_path / "net.pt2", module))
+
+
+def test_a_program_of_two_inputs(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x.flatten(1) + y.flatten(1)
+
+    program = torch.export.export(Two(), (torch.rand(2, *SHAPE), torch.rand(2, *SHAPE)))
+    torch.export.save(program, tmp_path / "net.pt2")
+    with pytest.raises(UserError, match=r"expected one input, images \(B, C, H, W\), but it takes \(2, 3, 8, 8\), "):
+        load("pt2", tmp_path / "net.pt2")
+
+
+class Harm:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.trace,))
+
+
+def test_nothing_of_a_pt2_is_loaded_without_trust(tmp_path: Path) -> None:
+    path = export(tmp_path / "net.pt2", net())
+    harmful = tmp_path / "harmful.pt2"
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(harmful, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            new.writestr(
+                name, pickle.dumps(Harm(tmp_path / "trace")) if name.endswith("sample_inputs/model.pt") else content
+            )
+    config = TeacherConfig(kind="pt2", label_mode="logits")
+    for options in ({}, {"trust": False}):
+        with pytest.raises(UserError, match=r"--teacher\.trust: expected true, since loading .* runs code"):
+            make_teacher(config, {"program": str(harmful), **options}, CPU)
+        (problem,) = teacher_problems(config, {"program": str(harmful), **options})
+        assert problem.key == "teacher.trust"
+    assert not (tmp_path / "trace").exists()
+    assert list(teacher_problems(config, {"program": str(path), "trust": True})) == []
+
+
+# --- TorchScript -------------------------------------------------------------------------------------------
+
+
+def test_torchscript_is_said_to_be_deprecated_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    path = script(tmp_path / "net.pt", net())
+    recwarn.clear()
+    with caplog.at_level(logging.WARNING, logger="dfme"):
+        load("torchscript", path, shape=SHAPE)(torch.rand(2, *SHAPE))
+    assert [record.getMessage() for record in caplog.records] == [
+        "teacher: PyTorch has deprecated TorchScript; save net.pt again with torch.export (.pt2)"
+    ]
+    assert [str(each.message) for each in recwarn] == []
+
+
+def test_torchscript_traced_needs_its_shape(tmp_path: Path) -> None:
+    module = net()
+    with warnings.catch_warnings(action="ignore"):
+        torch.jit.save(torch.jit.trace(module, torch.rand(2, *SHAPE)), str(tmp_path / "net.ts"))
+    with pytest.raises(UserError, match=r"--teacher\.shape: net\.ts takes images of C,H,W = \?,\?,\?; give all three"):
+        load("torchscript", tmp_path / "net.ts")
+    x_BCHW = torch.rand(5, *SHAPE)
+    teacher = load("torchscript", tmp_path / "net.ts", shape=SHAPE)
+    torch.testing.assert_close(teacher(x_BCHW), answers(module, x_BCHW), rtol=1e-5, atol=1e-5)
+
+
+def test_torchscript_in_half_precision(tmp_path: Path) -> None:
+    module = net().bfloat16()
+    x_BCHW = torch.rand(2, *SHAPE).bfloat16().float()
+    teacher = load("torchscript", script(tmp_path / "net.pt", module), shape=SHAPE)
+    torch.testing.assert_close(teacher(x_BCHW), answers(module, x_BCHW.bfloat16()).float(), rtol=1e-2, atol=1e-2)
+
+
+def test_what_loads_a_program_checks_its_path_without_torch(tmp_path: Path) -> None:
+    for kind in ("pt2", "torchscript"):
+        found = list(teacher_problems(TeacherConfig(kind=kind), {"program": str(tmp_path), "trust": True}))
+        assert [(problem.key, problem.text) for problem in found] == [
+            ("teacher.program", f"expected a file, but {str(tmp_path)!r} is a directory")
+        ]

@@ -1,0 +1,256 @@
+"""Teachers from a transformers folder: equal to the model and its image processor, and nothing in the folder is run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dfme.config.settings import TeacherConfig
+from dfme.errors import UserError
+from dfme.run.checks import teacher_problems
+from dfme.spec import ImageSpec
+from teachers.build import make_teacher
+
+transformers = pytest.importorskip("transformers")
+
+CPU = torch.device("cpu")
+UNIT = {"do_resize": False, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+PLAIN = {**UNIT, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]}
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any attempt to look a host up or to connect fails the test."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        pytest.fail(f"a network connection was attempted: {args}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, nn.Module]]:
+    """A tiny ViT and a tiny ResNet, saved as transformers saves them, with a preprocessor_config.json."""
+    torch.manual_seed(0)
+    vit = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=8,
+        num_labels=5,
+    )  # fmt: skip
+    resnet = transformers.ResNetConfig(
+        num_channels=1, embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=4
+    )
+    made: dict[str, tuple[Path, nn.Module]] = {}
+    for name, model in {
+        "vit": transformers.ViTForImageClassification(vit),
+        "resnet": transformers.ResNetForImageClassification(resnet),
+    }.items():
+        folder = tmp_path_factory.mktemp(name)
+        model.eval().save_pretrained(folder)
+        processor = {**PLAIN, "size": {"height": 16, "width": 16}}
+        if name == "resnet":
+            processor |= {"image_mean": [0.5], "image_std": [0.25], "size": {"shortest_edge": 32}}
+            processor |= {"do_center_crop": True, "crop_size": {"height": 28, "width": 28}}
+        (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+        made[name] = folder, model
+    return made
+
+
+def load(folder: Path, **common: Any) -> Any:
+    common.setdefault("label_mode", "logits")
+    return make_teacher(TeacherConfig(kind="hf", **common), {"folder": str(folder)}, CPU)
+
+
+@pytest.fixture
+def vit(models: dict[str, tuple[Path, nn.Module]], tmp_path: Path) -> Path:
+    """A copy of the ViT's folder to spoil."""
+    return Path(shutil.copytree(models["vit"][0], tmp_path / "vit"))
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(("name", "shape", "classes"), [("vit", (3, 16, 16), 5), ("resnet", (1, 28, 28), 4)])
+def test_a_folder_answers_as_the_model_behind_its_preprocessor(
+    models: dict[str, tuple[Path, nn.Module]],
+    name: str,
+    shape: tuple[int, int, int],
+    classes: int,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    folder, model = models[name]
+    before = torch.get_rng_state()
+    teacher = load(folder)
+    assert capfd.readouterr() == ("", "")  # no bars, no advice
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (teacher.spec, teacher.num_classes) == (ImageSpec(shape), classes)
+    processor = json.loads((folder / "preprocessor_config.json").read_text())
+    mean, std = (torch.tensor(processor[key])[:, None, None] for key in ("image_mean", "image_std"))
+    x_BCHW = torch.rand(3, *shape)
+    with torch.no_grad():
+        expected = model((x_BCHW - mean) / std).logits
+        own_scale = load(folder, mean=(0.0,), std=(1.0,))
+        torch.testing.assert_close(own_scale(x_BCHW), model(x_BCHW).logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(teacher(x_BCHW), expected, rtol=1e-5, atol=1e-5)
+    wide = load(folder, bounds=(0.0, 255.0), label_mode="probabilities")
+    torch.testing.assert_close(wide(x_BCHW * 255), expected.softmax(1), rtol=1e-5, atol=1e-5)
+
+
+PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rescaled and normalised": ("ViTImageProcessor", PLAIN),
+    "not normalised": ("ViTImageProcessor", {**PLAIN, "do_normalize": False}),
+    "not rescaled": ("ViTImageProcessor", {**PLAIN, "do_rescale": False, "image_std": [60.0, 70.0, 80.0]}),
+    "one number for all channels": ("ViTImageProcessor", {**PLAIN, "image_mean": 0.5, "image_std": 0.5}),
+    "rescaled to -1 and 1": (
+        "EfficientNetImageProcessor",
+        {**PLAIN, "do_center_crop": False, "rescale_factor": 1 / 127.5, "rescale_offset": True, "include_top": False},
+    ),
+    "divided twice": ("EfficientNetImageProcessor", {**PLAIN, "do_center_crop": False, "include_top": True}),
+}
+
+
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_bytes_through_the_real_processor(vit: Path, case: str) -> None:
+    name, settings = PROCESSORS[case]
+    try:
+        processor = getattr(transformers, name)(**settings)
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"this image processor needs another package: {error}")
+    (vit / "preprocessor_config.json").write_text(json.dumps(settings))
+    bytes_BHWC = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint8)
+    pixels = processor(list(bytes_BHWC), return_tensors="pt")["pixel_values"]
+    model = transformers.ViTForImageClassification.from_pretrained(vit, local_files_only=True).eval()
+    with torch.no_grad():
+        expected = model(pixels).logits
+    x_BCHW = torch.from_numpy(bytes_BHWC).permute(0, 3, 1, 2) / 255
+    torch.testing.assert_close(load(vit)(x_BCHW), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_in_parts(models: dict[str, tuple[Path, nn.Module]], vit: Path) -> None:
+    (vit / "model.safetensors").unlink()
+    models["vit"][1].save_pretrained(vit, max_shard_size="5KB")
+    parts = sorted(vit.glob("model-*.safetensors"))
+    assert len(parts) > 1
+    x_BCHW = torch.rand(2, 3, 16, 16)
+    expected = load(models["vit"][0])(x_BCHW)
+    assert torch.equal(load(vit)(x_BCHW), expected)
+    moved = vit.parent / "elsewhere.safetensors"
+    parts[0].rename(moved)
+    parts[0].symlink_to(moved)  # as the cache of the hub has them: the owner's own choice
+    assert torch.equal(load(vit)(x_BCHW), expected)
+    index = json.loads((vit / "model.safetensors.index.json").read_text())
+    first = next(iter(index["weight_map"]))
+    for name in ("../elsewhere.safetensors", str(moved), "a/../../elsewhere.safetensors", "C:\\x.safetensors"):
+        edit(vit / "model.safetensors.index.json", weight_map={**index["weight_map"], first: name})
+        with pytest.raises(UserError, match="names a file of weights outside the folder"):
+            load(vit)
+    edit(vit / "model.safetensors.index.json", weight_map={first: "missing.safetensors"})
+    with pytest.raises(UserError, match=r"'missing\.safetensors' is none"):
+        load(vit)
+
+
+def test_half_precision_weights_run_in_fp32(models: dict[str, tuple[Path, nn.Module]], vit: Path) -> None:
+    model = transformers.ViTForImageClassification.from_pretrained(vit, local_files_only=True).half()
+    model.save_pretrained(vit)
+    x_BCHW = torch.rand(2, 3, 16, 16)
+    answer_BK = load(vit)(x_BCHW)
+    assert answer_BK.dtype == torch.float32
+    torch.testing.assert_close(answer_BK, load(models["vit"][0])(x_BCHW), rtol=1e-2, atol=1e-2)
+
+
+def test_what_is_given_must_fit_the_folder(vit: Path) -> None:
+    with pytest.raises(UserError, match=r"--teacher\.num-classes: got 7, but the labels of config\.json are 5"):
+        load(vit, num_classes=7)
+    with pytest.raises(UserError, match=r"--teacher\.shape: got 1, but the num_channels of config\.json are 3"):
+        load(vit, shape=(1, 16, 16))
+    with pytest.raises(UserError, match=r"does not take an image of shape 3,24,24: .*24\*24.*16\*16"):
+        load(vit, shape=(3, 24, 24))
+    (vit / "preprocessor_config.json").unlink()
+    with pytest.raises(UserError, match=r"no preprocessor_config\.json, .* give --teacher\.mean and --teacher\.std"):
+        load(vit)
+    assert load(vit, mean=(0.5,), std=(0.5,)).spec.shape == (3, 16, 16)
+
+
+def spoil_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def drop_head(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    del state["classifier.bias"]
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
+def pickle_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+SPOILT: dict[str, tuple[Any, str]] = {
+    "code": (lambda f: edit(f / "config.json", auto_map={"AutoConfig": "evil.Config"}), r"auto_map\), which is never"),
+    "pickle": (pickle_weights, r"found pickled weights \(pytorch_model\.bin\), .* again as safetensors"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), r"expected model\.safetensors, found no weights"),
+    "cut weights": (spoil_weights, "transformers cannot load it"),
+    "no head": (drop_head, r"its weights lack 1 of the model's tensors, first classifier\.bias"),
+    "other model": (
+        lambda f: edit(f / "config.json", model_type="nonsense"),
+        "transformers cannot load it: .*nonsense",
+    ),
+    "no classifier": (lambda f: edit(f / "config.json", model_type="vit_mae"), "transformers cannot load it: "),
+    "timm": (lambda f: (f / "config.json").write_text('{"architecture": "resnet18"}'), "say --teacher timm"),
+    "no JSON": (lambda f: (f / "config.json").write_text("{"), r"config\.json: expected JSON, but it is none"),
+    "a list": (lambda f: (f / "config.json").write_text("[]"), "expected a JSON object, got list"),
+    "no config": (lambda f: (f / "config.json").unlink(), r"expected a model folder with config\.json: No such file"),
+    "adapter": (lambda f: (f / "adapter_config.json").write_text("{}"), "holds an adapter to another model"),
+    "escape": (lambda f: edit(f / "config.json", transformers_weights="../x.safetensors"), "transformers cannot load"),
+    "scale": (lambda f: edit(f / "preprocessor_config.json", image_std=[0, 1, 1]), "positive rescale_factor and image"),
+    "mean": (lambda f: edit(f / "preprocessor_config.json", image_mean="half"), "image_mean: expected finite numbers"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_what_cannot_be_a_teacher_is_one_line(vit: Path, capfd: pytest.CaptureFixture[str], case: str) -> None:
+    spoil, message = SPOILT[case]
+    spoil(vit)
+    with pytest.raises(UserError, match=message) as error:
+        load(vit)
+    assert "\n" not in str(error.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_library_is_as_loud_as_it_was(vit: Path) -> None:
+    log = transformers.utils.logging
+    before = log.get_verbosity(), log.is_progress_bar_enabled()
+    load(vit)
+    assert (log.get_verbosity(), log.is_progress_bar_enabled()) == before
+
+
+def test_without_transformers_the_command_is_named(vit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r'transformers, .* is not installed; pip install "dfme\[hf\]"'):
+        load(vit)
+
+
+def test_a_missing_folder_is_seen_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    cases = {"modl": "does not exist; did you mean model?", "other": "does not exist; save one with the model's and"}
+    for name, text in cases.items():
+        (problem,) = teacher_problems(TeacherConfig(kind="hf"), {"folder": str(tmp_path / name)})
+        assert problem.key == "teacher.folder"
+        assert text in problem.text
+    (tmp_path / "file").write_text("")
+    (problem,) = teacher_problems(TeacherConfig(kind="hf"), {"folder": str(tmp_path / "file")})
+    assert problem.text.startswith("expected a directory, but ")
+    assert problem.text.endswith("is a file")

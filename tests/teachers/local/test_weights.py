@@ -1,0 +1,236 @@
+"""Reading and writing weights: every form people publish, and everything that is no weights at all."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from dfme.errors import UserError
+from teachers.local.card import Card
+from teachers.local.weights import load_into, read_weights, save_weights
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 3))
+
+
+def assert_same(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(state[name], value, rtol=0, atol=0)
+
+
+class Evil:
+    """Would create a file when unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.target),)
+
+
+PUBLISHED = {
+    "bare": lambda state: state,
+    "ordered": lambda state: OrderedDict(state),
+    "state_dict": lambda state: {"state_dict": state, "epoch": 199, "best_acc": 95.5},
+    "model": lambda state: {"model": state, "optimizer": {"lr": 0.1}},
+    "net": lambda state: {"net": state, "acc": 95.2, "epoch": 3},
+    "nested": lambda state: {"model": {"state_dict": state, "step": 1}},
+    "data_parallel": lambda state: {f"module.{name}": value for name, value in state.items()},
+    "compiled": lambda state: {f"_orig_mod.{name}": value for name, value in state.items()},
+    "both": lambda state: {"state_dict": {f"module._orig_mod.{name}": v for name, v in state.items()}},
+    "compiled_parallel": lambda state: {f"_orig_mod.module.{name}": value for name, value in state.items()},
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("form", PUBLISHED)
+def test_published_forms_give_the_plain_state_dict(tmp_path: Path, form: str, zipped: bool) -> None:
+    state = net().state_dict()
+    path = tmp_path / "teacher.pth"
+    torch.save(PUBLISHED[form](state), path, _use_new_zipfile_serialization=zipped)
+    found, card = read_weights(path)
+    assert_same(found, state)
+    assert card == Card()
+
+
+def test_saved_weights_come_back_with_their_card(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "teacher.safetensors"
+    path.parent.mkdir()
+    card = Card(
+        arch="lenet5",
+        shape=(1, 8, 8),
+        num_classes=3,
+        mean=(0.5,),
+        std=(0.25,),
+        bounds=(-1.0, 1.0),
+        class_names=("a", "b", "ü"),
+        accuracy=0.98,
+        recipe={"lr": 0.1},
+    )
+    module = net()
+    save_weights(path, module, card)
+    state, found = read_weights(path)
+    assert_same(state, module.state_dict())
+    assert found == card
+    with safe_open(path, framework="pt") as file:
+        assert file.metadata()["arch"] == "lenet5"
+        assert file.metadata()["shape"] == "[1, 8, 8]"
+    assert [entry.name for entry in path.parent.iterdir()] == ["teacher.safetensors"]
+
+
+def test_saving_twice_gives_the_same_bytes_and_replaces_the_old_file(tmp_path: Path) -> None:
+    card = Card(**{name: name for name in ("arch", "dataset")}, num_classes=3, accuracy=0.5, mean=(0.0,))
+    module = net()
+    path = tmp_path / "teacher.safetensors"
+    path.write_text("old")
+    contents = set()
+    for _ in range(8):
+        save_weights(path, module, card)
+        contents.add(path.read_bytes())
+    assert len(contents) == 1
+
+
+def test_safetensors_of_other_makers_are_read(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    path = tmp_path / "model.safetensors"
+    save_file({"module.fc.weight": torch.ones(2, 3)}, path, metadata={"format": "pt"})
+    state, card = read_weights(path)
+    assert list(state) == ["fc.weight"]
+    assert card == Card()
+
+
+def test_unreadable_metadata_is_named(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(2)}, path, metadata={"shape": "3x32x32"})
+    with pytest.raises(UserError, match=r"metadata shape .*'3x32x32'"):
+        read_weights(path)
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "pickle2", "pickle5", "bare"])
+def test_a_pickle_that_runs_code_is_refused_unrun_and_named(tmp_path: Path, form: str) -> None:
+    path, target = tmp_path / "evil.pt", tmp_path / "EVIL"
+    payload = {"state_dict": net().state_dict(), "extra": Evil(target)}
+    if form in ("zip", "legacy"):
+        torch.save(payload, path, _use_new_zipfile_serialization=form == "zip")
+    elif form == "bare":
+        path.write_bytes(pickle.dumps(Evil(target)))
+    else:
+        path.write_bytes(pickle.dumps(payload, protocol=int(form[-1])))
+    with pytest.raises(UserError, match=r"(posix|nt)\.mkdir") as error:
+        read_weights(path)
+    assert "\n" not in str(error.value)
+    assert not target.exists()
+    pickle.loads(pickle.dumps(Evil(target)))
+    assert target.exists(), "the trap itself must work"
+
+
+def test_what_is_not_weights_only_names_its_globals(tmp_path: Path) -> None:
+    path = tmp_path / "full.pt"
+    torch.save(net(), path)
+    with pytest.raises(UserError, match=r"torch\.nn\.modules\.\w+\.\w+.*save model\.state_dict\(\)"):
+        read_weights(path)
+    torch.save({"net": net().state_dict(), "acc": np.float64(95.0)}, path)
+    with pytest.raises(UserError, match=r"numpy.*scalar"):
+        read_weights(path)
+
+
+def half(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def saved(value: object, tmp_path: Path, zipped: bool = True) -> bytes:
+    torch.save(value, tmp_path / "whole", _use_new_zipfile_serialization=zipped)
+    return (tmp_path / "whole").read_bytes()
+
+
+def safetensors_bytes(tmp_path: Path) -> bytes:
+    save_weights(tmp_path / "whole", net(), Card())
+    return (tmp_path / "whole").read_bytes()
+
+
+def script_bytes(tmp_path: Path) -> bytes:
+    torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "whole"))
+    return (tmp_path / "whole").read_bytes()
+
+
+NO_WEIGHTS = {
+    "empty": (lambda tmp: b"", "is empty"),
+    "text": (lambda tmp: b"hello, these are no weights", "is a text file"),
+    "html": (lambda tmp: b"\n<!DOCTYPE html><html>Not found</html>", "HTML page"),
+    "lfs": (lambda tmp: b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS pointer"),
+    "noise": (lambda tmp: bytes(range(200, 256)) * 4, "is no weights file"),
+    "cut_zip": (lambda tmp: half(saved(net().state_dict(), tmp)), "cut short"),
+    "cut_legacy": (lambda tmp: half(saved(net().state_dict(), tmp, False)), "cut short"),
+    "cut_safetensors": (lambda tmp: half(safetensors_bytes(tmp)), "cut short"),
+    "cut_header": (lambda tmp: safetensors_bytes(tmp)[:20], "no weights|no safetensors|cut short"),
+    "script": (script_bytes, "TorchScript"),
+    "tensor": (lambda tmp: saved(torch.ones(3), tmp), "holds a Tensor; expected a state dict"),
+    "list": (lambda tmp: saved([torch.ones(3)], tmp), "holds a list; expected a state dict"),
+    "no_tensors": (lambda tmp: saved({"epoch": 3, "lr": 0.1}, tmp), "its keys are epoch, lr"),
+    "nothing": (lambda tmp: saved({}, tmp), "holds no"),
+}
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("case", NO_WEIGHTS)
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_no_weights_is_told_in_one_line(tmp_path: Path, case: str, suffix: str) -> None:
+    make, message = NO_WEIGHTS[case]
+    path = tmp_path / f"teacher{suffix}"
+    path.write_bytes(make(tmp_path))
+    if suffix == ".safetensors":
+        message += "|no safetensors"
+    with pytest.raises(UserError, match=message) as error:
+        read_weights(path)
+    assert "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_missing_file_and_directory(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        read_weights(tmp_path / "none.pt")
+    with pytest.raises(UserError, match="is a directory"):
+        read_weights(tmp_path)
+
+
+def test_load_into_copies_every_value() -> None:
+    source, target = net(), net()
+    load_into(target, {name: value.half() for name, value in source.state_dict().items()})
+    for name, value in target.state_dict().items():
+        torch.testing.assert_close(value, source.state_dict()[name].half().to(value.dtype))
+
+
+def test_load_into_counts_and_names_what_does_not_fit() -> None:
+    module = net()
+    state = module.state_dict()
+    del state["0.weight"], state["3.bias"]
+    state["3.weight"] = torch.zeros(5, 2)
+    state["4.extra"] = torch.zeros(1)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    with pytest.raises(UserError) as error:
+        load_into(module, state)
+    assert "2 of 9 missing, first 0.weight" in str(error.value)
+    assert "1 unexpected, first 4.extra" in str(error.value)
+    assert "1 of another shape, first 3.weight: (5, 2) in the file, (3, 2) in the network" in str(error.value)
+    assert_same(module.state_dict(), before)
+
+
+def test_load_into_does_without_batch_counters_but_not_with_nan() -> None:
+    state = {name: value for name, value in net().state_dict().items() if "num_batches" not in name}
+    load_into(net(), state)
+    state["3.bias"] = torch.tensor([0.0, torch.nan, 0.0])
+    with pytest.raises(UserError, match=r"NaN or infinite values in 1 tensors, first 3\.bias"):
+        load_into(net(), state)

@@ -1,0 +1,124 @@
+"""The served teacher as an independent client sees it: Triton's own, in JSON and in raw bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toys import LinearTeacher
+
+from dfme.config.settings import TeacherConfig
+from dfme.run.job import PROJECT
+from dfme.spec import ImageSpec, Teacher
+from teachers.build import make_teacher
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("tritonclient.http")
+
+import tritonclient.http as triton
+
+from teachers.serve.server import Serving
+
+
+def digits(label_mode: str | None = None) -> Teacher:
+    options = {"checkpoint": str(PROJECT / "teachers" / "checkpoints" / "digits.safetensors")}
+    return make_teacher(TeacherConfig(label_mode=label_mode), options, torch.device("cpu"))
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Any, Serving]]:
+    with Serving(digits(), "digits", max_batch=64) as serving, connected(serving) as client:
+        yield client, serving
+
+
+def connected(serving: Serving) -> Any:
+    return triton.InferenceServerClient(serving.url.removeprefix("http://"), network_timeout=30)
+
+
+def tensor(array: np.ndarray, binary: bool, datatype: str = "FP32") -> Any:
+    image = triton.InferInput("image", list(array.shape), datatype)
+    image.set_data_from_numpy(array, binary_data=binary)
+    return image
+
+
+def rand(batch: int) -> np.ndarray:
+    return np.random.default_rng(batch).random((batch, 1, 8, 8), dtype=np.float32)
+
+
+def test_health_and_metadata_are_understood(served: tuple[Any, Serving]) -> None:
+    client, _ = served
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("digits")
+    assert client.is_model_ready("digits", "1")
+    assert not client.is_model_ready("digits", "2")
+    assert not client.is_model_ready("other")
+    assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
+    described = client.get_model_metadata("digits", "1")
+    assert described["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 1, 8, 8]}]
+    assert described["outputs"] == [{"name": "scores", "datatype": "FP32", "shape": [-1, 10]}]
+    assert client.get_model_config("digits")["max_batch_size"] == 64
+    assert client.get_model_repository_index()[0]["name"] == "digits"
+
+
+@pytest.mark.parametrize("raw_input", [False, True])
+@pytest.mark.parametrize("raw_output", [False, True])
+@pytest.mark.parametrize("label_mode", ["logits", "probabilities", "top_k:3:4", "label"])
+def test_answers_equal_those_of_the_teacher_in_this_process(label_mode: str, raw_output: bool, raw_input: bool) -> None:
+    teacher, batch = digits(label_mode), rand(7)
+    name = "label" if label_mode == "label" else "scores"
+    with Serving(teacher, "digits") as serving, connected(serving) as client:
+        wanted = triton.InferRequestedOutput(name, binary_data=raw_output)
+        result = client.infer("digits", [tensor(batch, raw_input)], outputs=[wanted], request_id="audit-7")
+    answered, truth = result.as_numpy(name), teacher(torch.from_numpy(batch)).numpy()
+    if not raw_output and label_mode.startswith("top_k"):  # in JSON, unrevealed classes are null
+        answered = answered.astype(np.float32)
+    assert np.array_equal(answered, truth, equal_nan=name == "scores")
+    assert result.get_response()["id"] == "audit-7"
+    assert serving.meter.images == 7
+
+
+def test_outputs_that_nobody_names_come_all_the_same(served: tuple[Any, Serving]) -> None:
+    client, _ = served
+    truth = digits()(torch.from_numpy(rand(3))).numpy()
+    assert np.array_equal(client.infer("digits", [tensor(rand(3), True)]).as_numpy("scores"), truth)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_classes_as_texts(served: tuple[Any, Serving], binary: bool) -> None:
+    client, _ = served
+    wanted = triton.InferRequestedOutput("scores", binary_data=binary, class_count=3)
+    texts = client.infer("digits", [tensor(rand(4), True)], outputs=[wanted]).as_numpy("scores")
+    truth = digits()(torch.from_numpy(rand(4)))
+    scores, indices = truth.topk(3)
+    assert texts.shape == (4, 3)
+    for row in range(4):
+        found = [(text.decode() if isinstance(text, bytes) else text).split(":") for text in texts[row]]
+        assert [int(index) for _, index in found] == indices[row].tolist()
+        assert np.allclose([float(score) for score, _ in found], scores[row], atol=1e-7)
+
+
+def test_bytes_as_pixels() -> None:
+    spec = ImageSpec((3, 4, 4), levels=256)
+    levels = np.random.default_rng(0).integers(0, 256, (5, 3, 4, 4), np.uint8)
+    truth = LinearTeacher(spec)(spec.quantise(torch.from_numpy(levels) / 255)).numpy()
+    with Serving(LinearTeacher(spec), "toy") as serving, connected(serving) as client:
+        answered = client.infer("toy", [tensor(levels, True, "UINT8")]).as_numpy("scores")
+    assert np.array_equal(answered, truth)
+
+
+def test_refusals_arrive_as_words(served: tuple[Any, Serving]) -> None:
+    client, serving = served
+    with pytest.raises(triton.InferenceServerException, match="batch of 65 images: expected at most 64 images"):
+        client.infer("digits", [tensor(rand(65), True)])
+    with pytest.raises(triton.InferenceServerException, match="expected at most 64 images"):
+        client.infer("digits", [tensor(rand(20_000), True)])  # 5 MB: over the limit of the body
+    with pytest.raises(triton.InferenceServerException, match="unknown model 'other': expected 'digits'"):
+        client.infer("other", [tensor(rand(1), True)])
+    with pytest.raises(triton.InferenceServerException, match="Content-Encoding: expected none"):
+        client.infer("digits", [tensor(rand(1), True)], request_compression_algorithm="gzip")
+    assert serving.meter.images == 0

@@ -1,0 +1,192 @@
+"""Each fault of the hostile server once, against a teacher over protocol v2 and the oracle that asks it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from hostile import INFER, Hostile
+from hostile_faults import HARMLESS, REFUSALS, UNANSWERED, UNUSABLE
+from hostile_v2 import CLASSES, SHAPE, Query, packed, truth
+from http_runs import mostly, no_waiting
+from torch import Tensor
+
+from dfme.config.settings import TeacherConfig
+from dfme.errors import TeacherError
+from dfme.oracle.ledger import Ledger
+from dfme.oracle.oracle import Oracle
+from teachers.build import make_teacher
+
+IMAGES = 5
+SLOW = ("silent", "dripping", "dripping_head", "hints")
+"""Only the client's own time-out ends these."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_waiting() -> Iterator[None]:
+    with no_waiting():
+        yield
+
+
+@contextmanager
+def oracle_on(server: Hostile, **options: object) -> Iterator[Oracle]:
+    """An oracle on the server's model, with a budget of 1000 images."""
+    teacher = make_teacher(TeacherConfig(kind="v2"), {"url": server.url, "model": "m", **options}, torch.device("cpu"))
+    oracle = Oracle(teacher, Ledger(1000))
+    try:
+        yield oracle
+    finally:
+        oracle.close()
+        teacher.close()  # type: ignore[attr-defined]
+
+
+def images(seed: int = 0) -> Tensor:
+    return torch.rand(IMAGES, *SHAPE, generator=torch.Generator().manual_seed(seed))
+
+
+def asked_truly(oracle: Oracle, seed: int = 0) -> None:
+    """The answers to some images are, bit by bit, the model's."""
+    asked = images(seed)
+    np.testing.assert_array_equal(oracle(asked).numpy(), truth(asked.numpy()), strict=True)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_the_server_itself_tells_the_truth(binary: bool) -> None:
+    """Asked by the standard library's client, over one connection."""
+    asked = images().numpy()
+    tensor: dict[str, object] = {"name": "image", "datatype": "FP32", "shape": list(asked.shape)}
+    raw = asked.tobytes() if binary else b""
+    tensor |= {"parameters": {"binary_data_size": len(raw)}} if binary else {"data": asked.ravel().tolist()}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": binary}}).encode()
+    with Hostile() as server:
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        for _ in range(2):
+            client.request(
+                "POST", INFER, head + raw, {"Inference-Header-Content-Length": str(len(head))} if binary else {}
+            )
+            answer = client.getresponse()
+            body, length = answer.read(), answer.getheader("Inference-Header-Content-Length")
+            output = json.loads(body[: int(length)] if length else body)["outputs"][0]
+            scores = np.frombuffer(body[int(length) :], "<f4") if length else np.array(output["data"], np.float32)
+            np.testing.assert_array_equal(scores.reshape(output["shape"]), truth(asked))
+        client.close()
+        assert (answer.status, server.images, server.questions) == (200, 2 * IMAGES, 2)
+    assert truth(asked).sum(1) == pytest.approx(1, abs=1e-6)
+    np.testing.assert_array_equal(truth(asked)[1:3], truth(asked[1:3]))
+
+
+@pytest.mark.parametrize("encoding", ["binary", "json"])
+@pytest.mark.parametrize("fault", REFUSALS)
+def test_what_was_refused_is_given_back_and_asked_again(fault: str, encoding: str) -> None:
+    with Hostile({1: fault}) as server, oracle_on(server, encoding=encoding) as oracle:
+        asked_truly(oracle)
+        assert (server.images, server.questions) == (IMAGES, 2)
+        assert oracle.ledger.spent == IMAGES
+        assert (oracle.ledger.refused, oracle.ledger.failed) == (IMAGES, 0)
+
+
+QUICK = [
+    (fault, encoding)
+    for fault in (*UNANSWERED, "failed:502", "failed:504", *UNUSABLE)
+    for encoding in ("binary", "json")
+    if fault not in (*SLOW, "crash")
+]
+
+
+@pytest.mark.parametrize(
+    "case", mostly([*QUICK, ("dripping", "binary")], [(name, "json") for name in SLOW]), ids="-".join
+)
+def test_what_may_have_been_served_stays_charged_and_is_asked_again(case: tuple[str, str]) -> None:
+    fault, encoding = case
+    started = time.monotonic()
+    options = {"timeout": 0.7} if fault in SLOW else {}
+    with Hostile({1: fault}) as server, oracle_on(server, encoding=encoding, **options) as oracle:
+        asked_truly(oracle)
+        asked_truly(oracle, seed=1)
+        assert server.questions == 3
+        assert server.images + server.dropped == oracle.ledger.spent == 3 * IMAGES
+        assert (oracle.ledger.refused, oracle.ledger.failed) == (0, IMAGES)
+        assert time.monotonic() - started < 20
+        keys = [entry.key for entry in server.served]
+    assert all(keys)
+    assert len(set(keys)) == 2  # one for both attempts at the first images, one for the second
+
+
+@pytest.mark.parametrize("encoding", ["binary", "json"])
+@pytest.mark.parametrize("fault", [*HARMLESS, "slow:0.05", "die:0.05"])
+def test_what_is_odd_but_true_is_paid_once(fault: str, encoding: str) -> None:
+    fault = {"slow": "slow:0", "die": "die:0"}.get(fault, fault)
+    with Hostile({1: fault, 3: fault}) as server, oracle_on(server, encoding=encoding) as oracle:
+        for seed in range(4):
+            asked_truly(oracle, seed)
+        assert server.images == oracle.ledger.spent == 4 * IMAGES
+        assert oracle.ledger.failed == 0
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["with an id", "without"])
+@pytest.mark.parametrize("encoding", ["binary", "json"])
+@pytest.mark.parametrize("fault", ["twice", "overrun"])
+def test_what_follows_an_answer_is_never_taken_for_the_answer_to_the_next_question(
+    fault: str, encoding: str, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not named:  # nothing in an answer says which question it belongs to
+        monkeypatch.setattr(Query, "answer", property(lambda query: packed(truth(query.images), query.binary)))
+    with Hostile({2: fault, 5: fault}) as server, oracle_on(server, encoding=encoding) as oracle:
+        for seed in range(6):
+            asked_truly(oracle, seed)
+        assert server.images == oracle.ledger.spent
+
+
+@pytest.mark.parametrize("fault", [f"status:{status}" for status in (400, 401, 403, 404, 409, 410, 422)])
+def test_what_is_refused_for_good_is_asked_once_and_costs_nothing(fault: str) -> None:
+    with Hostile(lambda number: fault) as server, oracle_on(server, encoding="binary") as oracle:
+        with pytest.raises(TeacherError, match=fault.removeprefix("status:")) as caught:
+            oracle(images())
+        assert "\n" not in str(caught.value)
+        assert server.questions == 1
+        assert (server.images, oracle.ledger.spent, oracle.ledger.refused) == (0, 0, IMAGES)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_another_host_is_never_asked_whatever_a_redirect_says(host: str) -> None:
+    with Hostile() as other:
+        elsewhere = f"redirect:http://{host}:{other.port}{INFER}"
+        with Hostile(lambda number: elsewhere) as server, oracle_on(server) as oracle:
+            with pytest.raises(TeacherError, match="redirect"):
+                oracle(images())
+            assert (server.questions, server.images, oracle.ledger.spent) == (1, 0, 0)
+        assert other.requests == 0
+
+
+def test_a_redirect_to_itself_comes_to_an_end() -> None:
+    with Hostile(lambda number: "redirect") as server, oracle_on(server) as oracle:
+        with pytest.raises(TeacherError, match="redirect"):
+            oracle(images())
+        assert server.questions < 25
+        assert (server.images, oracle.ledger.spent) == (0, 0)
+
+
+def test_a_batch_that_is_too_large_is_split_and_what_was_refused_costs_nothing() -> None:
+    asked = torch.rand(23, *SHAPE)
+    with Hostile(max_batch=4) as server, oracle_on(server) as oracle:
+        np.testing.assert_array_equal(oracle(asked).numpy(), truth(asked.numpy()))
+        np.testing.assert_array_equal(oracle(asked).numpy(), truth(asked.numpy()))
+        assert max(entry.images for entry in server.served) == 4
+        assert server.images == oracle.ledger.spent == 46
+        assert oracle.ledger.refused == 23
+
+
+@pytest.mark.parametrize("header", ["status:429/1", "status:503/soon"])
+def test_the_wait_that_a_service_asks_for_is_kept(header: str) -> None:
+    with Hostile({1: header}) as server, oracle_on(server) as oracle:
+        started = time.monotonic()
+        asked_truly(oracle)
+        waited = time.monotonic() - started
+    assert (0.95 if header.endswith("1") else 0.0) <= waited < 5
+    assert oracle.num_classes == CLASSES

@@ -1,0 +1,227 @@
+"""Binary teachers with one score an image: its two classes, whatever kind of teacher, form of answer and label mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+import torch
+from torch import Tensor, nn
+
+import dfme
+from dfme.config.settings import TeacherConfig
+from dfme.errors import TeacherError, UserError
+from dfme.nets.small import cnn_small
+from dfme.queries.programs import ProceduralImages
+from dfme.spec import ImageSpec, Teacher
+from teachers.build import make_teacher, wrap_callable
+
+SHAPE = (1, 8, 8)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pictures() -> Iterator[None]:
+    with small_runs.no_pictures():
+        yield
+
+
+def logit(images: Tensor) -> Tensor:
+    """The binary model: a logit z (B,) for class 1, of either sign."""
+    return 8 * (images[:, 0, :4].mean(dim=(1, 2)) - images[:, 0, 4:].mean(dim=(1, 2)))
+
+
+IMAGES = torch.rand(6, *SHAPE, generator=torch.Generator().manual_seed(0))
+Z = logit(IMAGES).double()
+P = 1 / (1 + (-Z).exp())
+TRUTH = {
+    "logits": torch.stack([torch.zeros_like(Z), Z], dim=1),
+    "probabilities": torch.stack([1 - P, P], dim=1),
+    "label": (Z > 0).long(),
+}
+
+# In what form a function may answer: a column, a plain vector, another library's, squeezed, other precision.
+FORMS: dict[str, Callable[[Tensor], Any]] = {
+    "column": lambda score_B: score_B[:, None],
+    "vector": lambda score_B: score_B,
+    "array": lambda score_B: score_B.numpy(),
+    "list": lambda score_B: score_B.tolist(),
+    "half": lambda score_B: score_B.half()[:, None],
+    "squeezed": lambda score_B: score_B[:, None].squeeze(),
+}
+
+
+def own(of: str, form: str) -> Callable[[Tensor], Any]:
+    """A function that answers a logit or a probability an image."""
+
+    def answer(images: Tensor) -> Any:
+        score_B = logit(images)
+        return FORMS[form](score_B if of == "logits" else score_B.sigmoid())
+
+    return answer
+
+
+def test_both_signs_are_there() -> None:
+    assert 0 < int((Z > 0).sum()) < len(Z)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("of", "mode"), [("logits", "logits"), ("probabilities", None), ("probabilities", "label")])
+def test_a_function_with_one_score_an_image(of: str, mode: str | None, form: str) -> None:
+    teacher = wrap_callable(own(of, form), shape=SHAPE, num_classes=2, label_mode=mode)
+    expected, near = TRUTH[mode or of], 2e-3 if form == "half" else 1e-5
+    torch.testing.assert_close(teacher(IMAGES).to(expected.dtype), expected, rtol=near, atol=near)
+    for one, truth in zip(IMAGES.split(1), expected.split(1), strict=True):
+        torch.testing.assert_close(teacher(one).to(truth.dtype), truth, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize(("mode", "form"), [("label", "vector"), ("probabilities", "column"), ("top_k:1", "array")])
+def test_a_function_that_says_its_scores_are_logits_is_cut_at_0(mode: str, form: str) -> None:
+    answer: Any = own("logits", form)
+    answer.label_mode = "logits"
+    found = wrap_callable(answer, shape=SHAPE, num_classes=2, label_mode=mode)(IMAGES)
+    if mode == "top_k:1":
+        top_B = TRUTH["label"]
+        assert torch.equal(found.isnan().int().argmin(dim=1), top_B)
+        torch.testing.assert_close(found.nansum(dim=1).double(), TRUTH["probabilities"].max(dim=1).values)
+    else:
+        torch.testing.assert_close(found.to(TRUTH[mode].dtype), TRUTH[mode], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["label", "probabilities", None])
+def test_logits_that_were_taken_for_probabilities_are_refused_not_cut_at_a_half(mode: str | None) -> None:
+    """A label from .5 on a logit's scale would be wrong, and nothing in a label would show it."""
+    teacher = wrap_callable(own("logits", "column"), shape=SHAPE, num_classes=2, label_mode=mode)
+    with pytest.raises(TeacherError, match=r"one probability per image.*if these are logits.*label_mode = 'logits'"):
+        teacher(IMAGES)
+
+
+def test_whole_numbers_are_labels() -> None:
+    teacher = wrap_callable(lambda images: (logit(images) > 0).long(), shape=SHAPE, num_classes=2, label_mode="label")
+    assert torch.equal(teacher(IMAGES), TRUTH["label"])
+
+
+def test_one_class_is_no_number_of_classes() -> None:
+    class One:
+        shape, num_classes = SHAPE, 1
+
+        def __call__(self, images: Tensor) -> Tensor:
+            return logit(images)
+
+    expected = r"at least 2 \(a binary model with one output has 2\), got 1"
+    with pytest.raises(UserError, match=expected):
+        wrap_callable(One())
+    with pytest.raises(UserError, match=expected):
+        dfme.extract(logit, shape=SHAPE, num_classes=1, budget=10)
+
+
+@pytest.mark.parametrize("classes", [3, 10])
+def test_one_score_of_several_classes_is_refused_with_what_to_do(classes: int, tmp_path: Path) -> None:
+    with pytest.raises(TeacherError, match=r"got \(20, 1\); if it is a binary model.*--teacher\.num-classes 2"):
+        run(own("probabilities", "column"), tmp_path / "run", num_classes=classes)
+
+
+# Networks
+
+
+def checkpoint(tmp_path: Path, arch: str = "cnn_small") -> tuple[Path, nn.Module]:
+    torch.manual_seed(0)
+    net = cnn_small(SHAPE, 1).eval()
+    path = tmp_path / f"{arch}.pt"
+    torch.save(net.state_dict(), path)
+    return path, net
+
+
+def loaded(kind: str, options: dict[str, Any], **common: Any) -> Teacher:
+    return make_teacher(TeacherConfig(kind=kind, shape=SHAPE, **common), options, CPU)
+
+
+@pytest.mark.parametrize("given", [{}, {"num_classes": 2}], ids=["found", "said"])
+@pytest.mark.parametrize("mode", ["logits", "probabilities", "label"])
+def test_a_checkpoint_whose_last_layer_has_one_output_is_recognised(
+    tmp_path: Path, mode: str, given: dict[str, int]
+) -> None:
+    path, net = checkpoint(tmp_path)
+    teacher = loaded("torch", {"checkpoint": str(path)}, label_mode=mode, **given)
+    with torch.no_grad():
+        z_B1 = net(IMAGES).double()
+    p_B1 = z_B1.sigmoid()
+    truth = {
+        "logits": torch.cat([torch.zeros_like(z_B1), z_B1], 1),
+        "probabilities": torch.cat([1 - p_B1, p_B1], 1),
+        "label": (z_B1[:, 0] > 0).long(),
+    }[mode]
+    assert teacher.num_classes == 2
+    torch.testing.assert_close(teacher(IMAGES).to(truth.dtype), truth, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_tell_no_architecture_but_fit_one_with_one_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a torchvision classifier: by its name and two classes, the file's one output is found."""
+    path, _ = checkpoint(tmp_path)
+    monkeypatch.setattr("teachers.local.pytorch.infer_net", lambda state: None)
+    teacher = loaded("torch", {"checkpoint": str(path), "arch": "cnn_small"}, num_classes=2, label_mode="logits")
+    assert teacher(IMAGES)[:, 0].tolist() == [0.0] * len(IMAGES)
+    with pytest.raises(UserError, match="of another shape"):
+        loaded("torch", {"checkpoint": str(path), "arch": "cnn_small"}, num_classes=3)
+
+
+class Lone(nn.Module):
+    """One logit an image, with or without its axis."""
+
+    def __init__(self, column: bool) -> None:
+        super().__init__()
+        self.column = column
+
+    def forward(self, images: Tensor) -> Tensor:
+        z_B = 8 * (images[:, 0, :4].mean(dim=[1, 2]) - images[:, 0, 4:].mean(dim=[1, 2]))
+        return z_B[:, None] if self.column else z_B
+
+
+@pytest.mark.parametrize("column", [True, False])
+def test_a_program_with_one_output_with_or_without_its_axis(column: bool, tmp_path: Path) -> None:
+    program = torch.export.export(Lone(column), (IMAGES,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.export.save(program, tmp_path / "lone.pt2")
+    teacher = loaded("pt2", {"program": str(tmp_path / "lone.pt2"), "trust": True}, label_mode="logits")
+    torch.testing.assert_close(teacher(IMAGES).double(), TRUTH["logits"], rtol=1e-5, atol=1e-5)
+
+
+# Whole runs
+
+
+def run(teacher: Callable[..., Any], out: Path, **settings: Any) -> dfme.Result:
+    settings = {"num_classes": 2, "method": "procedural", "budget": 400, **settings}
+    options = {"batch_size": 20, "student_steps": 1}
+    student = {"lr": 0.05, "replay_steps": 4, "replay_batch": 32}
+    return dfme.extract(teacher, shape=SHAPE, method_options=options, student=student, out=out, **settings)
+
+
+@pytest.mark.parametrize(
+    ("of", "form", "mode"),
+    [
+        ("logits", "column", "logits"),
+        ("probabilities", "vector", None),
+        ("probabilities", "squeezed", "label"),
+    ],
+)
+def test_a_student_of_two_classes_follows_a_function_with_one_score(
+    of: str, form: str, mode: str | None, tmp_path: Path
+) -> None:
+    result = run(own(of, form), tmp_path / "run", label_mode=mode)
+    leaves = ProceduralImages(ImageSpec(SHAPE), ("leaves",))
+    with torch.no_grad():
+        scores = result.student(images := leaves.draw(500, torch.Generator().manual_seed(3)))
+    assert scores.shape == (500, 2)
+    assert (scores.argmax(dim=1) == (logit(images) > 0)).double().mean() > 0.85
+
+
+def test_a_student_follows_a_checkpoint_with_one_output(tmp_path: Path) -> None:
+    path, _ = checkpoint(tmp_path)
+    teacher = loaded("torch", {"checkpoint": str(path)}, label_mode="label")
+    result = run(teacher, tmp_path / "run", num_classes=None, label_mode=None)
+    assert result.summary["label_mode"] == "label"
+    assert result.summary["spent"] == 400
