@@ -30,7 +30,7 @@ from torch import Tensor
 
 from dfme.compute import ieee_fp32
 from dfme.errors import UserError
-from dfme.estimators.base import Composed, Estimate, Objective
+from dfme.estimators.base import Estimate, ImageFunction, Objective
 from dfme.estimators.differences import check_point
 from dfme.estimators.directions import DIRECTIONS, PerturbedPoint
 from dfme.estimators.finite_difference import FiniteDifference
@@ -82,7 +82,7 @@ class ExactStudent:
         """Images asked for: B (m + 1)."""
         return self.inner.cost(batch, ahead)
 
-    def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
+    def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         """Estimate d objective / d point; the points themselves are asked about first.
 
         ``differences_BM`` are the teacher's: value(x, a(x + h v)) - value(x, a(x)). The directions are those that
@@ -112,7 +112,7 @@ class ExactStudent:
         """Nothing to load."""
 
     def _probed(
-        self, objective: Composed, centre_BCHW: Tensor, base_B: Tensor, own_BCHW: Tensor, rng: torch.Generator
+        self, objective: Objective, centre_BCHW: Tensor, base_B: Tensor, own_BCHW: Tensor, rng: torch.Generator
     ) -> _Probed:
         """Both terms seen through the same directions: the teacher's as it was probed, the student's as it is."""
         inner = self.inner
@@ -153,7 +153,7 @@ class _Held:
     sequence tells which image it belongs to.
     """
 
-    def __init__(self, objective: Composed, centre_BCHW: Tensor) -> None:
+    def __init__(self, objective: Objective, centre_BCHW: Tensor) -> None:
         self._objective = objective
         self._centre_BCHW = centre_BCHW
         self._asked = 0

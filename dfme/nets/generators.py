@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import cast
 
 import torch
@@ -32,9 +32,16 @@ class GeneratorNet(nn.Module, ABC):
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         """``count`` latents, on the device of ``rng``."""
 
+    @property
     @abstractmethod
-    def watched(self) -> AbstractContextManager[list[Tensor]]:
+    def last_convolution(self) -> nn.Module:
+        """The layer that ``gen_op`` comes from: what it reads spans what a step of its weights can reach."""
+
+    @contextmanager
+    def watched(self) -> Iterator[list[Tensor]]:
         """Collects what the last convolution reads, (B, F, H, W) detached, in every call meanwhile."""
+        with read_by(self.last_convolution) as read:
+            yield read
 
     def squash(self, u_BCHW: Tensor) -> Tensor:
         """The image within the bounds."""
@@ -97,11 +104,9 @@ class Generator(GeneratorNet):
         u_BCHW: Tensor = self.blocks(self.stem(z_BZ))
         return u_BCHW
 
-    @contextmanager
-    def watched(self) -> Iterator[list[Tensor]]:
-        last = next(layer for layer in reversed(self.blocks) if isinstance(layer, nn.Conv2d))
-        with read_by(last) as read:
-            yield read
+    @property
+    def last_convolution(self) -> nn.Module:
+        return next(layer for layer in reversed(self.blocks) if isinstance(layer, nn.Conv2d))
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         """``count`` latents from N(0, I), drawn on the generator's device."""
@@ -149,10 +154,9 @@ class Transforming(GeneratorNet):
         u_BCHW: Tensor = base_BCHW + self.last(self.blocks(mixed_BFHW))
         return u_BCHW
 
-    @contextmanager
-    def watched(self) -> Iterator[list[Tensor]]:
-        with read_by(self.last) as read:
-            yield read
+    @property
+    def last_convolution(self) -> nn.Module:
+        return self.last
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         """``count`` latents: noise from N(0, I), and base images as u."""
@@ -174,6 +178,10 @@ class Several(GeneratorNet):
     def forward(self, latent_BL: Tensor) -> Tensor:
         parts = latent_BL.tensor_split(len(self.members))
         return torch.cat([member(part) for member, part in zip(self.members, parts, strict=True) if len(part)])
+
+    @property
+    def last_convolution(self) -> nn.Module:
+        return self._nets()[0].last_convolution
 
     @contextmanager
     def watched(self) -> Iterator[list[Tensor]]:
