@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dfme.config.settings import StudentConfig
 from dfme.spec import LabelMode
 from dfme.students.losses import recovered_logits
-from dfme.students.optimizers import forget_gradients, make_optimizer, set_options
+from dfme.students.optimizers import ScheduledOptimizer, make_optimizer
 
 LOGITS = LabelMode("logits")
 
@@ -28,9 +28,7 @@ class Distillation:
         self.net = net
         self.steps = steps
         self.done = 0
-        self._lr = config.lr
-        self._optimizer = make_optimizer(net, config)
-        self._parameters = list(net.parameters())
+        self._optimizer = ScheduledOptimizer(make_optimizer(net, config), self._lr_factor)
 
     @property
     def left(self) -> int:
@@ -40,14 +38,16 @@ class Distillation:
         """One step on these images; the loss, mean over them. ``vote`` gives scores (B, K)."""
         with torch.no_grad():
             target_BK = recovered_logits(vote(images_BCHW), LOGITS)
-        set_options(self._optimizer, lr=self._lr * 0.5 * (1.0 + math.cos(math.pi * self.done / self.steps)))
         self.net.train()
-        forget_gradients(self._parameters)
+        self._optimizer.zero_grad()
         loss: Tensor = (self.net(images_BCHW) - target_BK).abs().mean()
         loss.backward()
         self._optimizer.step()
         self.done += 1
         return loss.detach()
+
+    def _lr_factor(self) -> float:
+        return 0.5 * (1.0 + math.cos(math.pi * self.done / self.steps))
 
     def state_dict(self) -> dict[str, Any]:
         return {"net": self.net.state_dict(), "optimizer": self._optimizer.state_dict(), "done": self.done}

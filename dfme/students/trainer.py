@@ -17,7 +17,7 @@ from dfme.students.augment import augment
 from dfme.students.distillation import Distillation
 from dfme.students.ensemble import Ensemble, Vote
 from dfme.students.losses import Distance
-from dfme.students.optimizers import forget_gradients, gradient_norm, make_optimizer, set_options
+from dfme.students.optimizers import ScheduledOptimizer, gradient_norm, make_optimizer
 from dfme.students.replay import Replay, Sample
 from dfme.students.schedule import StepPlan, factor, weight_decay
 
@@ -62,8 +62,7 @@ class StudentTrainer:
         self._precision = precision
         self._fresh = fresh
         self._whole = self.nets[0] if len(self.nets) == 1 else Ensemble(self.nets)
-        self._optimizer = make_optimizer(self._whole, config)
-        self._parameters = list(self._whole.parameters())
+        self._optimizer = ScheduledOptimizer(make_optimizer(self._whole, config), self._lr_factor)
         self._average = (
             AveragedModel(self._whole, multi_avg_fn=get_ema_multi_avg_fn(config.average), use_buffers=True)
             if config.average
@@ -158,10 +157,12 @@ class StudentTrainer:
         return list(whole.members) if isinstance(whole, Ensemble) else [whole]
 
     def _begin(self) -> Metrics:
-        lr = self._config.lr * factor(self._schedule, self.progress)
         held = 0 if self.replay is None else len(self.replay)
-        set_options(self._optimizer, lr=lr, weight_decay=weight_decay(self._config, held))
-        return {"student_grad_norm": partial(gradient_norm, self._whole), "student_lr": lr}
+        self._optimizer.set_weight_decay(weight_decay(self._config, held))
+        return {"student_grad_norm": partial(gradient_norm, self._whole), "student_lr": self._optimizer.lr}
+
+    def _lr_factor(self) -> float:
+        return factor(self._schedule, self.progress)
 
     def _renew(self, number: int) -> None:
         """As a round begins, but for the first: the students in part anew, the optimiser and the average wholly."""
@@ -170,7 +171,7 @@ class StudentTrainer:
         assert self._fresh is not None, "rounds need fresh nets"
         for net, fresh in zip(self.nets, self._fresh(number), strict=True):
             shrink_and_perturb(net, fresh, self._config.shrink)
-        self._optimizer.state.clear()
+        self._optimizer.forget_moments()
         if self._average is not None:
             self._average.n_averaged.zero_()
 
@@ -202,7 +203,7 @@ class StudentTrainer:
             images_BCHW, targets = torch.cat([images_BCHW] * 2), torch.cat([targets] * 2)
         if not self._whole.training:  # walking the modules of a net for nothing costs a hundredth of a small one's step
             self._whole.train()
-        forget_gradients(self._parameters)
+        self._optimizer.zero_grad()
         with autocast(images_BCHW.device, self._precision):
             scores = self._whole(images_BCHW)
         losses_B = self._losses(scores.float(), targets)
