@@ -11,7 +11,7 @@ from dfme.compute import DeferredChecks
 from dfme.config.settings import EstimatorConfig, QueriesConfig, ScheduleConfig, StudentConfig
 from dfme.methods import METHODS
 from dfme.methods.base import Parts, opened_for
-from dfme.nets.generators import Generator, GeneratorNet, Several, Transforming
+from dfme.nets.generators import Generator, GeneratorNet, Transforming
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.queries.programs import ProceduralImages
@@ -68,14 +68,13 @@ def make_parts(
     oracle = Oracle(teacher, Ledger(budget), None, deferred)
     config = StudentConfig(**{"lr": 0.05, "replay_batch": 8, **student})
     kept = keeps or config.replay_steps or config.steps
-    replay = Replay(64, teacher.spec, streams["replay"], order=config.replay_order) if kept else None
+    replay = Replay(64, teacher.spec, streams["replay"]) if kept else None
     nets = [
         small_net(teacher.spec, teacher.num_classes, seed + number).to(teacher.device)
         for number in range(config.count or 1)
     ]
     distance = make_distance("auto", teacher.label_mode)
     constant = ScheduleConfig(kind="constant")
-    heir = small_net(teacher.spec, teacher.num_classes, seed + 100) if config.distil_share else None
     trainer = StudentTrainer(
         nets,
         config,
@@ -84,18 +83,15 @@ def make_parts(
         lambda: oracle.ledger.share,
         constant,
         streams["augment"],
-        heir=heir,
         fresh=lambda number: [small_net(teacher.spec, teacher.num_classes, seed + 200 + number) for _ in nets],
     )
     queries = queries or QueriesConfig()
     draw = ProceduralImages(teacher.spec, queries.programs).draw
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        members: list[GeneratorNet] = [
-            Generator(8, teacher.spec) if queries.base == "none" else Transforming(8, teacher.spec, draw)
-            for _ in range(queries.generators)
-        ]
-    made = (members[0] if len(members) == 1 else Several(members, teacher.spec)).to(teacher.device)
+        based = queries.base != "none"
+        made: GeneratorNet = Transforming(8, teacher.spec, draw) if based else Generator(8, teacher.spec)
+    made.to(teacher.device)
     return Parts(oracle, made, trainer, streams, deferred, lambda: 1.0, 1_000, queries=queries, draw=draw)
 
 
