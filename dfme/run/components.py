@@ -17,7 +17,7 @@ from dfme.config.settings import ExtractConfig, Job
 from dfme.methods import METHODS
 from dfme.methods.base import Components, HoldOut, Method
 from dfme.nets import auto_net, build_net
-from dfme.nets.generators import Generator, GeneratorNet, Several, Transforming
+from dfme.nets.generators import Generator, GeneratorNet, Transforming
 from dfme.oracle.oracle import Oracle
 from dfme.queries.evolution import Evolution
 from dfme.queries.pool import ImageSource
@@ -35,45 +35,36 @@ from dfme.students.trainer import StudentTrainer
 
 @dataclass(frozen=True)
 class Nets:
-    """A job's networks. ``heir``: the fresh one that learns the students' vote, where there is to be one.
-
-    ``fresh``: as many newly initialised students, by the number of the round that they are for.
-    """
+    """A job's networks. ``fresh``: as many newly initialised students, by the number of the round that they are for."""
 
     arch: str
     students: list[nn.Module]
     generator: GeneratorNet | None
-    heir: nn.Module | None
     fresh: Callable[[int], list[nn.Module]]
 
     @property
     def all(self) -> list[nn.Module]:
-        return [net for net in (*self.students, self.generator, self.heir) if net is not None]
+        return [net for net in (*self.students, self.generator) if net is not None]
 
 
 def build_nets(job: Job, spec: ImageSpec, num_classes: int, device: torch.device) -> Nets:
-    """The students, the generator and the ensemble's heir as the seed initialises them, on their device."""
-    arch, students, heir = build_students(job.config, students_of(job), spec, num_classes, device)
+    """The students and the generator as the seed initialises them, on their device."""
+    arch, students = build_students(job.config, students_of(job), spec, num_classes, device)
 
     def fresh(number: int) -> list[nn.Module]:
         seed = derived_seed(job.config.seed, f"student round {number}")
         return fresh_nets(arch, spec, num_classes, seed, len(students))
 
-    return Nets(arch, students, build_generator(job, spec, device), heir, fresh)
+    return Nets(arch, students, build_generator(job, spec, device), fresh)
 
 
 def build_students(
     config: ExtractConfig, count: int, spec: ImageSpec, num_classes: int, device: torch.device
-) -> tuple[str, list[nn.Module], nn.Module | None]:
-    """The architecture, so many students and, where it is planned for, the heir of their vote."""
+) -> tuple[str, list[nn.Module]]:
+    """The architecture and so many students, as the seed initialises them, on their device."""
     arch = auto_net(spec.shape) if config.student.arch == "auto" else config.student.arch
-
-    def fresh(purpose: str, number: int) -> list[nn.Module]:
-        nets = fresh_nets(arch, spec, num_classes, derived_seed(config.seed, purpose), number)
-        return [_place(net, config, device) for net in nets]
-
-    heirs = fresh("heir", 1) if config.student.distil_share else [None]
-    return arch, fresh("student", count), heirs[0]
+    nets = fresh_nets(arch, spec, num_classes, derived_seed(config.seed, "student"), count)
+    return arch, [_place(net, config, device) for net in nets]
 
 
 def fresh_nets(arch: str, spec: ImageSpec, num_classes: int, seed: int, number: int) -> list[nn.Module]:
@@ -89,16 +80,13 @@ def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generato
     if latent_size is None:
         return None
     torch.manual_seed(derived_seed(job.config.seed, "generator"))
-    draw = procedural_images(job, spec)
-
-    def one() -> GeneratorNet:
-        if job.queries.base == "none":
-            return Generator(latent_size, spec)
+    net: GeneratorNet
+    if job.queries.base == "none":
+        net = Generator(latent_size, spec)
+    else:
+        draw = procedural_images(job, spec)
         assert draw is not None
-        return Transforming(latent_size, spec, draw)
-
-    generators = job.queries.generators
-    net = one() if generators == 1 else Several([one() for _ in range(generators)], spec)
+        net = Transforming(latent_size, spec, draw)
     _place(net, job.config, device)
     return net
 
@@ -157,7 +145,6 @@ def build_components(
         config.schedule,
         rng["augment"],
         config.precision,
-        nets.heir,
         nets.fresh,
     )
     evolution = None
@@ -211,5 +198,4 @@ def _replay(job: Job, spec: ImageSpec, streams: Streams, directory: Path | None)
         return None
     capacity = min(config.replay_capacity, int(job.config.budget))
     folder = directory / "replay" if directory is not None and config.replay_store == "disk" else None
-    order, precision = config.replay_order, config.replay_precision
-    return Replay(capacity, spec, streams["replay"], order=order, precision=precision, folder=folder)
+    return Replay(capacity, spec, streams["replay"], folder)

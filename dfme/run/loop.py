@@ -31,7 +31,7 @@ SHEET_IMAGES = 64
 CONCLUDING = 50
 """Student steps between two looks at the clock, while nothing is paid for."""
 
-MUST_BE_FINITE = ("student_loss", "replay_loss", "distil_loss", "kl")
+MUST_BE_FINITE = ("student_loss", "replay_loss", "kl")
 """Metrics that are NaN or infinite only when the student's weights are lost."""
 
 

@@ -25,7 +25,6 @@ SETTINGS = {
     "lattice": ({"space": "lattice", "step": 2.0, "direction": "dct"}, 1 + 1),
     "student": ({"kind": "prior_guided", "directions": 2}, 2 + 1),
     "neighbours": ({"kind": "prior_guided", "prior": "neighbours", "space": "image"}, 1 + 1),
-    "exact": ({"kind": "exact_student"}, 1 + 1),
 }
 
 

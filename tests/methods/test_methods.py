@@ -70,7 +70,7 @@ CHOICES = [
     {},
     {"pool": 2},
     {"pool": 3, "choose": "random", "balance": False},
-    {"pool": 2, "choose": "disagreement", "ceiling": 0.5},
+    {"pool": 2, "choose": "disagreement"},
 ]
 
 
@@ -107,7 +107,7 @@ def test_whatever_is_paid_for_a_step_spends_its_cost_and_the_rest_the_rest(name,
 
 @pytest.mark.parametrize(("name", "mode"), EVERY)
 def test_k_steps_a_round_trip_and_the_rest_are_n_steps_bit_for_bit(name, mode):
-    options = {"replay_steps": 2, "average": 0.9, "augment": "both", "replay_order": "hard"}
+    options = {"replay_steps": 2, "average": 0.9, "augment": "both"}
     whole = parts_for(name, LinearTeacher(SPEC, mode=mode), 10_000, **options)
     straight = make_method(name, whole)
     parts = parts_for(name, LinearTeacher(SPEC, mode=mode), 10_000, **options)

@@ -15,12 +15,11 @@ from dfme.students.schedule import StepPlan
 from dfme.students.trainer import shrink_and_perturb
 
 SPEC = ImageSpec((1, 8, 8))
-QUARTERS = StepPlan(0, 90, 0, (0.25, 0.5, 1.0))
+QUARTERS = StepPlan(0, 90, (0.25, 0.5, 1.0))
 
 
 def test_rounds_take_equal_parts_of_the_steps():
     assert StepPlan.of(StudentConfig(steps=90, rounds=(0.25, 0.5, 1.0))) == QUARTERS
-    assert StepPlan.of(StudentConfig(steps=100, rounds=(0.5, 1.0), distil_share=0.4)) == StepPlan(0, 60, 40, (0.5, 1.0))
     assert QUARTERS.edges == [0, 30, 60, 90]
 
 

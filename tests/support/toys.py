@@ -89,7 +89,7 @@ def make_parts(
         torch.manual_seed(seed)
         draw = ProceduralImages(spec, job.queries.programs).draw
         made = Generator(8, spec) if job.queries.base == "none" else Transforming(8, spec, draw)
-    built = Nets("small", nets(0), made.to(teacher.device), None, lambda number: nets(200 + number))
+    built = Nets("small", nets(0), made.to(teacher.device), lambda number: nets(200 + number))
     return build_components(job, built, oracle, rng, deferred)
 
 
