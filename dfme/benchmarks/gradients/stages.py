@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.benchmarks.gradients.white_box import WhiteBox
-from dfme.compute import DeferredChecks
+from dfme.compute import DeferredChecks, ieee_fp32
 from dfme.config.settings import Job
 from dfme.estimators.base import Estimator
 from dfme.methods import METHODS
@@ -77,7 +77,7 @@ def _assemble(box: WhiteBox, job: Job) -> tuple[Parts, DeferredChecks]:
     """What ``dfme.run.build`` makes for a run, without files."""
     config, deferred, streams = job.config, DeferredChecks(), Streams(job.config.seed, box.device)
     mode = LabelMode.parse(job.teacher.label_mode or "probabilities")
-    oracle = Oracle(box.as_seen(job.teacher.levels, mode, "ieee"), Ledger(int(config.budget)), None, deferred)
+    oracle = Oracle(box.as_seen(job.teacher.levels, mode, ieee_fp32), Ledger(int(config.budget)), None, deferred)
     nets = build_nets(job, oracle.spec, box.num_classes, box.device)
     parts = make_components(job, nets, oracle, streams, deferred)
     torch.manual_seed(derived_seed(config.seed, "global"))
