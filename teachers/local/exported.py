@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from teachers.local.facts import first_line
+from teachers.local.checks import first_line
 from teachers.local.program import Program, ProgramTeacher, make_program_teacher
 from teachers.options import Pt2Options, TorchScriptOptions
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.files import open_file
 
@@ -17,7 +18,7 @@ PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 MOST_CONFIG = 10_000_000
 """Bytes of the longest configuration that is read: an index of weights names every tensor of a large model."""
 
-Scale = tuple[tuple[float, ...], tuple[float, ...]]
+Scale = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
 """Per-channel mean and deviation."""
 
 
@@ -68,6 +69,11 @@ def _require_inside(folder: Path, name: str) -> None:
         raise UserError(f"{folder / INDEX}: names a file of weights outside the folder: {name!r}")
     if posix.suffix != ".safetensors" or not (folder / name).is_file():
         raise UserError(f"{folder / INDEX}: expected safetensors files beside it, but {name!r} is none")
+
+
+def given_scale(config: TeacherConfig) -> Scale | None:
+    """The mean and deviation of the configuration, if it has either."""
+    return None if config.mean is None and config.std is None else (config.mean, config.std)
 
 
 def scaled(bounds: tuple[float, float] | None, mean: tuple[float, ...], std: tuple[float, ...]) -> Scale:

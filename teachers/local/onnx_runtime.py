@@ -15,8 +15,7 @@ from torch import Tensor
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from teachers.local.extras import import_extra
-from teachers.local.facts import first_line
+from teachers.local.checks import first_line, import_extra
 from teachers.local.program import Axes, Program, ProgramTeacher, make_program_teacher
 from teachers.options import OnnxOptions
 

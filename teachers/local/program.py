@@ -13,7 +13,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.label_modes import as_classes
-from teachers.local.facts import agreed, as_text, first_line
+from teachers.local.checks import agreed, agreed_classes, as_text, first_line
 from teachers.local.pytorch import Normalise
 
 Axes = tuple[int | None, int | None, int | None]
@@ -109,8 +109,7 @@ def make_program_teacher(
     scores_BK = first_look(program.source, uncounted.raw, spec)
     _require_kind(program.source, scores_BK, answers)
     says = f"the answers of {program.source} are for"
-    found = max(scores_BK.shape[1], 2)
-    classes = agreed("number of classes", "--teacher.num-classes", config.num_classes, found, says, program.source)
+    classes = agreed_classes(config.num_classes, scores_BK.shape[1], says, program.source)
     return ProgramTeacher(program, spec, classes, LabelMode(answers), normalise)
 
 
