@@ -26,10 +26,9 @@ SAYS, ORIGIN = "the weights are for", "the weights"
 
 
 class Normalise:
-    """(x - mean) / std per channel, as the teacher's network wants its images; nothing for neither.
+    """(x - mean) / std, with one number per channel or one for all; images as they are without either.
 
-    ``mean`` and ``std`` have one number per channel, or a single one for all. UserError for any other count,
-    for a deviation that is not positive, and for one given without the other.
+    UserError for any other count, for a deviation that is not positive, and for one given without the other.
     """
 
     def __init__(
@@ -61,9 +60,8 @@ class Normalise:
 class TorchTeacher:
     """A network from images to logits, behind the same call as every teacher.
 
-    It takes the network over: moves it to ``device`` and keeps it in eval mode. Answers lie on ``device``,
-    and no autograd is recorded. The network runs in fp32 even under autocast. A network with one output is
-    taken for a binary classifier whose logit is that of class 1; ``num_classes`` is 2 then.
+    It moves the network to ``device`` and keeps it in eval mode; answers lie there, without autograd, and in fp32
+    even under autocast. A network with one output is a binary classifier that gives the logit of class 1.
     """
 
     def __init__(
