@@ -18,7 +18,7 @@ from dfme.cli.help import command_help, overview
 from dfme.config.commands import BenchConfig
 from dfme.config.messages import did_you_mean
 from dfme.config.options import Option
-from dfme.config.settings import Job
+from dfme.config.settings import Job, TeacherConfig
 from dfme.errors import DfmeError, UserError
 from dfme.run.directory import RunDirectory
 from dfme.run.job import resume_command
@@ -145,9 +145,16 @@ def _bench(argv: Sequence[str]) -> int:
 
         print(run_bench(replace(config, cases=kernels)))
     if kernels != config.cases:
+        from dfme.run.build import run_job
         from teachers.serve.throughput import ratio_table, time_http
 
-        print(ratio_table(time_http(config, parse_extract(["--budget", "60k"]))))
+        job = parse_extract(["--budget", "60k"])
+
+        def extract_from(teacher: TeacherConfig, options: dict[str, Any], out: Path) -> float:
+            one = replace(job, config=replace(job.config, out=str(out)), teacher=teacher, teacher_options=options)
+            return float(run_job(one, console=False).summary["wall_seconds"])
+
+        print(ratio_table(time_http(job.teacher, job.teacher_options, config.rounds, extract_from)))
     return 0
 
 
