@@ -1,28 +1,38 @@
-"""``run.py report``: which run is drawn again."""
+"""``run.py report``: draw a run again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from dfme.config.values import Option
 from dfme.errors import UserError
 
-HELP = """usage: run.py report RUN
+SUMMARY = "draw the curves and the report of a run again"
+USAGE = "RUN"
 
-Draw the curves, the sample sheets and report.html of the run directory RUN again, from its files."""
+
+def options(words: Sequence[str]) -> Iterable[Option]:
+    """None: it takes the run's directory alone."""
+    return ()
 
 
-def run_directory(argv: Sequence[str]) -> Path:
-    """The run directory that the words name.
+def run(words: Sequence[str]) -> int:
+    """Draw the curves, the sample sheets and report.html again, from the run's files."""
+    path = run_directory(words)
+    from dfme.report import write_report
 
-    Raises:
-        UserError: if it is not one.
-    """
-    if len(argv) != 1 or argv[0].startswith("-"):
+    print(write_report(path))
+    return 0
+
+
+def run_directory(words: Sequence[str]) -> Path:
+    """The run directory that the words name; UserError if it is not one."""
+    if len(words) != 1 or words[0].startswith("-"):
         raise UserError(
-            f"report: expected one run directory, as in run.py report runs/x, got {' '.join(argv) or 'none'}"
+            f"report: expected one run directory, as in run.py report runs/x, got {' '.join(words) or 'none'}"
         )
-    path = Path(argv[0])
+    path = Path(words[0])
     if not (path / "config.yaml").is_file():
-        raise UserError(f"report: expected a run directory, but {argv[0]!r} has no config.yaml")
+        raise UserError(f"report: expected a run directory, but {words[0]!r} has no config.yaml")
     return path

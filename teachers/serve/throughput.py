@@ -20,7 +20,7 @@ from typing import NamedTuple
 import httpx2
 import torch
 
-from dfme.config.commands import BenchConfig
+from dfme.benchmarks.options import BenchConfig
 from dfme.config.settings import Job, TeacherConfig
 from dfme.errors import RunError
 from dfme.run.build import run_job
