@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dfme.benchmarks.options import BenchConfig
 from dfme.cli import teacher_side
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.extract import parse_extract
-from dfme.config.values import Option
 
 SUMMARY = "time the loop against the bare kernels of the same work"
 INPUTS = CommandInputs(BenchConfig)
-
-
-def options(words: Sequence[str]) -> Iterable[Option]:
-    """What to time, and how long."""
-    return Arguments(words, INPUTS).options.values()
 
 
 def run(words: Sequence[str]) -> int:

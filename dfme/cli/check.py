@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from pydantic.dataclasses import dataclass
@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from dfme.cli import teacher_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_recipe
 from dfme.config.fields import CONFIG, Count, Device, Seed
-from dfme.config.values import Option, build
+from dfme.config.values import build
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -29,11 +29,6 @@ class CheckConfig:
 
 SUMMARY = "ask a teacher a few hundred images and say what its answers are good for"
 INPUTS = CommandInputs(CheckConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY - {"seed", "device"})
-
-
-def options(words: Sequence[str]) -> Iterable[Option]:
-    """With the options of the teacher that is named."""
-    return Arguments(words, INPUTS).options.values()
 
 
 def run(words: Sequence[str]) -> int:

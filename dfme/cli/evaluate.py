@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from dfme.cli.teacher_side import check_teacher
 from dfme.config.fields import CONFIG, Device
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
-from dfme.config.values import Option, build
+from dfme.config.values import build
 from dfme.methods import METHODS
 from dfme.run.checks import evaluation_problems, file_problems
 
@@ -43,11 +43,6 @@ def _recipe(flags: Sequence[Flag]) -> Path | None:
 
 SUMMARY = "score a student against its teacher: accuracy, agreement, divergence"
 INPUTS = CommandInputs(EvaluateConfig, teacher=True, recipe=_recipe, ignored=RECIPE_ONLY - {"device", "evaluation"})
-
-
-def options(words: Sequence[str]) -> Iterable[Option]:
-    """With the options of the teacher that is named."""
-    return Arguments(words, INPUTS).options.values()
 
 
 def run(words: Sequence[str]) -> int:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from dfme.cli.arguments import Arguments, CommandInputs, default_recipe
 from dfme.cli.teacher_side import check_teacher
 from dfme.config.settings import ExtractConfig, Job
-from dfme.config.values import Option, build
+from dfme.config.values import build
 from dfme.run.checks import find_problems
 from dfme.run.job import resume_command
 
 SUMMARY = "clone a teacher by its answers alone; the command when none is named"
 INPUTS = CommandInputs(ExtractConfig, teacher=True, method=True, recipe=default_recipe)
-
-
-def options(words: Sequence[str]) -> Iterable[Option]:
-    """With the options of the teacher and the method that are named."""
-    return Arguments(words, INPUTS).options.values()
 
 
 def run(words: Sequence[str]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_re
 from dfme.cli.flags import Flag
 from dfme.config.messages import Problem, unknown_choice
 from dfme.config.settings import ExtractConfig, Job
-from dfme.config.values import Option, build, leaves
+from dfme.config.values import build, leaves
 from dfme.methods import SECTIONS
 from dfme.run.checks import find_problems, fresh_directory_problems
 from dfme.spec import LabelMode
@@ -28,11 +28,6 @@ def _recipe(flags: Sequence[Flag]) -> Path | None:
 SUMMARY = "measure estimated gradients against the true ones of a teacher of your own"
 HEEDED = {"budget", "seed", "device", "channels_last", "schedule", "student", "evaluation", "method", *SECTIONS}
 INPUTS = CommandInputs(GradientsConfig, teacher=True, method=True, recipe=_recipe, ignored=RECIPE_ONLY - HEEDED)
-
-
-def options(words: Sequence[str]) -> Iterable[Option]:
-    """With the options of the teacher and the method that are named."""
-    return Arguments(words, INPUTS).options.values()
 
 
 def run(words: Sequence[str]) -> int:

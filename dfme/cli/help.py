@@ -22,11 +22,11 @@ FEW = 24
 CONFIG_FILE = Option("config", str, None, "YAML file of options; flags beat it")
 
 
-def command_help(command: str, usage: str, summary: str, options: Iterable[Option], everything: bool) -> str:
+def command_help(command: str, summary: str, options: Iterable[Option], everything: bool) -> str:
     """The help of one command: its options by group; of many, those that a beginner needs, or ``everything``."""
     listed = list(options)
     shown = [option for option in listed if option.basic or everything or len(listed) <= FEW]
-    lines = [f"usage: run.py {command} {usage}", "", summary]
+    lines = [f"usage: run.py {command} {'[FLAGS]' if listed else 'RUN'}", "", summary]
     groups: dict[str, list[Option]] = {}
     for option in [CONFIG_FILE, *shown] if shown else []:
         groups.setdefault(option.key.rpartition(".")[0], []).append(option)

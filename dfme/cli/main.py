@@ -5,40 +5,32 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Sequence
+from typing import Protocol, cast
 
 from dfme import __version__
+from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.flags import HELP
 from dfme.cli.help import command_help, overview
 from dfme.config.messages import did_you_mean
+from dfme.config.values import Option
 from dfme.errors import DfmeError, UserError
 
 
 class Verb(Protocol):
-    """A command: a module of this package."""
+    """A command: a module with the line that says what it does, the options it reads, and its function.
+
+    ``options(words)`` lists the options where ``INPUTS`` alone does not say them.
+    """
 
     SUMMARY: str
-
-    def options(self, words: Sequence[str]) -> Iterable[Any]:
-        """The options that hold for the words after the command."""
+    INPUTS: CommandInputs | None
 
     def run(self, words: Sequence[str]) -> int:
-        """Do what these words ask for; the exit code."""
+        """Do what the words after the command ask for; the exit code."""
 
 
-VERBS = (
-    "extract",
-    "compare",
-    "retrain",
-    "train-teacher",
-    "evaluate",
-    "check",
-    "serve",
-    "report",
-    "gradients",
-    "bench",
-)
+VERBS = ("extract", "compare", "retrain", "train-teacher", "evaluate", "check", "serve", "report", "gradients", "bench")
 """The commands; extract is meant when none is named."""
 
 
@@ -81,6 +73,11 @@ def _dispatch(words: list[str]) -> int:
     verb = find(name)
     if not set(HELP) & set(words):
         return verb.run(words)
-    usage = getattr(verb, "USAGE", "[FLAGS]")
-    print(command_help(name, usage, verb.SUMMARY, verb.options(words), everything="--help-all" in words))
+    print(command_help(name, verb.SUMMARY, _options(verb, words), everything="--help-all" in words))
     return 0
+
+
+def _options(verb: Verb, words: Sequence[str]) -> list[Option]:
+    if hasattr(verb, "options"):
+        return list(verb.options(words))
+    return [] if verb.INPUTS is None else list(Arguments(words, verb.INPUTS).options.values())

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from dfme.config.values import Option
 from dfme.errors import UserError
 
 SUMMARY = "draw the curves and the report of a run again"
-USAGE = "RUN"
-
-
-def options(words: Sequence[str]) -> Iterable[Option]:
-    """None: it takes the run's directory alone."""
-    return ()
+INPUTS = None
 
 
 def run(words: Sequence[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from dfme.cli.flags import Flag, last_text
 from dfme.config.fields import CONFIG, Basic, Device, Seed
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig
-from dfme.config.values import Option, build, leaves
+from dfme.config.values import build, leaves
 from dfme.run.checks import evaluation_problems, fresh_directory_problems, net_problems
 from dfme.run.directory import RunDirectory
 
@@ -59,11 +59,6 @@ def _recipe(flags: Sequence[Flag]) -> Path | None:
 SUMMARY = "train a fresh student on the answers that a run paid for, asking nothing"
 OWN = {field.name for field in dataclasses.fields(RetrainConfig)} - {"run", "out"}
 INPUTS = CommandInputs(RetrainConfig, recipe=_recipe, ignored=(RECIPE_ONLY | {"teacher"}) - OWN)
-
-
-def options(words: Sequence[str]) -> Iterable[Option]:
-    """Those of a run that its student's training heeds."""
-    return Arguments(words, INPUTS).options.values()
 
 
 def run(words: Sequence[str]) -> int:

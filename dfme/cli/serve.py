@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_re
 from dfme.cli.teacher_side import ServeConfig
 from dfme.config.messages import Problem
 from dfme.config.settings import TeacherConfig
-from dfme.config.values import Option, build
+from dfme.config.values import build
 from dfme.errors import UserError
 
 SUMMARY = "serve a teacher over the Open Inference Protocol v2, to rehearse an audit"
@@ -24,11 +24,6 @@ INPUTS = CommandInputs(ServeConfig, teacher=True, recipe=default_recipe, ignored
 
 FILES = ("checkpoint", "program", "model", "folder")
 """Options of the kinds of teacher from which a model's name is taken."""
-
-
-def options(words: Sequence[str]) -> Iterable[Option]:
-    """With the options of the teacher that is named."""
-    return Arguments(words, INPUTS).options.values()
 
 
 def run(words: Sequence[str]) -> int:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dfme.cli import teacher_side
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.teacher_side import TrainTeacherConfig
 from dfme.config.messages import Problem
-from dfme.config.values import Option
 from dfme.run.checks import dataset_problems, net_problems
 
 SUMMARY = "train a teacher to practise on, and save its weights"
 INPUTS = CommandInputs(TrainTeacherConfig)
-
-
-def options(words: Sequence[str]) -> Iterable[Option]:
-    """Those of the recipes in configs/teachers."""
-    return Arguments(words, INPUTS).options.values()
 
 
 def run(words: Sequence[str]) -> int:
