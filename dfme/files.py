@@ -1,7 +1,7 @@
 """Files that survive a kill: append-only logs, and files that are the old one or the new one, never half.
 
 What was handed to the operating system outlives the process, so a kill loses nothing. A power cut may lose
-what the system had not yet put on the disk; ``fsync`` makes an append wait for that too.
+what the system had not yet put on the disk.
 
 A run directory may come from somebody else: nothing is written through a link, and no pipe is waited for.
 """
@@ -70,9 +70,8 @@ class AppendFile:
     Raises RunError where the file cannot be opened or written.
     """
 
-    def __init__(self, path: Path, size: int = 0, fsync: bool = False) -> None:
+    def __init__(self, path: Path, size: int = 0) -> None:
         self.path = path
-        self._fsync = fsync
         self._fd = -1
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -85,12 +84,10 @@ class AppendFile:
             raise disk_error("open", path, error) from error
 
     def append(self, *chunks: bytes | memoryview) -> None:
-        """Hand the chunks, in order and as one, to the operating system (and to the disk, with ``fsync``)."""
+        """Hand the chunks, in order and as one, to the operating system."""
         start = os.lseek(self._fd, 0, os.SEEK_END)
         try:
             self._write(chunks)
-            if self._fsync:
-                os.fdatasync(self._fd)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, start)

@@ -108,8 +108,8 @@ def test_a_seed_decides_everything_and_nothing_outside_is_moved(run: Path, tmp_p
     assert students[0] == students[1] != students[2]
 
 
-def test_an_ensemble_and_its_heir(run: Path, tmp_path: Path) -> None:
-    student = {"count": 2, "distil_share": 0.5, "steps": 120}
+def test_an_ensemble(run: Path, tmp_path: Path) -> None:
+    student = {"count": 2, "steps": 120}
     made = retrain(run, tmp_path / "again", settings(student=student), quiet)
     assert (made["students"], made["student_steps"]) == (2, 120)
     assert made["vote_agreement"] > 0.2
