@@ -16,7 +16,7 @@ from fuzzing import JSON, fuzz, mutated, only_ours, repacked, saved, with_header
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfme.cli.main import parse_extract
+from dfme.cli.extract import parse_extract
 from dfme.config.settings import TeacherConfig
 from dfme.config.yaml_files import MAX_BYTES, load_yaml
 from dfme.errors import UserError

@@ -16,7 +16,7 @@ import pytest
 import small_runs
 from small_runs import Metered, clone
 
-from dfme.cli.main import parse_extract
+from dfme.cli.extract import parse_extract
 from dfme.config.settings import WandbConfig
 from dfme.data import load_dataset
 from dfme.errors import DfmeError, RunError, UserError

@@ -17,18 +17,20 @@ import pytest
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.benchmarks.gradients.options import GradientsConfig
+from dfme.benchmarks.options import BenchConfig, CompareConfig
 from dfme.cli.evaluate import EvaluateConfig
-from dfme.cli.main import COMMANDS, parse_extract
-from dfme.config.commands import BenchConfig, CompareConfig, RetrainConfig, ServeConfig
-from dfme.config.options import dataclass_options
+from dfme.cli.extract import parse_extract
+from dfme.cli.main import VERBS
+from dfme.cli.retrain import RetrainConfig
 from dfme.config.settings import ExtractConfig, TeacherConfig
+from dfme.config.values import options_of
 from dfme.config.yaml_files import load_yaml
 from dfme.methods import METHODS, SECTIONS
 from dfme.report.metrics import metrics_table
 from dfme.run.method_checks import POOLS
 from dfme.spec import ImageSpec
 from teachers import KINDS
-from teachers.options import TrainTeacherConfig
+from teachers.options import ServeConfig, TrainTeacherConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -113,7 +115,7 @@ def test_the_table_of_metrics_is_the_one_the_code_makes():
 
 
 def test_every_command_has_a_row():
-    assert [coded(row[0])[0] for row in rows(README, "Command")] == list(COMMANDS)
+    assert [coded(row[0])[0] for row in rows(README, "Command")] == list(VERBS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -126,18 +128,18 @@ def test_links_inside_the_project_lead_somewhere(page):
 def known_flags() -> set[str]:
     """Every flag there is, but those of a teacher of one's own."""
     options = [
-        *dataclass_options(ExtractConfig),
-        *dataclass_options(TeacherConfig, "teacher."),
-        *(option for kind in KINDS.values() for option in dataclass_options(kind.options, "teacher.")),
-        *(option for entry in METHODS.values() for option in dataclass_options(entry.config, "method.")),
-        *(option for name, section in SECTIONS.items() for option in dataclass_options(section, f"{name}.")),
-        *dataclass_options(GradientsConfig),
-        *dataclass_options(CompareConfig),
-        *dataclass_options(RetrainConfig),
-        *dataclass_options(BenchConfig),
-        *dataclass_options(EvaluateConfig),
-        *dataclass_options(TrainTeacherConfig),
-        *dataclass_options(ServeConfig),
+        *options_of(ExtractConfig),
+        *options_of(TeacherConfig, "teacher."),
+        *(option for kind in KINDS.values() for option in options_of(kind.options, "teacher.")),
+        *(option for entry in METHODS.values() for option in options_of(entry.config, "method.")),
+        *(option for name, section in SECTIONS.items() for option in options_of(section, f"{name}.")),
+        *options_of(GradientsConfig),
+        *options_of(CompareConfig),
+        *options_of(RetrainConfig),
+        *options_of(BenchConfig),
+        *options_of(EvaluateConfig),
+        *options_of(TrainTeacherConfig),
+        *options_of(ServeConfig),
     ]
     return {option.key for option in options} | {"config", "help", "method", "method.name", "teacher"}
 

@@ -7,7 +7,7 @@ from torch import nn
 from toys import LinearTeacher, make_method, make_parts
 
 import dfme
-from dfme.cli.main import parse_extract
+from dfme.cli.extract import parse_extract
 from dfme.errors import UserError
 from dfme.estimators import upstream as seam
 from dfme.methods import METHODS

@@ -17,9 +17,9 @@ from toys import LinearTeacher
 
 from dfme.cli.main import main
 from dfme.cli.serve import default_name
-from dfme.config.commands import ServeConfig
 from dfme.config.settings import TeacherConfig
 from dfme.spec import ImageSpec
+from teachers.options import ServeConfig
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
