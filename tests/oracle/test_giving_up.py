@@ -256,7 +256,7 @@ def test_a_full_disk_in_the_middle_of_a_batch(more: int, in_flight: str, quiet: 
     assert first <= 400
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_directory_that_became_read_only(quiet: Path, tmp_path: Path) -> None:
     """A process of its own, without the privilege of root to write all the same."""
     bench = Bench(tmp_path)

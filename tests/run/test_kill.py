@@ -19,7 +19,7 @@ from processes import Bench
 
 from dfme.oracle.ledger import audit
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(7200)]
 
 KILLS = int(os.environ.get("DFME_KILLS", "9"))
 IMAGES_PER_KILL = 1_400
