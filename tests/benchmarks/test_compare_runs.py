@@ -23,6 +23,8 @@ from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
 from dfme.run.job import config_hash
 
+pytestmark = pytest.mark.integration
+
 STAND_IN = '''
 """What a run leaves behind, in no time: finishes, fails, or waits to be interrupted, as its batch size says."""
 import json, pathlib, shutil, sys, time

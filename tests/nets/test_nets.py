@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from tiers import exhaustive, exhaustive_rows
 from torch import Tensor, nn
 
 from dfme.errors import UserError
@@ -17,7 +18,7 @@ from dfme.nets import NETS, Guess, auto_net, build_net, check_net, infer_net
 from dfme.nets.resnet8x import SteadyBatchNorm2d
 from dfme.nets.torchvision_nets import torchvision_names
 
-SHAPES = [(1, 8, 8), (3, 16, 24), (3, 64, 64), (3, 17, 9)]
+SHAPES = [(3, 17, 9), *exhaustive((1, 8, 8), (3, 16, 24), (3, 64, 64))]
 
 
 def _torchvision() -> ModuleType:
@@ -50,7 +51,7 @@ def test_parameter_counts_are_the_published_ones(name: str, shape: tuple[int, in
 
 
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_net_takes_every_size(name: str, shape: tuple[int, int, int]) -> None:
     net = _meta(name, shape, 7)
     assert net.training
@@ -171,6 +172,7 @@ def test_a_wrong_name_gets_the_nearest(typed: str, nearest: str) -> None:
         build_net("cnn_small", (1, 8, 8), 1)
 
 
+@pytest.mark.integration
 def test_names_are_checked_without_torch() -> None:
     code = (
         "import sys; from dfme.nets import check_net, auto_net; from dfme.errors import UserError\n"
@@ -187,7 +189,7 @@ def _shuffled(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize(("channels", "num_classes"), [(1, 10), (3, 7)])
+@pytest.mark.parametrize(("channels", "num_classes"), [(3, 7), *exhaustive_rows([(1, 10)])])
 def test_our_nets_are_guessed_from_their_weights(name: str, channels: int, num_classes: int) -> None:
     state = _meta(name, (channels, 16, 16), num_classes).state_dict()
     guess = Guess(name, channels, num_classes)

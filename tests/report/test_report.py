@@ -197,6 +197,7 @@ def test_no_run_and_damaged_files_are_explained(tmp_path: Path) -> None:
         write_report(run)
 
 
+@pytest.mark.integration
 def test_the_report_needs_no_torch(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     code = (

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from loops import run
+from tiers import exhaustive
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.errors import DfmeError
@@ -14,7 +15,7 @@ SPEC = ImageSpec((1, 8, 8))
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("budget", [1, 7, 8, 9, 31, 32, 33, 64, 100])
+@pytest.mark.parametrize("budget", [1, 33, *exhaustive(7, 8, 9, 31, 32, 64, 100)])
 def test_the_budget_is_used_to_the_last_image_and_never_exceeded(name, budget):
     teacher = LinearTeacher(SPEC)
     parts = make_parts(teacher, budget, count=METHODS[name].students)

@@ -78,6 +78,7 @@ def test_resuming_needs_a_run(tmp_path: Path) -> None:
         assert again.has_checkpoint
 
 
+@pytest.mark.integration
 def test_a_second_process_is_kept_out_until_the_first_dies(tmp_path: Path) -> None:
     out = tmp_path / "run"
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(out)], stdout=subprocess.PIPE, text=True)
