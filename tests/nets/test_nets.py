@@ -105,7 +105,9 @@ def test_wide_resnet_names_are_the_usual_ones() -> None:
     assert "block1.layer.0.convShortcut.weight" not in _meta("wrn16_1").state_dict()
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [("resnet18_8x", "resnet18"), ("resnet50_8x", "resnet50")])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("resnet18_8x", "resnet18"), *exhaustive_rows([("resnet50_8x", "resnet50")])]
+)
 def test_resnet_8x_is_torchvisions_resnet_with_a_small_stem(ours: str, theirs: str) -> None:
     net = build_net(ours, (3, 32, 32), 10).eval()
     twin = _torchvision().models.get_model(theirs, weights=None, num_classes=10).eval()
@@ -237,7 +239,7 @@ def test_a_torchvision_net_is_the_same_as_its_own() -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vit_b_16", "googlenet"])
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", *exhaustive("resnet18", "vit_b_16", "googlenet")])
 def test_torchvision_nets_take_grey_images(name: str) -> None:
     _torchvision()
     net = build_net(name, (1, 32, 32), 5)
@@ -246,7 +248,8 @@ def test_torchvision_nets_take_grey_images(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("alexnet", (3, 8, 8)), ("vit_b_16", (3, 28, 28)), ("vit_b_16", (3, 48, 32))]
+    ("name", "shape"),
+    [("alexnet", (3, 8, 8)), *exhaustive_rows([("vit_b_16", (3, 28, 28)), ("vit_b_16", (3, 48, 32))])],
 )
 def test_a_size_that_does_not_fit_is_named(name: str, shape: tuple[int, int, int]) -> None:
     _torchvision()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from small_runs import BUDGET, Metered, break_down, clone, ctrl_c, no_pictures
+from tiers import exhaustive
 from torch import Tensor
 
 from dfme.errors import RunError, TeacherError, UserError
@@ -54,7 +55,7 @@ def everything(paid: Paid) -> tuple[Tensor, Tensor]:
     return torch.cat(images), torch.cat(answers)
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
+@pytest.mark.parametrize("store", ["disk", *exhaustive("memory")])
 def test_all_that_was_paid_for_comes_back_in_order(store: str, tmp_path: Path) -> None:
     teacher = finished(tmp_path / "run", replay_store=store)
     paid = paid_answers(tmp_path / "run")
@@ -66,7 +67,7 @@ def test_all_that_was_paid_for_comes_back_in_order(store: str, tmp_path: Path) -
     assert (tmp_path / "run" / "replay").is_dir() == (store == "disk")
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
+@pytest.mark.parametrize("store", ["disk", *exhaustive("memory")])
 def test_a_smaller_window_holds_the_last_in_order_and_says_so(store: str, tmp_path: Path) -> None:
     teacher = finished(tmp_path / "run", replay_store=store, replay_capacity=70)
     paid = paid_answers(tmp_path / "run")
@@ -138,7 +139,7 @@ def test_an_unfinished_run_says_what_it_has_and_how_it_was_answered(tmp_path: Pa
     assert paid_answers(out).label_mode == LabelMode("probabilities", decimals=4)
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
+@pytest.mark.parametrize("store", ["disk", *exhaustive("memory")])
 def test_an_interrupted_run_ends_as_if_nothing_had_happened(store: str, tmp_path: Path) -> None:
     """And what it kept is what one undisturbed kept, byte for byte on disk."""
     options: dict[str, Any] = {"student": STUDENT | {"replay_store": store, "replay_order": "hard"}, **DIGITS}

@@ -87,6 +87,7 @@ def test_all_steps_may_come_last():
     assert any(not torch.equal(a, b) for a, b in zip(before, trainer.net.parameters(), strict=True))
 
 
+@pytest.mark.exhaustive
 def test_the_heir_learns_the_vote_of_the_students_and_is_delivered():
     _, trainer = fed(80, steps=2_000, distil_share=0.9, count=2, lr=0.1)
     assert trainer.delivered is trainer.net
