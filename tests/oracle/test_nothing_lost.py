@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import small_runs
+from faults import REFUSALS, UNANSWERED, UNUSABLE
 from hostile import Hostile, every
-from hostile_faults import REFUSALS, UNANSWERED, UNUSABLE
 from http_runs import BATCH, Witness, extract, finished, meters_agree, mostly, no_waiting, student, summary
 
 REFUSED = (*REFUSALS, "status:408", "status:425")

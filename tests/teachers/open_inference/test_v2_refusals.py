@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_v2 import Answer, Asked, Script, answer, reply, scores
+from protocols import V2, Asked, answer, scores
+from service import http
 from test_v2_client import GREY, teacher
 
 from dfme.config.settings import TeacherConfig
@@ -53,7 +54,7 @@ def test_a_limit_is_found_in_the_words_of_a_refusal(text: bytes, limit: int | bo
 
 
 def test_a_batch_that_is_refused_for_its_size_says_the_limit() -> None:
-    script = Script(infer=lambda asked: reply({"error": "inference request batch-size must be <= 1 for 'm'"}, 400))
+    script = V2(infer=lambda asked: http({"error": "inference request batch-size must be <= 1 for 'm'"}, 400))
     with teacher(script) as made:
         with pytest.raises(BatchTooLarge, match="must be <= 1") as caught:
             made(GREY)
@@ -63,13 +64,13 @@ def test_a_batch_that_is_refused_for_its_size_says_the_limit() -> None:
     assert [asked.binary for asked in script.asked] == [True, True]
 
 
-def refusing_binary(status: int) -> Script:
+def refusing_binary(status: int) -> V2:
     """A server that announces binary tensors and cannot read them."""
 
-    def infer(asked: Asked) -> Answer:
-        return reply({"error": "cannot parse"}, status) if asked.binary else answer(asked, scores(asked.pixels))
+    def infer(asked: Asked) -> bytes:
+        return http({"error": "cannot parse"}, status) if asked.binary else answer(asked, scores(asked.pixels))
 
-    return Script(infer=infer)
+    return V2(infer=infer)
 
 
 @pytest.mark.parametrize("status", [400, 415, 422])
@@ -81,7 +82,7 @@ def test_a_server_that_cannot_read_binary_is_asked_in_json(status: int) -> None:
         assert caught.value.retry
         assert caught.value.reason == str(status)
         assert np.array_equal(made.ask(GREY, "k").numpy(), scores(GREY.numpy()))
-        script.infer = lambda asked: reply({"error": "no"}, status)
+        script.infer = lambda asked: http({"error": "no"}, status)
         with pytest.raises(Refused) as caught:
             made(GREY)
         assert not caught.value.retry
@@ -100,10 +101,10 @@ def test_no_other_refusal_changes_the_encoding(encoding: str, status: int) -> No
 
 
 def test_an_encoding_that_has_worked_is_kept() -> None:
-    script = Script()
+    script = V2()
     with teacher(script) as made:
         made(GREY)
-        script.infer = lambda asked: reply({"error": "pixels out of range"}, 400)
+        script.infer = lambda asked: http({"error": "pixels out of range"}, 400)
         with pytest.raises(Refused, match="pixels out of range") as caught:
             made(GREY)
         assert not caught.value.retry
@@ -112,7 +113,7 @@ def test_an_encoding_that_has_worked_is_kept() -> None:
 
 @pytest.mark.parametrize("extensions", [[], ["model_repository"], None])
 def test_a_server_that_announces_nothing_is_asked_in_json(extensions: list[str] | None) -> None:
-    script = Script(extensions=extensions)  # type: ignore[arg-type]
+    script = V2(extensions=extensions)  # type: ignore[arg-type]
     with teacher(script) as made:
         made(GREY)
     assert [asked.binary for asked in script.asked] == [False]

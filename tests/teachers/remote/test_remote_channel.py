@@ -13,9 +13,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from clients import KEY, endpoint, get, post, post_once
 from hypothesis import given
 from hypothesis import strategies as st
-from wayward import KEY, Wayward, answer, endpoint, get, post, post_once
+from service import Do, Service, http, then
 
 from dfme.errors import DfmeError, Refused, UserError
 from teachers.remote.address import address_of, redirected
@@ -30,12 +31,12 @@ trustme = pytest.importorskip("trustme")
 
 @pytest.mark.parametrize("status", ["307 Temporary", "308 Permanent"])
 def test_a_redirect_on_the_same_host_gets_the_same_request(status):
-    def move(request, _):
+    def move(request):
         if request.line.startswith("POST /ask "):
-            return answer(b"moved", status, Location="there?x=1")
-        return answer(request.body)
+            return http(b"moved", status, Location="there?x=1")
+        return http(request.body)
 
-    with Wayward(move) as server:
+    with Service(move) as server:
         assert post(server.url, api_key_env="DFME_KEY").body == b"question"
     first, second = server.requests
     assert second.line == "POST /there?x=1 HTTP/1.1"
@@ -44,8 +45,8 @@ def test_a_redirect_on_the_same_host_gets_the_same_request(status):
 
 
 def test_redirects_that_never_end_are_left():
-    again = answer(b"", "307 Again", Location="/ask")
-    with Wayward(again) as server, pytest.raises(Refused, match="redirects") as refusal:
+    again = http(b"", "307 Again", Location="/ask")
+    with Service(again) as server, pytest.raises(Refused, match="redirects") as refusal:
         post(server.url)
     assert (refusal.value.reason, refusal.value.retry) == ("redirect", False)
     assert len(server.requests) == 4
@@ -53,9 +54,9 @@ def test_redirects_that_never_end_are_left():
 
 @pytest.mark.parametrize("status", ["301 M", "302 F", "303 S", "307 T", "308 P"])
 def test_no_other_host_is_asked(status):
-    with Wayward(answer(b"gotcha")) as other:
+    with Service(http(b"gotcha")) as other:
         for host in (f"http://127.0.0.1:{other.port}", f"http://localhost:{other.port}", f"//127.0.0.1:{other.port}"):
-            with Wayward(answer(b"", status, Location=f"{host}/ask")) as server, pytest.raises(Refused) as refusal:
+            with Service(http(b"", status, Location=f"{host}/ask")) as server, pytest.raises(Refused) as refusal:
                 post(server.url)
             assert re.search(rf"{server.url} to .*:{other.port}, .*--teacher\.url", str(refusal.value))
             assert (refusal.value.reason, refusal.value.retry) == ("redirect", False)
@@ -67,10 +68,10 @@ def test_no_other_host_is_asked(status):
     "target", ["https://127.0.0.1:{}/ask", "http://me:pw@127.0.0.1:{}/ask", "http://[::1/x", "ftp:x"]
 )
 def test_no_other_scheme_no_password_no_nonsense(target):
-    def move(*_):
-        return answer(b"", "307 T", Location=target.format(server.port))
+    def move(_):
+        return http(b"", "307 T", Location=target.format(server.port))
 
-    with Wayward(move) as server, pytest.raises(Refused, match="which is not followed") as refusal:
+    with Service(move) as server, pytest.raises(Refused, match="which is not followed") as refusal:
         post(server.url)
     assert (refusal.value.reason, refusal.value.retry, len(server.requests)) == ("redirect", False, 1)
     assert "pw" not in str(refusal.value)
@@ -78,7 +79,7 @@ def test_no_other_scheme_no_password_no_nonsense(target):
 
 @pytest.mark.parametrize("status", ["301 M", "302 F", "303 S"])
 def test_a_redirect_that_would_change_the_question_is_not_followed(status):
-    with Wayward(answer(b"", status, Location="/there")) as server, pytest.raises(Refused, match=status[:3]):
+    with Service(http(b"", status, Location="/there")) as server, pytest.raises(Refused, match=status[:3]):
         post(server.url)
     assert len(server.requests) == 1
 
@@ -111,13 +112,13 @@ def ca_file(authority, tmp_path: Path) -> str:
 
 
 def test_a_certificate_of_an_authority_that_is_named_is_taken(authority, ca_file):
-    with Wayward(answer(b"safe"), serving(authority, "127.0.0.1")) as server:
+    with Service(http(b"safe"), serving(authority, "127.0.0.1")) as server:
         assert post(server.url, ca_file=ca_file).body == b"safe"
 
 
 @pytest.mark.parametrize(("name", "known"), [("127.0.0.1", False), ("example.com", True)])
 def test_any_other_certificate_is_refused_before_anything_is_sent(authority, ca_file, name, known):
-    server = Wayward(answer(b"unsafe"), serving(authority, name))
+    server = Service(http(b"unsafe"), serving(authority, name))
     with server, pytest.raises(Refused, match="certificate") as refusal:
         post(server.url, ca_file=ca_file if known else None)
     assert (refusal.value.reason, refusal.value.retry, server.requests) == ("certificate", False, [])
@@ -169,7 +170,7 @@ def test_a_connection_that_is_not_accepted_in_time_was_not_made():
 
 def talk_plainly(listener: socket.socket) -> None:
     with listener.accept()[0] as connection:
-        connection.sendall(answer(b"", "400 Bad"))
+        connection.sendall(http(b"", "400 Bad"))
 
 
 def test_a_service_without_tls_is_no_https_service():
@@ -184,7 +185,7 @@ def test_a_service_without_tls_is_no_https_service():
 
 
 def test_a_question_before_the_run_gets_its_answer():
-    with Wayward(answer(b"{}")) as server:
+    with Service(http(b"{}")) as server:
         assert get(server.url, "/v2/models/x").body == b"{}"
     assert server.requests[0].line == "GET /v2/models/x HTTP/1.1"
     assert "content-length" not in server.requests[0].headers
@@ -193,18 +194,18 @@ def test_a_question_before_the_run_gets_its_answer():
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        (answer(b"who are you", "401 Who"), r"401 \(who are you\); .*--teacher\.api-key-env"),
-        (answer(b"", "403 No"), r"403; .*--teacher\.api-key-env"),
-        (answer(b"", "404 What"), r"404; check --teacher\.url and the model's name"),
-        (answer(b"", "500 Oops"), r"500; is the service ready"),
-        (answer(b"", "429 Slow"), r"429; is the service ready"),
-        (answer(b"x" * 11), r"at most 10 bytes, got more; is the service ready"),
-        (answer(b"", "307 Away", Location="http://192.0.2.1/"), r"192\.0\.2\.1.*; .*--teacher\.url"),
-        (lambda *_: None, r"reset .*; is the service ready"),
+        (http(b"who are you", "401 Who"), r"401 \(who are you\); .*--teacher\.api-key-env"),
+        (http(b"", "403 No"), r"403; .*--teacher\.api-key-env"),
+        (http(b"", "404 What"), r"404; check --teacher\.url and the model's name"),
+        (http(b"", "500 Oops"), r"500; is the service ready"),
+        (http(b"", "429 Slow"), r"429; is the service ready"),
+        (http(b"x" * 11), r"at most 10 bytes, got more; is the service ready"),
+        (http(b"", "307 Away", Location="http://192.0.2.1/"), r"192\.0\.2\.1.*; .*--teacher\.url"),
+        (then(Do.CLOSE), r"reset .*; is the service ready"),
     ],
 )
 def test_a_set_up_that_fails_says_what_to_do(what, words):
-    with Wayward(what) as server, pytest.raises(UserError, match=rf"GET {server.url}/v2: .*{words}") as problem:
+    with Service(what) as server, pytest.raises(UserError, match=rf"GET {server.url}/v2: .*{words}") as problem:
         get(server.url, "/v2", most=10)
     assert str(problem.value).isprintable()
     assert problem.value.__context__ is None
@@ -243,7 +244,7 @@ FORMS = [KEY, quote(KEY, safe=""), quote(KEY), base64.b64encode(KEY.encode()).de
 @pytest.mark.parametrize("written", [*FORMS, "\0".join(KEY), base64.b64encode(f"me:{KEY}".encode()).decode()])
 def test_a_service_that_repeats_the_key_does_not_reach_people(status, written):
     with pytest.raises(DfmeError) as outcome:
-        post_once(answer(f"bad key {written}".encode(), status), api_key_env="DFME_KEY")
+        post_once(http(f"bad key {written}".encode(), status), api_key_env="DFME_KEY")
     said = everything_said(outcome.value)
     assert "bad key" in said
     assert "***" in said
@@ -254,12 +255,12 @@ def test_a_secret_in_the_url_is_sent_and_shown_nowhere(caplog):
     caplog.set_level(logging.DEBUG)
     options, url = ServiceOptions(url=""), "{}/p/${{DFME_KEY}}?key=${{DFME_KEY}}"
 
-    def turn(request, _):
+    def turn(request):
         if "moved" in request.line:
-            return answer(b"", "404 What")
-        return answer(b"", "307 Away", Location=f"/moved?key={quote(KEY, safe='')}&again={KEY}")
+            return http(b"", "404 What")
+        return http(b"", "307 Away", Location=f"/moved?key={quote(KEY, safe='')}&again={KEY}")
 
-    with Wayward(turn) as server:
+    with Service(turn) as server:
         service = Endpoint(options, url.format(server.url), Secrets({"DFME_KEY": KEY}), {"X-Key": "is ${DFME_KEY}"})
         with closing(service), pytest.raises(Refused) as refusal:
             service.post("", b"", {}, 10)
@@ -273,7 +274,7 @@ def test_a_secret_in_the_url_is_sent_and_shown_nowhere(caplog):
 
 
 def test_a_secret_so_short_that_it_is_in_the_port_is_hidden_all_the_same():
-    with Wayward(answer(b"yes")) as server:
+    with Service(http(b"yes")) as server:
         service = Endpoint(ServiceOptions(url=""), server.url, Secrets({"PORT": str(server.port)}))
         assert service.post("/ask", b"", {}, 10).body == b"yes"
         service.close()

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from clients import answer_or_unusable
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from json_service import Asked, JsonService, answer_or_unusable
+from service import Request, Service, http
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Refused, Unusable, UserError
@@ -39,7 +40,7 @@ def probabilities(x_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return share / share.sum()
 
 
-class Service:
+class Pipeline:
     """Labels and scores, best first, like the task's pipeline; ``served`` is its own count."""
 
     def __init__(self, best: int = len(NAMES)) -> None:
@@ -48,7 +49,7 @@ class Service:
         self.seen: list[np.ndarray[Any, Any]] = []
         self.parameters: list[Any] = []
 
-    def __call__(self, asked: Asked) -> Any:
+    def __call__(self, asked: Request) -> Any:
         picture, best = asked.body, self.best
         if asked.headers["content-type"] != "image/png":
             picture = base64.b64decode(asked.json["inputs"], validate=True)
@@ -63,7 +64,7 @@ class Service:
 
 @contextlib.contextmanager
 def connected(answer: Any, config: dict[str, Any] | None = None, **options: Any) -> Iterator[RemoteTeacher]:
-    with JsonService(answer) as service:
+    with Service(answer) as service:
         given = {"url": f"{service.url}/models/x", "classes": NAMES, **options}
         flags = TeacherConfig(**{"shape": SHAPE, **(config or {})})
         teacher = connect_hf_api(HfApiOptions(**given), flags, torch.device("cpu"))
@@ -85,7 +86,7 @@ def pixels(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_each_picture_arrives_as_it_is_and_scores_are_in_the_order_of_the_classes() -> None:
-    service = Service()
+    service = Pipeline()
     with connected(service) as teacher:
         assert (teacher.spec.levels, teacher.num_classes, teacher.label_mode) == (256, 4, LabelMode("probabilities"))
         levels, x = pixels(3)
@@ -97,7 +98,7 @@ def test_each_picture_arrives_as_it_is_and_scores_are_in_the_order_of_the_classe
 
 
 def test_top_k_is_asked_for_and_the_others_are_unknown() -> None:
-    service = Service()
+    service = Pipeline()
     with connected(service, top_k=2) as teacher:
         assert teacher.label_mode == LabelMode("top_k", k=2)
         levels, x = pixels(2)
@@ -112,7 +113,7 @@ def test_top_k_is_asked_for_and_the_others_are_unknown() -> None:
 
 @pytest.mark.parametrize("mode", ["label", "top_k:2", "top_k:3"])
 def test_a_service_that_gives_three_of_four_serves_the_modes_that_need_no_more(mode: str) -> None:
-    with connected(Service(best=3), {"label_mode": mode}) as teacher:
+    with connected(Pipeline(best=3), {"label_mode": mode}) as teacher:
         assert teacher.label_mode == LabelMode.parse(mode)
         levels, x = pixels(2)
         answers = ask(teacher, x)
@@ -125,7 +126,7 @@ def test_a_service_that_gives_three_of_four_serves_the_modes_that_need_no_more(m
 
 
 def test_a_service_that_gives_fewer_than_the_mode_needs_is_not_guessed_at() -> None:
-    with connected(Service(best=3)) as teacher, pytest.raises(Unusable, match="label-mode top_k:3"):
+    with connected(Pipeline(best=3)) as teacher, pytest.raises(Unusable, match="label-mode top_k:3"):
         teacher(pixels(1)[1])
 
 
@@ -138,7 +139,7 @@ def test_a_service_that_gives_fewer_than_the_mode_needs_is_not_guessed_at() -> N
         ([{"label": "d", "score": "0.5"}], "expected a number as the score of 'd'"),
         ([{"name": "d"}], "expected a label and a score"),
         ({"error": "CUDA out of memory"}, "got 'CUDA out of memory'"),
-        (b"<html>", "expected an answer in JSON"),
+        (http(b"<html>"), "expected an answer in JSON"),
     ],
 )
 def test_an_answer_that_is_none_says_why(answer: Any, words: str) -> None:
@@ -148,7 +149,7 @@ def test_an_answer_that_is_none_says_why(answer: Any, words: str) -> None:
 
 @pytest.mark.parametrize(("headers", "seconds"), [({}, 20.5), ({"Retry-After": "3"}, 3.0)])
 def test_a_model_that_is_being_loaded_says_for_how_long(headers: dict[str, str], seconds: float) -> None:
-    loading = (503, headers, {"error": "Model x is currently loading", "estimated_time": 20.5})
+    loading = http({"error": "Model x is currently loading", "estimated_time": 20.5}, 503, **headers)
     with connected(lambda asked: loading) as teacher, pytest.raises(Refused, match="currently loading") as caught:
         teacher(pixels(1)[1])
     assert (caught.value.retry, caught.value.retry_after) == (True, seconds)
@@ -188,7 +189,7 @@ def test_class_names_come_from_a_list_a_text_or_a_file(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_said_before_a_picture_is_sent(
     options: dict[str, Any], flags: dict[str, Any], words: str
 ) -> None:
-    service = Service()
+    service = Pipeline()
     with pytest.raises(UserError, match=words), connected(service, flags, **options):
         pass
     assert service.served == 0

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from clients import SHAPE, K, answer_or_unusable, described
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from json_service import SHAPE, Asked, JsonService, K, answer_or_unusable, described
+from service import Service
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable, UserError
@@ -66,11 +67,10 @@ def test_a_description_with_faults_is_refused_before_anything_is_sent(
     folder = tmp_path / "inner"
     folder.mkdir()
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
-    asked: list[Asked] = []
     file = write(folder, yaml.safe_dump(described(**changes)))
-    with JsonService(asked.append) as service, pytest.raises(UserError, match=words):
+    with Service() as service, pytest.raises(UserError, match=words):
         connect_json(JsonOptions(adapter=str(file), url=service.url), TeacherConfig(), torch.device("cpu"))
-    assert asked == []
+    assert service.requests == []
 
 
 @pytest.mark.parametrize(

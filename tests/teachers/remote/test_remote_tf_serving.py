@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from clients import answer_or_unusable
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from json_service import Asked, JsonService, answer_or_unusable
+from service import Request, Service, http
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, UserError
@@ -47,7 +48,7 @@ class Model:
         self.served = 0
         self.seen: list[np.ndarray[Any, Any]] = []
 
-    def __call__(self, asked: Asked) -> Any:
+    def __call__(self, asked: Request) -> Any:
         if asked.path in ("/v1/models/m", "/v1/models/m/versions/7"):
             return {"model_version_status": [{"version": "7", "state": self.state, "status": {"error_code": "OK"}}]}
         if asked.path in ("/v1/models/m/metadata", "/v1/models/m/versions/7/metadata"):
@@ -59,7 +60,7 @@ class Model:
         rows = question["instances"] if "instances" in question else question["inputs"]["x"]
         if len(rows) > self.most:
             text = f"Task size {len(rows)} is larger than maximum input batch size {self.most}"
-            return 400, {}, {"error": text}
+            return http({"error": text}, 400)
         self.served += len(rows)
         self.seen.append(np.array(rows))
         return self.answer(np.array(rows, np.float64).reshape(len(rows), -1) @ WEIGHTS, "instances" in question)
@@ -75,7 +76,7 @@ def model() -> Model:
 
 @contextlib.contextmanager
 def connected(model: Model, config: TeacherConfig | None = None, **options: Any) -> Iterator[RemoteTeacher]:
-    with JsonService(model) as service:
+    with Service(model) as service:
         config = config or TeacherConfig(label_mode="logits")
         options = {"url": service.url, "model": "m", **options}
         teacher = connect_tf_serving(TfServingOptions(**options), config, torch.device("cpu"))
