@@ -1,4 +1,4 @@
-"""What tests ask a service with: one request through an endpoint, and what an adapter makes of one body; and a description of a JSON API."""
+"""What tests ask a service with: an endpoint, an adapter that reads one body, the description of a JSON API."""
 
 from __future__ import annotations
 

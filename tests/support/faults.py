@@ -75,6 +75,12 @@ def reset_unread(call: Call) -> Iterator[Step]:
     yield Do.RESET
 
 
+def failed(call: Call) -> bytes:
+    """500, or the status that is the argument, after the work was done."""
+    call.serve()
+    return http(b"<html>sorry</html>", int(call.argument or 500), Content_Type="text/html")
+
+
 def crash(call: Call) -> Iterator[Step]:
     """Served, and gone without an answer; back after ``argument`` seconds, or never."""
     call.serve()
@@ -188,9 +194,7 @@ UNANSWERED: dict[str, Fault] = {
     "reset_unread": reset_unread,
     "reset_served": lambda call: served(call, Do.RESET),
     "reset_in_body": lambda call: altered(call, lambda body: body[: len(body) // 2], Do.RESET),
-    "failed": lambda call: served(
-        call, http(b"<html>sorry</html>", int(call.argument or 500), Content_Type="text/html")
-    ),
+    "failed": failed,
     "silent": lambda call: served(call, Do.SILENT),
     "dripping": drip,
     "dripping_head": lambda call: drip(call, b"HTTP/1.1 200 Hostile\r\nX-Slow: ", b"s"),
