@@ -247,7 +247,7 @@ def test_a_comparison_of_one_cell(bench: Bench) -> None:
     assert content["tables"][0]["rows"][0]["agreement"]["mean"] == summary["agreement"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_killed_and_resumed_it_comes_to_the_same_as_without(bench: Bench) -> None:
     words = ["compare", "--config", "c.yaml", "--methods", "static,dfme,broken", "--jobs", "2"]

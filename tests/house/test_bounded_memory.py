@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from fuzzing import saved, sealed, with_header
-from test_fuzz_inputs import LAUGHS
-from test_report import SUMMARY
+from fuzzing import LAUGHS, saved, sealed, with_header
+from report_runs import SUMMARY
 
 from dfme.nets import build_net
 from dfme.oracle.journal import CRC, HEADER, MAGIC

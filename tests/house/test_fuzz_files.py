@@ -16,8 +16,8 @@ import torch
 from fuzzing import JSON, NUMBERS, few, fuzz, mutated, only_ours, repacked, saved, sealed
 from hypothesis import given
 from hypothesis import strategies as st
+from report_runs import SUMMARY, make_run
 from small_runs import Metered, clone
-from test_report import SUMMARY, make_run
 
 from dfme.errors import RunError, UserError
 from dfme.oracle.journal import CRC, HEADER, MAGIC, Journal

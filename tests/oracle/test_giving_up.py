@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import small_runs
+from damage import DAMAGES, file_size_limit
 from hostile import Hostile, every
 from http_runs import MOST, Ended, extract, finished, meters_agree, mostly, no_waiting, resume, student
 from processes import Bench
-from test_damage import DAMAGES, largest_file
 
 from dfme.oracle.ledger import audit
 
@@ -243,7 +243,7 @@ def test_a_full_disk_in_the_middle_of_a_batch(more: int, in_flight: str, quiet: 
     """No file may have so many bytes ``more`` than config.yaml, the first that a run writes."""
     out = tmp_path / "run"
     with Hostile() as server:
-        with largest_file((quiet / "config.yaml").stat().st_size + more):
+        with file_size_limit((quiet / "config.yaml").stat().st_size + more):
             ended = extract(server, out, "--teacher.in-flight", in_flight)
         assert ended.code == 2
         assert "cannot write" in ended.line
@@ -256,7 +256,7 @@ def test_a_full_disk_in_the_middle_of_a_batch(more: int, in_flight: str, quiet: 
     assert first <= 400
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_directory_that_became_read_only(quiet: Path, tmp_path: Path) -> None:
     """A process of its own, without the privilege of root to write all the same."""
     bench = Bench(tmp_path)

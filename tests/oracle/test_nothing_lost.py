@@ -115,7 +115,7 @@ def account_for_all(server: Hostile, witness: Witness, spent: int, failed: int) 
     assert len({entry.key for entry in server.served}) == len({(*entry.queries,) for entry in server.served})
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_hundred_batches_with_a_refusal_on_every_third_request(tmp_path: Path) -> None:
     """In real time: with the waits that the service asks for."""
     students = []
@@ -131,7 +131,7 @@ def test_two_hundred_batches_with_a_refusal_on_every_third_request(tmp_path: Pat
     assert students[0] == students[1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("in_flight", [1, 4])
 def test_two_hundred_batches_with_everything_on_every_third_request(in_flight: int, tmp_path: Path) -> None:
     more = ("--teacher.timeout", "2", "--teacher.in-flight", str(in_flight), "--teacher.attempts", "9")

@@ -240,7 +240,7 @@ def wait_for_requests(process: subprocess.Popen[str], ledger: Path, requests: in
         time.sleep(0.005)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_keeps_the_run_and_the_printed_command_ends_it(number: signal.Signals, bench: Bench) -> None:
     flags = ["--method.name", "dfme", "--budget", "15000", "--evaluation.dataset", "digits"]
@@ -275,7 +275,7 @@ def test_a_signal_keeps_the_run_and_the_printed_command_ends_it(number: signal.S
     assert bench.served("a run") == bench.served("whole") == 15_000 + 359
 
 
-@pytest.mark.wandb
+@pytest.mark.integration
 def test_a_resumed_run_is_the_same_run_in_wandb(tmp_path: Path) -> None:
     out = tmp_path / "run"
     clone(out, Metered({3: ctrl_c}), wandb={"mode": "offline"})

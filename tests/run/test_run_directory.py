@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_disk import file_size_limit
+from damage import file_size_limit
 
 from dfme.errors import RunError, UserError
 from dfme.run.checkpoint import save_checkpoint

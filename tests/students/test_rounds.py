@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from test_loop import run
-from test_plan import fed
+from loops import fed, run
 from torch import nn
 from toys import LinearTeacher, make_method, make_parts
 

@@ -85,3 +85,7 @@ def with_header(content: bytes, change: Callable[[dict[str, Any]], object]) -> b
     change(header)
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + content[8 + size :]
+
+
+LAUGHS = "a0: &a0 [ha, ha]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]\n" for n in range(1, 12))
+"""YAML whose aliases would unfold into billions of words."""

@@ -128,7 +128,7 @@ class Witness:
 
 def mostly(fast: Iterable[object], slow: Iterable[object]) -> list[object]:
     """Parameters of a test: those that are always looked at, and those of the slow tests."""
-    return [*fast, *(pytest.param(value, marks=pytest.mark.slow) for value in slow)]
+    return [*fast, *(pytest.param(value, marks=pytest.mark.exhaustive) for value in slow)]
 
 
 @contextlib.contextmanager

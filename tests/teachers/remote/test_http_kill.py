@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from hostile import Hostile, Served, read_log
 from http_runs import words
+from kills import KILLS as PLANNED
+from kills import plan, scores, strike
 from processes import PROJECT, Bench
-from test_kill import KILLS as PLANNED
-from test_kill import plan, scores, strike
 
 from dfme.oracle.ledger import Totals, audit
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(7200)]
 
 IMAGES_PER_KILL = 1_200
 MOST = 64

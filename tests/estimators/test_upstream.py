@@ -1,4 +1,4 @@
-"""The seam refuses what does not fit, in words, and leaves nothing behind when it does."""
+"""The check of an upstream gradient refuses what does not fit, in words, and leaves nothing behind when it does."""
 
 from __future__ import annotations
 

@@ -1,25 +1,12 @@
 """Files that are whole or absent, whatever the disk does; the system's own limits make it refuse."""
 
-import contextlib
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from damage import file_size_limit
 
 from dfme.errors import RunError
 from dfme.files import AppendFile, replacing
-
-
-@contextlib.contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """A disk that is full once a file has ``size`` bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_appends_are_on_file_at_once(tmp_path: Path) -> None:

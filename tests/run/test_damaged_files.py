@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import small_runs
+from damage import DAMAGES, file_size_limit
 from small_runs import BATCH, BUDGET, Metered, clone, ctrl_c, queries, student
 
 from dfme.errors import RunError, UserError
@@ -19,33 +18,6 @@ from dfme.errors import RunError, UserError
 def _no_pictures() -> Iterator[None]:
     with small_runs.no_pictures():
         yield
-
-
-def flip(at: float) -> Callable[[bytes], bytes]:
-    """One bit changed, at this share of the file."""
-
-    def damage(data: bytes) -> bytes:
-        place = int(len(data) * at)
-        return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-
-    return damage
-
-
-DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
-    "checkpoint, a bit": ("checkpoint.pt", flip(0.5), "its bytes are not those that were saved"),
-    "checkpoint, cut short": ("checkpoint.pt", lambda data: data[:-1000], r"it is cut short \(\d+ bytes\)"),
-    "checkpoint, empty": ("checkpoint.pt", lambda data: b"", "it is cut short"),
-    "journal, a bit": ("journal/000001.bin", flip(0.1), "expected a whole record of the journal"),
-    "ledger, a line gone": (
-        "ledger.jsonl",
-        lambda data: b"\n".join(data.split(b"\n")[:2] + data.split(b"\n")[3:]),
-        r"line 3: expected a ledger's next line: charge 3 follows charge 1",
-    ),
-    "ledger, no JSON": ("ledger.jsonl", lambda data: b"charge\n" + data, "line 1: expected a ledger's next line"),
-    "ledger, empty": ("ledger.jsonl", lambda data: b"", "expected at least the 10 charges that the checkpoint"),
-    "metrics, a line broken": ("metrics.jsonl", lambda data: b"{\n" + data, "line 1: expected a JSON record"),
-    "config, no YAML": ("config.yaml", lambda data: b"budget: [", "config.yaml"),
-}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -106,24 +78,13 @@ def test_a_journal_that_is_gone_is_paid_again_and_called_lost(cut_short: tuple[P
 # No space
 
 
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """The system refuses to let any file grow beyond ``size`` bytes, as it does on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize(
     ("size", "file"),
     [(20, "config.yaml"), (1_500, "000000.bin"), (10_000, "000000.bin"), (86_000, "checkpoint.pt")],
 )
 def test_no_space_left_is_one_line_and_the_run_goes_on_later(size: int, file: str, tmp_path: Path, whole: Path) -> None:
     out, first, second = tmp_path / "run", Metered(), Metered()
-    with largest_file(size), pytest.raises(RunError, match=f"cannot write .*{file}: .*; nothing recorded") as caught:
+    with file_size_limit(size), pytest.raises(RunError, match=f"cannot write .*{file}: .*; nothing recorded") as caught:
         clone(out, first)
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
