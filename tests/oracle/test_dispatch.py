@@ -130,6 +130,7 @@ def test_several_in_flight_give_the_answers_of_one(in_flight: int) -> None:
     assert (ledger.spent, ledger.useful) == (service.served, 21)
 
 
+@pytest.mark.exhaustive
 def test_a_rate_is_kept_and_no_request_carries_more_than_a_second_of_it() -> None:
     service = ScriptedTeacher(wire=RequestPolicy(in_flight=4, images_per_second=40.0))
     started = time.monotonic()
@@ -177,6 +178,7 @@ OUTCOMES = st.sampled_from(["ok", "ok", "429", "500", "nan", "crash before", "cr
 PURPOSE = st.sampled_from(["student", "generator", "evaluation"])
 
 
+@pytest.mark.exhaustive
 @given(
     st.lists(st.tuples(st.integers(1, 9), PURPOSE), min_size=1, max_size=6),
     st.lists(OUTCOMES, max_size=24),

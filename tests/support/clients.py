@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
+import torch
+from protocols import V2
 from service import Reply as Said
 from service import Service
 from torch import Tensor
 
+from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable
+from teachers.open_inference.client import connect_v2
 from teachers.remote.endpoint import Endpoint, Reply
-from teachers.remote.options import ServiceOptions
+from teachers.remote.options import ServiceOptions, V2Options
 from teachers.remote.secrets import Secrets
-from teachers.remote.teacher import Adapter
+from teachers.remote.teacher import Adapter, RemoteTeacher
 
 KEY = "s3cr3t/k+y-of-mine"
 """What DFME_KEY holds for every endpoint."""
@@ -77,3 +82,19 @@ def answer_or_unusable(adapter: Adapter, body: bytes, batch: int) -> Tensor | No
     assert words.isprintable()
     assert len(words) < 500
     return None
+
+
+IMAGES = torch.arange(24).reshape(2, 3, 2, 2).float() / 32  # exact in FP16 too
+GREY = IMAGES[:, :1].contiguous()
+
+
+@contextmanager
+def v2_teacher(script: V2, config: dict[str, Any] | None = None, **options: Any) -> Iterator[RemoteTeacher]:
+    """A client of the script's model."""
+    with Service(script) as service:
+        given = V2Options(url=service.url, model="m", **options)
+        made = connect_v2(given, TeacherConfig(**config or {}), torch.device("cpu"))
+        try:
+            yield made
+        finally:
+            made.close()

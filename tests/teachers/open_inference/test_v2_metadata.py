@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from protocols import V2, tensor
 from service import Service, http
 
@@ -17,8 +14,6 @@ from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.open_inference.client import connect_v2
 from teachers.open_inference.layout import ImageLayout, find_layout
-from teachers.open_inference.metadata import read_model
-from teachers.remote.endpoint import Reply
 from teachers.remote.options import V2Options
 from teachers.remote.teacher import RemoteTeacher
 
@@ -95,6 +90,7 @@ def test_a_layout_that_cannot_be_told_names_the_flag(
         find_layout(metadata, given, order)
 
 
+@pytest.mark.integration
 def test_what_our_own_server_announces_is_used() -> None:
     script = V2(outputs=[tensor("y", "FP32", [-1, -1])], parameters=ANNOUNCED)
     made = connect(script)
@@ -113,6 +109,7 @@ def test_what_our_own_server_announces_is_used() -> None:
     assert (made.num_classes, made.max_batch) == (3, None)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("config", "flag", "shape", "limit"),
     [
@@ -132,6 +129,7 @@ def test_the_smallest_batch_limit_holds(
     assert connect(V2(inputs=[tensor("x", "FP32", shape)], config=config), {"max_batch": flag}).max_batch == limit
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("output", "config", "classes", "mode"),
     [
@@ -156,6 +154,7 @@ def test_classes_and_label_mode_follow_from_the_output(
     assert (made.num_classes, str(made.label_mode)) == (classes, mode)
 
 
+@pytest.mark.integration
 def test_a_server_without_metadata_of_tensors_is_asked_by_flags() -> None:
     script = V2(inputs=[], outputs=[])
     config = {"shape": (1, 2, 2), "num_classes": 3}
@@ -171,6 +170,7 @@ def test_a_server_without_metadata_of_tensors_is_asked_by_flags() -> None:
 TWO = [tensor("image", "FP32", [-1, 1, 2, 2]), tensor("mask", "FP32", [-1, 1, 2, 2])]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("script", "config", "options", "words"),
     [
@@ -223,75 +223,9 @@ def test_a_host_that_is_not_this_machine_is_not_asked_without_consent() -> None:
         connect_v2(V2Options(url="http://192.0.2.1:8000", model="m"), TeacherConfig(), CPU)
 
 
+@pytest.mark.integration
 def test_an_input_or_output_beyond_all_measure_is_refused() -> None:
     with pytest.raises(UserError, match="at most 1,000,000, got 1,000,001"):
         connect(V2(outputs=[tensor("y", "FP32", [-1, 1_000_001])]))
     with pytest.raises(UserError, match="images of at most"):
         connect(V2(inputs=[tensor("x", "FP32", [-1, 3, 10**4, 10**4])]))
-
-
-class Documents:
-    """An endpoint whose documents a test makes up."""
-
-    url = "http://127.0.0.1:1"
-
-    def __init__(self, documents: dict[str, bytes]) -> None:
-        self._documents = documents
-
-    def get(self, path: str, most: int = 1_000_000) -> Reply:
-        return Reply(200, {}, self._documents.get(path, b""))
-
-
-SIZES = st.sampled_from([-1, 0, 1, 2, 3, 8, 10**9, 10**400]) | st.integers()
-LEAVES = st.none() | st.booleans() | SIZES | st.floats() | st.text(max_size=6)
-VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3), max_leaves=6)
-TENSORS = st.lists(
-    st.fixed_dictionaries(
-        {
-            "name": st.sampled_from(["x", "y", "a\nb"]) | VALUES,
-            "datatype": st.sampled_from(["FP32", "UINT8", "INT64", "BYTES"]) | VALUES,
-            "shape": st.lists(SIZES, max_size=5) | VALUES,
-        }
-    ),
-    max_size=2,
-)
-PARAMETERS = st.fixed_dictionaries(
-    {},
-    optional={
-        "label_mode": st.sampled_from(["label", "top_k:2", "top_k:0", "top_k:" + "9" * 5000, "probabilities:²"])
-        | VALUES,
-        "bounds": st.lists(SIZES | st.floats(), min_size=2, max_size=2) | VALUES,
-        **dict.fromkeys(("levels", "layout", "max_batch", "num_classes"), VALUES),
-    },
-)
-METADATA = st.fixed_dictionaries({"inputs": TENSORS | VALUES, "outputs": TENSORS | VALUES}) | st.fixed_dictionaries(
-    {
-        "inputs": st.just([tensor("x", "FP32", [-1, 1, 2, 2])]),
-        "outputs": st.just([tensor("y", "FP32", [-1, 3])]),
-        "parameters": PARAMETERS | VALUES,
-    }
-)
-
-
-@settings(max_examples=400, deadline=None)
-@given(METADATA | VALUES, VALUES, VALUES, st.sampled_from([0, 2]))
-def test_fuzzed_metadata_are_a_line_for_the_user_or_a_model(metadata: Any, server: Any, triton: Any, k: int) -> None:
-    documents = {
-        "/v2/models/m": metadata,
-        "/v2": {"extensions": server} if k else {"extensions": ["classification"]},
-        "/v2/models/m/config": {"max_batch_size": triton},
-    }
-    endpoint = Documents({path: json.dumps(document).encode() for path, document in documents.items()})
-    options = V2Options(url=endpoint.url, model="m", classification=k)
-    model, problem = None, ""
-    try:
-        model = read_model(endpoint, options, TeacherConfig())  # type: ignore[arg-type]
-    except UserError as error:
-        problem = str(error)
-    assert "\n" not in problem
-    assert len(problem) < 500
-    assert problem or model is not None
-    if model is not None:
-        assert model.spec.numel > 0
-        assert model.num_classes > 1
-        assert model.max_batch is None or model.max_batch > 0

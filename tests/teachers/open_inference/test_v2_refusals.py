@@ -10,11 +10,11 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from clients import GREY, v2_teacher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from protocols import V2, Asked, answer, scores
 from service import http
-from test_v2_client import GREY, teacher
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unusable
@@ -53,9 +53,10 @@ def test_a_limit_is_found_in_the_words_of_a_refusal(text: bytes, limit: int | bo
     assert type(found) is type(limit)
 
 
+@pytest.mark.integration
 def test_a_batch_that_is_refused_for_its_size_says_the_limit() -> None:
     script = V2(infer=lambda asked: http({"error": "inference request batch-size must be <= 1 for 'm'"}, 400))
-    with teacher(script) as made:
+    with v2_teacher(script) as made:
         with pytest.raises(BatchTooLarge, match="must be <= 1") as caught:
             made(GREY)
         assert caught.value.limit == 1
@@ -73,10 +74,11 @@ def refusing_binary(status: int) -> V2:
     return V2(infer=infer)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("status", [400, 415, 422])
 def test_a_server_that_cannot_read_binary_is_asked_in_json(status: int) -> None:
     script = refusing_binary(status)
-    with teacher(script) as made:
+    with v2_teacher(script) as made:
         with pytest.raises(Refused, match="from here on in JSON") as caught:
             made.ask(GREY, "k")
         assert caught.value.retry
@@ -89,10 +91,11 @@ def test_a_server_that_cannot_read_binary_is_asked_in_json(status: int) -> None:
     assert [asked.binary for asked in script.asked] == [True, False, False]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("encoding", "status"), [("binary", 400), ("auto", 403)])
 def test_no_other_refusal_changes_the_encoding(encoding: str, status: int) -> None:
     script = refusing_binary(status)
-    with teacher(script, encoding=encoding) as made:
+    with v2_teacher(script, encoding=encoding) as made:
         for _ in range(2):
             with pytest.raises(Refused) as caught:
                 made(GREY)
@@ -100,9 +103,10 @@ def test_no_other_refusal_changes_the_encoding(encoding: str, status: int) -> No
     assert [asked.binary for asked in script.asked] == [True, True]
 
 
+@pytest.mark.integration
 def test_an_encoding_that_has_worked_is_kept() -> None:
     script = V2()
-    with teacher(script) as made:
+    with v2_teacher(script) as made:
         made(GREY)
         script.infer = lambda asked: http({"error": "pixels out of range"}, 400)
         with pytest.raises(Refused, match="pixels out of range") as caught:
@@ -111,10 +115,11 @@ def test_an_encoding_that_has_worked_is_kept() -> None:
     assert [asked.binary for asked in script.asked] == [True, True]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("extensions", [[], ["model_repository"], None])
 def test_a_server_that_announces_nothing_is_asked_in_json(extensions: list[str] | None) -> None:
     script = V2(extensions=extensions)  # type: ignore[arg-type]
-    with teacher(script) as made:
+    with v2_teacher(script) as made:
         made(GREY)
     assert [asked.binary for asked in script.asked] == [False]
 
@@ -154,6 +159,7 @@ OUTPUTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(MODELS), st.binary(max_size=200) | st.lists(OUTPUTS, max_size=2), st.none() | st.text())
 def test_a_fuzzed_answer_is_unusable_or_in_form(model: V2Model, said: bytes | list[object], length: str | None) -> None:

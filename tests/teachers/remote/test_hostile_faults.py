@@ -23,6 +23,8 @@ from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from teachers.build import make_teacher
 
+pytestmark = pytest.mark.integration
+
 IMAGES = 5
 SLOW = ("silent", "dripping", "dripping_head", "hints")
 """Only the client's own time-out ends these."""

@@ -21,6 +21,8 @@ from teachers.remote.endpoint import Reply
 from teachers.remote.options import ServiceOptions
 from teachers.remote.teacher import Query, RemoteTeacher, answered_mode, request_policy_of
 
+pytestmark = pytest.mark.integration
+
 SPEC = ImageSpec((1, 2, 2))
 
 

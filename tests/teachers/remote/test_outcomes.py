@@ -16,6 +16,7 @@ from teachers.remote.outcomes import quoted, retry_after
 from teachers.remote.secrets import Secrets
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("status", "retry"),
     [("429 Slow", True), ("503 Busy", True), ("408 Late", True), ("425 Early", True), ("400 Bad", False),
@@ -31,6 +32,7 @@ def test_a_refusal_says_whether_to_come_back(status, retry):
     assert str(refusal.value).isprintable()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("status", ["500", "501", "502", "504", "599"])
 def test_a_server_error_may_have_been_served(status):
     with pytest.raises(Unanswered, match=status) as outcome:
@@ -39,6 +41,7 @@ def test_a_server_error_may_have_been_served(status):
     assert not isinstance(outcome.value, Unusable)
 
 
+@pytest.mark.integration
 def test_a_long_refusal_is_cut():
     with pytest.raises(Refused) as refusal:
         post_once(http(b"word " * 100_000, "400 Bad"))
@@ -77,6 +80,7 @@ def test_no_wish_to_wait_is_out_of_bounds(wish):
     assert seconds is None or 0 <= seconds <= 86_400
 
 
+@pytest.mark.integration
 def test_the_wish_to_wait_reaches_the_refusal():
     for wish in ("7", formatdate(time.time() + 7, usegmt=True)):
         with pytest.raises(Refused) as refusal:

@@ -22,7 +22,7 @@ from processes import PROJECT, Bench
 
 from dfme.oracle.ledger import Totals, audit
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive, pytest.mark.timeout(7200)]
 
 IMAGES_PER_KILL = 1_200
 MOST = 64

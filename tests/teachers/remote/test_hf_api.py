@@ -5,29 +5,24 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from clients import answer_or_unusable
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from service import Request, Service, http
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Refused, Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
-from teachers.remote.class_names import ClassNames, read_class_names
-from teachers.remote.hf_api import HfApiAdapter, connect_hf_api, estimated_time
+from teachers.remote.hf_api import connect_hf_api
 from teachers.remote.options import HfApiOptions
-from teachers.remote.pictures import eight_bit, png
 from teachers.remote.teacher import RemoteTeacher
 
 Image = pytest.importorskip("PIL.Image", reason="the independent reader of pictures")
+
+pytestmark = pytest.mark.integration
 
 NAMES = ("tench", "great white shark", "dörrobst", "d")
 SHAPE = (3, 5, 4)
@@ -156,23 +151,6 @@ def test_a_model_that_is_being_loaded_says_for_how_long(headers: dict[str, str],
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{", '{"estimated_time": -1}', '{"estimated_time": NaN}', '{"estimated_time": true}']
-)
-def test_no_other_text_is_taken_for_a_time(text: str) -> None:
-    assert estimated_time(text.encode()) is None
-
-
-def test_class_names_come_from_a_list_a_text_or_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "labels.txt"
-    file.write_text("\ufefftench, Tinca tinca\r\nshark\r\n\r\n", encoding="utf-8")
-    assert read_class_names(str(file), "--teacher.classes").names == ("tench, Tinca tinca", "shark")
-    assert read_class_names("a, b,c", "--teacher.classes").names == ("a", "b", "c")
-    assert read_class_names(["a", "b"], "--teacher.classes").names == ("a", "b")
-    long = ",".join(f"class {number}" for number in range(1000))
-    assert len(read_class_names(long, "--teacher.classes")) == 1000
-
-
-@pytest.mark.parametrize(
     ("options", "flags", "words"),
     [
         ({"classes": "no/such/file.txt"}, {}, "--teacher.classes: .* no file no/such/file.txt"),
@@ -193,36 +171,3 @@ def test_what_does_not_fit_is_said_before_a_picture_is_sent(
     with pytest.raises(UserError, match=words), connected(service, flags, **options):
         pass
     assert service.served == 0
-
-
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (7, 3), (32, 32)])
-def test_pillow_reads_our_pngs(channels: int, height: int, width: int) -> None:
-    image = np.random.default_rng(channels).integers(256, size=(height, width, channels), dtype=np.uint8)
-    picture = Image.open(io.BytesIO(png(image)))
-    assert picture.mode == {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[channels]
-    assert np.array_equal(np.asarray(picture).reshape(image.shape), image)
-    Image.open(io.BytesIO(png(image))).verify()
-
-
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0), (-2.1179, 2.64)])
-def test_every_level_of_the_lattice_is_its_byte(bounds: tuple[float, float]) -> None:
-    spec = ImageSpec((1, 16, 16), bounds, 256)
-    low, high = bounds
-    x = spec.quantise(torch.linspace(low, high, 256).view(1, 1, 16, 16))
-    assert eight_bit(x, bounds).reshape(-1).tolist() == list(range(256))
-
-
-ADAPTER = HfApiAdapter(ClassNames(NAMES), ImageSpec(SHAPE, levels=256), LabelMode("top_k", k=1), 0)
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-labels = st.sampled_from(NAMES) | scalars
-entries = st.lists(st.fixed_dictionaries({"label": labels, "score": scalars}) | scalars, max_size=5)
-
-
-@given(st.binary(max_size=200) | entries.map(lambda value: json.dumps(value).encode()))
-@settings(max_examples=300, deadline=None)
-def test_whatever_comes_is_an_answer_or_unusable(body: bytes) -> None:
-    answer = answer_or_unusable(ADAPTER, body, 1)
-    if answer is not None:
-        assert (answer.shape, answer.dtype) == ((1, 4), torch.float32)
-        assert int((~answer.isnan()).sum()) == 1

@@ -27,6 +27,8 @@ from teachers.remote.teacher import RemoteTeacher
 
 Image = pytest.importorskip("PIL.Image", reason="the independent reader of pictures")
 
+pytestmark = pytest.mark.integration
+
 ADAPTERS = Path(__file__).resolve().parents[3] / "configs" / "adapters"
 Array = np.ndarray[Any, Any]
 

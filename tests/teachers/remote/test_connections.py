@@ -1,95 +1,21 @@
-"""Who is asked, and what nobody else may learn: redirects, certificates, connections, set-up questions, leaks."""
+"""Who is asked, and what is said where no connection comes about: certificates, connections, set-up questions."""
 
 from __future__ import annotations
 
-import base64
-import logging
-import re
 import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
-from clients import KEY, endpoint, get, post, post_once
-from hypothesis import given
-from hypothesis import strategies as st
+from clients import KEY, endpoint, get, post
 from service import Do, Service, http, then
 
-from dfme.errors import DfmeError, Refused, UserError
-from teachers.remote.address import address_of, redirected
-from teachers.remote.endpoint import Endpoint
-from teachers.remote.options import ServiceOptions
-from teachers.remote.secrets import Secrets
+from dfme.errors import Refused, UserError
 
 trustme = pytest.importorskip("trustme")
 
-# Redirects
-
-
-@pytest.mark.parametrize("status", ["307 Temporary", "308 Permanent"])
-def test_a_redirect_on_the_same_host_gets_the_same_request(status):
-    def move(request):
-        if request.line.startswith("POST /ask "):
-            return http(b"moved", status, Location="there?x=1")
-        return http(request.body)
-
-    with Service(move) as server:
-        assert post(server.url, api_key_env="DFME_KEY").body == b"question"
-    first, second = server.requests
-    assert second.line == "POST /there?x=1 HTTP/1.1"
-    assert (second.headers, second.body) == (first.headers, first.body)
-    assert server.connections == 1
-
-
-def test_redirects_that_never_end_are_left():
-    again = http(b"", "307 Again", Location="/ask")
-    with Service(again) as server, pytest.raises(Refused, match="redirects") as refusal:
-        post(server.url)
-    assert (refusal.value.reason, refusal.value.retry) == ("redirect", False)
-    assert len(server.requests) == 4
-
-
-@pytest.mark.parametrize("status", ["301 M", "302 F", "303 S", "307 T", "308 P"])
-def test_no_other_host_is_asked(status):
-    with Service(http(b"gotcha")) as other:
-        for host in (f"http://127.0.0.1:{other.port}", f"http://localhost:{other.port}", f"//127.0.0.1:{other.port}"):
-            with Service(http(b"", status, Location=f"{host}/ask")) as server, pytest.raises(Refused) as refusal:
-                post(server.url)
-            assert re.search(rf"{server.url} to .*:{other.port}, .*--teacher\.url", str(refusal.value))
-            assert (refusal.value.reason, refusal.value.retry) == ("redirect", False)
-            assert len(server.requests) == 1
-    assert other.requests == []
-
-
-@pytest.mark.parametrize(
-    "target", ["https://127.0.0.1:{}/ask", "http://me:pw@127.0.0.1:{}/ask", "http://[::1/x", "ftp:x"]
-)
-def test_no_other_scheme_no_password_no_nonsense(target):
-    def move(_):
-        return http(b"", "307 T", Location=target.format(server.port))
-
-    with Service(move) as server, pytest.raises(Refused, match="which is not followed") as refusal:
-        post(server.url)
-    assert (refusal.value.reason, refusal.value.retry, len(server.requests)) == ("redirect", False, 1)
-    assert "pw" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("status", ["301 M", "302 F", "303 S"])
-def test_a_redirect_that_would_change_the_question_is_not_followed(status):
-    with Service(http(b"", status, Location="/there")) as server, pytest.raises(Refused, match=status[:3]):
-        post(server.url)
-    assert len(server.requests) == 1
-
-
-@given(st.text() | st.builds("{}://{}:{}/{}".format, st.text(), st.text(), st.text(), st.text()))
-def test_a_redirect_is_an_address_or_none(location):
-    address = address_of("http://127.0.0.1:8080/v2", Secrets({"DFME_KEY": KEY}))
-    target = redirected(address, location, Secrets({"DFME_KEY": KEY}))
-    assert target is None or target.origin
-
+pytestmark = pytest.mark.integration
 
 # Certificates
 
@@ -227,55 +153,3 @@ def test_a_header_that_cannot_be_sent_is_said_at_once(name):
     with pytest.raises(UserError, match="header") as problem:
         endpoint("http://127.0.0.1:1", api_key_env="DFME_KEY", api_key_header=name)
     assert KEY not in str(problem.value)
-
-
-# Leaks
-
-
-def everything_said(error: BaseException | None) -> str:
-    """An exception with all that it is chained to."""
-    return "" if error is None else f"{error!r} {error} {everything_said(error.__cause__ or error.__context__)}"
-
-
-FORMS = [KEY, quote(KEY, safe=""), quote(KEY), base64.b64encode(KEY.encode()).decode()]
-
-
-@pytest.mark.parametrize("status", ["400 Bad", "401 Who", "422 No", "500 Oops", "503 Busy"])
-@pytest.mark.parametrize("written", [*FORMS, "\0".join(KEY), base64.b64encode(f"me:{KEY}".encode()).decode()])
-def test_a_service_that_repeats_the_key_does_not_reach_people(status, written):
-    with pytest.raises(DfmeError) as outcome:
-        post_once(http(f"bad key {written}".encode(), status), api_key_env="DFME_KEY")
-    said = everything_said(outcome.value)
-    assert "bad key" in said
-    assert "***" in said
-    assert [form for form in [*FORMS, written[8:-8]] if form in said] == []
-
-
-def test_a_secret_in_the_url_is_sent_and_shown_nowhere(caplog):
-    caplog.set_level(logging.DEBUG)
-    options, url = ServiceOptions(url=""), "{}/p/${{DFME_KEY}}?key=${{DFME_KEY}}"
-
-    def turn(request):
-        if "moved" in request.line:
-            return http(b"", "404 What")
-        return http(b"", "307 Away", Location=f"/moved?key={quote(KEY, safe='')}&again={KEY}")
-
-    with Service(turn) as server:
-        service = Endpoint(options, url.format(server.url), Secrets({"DFME_KEY": KEY}), {"X-Key": "is ${DFME_KEY}"})
-        with closing(service), pytest.raises(Refused) as refusal:
-            service.post("", b"", {}, 10)
-    quoted = quote(KEY, safe="")
-    assert server.requests[0].line == f"POST /p/{quoted}?key={quoted} HTTP/1.1"
-    assert server.requests[0].headers["x-key"] == f"is {KEY}"
-    shown = [service.url, repr(service), everything_said(refusal.value)]
-    logged = [record.getMessage() for record in caplog.records if "receive_response_headers" not in record.getMessage()]
-    assert any("HTTP Request" in line for line in logged)
-    assert [text for text in shown + logged if any(form in text for form in FORMS)] == []
-
-
-def test_a_secret_so_short_that_it_is_in_the_port_is_hidden_all_the_same():
-    with Service(http(b"yes")) as server:
-        service = Endpoint(ServiceOptions(url=""), server.url, Secrets({"PORT": str(server.port)}))
-        assert service.post("/ask", b"", {}, 10).body == b"yes"
-        service.close()
-    assert str(server.port) not in repr(service)

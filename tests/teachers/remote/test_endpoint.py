@@ -17,6 +17,8 @@ from service import Do, Request, Service, Step, http, then
 import dfme
 from dfme.errors import Unanswered, Unusable, UserError
 
+pytestmark = pytest.mark.integration
+
 BRIEF = 0.3
 """Seconds of patience where it is meant to run out."""
 
