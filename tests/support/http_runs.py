@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import stamina
 from hostile import Hostile, Served
-from hostile_v2 import code, truth
 from numpy.typing import NDArray
+from protocols import code, truth
 from torch import Tensor
 
 from dfme.cli.main import main

@@ -9,11 +9,11 @@ import pytest
 
 def all_hold(check: Callable[..., None], cases: Iterable[tuple[object, ...]]) -> None:
     """``check(*case)`` for each case."""
-    offenders, count = [], 0
-    for count, case in enumerate(cases, 1):
+    offenders, table = [], list(cases)
+    for case in table:
         try:
             check(*case)
         except (Exception, pytest.fail.Exception) as error:
             offenders.append(f"{case!r:.200}: {type(error).__name__}: {error}")
-    assert count, "no case"
+    assert table, "no case"
     assert not offenders, "\n".join(offenders)

@@ -6,15 +6,17 @@ import time
 from email.utils import formatdate
 
 import pytest
+from clients import post_once
 from hypothesis import given
 from hypothesis import strategies as st
-from wayward import answer, post_once
+from service import Do, http, then
 
 from dfme.errors import Refused, Unanswered, Unusable
 from teachers.remote.outcomes import quoted, retry_after
 from teachers.remote.secrets import Secrets
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("status", "retry"),
     [("429 Slow", True), ("503 Busy", True), ("408 Late", True), ("425 Early", True), ("400 Bad", False),
@@ -23,28 +25,30 @@ from teachers.remote.secrets import Secrets
 def test_a_refusal_says_whether_to_come_back(status, retry):
     body = b"" if status.startswith("304") else b"at most 8\x00\r\n images  \x1b[31m"
     with pytest.raises(Refused, match=status[:3]) as refusal:
-        post_once(answer(body, status))
+        post_once(http(body, status))
     assert (refusal.value.reason, refusal.value.retry, refusal.value.body) == (status[:3], retry, body)
     if body:
         assert "(at most 8 images [31m)" in str(refusal.value)
     assert str(refusal.value).isprintable()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("status", ["500", "501", "502", "504", "599"])
 def test_a_server_error_may_have_been_served(status):
     with pytest.raises(Unanswered, match=status) as outcome:
-        post_once(answer(b"oops", f"{status} Oops"))
+        post_once(http(b"oops", f"{status} Oops"))
     assert outcome.value.reason == status
     assert not isinstance(outcome.value, Unusable)
 
 
+@pytest.mark.integration
 def test_a_long_refusal_is_cut():
     with pytest.raises(Refused) as refusal:
-        post_once(answer(b"word " * 100_000, "400 Bad"))
+        post_once(http(b"word " * 100_000, "400 Bad"))
     assert len(refusal.value.body) == 65_536
     assert len(str(refusal.value)) < 300
     with pytest.raises(Refused) as refusal:
-        post_once(lambda _, stream: stream.sendall(answer(b"part of it", "422 No", Content_Length="9999")))
+        post_once(then(http(b"part of it", "422 No", Content_Length="9999"), Do.CLOSE))
     assert refusal.value.body == b"part of it"
 
 
@@ -76,10 +80,11 @@ def test_no_wish_to_wait_is_out_of_bounds(wish):
     assert seconds is None or 0 <= seconds <= 86_400
 
 
+@pytest.mark.integration
 def test_the_wish_to_wait_reaches_the_refusal():
     for wish in ("7", formatdate(time.time() + 7, usegmt=True)):
         with pytest.raises(Refused) as refusal:
-            post_once(answer(b"", "429 Slow", Retry_After=wish, Date=formatdate(usegmt=True)))
+            post_once(http(b"", "429 Slow", Retry_After=wish, Date=formatdate(usegmt=True)))
         assert refusal.value.retry_after == pytest.approx(7, abs=2)
 
 

@@ -22,7 +22,7 @@ from processes import PROJECT, Bench
 
 from dfme.oracle.ledger import Totals, audit
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive, pytest.mark.timeout(7200)]
 
 IMAGES_PER_KILL = 1_200
 MOST = 64
@@ -109,15 +109,8 @@ class Victim:
         self.log, self.port = log, 0
 
     def start(self) -> None:
-        words = [
-            sys.executable,
-            str(PROJECT / "tests" / "hostile.py"),
-            "--port",
-            str(self.port),
-            "--log",
-            str(self.log),
-        ]
-        words += ["--faults", "slow:0.003"]
+        script = PROJECT / "tests" / "support" / "hostile.py"
+        words = [sys.executable, str(script), str(self.port), str(self.log), "slow:0.003"]
         self._process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())

@@ -5,28 +5,24 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from json_service import Asked, JsonService, answer_or_unusable
+from service import Request, Service, http
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Refused, Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
-from teachers.remote.class_names import ClassNames, read_class_names
-from teachers.remote.hf_api import HfApiAdapter, connect_hf_api, estimated_time
+from teachers.remote.hf_api import connect_hf_api
 from teachers.remote.options import HfApiOptions
-from teachers.remote.pictures import eight_bit, png
 from teachers.remote.teacher import RemoteTeacher
 
 Image = pytest.importorskip("PIL.Image", reason="the independent reader of pictures")
+
+pytestmark = pytest.mark.integration
 
 NAMES = ("tench", "great white shark", "dörrobst", "d")
 SHAPE = (3, 5, 4)
@@ -39,7 +35,7 @@ def probabilities(x_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return share / share.sum()
 
 
-class Service:
+class Pipeline:
     """Labels and scores, best first, like the task's pipeline; ``served`` is its own count."""
 
     def __init__(self, best: int = len(NAMES)) -> None:
@@ -48,7 +44,7 @@ class Service:
         self.seen: list[np.ndarray[Any, Any]] = []
         self.parameters: list[Any] = []
 
-    def __call__(self, asked: Asked) -> Any:
+    def __call__(self, asked: Request) -> Any:
         picture, best = asked.body, self.best
         if asked.headers["content-type"] != "image/png":
             picture = base64.b64decode(asked.json["inputs"], validate=True)
@@ -63,7 +59,7 @@ class Service:
 
 @contextlib.contextmanager
 def connected(answer: Any, config: dict[str, Any] | None = None, **options: Any) -> Iterator[RemoteTeacher]:
-    with JsonService(answer) as service:
+    with Service(answer) as service:
         given = {"url": f"{service.url}/models/x", "classes": NAMES, **options}
         flags = TeacherConfig(**{"shape": SHAPE, **(config or {})})
         teacher = connect_hf_api(HfApiOptions(**given), flags, torch.device("cpu"))
@@ -85,7 +81,7 @@ def pixels(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_each_picture_arrives_as_it_is_and_scores_are_in_the_order_of_the_classes() -> None:
-    service = Service()
+    service = Pipeline()
     with connected(service) as teacher:
         assert (teacher.spec.levels, teacher.num_classes, teacher.label_mode) == (256, 4, LabelMode("probabilities"))
         levels, x = pixels(3)
@@ -97,7 +93,7 @@ def test_each_picture_arrives_as_it_is_and_scores_are_in_the_order_of_the_classe
 
 
 def test_top_k_is_asked_for_and_the_others_are_unknown() -> None:
-    service = Service()
+    service = Pipeline()
     with connected(service, top_k=2) as teacher:
         assert teacher.label_mode == LabelMode("top_k", k=2)
         levels, x = pixels(2)
@@ -112,7 +108,7 @@ def test_top_k_is_asked_for_and_the_others_are_unknown() -> None:
 
 @pytest.mark.parametrize("mode", ["label", "top_k:2", "top_k:3"])
 def test_a_service_that_gives_three_of_four_serves_the_modes_that_need_no_more(mode: str) -> None:
-    with connected(Service(best=3), {"label_mode": mode}) as teacher:
+    with connected(Pipeline(best=3), {"label_mode": mode}) as teacher:
         assert teacher.label_mode == LabelMode.parse(mode)
         levels, x = pixels(2)
         answers = ask(teacher, x)
@@ -125,7 +121,7 @@ def test_a_service_that_gives_three_of_four_serves_the_modes_that_need_no_more(m
 
 
 def test_a_service_that_gives_fewer_than_the_mode_needs_is_not_guessed_at() -> None:
-    with connected(Service(best=3)) as teacher, pytest.raises(Unusable, match="label-mode top_k:3"):
+    with connected(Pipeline(best=3)) as teacher, pytest.raises(Unusable, match="label-mode top_k:3"):
         teacher(pixels(1)[1])
 
 
@@ -138,7 +134,7 @@ def test_a_service_that_gives_fewer_than_the_mode_needs_is_not_guessed_at() -> N
         ([{"label": "d", "score": "0.5"}], "expected a number as the score of 'd'"),
         ([{"name": "d"}], "expected a label and a score"),
         ({"error": "CUDA out of memory"}, "got 'CUDA out of memory'"),
-        (b"<html>", "expected an answer in JSON"),
+        (http(b"<html>"), "expected an answer in JSON"),
     ],
 )
 def test_an_answer_that_is_none_says_why(answer: Any, words: str) -> None:
@@ -148,27 +144,10 @@ def test_an_answer_that_is_none_says_why(answer: Any, words: str) -> None:
 
 @pytest.mark.parametrize(("headers", "seconds"), [({}, 20.5), ({"Retry-After": "3"}, 3.0)])
 def test_a_model_that_is_being_loaded_says_for_how_long(headers: dict[str, str], seconds: float) -> None:
-    loading = (503, headers, {"error": "Model x is currently loading", "estimated_time": 20.5})
+    loading = http({"error": "Model x is currently loading", "estimated_time": 20.5}, 503, **headers)
     with connected(lambda asked: loading) as teacher, pytest.raises(Refused, match="currently loading") as caught:
         teacher(pixels(1)[1])
     assert (caught.value.retry, caught.value.retry_after) == (True, seconds)
-
-
-@pytest.mark.parametrize(
-    "text", ["[]", "{", '{"estimated_time": -1}', '{"estimated_time": NaN}', '{"estimated_time": true}']
-)
-def test_no_other_text_is_taken_for_a_time(text: str) -> None:
-    assert estimated_time(text.encode()) is None
-
-
-def test_class_names_come_from_a_list_a_text_or_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "labels.txt"
-    file.write_text("\ufefftench, Tinca tinca\r\nshark\r\n\r\n", encoding="utf-8")
-    assert read_class_names(str(file), "--teacher.classes").names == ("tench, Tinca tinca", "shark")
-    assert read_class_names("a, b,c", "--teacher.classes").names == ("a", "b", "c")
-    assert read_class_names(["a", "b"], "--teacher.classes").names == ("a", "b")
-    long = ",".join(f"class {number}" for number in range(1000))
-    assert len(read_class_names(long, "--teacher.classes")) == 1000
 
 
 @pytest.mark.parametrize(
@@ -188,40 +167,7 @@ def test_class_names_come_from_a_list_a_text_or_a_file(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_said_before_a_picture_is_sent(
     options: dict[str, Any], flags: dict[str, Any], words: str
 ) -> None:
-    service = Service()
+    service = Pipeline()
     with pytest.raises(UserError, match=words), connected(service, flags, **options):
         pass
     assert service.served == 0
-
-
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (7, 3), (32, 32)])
-def test_pillow_reads_our_pngs(channels: int, height: int, width: int) -> None:
-    image = np.random.default_rng(channels).integers(256, size=(height, width, channels), dtype=np.uint8)
-    picture = Image.open(io.BytesIO(png(image)))
-    assert picture.mode == {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[channels]
-    assert np.array_equal(np.asarray(picture).reshape(image.shape), image)
-    Image.open(io.BytesIO(png(image))).verify()
-
-
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0), (-2.1179, 2.64)])
-def test_every_level_of_the_lattice_is_its_byte(bounds: tuple[float, float]) -> None:
-    spec = ImageSpec((1, 16, 16), bounds, 256)
-    low, high = bounds
-    x = spec.quantise(torch.linspace(low, high, 256).view(1, 1, 16, 16))
-    assert eight_bit(x, bounds).reshape(-1).tolist() == list(range(256))
-
-
-ADAPTER = HfApiAdapter(ClassNames(NAMES), ImageSpec(SHAPE, levels=256), LabelMode("top_k", k=1), 0)
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-labels = st.sampled_from(NAMES) | scalars
-entries = st.lists(st.fixed_dictionaries({"label": labels, "score": scalars}) | scalars, max_size=5)
-
-
-@given(st.binary(max_size=200) | entries.map(lambda value: json.dumps(value).encode()))
-@settings(max_examples=300, deadline=None)
-def test_whatever_comes_is_an_answer_or_unusable(body: bytes) -> None:
-    answer = answer_or_unusable(ADAPTER, body, 1)
-    if answer is not None:
-        assert (answer.shape, answer.dtype) == ((1, 4), torch.float32)
-        assert int((~answer.isnan()).sum()) == 1

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from clients import SHAPE, K, answer_or_unusable, described
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from json_service import SHAPE, Asked, JsonService, K, answer_or_unusable, described
+from service import Service
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable, UserError
@@ -31,6 +32,7 @@ def write(folder: Path, text: str) -> Path:
     return folder / "adapter.yaml"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -66,18 +68,17 @@ def test_a_description_with_faults_is_refused_before_anything_is_sent(
     folder = tmp_path / "inner"
     folder.mkdir()
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
-    asked: list[Asked] = []
     file = write(folder, yaml.safe_dump(described(**changes)))
-    with JsonService(asked.append) as service, pytest.raises(UserError, match=words):
+    with Service() as service, pytest.raises(UserError, match=words):
         connect_json(JsonOptions(adapter=str(file), url=service.url), TeacherConfig(), torch.device("cpu"))
-    assert asked == []
+    assert service.requests == []
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("request: {json: &a [*a]}", "expected no alias"),
-        ("request: {json: " + "[" * 5_000 + "]" * 5_000 + "}", "adapter.yaml: expected"),
+        ("request: {json: " + "[" * 1_500 + "]" * 1_500 + "}", "adapter.yaml: expected"),
         ("x: " + "y" * 200_001, "more than 200,000 bytes"),
         ("!!python/object/apply:os.getcwd []", "expected YAML"),
         ("request: {json: {class_path: os.getcwd}}", "once, got none"),
@@ -91,6 +92,7 @@ def test_yaml_is_only_data(text: str, words: str, tmp_path: Path) -> None:
         load_adapter(write(tmp_path, text))
 
 
+@pytest.mark.exhaustive
 @given(st.binary(max_size=300))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_files_are_user_errors(tmp_path: Path, content: bytes) -> None:
@@ -106,6 +108,7 @@ trees = st.recursive(
 )
 
 
+@pytest.mark.exhaustive
 @given(st.text(alphabet='ab1.[]*"-_ (', max_size=12), trees)
 @settings(max_examples=200, deadline=None)
 def test_paths_find_something_or_say_what_is_missing(text: str, document: Any) -> None:
@@ -127,6 +130,7 @@ values = (
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["probabilities", "top_k:2", "label"])
 @pytest.mark.parametrize("form", ["scores", "mapping", "pairs", "name", "number"])
 @given(st.binary(max_size=100) | st.lists(values, max_size=3).map(lambda value: json.dumps({"r": value}).encode()))

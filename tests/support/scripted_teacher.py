@@ -1,4 +1,4 @@
-"""A service in this process whose every outcome is written down beforehand, with a meter of its own."""
+"""A teacher in this process whose every outcome is written down beforehand, with a meter of its own."""
 
 from __future__ import annotations
 
@@ -19,22 +19,19 @@ class Crash(BaseException):
     """The process dies here: nothing after it is done."""
 
 
-class Service:
+class ScriptedTeacher:
     """Answers by arithmetic; request number n (from 0) first does what ``plan[n]`` says.
 
     ``ok``; ``429``: refused; ``500``: served, then failed; ``nan``: served, and answers with NaN; ``crash before`` and
     ``crash after``: the client dies with the request not yet or already served; a number: refused for more images.
     """
 
+    spec, num_classes, label_mode = ImageSpec(SHAPE), 3, LabelMode("probabilities")
+
     def __init__(
         self, plan: Sequence[str | int] = (), wire: RequestPolicy | None = None, max_batch: int | None = None
     ) -> None:
-        self.spec = ImageSpec(SHAPE)
-        self.num_classes = 3
-        self.label_mode = LabelMode("probabilities")
-        self.max_batch = max_batch
-        self.wire = wire or RequestPolicy(patience=5.0)
-        self.plan = list(plan)
+        self.plan, self.wire, self.max_batch = list(plan), wire or RequestPolicy(patience=5.0), max_batch
         self.requests = self.served = self.at_once = self.most_at_once = 0
         self.keys: list[str] = []
         self.delay: Callable[[int], float] = lambda number: 0.0
@@ -45,7 +42,7 @@ class Service:
         return (images.flatten(1)[:, :3] * 5).softmax(dim=1)
 
     def __call__(self, images: Tensor) -> Tensor:
-        raise AssertionError("a service with ask is asked with a key")
+        raise AssertionError("a teacher with ask is asked with a key")
 
     def ask(self, images: Tensor, key: str) -> Tensor:
         with self._lock:
@@ -62,17 +59,15 @@ class Service:
                 self.at_once -= 1
 
     def _do(self, outcome: str | int, images: Tensor) -> Tensor:
-        if outcome == "crash before":
-            raise Crash
         if outcome == "429":
             raise Refused("service: too many requests", "429", retry_after=0.0)
         if isinstance(outcome, int) and len(images) > outcome:
             raise BatchTooLarge(f"service: at most {outcome} images", outcome or None)
         with self._lock:
-            self.served += len(images)
+            self.served += 0 if outcome == "crash before" else len(images)
+        if str(outcome).startswith("crash"):
+            raise Crash
         if outcome == "500":
             raise Unanswered("service: internal error", "500")
-        if outcome == "crash after":
-            raise Crash
         answers = self.truth(images)
         return answers.fill_(torch.nan) if outcome == "nan" else answers

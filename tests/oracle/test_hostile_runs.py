@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import small_runs
+from faults import REFUSALS, UNANSWERED, UNUSABLE
 from hostile import Hostile, every
-from hostile_faults import REFUSALS, UNANSWERED, UNUSABLE
 from http_runs import BATCH, Witness, extract, finished, meters_agree, mostly, no_waiting, student, summary
+
+pytestmark = pytest.mark.integration
 
 REFUSED = (*REFUSALS, "status:408", "status:425")
 SLOW = ("silent", "dripping", "dripping_head", "hints")
@@ -26,17 +28,6 @@ TWO_HUNDRED_BATCHES = 200 * BATCH
 def _no_pictures() -> Iterator[None]:
     with small_runs.no_pictures():
         yield
-
-
-@pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on a server that does nothing wrong."""
-    out = tmp_path_factory.mktemp("quiet") / "run"
-    with Hostile() as server:
-        finished(extract(server, out))
-        totals = meters_agree(server, out)
-    assert (totals.spent, totals.requests, totals.refused, totals.failed, totals.lost) == (400, 60, 0, 0, 0)
-    return out
 
 
 @pytest.mark.parametrize("encoding", ["binary", "json"])

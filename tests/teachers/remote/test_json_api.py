@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from json_service import SHAPE, Asked, JsonService, K, described
+from clients import SHAPE, K, described
+from service import Request, Service
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable
@@ -25,6 +26,8 @@ from teachers.remote.options import JsonOptions
 from teachers.remote.teacher import RemoteTeacher
 
 Image = pytest.importorskip("PIL.Image", reason="the independent reader of pictures")
+
+pytestmark = pytest.mark.integration
 
 ADAPTERS = Path(__file__).resolve().parents[3] / "configs" / "adapters"
 Array = np.ndarray[Any, Any]
@@ -48,13 +51,13 @@ def picture(content: bytes) -> Array:
 
 @contextlib.contextmanager
 def connected(
-    paper: dict[str, Any] | Path, answer: Callable[[Asked], Any], folder: Path, **flags: Any
-) -> Iterator[tuple[RemoteTeacher, JsonService]]:
+    paper: dict[str, Any] | Path, answer: Callable[[Request], Any], folder: Path, **flags: Any
+) -> Iterator[tuple[RemoteTeacher, Service]]:
     file = paper
     if isinstance(paper, dict):
         file = folder / "adapter.yaml"
         file.write_text(yaml.safe_dump(paper))
-    with JsonService(answer) as service:
+    with Service(answer) as service:
         options = JsonOptions(adapter=str(file), url=f"{service.url}/classify/?version=2")
         teacher = connect_json(options, TeacherConfig(**flags), torch.device("cpu"))
         try:
@@ -66,7 +69,7 @@ def connected(
 def test_the_example_with_base64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VISION_KEY", "s3cret-key")
 
-    def answer(asked: Asked) -> Any:
+    def answer(asked: Request) -> Any:
         assert asked.path == "/classify/?version=2"
         assert asked.headers["x-api-key"] == "s3cret-key"
         assert asked.json["options"] == {"detail": "full"}
@@ -89,7 +92,7 @@ def test_the_example_with_base64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_the_example_with_lists(tmp_path: Path) -> None:
     served = []
 
-    def answer(asked: Asked) -> Any:
+    def answer(asked: Request) -> Any:
         x_BHWC = np.array([instance["pixels"] for instance in asked.json["instances"]])
         served.append(x_BHWC)
         return {"predictions": [{"logits": [float(x.sum()), *range(9)]} for x in x_BHWC]}
@@ -107,7 +110,7 @@ def test_the_example_with_lists(tmp_path: Path) -> None:
 def test_the_example_with_an_upload(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VISION_TOKEN", "t0ken")
 
-    def answer(asked: Asked) -> Any:
+    def answer(asked: Request) -> Any:
         assert asked.headers["authorization"] == "Token t0ken"
         message = email.message_from_bytes(
             b"Content-Type: " + asked.headers["content-type"].encode() + b"\n\n" + asked.body
@@ -128,11 +131,11 @@ def test_the_example_with_an_upload(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert float(answers.nan_to_num(0).max()) == pytest.approx(row.max(), rel=1e-6)
 
 
-def read_list(asked: Asked) -> Array:
+def read_list(asked: Request) -> Array:
     return np.array(asked.json["image"])
 
 
-READERS: dict[str, Callable[[Asked], Array]] = {
+READERS: dict[str, Callable[[Request], Array]] = {
     "data_url": lambda asked: picture(base64.b64decode(asked.json["image"].removeprefix("data:image/png;base64,"))),
     "raw_base64": lambda asked: np.frombuffer(base64.b64decode(asked.json["image"]), np.uint8).reshape(4, 5, 3),
     "list": read_list,
@@ -168,10 +171,10 @@ def test_floats_arrive_exactly_in_either_layout(encoding: str, layout: str, tmp_
 
 @pytest.mark.parametrize("template", [["${images}"], {"a": [{"b": [1, "x ${image}"]}], "c": None}])
 def test_several_images_in_one_request(template: Any, tmp_path: Path) -> None:
-    def read(asked: Asked) -> list[str]:
+    def read(asked: Request) -> list[str]:
         return asked.json[0] if isinstance(asked.json, list) else [item["b"][1][2:] for item in asked.json["a"]]
 
-    def answer(asked: Asked) -> Any:
+    def answer(asked: Request) -> Any:
         images = np.array([picture(base64.b64decode(text)) for text in read(asked)])
         return [{"out": [None, *row[1:]]} for row in scores(images).tolist()]
 

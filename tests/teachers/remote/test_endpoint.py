@@ -6,14 +6,18 @@ import gzip
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, cycle
 
 import pytest
-from wayward import KEY, PATIENT, Request, Wayward, answer, endpoint, post, post_once, reset
+from clients import KEY, PATIENT, endpoint, post, post_once
+from service import Do, Request, Service, Step, http, then
 
 import dfme
 from dfme.errors import Unanswered, Unusable, UserError
+
+pytestmark = pytest.mark.integration
 
 BRIEF = 0.3
 """Seconds of patience where it is meant to run out."""
@@ -22,7 +26,7 @@ BRIEF = 0.3
 
 
 def test_what_is_sent_is_what_was_given_and_says_who_asks():
-    with Wayward(answer(b"yes", X_Twice="a")) as server:
+    with Service(http(b"yes", X_Twice="a")) as server:
         reply = post(server.url, body=b"\0\xffquestion")
     assert (reply.status, reply.body, reply.headers["x-twice"]) == (200, b"yes", "a")
     (request,) = server.requests
@@ -40,7 +44,7 @@ def test_what_is_sent_is_what_was_given_and_says_who_asks():
      ("/a?b=c", "", "/a?b=c")],
 )  # fmt: skip
 def test_a_path_is_appended_to_the_url(base, path, target):
-    with Wayward(answer()) as server, endpoint(server.url + base) as service:
+    with Service(http()) as server, endpoint(server.url + base) as service:
         service.post(path, b"", {}, 10)
         assert service.url == (server.url + base).rstrip("/")
     assert server.requests[0].line == f"POST {target} HTTP/1.1"
@@ -51,7 +55,7 @@ def test_a_path_is_appended_to_the_url(base, path, target):
     ("header", "sent"), [("Authorization", f"Bearer {KEY}"), ("authorization", f"Bearer {KEY}"), ("X-Api-Key", KEY)]
 )
 def test_the_key_goes_in_its_header(header, sent):
-    with Wayward(answer()) as server:
+    with Service(http()) as server:
         post(server.url, api_key_env="DFME_KEY", api_key_header=header)
     assert server.requests[0].headers[header.lower()] == sent
 
@@ -59,18 +63,18 @@ def test_the_key_goes_in_its_header(header, sent):
 def test_connections_are_kept_and_as_many_requests_are_in_flight_as_there_are_threads():
     together = threading.Barrier(4)
 
-    def meet(request: Request, _: socket.socket) -> bytes:
+    def meet(request: Request) -> bytes:
         together.wait(PATIENT)  # passes only if four requests are in the server's hands at once
-        return answer(request.body)
+        return http(request.body)
 
-    with Wayward(meet) as server, endpoint(server.url, in_flight=4) as service, ThreadPoolExecutor(4) as threads:
+    with Service(meet) as server, endpoint(server.url, in_flight=4) as service, ThreadPoolExecutor(4) as threads:
         replies = list(threads.map(lambda i: service.post("/ask", b"%d" % i, {}, 10), range(40)))
     assert [reply.body for reply in replies] == [b"%d" % i for i in range(40)]
     assert server.connections == 4
 
 
 def test_cookies_are_neither_kept_nor_sent():
-    with Wayward(answer(Set_Cookie="session=1; Path=/")) as server, endpoint(server.url) as service:
+    with Service(http(Set_Cookie="session=1; Path=/")) as server, endpoint(server.url) as service:
         for _ in range(2):
             service.post("/ask", b"", {}, 10)
         assert len(service._client.cookies) == 0
@@ -78,7 +82,7 @@ def test_cookies_are_neither_kept_nor_sent():
 
 
 def test_no_proxy_sees_this_machine_and_one_that_is_named_sees_the_rest(monkeypatch):
-    with Wayward(answer(b"from the proxy")) as proxy, Wayward(answer(b"direct")) as server:
+    with Service(http(b"from the proxy")) as proxy, Service(http(b"direct")) as server:
         monkeypatch.setenv("http_proxy", proxy.url)
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
@@ -91,23 +95,15 @@ def test_no_proxy_sees_this_machine_and_one_that_is_named_sees_the_rest(monkeypa
 # Answers that are none
 
 
-def cut_short(_: Request, stream: socket.socket) -> None:
-    stream.sendall(answer(b"ten bytes.", Content_Length="100"))
-
-
-def crash(_: Request, stream: socket.socket) -> None:
-    stream.sendall(answer(b"ten bytes.", Content_Length="100"))
-    reset(stream)
-
-
-def cut_chunk(_: Request, stream: socket.socket) -> None:
-    stream.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n8\r\nhal")
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+PART = http(b"ten bytes.", Content_Length="100")
 
 
 @pytest.mark.parametrize(
     "what",
-    [cut_short, crash, cut_chunk, lambda *_: None, lambda _, stream: reset(stream), b"garbage, no HTTP\r\n\r\n",
-     answer(Content_Length="x"), answer(Content_Length="-1"), answer(Content_Length="9" * 5000)],
+    [then(PART, Do.CLOSE), then(PART, Do.RESET), then(CHUNKED + b"8\r\nhal", Do.CLOSE), then(Do.CLOSE), then(Do.RESET),
+     b"garbage, no HTTP\r\n\r\n",
+     http(Content_Length="x"), http(Content_Length="-1"), http(Content_Length="9" * 5000)],
 )  # fmt: skip
 def test_a_connection_that_breaks_may_have_been_served(what):
     with pytest.raises(Unanswered) as outcome:
@@ -117,31 +113,24 @@ def test_a_connection_that_breaks_may_have_been_served(what):
 
 
 def test_an_answer_that_announces_too_much_is_not_read():
-    with Wayward(lambda _, stream: waits(stream, answer(b"x", Content_Length=str(10**12)))) as server:
+    with Service(then(http(b"x", Content_Length=str(10**12)), Do.SILENT)) as server:
         before = time.monotonic()
         with pytest.raises(Unusable) as outcome:
             post(server.url)
         assert time.monotonic() - before < PATIENT / 2
     assert outcome.value.reason == "too long"
-    assert post_once(answer(b"x" * 1000)).body == b"x" * 1000
+    assert post_once(http(b"x" * 1000)).body == b"x" * 1000
     with pytest.raises(Unusable):
-        post_once(answer(b"x" * 1001))
-
-
-def waits(stream: socket.socket, beginning: bytes) -> None:
-    """Send something and then nothing until the client hangs up."""
-    stream.sendall(beginning)
-    while stream.recv(1000):
-        pass
+        post_once(http(b"x" * 1001))
 
 
 def test_an_answer_without_an_end_is_cut_off():
     sent = []
 
-    def flood(_: Request, stream: socket.socket) -> None:
-        stream.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    def flood(_: Request) -> Iterator[Step]:
+        yield CHUNKED
         while True:
-            stream.sendall(b"400\r\n" + b"x" * 1024 + b"\r\n")
+            yield b"400\r\n" + b"x" * 1024 + b"\r\n"
             sent.append(1024)
 
     with pytest.raises(Unusable) as outcome:
@@ -154,30 +143,23 @@ def test_an_answer_without_an_end_is_cut_off():
 def test_a_compressed_answer_is_not_unpacked(encoding):
     bomb = gzip.compress(b"\0" * 10_000_000)
     with pytest.raises(Unusable) as outcome:
-        post_once(answer(bomb, Content_Encoding=encoding), most=1_000_000)
+        post_once(http(bomb, Content_Encoding=encoding), most=1_000_000)
     assert outcome.value.reason == "compressed"
-    assert post_once(answer(b"plain", Content_Encoding="identity")).body == b"plain"
+    assert post_once(http(b"plain", Content_Encoding="identity")).body == b"plain"
 
 
-def drip(beginning: bytes, piece: bytes) -> Callable[[Request, socket.socket], None]:
+def drip(beginning: bytes, piece: bytes) -> Callable[[Request], Iterator[Step]]:
     """A server that is never silent for long, and never done."""
-
-    def send(_: Request, stream: socket.socket) -> None:
-        stream.sendall(beginning)
-        while True:
-            time.sleep(BRIEF / 20)
-            stream.sendall(piece)
-
-    return send
+    return lambda request: chain([beginning], cycle([BRIEF / 20, piece]))
 
 
 @pytest.mark.parametrize(
     "what",
     [
-        drip(b"", b"H"), drip(b"HTTP/1.1 200 OK\r\nX: ", b"x"), drip(answer(Content_Length="9999"), b"x"),
-        drip(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        drip(b"", b"H"), drip(b"HTTP/1.1 200 OK\r\nX: ", b"x"), drip(http(Content_Length="9999"), b"x"),
+        drip(CHUNKED, b"1\r\nx\r\n"),
         drip(b"", b"HTTP/1.1 100 Go\r\n\r\n"),
-        lambda _, stream: waits(stream, b""), lambda _, stream: waits(stream, answer(b"x", Content_Length="10")),
+        then(Do.SILENT), then(http(b"x", Content_Length="10"), Do.SILENT),
     ],
 )  # fmt: skip
 def test_the_time_for_a_request_is_for_all_of_it(what):

@@ -12,7 +12,7 @@ import stamina
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_service import SHAPE, Crash, Service
+from scripted_teacher import SHAPE, Crash, ScriptedTeacher
 
 from dfme.errors import BudgetExhausted, Refused, TeacherError
 from dfme.oracle.journal import Journal
@@ -33,7 +33,7 @@ def images(count: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_a_refusal_is_given_back_and_asked_again_with_the_same_key() -> None:
-    service, ledger = Service(["429", "429", "ok"]), Ledger(10)
+    service, ledger = ScriptedTeacher(["429", "429", "ok"]), Ledger(10)
     x = images(10)
     assert torch.equal(Oracle(service, ledger)(x), service.truth(x))
     assert (ledger.spent, ledger.refused, ledger.failed, ledger.requests, service.served) == (10, 20, 0, 3, 10)
@@ -42,7 +42,7 @@ def test_a_refusal_is_given_back_and_asked_again_with_the_same_key() -> None:
 
 
 def test_a_failure_stays_charged_and_is_charged_again() -> None:
-    service, ledger = Service(["500", "nan", "ok"]), Ledger(100)
+    service, ledger = ScriptedTeacher(["500", "nan", "ok"]), Ledger(100)
     x = images(10)
     assert torch.equal(Oracle(service, ledger)(x), service.truth(x))
     assert (ledger.spent, ledger.failed, ledger.useful, service.served) == (30, 20, 10, 30)
@@ -50,7 +50,7 @@ def test_a_failure_stays_charged_and_is_charged_again() -> None:
 
 
 def test_a_teacher_may_write_into_what_it_is_given_and_be_asked_again() -> None:
-    service, ledger, x = Service(["429", "500", "ok"]), Ledger(100), images(10)
+    service, ledger, x = ScriptedTeacher(["429", "500", "ok"]), Ledger(100), images(10)
     before, ask = x.clone(), service.ask
 
     def spoil(query: torch.Tensor, key: str) -> torch.Tensor:
@@ -64,7 +64,7 @@ def test_a_teacher_may_write_into_what_it_is_given_and_be_asked_again() -> None:
 
 
 def test_the_same_images_asked_again_on_purpose_are_another_request() -> None:
-    service = Service()
+    service = ScriptedTeacher()
     oracle = Oracle(service, Ledger(100))
     for _ in range(2):
         oracle(images(5))
@@ -77,7 +77,7 @@ def test_the_same_images_asked_again_on_purpose_are_another_request() -> None:
     [(["500"] * 9, 5), (["nan"] * 9, 3), (["nan", "500"] * 9, 5), (["429", "nan"] * 9, 6)],
 )
 def test_what_never_comes_is_given_up(plan: list[str], requests: int) -> None:
-    service, ledger = Service(plan), Ledger(1000)
+    service, ledger = ScriptedTeacher(plan), Ledger(1000)
     with pytest.raises(TeacherError, match=rf"given up after {requests} attempts"):
         Oracle(service, ledger)(images(4))
     assert service.requests == requests
@@ -85,7 +85,7 @@ def test_what_never_comes_is_given_up(plan: list[str], requests: int) -> None:
 
 
 def test_a_refusal_for_good_is_not_asked_again() -> None:
-    service = Service()
+    service = ScriptedTeacher()
     service.ask = lambda images, key: (_ for _ in ()).throw(
         Refused("service: 401, say who you are", "401", retry=False)
     )
@@ -96,7 +96,7 @@ def test_a_refusal_for_good_is_not_asked_again() -> None:
 
 
 def test_a_wait_longer_than_the_patience_is_not_begun() -> None:
-    service = Service(wire=RequestPolicy(patience=2.0))
+    service = ScriptedTeacher(wire=RequestPolicy(patience=2.0))
     service.ask = lambda images, key: (_ for _ in ()).throw(Refused("busy", "429", retry_after=3600))
     started = time.monotonic()
     with pytest.raises(TeacherError, match=r"busy; it asks to wait 3,600 s, longer than the 2 s of patience allow"):
@@ -105,7 +105,7 @@ def test_a_wait_longer_than_the_patience_is_not_begun() -> None:
 
 
 def test_a_service_that_takes_less_is_asked_for_less() -> None:
-    service, ledger = Service([4] * 99), Ledger(100)
+    service, ledger = ScriptedTeacher([4] * 99), Ledger(100)
     x = images(10)
     oracle = Oracle(service, ledger)
     assert torch.equal(oracle(x), service.truth(x))
@@ -116,12 +116,12 @@ def test_a_service_that_takes_less_is_asked_for_less() -> None:
 
 def test_a_service_that_takes_nothing_is_named() -> None:
     with pytest.raises(TeacherError, match="cannot be made smaller"):
-        Oracle(Service([0] * 99), Ledger(100))(images(10))
+        Oracle(ScriptedTeacher([0] * 99), Ledger(100))(images(10))
 
 
 @pytest.mark.parametrize("in_flight", [1, 3])
 def test_several_in_flight_give_the_answers_of_one(in_flight: int) -> None:
-    service = Service(["ok", "500", "ok", "429", "nan"], RequestPolicy(in_flight=in_flight), max_batch=2)
+    service = ScriptedTeacher(["ok", "500", "ok", "429", "nan"], RequestPolicy(in_flight=in_flight), max_batch=2)
     service.delay = lambda number: 0.004 * (number * 7 % 5)
     x = images(21)
     ledger = Ledger(100)
@@ -130,8 +130,9 @@ def test_several_in_flight_give_the_answers_of_one(in_flight: int) -> None:
     assert (ledger.spent, ledger.useful) == (service.served, 21)
 
 
+@pytest.mark.exhaustive
 def test_a_rate_is_kept_and_no_request_carries_more_than_a_second_of_it() -> None:
-    service = Service(wire=RequestPolicy(in_flight=4, images_per_second=40.0))
+    service = ScriptedTeacher(wire=RequestPolicy(in_flight=4, images_per_second=40.0))
     started = time.monotonic()
     Oracle(service, Ledger(100))(images(48))
     seconds = time.monotonic() - started
@@ -140,7 +141,7 @@ def test_a_rate_is_kept_and_no_request_carries_more_than_a_second_of_it() -> Non
 
 
 def test_what_was_waited_for_is_told() -> None:
-    service = Service(["429", "ok"])
+    service = ScriptedTeacher(["429", "ok"])
     first, second = [Refused("busy", "429", retry_after=0.3)], service.ask
 
     def ask(query: torch.Tensor, key: str) -> torch.Tensor:
@@ -160,7 +161,7 @@ def test_what_was_waited_for_is_told() -> None:
 
 
 def test_what_is_left_is_not_enough_to_ask_again(tmp_path: Path) -> None:
-    service, ledger = Service(["ok", "500"], max_batch=4), Ledger(10, tmp_path / "l")
+    service, ledger = ScriptedTeacher(["ok", "500"], max_batch=4), Ledger(10, tmp_path / "l")
     oracle = Oracle(service, ledger, Journal(tmp_path / "j"))
     with pytest.raises(BudgetExhausted):
         oracle(images(8))
@@ -177,6 +178,7 @@ OUTCOMES = st.sampled_from(["ok", "ok", "429", "500", "nan", "crash before", "cr
 PURPOSE = st.sampled_from(["student", "generator", "evaluation"])
 
 
+@pytest.mark.exhaustive
 @given(
     st.lists(st.tuples(st.integers(1, 9), PURPOSE), min_size=1, max_size=6),
     st.lists(OUTCOMES, max_size=24),
@@ -189,7 +191,7 @@ def test_whatever_happens_nothing_is_lost_invented_or_overspent(
     batches: list[tuple[int, Purpose]], plan: list[str | int], budget: int, in_flight: int, most: int | None
 ) -> None:
     """Batches are asked for in order; a crash starts the process again, from the journal alone."""
-    service = Service(plan, RequestPolicy(in_flight=in_flight, patience=5.0), max_batch=most)
+    service = ScriptedTeacher(plan, RequestPolicy(in_flight=in_flight, patience=5.0), max_batch=most)
     with tempfile.TemporaryDirectory() as folder:
         ended: str = "crash"
         sessions: list[list[str]] = []
@@ -212,7 +214,7 @@ def test_whatever_happens_nothing_is_lost_invented_or_overspent(
         assert after[: len(before)] == before, "a replay repeats what was answered and what was given up"
 
 
-def ask_all(oracle: Oracle, service: Service, batches: list[tuple[int, Purpose]], seen: list[str]) -> str:
+def ask_all(oracle: Oracle, service: ScriptedTeacher, batches: list[tuple[int, Purpose]], seen: list[str]) -> str:
     for number, (count, purpose) in enumerate(batches):
         x = images(count, number)
         try:

@@ -20,6 +20,8 @@ from http_runs import MOST, Witness, extract, finished, meters_agree, mostly, no
 from dfme.oracle.ledger import audit
 from dfme.run.interrupt import Interrupt
 
+pytestmark = pytest.mark.integration
+
 FLAKY = "flaky:5"
 OFTEN = ("--checkpoint-seconds", "0.001")
 

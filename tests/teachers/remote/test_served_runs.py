@@ -20,6 +20,8 @@ from teachers.remote.options import V2Options
 
 Serving = pytest.importorskip("teachers.serve.server").Serving
 
+pytestmark = pytest.mark.integration
+
 SPEC = ImageSpec((1, 4, 4))
 KEY = "sesame/with+odd_characters"
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import all_hold
 
 from dfme.errors import UserError
 from teachers.remote.consent import host_of, is_this_machine, require_consent
@@ -33,19 +34,23 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("scheme", ["http", "https", "HTTP"])
-@pytest.mark.parametrize("rest", ["", ":8080", "/", ":8080/v2/models?x=1", "?u=a@example.com"])
-@pytest.mark.parametrize("host", OWN)
-def test_this_machine_needs_no_consent(host, rest, scheme):
-    require_consent(f"{scheme}://{host}{rest}", None)
+def test_this_machine_needs_no_consent():
+    """Each name of it, and one of them with whatever may stand around it."""
+    urls = [f"http://{host}:8080/v2" for host in OWN]
+    urls += [f"http://127.0.0.1{rest}" for rest in ("", ":8080", "/", ":8080/v2/models?x=1", "?u=a@example.com")]
+    urls += [f"{scheme}://[::1]:8080" for scheme in ("http", "https", "HTTP")]
+    all_hold(lambda url: require_consent(url, None), [(url,) for url in urls])
 
 
-@pytest.mark.parametrize("host", OTHERS)
-def test_another_host_needs_consent(host):
+def needs_consent(url: str) -> None:
     with pytest.raises(UserError, match=r"authorised-by .*nothing was sent") as refusal:
-        require_consent(f"http://{host}:8080/v2", None)
+        require_consent(url, None)
     assert "\n" not in str(refusal.value)
-    require_consent(f"http://{host}:8080/v2", "the owner, to measure it")
+    require_consent(url, "the owner, to measure it")
+
+
+def test_another_host_needs_consent():
+    all_hold(needs_consent, [(f"http://{host}:8080/v2",) for host in OTHERS])
 
 
 @pytest.mark.parametrize("blank", [None, "", "  ", "\t\n", "\u00a0", "\u200b", "-", '""'])
@@ -54,13 +59,16 @@ def test_a_blank_consent_is_none(blank):
         require_consent("https://example.com", blank)
 
 
-@pytest.mark.parametrize("url", BAD)
-@pytest.mark.parametrize("authorised_by", [None, "the owner, to measure it"])
-def test_what_is_no_plain_url_is_refused_whoever_allowed_it(url, authorised_by):
+def is_no_plain_url(url: str, authorised_by: str | None) -> None:
     with pytest.raises(UserError, match=r"^--teacher\.url: expected") as refusal:
         require_consent(url, authorised_by)
     assert "secret-word" not in str(refusal.value)
     assert str(refusal.value).isprintable()
+
+
+@pytest.mark.parametrize("authorised_by", [None, "the owner, to measure it"])
+def test_what_is_no_plain_url_is_refused_whoever_allowed_it(authorised_by):
+    all_hold(is_no_plain_url, [(url, authorised_by) for url in BAD])
 
 
 def test_the_machines_own_name_and_addresses_count(monkeypatch):
@@ -71,6 +79,7 @@ def test_the_machines_own_name_and_addresses_count(monkeypatch):
     assert not is_this_machine("lab-7.example.org.evil.example")
 
 
+@pytest.mark.integration
 def test_an_address_is_the_machines_own_if_it_can_be_listened_on():
     addresses = {str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)}
     for address in addresses - {"127.0.0.1", "::1"}:
@@ -101,6 +110,7 @@ def test_the_host_of_a_url(url, host):
     assert host_of(url) == host
 
 
+@pytest.mark.integration
 def test_it_loads_neither_torch_nor_a_client():
     code = (
         "import sys; from teachers.remote.consent import require_consent; require_consent('http://127.0.0.1', None); "
