@@ -1,4 +1,4 @@
-"""Fuzzed bodies and metadata of the Open Inference Protocol: tensors and models, or one line that says what is wrong."""
+"""Fuzzed bodies and metadata of the Open Inference Protocol: tensors and models, or one line on what is wrong."""
 
 from __future__ import annotations
 
