@@ -13,7 +13,7 @@ from typing import Any
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from teachers.local.facts import agreed, first_line
+from teachers.local.checks import agreed_classes, first_line
 from teachers.remote.json_bodies import shown
 from teachers.remote.pictures import AxisOrder, Image, image_of, in_order
 
@@ -114,9 +114,8 @@ def number_of_classes(info: TensorInfo, config: TeacherConfig) -> int:
             f"output {info.name}: expected axes for batch and classes, got {info.axes}; see --teacher.output"
         )
     size = _ANY if info.axes is None or len(info.axes) == 1 else info.axes[1]
-    found = None if size == _ANY else max(size, 2)
     output = f"output {info.name}"
-    return agreed("number of classes", "--teacher.num-classes", config.num_classes, found, f"{output} has", output)
+    return agreed_classes(config.num_classes, None if size == _ANY else size, f"{output} has", output)
 
 
 def most_images(info: TensorInfo) -> int | None:

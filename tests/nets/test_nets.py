@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dfme.errors import UserError
-from dfme.nets import NETS, Guess, auto_net, build_net, check_net, infer_net
+from dfme.nets import NETS, auto_net, build_net, check_net
+from dfme.nets.infer import Guess, infer_net
 from dfme.nets.resnet8x import SteadyBatchNorm2d
 from dfme.nets.torchvision_nets import torchvision_names
 

@@ -19,7 +19,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec
 from teachers.build import make_teacher
-from teachers.local.extras import import_extra
+from teachers.local.checks import import_extra
 
 timm = pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))  # it needs torchvision
 
