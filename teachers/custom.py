@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from dfme.answers import NEGATIVE, as_tensor
 from dfme.config.imports import find_target, what_and_where
-from dfme.config.ranges import CLASSES
 from dfme.errors import DfmeError, TeacherError, UserError
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher
 from teachers.label_modes import as_classes, restrict
@@ -149,7 +148,9 @@ def _classes(given: int | None, own: int | None) -> int:
     """How many classes; a model with one output has two."""
     classes: int = _given_once("num_classes", "10", given, own)
     if classes < 2:
-        raise UserError(f"the teacher's num_classes: expected {CLASSES.words}, got {classes}")
+        raise UserError(
+            f"the teacher's num_classes: expected at least 2 (a binary model with one output has 2), got {classes}"
+        )
     return classes
 
 

@@ -1,20 +1,27 @@
-"""``run.py bench``: what is checked before torch loads."""
+"""``run.py bench``: time the loop against the bare kernels of the same work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import replace
 
-from dfme.config.commands import BenchConfig
-from dfme.config.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Problem, Rule
-from dfme.run.checks import device_problems
+from dfme.benchmarks.options import BenchConfig
+from dfme.cli import teacher_side
+from dfme.cli.arguments import Arguments, CommandInputs
+from dfme.cli.extract import parse_extract
 
-_RULES: dict[str, Rule] = {"rounds": AT_LEAST_ONE, "seconds": POSITIVE, "batch_size": NOT_NEGATIVE}
+SUMMARY = "time the loop against the bare kernels of the same work"
+INPUTS = CommandInputs(BenchConfig)
 
 
-def find_problems(config: BenchConfig) -> Iterator[Problem]:
-    """Numbers out of range, or a device in no known form."""
-    for name, rule in _RULES.items():
-        value = getattr(config, name)
-        if not rule.holds(value):
-            yield Problem(name, f"expected {rule.words}, got {value}")
-    yield from device_problems(config.device)
+def run(words: Sequence[str]) -> int:
+    """Time, and print the tables."""
+    config = Arguments(words, INPUTS).settings(BenchConfig, lambda config: ())
+    kernels = tuple(case for case in config.cases if case != "http")
+    if kernels:
+        from dfme.benchmarks.speed import run_bench
+
+        print(run_bench(replace(config, cases=kernels)))
+    if kernels != config.cases:
+        print(teacher_side.http_ratios(config, parse_extract(["--budget", "60k"])))
+    return 0

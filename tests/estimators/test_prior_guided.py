@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import exhaustive
 from torch import Tensor
 from torch.nn.functional import normalize
 from toy_objectives import agreement, point, rng
@@ -32,8 +33,8 @@ def guided_by(gradient_D: Tensor, prior_D: Tensor, size: float = 1e-6) -> Compos
     return straight(gradient_D.view(SHAPE), size * prior_D.view(SHAPE))
 
 
-@pytest.mark.parametrize("directions", [1, 2, 5])
-@pytest.mark.parametrize("alpha2", [0.0, 0.02, 0.05, 0.1, 0.5, 0.95])
+@pytest.mark.parametrize("directions", [1, 5, *exhaustive(2)])
+@pytest.mark.parametrize("alpha2", [0.0, 0.1, 0.95, *exhaustive(0.02, 0.05, 0.5)])
 def test_the_closed_form_is_the_best_of_all_lambdas(alpha2: float, directions: int) -> None:
     """Brute force: simulate the estimate for a grid of lambdas and measure 1 - min_b E |g - b ghat|^2 / |g|^2."""
     size, draws = 16, 10_000
@@ -52,7 +53,7 @@ def test_the_closed_form_is_the_best_of_all_lambdas(alpha2: float, directions: i
     assert captured(mixing) > 0.97 * best
 
 
-@pytest.mark.parametrize("alpha2", [0.0, 0.01, 0.1, 0.6, 1.0])
+@pytest.mark.parametrize("alpha2", [0.0, 0.1, 1.0, *exhaustive(0.01, 0.6)])
 def test_alpha2_is_measured_from_slopes(alpha2: float) -> None:
     gradient_D, prior_D = with_alpha2(alpha2)
     xi_ND = torch.randn(20_000, 32, generator=rng(3), dtype=torch.float64)
@@ -66,7 +67,7 @@ def test_a_flat_batch_has_no_use_for_a_prior() -> None:
 
 
 @every_form
-@pytest.mark.parametrize("batch", [1, 8, 32, 100])
+@pytest.mark.parametrize("batch", [1, 32, *exhaustive(8, 100)])
 @pytest.mark.parametrize("directions", [1, 3])
 @pytest.mark.parametrize("chunk", [None, 7])
 def test_cost_is_what_was_asked_and_the_points_come_first(
@@ -127,7 +128,7 @@ def test_a_useless_prior_costs_little(directions: int) -> None:
     assert agreement(guided.sum(0), truth_BCHW.sum(0))[0] > agreement(plain.sum(0), truth_BCHW.sum(0))[0] - 0.08
 
 
-@pytest.mark.parametrize("directions", [1, 2, 6])
+@pytest.mark.parametrize("directions", [1, 6, *exhaustive(2)])
 @pytest.mark.parametrize("alpha2", [0.1, 0.4])
 def test_a_good_prior_captures_what_the_formula_says(alpha2: float, directions: int) -> None:
     """alpha^2 by the prior's own probe, the rest by the others': cosine^2 = alpha^2 + (1 - alpha^2)(m-1)/(D+m-3)."""

@@ -130,6 +130,7 @@ def test_a_paid_estimate_is_handed_on_as_it_is():
 # What it learns
 
 
+@pytest.mark.exhaustive
 def test_a_prediction_comes_closer_to_the_truth_than_what_it_was_learnt_from():
     estimator, wavy = synthetic(every=2, synthetic_lr=3e-3), Wavy()
     train(estimator, wavy, 160)
@@ -254,6 +255,7 @@ def recipe() -> Job:
     return Job(config, TeacherConfig(), {}, "dfme", method, EstimatorConfig(kind="synthetic", every=3))
 
 
+@pytest.mark.exhaustive
 def test_the_course_compares_with_what_the_inner_estimator_gives_and_charges_nobody(box):
     first, last = course(box, recipe(), Sizes(3, 64, 0), (0.4, 1.0))
     assert (first.queries, last.queries) == (256, 600), "whole steps of 32, and the budget to its end"
@@ -268,12 +270,14 @@ def test_the_course_compares_with_what_the_inner_estimator_gives_and_charges_nob
         assert moment.predicted_weights_sd > 0
 
 
+@pytest.mark.exhaustive
 def test_looking_does_not_change_the_course(box):
     alone = list(course(box, recipe(), Sizes(2, 16, 0), (1.0,)))[-1]
     watched = list(course(box, recipe(), Sizes(2, 16, 0), (0.4, 0.7, 1.0)))[-1]
     assert alone == watched
 
 
+@pytest.mark.exhaustive
 def test_the_section_has_a_row_per_moment_and_its_picture(box, tmp_path: Path):
     title, text = synthetic_section(box, recipe(), Sizes(2, 16, 0), tmp_path)
     assert title == TITLE

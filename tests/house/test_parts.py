@@ -15,9 +15,9 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 
-from dfme.cli.main import COMMANDS
-from dfme.config.options import dataclass_options
+from dfme.cli.main import VERBS, find
 from dfme.config.settings import EstimatorConfig
+from dfme.config.values import options_of
 from dfme.data import DATASETS, FROM_DISK
 from dfme.estimators import DIRECTIONS, FORMS, FiniteDifference
 from dfme.estimators.build import MAKERS
@@ -54,7 +54,7 @@ def test_a_method_has_all_that_the_definition_of_done_asks(method):
     assert implementation.label_modes
     assert set(implementation.label_modes) <= set(LABEL_KINDS)
     assert entry.config.__dataclass_params__.frozen
-    assert [option.key for option in dataclass_options(entry.config) if not option.help] == []
+    assert [option.key for option in options_of(entry.config) if not option.help] == []
     recipes = [path.read_text(encoding="utf-8") for path in (ROOT / "configs").glob("*.yaml")]
     assert any(re.search(rf"^  name: {method}\b", recipe, re.M) for recipe in recipes), "a recipe in configs/"
     for page in ("README.md", "configs/README.md"):
@@ -87,7 +87,7 @@ def test_every_estimator_and_loss_can_be_built():
 
 
 def test_every_command_has_its_line_of_help():
-    assert all(command.summary for command in COMMANDS.values())
+    assert all(find(verb).SUMMARY for verb in VERBS)
 
 
 # What the repository holds

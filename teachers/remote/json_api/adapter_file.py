@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dfme.config.options import from_mapping
 from dfme.config.settings import TeacherConfig
+from dfme.config.values import from_mapping
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
