@@ -37,7 +37,7 @@ class _EstimatorSettings:
         return (high - low) / (self.spec.levels - 1)
 
     def in_space(self, inner: Estimator) -> Estimator:
-        return SPACES[self.config.space](inner, self.squash)
+        return SPACES[self.config.space](inner, self.squash, self.spec)
 
 
 def make_estimator(config: EstimatorConfig, spec: ImageSpec, squash: Squash, chunk: int | None, seed: int) -> Estimator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +31,16 @@ class GeneratorNet(nn.Module, ABC):
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         """``count`` latents, on the device of ``rng``."""
 
+    @property
     @abstractmethod
-    def watched(self) -> AbstractContextManager[list[Tensor]]:
+    def last_convolution(self) -> nn.Module:
+        """The layer that ``gen_op`` comes from: what it reads spans what a step of its weights can reach."""
+
+    @contextmanager
+    def watched(self) -> Iterator[list[Tensor]]:
         """Collects what the last convolution reads, (B, F, H, W) detached, in every call meanwhile."""
+        with read_by(self.last_convolution) as read:
+            yield read
 
     def squash(self, u_BCHW: Tensor) -> Tensor:
         """The image within the bounds."""
@@ -96,11 +103,9 @@ class Generator(GeneratorNet):
         u_BCHW: Tensor = self.blocks(self.stem(z_BZ))
         return u_BCHW
 
-    @contextmanager
-    def watched(self) -> Iterator[list[Tensor]]:
-        last = next(layer for layer in reversed(self.blocks) if isinstance(layer, nn.Conv2d))
-        with read_by(last) as read:
-            yield read
+    @property
+    def last_convolution(self) -> nn.Module:
+        return next(layer for layer in reversed(self.blocks) if isinstance(layer, nn.Conv2d))
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         """``count`` latents from N(0, I), drawn on the generator's device."""
@@ -148,10 +153,9 @@ class Transforming(GeneratorNet):
         u_BCHW: Tensor = base_BCHW + self.last(self.blocks(mixed_BFHW))
         return u_BCHW
 
-    @contextmanager
-    def watched(self) -> Iterator[list[Tensor]]:
-        with read_by(self.last) as read:
-            yield read
+    @property
+    def last_convolution(self) -> nn.Module:
+        return self.last
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         """``count`` latents: noise from N(0, I), and base images as u."""

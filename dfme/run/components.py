@@ -1,12 +1,12 @@
-"""What a method works with, from a job: networks on their device, students' training, replay, sources.
+"""Networks, students, replay and query sources of a job, and the method that works with them.
 
-Used by whatever runs a method: a run (``dfme.run.build``), the laboratory, the benchmark.
+Used by whatever runs a method: a run (``dfme.run.build``), the benchmarks, the tests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,12 +15,14 @@ from torch import nn
 from dfme.compute import DeferredChecks, require_compiler
 from dfme.config.settings import ExtractConfig, Job
 from dfme.methods import METHODS
-from dfme.methods.base import Parts
+from dfme.methods.base import Components, HoldOut, Method
 from dfme.nets import auto_net, build_net
 from dfme.nets.generators import Generator, GeneratorNet, Transforming
 from dfme.oracle.oracle import Oracle
+from dfme.queries.evolution import Evolution
+from dfme.queries.pool import ImageSource
 from dfme.queries.programs import ProceduralImages
-from dfme.queries.sampler import DrawImages
+from dfme.queries.sampler import DrawImages, QuerySampler
 from dfme.randomness import Streams, derived_seed
 from dfme.run.checkpoint import space_for_checkpoints
 from dfme.run.method_checks import keeps_answers, students_of
@@ -30,17 +32,15 @@ from dfme.students.replay import Replay
 from dfme.students.schedule import factor
 from dfme.students.trainer import StudentTrainer
 
-CHUNK = 8_192
-"""Most images in one evaluation of an objective: bounds memory while probing."""
-
 
 @dataclass(frozen=True)
 class Nets:
-    """A job's networks."""
+    """A job's networks. ``fresh``: as many new students, by the number of the round that they are for."""
 
     arch: str
     students: list[nn.Module]
     generator: GeneratorNet | None
+    fresh: Callable[[int], list[nn.Module]]
 
     @property
     def all(self) -> list[nn.Module]:
@@ -50,7 +50,12 @@ class Nets:
 def build_nets(job: Job, spec: ImageSpec, num_classes: int, device: torch.device) -> Nets:
     """The students and the generator as the seed initialises them, on their device."""
     arch, students = build_students(job.config, students_of(job), spec, num_classes, device)
-    return Nets(arch, students, build_generator(job, spec, device))
+
+    def fresh(number: int) -> list[nn.Module]:
+        seed = derived_seed(job.config.seed, f"student round {number}")
+        return fresh_nets(arch, spec, num_classes, seed, len(students))
+
+    return Nets(arch, students, build_generator(job, spec, device), fresh)
 
 
 def build_students(
@@ -112,44 +117,68 @@ def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Mo
     return net
 
 
-def make_components(
-    job: Job, nets: Nets, oracle: Oracle, streams: Streams, deferred: DeferredChecks, directory: Path | None = None
-) -> Parts:
-    """What a job's method works with. ``directory``: the run's, for a replay that is kept on disk."""
-    config = job.config
+def build_components(
+    job: Job,
+    nets: Nets,
+    oracle: Oracle,
+    rng: Streams,
+    deferred: DeferredChecks,
+    *,
+    pool: ImageSource | None = None,
+    directory: Path | None = None,
+    hold_out: HoldOut | None = None,
+) -> Components:
+    """All that a job's method works with: the one place where these parts are put together.
+
+    ``pool``: what ``open_pool`` gave. ``directory``: the run's, for a replay that is kept on disk. Global random
+    state is that of the run's ``global`` seed afterwards.
+    """
+    config, spec = job.config, oracle.spec
     distance = make_distance(config.student.loss, oracle.label_mode)
-    replay = _replay(job, oracle.spec, streams, directory)
-    trainer = StudentTrainer(
+    replay = _replay(job, spec, rng, directory)
+    students = StudentTrainer(
         nets.students,
         config.student,
         distance,
         replay,
         lambda: oracle.ledger.share,
         config.schedule,
-        streams["augment"],
+        rng["augment"],
         config.precision,
-        lambda number: fresh_nets(
-            nets.arch,
-            oracle.spec,
-            oracle.num_classes,
-            derived_seed(config.seed, f"student round {number}"),
-            len(nets.students),
-        ),
+        nets.fresh,
     )
-    return Parts(
-        oracle,
-        nets.generator,
-        trainer,
-        streams,
-        deferred,
-        lambda: factor(config.schedule, oracle.ledger.share),
-        CHUNK,
+    evolution = None
+    if job.queries.evolve and replay is not None:
+        evolution = Evolution(replay, oracle.label_mode, oracle.num_classes)
+    batch_size = job.method_config.batch_size
+    draw = procedural_images(job, spec)
+    torch.manual_seed(derived_seed(config.seed, "global"))
+    return Components(
+        oracle=oracle,
+        students=students,
+        generator=nets.generator,
+        queries=QuerySampler(job.queries, spec, nets.generator, draw, students.nets, rng, batch_size, evolution),
+        rng=rng,
+        deferred=deferred,
+        lr_factor=lambda: factor(config.schedule, oracle.ledger.share),
         estimator=job.estimator,
-        queries=job.queries,
-        draw=procedural_images(job, oracle.spec),
+        sources=job.queries,
+        pool=pool,
+        hold_out=hold_out,
         seed=config.seed,
-        place=partial(_place, config=config, device=streams["latent"].device),
     )
+
+
+def build_method(job: Job, components: Components) -> Method:
+    """The job's method."""
+    method: Method = METHODS[job.method].load()(job.method_config, components)
+    return method
+
+
+def open_pool(job: Job, spec: ImageSpec) -> ImageSource | None:
+    """Images that the job's method reads from disk; UserError where they are missing."""
+    pool: ImageSource | None = METHODS[job.method].load().open_pool(job.method_config, spec, int(job.config.budget))
+    return pool
 
 
 def needed_space(job: Job, nets: Nets, teacher: Teacher, directory: Path) -> int:

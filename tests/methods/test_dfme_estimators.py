@@ -99,7 +99,7 @@ def test_reuse_pays_one_batch_less_and_the_student_learns_from_the_generators():
     ledger = parts.oracle.ledger
     assert ledger.spent_by_purpose["generator"] == 8 * 3
     assert ledger.spent_by_purpose["student"] == 8 * 2
-    assert parts.trainer.steps == 2 * 3, "three batches with a replay step each"
+    assert parts.students.steps == 2 * 3, "three batches with a replay step each"
     images, answers = method._estimated.disagreement.base(8)
     assert torch.equal(answers, teacher(images)), "the generator's points with the answers that were paid for"
 
@@ -146,7 +146,7 @@ def test_looking_at_the_metrics_changes_nothing_that_is_learnt():
             metrics = method.step()
             if look:
                 numbers(metrics)
-        return parts.trainer.net.state_dict()
+        return parts.students.net.state_dict()
 
     one, two = final(True), final(False)
     assert all(torch.equal(one[key], two[key]) for key in one)

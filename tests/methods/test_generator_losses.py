@@ -59,7 +59,7 @@ def test_the_generator_learns_where_the_students_differ(name, measure):
 
     def differ() -> float:
         with torch.no_grad():
-            return measure(seen_by(parts.trainer.nets, parts.generator.squash(parts.generator(z)))).item()
+            return measure(seen_by(parts.students.nets, parts.generator.squash(parts.generator(z)))).item()
 
     before = differ()
     for _ in range(20):
@@ -74,7 +74,7 @@ def test_the_class_term_spreads_the_generator_over_the_classes():
 
     def unevenness() -> float:
         with torch.no_grad():
-            return diversity(seen_by(parts.trainer.nets, parts.generator.squash(parts.generator(z)))).item()
+            return diversity(seen_by(parts.students.nets, parts.generator.squash(parts.generator(z)))).item()
 
     before = unevenness()
     for _ in range(20):
@@ -87,8 +87,8 @@ def test_before_tanh_shows_the_students_what_the_squashing_has_not_seen():
     u_BCHW = 3 * torch.randn(4, 1, 8, 8)
     of_output = make_method("dual_students", parts, before_tanh=True)._loss(u_BCHW)
     of_image = make_method("dual_students", parts)._loss(u_BCHW)
-    assert of_output == -apart(seen_by(parts.trainer.nets, u_BCHW))
-    assert of_image == -apart(seen_by(parts.trainer.nets, parts.generator.squash(u_BCHW)))
+    assert of_output == -apart(seen_by(parts.students.nets, u_BCHW))
+    assert of_image == -apart(seen_by(parts.students.nets, parts.generator.squash(u_BCHW)))
     assert of_output != of_image
 
 

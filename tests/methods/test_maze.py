@@ -55,7 +55,7 @@ def test_the_cost_is_the_papers_and_the_teacher_counts_as_much(options, cost):
     for step in (1, 2):
         method.step()
         assert teacher.images == parts.oracle.ledger.spent == step * cost
-    assert parts.trainer.steps == 2 * options.get("student_steps", 2), "every batch is learnt from, paid for or reused"
+    assert parts.students.steps == 2 * options.get("student_steps", 2), "every batch is learnt from, paid for or reused"
 
 
 def test_the_papers_own_numbers():
@@ -80,10 +80,10 @@ def test_of_an_iteration_the_last_batch_is_held_or_all(store, batches, reuse):
     _, parts, method = begun(student={"replay_steps": 2}, student_steps=3, store=store, reuse=reuse)
     for _ in range(2):
         method.step()
-    assert len(parts.trainer.replay) == 2 * batches * 8
-    assert parts.trainer.steps == 2 * (3 + 2 * batches), "replay steps follow what is held"
+    assert len(parts.students.replay) == 2 * batches * 8
+    assert parts.students.steps == 2 * (3 + 2 * batches), "replay steps follow what is held"
     method.finish(12)
-    assert len(parts.trainer.replay) == 2 * batches * 8 + (4 if store == "last" else 12)
+    assert len(parts.students.replay) == 2 * batches * 8 + (4 if store == "last" else 12)
 
 
 def test_the_generator_takes_plain_steps_down_its_gradient():
@@ -133,8 +133,8 @@ def test_seeds_are_paid_for_once_as_seeds_and_learnt_from(bright):
     teacher, parts, method = begun(student={"replay_steps": 1}, partial_data=bright, **SMALL)
     assert any("12 images" in line for line in method.prepare())
     assert teacher.images == parts.oracle.ledger.spent_by_purpose["seed"] == 12
-    assert parts.trainer.steps == 2 * 2, "in batches of 8 and 4"
-    images, answers = next(parts.trainer.replay.batches(12))
+    assert parts.students.steps == 2 * 2, "in batches of 8 and 4"
+    images, answers = next(parts.students.replay.batches(12))
     assert len(images.unique(dim=0)) == 12
     assert images.min() >= 225 / 255
     assert torch.equal(answers, LinearTeacher(SPEC)(images))
@@ -154,14 +154,14 @@ def test_taken_up_again_nothing_is_paid_twice_and_all_is_bit_for_bit(bright):
             method.step()
     teacher, parts, second = begun(seed=9, **options)
     second.load_state_dict(first.state_dict())
-    parts.trainer.load_state_dict(first_parts.trainer.state_dict())
-    parts.streams.load_state_dict(first_parts.streams.state_dict())
+    parts.students.load_state_dict(first_parts.trainer.state_dict())
+    parts.rng.load_state_dict(first_parts.streams.state_dict())
     assert second.prepare() == ()
     assert teacher.images == 0
     for method in (whole, second):
         for _ in range(2):
             method.step()
-    nets = [(whole_parts.trainer.net, parts.trainer.net), (whole_parts.generator, parts.generator)]
+    nets = [(whole_parts.trainer.net, parts.students.net), (whole_parts.generator, parts.generator)]
     for mine, theirs in (*nets, (whole._critic.net, second._critic.net)):
         for name, value in mine.state_dict().items():
             assert torch.equal(value, theirs.state_dict()[name]), name

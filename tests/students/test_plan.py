@@ -60,9 +60,9 @@ def fed(budget: int, **student: object):
     taken, rng = [], torch.Generator().manual_seed(0)
     for _ in range(budget // 8):
         images = torch.rand(8, 1, 8, 8, generator=rng)
-        parts.trainer.learn(images, parts.oracle(images, "student"))
-        taken.append(parts.trainer.steps)
-    return taken, parts.trainer
+        parts.students.learn(images, parts.oracle(images, "student"))
+        taken.append(parts.students.steps)
+    return taken, parts.students
 
 
 def test_steps_are_spread_evenly_over_the_budget_and_none_is_left_out():

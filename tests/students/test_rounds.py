@@ -53,14 +53,14 @@ def test_the_loop_trains_in_rounds_and_scores_the_student_after_each():
     parts = make_parts(LinearTeacher(SPEC), 160, steps=300, rounds=(0.3, 0.7, 1.0))
     finished, listener = run(make_method("static", parts), parts, points=2)
     assert finished
-    assert (parts.trainer.steps, parts.trainer.left) == (300, 0)
+    assert (parts.students.steps, parts.students.left) == (300, 0)
     assert listener.evaluated == [48, 80, 112, 160, 160]  # steps of 16 images: after 48 and 112, and at the halves
 
 
 def test_no_step_is_taken_between_rounds():
     parts = make_parts(LinearTeacher(SPEC), 160, steps=300, rounds=(0.5, 1.0))
     taken: list[tuple[int, int]] = []
-    ledger, trainer = parts.oracle.ledger, parts.trainer
+    ledger, trainer = parts.oracle.ledger, parts.students
     run(make_method("static", parts), parts, stopped=lambda: taken.append((ledger.spent, trainer.steps)) or False)
     assert {steps for spent, steps in taken if spent < 80} == {0}
     assert {steps for spent, steps in taken if 80 < spent < 160} == {150}
@@ -71,7 +71,7 @@ def test_every_method_may_train_in_rounds(name: str):
     parts = make_parts(LinearTeacher(SPEC), 200, count=METHODS[name].students, steps=60, rounds=(0.4, 1.0))
     finished, _ = run(make_method(name, parts), parts)
     assert finished
-    assert (parts.oracle.ledger.spent, parts.trainer.steps) == (200, 60)
+    assert (parts.oracle.ledger.spent, parts.students.steps) == (200, 60)
 
 
 def test_shrink_and_perturb_is_a_weighted_mean_of_the_parameters_alone():
