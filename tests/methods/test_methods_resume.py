@@ -215,7 +215,7 @@ TELLING = [
     "partial data",
     "a pool, each once",
     "rounds of two",
-    "disk, half, overflowing, hard",
+    "disk, overflowing",
     "evolve",
     "pool, at random",
     "everything",
