@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from dfme.cli.main import VERBS, find
-from dfme.config.values import options_of
 from dfme.config.settings import EstimatorConfig
+from dfme.config.values import options_of
 from dfme.data import DATASETS, FROM_DISK
 from dfme.estimators import DIRECTIONS, FORMS, FiniteDifference
 from dfme.estimators.build import MAKERS
