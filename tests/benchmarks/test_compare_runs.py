@@ -23,6 +23,8 @@ from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
 from dfme.run.job import config_hash
 
+pytestmark = pytest.mark.integration
+
 STAND_IN = '''
 """What a run leaves behind, in no time: finishes, fails, or waits to be interrupted, as its batch size says."""
 import json, pathlib, shutil, sys, time
@@ -247,7 +249,7 @@ def test_a_comparison_of_one_cell(bench: Bench) -> None:
     assert content["tables"][0]["rows"][0]["agreement"]["mean"] == summary["agreement"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_killed_and_resumed_it_comes_to_the_same_as_without(bench: Bench) -> None:
     words = ["compare", "--config", "c.yaml", "--methods", "static,dfme,broken", "--jobs", "2"]

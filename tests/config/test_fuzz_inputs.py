@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from fuzzing import JSON, fuzz, mutated, only_ours, repacked, saved, with_header
+from fuzzing import JSON, LAUGHS, fuzz, mutated, only_ours, repacked, saved, with_header
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,7 +109,6 @@ def test_a_recipe_of_any_values(tmp_path: Path, recipe: dict[str, Any]) -> None:
     assert isinstance(only_ours(lambda: parse_extract(["--config", str(tmp_path / "x.yaml")])), UserError | None)
 
 
-LAUGHS = "a0: &a0 [ha, ha]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]\n" for n in range(1, 12))
 MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{f'*a{n - 1}, ' * 9}]}}\n" for n in range(1, 12))
 STRANGE_RECIPES = {
     "laughs": (LAUGHS, "line 2: expected no alias such as"),

@@ -87,7 +87,7 @@ def test_every_estimator_and_loss_can_be_built():
 
 
 def test_every_command_has_its_line_of_help():
-    assert all(find(name).SUMMARY for name in VERBS)
+    assert all(find(verb).SUMMARY for verb in VERBS)
 
 
 # What the repository holds

@@ -20,6 +20,8 @@ from dfme.oracle.oracle import Ledger, Oracle
 from dfme.spec import ImageSpec
 from teachers.build import make_teacher
 
+pytestmark = pytest.mark.integration
+
 CPU = torch.device("cpu")
 SHAPE = (3, 8, 8)
 ANY_BATCH = ({0: torch.export.Dim("batch")},)

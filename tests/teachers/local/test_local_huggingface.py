@@ -22,6 +22,8 @@ from teachers.build import make_teacher
 
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.integration
+
 CPU = torch.device("cpu")
 UNIT = {"do_resize": False, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
 PLAIN = {**UNIT, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]}

@@ -23,6 +23,8 @@ from teachers.local.checks import import_extra
 
 timm = pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))  # it needs torchvision
 
+pytestmark = pytest.mark.integration
+
 CPU = torch.device("cpu")
 
 

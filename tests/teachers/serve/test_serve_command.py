@@ -36,6 +36,7 @@ def problem(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     return shown.err
 
 
+@pytest.mark.integration
 def test_it_says_what_is_where_and_counts_until_it_is_stopped(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     key = "only-in-the-environment"
@@ -73,6 +74,7 @@ def test_it_says_what_is_where_and_counts_until_it_is_stopped(tmp_path: Path) ->
     assert [end[1] for end in ends] == ["", ""]
 
 
+@pytest.mark.integration
 def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

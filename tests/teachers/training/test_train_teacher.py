@@ -202,7 +202,7 @@ def test_recipes_are_the_expected_ones() -> None:
     assert {path.stem for path in RECIPES} == names
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["digits", "shapes"])
 def test_the_recipe_makes_the_embedded_teacher_again(tmp_path: Path, name: str) -> None:
     embedded = ROOT / "teachers" / "checkpoints" / f"{name}.safetensors"
