@@ -1,7 +1,7 @@
 """Files that survive a kill: append-only logs, and files that are the old one or the new one, never half.
 
 What was handed to the operating system outlives the process, so a kill loses nothing. A power cut may lose
-what the system had not yet put on the disk; ``fsync`` makes an append wait for that too.
+what the system had not yet put on the disk.
 
 A run directory may come from somebody else: nothing is written through a link, and no pipe is waited for.
 """
@@ -16,12 +16,12 @@ import stat
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import IO, TYPE_CHECKING, Any
 
 from dfme.errors import RunError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MOST_LINE = 1 << 20
 """Bytes of the longest line that a log of ours can hold, by far."""
@@ -70,9 +70,8 @@ class AppendFile:
     Raises RunError where the file cannot be opened or written.
     """
 
-    def __init__(self, path: Path, size: int = 0, fsync: bool = False) -> None:
+    def __init__(self, path: Path, size: int = 0) -> None:
         self.path = path
-        self._fsync = fsync
         self._fd = -1
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -85,12 +84,10 @@ class AppendFile:
             raise disk_error("open", path, error) from error
 
     def append(self, *chunks: bytes | memoryview) -> None:
-        """Hand the chunks, in order and as one, to the operating system (and to the disk, with ``fsync``)."""
+        """Hand the chunks, in order and as one, to the operating system."""
         start = os.lseek(self._fd, 0, os.SEEK_END)
         try:
             self._write(chunks)
-            if self._fsync:
-                os.fdatasync(self._fd)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, start)
@@ -157,10 +154,6 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-"""How each version of an array begins; the third differs only for records with names that are not Latin."""
-
-
 def read_npz(path: Path, most: int) -> dict[str, NDArray[Any]]:
     """The arrays of a file by name; ``most``: bytes of all of them together.
 
@@ -192,11 +185,15 @@ def is_inflated(path: Path) -> bool:
 
 def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
     """One array, once its header is known to claim what is there."""
+    import numpy as np  # not above: appending a line of text must not load it
+
+    # The third version differs only for records with names that are not Latin.
+    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     with archive.open(entry) as file:
         version = np.lib.format.read_magic(file)
-        if version not in HEADERS:
+        if version not in headers:
             raise ValueError(f"{entry.filename}: expected an array of version 1 or 2, got {version}")
-        shape, _, dtype = HEADERS[version](file)
+        shape, _, dtype = headers[version](file)
         if dtype.hasobject:
             raise ValueError(f"{entry.filename}: holds Python objects, which are not loaded: that could run any code")
         claimed, held = math.prod(shape) * dtype.itemsize, entry.file_size - file.tell()

@@ -19,18 +19,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dfme.benchmarks.options import BenchConfig
 from dfme.compute import DeferredChecks, autocast, choose_device, ieee_fp32
-from dfme.config.commands import BenchConfig
 from dfme.config.messages import unknown_choice
 from dfme.config.settings import ExtractConfig, Job, ScheduleConfig, StudentConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.methods.configs import DfmeConfig
-from dfme.methods.dfme import Dfme
 from dfme.nets import build_net
 from dfme.randomness import Streams
 from dfme.run import loop
 from dfme.run.build import build_oracle
-from dfme.run.components import build_nets, make_components
+from dfme.run.components import build_components, build_method, build_nets
 from dfme.run.directory import RunDirectory
 from dfme.spec import ImageSpec, LabelMode
 
@@ -123,14 +122,13 @@ class Work:
         directory = RunDirectory.create(folder)
         job = replace(self.job, config=replace(config, budget=budget))
         oracle = build_oracle(job, self.teacher, directory, {}, deferred)
-        parts = make_components(job, self.nets, oracle, streams, deferred)
-        method, silent = Dfme(self.method_config, parts), _Silent()
+        method, silent = build_method(job, build_components(job, self.nets, oracle, streams, deferred)), _Silent()
         assert method.cost == self.queries
 
         def go() -> None:
             loop.run(
                 method,
-                parts.trainer,
+                method.students,
                 oracle,
                 silent,
                 silent,

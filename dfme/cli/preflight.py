@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from dfme.config.settings import EstimatorConfig
-from dfme.estimators.preflight import POINTS, Finding, Resolution, choose, explain, flags, probe, probe_images, warning
-from dfme.methods.disagreement import Disagreement
+from dfme.compute import evaluating
+from dfme.config.settings import EstimatorConfig, ObjectiveName
+from dfme.estimators.preflight import (
+    POINTS,
+    Channel,
+    Finding,
+    Resolution,
+    choose,
+    explain,
+    flags,
+    preflight_images,
+    run_preflight,
+    warning,
+)
 from dfme.nets import auto_net, build_net
 from dfme.nets.generators import Generator
 from dfme.oracle.ledger import Ledger
@@ -35,7 +47,7 @@ def examine(teacher: Teacher, images: int, seed: int, tell: Callable[[str], None
         TeacherError: if the answers are not what the teacher's own description says.
     """
     scores = teacher.label_mode.kind != "label"
-    ledger = Ledger(2 * images + probe_images(OPEN, teacher.spec, scores))
+    ledger = Ledger(2 * images + preflight_images(OPEN, teacher.spec, scores))
     oracle = Oracle(teacher, ledger, tell=tell)
     low, high = teacher.spec.bounds
     noise = torch.rand((images, *teacher.spec.shape), generator=torch.Generator().manual_seed(seed))
@@ -64,9 +76,14 @@ def _probe(oracle: Oracle, seed: int) -> Finding:
         torch.manual_seed(seed)
         student = build_net(auto_net(oracle.spec.shape), oracle.spec.shape, oracle.num_classes)
         generator = Generator(LATENT_SIZE, oracle.spec)
-    disagreement = Disagreement(oracle, student, make_distance("auto", oracle.label_mode))
-    rng = torch.Generator().manual_seed(seed)
-    return probe(oracle, generator, lambda objective: disagreement.by(objective).value, OPEN, rng, net=student)
+
+    def value_of(objective: ObjectiveName) -> Callable[[Tensor, Tensor], Tensor]:
+        distance = make_distance("auto" if objective == "student" else objective, oracle.label_mode)
+        return lambda x_NCHW, answers: -distance(student(x_NCHW).double(), answers.double())
+
+    channel = Channel(partial(oracle, purpose="check"), oracle.spec, oracle.label_mode, oracle.ledger.remaining)
+    with evaluating(student):
+        return run_preflight(channel, generator, value_of, OPEN, torch.Generator().manual_seed(seed))
 
 
 def _differences(finding: Finding, oracle: Oracle) -> list[str]:

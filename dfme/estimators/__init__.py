@@ -1,6 +1,8 @@
 """Gradients from values: what stands in for the teacher's part of the chain rule."""
 
-from dfme.estimators.base import Composed, Estimate, Estimator, Objective
+import warnings
+
+from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
 from dfme.estimators.build import MAKERS, make_estimator
 from dfme.estimators.differences import FORMS, Form, Probe, Probing
 from dfme.estimators.directions import DIRECTIONS, Direction, DirectionName, PerturbedPoint
@@ -14,13 +16,13 @@ __all__ = [
     "SPACES",
     "AfterSquash",
     "BeforeSquash",
-    "Composed",
     "Direction",
     "DirectionName",
     "Estimate",
     "Estimator",
     "FiniteDifference",
     "Form",
+    "ImageFunction",
     "Objective",
     "PerturbedPoint",
     "Probe",
@@ -28,3 +30,10 @@ __all__ = [
     "Space",
     "make_estimator",
 ]
+
+
+def __getattr__(name: str) -> type[Objective]:
+    if name != "Composed":
+        raise AttributeError(f"module 'dfme.estimators' has no attribute {name!r}")
+    warnings.warn("dfme.estimators.Composed is now Objective(query, value)", DeprecationWarning, stacklevel=2)
+    return Objective

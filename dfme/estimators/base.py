@@ -2,36 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-Objective = Callable[[Tensor], Tensor]
+ImageFunction = Callable[[Tensor], Tensor]
 """Images, or what comes before them, (N, C, H, W) -> one number per image (N,) in any floating dtype."""
 
 
-@dataclass(frozen=True, eq=False)
-class Composed:
-    """An objective in two parts, f(x) = value(x, observe(x)): the API's, which costs, and our own, which is free.
+def unchanged(x_NCHW: Tensor) -> Tensor:
+    """The images as they are: what a wire of floats does to them."""
+    return x_NCHW
 
-    ``observe``: points (N, C, H, W) -> answers, one row per point; N images are paid for; no gradient.
-    ``value``: points and answers -> (N,); it asks for nothing, and autograd goes through both its arguments.
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """f(x) = value(x, observe(x)), one number per image: the API's part, which costs, and our own, which is free.
+
+    ``query``: images (N, C, H, W) -> answers, one row per image; N images are paid for; no gradient.
+    ``value``: images and answers -> (N,); it asks for nothing, and autograd goes through both its arguments.
+    ``carry``: points -> the images that ``query`` and ``value`` are given. Estimators set it to the generator's
+    squashing and the wire's rounding, so that an image is rounded once for both.
     ``features_BFHW``: what the generator's last convolution read to make the points; none if nobody needs it.
-    ``remembered``: answers paid for before, as (points, answers); none if there are none.
-    ``scores``: points -> the student's scores (N, K), free and differentiable; none where there is no student.
+    ``remembered``: batches of (images, answers) paid for before. ``scores``: images -> the student's scores
+    (N, K), free and differentiable; none where there is no student.
+    ``asked`` collects every (images, answers) that was paid for, in the order asked.
     """
 
-    observe: Objective
+    query: ImageFunction
     value: Callable[[Tensor, Tensor], Tensor]
     features_BFHW: Tensor | None = None
-    remembered: tuple[Tensor, Tensor] | None = None
-    scores: Objective | None = None
+    remembered: Sequence[tuple[Tensor, Tensor]] = ()
+    scores: ImageFunction | None = None
+    carry: ImageFunction = unchanged
+    asked: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def __call__(self, point_NCHW: Tensor) -> Tensor:
-        return self.value(point_NCHW, self.observe(point_NCHW))
+        x_NCHW = self.carry(point_NCHW)
+        return self.value(x_NCHW, self._ask(x_NCHW))
+
+    def observe(self, point_NCHW: Tensor) -> Tensor:
+        """The answers at points; as many images are paid for."""
+        return self._ask(self.carry(point_NCHW))
+
+    def value_at(self, point_NCHW: Tensor, answers: Tensor) -> Tensor:
+        """The values (N,) at points whose answers are known; nothing is asked."""
+        return self.value(self.carry(point_NCHW), answers)
+
+    def first_asked(self, count: int) -> tuple[Tensor, Tensor]:
+        """The first ``count`` images asked about and their answers: of forward differences, the points themselves."""
+        images, answers = zip(*self.asked, strict=True)
+        return torch.cat(images)[:count], torch.cat(answers)[:count]
+
+    def _ask(self, x_NCHW: Tensor) -> Tensor:
+        answers = self.query(x_NCHW)
+        self.asked.append((x_NCHW, answers))
+        return answers
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +90,7 @@ class Estimator(Protocol):
         """Images asked for at ``batch`` points by the next estimate, or by the one ``ahead`` estimates later."""
         ...
 
-    def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
+    def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         """Estimate d objective / d point with exactly ``cost(B)`` images; all chance comes from ``rng``."""
         ...
 

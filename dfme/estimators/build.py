@@ -37,7 +37,7 @@ class _EstimatorSettings:
         return (high - low) / (self.spec.levels - 1)
 
     def in_space(self, inner: Estimator) -> Estimator:
-        return SPACES[self.config.space](inner, self.squash)
+        return SPACES[self.config.space](inner, self.squash, self.spec)
 
 
 def make_estimator(config: EstimatorConfig, spec: ImageSpec, squash: Squash, chunk: int | None, seed: int) -> Estimator:
@@ -80,12 +80,6 @@ def _prior_guided(order: _EstimatorSettings) -> Estimator:
     return order.in_space(inner)
 
 
-def _exact_student(order: _EstimatorSettings) -> Estimator:
-    from dfme.estimators.exact_student import ExactStudent
-
-    return order.in_space(ExactStudent(order.config.control, _differences(order)))
-
-
 def _synthetic(order: _EstimatorSettings) -> Estimator:
     from dfme.estimators.synthetic import Synthetic
 
@@ -97,7 +91,6 @@ def _synthetic(order: _EstimatorSettings) -> Estimator:
 MAKERS: dict[str, Callable[[_EstimatorSettings], Estimator]] = {
     "finite_difference": _finite_difference,
     "prior_guided": _prior_guided,
-    "exact_student": _exact_student,
     "synthetic": _synthetic,
 }
 

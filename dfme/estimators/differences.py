@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dfme.errors import UserError
-from dfme.estimators.base import Objective
+from dfme.estimators.base import ImageFunction
 
 Form = Literal["forward", "central"]
 
@@ -122,7 +122,7 @@ class Probing:
 
     def along(
         self,
-        objective: Objective,
+        objective: ImageFunction,
         centre_BCHW: Tensor,
         directions: Iterator[Tensor],
         count: int,
@@ -149,7 +149,7 @@ class Probing:
             for v_BCHW, high, low, plus_B, minus_B in zip(vs, plus, minus, plus_MB, minus_MB, strict=True):
                 yield Probe(*self._way(high, low, v_BCHW), plus_B, minus_B)
 
-    def ask(self, objective: Objective, rows: list[Tensor]) -> Tensor:
+    def ask(self, objective: ImageFunction, rows: list[Tensor]) -> Tensor:
         """The objective at all images of ``rows`` (N,), in calls of at most ``chunk`` images."""
         images_NCHW = torch.cat(rows) if len(rows) > 1 else rows[0]
         calls = images_NCHW.split(self.chunk or len(images_NCHW))

@@ -175,7 +175,7 @@ def _fitting_features(place: PerturbedPoint) -> Tensor:
     features_BFHW = place.features_BFHW
     if features_BFHW is None:
         raise UserError(
-            "direction range: expected a Composed objective with features_BFHW, what the generator's last "
+            "direction range: expected an Objective with features_BFHW, what the generator's last "
             "convolution reads, got none; take another direction"
         )
     batch_and_size = (len(features_BFHW), *features_BFHW.shape[2:])

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dfme.compute import ieee_fp32
 from dfme.errors import UserError
-from dfme.estimators.base import Composed, Estimate, Objective
+from dfme.estimators.base import Estimate, ImageFunction, Objective
 from dfme.estimators.differences import Form, Probing, check_point
 from dfme.estimators.directions import DIRECTIONS, DirectionName, PerturbedPoint
 
@@ -85,7 +85,7 @@ class FiniteDifference:
         """Images the objective is asked for, the same every time: B (m + 1) forward, 2 B m central."""
         return self.probing.cost(batch, self.directions)
 
-    def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
+    def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         """Estimate d objective / d point for every image by itself.
 
         ``objective`` is called under ``no_grad`` and IEEE fp32, with at most ``chunk`` images. Directions are
@@ -120,6 +120,6 @@ class FiniteDifference:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing to load."""
 
-    def _place(self, objective: Objective, centre_BCHW: Tensor) -> PerturbedPoint:
-        features_BFHW = objective.features_BFHW if isinstance(objective, Composed) else None
+    def _place(self, objective: ImageFunction, centre_BCHW: Tensor) -> PerturbedPoint:
+        features_BFHW = objective.features_BFHW if isinstance(objective, Objective) else None
         return PerturbedPoint(centre_BCHW, features_BFHW, self.frequencies)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from dfme.compute import ieee_fp32
 from dfme.errors import UserError
-from dfme.estimators.base import Composed, Estimate, Objective
+from dfme.estimators.base import Estimate, ImageFunction, Objective
 from dfme.estimators.differences import FORMS, Form, Probing, check_point, signs
 from dfme.estimators.directions import DIRECTIONS, PerturbedPoint
 from dfme.estimators.priors import PRIORS, PriorName, in_two_parts, observed
@@ -159,7 +159,7 @@ class PriorGuided:
         """Images asked for: B (m + 1) forward, B (2 m + 1) central, since a prior is made from the answers there."""
         return batch * (1 + self.directions * FORMS[self.form])
 
-    def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
+    def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         """Estimate d objective / d point; the points themselves are asked about first, then those that measure.
 
         ``objective`` is called under IEEE fp32 and, where it asks, ``no_grad``. ``value_B`` is the objective at
@@ -175,7 +175,7 @@ class PriorGuided:
         with torch.no_grad(), ieee_fp32():
             centre_BCHW = self.probing.centre(point_BCHW)
             answers = observed(objective, centre_BCHW, self.chunk)
-            base_B = objective.value(centre_BCHW, answers)
+            base_B = objective.value_at(centre_BCHW, answers)
             prior_BCHW = self._made(PRIORS[self.prior](objective, centre_BCHW, answers, rng))
             probed = self._in_stages(objective, (centre_BCHW, prior_BCHW, base_B), rng)
         grad_BCHW = torch.cat([part.grad_BCHW for part in probed])
@@ -195,7 +195,7 @@ class PriorGuided:
             return prior_BCHW
         return signs(prior_BCHW).mul_(prior_BCHW[0].numel() ** -0.5)
 
-    def _in_stages(self, objective: Composed, at: _Places, rng: torch.Generator) -> list[_Probed]:
+    def _in_stages(self, objective: Objective, at: _Places, rng: torch.Generator) -> list[_Probed]:
         """Images in order: some that probe the prior, some that probe aside of it, and those that profit."""
         batch, size, m = len(at[0]), at[0][0].numel(), self.directions
         measuring = batch // SHARE
@@ -214,7 +214,7 @@ class PriorGuided:
         alpha2 = measured_alpha2(along.slope_BM[:, 0], slopes_aside, size)
         return [along, aside, probed(slice(2 * measuring, None), _best(alpha2, size, m))]
 
-    def _probed(self, objective: Composed, at: _Places, plan: _Plan, rng: torch.Generator) -> _Probed:
+    def _probed(self, objective: Objective, at: _Places, plan: _Plan, rng: torch.Generator) -> _Probed:
         centre_BCHW, prior_BCHW, base_B = at
         grad_BCHW = torch.zeros_like(centre_BCHW)
         slopes, differences = [], []

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from dfme.errors import UserError
-from dfme.estimators.base import Composed, Objective
+from dfme.estimators.base import ImageFunction, Objective
 from dfme.estimators.directions import DIRECTIONS, PerturbedPoint
 
 PriorName = Literal["student", "neighbours"]
-Prior = Callable[[Composed, Tensor, Tensor, torch.Generator], Tensor]
+Prior = Callable[[Objective, Tensor, Tensor, torch.Generator], Tensor]
 """(objective, point_BCHW, answers at the point, rng) -> directions (B, C, H, W), each of unit length."""
 
 NEIGHBOURS = 64
@@ -37,35 +37,35 @@ PIECE = 64
 """Points whose neighbours are looked up together: PIECE * NEIGHBOURS images are in memory at a time."""
 
 
-def in_two_parts(objective: Objective, kind: str) -> Composed:
-    """The objective as a Composed one; UserError where the API's part cannot be told from our own."""
-    if not isinstance(objective, Composed):
+def in_two_parts(objective: ImageFunction, kind: str) -> Objective:
+    """The objective in its two parts; UserError where the API's part cannot be told from our own."""
+    if not isinstance(objective, Objective):
         raise UserError(
-            f"kind {kind}: expected a Composed objective (observe and value), got {type(objective).__name__}; "
+            f"kind {kind}: expected an Objective (query and value), got {type(objective).__name__}; "
             "use finite_difference for an objective that is one function"
         )
     return objective
 
 
-def observed(objective: Composed, point_BCHW: Tensor, chunk: int | None) -> Tensor:
+def observed(objective: Objective, point_BCHW: Tensor, chunk: int | None) -> Tensor:
     """The answers at the points, asked for in order, at most ``chunk`` images a call; B images are paid for."""
     calls = point_BCHW.split(chunk or len(point_BCHW))
     return torch.cat([objective.observe(call_NCHW) for call_NCHW in calls])
 
 
-def student_term(objective: Composed, point_BCHW: Tensor, answers: Tensor) -> Tensor:
+def student_term(objective: Objective, point_BCHW: Tensor, answers: Tensor) -> Tensor:
     """d value(x, a) / d x with the answers held (B, C, H, W): what the student contributes to the gradient.
 
     Exact and free. No parameter's ``grad`` is touched, whatever mode the caller is in.
     """
     with torch.enable_grad():
         x_BCHW = point_BCHW.detach().requires_grad_()
-        value = objective.value(x_BCHW, answers.detach()).sum()
+        value = objective.value_at(x_BCHW, answers.detach()).sum()
     grad_BCHW: Tensor = torch.autograd.grad(value, x_BCHW)[0]
     return grad_BCHW
 
 
-def student_prior(objective: Composed, point_BCHW: Tensor, answers: Tensor, rng: torch.Generator) -> Tensor:
+def student_prior(objective: Objective, point_BCHW: Tensor, answers: Tensor, rng: torch.Generator) -> Tensor:
     """The direction of the student's own gradient at the answers just given.
 
     Of the two nets behind the objective it knows one: the transfer-based prior of Cheng et al. (NeurIPS 2019).
@@ -73,7 +73,7 @@ def student_prior(objective: Composed, point_BCHW: Tensor, answers: Tensor, rng:
     return _unit_or_random(student_term(objective, point_BCHW, answers), rng)
 
 
-def neighbour_prior(objective: Composed, point_BCHW: Tensor, answers: Tensor, rng: torch.Generator) -> Tensor:
+def neighbour_prior(objective: Objective, point_BCHW: Tensor, answers: Tensor, rng: torch.Generator) -> Tensor:
     """The direction that explains the objective's values at the nearest images paid for before.
 
     With y_i = f(x_i) - f(x) towards the NEIGHBOURS nearest remembered images, by the present student and the
@@ -81,14 +81,15 @@ def neighbour_prior(objective: Composed, point_BCHW: Tensor, answers: Tensor, rn
     (K + r I) c = y with K their Gram matrix. Costs a distance from every point to every remembered image, and
     the student's scores of the latter. Heuristic: it is as good as the objective is straight between neighbours.
     """
-    if objective.remembered is None or len(objective.remembered[0]) == 0:
+    batches = [batch for batch in objective.remembered if len(batch[0])]
+    if not batches:
         return _unit_or_random(torch.zeros_like(point_BCHW), rng)
-    images_NCHW, kept_answers = objective.remembered
+    images_NCHW, kept_answers = (torch.cat(parts) for parts in zip(*batches, strict=True))
     points_BD, images_ND = point_BCHW.flatten(1), images_NCHW.flatten(1).to(point_BCHW.dtype)
     with torch.no_grad():
         pieces = zip(images_NCHW.split(len(point_BCHW)), kept_answers.split(len(point_BCHW)), strict=True)
         remembered_N = torch.cat([objective.value(*piece) for piece in pieces])
-        value_B = objective.value(point_BCHW, answers)
+        value_B = objective.value_at(point_BCHW, answers)
         near = zip(points_BD.split(PIECE), value_B.split(PIECE), strict=True)
         slopes_BD = torch.cat([_towards_the_nearest(*piece, images_ND, remembered_N) for piece in near])
     return _unit_or_random(slopes_BD.view(point_BCHW.shape), rng)

@@ -1,7 +1,7 @@
-"""Where to perturb: an objective is about images x = squash(u), the seam wants the gradient by u.
+"""Where to perturb: an objective is about images x = squash(u), gen_op needs the gradient by u.
 
-Both wrappers take an objective over images and a point u (B, C, H, W), and give d objective / d u. A Composed
-objective stays one, so that whoever is inside can still tell the API's part from our own.
+Both wrappers take an objective over images and a point u (B, C, H, W), and give d objective / d u. Here, and nowhere
+else on the way to the teacher, an image is rounded to what the wire carries: both parts of the objective see it so.
 """
 
 from __future__ import annotations
@@ -13,74 +13,75 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dfme.estimators.base import Composed, Estimate, Estimator, Objective
+from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
+from dfme.spec import ImageSpec
 
 Space = Literal["pre_squash", "image", "lattice"]
 Squash = Callable[[Tensor], Tensor]
 
 
+def carried(x_NCHW: Tensor, spec: ImageSpec) -> Tensor:
+    """The images as the wire carries them. Rounding lets gradients pass as if it were not there."""
+    rounded_NCHW = spec.quantise(x_NCHW.detach())
+    return x_NCHW + (rounded_NCHW - x_NCHW).detach() if x_NCHW.requires_grad else rounded_NCHW
+
+
 @dataclass(frozen=True, eq=False)
-class BeforeSquash:
+class _InSpace:
+    """An estimator of the gradient by u, made of ``inner``; ``squash`` maps u to an image of ``spec``."""
+
+    inner: Estimator
+    squash: Squash
+    spec: ImageSpec
+
+    def cost(self, batch: int, ahead: int = 0) -> int:
+        return self.inner.cost(batch, ahead)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)
+
+    def _over_images(self, x_NCHW: Tensor) -> Tensor:
+        return carried(x_NCHW, self.spec)
+
+    def _over_u(self, u_NCHW: Tensor) -> Tensor:
+        return carried(self.squash(u_NCHW), self.spec)
+
+
+def _of_points(objective: ImageFunction, carry: ImageFunction) -> ImageFunction:
+    """The objective, of points from which ``carry`` makes the image."""
+    if isinstance(objective, Objective):
+        return replace(objective, carry=carry)
+    return lambda point_NCHW: objective(carry(point_NCHW))
+
+
+class BeforeSquash(_InSpace):
     """The inner estimator perturbs u: every probe is a legal image after squashing, whatever the step.
 
     Answers remembered from before belong to images that nobody knows the u of, so they are not passed on.
     """
 
-    inner: Estimator
-    squash: Squash
-
-    def cost(self, batch: int, ahead: int = 0) -> int:
-        return self.inner.cost(batch, ahead)
-
-    def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
-        return self.inner.estimate(self._before(objective), point_BCHW, rng)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state)
-
-    def _before(self, objective: Objective) -> Objective:
-        squash = self.squash
-        if not isinstance(objective, Composed):
-            return lambda u_NCHW: objective(squash(u_NCHW))
-        observe, value, scores = objective.observe, objective.value, objective.scores
-        return replace(
-            objective,
-            observe=lambda u_NCHW: observe(squash(u_NCHW)),
-            value=lambda u_NCHW, answers: value(squash(u_NCHW), answers),
-            remembered=None,
-            scores=None if scores is None else lambda u_NCHW: scores(squash(u_NCHW)),
-        )
+    def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
+        if isinstance(objective, Objective):
+            objective = replace(objective, remembered=())
+        return self.inner.estimate(_of_points(objective, self._over_u), point_BCHW, rng)
 
 
-@dataclass(frozen=True, eq=False)
-class AfterSquash:
+class AfterSquash(_InSpace):
     """The inner estimator perturbs the image; the chain rule through the squashing follows by autograd, exactly."""
 
-    inner: Estimator
-    squash: Squash
-
-    def cost(self, batch: int, ahead: int = 0) -> int:
-        return self.inner.cost(batch, ahead)
-
-    def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
+    def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         with torch.enable_grad():
             u_BCHW = point_BCHW.detach().requires_grad_()
             x_BCHW = self.squash(u_BCHW)
-        over_images = self.inner.estimate(objective, x_BCHW.detach(), rng)
+        over_images = self.inner.estimate(_of_points(objective, self._over_images), x_BCHW.detach(), rng)
         (grad_BCHW,) = torch.autograd.grad(x_BCHW, u_BCHW, over_images.grad_BCHW)
         return replace(over_images, grad_BCHW=grad_BCHW)
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state)
-
-
-SPACES: dict[Space, Callable[[Estimator, Squash], Estimator]] = {
+SPACES: dict[Space, type[BeforeSquash | AfterSquash]] = {
     "pre_squash": BeforeSquash,
     "image": AfterSquash,
     "lattice": AfterSquash,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dfme.compute import ieee_fp32
 from dfme.errors import UserError
-from dfme.estimators.base import Composed, Estimate, Estimator, Objective
+from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
 from dfme.estimators.spaces import Squash
 from dfme.estimators.synthetic_training import Inputs, Lessons
 from dfme.spec import ImageSpec
@@ -61,7 +61,7 @@ class Synthetic:
         paid_before = sum(self._pays(self._made + between) for between in range(ahead))
         return self.inner.cost(batch, paid_before)
 
-    def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
+    def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         """A paid estimate, which is learnt from, or a predicted one; ``cost`` says beforehand which."""
         paid = self._pays(self._made)
         self._made += 1
@@ -73,7 +73,7 @@ class Synthetic:
                 self._lessons.learn(self._inputs(objective, point_BCHW), estimate.grad_BCHW, rng)
         return estimate
 
-    def predict(self, objective: Objective, point_BCHW: Tensor) -> Tensor:
+    def predict(self, objective: ImageFunction, point_BCHW: Tensor) -> Tensor:
         """What the network says the gradient is, (B, C, H, W); of the objective it looks at ``scores`` alone."""
         with ieee_fp32():
             prediction_BCHW = self._lessons.recite(self._inputs(objective, point_BCHW))
@@ -91,11 +91,11 @@ class Synthetic:
         return number < PAID_FIRST or number % self._every == 0
 
     @torch.no_grad()
-    def _inputs(self, objective: Objective, point_BCHW: Tensor) -> Inputs:
+    def _inputs(self, objective: ImageFunction, point_BCHW: Tensor) -> Inputs:
         low, high = self._spec.bounds
         x_BCHW = self._squash(point_BCHW)
         chances_BK = point_BCHW.new_empty(len(point_BCHW), 0)
-        if isinstance(objective, Composed) and objective.scores is not None:
+        if isinstance(objective, Objective) and objective.scores is not None:
             chances_BK = objective.scores(x_BCHW).softmax(dim=1)
         scaled_BCHW = (2 * x_BCHW - (low + high)) / (high - low)
         return Inputs(point_BCHW.float(), scaled_BCHW.float(), chances_BK.float())

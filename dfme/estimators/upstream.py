@@ -17,13 +17,12 @@ from dfme.compute import DeferredChecks
 from dfme.errors import SeamError
 
 
-def backward(output: Tensor, upstream_grads: Tensor, deferred: DeferredChecks | None = None) -> None:
-    """Back-propagate through ``output``'s graph, with ``upstream_grads`` for d loss / d output.
+def check_upstream(output: Tensor, upstream_grads: Tensor, deferred: DeferredChecks | None = None) -> None:
+    """Refuse, in words, a gradient that autograd must not be handed at ``output``.
 
-    ``upstream_grads`` has exactly the output's shape, dtype and device. Gradients add up in the leaves'
-    ``grad``, as after any backward pass; averaging over the batch, where wanted, is the caller's.
-    With a ``sentinel``, non-finite values on an accelerator are reported by its ``verify`` instead of
-    stalling the queue here; on the CPU, or without one, they are reported at once.
+    ``upstream_grads``, d loss / d output, has exactly the output's shape, dtype and device. With ``deferred``,
+    non-finite values on an accelerator are reported by its ``verify`` instead of stalling the queue here; on the
+    CPU, or without it, they are reported at once.
 
     Raises:
         SeamError: the output has no graph, or the gradient does not fit it or is not finite
@@ -36,6 +35,14 @@ def backward(output: Tensor, upstream_grads: Tensor, deferred: DeferredChecks | 
         )
     _check_fit(output, upstream_grads)
     _check_finite(upstream_grads, deferred)
+
+
+def backward(output: Tensor, upstream_grads: Tensor, deferred: DeferredChecks | None = None) -> None:
+    """Back-propagate through ``output``'s graph, with ``upstream_grads`` for d loss / d output, once it is checked.
+
+    Gradients add up in the leaves' ``grad``, as after any backward pass; averaging over the batch is the caller's.
+    """
+    check_upstream(output, upstream_grads, deferred)
     output.backward(gradient=upstream_grads)
 
 

@@ -1,120 +1,190 @@
-"""What the loop asks of a method, and what a method is given. A method does no I/O, no logging, no evaluation."""
+"""What every method is: what the loop asks of it, what it is given, and what methods share.
+
+A method does no I/O, no logging, no evaluation. A new one is a subclass with ``step`` and a line in METHODS.
+"""
 
 from __future__ import annotations
 
+from abc import ABC
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from dfme.compute import DeferredChecks
 from dfme.config.settings import EstimatorConfig, QueriesConfig
-from dfme.methods.generator_trainer import GeneratorTrainer
 from dfme.nets.generators import GeneratorNet
 from dfme.oracle.oracle import Oracle
-from dfme.queries.evolution import Evolution
-from dfme.queries.sampler import DrawImages, QuerySampler
+from dfme.queries.pool import ImageSource
+from dfme.queries.sampler import QuerySampler
 from dfme.randomness import Streams
 from dfme.spec import ImageSpec, LabelKind
+from dfme.students.optimizers import ScheduledOptimizer, gradient_norm
 from dfme.students.trainer import Metrics, StudentTrainer
 
-__all__ = ["HoldOut", "Method", "Metrics", "Parts", "opened_for"]
+__all__ = ["Components", "HoldOut", "Method", "Metrics"]
 
 HoldOut = Callable[[Tensor, Tensor], bool]
 """May take a paid batch (images, answers) out of training, to score the student on; says whether it did."""
 
 
-def unplaced(net: nn.Module) -> nn.Module:
-    """The net where it is."""
-    return net
-
-
 @dataclass(frozen=True)
-class Parts:
-    """What ``dfme.run.build`` hands a method to work with.
+class Components:
+    """What ``dfme.run.components`` puts together for a method.
 
-    ``made``: the generator, of methods whose configuration has a latent size. ``draw``: procedural images.
-    ``lr_factor`` is the learning-rate schedule at the share of the budget spent so far. ``chunk`` bounds the images
-    in one evaluation of an objective. ``opened`` is what the method's own ``open`` gave. ``seed`` is the run's, for
-    weights a method makes of its own; ``place`` puts such a net on the run's device, in its memory format.
+    ``generator``: of methods whose configuration has a latent size. ``queries``: the images to pay for, of methods
+    that heed that section. ``rng``: the run's random streams by purpose. ``lr_factor``: the learning-rate schedule
+    at the share of the budget spent so far. ``pool``: images of the method's own ``open_pool``. ``seed``: the run's,
+    for weights that a method initialises itself.
     """
 
     oracle: Oracle
-    made: GeneratorNet | None
-    trainer: StudentTrainer
-    streams: Streams
+    students: StudentTrainer
+    generator: GeneratorNet | None
+    queries: QuerySampler
+    rng: Streams
     deferred: DeferredChecks
     lr_factor: Callable[[], float]
-    chunk: int
-    examiner: HoldOut | None = None
-    estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
-    queries: QueriesConfig = field(default_factory=QueriesConfig)
-    draw: DrawImages | None = None
-    opened: Any = None
+    estimator: EstimatorConfig
+    sources: QueriesConfig
+    pool: ImageSource | None = None
+    hold_out: HoldOut | None = None
     seed: int = 0
-    place: Callable[[nn.Module], nn.Module] = unplaced
+
+
+class Method(ABC):
+    """One extraction method; this class is the simplest one, which pays for images with its students alone.
+
+    ``label_modes``: answers that it can learn from. A method that trains its generator sets ``generator_optimizer``;
+    both are then part of its state.
+    """
+
+    label_modes: ClassVar[tuple[LabelKind, ...]]
+    config: Any
+    generator_optimizer: ScheduledOptimizer
+
+    def __init__(self, config: Any, components: Components) -> None:
+        self.config = config
+        self.oracle = components.oracle
+        self.students = components.students
+        self.queries = components.queries
+        self.rng = components.rng
+        self.deferred = components.deferred
+        self._generator = components.generator
+        self._hold_out = components.hold_out
+        self.recent_batches: deque[tuple[Tensor, Tensor]] = deque(maxlen=1)
+
+    @staticmethod
+    def open_pool(config: Any, spec: ImageSpec, budget: int) -> ImageSource | None:
+        """Images that the method reads from disk; UserError, before anything is asked, where they are missing."""
+        return None
 
     @property
     def generator(self) -> GeneratorNet:
         """The generator, of a method that has one."""
-        assert self.made is not None, "a method without a latent size has no generator"
-        return self.made
-
-    def generator_trainer(
-        self, lr: float, optimizer: Literal["adam", "sgd"] = "adam", betas: tuple[float, float] = (0.9, 0.999)
-    ) -> GeneratorTrainer:
-        """The generator with an optimiser on the run's schedule, drawing from the run's latents."""
-        rng = self.streams["latent"]
-        return GeneratorTrainer(self.generator, lr, self.lr_factor, rng, self.deferred, optimizer, betas)
-
-    def sampler(self, batch_size: int) -> QuerySampler:
-        """What is paid for with the students, as the ``queries`` section says."""
-        oracle, trainer = self.oracle, self.trainer
-        evolution = None
-        if self.queries.evolve and trainer.replay is not None:
-            evolution = Evolution(trainer.replay, oracle.label_mode, oracle.num_classes)
-        return QuerySampler(
-            self.queries, oracle.spec, self.made, self.draw, trainer.nets, self.streams, batch_size, evolution
-        )
-
-
-class Method(Protocol):
-    """One extraction method.
-
-    ``prepare`` comes once before the first step, and after a resumed run has its state; it does and asks what must be
-    done and known beforehand, charged as ``check`` or ``seed``, and returns lines for the user. ``step`` spends exactly
-    ``cost`` images, which may differ from step to step, and returns metrics whose names are all in
-    ``tracking.METRICS``; tensors among them stay on their device. ``finish`` spends exactly ``images < cost``: what is
-    left of the budget when a whole step no longer fits. The students are the trainer's, which has a state of its
-    own. ``facts`` is what the method adds to the run's summary. A class may have a static ``open(config, spec,
-    budget)`` that reads what the method needs besides, from disk, and raises UserError before anything is asked.
-    """
-
-    label_modes: ClassVar[tuple[LabelKind, ...]]
+        assert self._generator is not None, "a method without a latent size has no generator"
+        return self._generator
 
     @property
-    def cost(self) -> int: ...
+    def student(self) -> nn.Module:
+        """The student that the generator works against: of several, the first."""
+        return self.students.net
 
     @property
-    def facts(self) -> dict[str, Any]: ...
+    def cost(self) -> int:
+        """Images that the next ``step`` pays for, exactly; it may differ from step to step."""
+        cost: int = self.config.batch_size * self.config.student_steps
+        return cost
 
-    def prepare(self) -> tuple[str, ...]: ...
-
-    def step(self) -> Metrics: ...
-
-    def finish(self, images: int) -> Metrics: ...
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the method adds to the run's summary."""
+        return {}
 
     @property
     def recent(self) -> tuple[Tensor, Tensor] | None:
         """The last images paid for with the students, and their answers; none before the first step."""
-        ...
+        return self.recent_batches[-1] if self.recent_batches else None
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def prepare(self) -> tuple[str, ...]:
+        """What must be done and asked before the first step, charged as ``check`` or ``seed``; lines for the user.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+        It comes once before the first step, and after a resumed run has its state.
+        """
+        return ()
 
+    def step(self) -> Metrics:
+        """One iteration, which pays for exactly ``cost`` images. Names of metrics are those of ``report.metrics``."""
+        return self.pay_in_batches(self.cost)
 
-def opened_for(make_method: Any, config: Any, spec: ImageSpec, budget: int) -> Any:
-    """What the method's own ``open`` gives; None of a method without one."""
-    return make_method.open(config, spec, budget) if hasattr(make_method, "open") else None
+    def finish(self, images: int) -> Metrics:
+        """What is left of the budget when a whole step no longer fits goes to the students."""
+        return self.pay_in_batches(images)
+
+    def pay_in_batches(self, images: int, keep_all: bool = True) -> Metrics:
+        """Student steps on exactly ``images`` images; the last batch may be smaller, and is held for replay anyhow."""
+        metrics: Metrics = {}
+        while images > 0:
+            count = min(images, self.config.batch_size)
+            images -= count
+            metrics |= self.student_step(count, keep_all or images == 0)
+        return metrics
+
+    def student_step(self, count: int, keep: bool = True) -> Metrics:
+        """Pay for the answers to ``count`` images, and let the students learn from them."""
+        x_BCHW = self.query_images(count)
+        answers = self.oracle(x_BCHW, "student")
+        return self.learn(x_BCHW, answers, keep)
+
+    def query_images(self, count: int) -> Tensor:
+        """``count`` images (B, C, H, W) to pay for, as the wire carries them."""
+        return self.queries.images(count)
+
+    def learn(self, x_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
+        """The students' steps on a batch that is paid for, unless it is held out to score them on.
+
+        Only a batch to ``keep`` is held for replay.
+        """
+        self.recent_batches.append((x_BCHW, answers))
+        if self._hold_out is not None and self._hold_out(x_BCHW, answers):
+            return {}
+        return self.students.learn(x_BCHW, answers, keep)
+
+    @torch.no_grad()
+    def generate(self, count: int) -> Tensor:
+        """Images (B, C, H, W) as the generator makes them now, in the mode it is in; nobody is asked."""
+        return self.generator.squash(self.generator(self.generator.draw(count, self.rng["latent"])))
+
+    def generator_metrics(self, upstream_grads: Tensor | None) -> Metrics:
+        """What a step of the generator logs; norms are worked out when somebody reads them."""
+        assert upstream_grads is not None
+        return {
+            "generator_lr": self.generator_optimizer.lr,
+            "upstream_grad_norm": upstream_grads.norm,
+            "generator_grad_norm": partial(gradient_norm, self.generator),
+        }
+
+    @property
+    def _trains_generator(self) -> bool:
+        return hasattr(self, "generator_optimizer")
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on but the students, which have a state of their own."""
+        remembers = (self.recent_batches.maxlen or 1) > 1
+        return {
+            "generator": None if self._generator is None else self._generator.state_dict(),
+            "generator_optimizer": self.generator_optimizer.state_dict() if self._trains_generator else None,
+            "recent": list(self.recent_batches) if remembers else [],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        device = self.rng["latent"].device
+        if self._generator is not None:
+            self._generator.load_state_dict(state["generator"])
+        if self._trains_generator:
+            self.generator_optimizer.load_state_dict(state["generator_optimizer"])
+        self.recent_batches.extend((images.to(device), answers.to(device)) for images, answers in state["recent"])

@@ -1,25 +1,35 @@
-"""Data-Free Model Extraction (Truong, Maini, Walls, Papernot; CVPR 2021; arXiv 2011.14779)."""
+"""Data-Free Model Extraction (Truong, Maini, Walls, Papernot; CVPR 2021; arXiv 2011.14779).
+
+B images in a batch, C channels, H height, W width, N images in one call, Z latent size, m directions.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
+from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from dfme.estimators import Estimator
-from dfme.methods.base import Metrics, Parts
-from dfme.methods.configs import DfmeConfig
-from dfme.methods.estimated import Estimated
-from dfme.methods.teaching import Teaching
+from dfme.compute import evaluating
+from dfme.estimators.approximate import ApproximateGradients
+from dfme.estimators.base import Objective
+from dfme.estimators.preflight import Channel
+from dfme.estimators.upstream import check_upstream
+from dfme.methods.base import Components, Method, Metrics
+from dfme.methods.configs import DfmeConfig, MazeConfig
 from dfme.spec import LabelKind
+from dfme.students.losses import Distance
+from dfme.students.optimizers import ScheduledOptimizer
 
 
-class Dfme:
+class Dfme(Method):
     """A generator trained to find where student and teacher differ, by finite differences through the API.
 
-    An iteration is ``generator_steps`` steps of the generator, each on ``batch_size`` images, then
-    ``student_steps`` batches for the student: cost = B * (g * estimator.cost(1) + d) images, B less with
+    An iteration is ``generator_steps`` (g) steps of the generator, each on ``batch_size`` (B) images, then
+    ``student_steps`` (d) batches for the students: cost = B * (g * estimator.cost(1) + d) images, B less with
     ``reuse``, and nothing for a gradient that is predicted.
 
     Differences from the paper, with the paper's values:
@@ -38,52 +48,93 @@ class Dfme:
     """
 
     label_modes: ClassVar[tuple[LabelKind, ...]] = ("logits", "probabilities", "top_k")
+    config: DfmeConfig | MazeConfig
 
-    def __init__(self, config: DfmeConfig, parts: Parts) -> None:
-        self._config = config
-        self._estimated = Estimated(parts, config.batch_size, config.generator_lr, reuse=config.reuse)
-        images = parts.sampler(config.batch_size).images
-        self._teaching = Teaching(parts, images, config.batch_size, self._estimated.remembers)
+    def __init__(self, config: DfmeConfig | MazeConfig, components: Components) -> None:
+        super().__init__(config, components)
+        adam = torch.optim.Adam(self.generator.parameters(), config.generator_lr, fused=True)
+        self.generator_optimizer = ScheduledOptimizer(adam, components.lr_factor)
+        spec, label_mode = self.oracle.spec, self.oracle.label_mode
+        self.approximate_gradients = ApproximateGradients(
+            components.estimator, spec, label_mode, self.generator, self.students, components.seed
+        )
+        self.recent_batches = deque(maxlen=self.approximate_gradients.remembers)
+
+    def step(self) -> Metrics:
+        """One iteration: g steps of the generator towards disagreement, then d batches for the students."""
+        metrics: Metrics = {}
+        reuse = self.reuses_last_batch  # before the generator's steps: whether the last one pays may change with them
+        for _ in range(self.config.generator_steps):
+            metrics |= self.generator_step(self.config.batch_size)
+        if reuse:  # MAZE's saving, an option: forward differences are asked at gen_op itself
+            metrics |= self.learn(*self.last_objective.first_asked(self.config.batch_size))
+        for _ in range(self.config.student_steps - reuse):
+            metrics |= self.student_step(self.config.batch_size)
+        return metrics
+
+    def generator_step(self, batch_size: int) -> Metrics:
+        """One step of the generator, on an estimated gradient at its output."""
+        # z -> G -> gen_op, the output before tanh: the last tensor that autograd knows of.
+        z_BZ = self.generator.draw(batch_size, self.rng["latent"])
+        gen_op = self.generator(z_BZ)
+
+        # G minimises f(x) = -loss(S(x), T(x)), one number per image. T is a paid API: no gradient comes back.
+        def query_teacher(x_NCHW: Tensor) -> Tensor:
+            return self.oracle(x_NCHW, "generator")
+
+        disagreement = partial(self.disagreement, self.approximate_gradients.distance)
+
+        # Finite differences through the API: d f / d gen_op for each image by itself, B (m + 1) queries.
+        with evaluating(self.student):
+            objective = Objective(query_teacher, disagreement, scores=self.student, remembered=self.recent_batches)
+            estimate = self.approximate_gradients(objective, gen_op.detach(), self.rng["directions"])
+        upstream_grads = estimate.grad_BCHW / batch_size  # the only place that averages over the batch
+        check_upstream(gen_op, upstream_grads, self.deferred)  # shape, dtype, device, finite
+
+        # The API cut the chain rule at gen_op; from here autograd goes on into G's weights.
+        self.generator_optimizer.zero_grad()
+        gen_op.backward(gradient=upstream_grads)
+        self.generator_optimizer.step()
+
+        self.last_objective = objective
+        figures = self.approximate_gradients.metrics(objective, gen_op.detach(), estimate)
+        return self.generator_metrics(upstream_grads) | figures
+
+    def disagreement(self, distance: Distance, x_NCHW: Tensor, answers: Tensor) -> Tensor:
+        """f(x) = -loss(S(x), T(x)) where the answers T(x) are known, float64. The minus is here and nowhere else."""
+        return -distance(self.student(x_NCHW).double(), answers.double())
+
+    def student_step(self, count: int, keep: bool = True) -> Metrics:
+        """One batch for the students: images of the generator, answers that are paid for once."""
+        x_BCHW = self.queries.images(count)  # x = tanh(G(z)), as the wire carries it
+        answers = self.oracle(x_BCHW, "student")
+        return self.learn(x_BCHW, answers, keep)  # loss(S(x), T(x)).backward(), a step, then replay where it is on
 
     @property
     def cost(self) -> int:
-        return self._estimated.cost(self._config.generator_steps) + self._student_cost()
+        batch_size, paid_steps = self.config.batch_size, range(self.config.generator_steps)
+        for_generator = sum(self.approximate_gradients.cost(batch_size, ahead) for ahead in paid_steps)
+        return for_generator + batch_size * (self.config.student_steps - self.reuses_last_batch)
+
+    @property
+    def reuses_last_batch(self) -> bool:
+        """Whether the answers at the generator's next last batch serve the students too."""
+        last = self.config.generator_steps - 1
+        return self.config.reuse and self.approximate_gradients.cost(self.config.batch_size, last) > 0
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"estimator": dataclasses.asdict(self._estimated.settings)}
-
-    @property
-    def estimator(self) -> Estimator:
-        """What estimates its generator's gradients, once nothing about it is open."""
-        return self._estimated.estimator
+        return {"estimator": dataclasses.asdict(self.approximate_gradients.settings)}
 
     def prepare(self) -> tuple[str, ...]:
-        return self._estimated.prepare()
-
-    def step(self) -> Metrics:
-        metrics: Metrics = {}
-        student_cost = self._student_cost()
-        for _ in range(self._config.generator_steps):
-            metrics |= self._estimated.step(self._teaching.paid)
-        if student_cost < self._config.student_steps * self._config.batch_size:
-            metrics |= self._teaching.take(*self._estimated.asked())
-        return metrics | self._teaching.spend(student_cost)
-
-    def finish(self, images: int) -> Metrics:
-        """What is left goes to the student: a generator step could no longer be followed by anything."""
-        return self._teaching.spend(images)
-
-    def _student_cost(self) -> int:
-        return self._estimated.student_cost(self._config.generator_steps, self._config.student_steps)
-
-    @property
-    def recent(self) -> tuple[Tensor, Tensor] | None:
-        return self._teaching.recent
+        """Settle the estimator's settings, where they are left to the pre-flight check."""
+        ask, left = partial(self.oracle, purpose="check"), self.oracle.ledger.remaining
+        channel = Channel(ask, self.oracle.spec, self.oracle.label_mode, left)
+        return self.approximate_gradients.prepare(channel, self.disagreement, self.config.reuse, self.rng["check"])
 
     def state_dict(self) -> dict[str, Any]:
-        return self._teaching.state_dict() | self._estimated.state_dict()
+        return super().state_dict() | {"approximate_gradients": self.approximate_gradients.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._teaching.load_state_dict(state)
-        self._estimated.load_state_dict(state)
+        super().load_state_dict(state)
+        self.approximate_gradients.load_state_dict(state["approximate_gradients"])

@@ -8,20 +8,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dfme.methods.base import Metrics, Parts
+from dfme.methods.base import Components, Method, Metrics
 from dfme.methods.configs import DfmsConfig
-from dfme.methods.gan import Adversary, CrossEntropy
-from dfme.methods.generator_losses import diversity, seen_by
-from dfme.methods.generator_trainer import slope
-from dfme.methods.teaching import Taught, Teaching
+from dfme.methods.gan import CrossEntropy, Discriminator
+from dfme.methods.generator_losses import class_diversity, predict
 from dfme.queries.pool import ImageSource, Passes, by_programs, open_images
 from dfme.spec import LABEL_KINDS, ImageSpec, LabelKind
+from dfme.students.optimizers import ScheduledOptimizer
 
 BETAS = (0.5, 0.999)
 """Of Adam, for both networks: DCGAN's."""
 
 
-class Dfms(Taught):
+class Dfms(Method):
     """A GAN of proxy images, drawn away from what all look alike to the student: DFMS-HL on labels, -SL on scores.
 
     First, without a query, ``gan_steps`` steps of a DCGAN on the proxy images. Then every iteration is
@@ -52,109 +51,108 @@ class Dfms(Taught):
     """
 
     label_modes: ClassVar[tuple[LabelKind, ...]] = LABEL_KINDS
+    config: DfmsConfig
 
-    def __init__(self, config: DfmsConfig, parts: Parts) -> None:
-        self._pretrained, scheduled = False, parts.lr_factor
-        parts = replace(parts, lr_factor=lambda: scheduled() if self._pretrained else 1.0)
-        self.cost = config.batch_size * config.student_steps
-        self._config = config
-        self._parts = parts
-        self._proxy = by_programs(parts.opened, parts.oracle.spec, parts.queries.programs)
+    def __init__(self, config: DfmsConfig, components: Components) -> None:
+        super().__init__(config, components)
+        self._pretrained, scheduled = False, components.lr_factor
+        components = replace(components, lr_factor=lambda: scheduled() if self._pretrained else 1.0)
+        adam = torch.optim.Adam(self.generator.parameters(), config.generator_lr, betas=BETAS, fused=True)
+        self.generator_optimizer = ScheduledOptimizer(adam, components.lr_factor)
+        self._discriminator = Discriminator(CrossEntropy(), components, config.discriminator_lr, BETAS)
+        assert components.pool is not None
+        self._proxy = by_programs(components.pool, self.oracle.spec, components.sources.programs)
         self._passes = Passes(self._proxy)
-        self._generating = parts.generator_trainer(config.generator_lr, betas=BETAS)
-        self._adversary = Adversary(CrossEntropy(), parts, lambda: config.discriminator_lr * parts.lr_factor(), BETAS)
-        self._sampler = parts.sampler(config.batch_size)
-        self._teaching = Teaching(parts, self._images, config.batch_size)
 
     @staticmethod
-    def open(config: DfmsConfig, spec: ImageSpec, budget: int) -> ImageSource:
+    def open_pool(config: DfmsConfig, spec: ImageSpec, budget: int) -> ImageSource:
         """The proxy images. UserError where they are missing."""
         return open_images(config.proxy, config, spec)
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"variant": "HL" if self._parts.oracle.label_mode.kind == "label" else "SL"}
-
     def prepare(self) -> tuple[str, ...]:
-        """Train the GAN that the rest begins with."""
+        """Train the GAN that the rest begins with; nothing is asked."""
         if self._pretrained:
             return ()
-        for _ in range(self._config.gan_steps):
-            self._generating.descend_by(self._deceived, self._config.batch_size)
-            self._discriminate()
+        for _ in range(self.config.gan_steps):
+            gen_op = self._gen_op()
+            self._generator_descends(gen_op, self._discriminator.generator_loss(self.generator.squash(gen_op)))
+            self.discriminator_step()
         self._pretrained = True
-        return (f"gan: {self._config.gan_steps} steps on images of {self._proxy.name}, which asked nothing",)
+        return (f"gan: {self.config.gan_steps} steps on images of {self._proxy.name}, which asked nothing",)
 
     def step(self) -> Metrics:
+        """One iteration: d batches of proxy images; or of generated ones, then g steps of both networks."""
         if self._on_proxy(self.cost):
-            return self._teaching.spend(self.cost)
-        by_answers = self._config.adversarial > 0
-        metrics = self._teaching.spend(self.cost - by_answers * self._config.batch_size)
-        for number in range(self._config.generator_steps):
-            metrics |= self._by_answers() if by_answers and number == 0 else self._by_students()
-            metrics |= self._discriminate()
+            return self.pay_in_batches(self.cost)
+        by_answers = self.config.adversarial > 0
+        metrics = self.pay_in_batches(self.cost - by_answers * self.config.batch_size)
+        for number in range(self.config.generator_steps):
+            metrics |= self.generator_step(pays=by_answers and number == 0)
+            metrics |= self.discriminator_step()
         return metrics
+
+    def generator_step(self, pays: bool) -> Metrics:
+        """One step of the generator; one that ``pays`` first asks about its own batch, which the students learn."""
+        gen_op, metrics, answers = self._gen_op(), Metrics(), None
+        if pays:
+            x_BCHW = self.oracle.spec.quantise(self.generator.squash(gen_op.detach()))
+            answers = self.oracle(x_BCHW, "student")
+            metrics = self.learn(x_BCHW, answers)
+        return metrics | self._generator_descends(gen_op, self.generator_loss(gen_op, answers))
+
+    def generator_loss(self, gen_op: Tensor, answers: Tensor | None = None) -> Tensor:
+        """What the generator minimises; its last term only where the answers are known."""
+        x_BCHW = self.generator.squash(gen_op)
+        scores_EBK = predict(self.students.nets, x_BCHW)
+        later = self.oracle.ledger.share >= self.config.later_from
+        diversity = self.config.diversity_later if later else self.config.diversity
+        loss = self._discriminator.generator_loss(x_BCHW) + diversity * class_diversity(scores_EBK)
+        if answers is None:
+            return loss
+        far = [self.students.distance(scores_BK, answers).mean() for scores_BK in scores_EBK]
+        return loss - self.config.adversarial * torch.stack(far).mean()
+
+    def _gen_op(self) -> Tensor:
+        gen_op: Tensor = self.generator(self.generator.draw(self.config.batch_size, self.rng["latent"]))
+        return gen_op
+
+    def _generator_descends(self, gen_op: Tensor, loss: Tensor) -> Metrics:
+        self.generator_optimizer.zero_grad()
+        loss.backward(inputs=[gen_op, *self.generator.parameters()])  # neither students nor discriminator get one
+        self.generator_optimizer.step()
+        return self.generator_metrics(gen_op.grad) | {"generator_loss": loss.detach()}
+
+    def discriminator_step(self) -> Metrics:
+        """A step of the discriminator, on proxy images and as many of the generator's."""
+        real_BCHW = self._passes.draw(self.config.batch_size, self.rng["proxy"])
+        return {"discriminator_loss": self._discriminator.learn(real_BCHW, self.generate(self.config.batch_size))}
+
+    def query_images(self, count: int) -> Tensor:
+        """Images to pay for: proxy images first, then generated ones."""
+        if not self._on_proxy(count):
+            return self.queries.images(count)
+        return self.oracle.spec.quantise(self._proxy.draw(count, self.rng["pool"]))
 
     def _on_proxy(self, count: int) -> bool:
         """Whether the next ``count`` images that are paid for are proxy images: there are as many, and it is time."""
         left = self._proxy.remaining
-        return self._parts.oracle.ledger.share < self._config.proxy_share and (left is None or left >= count)
+        return self.oracle.ledger.share < self.config.proxy_share and (left is None or left >= count)
 
-    def _images(self, count: int) -> Tensor:
-        """Images to pay for."""
-        if not self._on_proxy(count):
-            return self._sampler.images(count)
-        parts = self._parts
-        return parts.oracle.spec.quantise(self._proxy.draw(count, parts.streams["pool"]))
-
-    def _discriminate(self) -> Metrics:
-        """A step of the discriminator, on proxy images and as many of the generator's."""
-        batch_size = self._config.batch_size
-        real_BCHW = self._passes.draw(batch_size, self._parts.streams["proxy"])
-        return {"discriminator_loss": self._adversary.learn(real_BCHW, self._generating.images(batch_size))}
-
-    def _by_students(self) -> Metrics:
-        """A step of the generator that looks at discriminator and students only."""
-        return self._generating.descend_by(self._loss, self._config.batch_size)
-
-    def _by_answers(self) -> Metrics:
-        """One that first pays for the answers to its own batch, with which the students are taught."""
-        parts = self._parts
-        gen_op, _ = self._generating.generate(self._config.batch_size)
-        x_BCHW = parts.oracle.spec.quantise(parts.generator.squash(gen_op.detach()))
-        answers = parts.oracle(x_BCHW, "student")
-        metrics = self._teaching.take(x_BCHW, answers)
-        value, upstream_grads = slope(lambda u_BCHW: self._loss(u_BCHW, answers), gen_op)
-        return metrics | self._generating.descend(gen_op, upstream_grads) | {"generator_loss": value}
-
-    def _deceived(self, u_BCHW: Tensor) -> Tensor:
-        return self._adversary.deceived(self._parts.generator.squash(u_BCHW))
-
-    def _loss(self, u_BCHW: Tensor, answers: Tensor | None = None) -> Tensor:
-        """What the generator minimises; its last term only where the answers are known."""
-        config, parts = self._config, self._parts
-        later = parts.oracle.ledger.share >= config.later_from
-        x_BCHW = parts.generator.squash(u_BCHW)
-        scores_EBK = seen_by(parts.trainer.nets, x_BCHW)
-        loss = self._adversary.deceived(x_BCHW)
-        loss = loss + (config.diversity_later if later else config.diversity) * diversity(scores_EBK)
-        if answers is None:
-            return loss
-        apart = torch.stack([parts.trainer.distance(scores_BK, answers).mean() for scores_BK in scores_EBK]).mean()
-        return loss - config.adversarial * apart
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"variant": "HL" if self.oracle.label_mode.kind == "label" else "SL"}
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "generator": self._generating.state_dict(),
-            "discriminator": self._adversary.state_dict(),
+        return super().state_dict() | {
+            "discriminator": self._discriminator.state_dict(),
             "proxy": self._proxy.state_dict(),
             "passes": self._passes.state_dict(),
             "pretrained": self._pretrained,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._generating.load_state_dict(state["generator"])
-        self._adversary.load_state_dict(state["discriminator"])
+        super().load_state_dict(state)
+        self._discriminator.load_state_dict(state["discriminator"])
         self._proxy.load_state_dict(state["proxy"])
         self._passes.load_state_dict(state["passes"])
         self._pretrained = state["pretrained"]

@@ -8,21 +8,20 @@ import torch
 from torch import Tensor
 
 from dfme.compute import evaluating
-from dfme.methods.base import Metrics, Parts
+from dfme.methods.base import Components, Method, Metrics
 from dfme.methods.configs import DisguideConfig
-from dfme.methods.generator_losses import diversity, seen_by, spread
-from dfme.methods.teaching import Taught, Teaching
+from dfme.methods.generator_losses import class_diversity, predict, students_disagreement
 from dfme.spec import LABEL_KINDS, LabelKind
+from dfme.students.optimizers import ScheduledOptimizer
 
 GREY = (0.299, 0.587, 0.114)
 """Luma weights of red, green and blue (ITU-R BT.601)."""
-
 
 SETTLING = 50
 """Batches generated before the first step: what statistics were initialised with counts .9 to this power then."""
 
 
-class Disguide(Taught):
+class Disguide(Method):
     """A generator of images on which the students' probabilities differ and that spread over the classes.
 
     An iteration is ``generator_steps`` steps of the generator, which ask nothing, then ``student_steps`` batches for
@@ -47,50 +46,58 @@ class Disguide(Taught):
     """
 
     label_modes: ClassVar[tuple[LabelKind, ...]] = LABEL_KINDS
+    config: DisguideConfig
 
-    def __init__(self, config: DisguideConfig, parts: Parts) -> None:
-        self.cost = config.batch_size * config.student_steps
-        self._config = config
-        self._parts = parts
-        self._generating = parts.generator_trainer(config.generator_lr)
-        self._sampler = parts.sampler(config.batch_size)
-        self._teaching = Teaching(parts, self._images, config.batch_size)
+    def __init__(self, config: DisguideConfig, components: Components) -> None:
+        super().__init__(config, components)
+        adam = torch.optim.Adam(self.generator.parameters(), config.generator_lr, fused=True)
+        self.generator_optimizer = ScheduledOptimizer(adam, components.lr_factor)
         self._settled = False
+
+    def step(self) -> Metrics:
+        """One iteration: g steps of the generator, which ask nothing, then d batches for the students."""
+        metrics: Metrics = {}
+        for _ in range(self.config.generator_steps):
+            metrics |= self.generator_step(self.config.batch_size)
+        return metrics | self.pay_in_batches(self.cost)
+
+    def generator_step(self, batch_size: int) -> Metrics:
+        """One step of the generator on the students' disagreement, whose gradient autograd knows."""
+        gen_op = self.generator(self.generator.draw(batch_size, self.rng["latent"]))
+        loss = self.generator_loss(gen_op)
+        self.generator_optimizer.zero_grad()
+        loss.backward(inputs=[gen_op, *self.generator.parameters()])  # the students' weights get no gradient
+        self.generator_optimizer.step()
+        return self.generator_metrics(gen_op.grad) | {"generator_loss": loss.detach()}
+
+    def generator_loss(self, gen_op: Tensor) -> Tensor:
+        """- mean std_e(p) + lambda * sum_k pbar_k log pbar_k of the students' probabilities on the images."""
+        scores_EBK = predict(self.students.nets, self.generator.squash(gen_op))
+        return self.config.diversity * class_diversity(scores_EBK) - students_disagreement(scores_EBK)
 
     @torch.no_grad()
     def prepare(self) -> tuple[str, ...]:
         """Let the generator's statistics settle, which asks nobody: images to pay for are drawn by them."""
         if not self._settled:
             for _ in range(SETTLING):
-                self._generating.generate(self._config.batch_size)
+                self.generate(self.config.batch_size)
             self._settled = True
         return ()
 
-    def step(self) -> Metrics:
-        metrics: Metrics = {}
-        for _ in range(self._config.generator_steps):
-            metrics |= self._generating.descend_by(self._loss, self._config.batch_size)
-        return metrics | self._teaching.spend(self.cost)
-
-    def _loss(self, u_BCHW: Tensor) -> Tensor:
-        parts = self._parts
-        scores_EBK = seen_by(parts.trainer.nets, parts.generator.squash(u_BCHW))
-        return self._config.diversity * diversity(scores_EBK) - spread(scores_EBK)
-
-    def _images(self, count: int) -> Tensor:
-        """Images to pay for, some of them made grey."""
-        with evaluating(self._parts.generator):
-            x_BCHW = self._sampler.images(count)
-        every = self._config.grey_every
+    def query_images(self, count: int) -> Tensor:
+        """Images to pay for, from the generator in eval mode; every so many-th is made grey."""
+        with evaluating(self.generator):
+            x_BCHW = self.queries.images(count)
+        every = self.config.grey_every
         if every and x_BCHW.shape[1] == len(GREY):
             weight_C = torch.tensor(GREY, device=x_BCHW.device)
             grey_BHW = torch.einsum("bchw,c->bhw", x_BCHW[::every], weight_C)
-            x_BCHW[::every] = self._parts.oracle.spec.quantise(grey_BHW[:, None].expand_as(x_BCHW[::every]))
+            x_BCHW[::every] = self.oracle.spec.quantise(grey_BHW[:, None].expand_as(x_BCHW[::every]))
         return x_BCHW
 
     def state_dict(self) -> dict[str, Any]:
-        return {"generator": self._generating.state_dict(), "settled": self._settled}
+        return super().state_dict() | {"settled": self._settled}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._generating.load_state_dict(state["generator"])
+        super().load_state_dict(state)
         self._settled = state["settled"]

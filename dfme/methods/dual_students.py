@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from dfme.methods.base import Metrics, Parts
+from dfme.methods.base import Components, Method, Metrics
 from dfme.methods.configs import DualStudentsConfig
-from dfme.methods.generator_losses import apart, seen_by
-from dfme.methods.teaching import Taught, Teaching
+from dfme.methods.generator_losses import pairwise_distance, predict
 from dfme.spec import LABEL_KINDS, LabelKind
+from dfme.students.optimizers import ScheduledOptimizer
 
 
-class DualStudents(Taught):
+class DualStudents(Method):
     """A generator of images on which two students' scores are far apart: loss_G = - mean_b mean_k |S_1(x) - S_2(x)|.
 
     An iteration is ``generator_steps`` steps of the generator, which ask nothing, then ``student_steps`` batches for
@@ -31,27 +32,30 @@ class DualStudents(Taught):
     """
 
     label_modes: ClassVar[tuple[LabelKind, ...]] = LABEL_KINDS
+    config: DualStudentsConfig
 
-    def __init__(self, config: DualStudentsConfig, parts: Parts) -> None:
-        self.cost = config.batch_size * config.student_steps
-        self._config = config
-        self._parts = parts
-        self._generating = parts.generator_trainer(config.generator_lr)
-        self._teaching = Teaching(parts, parts.sampler(config.batch_size).images, config.batch_size)
+    def __init__(self, config: DualStudentsConfig, components: Components) -> None:
+        super().__init__(config, components)
+        adam = torch.optim.Adam(self.generator.parameters(), config.generator_lr, fused=True)
+        self.generator_optimizer = ScheduledOptimizer(adam, components.lr_factor)
 
     def step(self) -> Metrics:
+        """One iteration: g steps of the generator, which ask nothing, then d batches for the students."""
         metrics: Metrics = {}
-        for _ in range(self._config.generator_steps):
-            metrics |= self._generating.descend_by(self._loss, self._config.batch_size)
-        return metrics | self._teaching.spend(self.cost)
+        for _ in range(self.config.generator_steps):
+            metrics |= self.generator_step(self.config.batch_size)
+        return metrics | self.pay_in_batches(self.cost)
 
-    def _loss(self, u_BCHW: Tensor) -> Tensor:
-        parts = self._parts
-        shown_BCHW = u_BCHW if self._config.before_tanh else parts.generator.squash(u_BCHW)
-        return -apart(seen_by(parts.trainer.nets, shown_BCHW))
+    def generator_step(self, batch_size: int) -> Metrics:
+        """One step of the generator on the students' distance, whose gradient autograd knows."""
+        gen_op = self.generator(self.generator.draw(batch_size, self.rng["latent"]))
+        loss = self.generator_loss(gen_op)
+        self.generator_optimizer.zero_grad()
+        loss.backward(inputs=[gen_op, *self.generator.parameters()])  # the students' weights get no gradient
+        self.generator_optimizer.step()
+        return self.generator_metrics(gen_op.grad) | {"generator_loss": loss.detach()}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"generator": self._generating.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._generating.load_state_dict(state["generator"])
+    def generator_loss(self, gen_op: Tensor) -> Tensor:
+        """- mean |S_1(x) - S_2(x)|, on images or, ``before_tanh``, on the generator's output."""
+        shown_BCHW = gen_op if self.config.before_tanh else self.generator.squash(gen_op)
+        return -pairwise_distance(predict(self.students.nets, shown_BCHW))

@@ -1,9 +1,7 @@
-"""A network that tells real images from generated ones, trained beside a generator that is to deceive it. It asks
-nobody."""
+"""A network that tells real images from generated ones, trained beside a generator. It asks nobody."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from dfme.methods.base import Parts
+from dfme.methods.base import Components
 from dfme.nets.discriminators import discriminator, gradient_norms
 from dfme.randomness import derived_seed
-from dfme.students.optimizers import forget_gradients, set_options
+from dfme.students.optimizers import ScheduledOptimizer
 
 
 class Game(Protocol):
@@ -65,27 +63,25 @@ class Wasserstein:
         return distance + self.penalty * (norms_B - 1.0).square().mean()
 
 
-class Adversary:
-    """The network with its Adam, whose learning rate is asked for before every step. The run's seed initialises it."""
+class Discriminator:
+    """The network with its Adam, on the method's schedule. The run's seed initialises it."""
 
-    def __init__(self, game: Game, parts: Parts, lr: Callable[[], float], betas: tuple[float, float]) -> None:
+    def __init__(self, game: Game, components: Components, lr: float, betas: tuple[float, float]) -> None:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed(parts.seed, "adversary"))
-            net = discriminator(parts.oracle.spec.shape, normalised=game.normalised)
-        self.net = net.to(parts.streams["latent"].device)  # never compiled: a penalty is differentiated twice
+            torch.manual_seed(derived_seed(components.seed, "adversary"))
+            net = discriminator(components.oracle.spec.shape, normalised=game.normalised)
+        self.net = net.to(components.rng["latent"].device)  # never compiled: a penalty is differentiated twice
         self._game = game
-        self._lr = lr
-        self._parameters = list(self.net.parameters())
-        self._optimizer = torch.optim.Adam(self._parameters, lr(), betas=betas, fused=True)
+        adam = torch.optim.Adam(self.net.parameters(), lr, betas=betas, fused=True)
+        self._optimizer = ScheduledOptimizer(adam, components.lr_factor)
 
-    def deceived(self, x_BCHW: Tensor) -> Tensor:
+    def generator_loss(self, x_BCHW: Tensor) -> Tensor:
         """What a generator of these images loses by being found out, a scalar with its graph."""
         return self._game.of_generator(self.net, x_BCHW)
 
     def learn(self, real_BCHW: Tensor, fake_BCHW: Tensor) -> Tensor:
         """One step on as many images of either kind; its loss."""
-        set_options(self._optimizer, lr=self._lr())
-        forget_gradients(self._parameters)
+        self._optimizer.zero_grad()
         loss = self._game.of_discriminator(self.net, real_BCHW, fake_BCHW)
         loss.backward()
         self._optimizer.step()

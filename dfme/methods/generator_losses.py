@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dfme.compute import evaluating, ieee_fp32
 
 
-def seen_by(nets: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:
+def predict(nets: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:
     """The scores (E, B, K) of every net in eval mode, with their graph."""
     with ExitStack() as stack, ieee_fp32():
         for net in nets:
@@ -20,18 +20,18 @@ def seen_by(nets: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:
         return torch.stack([net(x_BCHW) for net in nets]).float()
 
 
-def spread(scores_EBK: Tensor) -> Tensor:
+def students_disagreement(scores_EBK: Tensor) -> Tensor:
     """The standard deviation (n - 1) of the students' probabilities, mean over images and classes (DisGUIDE)."""
     # At equal probabilities the root has no slope that a float could hold.
     return scores_EBK.softmax(dim=2).var(dim=0).clamp_min(1e-12).sqrt().mean()
 
 
-def apart(scores_EBK: Tensor) -> Tensor:
+def pairwise_distance(scores_EBK: Tensor) -> Tensor:
     """Mean absolute difference of the students' scores, over all pairs of them (Dual Students)."""
     return torch.stack([(a_BK - b_BK).abs().mean() for a_BK, b_BK in combinations(scores_EBK, 2)]).mean()
 
 
-def diversity(scores_EBK: Tensor) -> Tensor:
+def class_diversity(scores_EBK: Tensor) -> Tensor:
     """sum_k pbar_k log pbar_k, pbar the mean probabilities over students and batch: least where all classes are alike.
 
     Source: DisGUIDE's class-diversity and DFMS's diversity loss. In nats.

@@ -6,14 +6,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from dfme.methods.base import Parts
+from dfme.methods.base import Components, Method
 from dfme.methods.configs import KnockoffConfig
-from dfme.methods.teaching import Taught, Teaching
 from dfme.queries.pool import ImageSource, open_images, require_enough
 from dfme.spec import LABEL_KINDS, ImageSpec, LabelKind
 
 
-class Knockoff(Taught):
+class Knockoff(Method):
     """Pays for images of a pool, each once, in random order: cost = B images. The student learns from them afterwards.
 
     Once the budget has run out it takes ``epochs`` passes over all that was paid for, by the schedule of those
@@ -35,31 +34,36 @@ class Knockoff(Taught):
     """
 
     label_modes: ClassVar[tuple[LabelKind, ...]] = LABEL_KINDS
+    config: KnockoffConfig
 
-    def __init__(self, config: KnockoffConfig, parts: Parts) -> None:
-        self.cost = config.batch_size
-        self._parts = parts
-        self._pool: ImageSource = parts.opened
-        self._teaching = Teaching(parts, self._images, config.batch_size)
-        parts.trainer.train_afterwards(config.epochs, parts.oracle.ledger.budget)
+    def __init__(self, config: KnockoffConfig, components: Components) -> None:
+        super().__init__(config, components)
+        assert components.pool is not None
+        self._pool = components.pool
+        self.students.train_afterwards(config.epochs, self.oracle.ledger.budget)
 
     @staticmethod
-    def open(config: KnockoffConfig, spec: ImageSpec, budget: int) -> ImageSource:
+    def open_pool(config: KnockoffConfig, spec: ImageSpec, budget: int) -> ImageSource:
         """The pool. UserError where it cannot be read, or has fewer images than the budget asks for."""
         pool = open_images(config.pool, config, spec)
         require_enough(pool, budget, "--method.pool")
         return pool
 
     @property
+    def cost(self) -> int:
+        return self.config.batch_size
+
+    def query_images(self, count: int) -> Tensor:
+        """The pool's next images."""
+        return self.oracle.spec.quantise(self._pool.draw(count, self.rng["pool"]))
+
+    @property
     def facts(self) -> dict[str, Any]:
         return {"pool": self._pool.name}
 
-    def _images(self, count: int) -> Tensor:
-        parts = self._parts
-        return parts.oracle.spec.quantise(self._pool.draw(count, parts.streams["pool"]))
-
     def state_dict(self) -> dict[str, Any]:
-        return {"pool": self._pool.state_dict()}
+        return super().state_dict() | {"pool": self._pool.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
         self._pool.load_state_dict(state["pool"])

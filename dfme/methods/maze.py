@@ -3,28 +3,30 @@ arXiv 2005.03161), and its variant with a few real images."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dfme.compute import evaluating
 from dfme.errors import UserError
-from dfme.estimators import Estimator
-from dfme.estimators.preflight import needs_preflight, probe_images, require_budget
-from dfme.methods.base import Metrics, Parts
+from dfme.estimators.base import Objective
+from dfme.estimators.preflight import needs_preflight, preflight_images, require_budget
+from dfme.estimators.upstream import check_upstream
+from dfme.methods.base import Components, Metrics
 from dfme.methods.configs import MazeConfig
-from dfme.methods.estimated import Estimated
-from dfme.methods.gan import Adversary, Wasserstein
-from dfme.methods.teaching import Teaching
+from dfme.methods.dfme import Dfme
+from dfme.methods.gan import Discriminator, Wasserstein
 from dfme.queries.pool import ImageSource, by_programs, open_images
-from dfme.spec import ImageSpec, LabelKind
+from dfme.spec import ImageSpec
+from dfme.students.optimizers import ScheduledOptimizer
 
 BETAS = (0.0, 0.9)
 """Of the critic's Adam, as published with the gradient penalty."""
 
 
-class Maze:
+class Maze(Dfme):
     """A generator trained, by finite differences through the API, to drive the student's answers from the teacher's.
 
     An iteration is ``generator_steps`` steps of the generator on B images, then ``student_steps`` batches for the
@@ -48,29 +50,22 @@ class Maze:
     - the last student is reported, never the best on the evaluation set.
     """
 
-    label_modes: ClassVar[tuple[LabelKind, ...]] = ("logits", "probabilities", "top_k")
+    config: MazeConfig
 
-    def __init__(self, config: MazeConfig, parts: Parts) -> None:
-        self._config = config
-        self._parts = parts
-        self._critic: Adversary | None = None
-        if config.partial_data is not None:
-            game = Wasserstein(config.gradient_penalty, parts.streams["critic"])
-            self._critic = Adversary(game, parts, lambda: config.critic_lr * parts.lr_factor(), BETAS)
+    def __init__(self, config: MazeConfig, components: Components) -> None:
+        super().__init__(config, components)
+        sgd = torch.optim.SGD(self.generator.parameters(), config.generator_lr, fused=True)
+        self.generator_optimizer = ScheduledOptimizer(sgd, components.lr_factor)
+        self._settings, self._programs = components.estimator, components.sources.programs
+        self._pool = components.pool
         self._seeds_NCHW: Tensor | None = None
-        self._estimated = Estimated(
-            parts,
-            config.batch_size,
-            config.generator_lr,
-            optimizer="sgd",
-            reuse=config.reuse,
-            also=None if self._critic is None else self._unlike_the_seeds,
-        )
-        images = parts.sampler(config.batch_size).images
-        self._teaching = Teaching(parts, images, config.batch_size, self._estimated.remembers)
+        self._critic: Discriminator | None = None
+        if config.partial_data is not None:
+            game = Wasserstein(config.gradient_penalty, self.rng["critic"])
+            self._critic = Discriminator(game, components, config.critic_lr, BETAS)
 
     @staticmethod
-    def open(config: MazeConfig, spec: ImageSpec, budget: int) -> ImageSource | None:
+    def open_pool(config: MazeConfig, spec: ImageSpec, budget: int) -> ImageSource | None:
         """The real images. UserError where they are missing or too few, or the budget does not reach beyond them."""
         if config.partial_data is None:
             return None
@@ -87,89 +82,93 @@ class Maze:
             )
         return pool
 
-    @property
-    def cost(self) -> int:
-        return self._estimated.cost(self._config.generator_steps) + self._student_cost()
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"estimator": dataclasses.asdict(self._estimated.settings)}
-
-    @property
-    def estimator(self) -> Estimator:
-        """What estimates its generator's gradients, once nothing about it is open."""
-        return self._estimated.estimator
-
-    def prepare(self) -> tuple[str, ...]:
-        due = self._config.seed_images if self._critic is not None and self._seeds_NCHW is None else 0
-        parts = self._parts
-        if due and needs_preflight(self._estimated.settings):
-            require_budget(parts.oracle.ledger.remaining - due, probe_images(parts.estimator, parts.oracle.spec))
-        lines = self._estimated.prepare()
-        if due:
-            self._label_seeds(due)
-            lines = (*lines, f"seeds: {due} images of {parts.opened.name} were answered, and are learnt from")
-        return lines
-
     def step(self) -> Metrics:
+        """One iteration: g steps of critic and generator, then d batches for the students, the first reused."""
         metrics: Metrics = {}
-        student_cost = self._student_cost()
-        for _ in range(self._config.generator_steps):
-            metrics |= self._criticise()
-            metrics |= self._estimated.step(self._teaching.paid)
-        if student_cost < self._config.student_steps * self._config.batch_size:
-            metrics |= self._teaching.take(*self._estimated.asked(), keep=self._keeps_all or not student_cost)
-        return metrics | self._teaching.spend(student_cost, self._keeps_all)
+        reuse = self.reuses_last_batch
+        left = (self.config.student_steps - reuse) * self.config.batch_size
+        for _ in range(self.config.generator_steps):
+            metrics |= self.critic_steps()
+            metrics |= self.generator_step(self.config.batch_size)
+        if reuse:
+            asked = self.last_objective.first_asked(self.config.batch_size)
+            metrics |= self.learn(*asked, keep=self._keeps_all or not left)
+        return metrics | self.pay_in_batches(left, self._keeps_all)
+
+    def generator_step(self, batch_size: int) -> Metrics:
+        """One step of the generator on -KL(T || S), estimated, and the critic's term, by autograd."""
+        z_BZ = self.generator.draw(batch_size, self.rng["latent"])
+        gen_op = self.generator(z_BZ)
+
+        def query_teacher(x_NCHW: Tensor) -> Tensor:
+            return self.oracle(x_NCHW, "generator")
+
+        disagreement = partial(self.disagreement, self.approximate_gradients.distance)
+        with evaluating(self.student):
+            objective = Objective(query_teacher, disagreement, scores=self.student, remembered=self.recent_batches)
+            estimate = self.approximate_gradients(objective, gen_op.detach(), self.rng["directions"])
+        upstream_grads = estimate.grad_BCHW / batch_size
+        if self._critic is not None:
+            upstream_grads = upstream_grads + self._critic_grads(self._critic, gen_op)
+        check_upstream(gen_op, upstream_grads, self.deferred)
+
+        self.generator_optimizer.zero_grad()
+        gen_op.backward(gradient=upstream_grads)
+        self.generator_optimizer.step()
+
+        self.last_objective = objective
+        figures = self.approximate_gradients.metrics(objective, gen_op.detach(), estimate)
+        return self.generator_metrics(upstream_grads) | figures
 
     def finish(self, images: int) -> Metrics:
-        """What is left goes to the student: a generator step could no longer be followed by anything."""
-        return self._teaching.spend(images, self._keeps_all)
+        return self.pay_in_batches(images, self._keeps_all)
+
+    def prepare(self) -> tuple[str, ...]:
+        """Settle the estimator's settings; then pay for the answers to the real images, which are learnt from."""
+        due = self.config.seed_images if self._critic is not None and self._seeds_NCHW is None else 0
+        if due and needs_preflight(self._settings):
+            check = preflight_images(self._settings, self.oracle.spec)
+            require_budget(self.oracle.ledger.remaining - due, check)
+        lines = super().prepare()
+        if not due:
+            return lines
+        assert self._pool is not None
+        pool = by_programs(self._pool, self.oracle.spec, self._programs)
+        self._seeds_NCHW = self.oracle.spec.quantise(pool.draw(due, self.rng["pool"]))
+        for x_BCHW in self._seeds_NCHW.split(self.config.batch_size):
+            self.learn(x_BCHW, self.oracle(x_BCHW, "seed"))
+        return (*lines, f"seeds: {due} images of {self._pool.name} were answered, and are learnt from")
 
     @property
     def _keeps_all(self) -> bool:
-        return self._config.store == "all"
+        return self.config.store == "all"
 
-    def _student_cost(self) -> int:
-        return self._estimated.student_cost(self._config.generator_steps, self._config.student_steps)
-
-    def _label_seeds(self, count: int) -> None:
-        """Pay for the real images' answers, and let the student learn from them."""
-        parts = self._parts
-        pool = by_programs(parts.opened, parts.oracle.spec, parts.queries.programs)
-        self._seeds_NCHW = parts.oracle.spec.quantise(pool.draw(count, parts.streams["pool"]))
-        for x_BCHW in self._seeds_NCHW.split(self._config.batch_size):
-            self._teaching.take(x_BCHW, parts.oracle(x_BCHW, "seed"))
-
-    def _criticise(self) -> Metrics:
+    def critic_steps(self) -> Metrics:
         """The critic's steps, on seed images drawn with replacement and as many of the generator's."""
         if self._critic is None or self._seeds_NCHW is None:
             return {}
-        rng, batch_size = self._parts.streams["critic"], self._config.batch_size
+        rng, batch_size = self.rng["critic"], self.config.batch_size
         metrics: Metrics = {}
-        for _ in range(self._config.critic_steps):
+        for _ in range(self.config.critic_steps):
             drawn_B = torch.randint(len(self._seeds_NCHW), (batch_size,), generator=rng, device=rng.device)
-            fake_BCHW = self._estimated.generating.images(batch_size)
+            fake_BCHW = self.generate(batch_size)
             metrics["discriminator_loss"] = self._critic.learn(self._seeds_NCHW[drawn_B], fake_BCHW)
         return metrics
 
-    def _unlike_the_seeds(self, u_BCHW: Tensor) -> Tensor:
-        """What the critic adds to the objective."""
-        assert self._critic is not None
-        return self._config.gan_weight * self._critic.deceived(self._parts.generator.squash(u_BCHW))
-
-    @property
-    def recent(self) -> tuple[Tensor, Tensor] | None:
-        return self._teaching.recent
+    def _critic_grads(self, critic: Discriminator, gen_op: Tensor) -> Tensor:
+        """d gan_weight * (- mean D(x)) / d gen_op, (B, C, H, W)."""
+        u_BCHW = gen_op.detach().requires_grad_()
+        loss = self.config.gan_weight * critic.generator_loss(self.generator.squash(u_BCHW))
+        (grad_BCHW,) = torch.autograd.grad(loss, u_BCHW)
+        return grad_BCHW
 
     def state_dict(self) -> dict[str, Any]:
         critic = None if self._critic is None else self._critic.state_dict()
-        own = {"critic": critic, "seeds": self._seeds_NCHW}
-        return self._teaching.state_dict() | self._estimated.state_dict() | own
+        return super().state_dict() | {"critic": critic, "seeds": self._seeds_NCHW}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._teaching.load_state_dict(state)
-        self._estimated.load_state_dict(state)
+        super().load_state_dict(state)
         if self._critic is not None:
             self._critic.load_state_dict(state["critic"])
             seeds_NCHW = state["seeds"]
-            self._seeds_NCHW = None if seeds_NCHW is None else seeds_NCHW.to(self._parts.streams["critic"].device)
+            self._seeds_NCHW = None if seeds_NCHW is None else seeds_NCHW.to(self.rng["critic"].device)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from dfme.methods.base import Parts
-from dfme.methods.configs import ProceduralConfig
-from dfme.methods.teaching import Taught, Teaching
+from dfme.methods.base import Method
 from dfme.spec import LABEL_KINDS, LabelKind
 
 
-class Procedural(Taught):
+class Procedural(Method):
     """Spends the whole budget on the student, on images of ``queries.programs``: cost = B * d images.
 
     Differences from a paper: none, this is our baseline. That images drawn by simple programs can stand in for real
@@ -18,7 +16,3 @@ class Procedural(Taught):
     """
 
     label_modes: ClassVar[tuple[LabelKind, ...]] = LABEL_KINDS
-
-    def __init__(self, config: ProceduralConfig, parts: Parts) -> None:
-        self.cost = config.batch_size * config.student_steps
-        self._teaching = Teaching(parts, parts.sampler(config.batch_size).images, config.batch_size)

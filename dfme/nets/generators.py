@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +31,16 @@ class GeneratorNet(nn.Module, ABC):
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         """``count`` latents, on the device of ``rng``."""
 
+    @property
     @abstractmethod
-    def watched(self) -> AbstractContextManager[list[Tensor]]:
+    def last_convolution(self) -> nn.Module:
+        """The layer that ``gen_op`` comes from: what it reads spans what a step of its weights can reach."""
+
+    @contextmanager
+    def watched(self) -> Iterator[list[Tensor]]:
         """Collects what the last convolution reads, (B, F, H, W) detached, in every call meanwhile."""
+        with read_by(self.last_convolution) as read:
+            yield read
 
     def squash(self, u_BCHW: Tensor) -> Tensor:
         """The image within the bounds."""
@@ -97,11 +103,9 @@ class Generator(GeneratorNet):
         u_BCHW: Tensor = self.blocks(self.stem(z_BZ))
         return u_BCHW
 
-    @contextmanager
-    def watched(self) -> Iterator[list[Tensor]]:
-        last = next(layer for layer in reversed(self.blocks) if isinstance(layer, nn.Conv2d))
-        with read_by(last) as read:
-            yield read
+    @property
+    def last_convolution(self) -> nn.Module:
+        return next(layer for layer in reversed(self.blocks) if isinstance(layer, nn.Conv2d))
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         """``count`` latents from N(0, I), drawn on the generator's device."""
@@ -149,60 +153,12 @@ class Transforming(GeneratorNet):
         u_BCHW: Tensor = base_BCHW + self.last(self.blocks(mixed_BFHW))
         return u_BCHW
 
-    @contextmanager
-    def watched(self) -> Iterator[list[Tensor]]:
-        with read_by(self.last) as read:
-            yield read
+    @property
+    def last_convolution(self) -> nn.Module:
+        return self.last
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         """``count`` latents: noise from N(0, I), and base images as u."""
         z_BZ = torch.randn(count, self.latent_size, generator=rng, device=rng.device)
         base_BCHW = self.unsquash(self._draw_base(count, rng))
         return torch.cat([z_BZ, base_BCHW.flatten(1)], dim=1)
-
-
-class Several(GeneratorNet):
-    """``members`` take equal parts of a batch in their order, the first ones an image more where it does not divide.
-
-    Each is normalised by, and trained on, its own images only (cf. CaBaGe, arXiv 2409.10643).
-    """
-
-    def __init__(self, members: Sequence[GeneratorNet], spec: ImageSpec) -> None:
-        super().__init__(spec)
-        self.members = nn.ModuleList(members)
-
-    def forward(self, latent_BL: Tensor) -> Tensor:
-        parts = latent_BL.tensor_split(len(self.members))
-        return torch.cat([member(part) for member, part in zip(self.members, parts, strict=True) if len(part)])
-
-    @contextmanager
-    def watched(self) -> Iterator[list[Tensor]]:
-        """Of every call, what all members read, together once the last one has read."""
-        with ExitStack() as stack:
-            read = [stack.enter_context(member.watched()) for member in self._nets()]
-            together = _Together(read)
-            hook = self.register_forward_hook(lambda *_: together.collect())
-            try:
-                yield together
-            finally:
-                hook.remove()
-
-    def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        """``count`` latents, which are alike for all members."""
-        return self._nets()[0].draw(count, rng)
-
-    def _nets(self) -> list[GeneratorNet]:
-        return [cast(GeneratorNet, member) for member in self.members]
-
-
-class _Together(list[Tensor]):
-    """Batches read, of all members in one tensor each."""
-
-    def __init__(self, read: Sequence[list[Tensor]]) -> None:
-        super().__init__()
-        self._read = read
-
-    def collect(self) -> None:
-        self.append(torch.cat([part for each in self._read for part in each]))
-        for each in self._read:
-            each.clear()

@@ -10,8 +10,7 @@ A checkpoint holds the place of the next record (``state_dict``). A journal open
 records from there on: the answers that were paid and used since, in order. Segments that neither the last
 checkpoint nor the one before needs are deleted when the next segment begins.
 
-Records survive the death of the process at any instant (SIGKILL). They survive a power cut only with
-``fsync``.
+Records survive the death of the process at any instant (SIGKILL); a power cut may lose the last of them.
 """
 
 from __future__ import annotations
@@ -80,13 +79,12 @@ class Journal:
     """The answers of one run in ``folder``, first to be read again, then to be added to.
 
     ``state``: from a checkpoint's ``state_dict``; without one, reading starts at the very first record.
-    ``fsync``: each record waits for the disk. Raises RunError for damaged, missing or unwritable segments;
+    Raises RunError for damaged, missing or unwritable segments;
     a last record that a kill tore is cut off.
     """
 
-    def __init__(self, folder: Path, state: dict[str, int] | None = None, fsync: bool = False) -> None:
+    def __init__(self, folder: Path, state: dict[str, int] | None = None) -> None:
         self.folder = folder
-        self._fsync = fsync
         self._start = self._place = RecordPosition(**state) if state else RecordPosition(0, 0)
         self._file: AppendFile | None = None
         try:
@@ -170,7 +168,7 @@ class Journal:
 
     def _open(self, end: RecordPosition) -> None:
         self._place = end
-        self._file = AppendFile(self._path(end.segment), end.offset, self._fsync)
+        self._file = AppendFile(self._path(end.segment), end.offset)
 
     def _read(self, start: RecordPosition) -> Iterator[tuple[Record, RecordPosition]]:
         """Every record from ``start`` on and the place after it; then open the last segment for more."""

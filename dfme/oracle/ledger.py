@@ -42,15 +42,12 @@ class Ledger:
     """Counts images by purpose and refuses what would exceed ``budget`` (images, at least 1).
 
     ``path``: the file; without one nothing is written. ``state``: from a checkpoint's ``state_dict``.
-    ``fsync``: charges survive a power cut too, at the price of a disk access each.
 
     Raises UserError for a budget below 1 or below what is spent, RunError for a damaged file or one that the
     checkpoint does not fit.
     """
 
-    def __init__(
-        self, budget: int, path: Path | None = None, state: dict[str, Any] | None = None, fsync: bool = False
-    ) -> None:
+    def __init__(self, budget: int, path: Path | None = None, state: dict[str, Any] | None = None) -> None:
         if budget < 1:
             raise UserError(f"--budget: expected at least 1 image, got {budget}")
         state = state or {"seq": 0, "images": {}, "requests": 0, "refused": 0, "failed": 0, "lost": 0}
@@ -70,7 +67,7 @@ class Ledger:
         self.requests, self.refused, self.lost = history.requests, history.refused, history.lost
         self.reasons = history.reasons
         self.failed: int = state["failed"]
-        self._file = None if path is None else AppendFile(path, history.size, fsync)
+        self._file = None if path is None else AppendFile(path, history.size)
 
     @property
     def budget(self) -> int:

@@ -59,7 +59,7 @@ class QuerySampler:
         # The last, smaller batch is chosen from as many candidates as any other.
         x_NCHW = self._candidates(self._batch_size * config.pool)
         rng = self._streams["choice"]
-        chosen_B = choose(self._scores(x_NCHW), count, config.choose, config.balance, config.ceiling, rng)
+        chosen_B = choose(self._scores(x_NCHW), count, config.choose, config.balance, rng)
         return x_NCHW[chosen_B]
 
     def _candidates(self, count: int) -> Tensor:

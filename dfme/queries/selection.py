@@ -17,7 +17,7 @@ def usefulness(scores_ENK: Tensor, by: By, rng: torch.Generator) -> Tensor:
     entropy: of the students' mean probabilities, in nats (CaBaGe, arXiv 2409.10643; DualCOS, ICME 2024).
     disagreement: the standard deviation over the students, mean over the classes (DisGUIDE's measure); nothing of
     one student. confidence: the vote's largest probability, for sources most of whose images are like nothing that the
-    teacher was made for (heuristic). random: nobody knows; only balance and ceiling then choose.
+    teacher was made for (heuristic). random: nobody knows; only balance then chooses.
     """
     if by == "random":
         return torch.rand(scores_ENK.shape[1], generator=rng, device=rng.device).to(scores_ENK.device)
@@ -30,19 +30,16 @@ def usefulness(scores_ENK: Tensor, by: By, rng: torch.Generator) -> Tensor:
     return -(vote_NK * vote_NK.clamp_min(1e-12).log()).sum(dim=1)
 
 
-def choose(scores_ENK: Tensor, count: int, by: By, balance: bool, ceiling: float, rng: torch.Generator) -> Tensor:
+def choose(scores_ENK: Tensor, count: int, by: By, balance: bool, rng: torch.Generator) -> Tensor:
     """Indices (count,) of the candidates to pay for, in increasing order.
 
-    Those whose confidence, the vote's largest probability, is at most ``ceiling`` come first (QEDG, AAAI 2025). With
-    ``balance`` the classes that the vote sees take turns, each with its most useful candidate left: a class with few
-    candidates gives all of them, and the others share what it leaves.
+    With ``balance`` the classes that the vote sees take turns, each with its most useful candidate left: a class with
+    few candidates gives all of them, and the others share what it leaves.
     """
     vote_NK = scores_ENK.softmax(dim=2).mean(dim=0)
-    confidence_N, class_N = vote_NK.max(dim=1)
-    useful_N = usefulness(scores_ENK, by, rng).double()
-    useful_N = _ranks(useful_N - (confidence_N > ceiling) * (1.0 + useful_N.max() - useful_N.min()))
+    useful_N = _ranks(usefulness(scores_ENK, by, rng))
     if balance:
-        turn_N = _turns(useful_N, class_N, vote_NK.shape[1])
+        turn_N = _turns(useful_N, vote_NK.argmax(dim=1), vote_NK.shape[1])
         useful_N = useful_N - turn_N * len(useful_N)
     return useful_N.topk(count).indices.sort().values
 

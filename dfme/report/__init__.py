@@ -15,12 +15,12 @@ from dfme.report.run_files import read_run
 __all__ = ["write_report"]
 
 
-def write_report(run_dir: Path, *, summary: dict[str, Any] | None = None, log_queries: bool = False) -> Path:
+def write_report(run_dir: Path, *, summary: dict[str, Any] | None = None) -> Path:
     """Draw curve.png, losses.png and samples.png of a run and write its report.html; its path.
 
     Whatever the run has not recorded is left out, and the page says so; an unfinished run will do.
     ``summary``: of a run that is at its end but has not written it yet.
-    ``log_queries``: a logarithmic axis of queries. Raises ``UserError`` for a directory that holds no run and
+    Raises ``UserError`` for a directory that holds no run and
     ``RunError`` for damaged files.
     """
     run = read_run(run_dir)
@@ -30,7 +30,7 @@ def write_report(run_dir: Path, *, summary: dict[str, Any] | None = None, log_qu
     from dfme.report.page import write_page
     from dfme.report.sheets import draw_samples
 
-    draw_curve(run, run_dir / "curve.png", log_queries)
-    draw_losses(run, run_dir / "losses.png", log_queries)
+    draw_curve(run, run_dir / "curve.png")
+    draw_losses(run, run_dir / "losses.png")
     draw_samples(run, run_dir / "samples.png")
     return write_page(run, run_dir / "report.html")

@@ -30,7 +30,7 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 )
 
 
-def draw_curve(run: RunFiles, path: Path, log_queries: bool = False) -> bool:
+def draw_curve(run: RunFiles, path: Path) -> bool:
     """Draw agreement and accuracy against queries, with the teacher's accuracy; False without evaluations.
 
     The band is the 95% interval of an agreement counted on so many images.
@@ -51,12 +51,12 @@ def draw_curve(run: RunFiles, path: Path, log_queries: bool = False) -> bool:
     axes.set_ylim(0.0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
     axes.set_ylabel(f"share of {examined(run).phrase.removeprefix('the ')}")
-    query_axis(axes, log_queries)
+    query_axis(axes)
     axes.legend(loc="lower right", frameon=False, fontsize=9)
     return _save(figure, path)
 
 
-def draw_losses(run: RunFiles, path: Path, log_queries: bool = False) -> bool:
+def draw_losses(run: RunFiles, path: Path) -> bool:
     """Draw losses and gradient norms against queries, one panel each; False where none were logged."""
     panels = [(title, _logged(run, lines)) for title, lines in PANELS]
     panels = [(title, lines) for title, lines in panels if lines]
@@ -68,7 +68,7 @@ def draw_losses(run: RunFiles, path: Path, log_queries: bool = False) -> bool:
         for (label, series), colour, dash in zip(lines, (BLUE, ORANGE, GREY), ("-", "--", ":"), strict=False):
             axes.plot(*zip(*series, strict=True), color=colour, linestyle=dash, linewidth=1.2, label=label)
         axes.set_ylabel(title)
-        query_axis(axes, log_queries, label="")
+        query_axis(axes, label="")
         axes.legend(edgecolor="none", framealpha=0.8, fontsize=8)
     grid[-1, 0].set_xlabel("queries")
     return _save(figure, path)
@@ -96,12 +96,9 @@ def _draw_share(
         )
 
 
-def query_axis(axes: Axes, log_queries: bool, label: str = "queries") -> None:
+def query_axis(axes: Axes, label: str = "queries") -> None:
     """The axis that every curve of a run is drawn against, and the frame of its panel."""
-    if log_queries:
-        axes.set_xscale("log")
-    else:
-        axes.set_xlim(left=0)
+    axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
     axes.set_xlabel(label)
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)

@@ -38,7 +38,6 @@ METRICS: dict[str, Metric] = {
     "vote_kl": Metric("nats", "Mean KL divergence from the teacher's class probabilities to the vote's."),
     "student_loss": Metric("loss", "Student's loss on the answers just paid for, mean over the images."),
     "replay_loss": Metric("loss", "Student's loss on answers paid for earlier, mean over the images."),
-    "distil_loss": Metric("logits", "Mean absolute error of the net that learns the students' vote, in its logits."),
     "generator_loss": Metric("loss", "Objective that the generator minimises, mean over the images."),
     "discriminator_loss": Metric("loss", "Loss of the net that tells real or proxy images from generated ones."),
     "generator_grad_norm": Metric("norm", "Euclidean norm of the gradient of the generator's parameters."),

@@ -15,18 +15,18 @@ from dfme.compute import DeferredChecks, choose_device, within_memory
 from dfme.config.settings import Job
 from dfme.data import LabelledImages
 from dfme.errors import TeacherError, UserError
+from dfme.estimators.approximate import CHUNK
 from dfme.estimators.build import make_estimator
-from dfme.estimators.preflight import default_settings, needs_preflight, probe_images, require_budget
+from dfme.estimators.preflight import default_settings, needs_preflight, preflight_images, require_budget
 from dfme.methods import METHODS
-from dfme.methods.base import opened_for
 from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.randomness import Streams, derived_seed
+from dfme.randomness import Streams
 from dfme.report.console import Console
 from dfme.report.recorder import Recorder
 from dfme.report.summary_file import read_summary
-from dfme.run.components import CHUNK, build_nets, make_components, needed_space
+from dfme.run.components import build_components, build_method, build_nets, needed_space, open_pool
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import EvaluationSet, HeldBack, evaluation_images
 from dfme.run.interrupt import Interrupt
@@ -62,7 +62,7 @@ def run_job(
         made = build_teacher(job, teacher, device)
         if teacher is None:
             held.callback(getattr(made, "close", lambda: None))
-        run = assemble(job, made, device, held, resume, console)
+        run = open_run(job, made, device, held, resume, console)
         path = run.directory.path
         # How to go on: no command line knows a teacher that was handed over.
         again = resume_command(path) if teacher is None else f"call extract again with out={str(path)!r}, resume=True"
@@ -117,17 +117,17 @@ def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device
     )
 
 
-def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, resume: bool, console: bool) -> Run:
+def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, resume: bool, console: bool) -> Run:
     """Put the parts together; all that can be wrong is found before the run directory is made or touched.
 
     ``held`` closes what is opened: the run directory with its lock, ledger and journal, the recorder.
     """
     config, spec = job.config, teacher.spec
-    make_method = _method(job.method, teacher)
+    _require_answers_fit(job.method, teacher)
     _require_estimator(job, spec)
     make_distance(config.student.loss, teacher.label_mode)
     data = evaluation_images(config.evaluation, spec, teacher.num_classes)
-    opened = opened_for(make_method, job.method_config, spec, int(config.budget))
+    pool = open_pool(job, spec)
     nets = build_nets(job, spec, teacher.num_classes, device)
 
     deferred, streams = DeferredChecks(), Streams(config.seed, device)
@@ -138,11 +138,13 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     held.callback(oracle.close)
 
     examination = build_examination(data, oracle, device)
-    examiner = examination.examine if isinstance(examination, HeldBack) else None
-    parts = make_components(job, nets, oracle, streams, deferred, directory.path)
-    if parts.trainer.replay is not None:
-        held.callback(parts.trainer.replay.close)
-    torch.manual_seed(derived_seed(config.seed, "global"))
+    hold_out = examination.examine if isinstance(examination, HeldBack) else None
+    components = build_components(
+        job, nets, oracle, streams, deferred, pool=pool, directory=directory.path, hold_out=hold_out
+    )
+    method = build_method(job, components)
+    if method.students.replay is not None:
+        held.callback(method.students.replay.close)
     recorder = Recorder.open(
         directory.path,
         int(config.budget),
@@ -158,8 +160,8 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
         job=job,
         directory=directory,
         oracle=oracle,
-        method=make_method(job.method_config, replace(parts, examiner=examiner, opened=opened)),
-        trainer=parts.trainer,
+        method=method,
+        trainer=method.students,
         examination=examination,
         recorder=recorder,
         streams=streams,
@@ -177,17 +179,15 @@ def assemble(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     return run
 
 
-def _method(name: str, teacher: Teacher) -> Any:
-    """The method's class. UserError if it cannot learn from what the teacher answers, with those that can."""
-    make_method = METHODS[name].load()
-    kind = teacher.label_mode.kind
-    if kind not in make_method.label_modes:
+def _require_answers_fit(name: str, teacher: Teacher) -> None:
+    """UserError if the method cannot learn from what the teacher answers, with those that can."""
+    label_modes, kind = METHODS[name].load().label_modes, teacher.label_mode.kind
+    if kind not in label_modes:
         able = [other for other, entry in METHODS.items() if kind in entry.load().label_modes]
         raise UserError(
-            f"--method.name {name} needs a teacher that answers {' or '.join(make_method.label_modes)}, this one "
+            f"--method.name {name} needs a teacher that answers {' or '.join(label_modes)}, this one "
             f"answers {teacher.label_mode}; methods that can use it: {', '.join(able)}"
         )
-    return make_method
 
 
 def _require_estimator(job: Job, spec: ImageSpec) -> None:
@@ -199,7 +199,7 @@ def _require_estimator(job: Job, spec: ImageSpec) -> None:
         drafted = replace(drafted, step=1.0 if drafted.space == "lattice" else 1e-3)
     make_estimator(drafted, spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
     if needs_preflight(job.estimator):
-        require_budget(int(job.config.budget), probe_images(job.estimator, spec))
+        require_budget(int(job.config.budget), preflight_images(job.estimator, spec))
 
 
 def build_examination(data: LabelledImages | None, oracle: Oracle, device: torch.device) -> EvaluationSet | HeldBack:

@@ -1,12 +1,12 @@
-"""What a method works with, from a job: networks on their device, students' training, replay, sources.
+"""Networks, students, replay and query sources of a job, and the method that works with them.
 
-Used by whatever runs a method: a run (``dfme.run.build``), the laboratory, the benchmark.
+Used by whatever runs a method: a run (``dfme.run.build``), the benchmarks, the tests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,12 +15,14 @@ from torch import nn
 from dfme.compute import DeferredChecks, require_compiler
 from dfme.config.settings import ExtractConfig, Job
 from dfme.methods import METHODS
-from dfme.methods.base import Parts
+from dfme.methods.base import Components, HoldOut, Method
 from dfme.nets import auto_net, build_net
-from dfme.nets.generators import Generator, GeneratorNet, Several, Transforming
+from dfme.nets.generators import Generator, GeneratorNet, Transforming
 from dfme.oracle.oracle import Oracle
+from dfme.queries.evolution import Evolution
+from dfme.queries.pool import ImageSource
 from dfme.queries.programs import ProceduralImages
-from dfme.queries.sampler import DrawImages
+from dfme.queries.sampler import DrawImages, QuerySampler
 from dfme.randomness import Streams, derived_seed
 from dfme.run.checkpoint import space_for_checkpoints
 from dfme.run.method_checks import keeps_answers, students_of
@@ -30,42 +32,39 @@ from dfme.students.replay import Replay
 from dfme.students.schedule import factor
 from dfme.students.trainer import StudentTrainer
 
-CHUNK = 8_192
-"""Most images in one evaluation of an objective: bounds memory while probing."""
-
 
 @dataclass(frozen=True)
 class Nets:
-    """A job's networks. ``heir``: the fresh one that learns the students' vote, where there is to be one."""
+    """A job's networks. ``fresh``: as many new students, by the number of the round that they are for."""
 
     arch: str
     students: list[nn.Module]
     generator: GeneratorNet | None
-    heir: nn.Module | None
+    fresh: Callable[[int], list[nn.Module]]
 
     @property
     def all(self) -> list[nn.Module]:
-        return [net for net in (*self.students, self.generator, self.heir) if net is not None]
+        return [net for net in (*self.students, self.generator) if net is not None]
 
 
 def build_nets(job: Job, spec: ImageSpec, num_classes: int, device: torch.device) -> Nets:
-    """The students, the generator and the ensemble's heir as the seed initialises them, on their device."""
-    arch, students, heir = build_students(job.config, students_of(job), spec, num_classes, device)
-    return Nets(arch, students, build_generator(job, spec, device), heir)
+    """The students and the generator as the seed initialises them, on their device."""
+    arch, students = build_students(job.config, students_of(job), spec, num_classes, device)
+
+    def fresh(number: int) -> list[nn.Module]:
+        seed = derived_seed(job.config.seed, f"student round {number}")
+        return fresh_nets(arch, spec, num_classes, seed, len(students))
+
+    return Nets(arch, students, build_generator(job, spec, device), fresh)
 
 
 def build_students(
     config: ExtractConfig, count: int, spec: ImageSpec, num_classes: int, device: torch.device
-) -> tuple[str, list[nn.Module], nn.Module | None]:
-    """The architecture, so many students and, where it is planned for, the heir of their vote."""
+) -> tuple[str, list[nn.Module]]:
+    """The architecture and so many students, as the seed initialises them, on their device."""
     arch = auto_net(spec.shape) if config.student.arch == "auto" else config.student.arch
-
-    def fresh(purpose: str, number: int) -> list[nn.Module]:
-        nets = fresh_nets(arch, spec, num_classes, derived_seed(config.seed, purpose), number)
-        return [_place(net, config, device) for net in nets]
-
-    heirs = fresh("heir", 1) if config.student.distil_share else [None]
-    return arch, fresh("student", count), heirs[0]
+    nets = fresh_nets(arch, spec, num_classes, derived_seed(config.seed, "student"), count)
+    return arch, [_place(net, config, device) for net in nets]
 
 
 def fresh_nets(arch: str, spec: ImageSpec, num_classes: int, seed: int, number: int) -> list[nn.Module]:
@@ -81,16 +80,13 @@ def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generato
     if latent_size is None:
         return None
     torch.manual_seed(derived_seed(job.config.seed, "generator"))
-    draw = procedural_images(job, spec)
-
-    def one() -> GeneratorNet:
-        if job.queries.base == "none":
-            return Generator(latent_size, spec)
+    net: GeneratorNet
+    if job.queries.base == "none":
+        net = Generator(latent_size, spec)
+    else:
+        draw = procedural_images(job, spec)
         assert draw is not None
-        return Transforming(latent_size, spec, draw)
-
-    generators = job.queries.generators
-    net = one() if generators == 1 else Several([one() for _ in range(generators)], spec)
+        net = Transforming(latent_size, spec, draw)
     _place(net, job.config, device)
     return net
 
@@ -121,45 +117,68 @@ def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Mo
     return net
 
 
-def make_components(
-    job: Job, nets: Nets, oracle: Oracle, streams: Streams, deferred: DeferredChecks, directory: Path | None = None
-) -> Parts:
-    """What a job's method works with. ``directory``: the run's, for a replay that is kept on disk."""
-    config = job.config
+def build_components(
+    job: Job,
+    nets: Nets,
+    oracle: Oracle,
+    rng: Streams,
+    deferred: DeferredChecks,
+    *,
+    pool: ImageSource | None = None,
+    directory: Path | None = None,
+    hold_out: HoldOut | None = None,
+) -> Components:
+    """All that a job's method works with: the one place where these parts are put together.
+
+    ``pool``: what ``open_pool`` gave. ``directory``: the run's, for a replay that is kept on disk. Global random
+    state is that of the run's ``global`` seed afterwards.
+    """
+    config, spec = job.config, oracle.spec
     distance = make_distance(config.student.loss, oracle.label_mode)
-    replay = _replay(job, oracle.spec, streams, directory)
-    trainer = StudentTrainer(
+    replay = _replay(job, spec, rng, directory)
+    students = StudentTrainer(
         nets.students,
         config.student,
         distance,
         replay,
         lambda: oracle.ledger.share,
         config.schedule,
-        streams["augment"],
+        rng["augment"],
         config.precision,
-        nets.heir,
-        lambda number: fresh_nets(
-            nets.arch,
-            oracle.spec,
-            oracle.num_classes,
-            derived_seed(config.seed, f"student round {number}"),
-            len(nets.students),
-        ),
+        nets.fresh,
     )
-    return Parts(
-        oracle,
-        nets.generator,
-        trainer,
-        streams,
-        deferred,
-        lambda: factor(config.schedule, oracle.ledger.share),
-        CHUNK,
+    evolution = None
+    if job.queries.evolve and replay is not None:
+        evolution = Evolution(replay, oracle.label_mode, oracle.num_classes)
+    batch_size = job.method_config.batch_size
+    draw = procedural_images(job, spec)
+    torch.manual_seed(derived_seed(config.seed, "global"))
+    return Components(
+        oracle=oracle,
+        students=students,
+        generator=nets.generator,
+        queries=QuerySampler(job.queries, spec, nets.generator, draw, students.nets, rng, batch_size, evolution),
+        rng=rng,
+        deferred=deferred,
+        lr_factor=lambda: factor(config.schedule, oracle.ledger.share),
         estimator=job.estimator,
-        queries=job.queries,
-        draw=procedural_images(job, oracle.spec),
+        sources=job.queries,
+        pool=pool,
+        hold_out=hold_out,
         seed=config.seed,
-        place=partial(_place, config=config, device=streams["latent"].device),
     )
+
+
+def build_method(job: Job, components: Components) -> Method:
+    """The job's method."""
+    method: Method = METHODS[job.method].load()(job.method_config, components)
+    return method
+
+
+def open_pool(job: Job, spec: ImageSpec) -> ImageSource | None:
+    """Images that the job's method reads from disk; UserError where they are missing."""
+    pool: ImageSource | None = METHODS[job.method].load().open_pool(job.method_config, spec, int(job.config.budget))
+    return pool
 
 
 def needed_space(job: Job, nets: Nets, teacher: Teacher, directory: Path) -> int:
@@ -179,5 +198,4 @@ def _replay(job: Job, spec: ImageSpec, streams: Streams, directory: Path | None)
         return None
     capacity = min(config.replay_capacity, int(job.config.budget))
     folder = directory / "replay" if directory is not None and config.replay_store == "disk" else None
-    order, precision = config.replay_order, config.replay_precision
-    return Replay(capacity, spec, streams["replay"], order=order, precision=precision, folder=folder)
+    return Replay(capacity, spec, streams["replay"], folder)

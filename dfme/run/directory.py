@@ -86,11 +86,6 @@ class RunDirectory:
         """Whether there is a checkpoint; a run killed before its first starts again from its journal."""
         return os.path.lexists(self.checkpoint) or os.path.lexists(self.previous_checkpoint)
 
-    @property
-    def finished(self) -> bool:
-        """Whether the run came to its end: the summary is written last."""
-        return self.summary.is_file()
-
     def require_space(self, needed: int) -> None:
         """Raise UserError if fewer than ``needed`` bytes are free."""
         free = shutil.disk_usage(self.path).free

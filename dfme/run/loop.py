@@ -31,7 +31,7 @@ SHEET_IMAGES = 64
 CONCLUDING = 50
 """Student steps between two looks at the clock, while nothing is paid for."""
 
-MUST_BE_FINITE = ("student_loss", "replay_loss", "distil_loss", "kl")
+MUST_BE_FINITE = ("student_loss", "replay_loss", "kl")
 """Metrics that are NaN or infinite only when the student's weights are lost."""
 
 
@@ -134,13 +134,14 @@ def _spend(method: Method, ledger: Ledger) -> Metrics | None:
     to answer, asked again, took what the step had counted on.
     """
     answered, failed, left = ledger.useful, ledger.failed, ledger.remaining
+    planned = min(method.cost, left)  # of this step: the next one may cost something else
     try:
         metrics = method.step() if left >= method.cost else method.finish(left)
     except BudgetExhausted:
         if ledger.failed == failed:
             raise
         return None
-    planned, answered = min(method.cost, left), ledger.useful - answered
+    answered = ledger.useful - answered
     if answered != planned:
         raise DfmeError(f"{type(method).__name__} spent {answered} images in a step that costs {planned}")
     return metrics

@@ -15,7 +15,7 @@ from dfme.run.checkpoint import load_checkpoint
 from dfme.run.resume import fitting
 from dfme.run.student_file import load_student
 from dfme.spec import ImageSpec, LabelMode
-from dfme.students.replay import Replay, ReplayOrder
+from dfme.students.replay import Replay
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,9 @@ class Paid:
         return f"{len(self.replay):,} of {self.spent:,} paid answers are kept; not {' and not '.join(reasons)}"
 
 
-def paid_answers(run_dir: Path, rng: torch.Generator | None = None, order: ReplayOrder = "uniform") -> Paid:
+def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> Paid:
     """What the run in ``run_dir`` kept, on the device of ``rng`` (or left on disk, if the run kept it there).
 
-    ``rng`` and ``order`` are those of ``paid.replay``; how hard the items were for the run's own student is left out.
     Raises UserError where the run kept nothing, naming the option that would have, or is no run; RunError for files
     that are damaged or missing.
     """
@@ -70,15 +69,8 @@ def paid_answers(run_dir: Path, rng: torch.Generator | None = None, order: Repla
         assert isinstance(num_classes, int)
         folder = run_dir / "replay" if kept["items"]["kind"] == "disk" else None
         # What never overflowed lies in the order of its numbers, and what did fills its window: both are of this size.
-        replay = Replay(
-            kept["held"],
-            spec,
-            rng or torch.Generator().manual_seed(0),
-            order=order,
-            precision=kept["precision"],
-            folder=folder,
-        )
-        replay.load_state_dict({**kept, "hardness": None})
+        replay = Replay(kept["held"], spec, rng or torch.Generator().manual_seed(0), folder)
+        replay.load_state_dict(kept)
         return Paid(replay, spec, _label_mode(run_dir), num_classes, replay.added, _spent(state), state)
 
 

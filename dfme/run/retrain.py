@@ -48,7 +48,7 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
     gpus = [device] if device.type == "cuda" else []
     with within_memory(device), torch.random.fork_rng(gpus):
         streams = Streams(settings.seed, device)
-        paid = paid_answers(run, streams["replay"], settings.student.replay_order)
+        paid = paid_answers(run, streams["replay"])
         if paid.shortfall is not None:
             tell(paid.shortfall)
         examination = recorded_examination(run, settings, paid, device)
@@ -63,7 +63,7 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
                 **_scores(examination, trainer),
                 "student_arch": arch,
                 "students": len(trainer.nets),
-                "student_steps": trainer.steps_taken,
+                "student_steps": trainer.steps,
                 "wall_seconds": round(seconds, 3),
             }
             summary = _summary(run, settings, paid, examination, device_name(device)) | results
@@ -109,11 +109,11 @@ def _whole_course(student: StudentConfig, steps_of_the_run: int) -> StudentConfi
 def _trainer(settings: ExtractConfig, paid: Paid, streams: Streams, device: torch.device) -> tuple[str, StudentTrainer]:
     config = settings.student
     distance = make_distance(config.loss, paid.label_mode)
-    arch, nets, heir = build_students(settings, max(1, config.count), paid.spec, paid.num_classes, device)
+    arch, nets = build_students(settings, max(1, config.count), paid.spec, paid.num_classes, device)
     torch.manual_seed(derived_seed(settings.seed, "global"))
     augmenting, precision = streams["augment"], settings.precision
     return arch, StudentTrainer(
-        nets, config, distance, paid.replay, lambda: 1.0, settings.schedule, augmenting, precision, heir
+        nets, config, distance, paid.replay, lambda: 1.0, settings.schedule, augmenting, precision
     )
 
 
@@ -125,7 +125,7 @@ def _train(trainer: StudentTrainer, examination: EvaluationSet | HeldBack, tell:
         metrics = numbers(trainer.conclude(at_once))
         scores = examination.score(trainer.delivered)
         agreement = f"  agreement {scores['agreement']:.2%}" if "agreement" in scores else ""
-        loss = next((f"  loss {metrics[name]:.4g}" for name in ("replay_loss", "distil_loss") if name in metrics), "")
+        loss = f"  loss {metrics['replay_loss']:.4g}" if "replay_loss" in metrics else ""
         tell(f"{whole - trainer.left:,} / {whole:,} steps{agreement}{loss}")
     return time.monotonic() - started
 
@@ -137,7 +137,7 @@ def _scores(examination: EvaluationSet | HeldBack, trainer: StudentTrainer) -> d
 
 def _paper(run: Path, settings: ExtractConfig) -> dict[str, Any]:
     """What config.yaml says: the settings, the run's own teacher, and, as the method, whose answers these are."""
-    own: dict[str, Any] = plain(replace(settings, budget=0), "config")
+    own: dict[str, Any] = plain(settings, "config") | {"budget": 0}
     teacher = load_yaml(run / "config.yaml").get("teacher")
     return own | {"teacher": teacher, "method": {"name": "retrain", "run": str(run)}}
 

@@ -150,7 +150,7 @@ class Run:
             },
             "student_arch": self.arch,
             "students": len(self.trainer.nets),
-            "student_steps": self.trainer.steps_taken,
+            "student_steps": self.trainer.steps,
             "wall_seconds": round(seconds, 3),
             "queries_per_second": round(totals.spent / seconds, 1) if seconds else None,
             "device": device_name(self.device),

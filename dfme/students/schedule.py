@@ -39,7 +39,7 @@ def weight_decay(config: StudentConfig, images: int) -> float:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The steps that a student takes: ``during`` the spending, evenly; then ``final`` ones; at last ``distil`` ones.
+    """The steps that a student takes: ``during`` the spending, evenly; then ``final`` ones.
 
     ``during`` of None: one a fresh batch, and a number of replays of it. ``rounds``: the shares of the budget, up to
     1, at which equal parts of the final steps are taken; one round is when the budget has run out.
@@ -47,7 +47,6 @@ class StepPlan:
 
     during: int | None = None
     final: int = 0
-    distil: int = 0
     rounds: tuple[float, ...] = (1.0,)
 
     @staticmethod
@@ -55,11 +54,10 @@ class StepPlan:
         """The plan that a configuration describes."""
         if not config.steps:
             return StepPlan()
-        distil = round(config.steps * config.distil_share)
         if config.rounds:
-            return StepPlan(0, config.steps - distil, distil, config.rounds)
-        final = round(config.steps * config.final_share * (1.0 - config.distil_share))
-        return StepPlan(config.steps - final - distil, final, distil)
+            return StepPlan(0, config.steps, config.rounds)
+        final = round(config.steps * config.final_share)
+        return StepPlan(config.steps - final, final)
 
     @cached_property
     def edges(self) -> list[int]:
@@ -68,7 +66,7 @@ class StepPlan:
         return [before + round(self.final * number / len(self.rounds)) for number in range(len(self.rounds) + 1)]
 
     def owed(self, share: float, steps: int) -> int:
-        """Steps to take, less distillation, before another image is paid for, ``steps`` being taken."""
+        """Steps to take before another image is paid for, ``steps`` being taken."""
         reached = sum(share >= due for due in self.rounds)
         return max(0, self.edges[reached] - steps) if reached else 0
 
@@ -77,7 +75,7 @@ class StepPlan:
         return self.edges[:-1].index(steps) if steps in self.edges[:-1] else -1
 
     def progress(self, share: float, steps: int) -> float:
-        """How far training is, 0 to 1, less distillation: by the share of the budget spent, and of final steps done.
+        """How far training is, 0 to 1: by the share of the budget spent, and of final steps done.
 
         Where all steps are taken in rounds it is how far the round is.
         """

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dfme.compute import Precision, autocast, evaluating
+from dfme.compute import Precision, autocast
 from dfme.config.settings import ScheduleConfig, StudentConfig
 from dfme.students.augment import augment
-from dfme.students.distillation import Distillation
 from dfme.students.ensemble import Ensemble, Vote
 from dfme.students.losses import Distance
-from dfme.students.optimizers import forget_gradients, gradient_norm, make_optimizer, set_options
-from dfme.students.replay import Replay, Sample
+from dfme.students.optimizers import ScheduledOptimizer, gradient_norm, make_optimizer
+from dfme.students.replay import Replay
 from dfme.students.schedule import StepPlan, factor, weight_decay
 
 Metrics = dict[str, Tensor | float | Callable[[], Tensor]]
@@ -32,9 +31,8 @@ class StudentTrainer:
     """One or more students with their optimiser, replay and, if asked for, a moving average of their weights.
 
     Several learn from the same batches, each by its own loss: the sum is minimised by one optimiser. ``share`` is the
-    share of the budget spent, asked before every batch: learning rate and steps are functions of it. ``heir`` is
-    the fresh net that learns their vote at the end, and ``fresh`` gives nets as new as the students were, by the
-    number of the round that they are for: both where the configuration plans for it.
+    share of the budget spent, asked before every batch: learning rate and steps are functions of it. ``fresh`` gives
+    nets as new as the students were, by the number of the round that they are for.
     """
 
     def __init__(
@@ -47,7 +45,6 @@ class StudentTrainer:
         schedule: ScheduleConfig,
         rng: torch.Generator,
         precision: Precision = "fp32",
-        heir: nn.Module | None = None,
         fresh: Fresh | None = None,
     ) -> None:
         self.nets = list(nets)
@@ -62,14 +59,12 @@ class StudentTrainer:
         self._precision = precision
         self._fresh = fresh
         self._whole = self.nets[0] if len(self.nets) == 1 else Ensemble(self.nets)
-        self._optimizer = make_optimizer(self._whole, config)
-        self._parameters = list(self._whole.parameters())
+        self._optimizer = ScheduledOptimizer(make_optimizer(self._whole, config), self._lr_factor)
         self._average = (
             AveragedModel(self._whole, multi_avg_fn=get_ema_multi_avg_fn(config.average), use_buffers=True)
             if config.average
             else None
         )
-        self._distillation = None if heir is None else Distillation(heir, config, self.plan.distil)
 
     def train_afterwards(self, epochs: int, images: int) -> None:
         """Plan so many passes over ``images`` once all of them are paid for, unless the configuration plans steps."""
@@ -83,9 +78,7 @@ class StudentTrainer:
 
     @property
     def delivered(self) -> nn.Module:
-        """The net a run delivers: the one that has learnt the vote, else the first student, averaged if asked for."""
-        if self._distillation is not None and self._distillation.done:
-            return self._distillation.net
+        """The net a run delivers: the first student, averaged if asked for."""
         return self._settled()[0]
 
     @property
@@ -103,8 +96,7 @@ class StudentTrainer:
         """Steps still to take once the budget has run out."""
         if self.plan.during is None or self.replay is None or not len(self.replay):
             return 0
-        distil = 0 if self._distillation is None else self._distillation.left
-        return max(0, self.plan.during + self.plan.final - self.steps) + distil
+        return max(0, self.plan.during + self.plan.final - self.steps)
 
     @property
     def owed(self) -> int:
@@ -112,11 +104,6 @@ class StudentTrainer:
         if self._share() >= 1:
             return self.left
         return self.plan.owed(self._share(), self.steps) if self.replay is not None and len(self.replay) else 0
-
-    @property
-    def steps_taken(self) -> int:
-        """Optimiser steps of each student so far, and those of the heir."""
-        return self.steps + (0 if self._distillation is None else self._distillation.done)
 
     def learn(self, images_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
         """The steps that a fresh batch is worth, the first on itself. Returns the last losses.
@@ -134,20 +121,12 @@ class StudentTrainer:
         return metrics
 
     def conclude(self, most: int) -> Metrics:
-        """Up to ``most`` of the steps that are ``owed``: on all that is held, then those of the heir on the vote."""
+        """Up to ``most`` of the steps that are ``owed``, on all that is held."""
         metrics = self._begin()
-        due = self.plan.owed(self._share(), self.steps)
-        if due:
-            for _ in range(min(most, due)):
-                self._renew(self.plan.begun(self.steps))
-                metrics |= self._begin() | self._rehearse(1)
-        elif self._distillation is not None and self.replay is not None:
-            vote = self.vote
-            assert vote is not None, "one student has no vote to learn"
-            with evaluating(vote):
-                for _ in range(min(most, self._distillation.left)):
-                    metrics["distil_loss"] = self._distillation.step(self._again().images_BCHW, vote)
-        metrics["student_steps"] = self.steps_taken
+        for _ in range(min(most, self.plan.owed(self._share(), self.steps))):
+            self._renew(self.plan.begun(self.steps))
+            metrics |= self._begin() | self._rehearse(1)
+        metrics["student_steps"] = self.steps
         return metrics
 
     def _settled(self) -> list[nn.Module]:
@@ -158,10 +137,12 @@ class StudentTrainer:
         return list(whole.members) if isinstance(whole, Ensemble) else [whole]
 
     def _begin(self) -> Metrics:
-        lr = self._config.lr * factor(self._schedule, self.progress)
         held = 0 if self.replay is None else len(self.replay)
-        set_options(self._optimizer, lr=lr, weight_decay=weight_decay(self._config, held))
-        return {"student_grad_norm": partial(gradient_norm, self._whole), "student_lr": lr}
+        self._optimizer.set_weight_decay(weight_decay(self._config, held))
+        return {"student_grad_norm": partial(gradient_norm, self._whole), "student_lr": self._optimizer.lr}
+
+    def _lr_factor(self) -> float:
+        return factor(self._schedule, self.progress)
 
     def _renew(self, number: int) -> None:
         """As a round begins, but for the first: the students in part anew, the optimiser and the average wholly."""
@@ -170,7 +151,7 @@ class StudentTrainer:
         assert self._fresh is not None, "rounds need fresh nets"
         for net, fresh in zip(self.nets, self._fresh(number), strict=True):
             shrink_and_perturb(net, fresh, self._config.shrink)
-        self._optimizer.state.clear()
+        self._optimizer.forget_moments()
         if self._average is not None:
             self._average.n_averaged.zero_()
 
@@ -184,16 +165,9 @@ class StudentTrainer:
         loss_B = None
         for _ in range(steps):
             assert self.replay is not None
-            images_BCHW, answers, slots_B = self._again()
-            loss_B = self._step(images_BCHW, answers)
-            self.replay.note(slots_B, loss_B)
+            images_BCHW, answers = self.replay.sample(self._config.replay_batch)
+            loss_B = self._step(augment(images_BCHW, self._config.augment, self._rng), answers)
         return {} if loss_B is None else {"replay_loss": loss_B.mean()}
-
-    def _again(self) -> Sample:
-        """A batch of what is held, with another look at each image where that is free."""
-        assert self.replay is not None
-        sample = self.replay.sample(self._config.replay_batch)
-        return sample._replace(images_BCHW=augment(sample.images_BCHW, self._config.augment, self._rng))
 
     def _step(self, images_BCHW: Tensor, answers: Tensor) -> Tensor:
         """One step of every student; its loss on each image (B,), mean over the students."""
@@ -202,7 +176,7 @@ class StudentTrainer:
             images_BCHW, targets = torch.cat([images_BCHW] * 2), torch.cat([targets] * 2)
         if not self._whole.training:  # walking the modules of a net for nothing costs a hundredth of a small one's step
             self._whole.train()
-        forget_gradients(self._parameters)
+        self._optimizer.zero_grad()
         with autocast(images_BCHW.device, self._precision):
             scores = self._whole(images_BCHW)
         losses_B = self._losses(scores.float(), targets)
@@ -225,7 +199,6 @@ class StudentTrainer:
             "optimizer": self._optimizer.state_dict(),
             "average": None if self._average is None else self._average.state_dict(),
             "replay": None if self.replay is None else self.replay.state_dict(),
-            "distillation": None if self._distillation is None else self._distillation.state_dict(),
             "steps": self.steps,
         }
 
@@ -236,9 +209,6 @@ class StudentTrainer:
             self._average.load_state_dict(state["average"])
         if self.replay is not None:
             self.replay.load_state_dict(state["replay"])
-        distilled = state["distillation"]
-        if self._distillation is not None:
-            self._distillation.load_state_dict(distilled)
         self.steps = state["steps"]
 
 

@@ -53,6 +53,7 @@ def test_unknown_names_are_refused(name: str, says: str) -> None:
         load_dataset(name, "test")
 
 
+@pytest.mark.integration
 def test_names_are_checked_without_torch() -> None:
     code = (
         "import sys; from dfme.data import check_dataset; from dfme.errors import UserError\n"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from fuzzing import LAUGHS, saved, sealed, with_header
 from report_runs import SUMMARY
@@ -24,6 +25,8 @@ from dfme.run.student_file import save_student
 from dfme.spec import ImageSpec
 from teachers.local.card import Card
 from teachers.local.weights import save_weights
+
+pytestmark = pytest.mark.integration
 
 HUGE = 10**12
 SPARE = 2 << 30

@@ -26,7 +26,7 @@ def test_opening_cuts_a_torn_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [4, 6, 9])
 def test_an_append_that_does_not_fit_is_taken_back(tmp_path: Path, limit: int) -> None:
-    file = AppendFile(tmp_path / "log", fsync=True)
+    file = AppendFile(tmp_path / "log")
     file.append(b"1234")
     with file_size_limit(limit), pytest.raises(RunError, match=r"cannot write .*log: File too large"):
         file.append(b"567", b"890")

@@ -15,7 +15,7 @@ import dfme
 from dfme.config.settings import ExtractConfig, Job, QueriesConfig, TeacherConfig
 from dfme.methods.configs import DfmsConfig
 from dfme.methods.gan import CrossEntropy
-from dfme.methods.generator_losses import diversity, seen_by
+from dfme.methods.generator_losses import class_diversity, predict
 from dfme.queries.pool import Passes, Pool
 from dfme.run.loop import numbers
 from dfme.run.method_checks import method_problems
@@ -42,7 +42,7 @@ def begun(budget=1_000, seed=0, mode="probabilities", student=None, **options):
 
 def contrast(method) -> float:
     """How much brighter the upper half of what is generated is."""
-    images_BCHW = method._generating.images(256)
+    images_BCHW = method.generate(256)
     return (images_BCHW[:, :, :4].mean() - images_BCHW[:, :, 4:].mean()).item()
 
 
@@ -60,12 +60,12 @@ def test_the_gans_losses_are_binary_cross_entropies():
 
 def test_the_discriminator_learns_to_tell_them_apart(halves):
     _, _, method = begun(proxy=halves, discriminator_lr=2e-3)
-    losses = [numbers(method._discriminate())["discriminator_loss"] for _ in range(20)]
+    losses = [numbers(method.discriminator_step())["discriminator_loss"] for _ in range(20)]
     assert losses[0] > 1
     assert losses[-1] < 0.3
     real_BCHW = method._passes.draw(20, torch.Generator().manual_seed(0))
     with torch.no_grad():
-        assert (method._adversary.net(real_BCHW) > 0).all()
+        assert (method._discriminator.net(real_BCHW) > 0).all()
 
 
 def test_the_gan_comes_first_asks_nothing_and_makes_images_like_the_proxies(halves):
@@ -88,7 +88,7 @@ def test_a_warm_up_of_the_budget_does_not_hold_the_gan_back():
     method.prepare()
     after = [parameter.detach().clone() for parameter in parts.generator.parameters()]
     assert any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
-    method._by_students()
+    method.generator_step(pays=False)
     assert all(torch.equal(*pair) for pair in zip(after, parts.generator.parameters(), strict=True))
 
 
@@ -105,7 +105,7 @@ def test_proxies_are_paid_for_first_each_once_then_what_is_generated(halves, mod
         metrics = numbers(method.step())
         assert teacher.images == parts.oracle.ledger.spent_by_purpose["student"] == 16 * step
         assert ("generator_loss" in metrics) == ("discriminator_loss" in metrics) == (step > 2)
-    images = torch.cat([images for images, _ in parts.trainer.replay.batches(64)])
+    images = torch.cat([images for images, _ in parts.students.replay.batches(64)])
     assert len(images) == 64, "the toys' replay holds so many"
     assert method._proxy.remaining == 40 - 32
     assert any(not torch.equal(*pair) for pair in zip(generator, parts.generator.parameters(), strict=True))
@@ -116,7 +116,7 @@ def test_the_proxies_answers_are_those_of_distinct_images(halves):
     _, parts, method = begun(160, proxy=halves, proxy_share=0.2, student={"replay_steps": 1})
     for _ in range(2):
         method.step()
-    images, answers = next(parts.trainer.replay.batches(64))
+    images, answers = next(parts.students.replay.batches(64))
     assert len(images.unique(dim=0)) == 32
     assert images[:, :, :4].min() > images[:, :, 4:].max()
     assert torch.equal(answers, LinearTeacher(SPEC)(images))
@@ -152,14 +152,14 @@ def test_the_generators_loss_is_the_formula(later_from, weight):
     _, parts, method = begun(diversity=3.0, diversity_later=40.0, later_from=later_from, adversarial=2.0)
     u = torch.randn(8, 1, 8, 8)
     x = parts.generator.squash(u)
-    scores = parts.trainer.net.eval()(x)
+    scores = parts.students.net.eval()(x)
     mean = scores.softmax(1).mean(0)
-    found_out = binary_cross_entropy_with_logits(method._adversary.net(x), torch.ones(8, 1))
+    found_out = binary_cross_entropy_with_logits(method._discriminator.net(x), torch.ones(8, 1))
     expected = found_out + weight * (mean * mean.log()).sum()
-    torch.testing.assert_close(method._loss(u), expected)
+    torch.testing.assert_close(method.generator_loss(u), expected)
     answers = LinearTeacher(SPEC)(x)
-    apart = parts.trainer.distance(scores, answers).mean()
-    torch.testing.assert_close(method._loss(u, answers), expected - 2 * apart)
+    apart = parts.students.distance(scores, answers).mean()
+    torch.testing.assert_close(method.generator_loss(u, answers), expected - 2 * apart)
 
 
 def test_the_class_term_spreads_the_generator_over_the_classes():
@@ -168,11 +168,11 @@ def test_the_class_term_spreads_the_generator_over_the_classes():
 
     def unevenness() -> float:
         with torch.no_grad():
-            return diversity(seen_by(parts.trainer.nets, parts.generator.squash(parts.generator(z)))).item()
+            return class_diversity(predict(parts.students.nets, parts.generator.squash(parts.generator(z)))).item()
 
     before = unevenness()
     for _ in range(20):
-        method._by_students()
+        method.generator_step(pays=False)
     assert unevenness() < before - 0.5 * (before + math.log(3))
 
 
@@ -183,16 +183,16 @@ def test_the_answers_term_costs_nothing_more_and_drives_the_student_from_the_tea
     teacher.weight.zero_()
     method.step()
     assert teacher.images == method.cost == 128
-    parts.trainer.learn = lambda *_: {}
+    parts.students.learn = lambda *_: {}
     z = torch.randn(256, 8, generator=torch.Generator().manual_seed(5))
 
     def disagreement() -> float:
         with torch.no_grad():
-            return parts.trainer.net.eval()(parts.generator.squash(parts.generator(z))).abs().mean().item()
+            return parts.students.net.eval()(parts.generator.squash(parts.generator(z))).abs().mean().item()
 
     before = disagreement()
     for _ in range(20):
-        method._by_answers()
+        method.generator_step(pays=True)
     assert disagreement() > 1.3 * before
 
 
@@ -224,16 +224,16 @@ def test_k_steps_a_round_trip_and_the_rest_are_n_steps_bit_for_bit(halves, steps
             method.step()
     teacher, parts, second = begun(160, seed=9, **options)
     second.load_state_dict(first.state_dict())
-    parts.trainer.load_state_dict(first_parts.trainer.state_dict())
-    parts.streams.load_state_dict(first_parts.streams.state_dict())
+    parts.students.load_state_dict(first_parts.students.state_dict())
+    parts.rng.load_state_dict(first_parts.rng.state_dict())
     parts.oracle.ledger.charge(16 * steps, "student")
     assert second.prepare() == (), "the GAN is not trained again"
     for method in (whole, second):
         for _ in range(3):
             method.step()
     assert teacher.images == 3 * 16
-    nets = [(whole_parts.trainer.net, parts.trainer.net), (whole_parts.generator, parts.generator)]
-    for mine, theirs in (*nets, (whole._adversary.net, second._adversary.net)):
+    nets = [(whole_parts.students.net, parts.students.net), (whole_parts.generator, parts.generator)]
+    for mine, theirs in (*nets, (whole._discriminator.net, second._discriminator.net)):
         for name, value in mine.state_dict().items():
             assert torch.equal(value, theirs.state_dict()[name]), name
 

@@ -55,20 +55,20 @@ def spend(method, parts, steps=math.inf):
 @pytest.mark.parametrize("mode", ["probabilities", "logits", "top_k:2", "label"])
 def test_every_image_is_paid_for_once_and_learnt_from_afterwards(pool, mode):
     teacher, parts, method = begun(pool, budget=37, mode=mode)
-    before = {name: value.clone() for name, value in parts.trainer.net.state_dict().items()}
+    before = {name: value.clone() for name, value in parts.students.net.state_dict().items()}
     spend(method, parts)
     assert method.cost == 8
     assert teacher.images == parts.oracle.ledger.spent_by_purpose["student"] == 37
     greys = torch.cat(teacher.asked)[:, 0, 0, 0].mul(255).round()
     assert len(greys.unique()) == 37
     assert greys.tolist() != sorted(greys.tolist()), "in random order"
-    assert all(torch.equal(value, before[name]) for name, value in parts.trainer.net.state_dict().items())
-    assert parts.trainer.left == 3 * 5, "3 passes over 37 images, 8 at a time"
-    while parts.trainer.left:
-        assert math.isfinite(parts.trainer.conclude(4)["replay_loss"])
-    assert parts.trainer.steps_taken == 15
-    assert parts.trainer.progress == 1
-    assert any(not torch.equal(value, before[name]) for name, value in parts.trainer.net.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in parts.students.net.state_dict().items())
+    assert parts.students.left == 3 * 5, "3 passes over 37 images, 8 at a time"
+    while parts.students.left:
+        assert math.isfinite(parts.students.conclude(4)["replay_loss"])
+    assert parts.students.steps_taken == 15
+    assert parts.students.progress == 1
+    assert any(not torch.equal(value, before[name]) for name, value in parts.students.net.state_dict().items())
 
 
 def test_it_learns_the_teacher_from_other_images(tmp_path):
@@ -77,15 +77,15 @@ def test_it_learns_the_teacher_from_other_images(tmp_path):
     parts = make_parts(LinearTeacher(SPEC, mode="logits"), 64, keeps=True, weight_decay=0.0)
     method = make_method("knockoff", parts, pool=str(tmp_path / "noise.npz"), epochs=60)
     spend(method, parts)
-    images, answers = next(parts.trainer.replay.batches(64))
+    images, answers = next(parts.students.replay.batches(64))
 
     def loss():
         with torch.no_grad():
-            return parts.trainer.distance(parts.trainer.net.train()(images), answers).mean().item()
+            return parts.students.distance(parts.students.net.train()(images), answers).mean().item()
 
     before = loss()
-    while parts.trainer.left:
-        parts.trainer.conclude(50)
+    while parts.students.left:
+        parts.students.conclude(50)
     assert loss() < 0.5 * before
 
 
@@ -95,20 +95,20 @@ def test_taken_up_anywhere_it_ends_as_if_never_left(pool, steps, concluded):
     concluded = concluded if steps == 5 else 0
     _, whole_parts, whole = begun(pool)
     spend(whole, whole_parts)
-    whole_parts.trainer.conclude(100)
+    whole_parts.students.conclude(100)
     _, first_parts, first = begun(pool)
     spend(first, first_parts, steps)
-    first_parts.trainer.conclude(concluded)
+    first_parts.students.conclude(concluded)
     teacher, parts, second = begun(pool, seed=9)
     second.load_state_dict(first.state_dict())
-    parts.trainer.load_state_dict(first_parts.trainer.state_dict())
-    parts.streams.load_state_dict(first_parts.streams.state_dict())
+    parts.students.load_state_dict(first_parts.students.state_dict())
+    parts.rng.load_state_dict(first_parts.rng.state_dict())
     parts.oracle.ledger.charge(8 * steps, "student")
     spend(second, parts)
     assert teacher.images == 40 - 8 * steps
-    parts.trainer.conclude(100)
-    for name, value in whole_parts.trainer.net.state_dict().items():
-        assert torch.equal(value, parts.trainer.net.state_dict()[name]), name
+    parts.students.conclude(100)
+    for name, value in whole_parts.students.net.state_dict().items():
+        assert torch.equal(value, parts.students.net.state_dict()[name]), name
 
 
 @pytest.mark.parametrize(
@@ -118,18 +118,18 @@ def test_taken_up_anywhere_it_ends_as_if_never_left(pool, steps, concluded):
 def test_steps_that_the_student_plans_are_taken_instead(pool, student, during, in_all):
     _, parts, method = begun(pool, **student)
     spend(method, parts)
-    assert parts.trainer.steps == during
-    parts.trainer.conclude(100)
-    assert parts.trainer.steps == in_all
+    assert parts.students.steps == during
+    parts.students.conclude(100)
+    assert parts.students.steps == in_all
 
 
 def test_a_pool_smaller_than_the_budget_is_refused_with_what_would_do(pool):
     with pytest.raises(UserError, match="has 40 images, but the budget asks for 41") as refused:
-        Knockoff.open(KnockoffConfig(pool=pool), SPEC, 41)
+        Knockoff.open_pool(KnockoffConfig(pool=pool), SPEC, 41)
     for alternative in ("--budget to 40", "larger data set or folder", "procedural"):
         assert alternative in str(refused.value)
-    assert len(Knockoff.open(KnockoffConfig(pool=pool), SPEC, 40)) == 40
-    assert Knockoff.open(KnockoffConfig(), SPEC, 10**9).size is None
+    assert len(Knockoff.open_pool(KnockoffConfig(pool=pool), SPEC, 40)) == 40
+    assert Knockoff.open_pool(KnockoffConfig(), SPEC, 10**9).size is None
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def test_a_deleted_journal_starts_afresh_where_the_checkpoint_says(tmp_path: Pat
 
 
 def test_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, fsync=True)
+    journal = Journal(tmp_path)
     journal.append(record(1))
     size = (tmp_path / "000000.bin").stat().st_size
     with file_size_limit(size + 50), pytest.raises(RunError, match=r"000000.bin"):

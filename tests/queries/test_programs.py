@@ -283,6 +283,7 @@ def test_unknown_programs_are_refused(names: list[str], says: str) -> None:
         ProceduralImages(ImageSpec((1, 8, 8)), names)
 
 
+@pytest.mark.integration
 def test_names_are_checked_without_torch() -> None:
     code = (
         "import sys; from dfme.queries.names import check_pool, check_programs; import dfme.queries.programs\n"

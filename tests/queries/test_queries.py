@@ -1,11 +1,11 @@
-"""What is paid for with the student: shares, choice, bases and several generators, on images that tell their source."""
+"""What is paid for with the student: shares, choice and bases, on images that tell their source."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from dfme.config.settings import QueriesConfig
-from dfme.nets.generators import Generator, Several, Transforming
+from dfme.nets.generators import Generator, Transforming
 from dfme.queries.sampler import QuerySampler
 from dfme.randomness import Streams
 from dfme.spec import ImageSpec
@@ -110,24 +110,3 @@ def test_a_transforming_generator_learns_and_sees_its_base():
     nn.init.normal_(net.last.weight)
     shift = net(latent) - latent[:, 5:].unflatten(1, (1, 8, 8))
     assert shift.flatten(1).std(dim=0).min() > 1e-3  # another change for another base
-
-
-def test_several_generators_each_make_their_part():
-    torch.manual_seed(1)
-    members = [Generator(4, SPEC) for _ in range(3)]
-    net = Several(members, SPEC)
-    latent = net.draw(10, rng())
-    u_BCHW = net(latent)
-    for member in members:  # as they were: their running statistics have moved, what they give in train mode has not
-        member.train()
-    parts = [member(part) for member, part in zip(members, latent.split([4, 3, 3]), strict=True)]
-    assert torch.allclose(u_BCHW, torch.cat(parts), atol=1e-6)
-
-
-def test_several_generators_are_watched_as_one():
-    net = Several([Generator(4, SPEC) for _ in range(3)], SPEC)
-    latent = net.draw(9, rng())
-    with net.watched() as read:
-        net(latent)
-        net(latent)
-    assert [tuple(features.shape) for features in read] == [(9, 64, 8, 8)] * 2

@@ -1,4 +1,4 @@
-"""Choosing what to pay for: usefulness by hand, balance and ceiling on candidates whose order is known."""
+"""Choosing what to pay for: usefulness by hand, balance on candidates whose order is known."""
 
 import math
 
@@ -13,8 +13,8 @@ def usefulness(scores_ENK: Tensor, by: choice.By) -> Tensor:
     return choice.usefulness(scores_ENK, by, torch.Generator().manual_seed(0))
 
 
-def choose(scores_ENK: Tensor, count: int, by: choice.By, *, balance: bool, ceiling: float) -> Tensor:
-    return choice.choose(scores_ENK, count, by, balance, ceiling, torch.Generator().manual_seed(0))
+def choose(scores_ENK: Tensor, count: int, by: choice.By, *, balance: bool) -> Tensor:
+    return choice.choose(scores_ENK, count, by, balance, torch.Generator().manual_seed(0))
 
 
 def scores_of(*probabilities: list[float]) -> Tensor:
@@ -37,37 +37,29 @@ def test_disagreement_is_the_deviation_between_students():
 
 def test_the_most_uncertain_are_chosen_in_the_order_they_came():
     scores_ENK = scores_of([0.99, 0.01], [0.5, 0.5], [0.8, 0.2], [0.6, 0.4])
-    assert choose(scores_ENK, 2, "entropy", balance=False, ceiling=1.0).tolist() == [1, 3]
-    assert choose(scores_ENK, 3, "entropy", balance=False, ceiling=1.0).tolist() == [1, 2, 3]
-    assert choose(scores_ENK, 4, "entropy", balance=False, ceiling=1.0).tolist() == [0, 1, 2, 3]
+    assert choose(scores_ENK, 2, "entropy", balance=False).tolist() == [1, 3]
+    assert choose(scores_ENK, 3, "entropy", balance=False).tolist() == [1, 2, 3]
+    assert choose(scores_ENK, 4, "entropy", balance=False).tolist() == [0, 1, 2, 3]
 
 
 def test_balance_gives_every_class_its_turn_and_a_rare_one_all_it_has():
     """Class 0 has the six most uncertain candidates, class 1 two surer ones, class 2 one."""
     uncertain = [[0.4 + 0.01 * step, 0.3, 0.3 - 0.01 * step] for step in range(6)]
     scores_ENK = scores_of(*uncertain, [0.1, 0.8, 0.1], [0.1, 0.85, 0.05], [0.05, 0.05, 0.9])
-    assert choose(scores_ENK, 3, "entropy", balance=True, ceiling=1.0).tolist() == [0, 6, 8]
-    assert choose(scores_ENK, 7, "entropy", balance=True, ceiling=1.0).tolist() == [0, 1, 2, 3, 6, 7, 8]
-    assert choose(scores_ENK, 3, "entropy", balance=False, ceiling=1.0).tolist() == [0, 1, 2]
-
-
-def test_a_ceiling_comes_before_usefulness():
-    """With three classes a vote of .55 can have less entropy than one of .6: the ceiling looks at the vote."""
-    sharp, flat = [0.55, 0.45, 0.0], [0.6, 0.2, 0.2]
-    assert choose(scores_of(sharp, flat), 1, "entropy", balance=False, ceiling=1.0).tolist() == [1]
-    assert choose(scores_of(sharp, flat), 1, "entropy", balance=False, ceiling=0.57).tolist() == [0]
-    assert choose(scores_of(sharp, flat), 2, "entropy", balance=False, ceiling=0.57).tolist() == [0, 1]
+    assert choose(scores_ENK, 3, "entropy", balance=True).tolist() == [0, 6, 8]
+    assert choose(scores_ENK, 7, "entropy", balance=True).tolist() == [0, 1, 2, 3, 6, 7, 8]
+    assert choose(scores_ENK, 3, "entropy", balance=False).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("balance", [False, True])
 def test_equal_candidates_are_still_chosen_once_each(balance):
-    chosen = choose(torch.zeros(2, 50, 4), 20, "disagreement", balance=balance, ceiling=0.5)
+    chosen = choose(torch.zeros(2, 50, 4), 20, "disagreement", balance=balance)
     assert len(set(chosen.tolist())) == 20
 
 
 def test_without_a_measure_only_balance_chooses():
     """Nine of ten candidates are of one class; half of those chosen are, and they are not simply the first."""
     scores_ENK = scores_of(*[[0.9, 0.1]] * 90, *[[0.1, 0.9]] * 10)
-    chosen = choose(scores_ENK, 20, "random", balance=True, ceiling=1.0).tolist()
+    chosen = choose(scores_ENK, 20, "random", balance=True).tolist()
     assert sum(index >= 90 for index in chosen) == 10
     assert chosen[:10] != list(range(10))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from matplotlib import image as pictures
 from report_runs import SUMMARY, charge, lines, make_run, page_of, read_page
+from tiers import exhaustive
 
 from dfme.errors import RunError, UserError
 from dfme.report import write_report
@@ -51,10 +52,10 @@ def test_the_page_carries_its_pictures_and_refers_to_nothing_else(finished: Path
     assert "@import" not in (finished / "report.html").read_text()
 
 
-@pytest.mark.parametrize(("channels", "log_queries"), [(1, True), (3, False)])
-def test_pictures_are_wide_enough_for_print_and_not_blank(tmp_path: Path, channels: int, log_queries: bool) -> None:
+@pytest.mark.parametrize("channels", [3, *exhaustive(1)])
+def test_pictures_are_wide_enough_for_print_and_not_blank(tmp_path: Path, channels: int) -> None:
     run = make_run(tmp_path / "run", channels=channels)
-    write_report(run, log_queries=log_queries)
+    write_report(run)
     for name in ("curve.png", "losses.png", "samples.png"):
         picture = pictures.imread(run / name)  # (H, W, RGBA) within 0 and 1
         assert picture.shape[1] >= 1_200
@@ -197,6 +198,7 @@ def test_no_run_and_damaged_files_are_explained(tmp_path: Path) -> None:
         write_report(run)
 
 
+@pytest.mark.integration
 def test_the_report_needs_no_torch(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     code = (

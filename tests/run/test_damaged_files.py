@@ -10,6 +10,7 @@ import pytest
 import small_runs
 from damage import DAMAGES, file_size_limit
 from small_runs import BATCH, BUDGET, Metered, clone, ctrl_c, queries, student
+from tiers import exhaustive, exhaustive_rows
 
 from dfme.errors import RunError, UserError
 
@@ -20,7 +21,10 @@ def _no_pictures() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+TELLING = ["checkpoint, a bit", "journal, a bit", "ledger, a line gone", "metrics, a line broken"]
+
+
+@pytest.mark.parametrize("damage", [*TELLING, *exhaustive(*(name for name in DAMAGES if name not in TELLING))])
 def test_damage_is_explained_and_nothing_is_asked(damage: str, cut_short: tuple[Path, int], whole: Path) -> None:
     """And the refused attempt does no harm: with the file restored, the run ends as if nothing had happened."""
     out, served = cut_short
@@ -80,7 +84,11 @@ def test_a_journal_that_is_gone_is_paid_again_and_called_lost(cut_short: tuple[P
 
 @pytest.mark.parametrize(
     ("size", "file"),
-    [(20, "config.yaml"), (1_500, "000000.bin"), (10_000, "000000.bin"), (86_000, "checkpoint.pt")],
+    [
+        (20, "config.yaml"),
+        (86_000, "checkpoint.pt"),
+        *exhaustive_rows([(1_500, "000000.bin"), (10_000, "000000.bin")]),
+    ],
 )
 def test_no_space_left_is_one_line_and_the_run_goes_on_later(size: int, file: str, tmp_path: Path, whole: Path) -> None:
     out, first, second = tmp_path / "run", Metered(), Metered()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from small_runs import BUDGET, Metered, break_down, clone, ctrl_c, no_pictures
+from tiers import exhaustive
 from torch import Tensor
 
 from dfme.errors import RunError, TeacherError, UserError
@@ -54,7 +55,7 @@ def everything(paid: Paid) -> tuple[Tensor, Tensor]:
     return torch.cat(images), torch.cat(answers)
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
+@pytest.mark.parametrize("store", ["disk", *exhaustive("memory")])
 def test_all_that_was_paid_for_comes_back_in_order(store: str, tmp_path: Path) -> None:
     teacher = finished(tmp_path / "run", replay_store=store)
     paid = paid_answers(tmp_path / "run")
@@ -66,7 +67,7 @@ def test_all_that_was_paid_for_comes_back_in_order(store: str, tmp_path: Path) -
     assert (tmp_path / "run" / "replay").is_dir() == (store == "disk")
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
+@pytest.mark.parametrize("store", ["disk", *exhaustive("memory")])
 def test_a_smaller_window_holds_the_last_in_order_and_says_so(store: str, tmp_path: Path) -> None:
     teacher = finished(tmp_path / "run", replay_store=store, replay_capacity=70)
     paid = paid_answers(tmp_path / "run")
@@ -83,16 +84,10 @@ def test_what_served_other_ends_is_counted(tmp_path: Path) -> None:
 
 
 def test_draws_follow_the_generator_that_is_given(tmp_path: Path) -> None:
-    finished(tmp_path / "run", replay_order="hard")
-    draws = [
-        paid_answers(tmp_path / "run", torch.Generator().manual_seed(seed), order).replay.sample(20).slots_B
-        for seed, order in ((3, "uniform"), (3, "uniform"), (4, "uniform"), (3, "hard"))
-    ]
-    assert torch.equal(draws[0], draws[1])
-    assert torch.equal(draws[0], torch.randint(BUDGET, (20,), generator=torch.Generator().manual_seed(3)))
-    assert not torch.equal(draws[0], draws[2])
-    expected = torch.randint(BUDGET, (40,), generator=torch.Generator().manual_seed(3))[:20]
-    assert torch.equal(draws[3], expected), "nothing is known yet of how hard an item is"
+    finished(tmp_path / "run")
+    paid = paid_answers(tmp_path / "run", torch.Generator().manual_seed(3))
+    place_B = torch.randint(BUDGET, (20,), generator=torch.Generator().manual_seed(3))
+    assert torch.equal(paid.replay.sample(20)[0], everything(paid)[0][place_B])
 
 
 def test_labels_come_back_as_labels(tmp_path: Path) -> None:
@@ -138,10 +133,10 @@ def test_an_unfinished_run_says_what_it_has_and_how_it_was_answered(tmp_path: Pa
     assert paid_answers(out).label_mode == LabelMode("probabilities", decimals=4)
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
+@pytest.mark.parametrize("store", ["disk", *exhaustive("memory")])
 def test_an_interrupted_run_ends_as_if_nothing_had_happened(store: str, tmp_path: Path) -> None:
     """And what it kept is what one undisturbed kept, byte for byte on disk."""
-    options: dict[str, Any] = {"student": STUDENT | {"replay_store": store, "replay_order": "hard"}, **DIGITS}
+    options: dict[str, Any] = {"student": STUDENT | {"replay_store": store}, **DIGITS}
     assert clone(tmp_path / "whole", Recording(), **options).finished
     assert not clone(tmp_path / "run", Recording(at={7: ctrl_c}), **options).finished
     with pytest.raises(TeacherError, match="gone"):

@@ -17,6 +17,7 @@ import small_runs
 import torch
 from processes import Bench
 from small_runs import BATCH, BUDGET, Metered, clone, ctrl_c, queries, student
+from tiers import exhaustive
 
 import dfme
 from dfme.cli.main import main
@@ -94,7 +95,7 @@ def test_wall_time_adds_up_over_the_sessions_and_leaves_out_the_pause(tmp_path: 
 # Budgets
 
 
-@pytest.mark.parametrize("budget", [1, 255, 256, 257, 1_000, 1_792, 3_584])
+@pytest.mark.parametrize("budget", [1, 257, 1_792, *exhaustive(255, 256, 1_000, 3_584)])
 def test_the_budget_is_spent_to_the_last_image_by_the_teachers_own_count(budget: int, tmp_path: Path) -> None:
     teacher = Metered()
     result = dfme.extract(

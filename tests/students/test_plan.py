@@ -14,16 +14,15 @@ SPEC = ImageSpec((1, 8, 8))
 @pytest.mark.parametrize(
     ("config", "plan"),
     [
-        (StudentConfig(), StepPlan(None, 0, 0)),
-        (StudentConfig(steps=100), StepPlan(100, 0, 0)),
-        (StudentConfig(steps=100, final_share=0.25), StepPlan(75, 25, 0)),
-        (StudentConfig(steps=100, final_share=1.0), StepPlan(0, 100, 0)),
-        (StudentConfig(steps=100, final_share=0.5, distil_share=0.2), StepPlan(40, 40, 20)),
+        (StudentConfig(), StepPlan(None, 0)),
+        (StudentConfig(steps=100), StepPlan(100, 0)),
+        (StudentConfig(steps=100, final_share=0.25), StepPlan(75, 25)),
+        (StudentConfig(steps=100, final_share=1.0), StepPlan(0, 100)),
     ],
 )
 def test_a_plan_adds_up_to_the_steps(config, plan):
     assert StepPlan.of(config) == plan
-    assert (plan.during or 0) + plan.final + plan.distil == config.steps
+    assert (plan.during or 0) + plan.final == config.steps
 
 
 def test_progress_runs_from_zero_to_one_over_budget_and_final_steps():
@@ -85,19 +84,3 @@ def test_all_steps_may_come_last():
     trainer.conclude(20)
     assert trainer.left == 0
     assert any(not torch.equal(a, b) for a, b in zip(before, trainer.net.parameters(), strict=True))
-
-
-def test_the_heir_learns_the_vote_of_the_students_and_is_delivered():
-    _, trainer = fed(80, steps=2_000, distil_share=0.9, count=2, lr=0.1)
-    assert trainer.delivered is trainer.net
-    assert trainer.left == 1_800
-    first = trainer.conclude(1)["distil_loss"]
-    while trainer.left:
-        metrics = trainer.conclude(100)
-    assert metrics["distil_loss"] < 0.5 * first
-    assert trainer.delivered not in trainer.nets
-    assert trainer.steps_taken == 2_000
-    images = trainer.replay.sample(200).images_BCHW
-    with torch.no_grad():
-        heir, vote = trainer.delivered.eval()(images), trainer.vote.eval()(images)
-    assert (heir.argmax(1) == vote.argmax(1)).double().mean() > 0.9

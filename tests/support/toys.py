@@ -8,18 +8,26 @@ import torch
 from torch import Tensor, nn
 
 from dfme.compute import DeferredChecks
-from dfme.config.settings import EstimatorConfig, QueriesConfig, ScheduleConfig, StudentConfig
+from dfme.config.settings import (
+    EstimatorConfig,
+    ExtractConfig,
+    Job,
+    QueriesConfig,
+    ScheduleConfig,
+    StudentConfig,
+    TeacherConfig,
+)
 from dfme.methods import METHODS
-from dfme.methods.base import Parts, opened_for
-from dfme.nets.generators import Generator, GeneratorNet, Several, Transforming
+from dfme.methods.base import Components
+from dfme.nets.generators import Generator, Transforming
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
+from dfme.queries.evolution import Evolution
 from dfme.queries.programs import ProceduralImages
+from dfme.queries.sampler import QuerySampler
 from dfme.randomness import Streams
+from dfme.run.components import Nets, build_components
 from dfme.spec import ImageSpec, LabelMode
-from dfme.students.losses import make_distance
-from dfme.students.replay import Replay
-from dfme.students.trainer import StudentTrainer
 from teachers.label_modes import reveal
 
 
@@ -62,54 +70,47 @@ def make_parts(
     queries: QueriesConfig | None = None,
     keeps: bool = False,
     **student: object,
-) -> Parts:
-    """The parts a method needs, around a toy teacher, without files; ``keeps``: a replay in any case."""
-    streams, deferred = Streams(seed, teacher.device), DeferredChecks()
-    oracle = Oracle(teacher, Ledger(budget), None, deferred)
-    config = StudentConfig(**{"lr": 0.05, "replay_batch": 8, **student})
-    kept = keeps or config.replay_steps or config.steps
-    replay = Replay(64, teacher.spec, streams["replay"], order=config.replay_order) if kept else None
-    nets = [
-        small_net(teacher.spec, teacher.num_classes, seed + number).to(teacher.device)
-        for number in range(config.count or 1)
-    ]
-    distance = make_distance("auto", teacher.label_mode)
+) -> Components:
+    """What a method works with, around a toy teacher, without files; ``keeps``: a replay in any case."""
+    spec, classes = teacher.spec, teacher.num_classes
+    settings = StudentConfig(**{"lr": 0.05, "replay_batch": 8, "replay_capacity": 64, **student})
     constant = ScheduleConfig(kind="constant")
-    heir = small_net(teacher.spec, teacher.num_classes, seed + 100) if config.distil_share else None
-    trainer = StudentTrainer(
-        nets,
-        config,
-        distance,
-        replay,
-        lambda: oracle.ledger.share,
-        constant,
-        streams["augment"],
-        heir=heir,
-        fresh=lambda number: [small_net(teacher.spec, teacher.num_classes, seed + 200 + number) for _ in nets],
-    )
-    queries = queries or QueriesConfig()
-    draw = ProceduralImages(teacher.spec, queries.programs).draw
+    config = ExtractConfig(budget=budget, seed=seed, student=settings, schedule=constant)
+    method = "knockoff" if keeps else "static"
+    small = METHODS[method].config(**({"batch_size": 8} if keeps else {"batch_size": 8, "latent_size": 8}))
+    job = Job(config, TeacherConfig(), {}, method, small, queries=queries or QueriesConfig())
+    oracle, rng = Oracle(teacher, Ledger(budget), None, deferred := DeferredChecks()), Streams(seed, teacher.device)
+
+    def nets(first: int) -> list[nn.Module]:
+        count = settings.count or 1
+        return [small_net(spec, classes, seed + first + number).to(teacher.device) for number in range(count)]
+
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        members: list[GeneratorNet] = [
-            Generator(8, teacher.spec) if queries.base == "none" else Transforming(8, teacher.spec, draw)
-            for _ in range(queries.generators)
-        ]
-    made = (members[0] if len(members) == 1 else Several(members, teacher.spec)).to(teacher.device)
-    return Parts(oracle, made, trainer, streams, deferred, lambda: 1.0, 1_000, queries=queries, draw=draw)
+        draw = ProceduralImages(spec, job.queries.programs).draw
+        made = Generator(8, spec) if job.queries.base == "none" else Transforming(8, spec, draw)
+    built = Nets("small", nets(0), made.to(teacher.device), lambda number: nets(200 + number))
+    return build_components(job, built, oracle, rng, deferred)
 
 
-def make_method(name: str, parts: Parts, **options: object):
+def make_method(name: str, parts: Components, **options: object):
     """A method by its name with a small configuration; options of the estimator go to the estimator."""
     entry = METHODS[name]
     own = {field.name for field in dataclasses.fields(EstimatorConfig)}
-    estimator = {key: options.pop(key) for key in list(options) if key in own}
-    parts = dataclasses.replace(parts, estimator=entry.section("estimator")(**estimator))
-    made = entry.load()
+    estimator = entry.section("estimator")(**{key: options.pop(key) for key in list(options) if key in own})
     small = {"batch_size": 8, "student_steps": 2, "latent_size": 8, **options}
     known = {field.name for field in dataclasses.fields(entry.config)}
     config = entry.config(**{name: value for name, value in small.items() if name in known or name in options})
-    if not hasattr(config, "latent_size"):
-        parts = dataclasses.replace(parts, made=None)
-    opened = opened_for(made, config, parts.oracle.spec, parts.oracle.ledger.budget)
-    return made(config, dataclasses.replace(parts, opened=opened))
+    oracle, students = parts.oracle, parts.students
+    draw = ProceduralImages(oracle.spec, parts.sources.programs).draw
+    generator = parts.generator if hasattr(config, "latent_size") else None
+    evolution = None
+    if parts.sources.evolve and students.replay is not None:
+        evolution = Evolution(students.replay, oracle.label_mode, oracle.num_classes)
+    queries = QuerySampler(
+        parts.sources, oracle.spec, generator, draw, students.nets, parts.rng, config.batch_size, evolution
+    )
+    pool = entry.load().open_pool(config, oracle.spec, oracle.ledger.budget)
+    return entry.load()(
+        config, dataclasses.replace(parts, generator=generator, queries=queries, estimator=estimator, pool=pool)
+    )

@@ -198,6 +198,7 @@ def test_a_module_in_training_mode_is_refused() -> None:
     )
 
 
+@pytest.mark.integration
 def test_options_need_no_torch() -> None:
     code = "import sys, teachers, teachers.options; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

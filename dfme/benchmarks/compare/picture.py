@@ -101,7 +101,7 @@ def _panel(axes: Axes, table: dict[str, list[Outcome]], rows: Sequence[str]) -> 
         axes.axhline(accuracy, color=GREY, linewidth=0.9, linestyle=":", label=TEACHER)
     axes.set_ylim(0.0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
-    query_axis(axes, log_queries=False)
+    query_axis(axes)
 
 
 def _curves(outcomes: Sequence[Outcome]) -> list[Series]:

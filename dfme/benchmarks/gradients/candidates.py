@@ -63,8 +63,6 @@ CANDIDATES: dict[str, Candidate] = {
     "range_reused": Candidate(Config(direction="range", directions=2), _EXACT, reuse=True),
     "student_prior": Candidate(Config(kind="prior_guided", prior="student"), _EXACT, drawn=True),
     "neighbour_prior": Candidate(Config(kind="prior_guided", prior="neighbours", space="image"), _EXACT, drawn=True),
-    "exact_student": Candidate(Config(kind="exact_student", control=0.0), _EXACT),
-    "exact_student_auto": Candidate(Config(kind="exact_student", control="auto"), _EXACT),
     # Ten queries an image:
     "sphere_9": Candidate(Config(directions=9), _EXACT),
     "orthogonal_9": Candidate(Config(directions=9, direction="orthogonal"), _EXACT),

@@ -12,21 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.benchmarks.gradients.arithmetic import Within
+from dfme.benchmarks.gradients.arithmetic import Within, arithmetic
 from dfme.benchmarks.gradients.candidates import Candidate, limit_of, loss_of
 from dfme.benchmarks.gradients.conditions import Condition
 from dfme.benchmarks.gradients.stages import Stage
 from dfme.benchmarks.gradients.truth import Truth, limit_gradient, true_gradients, weights_gradient
 from dfme.benchmarks.gradients.white_box import WhiteBox
 from dfme.config.settings import EstimatorConfig, ObjectiveName
+from dfme.estimators.approximate import CHUNK, REMEMBERED
+from dfme.estimators.base import Objective
 from dfme.estimators.build import make_estimator
-from dfme.estimators.preflight import choose, needs_preflight, probe
-from dfme.methods.disagreement import Disagreement
-from dfme.methods.estimated import REMEMBERED
+from dfme.estimators.preflight import Channel, choose, needs_preflight, run_preflight
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import Streams
-from dfme.run.components import CHUNK
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
 
@@ -94,9 +93,10 @@ class Setting:
     def __init__(self, box: WhiteBox, stage: Stage, condition: Condition, sizes: Sizes) -> None:
         self.stage = stage
         mode = LabelMode.parse(condition.mode)
-        self.oracle = Oracle(box.as_seen(condition.levels, mode, condition.arithmetic), Ledger(UNLIMITED))
+        within = partial(arithmetic, condition.arithmetic, box.device)
+        self.oracle = Oracle(box.as_seen(condition.levels, mode, within), Ledger(UNLIMITED))
         self.net = Within(stage.student, condition.arithmetic, box.device).eval()
-        self.disagreement = Disagreement(self.oracle, self.net, make_distance(sizes.loss, mode))
+        self._loss = sizes.loss
         self.streams = Streams(sizes.seed, box.device)
         self.remembered = self._remember(sizes.batch_size)
 
@@ -109,15 +109,20 @@ class Setting:
         """The settings with what the pre-flight probe chooses where they leave it open."""
         if not needs_preflight(config):
             return config
-        finding = probe(
-            self.oracle,
-            self.stage.generator,
-            lambda objective: self.disagreement.by(objective).value,
-            config,
-            self.streams["check"],
-            net=self.net,
-        )
+        oracle = self.oracle
+        channel = Channel(partial(oracle, purpose="check"), oracle.spec, oracle.label_mode, oracle.ledger.remaining)
+        finding = run_preflight(channel, self.stage.generator, self.value_of, config, self.streams["check"])
         return choose(config, finding, self.oracle.spec, reuse)
+
+    def value_of(self, objective: ObjectiveName) -> Callable[[Tensor, Tensor], Tensor]:
+        """What a generator minimises by an objective of this name: images and answers -> minus the distance (N,)."""
+        distance = make_distance(loss_of(objective, self._loss), self.oracle.label_mode)
+        return lambda x_NCHW, answers: -distance(self.net(x_NCHW).double(), answers.double())
+
+    def objective(self, name: ObjectiveName, features_BFHW: Tensor) -> Objective:
+        """The whole of it, whose queries are charged to nobody."""
+        ask = partial(self.oracle, purpose="generator")
+        return Objective(ask, self.value_of(name), features_BFHW, [self.remembered], self.net)
 
     @torch.no_grad()
     def _remember(self, batch_size: int) -> tuple[Tensor, Tensor]:
@@ -158,18 +163,18 @@ def _truths(box: WhiteBox, stage: Stage, sizes: Sizes, losses: Iterable[str]) ->
 
 def _candidate(setting: Setting, candidate: Candidate, sizes: Sizes) -> _Tally:
     settings = setting.resolve(candidate.config, candidate.reuse)
-    generator, disagreement = setting.stage.generator, setting.disagreement.by(settings.objective)
-    estimator = make_estimator(settings, setting.oracle.spec, generator.squash, CHUNK, sizes.seed)
+    squash = setting.stage.generator.squash
+    estimator = make_estimator(settings, setting.oracle.spec, squash, CHUNK, sizes.seed)
 
     def make(truth: Truth, rng: torch.Generator) -> Tensor:
-        objective = disagreement.objective(truth.features_BFHW, setting.remembered)
+        objective = setting.objective(settings.objective, truth.features_BFHW)
         return estimator.estimate(objective, truth.gen_op.detach(), rng).grad_BCHW
 
     return _Tally(loss_of(settings.objective, sizes.loss), make, asdict(settings), candidate.reuse)
 
 
 def _limit(setting: Setting, box: WhiteBox, loss: str, objective: ObjectiveName) -> _Tally:
-    generator, spec, value = setting.stage.generator, setting.oracle.spec, setting.disagreement.by(objective).value
+    generator, spec, value = setting.stage.generator, setting.oracle.spec, setting.value_of(objective)
     ask = partial(setting.oracle, purpose="evaluation")
     return _Tally(loss, lambda truth, _: limit_gradient(box, generator, truth.gen_op, spec, ask, value), {})
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from dfme.benchmarks.gradients.white_box import WhiteBox
-from dfme.compute import DeferredChecks
+from dfme.compute import DeferredChecks, ieee_fp32
 from dfme.config.settings import Job
 from dfme.estimators.base import Estimator
-from dfme.methods import METHODS
-from dfme.methods.base import Method, Parts, opened_for
+from dfme.methods.base import Method
 from dfme.methods.dfme import Dfme
-from dfme.methods.maze import Maze
 from dfme.nets.generators import GeneratorNet
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.randomness import Streams, derived_seed
-from dfme.run.components import build_nets, make_components
+from dfme.randomness import Streams
+from dfme.run.components import build_components, build_method, build_nets, open_pool
 from dfme.run.evaluation import evaluation_images, scores
 from dfme.spec import LabelMode
 
@@ -51,9 +49,10 @@ def stages(box: WhiteBox, job: Job, shares: Sequence[float]) -> Iterator[Stage]:
 
     ``shares`` increase within 0 and 1. The method stops at the first whole step that reaches the share.
     """
-    held, deferred = _assemble(box, job)
-    method, ledger = _method(job, held), held.oracle.ledger
-    images_NCHW = _examined(box, job, held)
+    deferred = DeferredChecks()
+    method = _method(box, job, deferred)
+    ledger, student = method.oracle.ledger, method.student
+    images_NCHW = _examined(box, job, method.generator)
     for share in shares:
         while ledger.spent < share * ledger.budget:
             if ledger.spent == 0:
@@ -66,39 +65,34 @@ def stages(box: WhiteBox, job: Job, shares: Sequence[float]) -> Iterator[Stage]:
         yield Stage(
             share,
             ledger.spent,
-            _agreement(box, held.trainer.net, images_NCHW),
-            copy.deepcopy(held.trainer.net).eval(),
-            copy.deepcopy(held.generator).train(),
-            copy.deepcopy(method.estimator) if ledger.spent and isinstance(method, Dfme | Maze) else None,
+            _agreement(box, student, images_NCHW),
+            copy.deepcopy(student).eval(),
+            copy.deepcopy(method.generator).train(),
+            _own_estimator(method) if ledger.spent else None,
         )
 
 
-def _assemble(box: WhiteBox, job: Job) -> tuple[Parts, DeferredChecks]:
-    """What ``dfme.run.build`` makes for a run, without files."""
-    config, deferred, streams = job.config, DeferredChecks(), Streams(job.config.seed, box.device)
-    mode = LabelMode.parse(job.teacher.label_mode or "probabilities")
-    oracle = Oracle(box.as_seen(job.teacher.levels, mode, "ieee"), Ledger(int(config.budget)), None, deferred)
+def _method(box: WhiteBox, job: Job, deferred: DeferredChecks) -> Method:
+    """The recipe's method as in a run, without files."""
+    rng, mode = Streams(job.config.seed, box.device), LabelMode.parse(job.teacher.label_mode or "probabilities")
+    ledger = Ledger(int(job.config.budget))
+    oracle = Oracle(box.as_seen(job.teacher.levels, mode, ieee_fp32), ledger, None, deferred)
     nets = build_nets(job, oracle.spec, box.num_classes, box.device)
-    parts = make_components(job, nets, oracle, streams, deferred)
-    torch.manual_seed(derived_seed(config.seed, "global"))
-    return parts, deferred
+    return build_method(job, build_components(job, nets, oracle, rng, deferred, pool=open_pool(job, oracle.spec)))
 
 
-def _method(job: Job, parts: Parts) -> Method:
-    make_method = METHODS[job.method].load()
-    opened = opened_for(make_method, job.method_config, parts.oracle.spec, parts.oracle.ledger.budget)
-    method: Method = make_method(job.method_config, replace(parts, opened=opened))
-    return method
+def _own_estimator(method: Method) -> Estimator | None:
+    return copy.deepcopy(method.approximate_gradients.estimator) if isinstance(method, Dfme) else None
 
 
-def _examined(box: WhiteBox, job: Job, parts: Parts) -> Tensor:
+def _examined(box: WhiteBox, job: Job, generator: GeneratorNet) -> Tensor:
     """The evaluation set's images; without one, what the untrained generator makes."""
     data = evaluation_images(job.config.evaluation, box.spec, box.num_classes)
     if data is not None:
         return data.images.to(box.device)
     with torch.no_grad():
-        z_NZ = parts.generator.draw(GENERATED, Streams(job.config.seed, box.device)["examined"])
-        return parts.generator.squash(copy.deepcopy(parts.generator)(z_NZ))
+        z_NZ = generator.draw(GENERATED, Streams(job.config.seed, box.device)["examined"])
+        return generator.squash(copy.deepcopy(generator)(z_NZ))
 
 
 def _agreement(box: WhiteBox, student: nn.Module, images_NCHW: Tensor) -> float:

@@ -78,13 +78,13 @@ def course(box: WhiteBox, job: Job, sizes: Sizes, shares: Sequence[float]) -> It
 
 
 def _moment(box: WhiteBox, setting: Setting, estimator: Synthetic, wanted: ObjectiveName, sizes: Sizes) -> Moment:
-    stage, disagreement = setting.stage, setting.disagreement.by(wanted)
+    stage = setting.stage
     distance = make_distance(loss_of(wanted, sizes.loss), LabelMode("logits"))
     streams = Streams(sizes.seed, box.device)
     figures: list[tuple[float, ...]] = []
     for number in range(sizes.batches):
         truth = true_gradient(box, stage, distance, sizes.batch_size, streams["latent"])
-        objective, u_BCHW = disagreement.objective(truth.features_BFHW), truth.gen_op.detach()
+        objective, u_BCHW = setting.objective(wanted, truth.features_BFHW), truth.gen_op.detach()
         predicted_BCHW = estimator.predict(objective, u_BCHW)
         paid = estimator.inner.estimate(objective, u_BCHW, streams[f"directions/{number}"])
         figures.append(_compare(stage, truth, predicted_BCHW, paid.grad_BCHW))

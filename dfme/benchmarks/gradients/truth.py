@@ -11,13 +11,14 @@ from torch import Tensor
 from dfme.benchmarks.gradients.stages import Stage
 from dfme.benchmarks.gradients.white_box import WhiteBox
 from dfme.compute import ieee_fp32
-from dfme.estimators import Objective
+from dfme.estimators.base import ImageFunction
+from dfme.estimators.spaces import carried
 from dfme.nets.generators import GeneratorNet
 from dfme.spec import ImageSpec
 from dfme.students.losses import Distance
 
 LossOfAnswers = Callable[[Tensor, Tensor], Tensor]
-"""Images and answers -> one number per image: ``Composed.value``."""
+"""Images and answers -> one number per image: ``Objective.value``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ def true_gradients(
 
 
 def limit_gradient(
-    box: WhiteBox, generator: GeneratorNet, gen_op: Tensor, carried: ImageSpec, ask: Objective, value: LossOfAnswers
+    box: WhiteBox, generator: GeneratorNet, gen_op: Tensor, spec: ImageSpec, ask: ImageFunction, value: LossOfAnswers
 ) -> Tensor:
     """What more queries tend to: the gradient (B, C, H, W) of ``value`` on the answers as they come.
 
@@ -74,11 +75,11 @@ def limit_gradient(
     u_BCHW = gen_op.detach().requires_grad_()
     with ieee_fp32():
         x_BCHW = generator.squash(u_BCHW)
-        seen_BCHW = x_BCHW + (carried.quantise(x_BCHW.detach()) - x_BCHW).detach()
+        seen_BCHW = carried(x_BCHW, spec)
         answers_BK = ask(seen_BCHW.detach())
         p_BK = box.logits(seen_BCHW).softmax(dim=1)
         known_BK = torch.where(answers_BK.isnan(), answers_BK, p_BK + (answers_BK - p_BK).detach())
-        (grad_BCHW,) = torch.autograd.grad(value(x_BCHW, known_BK).sum(), u_BCHW)
+        (grad_BCHW,) = torch.autograd.grad(value(seen_BCHW, known_BK).sum(), u_BCHW)
     return grad_BCHW
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from dfme.config.settings import EstimatorConfig
-from dfme.estimators.base import Composed
+from dfme.estimators.base import Objective
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight.resolution import ObjectiveOfAnswers, Resolution, rms
 from dfme.estimators.spaces import Squash
@@ -35,16 +35,11 @@ def pair_of_images(
     (plus, minus) of central differences, (plus, base) of forward ones: what the estimator itself would ask for
     along its first direction. ``features_BFHW``: for the direction range.
     """
-    asked: list[Tensor] = []
-
-    def observe(x_NCHW: Tensor) -> Tensor:
-        asked.append(x_NCHW)
-        return x_NCHW.new_zeros(len(x_NCHW))
-
     single = replace(config, kind="finite_difference", directions=1)
-    objective = Composed(observe, lambda _, answers: answers, features_BFHW)
-    make_estimator(single, spec, squash, None, 0).estimate(objective, u_BCHW, rng)
-    first, second = torch.cat(asked).split(len(u_BCHW))
+    floats = spec if config.space == "lattice" else replace(spec, levels=None)  # lattice probes are never rounded
+    objective = Objective(lambda x_NCHW: x_NCHW.new_zeros(len(x_NCHW)), lambda _, answers: answers, features_BFHW)
+    make_estimator(single, floats, squash, None, 0).estimate(objective, u_BCHW, rng)
+    first, second = torch.cat([x_NCHW for x_NCHW, _ in objective.asked]).split(len(u_BCHW))
     return (first, second) if config.form == "central" else (second, first)
 
 

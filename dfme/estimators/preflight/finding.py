@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from dfme.config.settings import ObjectiveName
 
@@ -59,10 +57,6 @@ class Finding:
     direction: str
     rungs: tuple[StepCandidate, ...]
     images: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """The finding as JSON has it."""
-        return dataclasses.asdict(self)
 
     def rung(self, step: float) -> StepCandidate:
         """The candidate nearest to a step, in proportion."""

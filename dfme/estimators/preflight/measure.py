@@ -1,16 +1,16 @@
-"""The pre-flight probe: a few hundred images that tell what an API's answers are good for."""
+"""The pre-flight check: a few hundred images that tell what an API's answers are good for."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dfme.compute import evaluating, ieee_fp32
+from dfme.compute import ieee_fp32
 from dfme.config.settings import EstimatorConfig, ObjectiveName
 from dfme.errors import UserError
 from dfme.estimators.preflight.choose import default_settings
@@ -19,8 +19,7 @@ from dfme.estimators.preflight.finding import Finding, StepCandidate
 from dfme.estimators.preflight.resolution import ObjectiveOfAnswers, Resolution
 from dfme.estimators.preflight.steps import Values, candidate_steps, predicted_correlation
 from dfme.nets.generators import GeneratorNet
-from dfme.oracle.oracle import Oracle
-from dfme.spec import ImageSpec
+from dfme.spec import ImageSpec, LabelMode
 
 POINTS = 16
 """Images that every candidate step is tried at."""
@@ -29,8 +28,25 @@ ROUNDS_AT_POINTS = 4
 """Batches of as many images for the answers at the points: once, once again, and once among as many others."""
 
 
-def probe_images(config: EstimatorConfig, spec: ImageSpec, scores: bool = True) -> int:
-    """Images that ``probe`` asks for with these settings, whatever it finds. ``scores``: the teacher answers some."""
+class Channel(NamedTuple):
+    """What the check may know of a teacher. ``ask``: images -> answers, charged as ``check``; ``left``: images that
+    the budget still allows."""
+
+    ask: Callable[[Tensor], Tensor]
+    spec: ImageSpec
+    label_mode: LabelMode
+    left: int
+
+
+ValueOf = Callable[[ObjectiveName], ObjectiveOfAnswers]
+"""Our own side of the objective of each name that a configuration can have; it asks for nothing."""
+
+
+def preflight_images(config: EstimatorConfig, spec: ImageSpec, scores: bool = True) -> int:
+    """Images that ``run_preflight`` asks for with these settings, whatever it finds.
+
+    ``scores``: the teacher answers scores, not labels.
+    """
     steps = candidate_steps(default_settings(config, spec), spec) if scores else ()
     return POINTS * (ROUNDS_AT_POINTS + 2 * len(steps))
 
@@ -44,31 +60,23 @@ def require_budget(left: int, images: int) -> None:
         )
 
 
-def probe(
-    oracle: Oracle,
-    generator: GeneratorNet,
-    value_of: Callable[[ObjectiveName], ObjectiveOfAnswers],
-    config: EstimatorConfig,
-    rng: torch.Generator,
-    *,
-    net: nn.Module | None = None,
+def run_preflight(
+    channel: Channel, generator: GeneratorNet, value_of: ValueOf, config: EstimatorConfig, rng: torch.Generator
 ) -> Finding:
-    """Ask for ``probe_images`` images, charged as ``check``, and say what differences of their answers are worth.
+    """Ask for ``preflight_images`` images and say what differences of their answers are worth.
 
-    ``value_of``: our own side of the objective of each name that ``config.objective`` can have, images and answers
-    -> one number each, which asks for nothing. Kind auto takes kl where the answers are rounded or in part hidden.
-    ``net``: the student in it, held in eval mode meanwhile. Points are the generator's, whose state does not
-    change. All chance comes from ``rng``.
+    Kind auto takes kl where the answers are rounded or in part hidden. The student behind ``value_of`` is in eval
+    mode. Points are the generator's, whose state does not change. All chance comes from ``rng``.
 
     Raises:
         UserError: the budget does not reach; nothing was asked.
         TeacherError: the answers are not what the teacher's own description says.
     """
-    images = probe_images(config, oracle.spec, oracle.label_mode.kind != "label")
-    require_budget(oracle.ledger.remaining, images)
-    with torch.no_grad(), ieee_fp32(), nullcontext() if net is None else evaluating(net):
-        sounding = _Measurement(oracle, value_of, default_settings(config, oracle.spec), rng, config.kind == "auto")
-        return sounding.finding(generator, images)
+    images = preflight_images(config, channel.spec, channel.label_mode.kind != "label")
+    require_budget(channel.left, images)
+    with torch.no_grad(), ieee_fp32():
+        settings = default_settings(config, channel.spec)
+        return _Measurement(channel, value_of, settings, rng, config.kind == "auto").finding(generator, images)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,16 +90,16 @@ class _Points:
 
 @dataclass(frozen=True, eq=False)
 class _Measurement:
-    """One probe under way."""
+    """One check under way."""
 
-    oracle: Oracle
-    value_of: Callable[[ObjectiveName], ObjectiveOfAnswers]
+    channel: Channel
+    value_of: ValueOf
     config: EstimatorConfig
     rng: torch.Generator
     free: bool
 
     def finding(self, generator: GeneratorNet, images: int) -> Finding:
-        spec, squash = self.oracle.spec, generator.squash
+        spec, squash = self.channel.spec, generator.squash
         points = _points(generator, self.rng)
         base_NCHW = squash(points.u_NCHW)
         base, again, among = self._answers_at(base_NCHW, squash(points.others_NCHW))
@@ -105,7 +113,7 @@ class _Measurement:
         if steps:
             rungs = self._rungs(self.value_of(objective), steps, pairs, asked, base_NCHW, (base, again), resolution)
         return Finding(
-            declared=str(self.oracle.label_mode),
+            declared=str(self.channel.label_mode),
             answers=form_of(answers),
             decimals=resolution.decimals,
             relative=resolution.relative,
@@ -122,13 +130,13 @@ class _Measurement:
 
     def _objective(self, answers: Tensor) -> ObjectiveName:
         """What to differentiate: where it is free to choose, kl if probabilities are rounded or in part hidden."""
-        if not self.free or answers.ndim != 2 or self.oracle.label_mode.kind == "logits":
+        if not self.free or answers.ndim != 2 or self.channel.label_mode.kind == "logits":
             return self.config.objective
         told = Resolution.seen(answers).decimals is None and not _untold(answers).any()
         return self.config.objective if told else "kl"
 
     def _ask(self, x_NCHW: Tensor) -> Tensor:
-        return self.oracle(self.oracle.spec.quantise(x_NCHW), "check")
+        return self.channel.ask(self.channel.spec.quantise(x_NCHW))
 
     def _answers_at(self, x_NCHW: Tensor, others_NCHW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Answers to the same images twice over, then in another order among others."""
@@ -140,7 +148,7 @@ class _Measurement:
         """Both ends of central differences with this step; every step goes along the same directions."""
         config = replace(self.config, step=step, form="central")
         return pair_of_images(
-            config, self.oracle.spec, generator.squash, points.u_NCHW, self._same_chance(), points.features_NFHW
+            config, self.channel.spec, generator.squash, points.u_NCHW, self._same_chance(), points.features_NFHW
         )
 
     def _same_chance(self) -> torch.Generator:
@@ -159,16 +167,20 @@ class _Measurement:
         at_base: tuple[Tensor, Tensor],
         resolution: Resolution,
     ) -> tuple[StepCandidate, ...]:
-        spec, (base, again) = self.oracle.spec, at_base
-        base_N = value(base_NCHW, base).double()
-        repeated = (value(base_NCHW, again) - base_N).square().mean().item() / 2
-        unresolved = hidden_rms(value, base_NCHW, base, resolution, self._same_chance()).item() ** 2
+        spec, (base, again) = self.channel.spec, at_base
+        images_NCHW = spec.quantise(base_NCHW)
+        base_N = value(images_NCHW, base).double()
+        repeated = (value(images_NCHW, again) - base_N).square().mean().item() / 2
+        unresolved = hidden_rms(value, images_NCHW, base, resolution, self._same_chance()).item() ** 2
         told = []
         for (plus_NCHW, _), answers in zip(pairs, asked, strict=True):
             plus, minus = answers.chunk(2)
             hidden = _untold(plus) & _untold(minus)
-            told.append(revealed_share(value, plus_NCHW, plus, hidden, resolution, self._same_chance()))
-        ends = [value(torch.cat(pair), answers).double().chunk(2) for pair, answers in zip(pairs, asked, strict=True)]
+            told.append(revealed_share(value, spec.quantise(plus_NCHW), plus, hidden, resolution, self._same_chance()))
+        ends = [
+            value(spec.quantise(torch.cat(pair)), answers).double().chunk(2)
+            for pair, answers in zip(pairs, asked, strict=True)
+        ]
         values = Values(
             steps_J=base_N.new_tensor(steps),
             plus_JN=torch.stack([plus_N for plus_N, _ in ends]),

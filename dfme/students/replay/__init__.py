@@ -1,6 +1,5 @@
-"""Images and answers already paid for, kept to train on again: in memory or on disk, any or the hard ones first."""
+"""Images and answers already paid for, kept to train on again: in memory or on disk."""
 
-from dfme.students.replay.coding import Coding, ReplayPrecision
-from dfme.students.replay.replay import Replay, ReplayOrder, Sample
+from dfme.students.replay.replay import Replay
 
-__all__ = ["Coding", "Replay", "ReplayOrder", "ReplayPrecision", "Sample"]
+__all__ = ["Replay"]

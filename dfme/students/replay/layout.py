@@ -23,7 +23,7 @@ MAX_BYTES = 1 << 16
 SEGMENT_BYTES = 64 << 20
 """Bytes of a whole segment: few files, and little that stays only because a neighbour is needed."""
 
-DTYPES = {torch.uint8: "|u1", torch.float16: "<f2", torch.float32: "<f4", torch.int64: "<i8"}
+DTYPES = {torch.uint8: "|u1", torch.float32: "<f4", torch.int64: "<i8"}
 """How each kind of number stands in a file: little-endian, on every machine."""
 
 
@@ -36,7 +36,7 @@ def segment_items(item_bytes: int) -> int:
 class SegmentLayout:
     """One item is its coded image, then its answer, without gaps; ``segment`` items are a whole file.
 
-    Dtypes as numpy writes them: ``|u1``, ``<f2``, ``<f4``, ``<i8``. ``answer``: () for a label, (K,) for scores.
+    Dtypes as numpy writes them: ``|u1``, ``<f4``, ``<i8``. ``answer``: () for a label, (K,) for scores.
     """
 
     shape: tuple[int, ...]

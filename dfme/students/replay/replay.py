@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from dfme.spec import ImageSpec
-from dfme.students.replay.coding import Coding, ReplayPrecision
+from dfme.students.replay.coding import Coding
 from dfme.students.replay.disk import DiskStore, disk_bytes
-from dfme.students.replay.hardness import Hardness
 from dfme.students.replay.memory import MemoryStore
-
-ReplayOrder = Literal["uniform", "hard"]
-
-
-class Sample(NamedTuple):
-    """Images (float32, within the bounds), their answers as the teacher gave them, and the items' numbers (int64)."""
-
-    images_BCHW: Tensor
-    answers: Tensor
-    slots_B: Tensor
 
 
 class Store(Protocol):
@@ -43,28 +32,17 @@ class Store(Protocol):
 class Replay:
     """The last ``capacity`` items, first in, first out; drawn from with replacement, on ``rng``'s device.
 
-    ``order``: uniform, or hard (those with the largest last loss first; see ``Hardness``). ``precision``: of images
-    that are not kept as 8-bit integers (see ``Coding``). ``folder``: where the items lie on disk, with hardly any of
-    them in this process's memory; without one they lie on ``rng``'s device.
+    ``folder``: where the items lie on disk, with hardly any of them in this process's memory; without one they lie
+    on ``rng``'s device.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        spec: ImageSpec,
-        rng: torch.Generator,
-        *,
-        order: ReplayOrder = "uniform",
-        precision: ReplayPrecision = "float32",
-        folder: Path | None = None,
-    ) -> None:
+    def __init__(self, capacity: int, spec: ImageSpec, rng: torch.Generator, folder: Path | None = None) -> None:
         self._capacity = capacity
-        self._coding = Coding(spec, precision)
+        self._coding = Coding(spec)
         self._rng = rng
         self._device = rng.device
         self._on_disk = folder is not None
         self._store: Store = MemoryStore(capacity, rng.device) if folder is None else DiskStore(folder, self._coding)
-        self._hardness = Hardness(capacity, rng.device) if order == "hard" else None
         self._added = 0
 
     def __len__(self) -> int:
@@ -77,8 +55,7 @@ class Replay:
 
     def full_size(self, classes: int) -> int:
         """Bytes that it takes in a checkpoint when full, with scores of so many classes."""
-        items = 0 if self._on_disk else self._coding.image_bytes + 4 * classes
-        return self._capacity * (items + (4 if self._hardness else 0))
+        return 0 if self._on_disk else self._capacity * (self._coding.image_bytes + 4 * classes)
 
     def disk_size(self, classes: int) -> int:
         """Bytes that its folder takes when full; older items stay until the checkpoint after next."""
@@ -88,30 +65,19 @@ class Replay:
         """Keep a batch of paid images and their answers; the oldest make room. RunError where a disk refuses."""
         images_BCHW, answers = images_BCHW[-self._capacity :], answers[-self._capacity :]
         self._store.write(self._added, self._coding.encode(images_BCHW), answers)
-        if self._hardness is not None:
-            self._hardness.renew(self._added, len(images_BCHW))
         self._added += len(images_BCHW)
 
-    def sample(self, count: int) -> Sample:
-        """``count`` items; at least one must have been added."""
+    def sample(self, count: int) -> tuple[Tensor, Tensor]:
+        """``count`` images (float32, within the bounds) and the teacher's answers; one at least was added before."""
         assert self._added, "nothing was added yet"
-        drawn = count if self._hardness is None else 2 * count
-        place_B = torch.randint(len(self), (drawn,), generator=self._rng, device=self._device)
-        slots_B = self._oldest + (place_B - self._oldest) % self._capacity
-        if self._hardness is not None:
-            slots_B = self._hardness.hardest(slots_B, count)
-        return self._read(slots_B)
-
-    def note(self, slots_B: Tensor, loss_B: Tensor) -> None:
-        """The loss of each of these items; of no effect in the order uniform, or on items that are gone."""
-        if self._hardness is not None:
-            self._hardness.note(slots_B, loss_B, self._oldest)
+        place_B = torch.randint(len(self), (count,), generator=self._rng, device=self._device)
+        return self._read(self._oldest + (place_B - self._oldest) % self._capacity)
 
     def batches(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All images and answers held, ``count`` at a time, the oldest first."""
         end = self._added
         for start in range(self._oldest, end, count):
-            yield self._read(torch.arange(start, min(start + count, end), device=self._device))[:2]
+            yield self._read(torch.arange(start, min(start + count, end), device=self._device))
 
     def state_dict(self) -> dict[str, Any]:
         """Plain tensors and numbers; what is kept on disk is on the disk when this returns, and is not in it."""
@@ -119,24 +85,19 @@ class Replay:
         return {
             "added": self._added,
             "held": held,
-            "precision": self._coding.precision,
-            "hardness": None if self._hardness is None else self._hardness.state(held),
             "items": self._store.state_dict(self._oldest, self._added),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what ``state_dict`` gave; a state without hardness leaves all items infinitely hard.
+        """Take up what ``state_dict`` gave.
 
-        Raises ValueError for a state of another spec, precision or capacity, or of items kept elsewhere, and
-        RunError for files on disk that are missing, cut short or of another run.
+        Raises ValueError for a state of another spec or capacity, or of items kept elsewhere, and RunError for files
+        on disk that are missing, cut short or of another run.
         """
-        added, held, hardness = int(state["added"]), int(state["held"]), state["hardness"]
-        if held != min(added, self._capacity) or state["precision"] != self._coding.precision:
-            expected = f"{min(added, self._capacity)} items, {self._coding.precision}"
-            raise ValueError(f"replay: expected {expected}, got {held}, {state['precision']}, of another replay")
+        added, held = int(state["added"]), int(state["held"])
+        if held != min(added, self._capacity):
+            raise ValueError(f"replay: expected {min(added, self._capacity)} items, got {held}, of another replay")
         self._store.load_state_dict(state["items"], added - held, added, self._coding.spec.shape)
-        if self._hardness is not None and hardness is not None:
-            self._hardness.load(hardness)
         self._added = added
 
     def close(self) -> None:
@@ -148,7 +109,7 @@ class Replay:
         """The number of the oldest item held."""
         return self._added - len(self)
 
-    def _read(self, slots_B: Tensor) -> Sample:
+    def _read(self, slots_B: Tensor) -> tuple[Tensor, Tensor]:
         coded_BCHW, answers = self._store.read(slots_B)
         # Coded they are smallest, so they travel to an accelerator before they are images again.
-        return Sample(self._coding.decode(coded_BCHW.to(self._device)), answers.to(self._device), slots_B)
+        return self._coding.decode(coded_BCHW.to(self._device)), answers.to(self._device)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import exhaustive
 from torch import Tensor, nn
 
 from dfme.config.settings import TeacherConfig
@@ -23,7 +24,7 @@ from teachers.local.weights import save_weights
 
 CPU = torch.device("cpu")
 
-CHECKPOINTS = Path(__file__).resolve().parents[2] / "teachers" / "checkpoints"
+CHECKPOINTS = Path(__file__).resolve().parents[3] / "teachers" / "checkpoints"
 
 
 class Channels(nn.Module):
@@ -113,7 +114,11 @@ def test_a_published_resnet34_8x_loads_as_it_is(tmp_path: Path) -> None:
     torch.testing.assert_close(teacher(x_BCHW), expected)
 
 
-@pytest.mark.parametrize("arch", [name for name in NETS if name not in ("resnet34_8x", "wrn28_10", "resnet50_8x")])
+SMALL = ["lenet5", "cnn_medium", "resnet18_8x", "wrn16_1"]
+LARGE = ("resnet34_8x", "wrn28_10", "resnet50_8x")
+
+
+@pytest.mark.parametrize("arch", [*SMALL, *exhaustive(*(name for name in NETS if name not in (*SMALL, *LARGE)))])
 def test_every_net_of_ours_is_recognised(tmp_path: Path, arch: str) -> None:
     path, net = published(tmp_path, arch, (3, 16, 16), 7)
     teacher = torch_teacher(path, shape=(3, 16, 16), label_mode="logits")

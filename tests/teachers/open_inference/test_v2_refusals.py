@@ -22,8 +22,7 @@ from dfme.spec import ImageSpec, LabelMode
 from teachers.open_inference.answers import batch_limit
 from teachers.open_inference.client import V2Adapter
 from teachers.open_inference.layout import find_layout
-from teachers.open_inference.metadata import V2Model
-from teachers.open_inference.output import TensorFacts
+from teachers.open_inference.metadata import TensorMetadata, V2Model
 from teachers.open_inference.requests import RequestWriter
 from teachers.remote.endpoint import Reply
 
@@ -128,8 +127,8 @@ MODEL = V2Model(
     name="m",
     version=None,
     path="/v2/models/m",
-    input=TensorFacts("x", "FP32", (-1, 1, 2, 2)),
-    output=TensorFacts("y", "FP32", (-1, 3)),
+    input=TensorMetadata("x", "FP32", (-1, 1, 2, 2)),
+    output=TensorMetadata("y", "FP32", (-1, 3)),
     layout=find_layout((-1, 1, 2, 2), None, None),
     spec=ImageSpec((1, 2, 2)),
     num_classes=3,

@@ -1,0 +1,160 @@
+"""The generator's gradient, approximated as a run's settings say: the estimator, its pre-flight check, its metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dfme.compute import evaluating
+from dfme.config.settings import EstimatorConfig, ObjectiveName
+from dfme.estimators.base import Estimate, Estimator, Objective
+from dfme.estimators.build import make_estimator
+from dfme.estimators.preflight import (
+    Channel,
+    Resolution,
+    choose,
+    difference_snr,
+    explain,
+    needs_preflight,
+    probe_alignment,
+    run_preflight,
+    warning,
+)
+from dfme.nets.generators import GeneratorNet
+from dfme.randomness import derived_seed
+from dfme.spec import ImageSpec, LabelMode
+from dfme.students.losses import Distance, make_distance
+from dfme.students.trainer import Metrics, StudentTrainer
+
+CHUNK = 8_192
+"""Most images in one evaluation of an objective: bounds memory while probing."""
+
+REMEMBERED = 5
+"""Student batches whose answers are kept for an estimate to look at, where one does."""
+
+Disagreement = Callable[[Distance, Tensor, Tensor], Tensor]
+"""A distance, images and answers -> one number per image, which the generator minimises; it asks nothing."""
+
+
+class ApproximateGradients:
+    """d objective / d gen_op from answers alone, by the estimator that the settings describe.
+
+    ``students``: the generator works against the first, and drives up the distance that it learns by unless the
+    settings name another objective. ``label_mode``: of the answers. ``seed``: the run's.
+    Settings that are left to the pre-flight check (``needs_preflight``) are settled by ``prepare``.
+    """
+
+    def __init__(
+        self,
+        settings: EstimatorConfig,
+        spec: ImageSpec,
+        label_mode: LabelMode,
+        generator: GeneratorNet,
+        students: StudentTrainer,
+        seed: int,
+    ) -> None:
+        self.settings = settings
+        self.distance = self._own_distance = students.distance
+        self._spec, self._label_mode, self._seed = spec, label_mode, seed
+        self._generator, self._student = generator, students.net
+        self._features_BFHW: Tensor | None = None
+        self._estimator: Estimator | None = None
+        if not needs_preflight(settings):
+            self._settle(settings)
+
+    @property
+    def estimator(self) -> Estimator:
+        """The estimator, once its settings are settled."""
+        assert self._estimator is not None, "prepare comes first"
+        return self._estimator
+
+    @property
+    def remembers(self) -> int:
+        """Student batches that an estimate may look at."""
+        return REMEMBERED if self.settings.kind == "prior_guided" and self.settings.prior == "neighbours" else 1
+
+    def cost(self, batch: int, ahead: int = 0) -> int:
+        """Images that the next estimate at ``batch`` points pays for, or the one ``ahead`` estimates later."""
+        return self.estimator.cost(batch, ahead)
+
+    def prepare(
+        self, channel: Channel, disagreement: Disagreement, reuse: bool, rng: torch.Generator
+    ) -> tuple[str, ...]:
+        """Settle what the settings leave open, by a check of a few hundred images; lines for the user.
+
+        ``reuse``: the student pays for the answers at the points themselves.
+        """
+        if self._estimator is not None:
+            return ()
+
+        def value_of(objective: ObjectiveName) -> Callable[[Tensor, Tensor], Tensor]:
+            return partial(disagreement, self._distance_of(objective))
+
+        with evaluating(self._student):
+            finding = run_preflight(channel, self._generator, value_of, self.settings, rng)
+        self._settle(choose(self.settings, finding, self._spec, reuse))
+        warned = warning(finding, self.settings)
+        return (*explain(finding, self.settings), *([warned] if warned else []))
+
+    def __call__(self, objective: Objective, gen_op: Tensor, rng: torch.Generator) -> Estimate:
+        """Estimate d objective / d gen_op for every image by itself; ``gen_op`` (B, C, H, W) carries no graph."""
+        objective = dataclasses.replace(objective, features_BFHW=self._features_BFHW)
+        return self.estimator.estimate(objective, gen_op, rng)
+
+    def metrics(self, objective: Objective, gen_op: Tensor, estimate: Estimate) -> Metrics:
+        """What an estimate that was paid for shows of itself; a function is called when somebody reads it."""
+        if estimate.queries == 0:
+            return {}
+        features_BFHW = self._features_BFHW
+        return {
+            "generator_loss": estimate.value_B.mean,
+            "difference_zero_share": lambda: (estimate.differences_BM == 0).float().mean(),
+            "difference_snr": lambda: self._snr(objective, estimate),
+            "probe_alignment": lambda: probe_alignment(
+                self.settings, self._spec, self._generator.squash, gen_op, self._scratch(gen_op), features_BFHW
+            ),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"settings": dataclasses.asdict(self.settings), "estimator": self.estimator.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._settle(dataclasses.replace(self.settings, **state["settings"]))
+        self.estimator.load_state_dict(state["estimator"])
+
+    def _settle(self, settings: EstimatorConfig) -> None:
+        if settings.direction == "range" and self._estimator is None:
+            self._watch_generator()
+        self.settings = settings
+        self.distance = self._distance_of(settings.objective)
+        seed = derived_seed(self._seed, "estimator")
+        self._estimator = make_estimator(settings, self._spec, self._generator.squash, CHUNK, seed)
+
+    def _watch_generator(self) -> None:
+        """From now on note what the generator's last convolution reads: directions of ``range`` are made of it."""
+
+        def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            self._features_BFHW = inputs[0].detach()
+
+        self._generator.last_convolution.register_forward_hook(note)
+
+    def _distance_of(self, objective: ObjectiveName) -> Distance:
+        return self._own_distance if objective == "student" else make_distance(objective, self._label_mode)
+
+    def _snr(self, objective: Objective, estimate: Estimate) -> Tensor:
+        """The differences over what the answers' resolution hides in one, as the student sees them now."""
+        x_NCHW, answers = objective.asked[0]
+        rng = self._scratch(x_NCHW)
+        with evaluating(self._student):
+            return difference_snr(
+                estimate.differences_BM, objective.value, x_NCHW, answers, Resolution.seen(answers), rng
+            )
+
+    def _scratch(self, near: Tensor) -> torch.Generator:
+        """Chance for what is only looked at: nothing that is learnt from depends on how often somebody looks."""
+        return torch.Generator(near.device).manual_seed(self._seed)
