@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dfme.benchmarks.options import BenchConfig
 from dfme.config.messages import Problem
 from dfme.config.settings import Job, TeacherConfig
 from dfme.run.checks import file_problems, net_problems
@@ -58,13 +56,8 @@ def open_white_box(job: Job) -> Any:
     return open_box(job.teacher, job.teacher_options, choose_device(job.config.device))
 
 
-def http_ratios(config: BenchConfig, job: Job) -> str:
-    """What HTTP costs, as a table."""
-    from dfme.run.build import run_job
+def http_ratios(job: Job, rounds: int, extract: Callable[[TeacherConfig, dict[str, Any], Path], float]) -> str:
+    """What HTTP costs an extraction from the job's teacher, as a table; ``extract`` takes the seconds of one."""
     from teachers.serve.throughput import ratio_table, time_http
 
-    def extract_from(teacher: TeacherConfig, options: dict[str, Any], out: Path) -> float:
-        one = replace(job, config=replace(job.config, out=str(out)), teacher=teacher, teacher_options=options)
-        return float(run_job(one, console=False).summary["wall_seconds"])
-
-    return ratio_table(time_http(job.teacher, job.teacher_options, config.rounds, extract_from))
+    return ratio_table(time_http(job.teacher, job.teacher_options, rounds, extract))

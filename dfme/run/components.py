@@ -35,7 +35,7 @@ from dfme.students.trainer import StudentTrainer
 
 @dataclass(frozen=True)
 class Nets:
-    """A job's networks. ``fresh``: as many newly initialised students, by the number of the round that they are for."""
+    """A job's networks. ``fresh``: as many new students, by the number of the round that they are for."""
 
     arch: str
     students: list[nn.Module]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,18 +61,6 @@ class ScheduledOptimizer:
     def _set(self, option: str, value: float) -> None:
         for group in self._optimizer.param_groups:
             group[option] = value
-
-
-def set_options(optimizer: torch.optim.Optimizer, **options: float) -> None:
-    """Give every parameter group these options, such as ``lr``."""
-    for group in optimizer.param_groups:
-        group.update(options)
-
-
-def forget_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """What an optimiser's ``zero_grad`` does, without the profiler's hook that costs more than the work."""
-    for parameter in parameters:
-        parameter.grad = None
 
 
 def gradient_norm(net: nn.Module) -> Tensor:

@@ -543,7 +543,7 @@ def described(text: str) -> dict[str, str]:
 
 def test_check_says_what_the_answers_are_like() -> None:
     from dfme.cli.preflight import OPEN, examine
-    from dfme.estimators.preflight import probe_images
+    from dfme.estimators.preflight import preflight_images
 
     teacher = ToyTeacher(decimals=3)
     text = examine(teacher, images=20, seed=0)
@@ -554,7 +554,7 @@ def test_check_says_what_the_answers_are_like() -> None:
     assert lines["deterministic"].startswith("yes")
     assert lines["batches"].startswith("do not matter")
     assert lines["queries"] == f"{teacher.seen} images charged (check), in 10 requests"
-    assert teacher.seen == 40 + probe_images(OPEN, teacher.spec) == 264
+    assert teacher.seen == 40 + preflight_images(OPEN, teacher.spec) == 264
     table, recommended = text.partition("\n\n")[2].splitlines()[1:7], text.splitlines()[-1]
     assert [row.split()[0] for row in table] == ["levels", "1", "2", "4", "8", "16"]
     chosen = "--estimator.kind finite_difference --estimator.objective kl --estimator.space lattice "

@@ -17,7 +17,7 @@ from dfme.benchmarks.gradients.measure import Sizes
 from dfme.benchmarks.gradients.synthetic_course import PICTURE, SHARES, TITLE, course, synthetic_section
 from dfme.config.settings import EstimatorConfig, EvaluationConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.errors import UserError
-from dfme.estimators import Composed, make_estimator
+from dfme.estimators import Objective, make_estimator
 from dfme.estimators.synthetic import PAID_FIRST, Synthetic
 from dfme.methods.configs import DfmeConfig
 from dfme.run.checkpoint import load_checkpoint, save_checkpoint
@@ -40,8 +40,8 @@ class Wavy:
         self.net = torch.nn.Linear(SPEC.numel, classes)
         self.net.load_state_dict({"weight": weights.T, "bias": torch.zeros(classes)})
 
-    def objective(self) -> Composed:
-        return Composed(self.observe, lambda x_NCHW, answers_N: answers_N, scores=self.scores)
+    def objective(self) -> Objective:
+        return Objective(self.observe, lambda x_NCHW, answers_N: answers_N, scores=self.scores)
 
     def observe(self, x_NCHW: Tensor) -> Tensor:
         self.asked += len(x_NCHW)

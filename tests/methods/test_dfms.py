@@ -15,7 +15,7 @@ import dfme
 from dfme.config.settings import ExtractConfig, Job, QueriesConfig, TeacherConfig
 from dfme.methods.configs import DfmsConfig
 from dfme.methods.gan import CrossEntropy
-from dfme.methods.generator_losses import diversity, seen_by
+from dfme.methods.generator_losses import class_diversity, predict
 from dfme.queries.pool import Passes, Pool
 from dfme.run.loop import numbers
 from dfme.run.method_checks import method_problems
@@ -60,7 +60,7 @@ def test_the_gans_losses_are_binary_cross_entropies():
 
 def test_the_discriminator_learns_to_tell_them_apart(halves):
     _, _, method = begun(proxy=halves, discriminator_lr=2e-3)
-    losses = [numbers(method._discriminate())["discriminator_loss"] for _ in range(20)]
+    losses = [numbers(method.discriminator_step())["discriminator_loss"] for _ in range(20)]
     assert losses[0] > 1
     assert losses[-1] < 0.3
     real_BCHW = method._passes.draw(20, torch.Generator().manual_seed(0))
@@ -88,7 +88,7 @@ def test_a_warm_up_of_the_budget_does_not_hold_the_gan_back():
     method.prepare()
     after = [parameter.detach().clone() for parameter in parts.generator.parameters()]
     assert any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
-    method._by_students()
+    method.generator_step(pays=False)
     assert all(torch.equal(*pair) for pair in zip(after, parts.generator.parameters(), strict=True))
 
 
@@ -156,10 +156,10 @@ def test_the_generators_loss_is_the_formula(later_from, weight):
     mean = scores.softmax(1).mean(0)
     found_out = binary_cross_entropy_with_logits(method._discriminator.net(x), torch.ones(8, 1))
     expected = found_out + weight * (mean * mean.log()).sum()
-    torch.testing.assert_close(method._loss(u), expected)
+    torch.testing.assert_close(method.generator_loss(u), expected)
     answers = LinearTeacher(SPEC)(x)
     apart = parts.students.distance(scores, answers).mean()
-    torch.testing.assert_close(method._loss(u, answers), expected - 2 * apart)
+    torch.testing.assert_close(method.generator_loss(u, answers), expected - 2 * apart)
 
 
 def test_the_class_term_spreads_the_generator_over_the_classes():
@@ -168,11 +168,11 @@ def test_the_class_term_spreads_the_generator_over_the_classes():
 
     def unevenness() -> float:
         with torch.no_grad():
-            return diversity(seen_by(parts.students.nets, parts.generator.squash(parts.generator(z)))).item()
+            return class_diversity(predict(parts.students.nets, parts.generator.squash(parts.generator(z)))).item()
 
     before = unevenness()
     for _ in range(20):
-        method._by_students()
+        method.generator_step(pays=False)
     assert unevenness() < before - 0.5 * (before + math.log(3))
 
 
@@ -192,7 +192,7 @@ def test_the_answers_term_costs_nothing_more_and_drives_the_student_from_the_tea
 
     before = disagreement()
     for _ in range(20):
-        method._by_answers()
+        method.generator_step(pays=True)
     assert disagreement() > 1.3 * before
 
 
@@ -224,15 +224,15 @@ def test_k_steps_a_round_trip_and_the_rest_are_n_steps_bit_for_bit(halves, steps
             method.step()
     teacher, parts, second = begun(160, seed=9, **options)
     second.load_state_dict(first.state_dict())
-    parts.students.load_state_dict(first_parts.trainer.state_dict())
-    parts.rng.load_state_dict(first_parts.streams.state_dict())
+    parts.students.load_state_dict(first_parts.students.state_dict())
+    parts.rng.load_state_dict(first_parts.rng.state_dict())
     parts.oracle.ledger.charge(16 * steps, "student")
     assert second.prepare() == (), "the GAN is not trained again"
     for method in (whole, second):
         for _ in range(3):
             method.step()
     assert teacher.images == 3 * 16
-    nets = [(whole_parts.trainer.net, parts.students.net), (whole_parts.generator, parts.generator)]
+    nets = [(whole_parts.students.net, parts.students.net), (whole_parts.generator, parts.generator)]
     for mine, theirs in (*nets, (whole._discriminator.net, second._discriminator.net)):
         for name, value in mine.state_dict().items():
             assert torch.equal(value, theirs.state_dict()[name]), name

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tiers import exhaustive, exhaustive_rows
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.config.settings import QueriesConfig
+from dfme.estimators import Objective
 from dfme.methods import METHODS
 from dfme.methods.base import Components
 from dfme.queries import evolution
@@ -158,7 +160,7 @@ def test_the_generator_learns_to_disagree_with_the_student(name, lr, space):
 
     before = disagreement()
     for _ in range(20):
-        method._estimated.step()
+        method.generator_step(64)
     assert disagreement() > 1.1 * before
 
 
@@ -173,8 +175,8 @@ def test_the_upstream_gradient_is_the_averaged_true_gradient_on_average():
     target = teacher.logits(x)
     objective = -(net(x) - (target - target.mean(1, keepdim=True))).abs().mean(1)
     (truth,) = torch.autograd.grad(objective.mean(), u)
-    objective = method._estimated.disagreement.objective()
-    estimate = method.estimator.estimate(objective, u.detach(), parts.rng["directions"])
+    ask, value = partial(parts.oracle, purpose="generator"), partial(method.disagreement, parts.students.distance)
+    estimate = method.approximate_gradients(Objective(ask, value), u.detach(), parts.rng["directions"])
     upstream = estimate.grad_BCHW / 4
     cosine = torch.nn.functional.cosine_similarity(upstream.flatten(), truth.flatten(), dim=0)
     scale = (upstream * truth).sum() / truth.square().sum()

@@ -29,7 +29,7 @@ def run(method, parts, points=5, stopped=lambda: False, kept=None):
     listener = Listener()
     finished = loop.run(
         method,
-        parts.trainer,
+        parts.students,
         parts.oracle,
         HeldBack(parts.oracle.label_mode),
         listener,
@@ -49,6 +49,6 @@ def fed(budget: int, **student: object):
     taken, rng = [], torch.Generator().manual_seed(0)
     for _ in range(budget // 8):
         images = torch.rand(8, 1, 8, 8, generator=rng)
-        parts.trainer.learn(images, parts.oracle(images, "student"))
-        taken.append(parts.trainer.steps)
-    return taken, parts.trainer
+        parts.students.learn(images, parts.oracle(images, "student"))
+        taken.append(parts.students.steps)
+    return taken, parts.students

@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
-from dfme.methods.disagreement import Disagreement
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from dfme.config.settings import EstimatorConfig, ObjectiveName
+from dfme.estimators.base import Objective
 from dfme.estimators.build import make_estimator
-from dfme.estimators.preflight import Finding, probe
+from dfme.estimators.preflight import Channel, Finding, run_preflight
 from dfme.estimators.preflight.resolution import ObjectiveOfAnswers
 from dfme.nets.generators import Generator
 from dfme.oracle.ledger import Ledger
@@ -74,14 +74,16 @@ class Setting:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(3)
             self.generator = Generator(8, teacher.spec)
-        self.disagreement = Disagreement(self.oracle, self.student, make_distance("auto", teacher.label_mode))
 
     def probe(self, config: EstimatorConfig = OPEN, seed: int = 4) -> Finding:
         rng = torch.Generator().manual_seed(seed)
-        return probe(self.oracle, self.generator, self.value_of, config, rng, net=self.student)
+        oracle = self.oracle
+        channel = Channel(partial(oracle, purpose="check"), oracle.spec, oracle.label_mode, oracle.ledger.remaining)
+        return run_preflight(channel, self.generator, self.value_of, config, rng)
 
     def value_of(self, objective: ObjectiveName) -> ObjectiveOfAnswers:
-        return self.disagreement.by(objective).value
+        distance = make_distance("auto" if objective == "student" else objective, self.oracle.label_mode)
+        return lambda x_NCHW, answers: -distance(self.student(x_NCHW).double(), answers.double())
 
     def correlation(self, config: EstimatorConfig, step: float) -> float:
         """Cosine over 256 images between estimated slopes and autograd's, through the wire and without it."""
@@ -92,7 +94,8 @@ class Setting:
         (truth,) = torch.autograd.grad(-exact.sum(), u)
         settled = dataclasses.replace(config, step=step)
         estimator = make_estimator(settled, self.teacher.spec, self.generator.squash, None, 0)
-        grad = estimator.estimate(self.disagreement.objective(), u.detach(), draws).grad_BCHW.flatten(1)
+        objective = Objective(partial(self.oracle, purpose="generator"), self.value_of("student"))
+        grad = estimator.estimate(objective, u.detach(), draws).grad_BCHW.flatten(1)
         size = grad.norm(dim=1)
         direction = grad / size.clamp_min(1e-30).unsqueeze(1)
         return cosine_similarity(size, (truth.flatten(1) * direction).sum(1), dim=0).item()

@@ -1,4 +1,4 @@
-"""Fuzzed bodies and metadata of the Open Inference Protocol: tensors and models, or one line on what is wrong."""
+"""Fuzzed bodies and metadata of the Open Inference Protocol: tensors and models, or one line that says why not."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from teachers.open_inference.message import pack, read_object, unpack
 from teachers.open_inference.metadata import read_model
-from teachers.open_inference.tensors import (
-    DATATYPES,
-    NamedTensor,
-)
+from teachers.open_inference.tensors import DATATYPES, NamedTensor
 from teachers.remote.endpoint import Reply
 from teachers.remote.options import V2Options
 
