@@ -185,18 +185,18 @@ def test_static_never_moves_its_generator():
     assert all(torch.equal(a, b) for a, b in zip(before, parts.generator.parameters(), strict=True))
 
 
-def test_an_examiners_batches_are_paid_for_but_not_trained_on():
+def test_held_out_batches_are_paid_for_but_not_trained_on():
     import dataclasses
 
     teacher = LinearTeacher(SPEC)
     parts = make_parts(teacher, 10_000)
     taken = []
 
-    def examiner(images: torch.Tensor, answers: torch.Tensor) -> bool:
+    def hold_out(images: torch.Tensor, answers: torch.Tensor) -> bool:
         taken.append(images)
         return len(taken) % 2 == 0
 
-    method = make_method("static", dataclasses.replace(parts, examiner=examiner), student_steps=4)
+    method = make_method("static", dataclasses.replace(parts, hold_out=hold_out), student_steps=4)
     method.step()
     assert teacher.images == 32
     assert parts.students.steps == 2

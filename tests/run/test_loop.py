@@ -7,7 +7,7 @@ from toys import LinearTeacher, make_method, make_parts
 from dfme.errors import DfmeError
 from dfme.methods import METHODS
 from dfme.run import loop
-from dfme.run.evaluation import EvaluationSet, HeldBack, score_all
+from dfme.run.evaluation import EvaluationSet, HoldOut, score_all
 from dfme.spec import ImageSpec
 
 SPEC = ImageSpec((1, 8, 8))
@@ -34,7 +34,7 @@ def run(method, parts, points=5, stopped=lambda: False, kept=None):
         method,
         parts.students,
         parts.oracle,
-        HeldBack(parts.oracle.label_mode),
+        HoldOut(parts.oracle.label_mode),
         listener,
         loop.Progress(),
         parts.deferred,
