@@ -16,12 +16,12 @@ import stat
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import IO, TYPE_CHECKING, Any
 
 from dfme.errors import RunError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MAX_LINE = 1 << 20
 """Bytes of the longest line that a log of ours can hold, by far."""
@@ -154,10 +154,6 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-"""How each version of an array begins; the third differs only for records with names that are not Latin."""
-
-
 def read_npz(path: Path, most: int) -> dict[str, NDArray[Any]]:
     """The arrays of a file by name; ``most``: bytes of all of them together.
 
@@ -189,11 +185,15 @@ def is_inflated(path: Path) -> bool:
 
 def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
     """One array, once its header is known to claim what is there."""
+    import numpy as np  # not above: appending a line of text must not load it
+
+    # The third version differs only for records with names that are not Latin.
+    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     with archive.open(entry) as file:
         version = np.lib.format.read_magic(file)
-        if version not in HEADERS:
+        if version not in headers:
             raise ValueError(f"{entry.filename}: expected an array of version 1 or 2, got {version}")
-        shape, _, dtype = HEADERS[version](file)
+        shape, _, dtype = headers[version](file)
         if dtype.hasobject:
             raise ValueError(f"{entry.filename}: holds Python objects, which are not loaded: that could run any code")
         claimed, held = math.prod(shape) * dtype.itemsize, entry.file_size - file.tell()

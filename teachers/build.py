@@ -13,35 +13,33 @@ from torch import Tensor
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from dfme.spec import LabelMode, RequestPolicy, Teacher
+from dfme.spec import LabelMode, Teacher
 from teachers import KINDS, check_teacher
-from teachers.custom import accepts, make_own, wrap_callable
-from teachers.label_modes import restrict
+from teachers.custom import accepts, make_custom, wrap_callable
+from teachers.label_modes import Wrapper, restrict
 from teachers.local.pytorch import Normalise
 
 __all__ = ["make_teacher", "wrap_callable"]
 
-NOT_FACTS = ("mean", "std", "price_per_1000")
-"""Common keys that do not describe images or answers of a teacher of one's own."""
+NOT_DESCRIBING = ("mean", "std", "price_per_1000")
+"""Common keys that do not describe images or answers of a custom teacher."""
 
 
 def make_teacher(config: TeacherConfig, options: Mapping[str, Any], device: torch.device) -> Teacher:
-    """The teacher that a configuration describes, answering in its label mode.
+    """The teacher that a configuration describes, answering in its label mode; ``options`` are those of its kind.
 
-    ``options`` are the own arguments of its kind. A built-in kind that gives logits answers probabilities by default.
-    UserError for an unknown kind, options that do not fit, and a label mode that tells more than the
-    teacher gives.
+    A built-in kind that gives logits answers probabilities by default. UserError for an unknown kind, options that do
+    not fit, and a label mode that tells more than the teacher gives.
     """
     if config.kind in KINDS:
         return _built_in(config, options, device)
     if ":" in config.kind:
-        return _own(config, options)
+        return _custom(config, options)
     hint = did_you_mean(config.kind, KINDS)
     raise UserError(f"--teacher: expected {', '.join(KINDS)} or module:Class, got {config.kind!r}{hint}")
 
 
 def _built_in(config: TeacherConfig, options: Mapping[str, Any], device: torch.device) -> Teacher:
-    """A teacher of a built-in kind."""
     kind = KINDS[config.kind]
     fields = dataclasses.fields(kind.options)
     unknown = [name for name in options if name not in {field.name for field in fields}]
@@ -54,34 +52,27 @@ def _built_in(config: TeacherConfig, options: Mapping[str, Any], device: torch.d
     load: Callable[..., Teacher] = getattr(importlib.import_module(module), function)
     check_teacher(config, options)
     teacher = load(kind.options(**options), config, device)
-    own = LabelMode("probabilities") if teacher.label_mode.kind == "logits" else teacher.label_mode
-    return restrict(teacher, LabelMode.parse(config.label_mode) if config.label_mode else own)
+    default = LabelMode("probabilities") if teacher.label_mode.kind == "logits" else teacher.label_mode
+    return restrict(teacher, LabelMode.parse(config.label_mode) if config.label_mode else default)
 
 
-def _own(config: TeacherConfig, options: Mapping[str, Any]) -> Teacher:
+def _custom(config: TeacherConfig, options: Mapping[str, Any]) -> Teacher:
     """A teacher from ``module:name``. Parameters named like a common key receive its value, and give it."""
     common = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "kind"}
     shared = {name: value for name, value in common.items() if value is not None and accepts(config.kind, name)}
     given = {**shared, **options}
-    teacher = make_own(config.kind, given)
-    facts = {name: given.get(name, value) for name, value in common.items() if name not in NOT_FACTS}
-    wrapped = wrap_callable(teacher, **facts)
+    described = {name: given.get(name, value) for name, value in common.items() if name not in NOT_DESCRIBING}
+    wrapped = wrap_callable(make_custom(config.kind, given), **described)
     if (config.mean is None and config.std is None) or "mean" in given:
         return wrapped
     return _Normalised(wrapped, config)
 
 
-class _Normalised:
+class _Normalised(Wrapper):
     """A teacher of the user's that wants normalised images, behind an API that takes plain ones."""
 
     def __init__(self, teacher: Teacher, config: TeacherConfig) -> None:
-        self._teacher = teacher
-        self.spec = teacher.spec
-        self.num_classes = teacher.num_classes
-        self.label_mode = teacher.label_mode
-        self.max_batch: int | None = getattr(teacher, "max_batch", None)
-        self.device: torch.device = getattr(teacher, "device", torch.device("cpu"))
-        self.wire: RequestPolicy | None = getattr(teacher, "wire", None)
+        super().__init__(teacher)
         self._normalise = Normalise(config.mean, config.std, self.spec.shape[0], self.device)
 
     def __call__(self, images: Tensor, /) -> Tensor:

@@ -1,4 +1,4 @@
-"""Teachers of the user's own: any callable from images to scores, and how ``module:name`` becomes one."""
+"""Custom teachers: any callable from images to scores, and how ``module:name`` becomes one."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from torch import Tensor, nn
 
 from dfme.answers import NEGATIVE, as_tensor
 from dfme.config.imports import find_target, what_and_where
-from dfme.config.ranges import CLASSES
 from dfme.errors import DfmeError, TeacherError, UserError
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher
 from teachers.label_modes import as_classes, restrict
 
 PROBABILITIES = LabelMode("probabilities")
 
+STATED = ("spec", "shape", "bounds", "levels", "num_classes", "label_mode", "max_batch")
+"""Attributes by which a user's object describes itself."""
 
-class OwnTeacher:
-    """A callable of the user's, with the facts that a teacher has.
+
+class CustomTeacher:
+    """A callable of the user's behind the same call as every teacher.
 
     Answers may be tensors, arrays or nested lists. One probability (or logit) per image, (B, 1) or (B,), where there
     are two classes, is that of class 1. What the answers hold is for the oracle to check.
@@ -33,17 +35,14 @@ class OwnTeacher:
         num_classes: int,
         label_mode: LabelMode,
         max_batch: int | None,
-        device: torch.device,
-        wire: RequestPolicy | None = None,
     ) -> None:
-        self.wire = wire
-        self._call = call
         self.spec = spec
         self.num_classes = num_classes
         self.label_mode = label_mode
         self.max_batch = max_batch
-        self.device = device
-
+        self.device = _device(call)
+        self.wire: RequestPolicy | None = getattr(call, "wire", None)
+        self._call = call
         ask: Callable[[Tensor, str], Any] | None = getattr(call, "ask", None)
         self.ask = None if ask is None else lambda images, key: self._read(ask(images, key))
 
@@ -82,33 +81,31 @@ def wrap_callable(
         raise UserError(f"the teacher: expected a callable images -> scores, got {function_or_object!r}")
     if isinstance(function_or_object, nn.Module) and function_or_object.training:
         raise UserError("the teacher is a torch module in training mode; call its eval() first")
-    own = _own_facts(function_or_object)
-    spec = own.get("spec") or ImageSpec(
-        _fact("shape", "(C, H, W)", shape, own.get("shape")),
-        tuple(own.get("bounds") or bounds or (0.0, 1.0)),
-        own.get("levels", levels),
-    )
-    if "spec" in own:
-        _fact("shape", "(C, H, W)", shape, spec.shape)
-    wanted = _mode(label_mode)
-    declared = _mode(own.get("label_mode"))
-    teacher = OwnTeacher(
+    stated = {name: getattr(function_or_object, name, None) for name in STATED}
+    if stated["spec"] is None:
+        spec = ImageSpec(
+            _given_once("shape", "(C, H, W)", shape, stated["shape"]),
+            tuple(stated["bounds"] or bounds or (0.0, 1.0)),
+            levels if stated["levels"] is None else stated["levels"],
+        )
+    else:
+        spec = stated["spec"]
+        _given_once("shape", "(C, H, W)", shape, spec.shape)
+    wanted, declared = _mode(label_mode), _mode(stated["label_mode"])
+    teacher = CustomTeacher(
         function_or_object,
         spec,
-        _classes(num_classes, own.get("num_classes")),
+        _classes(num_classes, stated["num_classes"]),
         declared or (wanted if wanted and wanted.kind == "logits" else PROBABILITIES),
-        own.get("max_batch", max_batch),
-        _device(function_or_object),
-        getattr(function_or_object, "wire", None),
+        max_batch if stated["max_batch"] is None else stated["max_batch"],
     )
     return restrict(teacher, wanted) if wanted else teacher
 
 
-def make_own(target: str, options: Mapping[str, Any]) -> Any:
-    """Call the class or function that ``module:name`` names with the user's options; it returns the teacher.
+def make_custom(target: str, options: Mapping[str, Any]) -> Any:
+    """What the class or function that ``module:name`` names makes of the user's options; another object as it is.
 
-    An object that is neither class nor function is the teacher itself. UserError for options its signature
-    does not fit, and for whatever it raises.
+    UserError for options that do not fit the signature, and for whatever it raises.
     """
     make = find_target(target)
     if not isinstance(make, type) and not inspect.isroutine(make) and not options:
@@ -117,7 +114,8 @@ def make_own(target: str, options: Mapping[str, Any]) -> Any:
         inspect.signature(make).bind(**options)
     except TypeError as error:
         hint = "" if isinstance(make, type) else " (a function named here makes the teacher, it is not the teacher)"
-        raise UserError(f"--teacher {target}: {error}; it is {_signature(make)}{hint}") from None
+        signature = f"{getattr(make, '__name__', 'teacher')}{inspect.signature(make)}"
+        raise UserError(f"--teacher {target}: {error}; it is {signature}{hint}") from None
     try:
         return make(**options)
     except DfmeError:
@@ -131,15 +129,8 @@ def accepts(target: str, name: str) -> bool:
     return name in inspect.signature(find_target(target)).parameters
 
 
-def _own_facts(teacher: Any) -> dict[str, Any]:
-    """The facts a user's object states about itself."""
-    names = ("spec", "shape", "bounds", "levels", "num_classes", "label_mode", "max_batch")
-    facts = {name: getattr(teacher, name, None) for name in names}
-    return {name: value for name, value in facts.items() if value is not None}
-
-
-def _fact(name: str, example: str, given: Any, own: Any) -> Any:
-    """A fact that must be given once, or twice the same."""
+def _given_once(name: str, example: str, given: Any, own: Any) -> Any:
+    """A value that must be given once, or twice the same."""
     given = tuple(given) if isinstance(given, list | tuple) else given
     own = tuple(own) if isinstance(own, list | tuple) else own
     flag = name.replace("_", "-")
@@ -155,14 +146,16 @@ def _fact(name: str, example: str, given: Any, own: Any) -> Any:
 
 def _classes(given: int | None, own: int | None) -> int:
     """How many classes; a model with one output has two."""
-    classes: int = _fact("num_classes", "10", given, own)
+    classes: int = _given_once("num_classes", "10", given, own)
     if classes < 2:
-        raise UserError(f"the teacher's num_classes: expected {CLASSES.words}, got {classes}")
+        raise UserError(
+            f"the teacher's num_classes: expected at least 2 (a binary model with one output has 2), got {classes}"
+        )
     return classes
 
 
 def _require_probability(scores: Tensor) -> None:
-    """TeacherError for lone scores that are no probabilities: as a label, no oracle could tell any more."""
+    """TeacherError for lone scores that are no probabilities: once they are labels, no oracle can tell."""
     low, high = (float(value) for value in scores.aminmax())
     if low < -NEGATIVE or high > 1 + NEGATIVE:
         raise TeacherError(
@@ -182,7 +175,3 @@ def _device(teacher: Any) -> torch.device:
     if device is None and isinstance(teacher, nn.Module):
         device = next((parameter.device for parameter in teacher.parameters()), None)
     return torch.device(device or "cpu")
-
-
-def _signature(make: Callable[..., Any]) -> str:
-    return f"{getattr(make, '__name__', 'teacher')}{inspect.signature(make)}"

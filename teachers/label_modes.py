@@ -1,6 +1,6 @@
-"""The form of the answers, as wrappers with the same call as the teacher they wrap.
+"""Label modes: what is cut from a teacher's answers before anybody sees them.
 
-They only ever reveal less: logits > probabilities > rounded probabilities > top_k > label.
+A mode only ever reveals less: logits > probabilities > rounded probabilities > top_k > label.
 """
 
 from __future__ import annotations
@@ -37,10 +37,7 @@ def reveal(scores_BK: Tensor, given: LabelMode, wanted: LabelMode) -> Tensor:
 
 
 def as_classes(scores: Tensor, num_classes: int, mode: LabelMode) -> Tensor:
-    """Scores as they are; a binary model's lone ones, (B, 1) or (B,), as those of its ``two_classes``.
-
-    A model that squeezes its answers gives a lone number for a lone image.
-    """
+    """Scores as they are; a binary model's lone ones, (B, 1), (B,) or a number, as those of its ``two_classes``."""
     lone = scores.ndim < 2 or (scores.ndim == 2 and scores.shape[1] == 1)
     if num_classes != 2 or not lone or not scores.is_floating_point():
         return scores
@@ -53,7 +50,20 @@ def two_classes(score_B1: Tensor, mode: LabelMode) -> Tensor:
     return torch.cat([other_B1, score_B1], dim=1)
 
 
-class Restricted:
+class Wrapper:
+    """A teacher with the same call and the same limits as the one it wraps."""
+
+    def __init__(self, teacher: Teacher) -> None:
+        self._teacher = teacher
+        self.spec = teacher.spec
+        self.num_classes = teacher.num_classes
+        self.label_mode = teacher.label_mode
+        self.max_batch: int | None = getattr(teacher, "max_batch", None)
+        self.device: torch.device = getattr(teacher, "device", torch.device("cpu"))
+        self.wire: RequestPolicy | None = getattr(teacher, "wire", None)
+
+
+class Restricted(Wrapper):
     """A teacher that answers in ``label_mode``, which must reveal no more than the teacher it wraps does.
 
     Answers that are labels already pass as they are.
@@ -64,13 +74,8 @@ class Restricted:
             raise UserError(f"label mode {label_mode}: the teacher gives only {teacher.label_mode}, which tells less")
         if label_mode.k is not None and label_mode.k > teacher.num_classes:
             raise UserError(f"label mode {label_mode}: the teacher has only {teacher.num_classes} classes")
-        self._teacher = teacher
-        self.spec = teacher.spec
-        self.num_classes = teacher.num_classes
+        super().__init__(teacher)
         self.label_mode = label_mode
-        self.max_batch: int | None = getattr(teacher, "max_batch", None)
-        self.device: torch.device = getattr(teacher, "device", torch.device("cpu"))
-        self.wire: RequestPolicy | None = getattr(teacher, "wire", None)
         ask: Callable[[Tensor, str], Tensor] | None = getattr(teacher, "ask", None)
         self.close: Callable[[], None] = getattr(teacher, "close", lambda: None)
         self.ask = None if ask is None else lambda images, key: self._cut(ask(images, key))
@@ -79,30 +84,7 @@ class Restricted:
         return self._cut(self._teacher(images))
 
     def _cut(self, scores_BK: Tensor) -> Tensor:
-        if scores_BK.ndim == 1:
-            return scores_BK
-        return reveal(scores_BK, self._teacher.label_mode, self.label_mode)
-
-
-class Probabilities(Restricted):
-    """All probabilities, rounded to ``decimals`` decimals if given."""
-
-    def __init__(self, teacher: Teacher, decimals: int | None = None) -> None:
-        super().__init__(teacher, LabelMode("probabilities", decimals=decimals))
-
-
-class TopK(Restricted):
-    """The ``k`` largest probabilities, rounded to ``decimals`` decimals if given; the others are NaN."""
-
-    def __init__(self, teacher: Teacher, k: int, decimals: int | None = None) -> None:
-        super().__init__(teacher, LabelMode("top_k", decimals=decimals, k=k))
-
-
-class Label(Restricted):
-    """The number of the largest score, int64, and nothing else."""
-
-    def __init__(self, teacher: Teacher) -> None:
-        super().__init__(teacher, LabelMode("label"))
+        return scores_BK if scores_BK.ndim == 1 else reveal(scores_BK, self._teacher.label_mode, self.label_mode)
 
 
 def restrict(teacher: Teacher, mode: LabelMode) -> Teacher:

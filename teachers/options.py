@@ -1,164 +1,159 @@
-"""The options of each built-in kind of teacher, and of training one; the docstrings are the help texts.
+"""The options of each built-in kind of teacher, and of training or serving one; the text below a field is its help.
 
 No torch here: the command line reads this before anything heavy loads.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from dfme.config.fields import (
+    CONFIG,
+    Basic,
+    Count,
+    Device,
+    Expected,
+    Natural,
+    NotNegative,
+    Positive,
+    Rate,
+    ShareBelowOne,
+)
+from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 
+Name = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]+$"), Expected("letters, digits, dots, - and _ alone")]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, config=CONFIG)
 class TorchOptions:
-    """A PyTorch classifier on this machine, from its weights.
+    """A PyTorch classifier on this machine, from its weights."""
 
-    Args:
-        checkpoint: weights as .safetensors, or a state dict in .pt or .pth
-        arch: a name from dfme.nets or a torchvision classifier; inferred from the weights where it can be
-    """
-
-    checkpoint: str
+    checkpoint: Basic[str]
+    """weights as .safetensors, or a state dict in .pt or .pth"""
     arch: str | None = None
+    """a name from dfme.nets or a torchvision classifier; inferred from the weights where it can be"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class OnnxOptions:
-    """An ONNX classifier on this machine, run by onnxruntime.
+    """An ONNX classifier on this machine, run by onnxruntime."""
 
-    Args:
-        model: the .onnx file
-        input: name of the input; none: the model's only one
-        output: name of the output; none: the model's first
-        layout: order of an image's axes: nchw, nhwc, or auto (as the model's input has it; nchw where both fit)
-        answers: what the model answers: logits, or probabilities where it ends in a softmax or a sigmoid
-    """
-
-    model: str
+    model: Basic[str]
+    """the .onnx file"""
     input: str | None = None
+    """name of the input; none: the model's only one"""
     output: str | None = None
+    """name of the output; none: the model's first"""
     layout: Literal["auto", "nchw", "nhwc"] = "auto"
-    answers: Literal["logits", "probabilities"] = "logits"
+    """order of an image's axes: nchw, nhwc, or auto (as the model's input has it; nchw where both fit)"""
+    answers: Basic[Literal["logits", "probabilities"]] = "logits"
+    """what the model answers: logits, or probabilities where it ends in a softmax or a sigmoid"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class Pt2Options:
-    """A program saved by torch.export (.pt2) on this machine.
+    """A program saved by torch.export (.pt2) on this machine."""
 
-    Args:
-        program: the .pt2 file
-        trust: loading such a file runs code that is in it; say true for a file whose maker you trust
-        answers: what the program answers: logits, or probabilities where it ends in a softmax or a sigmoid
-    """
-
-    program: str
-    trust: bool = False
-    answers: Literal["logits", "probabilities"] = "logits"
+    program: Basic[str]
+    """the .pt2 file"""
+    trust: Basic[bool] = False
+    """loading such a file runs code that is in it; say true for a file whose maker you trust"""
+    answers: Basic[Literal["logits", "probabilities"]] = "logits"
+    """what the program answers: logits, or probabilities where it ends in a softmax or a sigmoid"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class TorchScriptOptions:
-    """A TorchScript archive on this machine; PyTorch has deprecated the format in favour of torch.export.
+    """A TorchScript archive on this machine; PyTorch has deprecated the format in favour of torch.export."""
 
-    Args:
-        program: the archive, usually .pt or .ts; it is a program in a language of its own that loading may already
-            run, so give one whose maker you trust
-        answers: what the program answers: logits, or probabilities where it ends in a softmax or a sigmoid
-    """
-
-    program: str
-    answers: Literal["logits", "probabilities"] = "logits"
+    program: Basic[str]
+    """the archive, usually .pt or .ts; it is a program in a language of its own that loading may already run, so give
+    one whose maker you trust"""
+    answers: Basic[Literal["logits", "probabilities"]] = "logits"
+    """what the program answers: logits, or probabilities where it ends in a softmax or a sigmoid"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class HuggingFaceOptions:
-    """An image-classification model in the folder layout of Hugging Face's transformers, local files only.
+    """An image-classification model in the folder layout of Hugging Face's transformers, local files only."""
 
-    Args:
-        folder: the folder with config.json, model.safetensors and preprocessor_config.json
-    """
-
-    folder: str
+    folder: Basic[str]
+    """the folder with config.json, model.safetensors and preprocessor_config.json"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class TimmOptions:
-    """A timm model in a folder with config.json and model.safetensors, local files only.
+    """A timm model in a folder with config.json and model.safetensors, local files only."""
 
-    Args:
-        folder: the folder
-    """
-
-    folder: str
+    folder: Basic[str]
+    """the folder"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class TrainDataConfig:
-    """What a teacher is trained and scored on.
-
-    Args:
-        name: digits, shapes, mnist, fashion_mnist, cifar10, cifar100, svhn, or a FOLDER of class folders
-        root: where torchvision's data sets lie
-        download: let torchvision fetch a missing data set
-        shape: images as C,H,W, for shapes and for folders; the other sets have their own
-    """
+    """What a teacher is trained and scored on."""
 
     name: str = "digits"
+    """digits, shapes, mnist, fashion_mnist, cifar10, cifar100, svhn, or a FOLDER of class folders"""
     root: str = "datasets"
+    """where torchvision's data sets lie"""
     download: bool = False
+    """let torchvision fetch a missing data set"""
     shape: tuple[int, int, int] | None = None
+    """images as C,H,W, for shapes and for folders; the other sets have their own"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class TrainTeacherConfig:
-    """How a teacher is trained: the fields of the recipes in configs/teachers.
-
-    Args:
-        data: what it is trained and scored on
-        arch: a name from dfme.nets, a torchvision classifier, or auto (by the size of the image)
-        epochs: passes over the training images
-        batch_size: images per step
-        optimizer: sgd (with Nesterov's momentum) or adam
-        lr: learning rate at the start
-        momentum: of sgd
-        weight_decay: of the optimiser
-        schedule: of the learning rate: cosine (to zero at the end) or constant
-        augmentation: none, shift (each image moves by up to padding pixels) or crop_flip (shift and mirror)
-        padding: most pixels by which an augmented image moves; what is uncovered is black
-        label_smoothing: share of the target spread over all classes
-        precision: of the training steps: fp32, or bf16 (autocast)
-        mean: per-channel mean the network subtracts; none: that of the training images
-        std: per-channel deviation the network divides by; none: that of the training images
-        seed: seed of the weights, the order of the images and their augmentation
-        device: auto, cpu, cuda or cuda:N
-        threads: CPU threads of the training, part of what decides the last bits; 0: as many as torch uses
-        evaluate_every: epochs between two scores on the test part, shown only; 0: none but the last
-        out: the weights written; by default runs/teachers/NAME.safetensors
-    """
+    """How a teacher is trained: the fields of the recipes in configs/teachers."""
 
     data: TrainDataConfig = field(default_factory=TrainDataConfig)
+    """what it is trained and scored on"""
     arch: str = "auto"
-    epochs: int = 30
-    batch_size: int = 128
+    """a name from dfme.nets, a torchvision classifier, or auto (by the size of the image)"""
+    epochs: Count = 30
+    """passes over the training images"""
+    batch_size: Count = 128
+    """images per step"""
     optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
+    """sgd (with Nesterov's momentum) or adam"""
+    lr: Positive = 0.1
+    """learning rate at the start"""
+    momentum: ShareBelowOne = 0.9
+    """of sgd"""
+    weight_decay: NotNegative = 5e-4
+    """of the optimiser"""
     schedule: Literal["cosine", "constant"] = "cosine"
+    """of the learning rate: cosine (to zero at the end) or constant"""
     augmentation: Literal["none", "shift", "crop_flip"] = "none"
-    padding: int = 4
-    label_smoothing: float = 0.0
+    """none, shift (each image moves by up to padding pixels) or crop_flip (shift and mirror)"""
+    padding: Natural = 4
+    """most pixels by which an augmented image moves; what is uncovered is black"""
+    label_smoothing: ShareBelowOne = 0.0
+    """share of the target spread over all classes"""
     precision: Literal["fp32", "bf16"] = "fp32"
+    """of the training steps: fp32, or bf16 (autocast)"""
     mean: tuple[float, ...] | None = None
+    """per-channel mean the network subtracts; none: that of the training images"""
     std: tuple[float, ...] | None = None
-    seed: int = 0
-    device: str = "auto"
-    threads: int = 0
-    evaluate_every: int = 10
+    """per-channel deviation the network divides by; none: that of the training images"""
+    seed: Natural = 0
+    """seed of the weights, the order of the images and their augmentation"""
+    device: Device = "auto"
+    """auto, cpu, cuda or cuda:N"""
+    threads: Natural = 0
+    """CPU threads of the training, part of what decides the last bits; 0: as many as torch uses"""
+    evaluate_every: Natural = 10
+    """epochs between two scores on the test part, shown only; 0: none but the last"""
     out: str | None = None
+    """the weights written; by default runs/teachers/NAME.safetensors"""
 
     @property
     def path(self) -> Path:
@@ -166,28 +161,45 @@ class TrainTeacherConfig:
         return Path(self.out or f"runs/teachers/{Path(self.data.name).name}.safetensors")
 
 
+@dataclass(frozen=True, config=CONFIG)
+class ServeConfig:
+    """Serving a teacher over the Open Inference Protocol v2."""
+
+    host: str = "127.0.0.1"
+    """address to listen at; any but this machine's own lets others in"""
+    port: Annotated[int, Field(ge=0, lt=65_536), Expected("a port from 0 (a free one) to 65535")] = 8080
+    """port to listen at; 0: a free one, which is printed"""
+    model: Name | None = None
+    """the model's name in URLs; by default that of the teacher's file or class"""
+    max_batch: Count | None = None
+    """most images in one request; none: the teacher's own limit"""
+    api_key_env: str | None = None
+    """name of the environment variable with the key that clients must send; none: no key"""
+    images_per_second: Rate | None = None
+    """most images served per second; more is refused with 429"""
+    requests_per_second: Rate | None = None
+    """most requests served per second; more is refused with 429"""
+    device: Device = "auto"
+    """auto, cpu, cuda or cuda:N; where a teacher of kind torch runs"""
+    threads: Natural = 0
+    """CPU threads of the model; 0: as many as torch uses"""
+
+
 def check_training(config: TrainTeacherConfig) -> None:
-    """Raise one UserError that names every setting with which no training can start."""
-    at_least_one = ("epochs", "batch_size")
-    not_negative = ("weight_decay", "padding", "threads", "evaluate_every", "seed")
-    problems = [
-        f"--{name.replace('_', '-')}: expected at least 1, got {getattr(config, name)}"
-        for name in at_least_one
-        if getattr(config, name) < 1
-    ]
-    problems += [
-        f"--{name.replace('_', '-')}: expected 0 or more, got {getattr(config, name)}"
-        for name in not_negative
-        if getattr(config, name) < 0
-    ]
-    if config.lr <= 0:
-        problems.append(f"--lr: expected a positive number, got {config.lr}")
-    for name, value in (("momentum", config.momentum), ("label-smoothing", config.label_smoothing)):
-        if not 0 <= value < 1:
-            problems.append(f"--{name}: expected a number within 0 and 1, got {value}")
+    """Raise one UserError that names the settings that rule each other out."""
+    problems = []
     if (config.mean is None) != (config.std is None):
         problems.append("--mean and --std: expected both or neither")
     if config.path.suffix != ".safetensors":
         problems.append(f"--out: expected a file name ending in .safetensors, got {config.path}")
     if problems:
         raise UserError("; ".join(problems))
+
+
+def require_trust(config: TeacherConfig, options: Mapping[str, Any]) -> None:
+    """UserError for a program that may do anything, unless its maker is trusted."""
+    if not options.get("trust"):
+        raise UserError(
+            "--teacher.trust: expected true, since loading a .pt2 file runs code that is in it; say so where you trust "
+            "its maker"
+        )

@@ -1,11 +1,71 @@
-"""Runs that several test files start from; made once a module, when a test asks for them."""
+"""The tiers' rules, and runs that several test files start from; made once a module, when a test asks for them."""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: two workers are two threads
+
+OTHER_TIERS = ("integration", "exhaustive", "gpu", "network")
+SECONDS = 1.0
+"""CPU time a test of the default tier may take, on a machine that does ``yardstick`` in ``YARDSTICK`` seconds."""
+YARDSTICK = 0.05
+SECONDS_PER_IMPORT = 0.01
+WHOLE_FILE = re.compile(r"^pytestmark = .*\b(?:integration|exhaustive)\b", re.M)
+OUTSIDE = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.bind", "socket.connect"}
+_reached: list[str] | None = None
+
+
+def _watch(event: str, arguments: tuple[object, ...]) -> None:
+    if _reached is not None and event in OUTSIDE:
+        _reached.append(f"{event}{arguments[:2]!r:.150}")
+
+
+sys.addaudithook(_watch)
+
+
+def yardstick() -> float:
+    """CPU seconds of a piece of work that is always the same."""
+    started = time.process_time()
+    sum(number * number % 7 for number in range(1_000_000))
+    return time.process_time() - started
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The default tier does not import what only files of other tiers need: onnx, transformers, timm, uvicorn."""
+    if "not integration" not in config.option.markexpr or collection_path.suffix != ".py":
+        return None
+    return True if WHOLE_FILE.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A test of the default tier is short, and starts no process and opens no socket."""
+    global _reached
+    if any(item.get_closest_marker(tier) for tier in OTHER_TIERS):
+        return (yield)
+    modules, started, _reached = len(sys.modules), time.process_time(), []
+    try:
+        result = yield
+    finally:
+        reached, _reached = _reached, None
+    seconds = time.process_time() - started
+    if reached:
+        pytest.fail(f"expected neither a process nor a socket, or the mark integration; got {reached[0]}")
+    allowed = SECONDS + SECONDS_PER_IMPORT * (len(sys.modules) - modules)
+    if seconds > allowed:
+        slowness = max(1.0, *(yardstick() / YARDSTICK for _ in range(3)))
+        if seconds > allowed * slowness:
+            pytest.fail(f"expected at most {SECONDS} s of CPU time, or the mark exhaustive; took {seconds:.1f} s")
+    return result
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dfme.benchmarks.options import BenchConfig
 from dfme.compute import DeferredChecks, autocast, choose_device, ieee_fp32
-from dfme.config.commands import BenchConfig
 from dfme.config.messages import unknown_choice
 from dfme.config.settings import ExtractConfig, Job, ScheduleConfig, StudentConfig, TeacherConfig
 from dfme.errors import UserError

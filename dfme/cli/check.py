@@ -1,51 +1,46 @@
-"""``run.py check``: which teacher is asked a few hundred images."""
+"""``run.py check``: ask a teacher a few hundred images, and say what its answers are good for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import sys
+from collections.abc import Sequence
+from functools import partial
 
-from dfme.cli.arguments import CommandInputs, CommandLine
-from dfme.cli.extract import RECIPE_ONLY, default_recipe
-from dfme.config.options import build
-from dfme.config.ranges import AT_LEAST_ONE, SEED, Problem
-from dfme.config.settings import TeacherConfig
-from dfme.run.checks import device_problems, teacher_problems
+from pydantic.dataclasses import dataclass
+
+from dfme.cli import teacher_side
+from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_recipe
+from dfme.config.fields import CONFIG, Count, Device, Seed
+from dfme.config.values import build
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class CheckConfig:
-    """One look at a teacher.
+    """One look at a teacher."""
 
-    Args:
-        images: random images to ask for, twice each; some 200 to 400 go into trying finite differences besides, and
-            a paid API charges for all
-        seed: seed of the images
-        device: auto, cpu, cuda or cuda:N; where a teacher of kind torch runs
-    """
-
-    images: int = 16
-    seed: int = 0
-    device: str = "auto"
+    images: Count = 16
+    """random images to ask for, twice each; some 200 to 400 go into trying finite differences besides, and a paid API
+    charges for all"""
+    seed: Seed = 0
+    """seed of the images"""
+    device: Device = "auto"
+    """auto, cpu, cuda or cuda:N; where a teacher of kind torch runs"""
 
 
-LAYOUT = CommandInputs(CheckConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY - {"seed", "device"})
+SUMMARY = "ask a teacher a few hundred images and say what its answers are good for"
+INPUTS = CommandInputs(CheckConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY - {"seed", "device"})
 
 
-def plan_of(asked: CommandLine) -> tuple[CheckConfig, TeacherConfig, dict[str, Any]]:
-    """The check's own settings, and the teacher.
-
-    Raises:
-        UserError: one line that names everything wrong.
-    """
+def run(words: Sequence[str]) -> int:
+    """Ask, and print what was seen."""
+    asked = Arguments(words, INPUTS)
     reading = asked.read()
-    teacher, options = asked.teacher(reading)
-    config = build(CheckConfig, reading.values)
-    for name, rule in (("images", AT_LEAST_ONE), ("seed", SEED)):
-        value = getattr(config, name)
-        if not rule.holds(value):
-            reading.report([Problem(name, f"expected {rule.words}, got {value}")])
-    reading.report(device_problems(config.device))
-    reading.report(teacher_problems(teacher, options))
+    teacher, kind_options = asked.teacher(reading)
     reading.finish()
-    return config, teacher, options
+    config = build(CheckConfig, reading.values)
+    teacher_side.check_teacher(teacher, kind_options)
+    from dfme.cli.preflight import examine
+
+    made = teacher_side.make(teacher, kind_options, config.device)
+    print(examine(made, config.images, config.seed, tell=partial(print, file=sys.stderr, flush=True)))
+    return 0

@@ -2,45 +2,69 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dfme.benchmarks.compare.checks import ELSEWHERE, elsewhere_problems, own_problems
 from dfme.benchmarks.compare.plan import PAPER, ComparisonPlan, cells_of
 from dfme.benchmarks.compare.rows import Content, row_content, tidy
+from dfme.benchmarks.options import CompareConfig
 from dfme.cli import extract
-from dfme.cli.arguments import CommandLine, Kinds, read_recipe
-from dfme.cli.flags import Flag, last_text, split_flags
+from dfme.cli.arguments import Arguments, read_recipe, resumed
+from dfme.cli.flags import Flag, is_on, last_text, split_flags
 from dfme.cli.reading import Reading, given_by_file, given_by_flags
-from dfme.config.commands import CompareConfig
+from dfme.cli.teacher_side import check_teacher
+from dfme.config.fields import parse_count
 from dfme.config.messages import nearest
-from dfme.config.options import Option, build, dataclass_options
-from dfme.config.settings import Job
+from dfme.config.settings import ExtractConfig, Job
+from dfme.config.values import Option, build, options_of
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
-from dfme.run.checks import parse_count
 from dfme.run.directory import RunDirectory, holds_something
 from dfme.run.job import PROJECT, differing_keys
 from dfme.spec import LabelMode
 
+SUMMARY = "run methods x seeds x budgets x label modes side by side: one table, one picture"
 DEFAULT = PROJECT / "configs" / "compare_digits.yaml"
 
-OWN = {option.key: option for option in dataclass_options(CompareConfig)}
+OWN = {option.key: option for option in options_of(CompareConfig)}
+OF_RUNS = [option.key for option in options_of(ExtractConfig) if option.key not in ELSEWHERE]
 
-OF_RUNS = [option.key for option in dataclass_options(extract.LAYOUT.root) if option.key not in ELSEWHERE]
+
+def options(words: Sequence[str]) -> Iterable[Option]:
+    """The comparison's own options, then those that all of its runs share."""
+    flags = split_flags(words)
+    file, content = read_recipe(flags, _recipe)
+    _, _, _, shared = _parted(file, tidy(content))
+    of_runs = [flag.word for flag in flags if flag.key not in OWN and flag.key != "config"]
+    every = Arguments(of_runs, extract.INPUTS, (file, shared)).options
+    taken = {*OWN, *ELSEWHERE, "wandb.name"}
+    return [*OWN.values(), *(every[key] for key in every if key not in taken and not key.startswith("method."))]
 
 
-def plan_of(argv: Sequence[str], kinds: Kinds) -> ComparisonPlan:
+def run(words: Sequence[str]) -> int:
+    """Run what is not finished, and print the table."""
+    plan = plan_of(words)
+    for job in {cell.mode: cell.job for cell in plan.cells}.values():
+        check_teacher(job.teacher, job.teacher_options)
+    from dfme.benchmarks.compare.session import compare
+
+    return compare(plan, tell=partial(print, file=sys.stderr, flush=True), show=print)
+
+
+def plan_of(words: Sequence[str]) -> ComparisonPlan:
     """The comparison that the words after ``compare`` describe, every cell checked as far as that goes without torch.
 
     Raises:
         UserError: one line that names everything wrong.
     """
-    typed = [flag for flag in split_flags(argv) if flag.key != "config"]
-    file, content = read_recipe(split_flags(argv), _recipe)
+    flags = split_flags(words)
+    typed = [flag for flag in flags if flag.key != "config"]
+    file, content = read_recipe(flags, _recipe)
     rows, before, written, shared = _parted(file, tidy(content))
     config = _own(file, written, [flag for flag in typed if flag.key in OWN], tuple(rows))
     flags = [*before, *(flag for flag in typed if flag.key not in OWN)]
@@ -48,7 +72,7 @@ def plan_of(argv: Sequence[str], kinds: Kinds) -> ComparisonPlan:
     out = _out(config, file)
     names, modes = config.methods or tuple(rows), [str(LabelMode.parse(text)) for text in config.label_modes]
     contents = _contents(names, rows, _with_arch(shared, flags), file)
-    jobs = _jobs(contents, modes, [*flags, Flag("student.steps", str(config.student_steps))], kinds, file)
+    jobs = _jobs(contents, modes, [*flags, Flag("student.steps", str(config.student_steps))], file)
     budgets = [parse_count(text) for text in config.budgets]
     plan = ComparisonPlan(
         out=out,
@@ -56,33 +80,17 @@ def plan_of(argv: Sequence[str], kinds: Kinds) -> ComparisonPlan:
         jobs=config.jobs,
         cells=cells_of(jobs, config.seeds, budgets, out),
         paper=_paper(config, names, rows, flags) | shared,
-        command=("python", "run.py", "compare", *argv),
+        command=("python", "run.py", "compare", *words),
     )
     _require_same(plan)
     return plan
 
 
-def options(argv: Sequence[str], kinds: Kinds) -> list[Option]:
-    """What the help lists: the comparison's own options, then those that all of its runs share."""
-    flags = split_flags([word for word in argv if word not in ("-h", "--help")])
-    file, content = read_recipe(flags, _recipe)
-    _, _, _, shared = _parted(file, tidy(content))
-    words = [_word(flag) for flag in flags if flag.key not in OWN and flag.key != "config"]
-    every = CommandLine(words, extract.LAYOUT, kinds, (file, shared)).options
-    taken = {*OWN, *ELSEWHERE, "wandb.name"}
-    return [*OWN.values(), *(each for each in every if each.key not in taken and not each.key.startswith("method."))]
-
-
 def _recipe(flags: Sequence[Flag]) -> Path:
     """Without --config: a resumed comparison's own file, else the digits'."""
-    out = last_text(flags, "out")
-    if not any(flag.key == "resume" and flag.text in (None, "true", "True", "yes") for flag in flags):
+    if not is_on(flags, "resume"):
         return DEFAULT
-    if not out:
-        raise UserError("--resume: expected --out as well: the directory of the comparison to go on with")
-    if not os.path.isfile(Path(out) / PAPER):
-        raise UserError(f"--out: expected the directory of a comparison to resume, but {out!r} has no {PAPER}")
-    return Path(out) / PAPER
+    return resumed(flags, PAPER, "the directory of the comparison", "the directory of a comparison")
 
 
 def _parted(file: str, content: Content) -> tuple[Content, list[Flag], Content, Content]:
@@ -101,7 +109,7 @@ def _parted(file: str, content: Content) -> tuple[Content, list[Flag], Content, 
 def _own(file: str, written: Content, flags: Sequence[Flag], rows: Sequence[str]) -> CompareConfig:
     """The comparison's own options. In a file a list may be a single value: ``seeds: 0``, ``budgets: 30k``."""
     listed = {name: _as_list(OWN[name], value) for name, value in written.items()}
-    reading = Reading(OWN.values(), [*given_by_file(listed, OWN, file), *given_by_flags(flags)])
+    reading = Reading(OWN, [*given_by_file(listed, OWN, file), *given_by_flags(flags)])
     config = build(CompareConfig, reading.values)
     reading.report(own_problems(config, rows))
     reading.finish()
@@ -109,10 +117,7 @@ def _own(file: str, written: Content, flags: Sequence[Flag], rows: Sequence[str]
 
 
 def _as_list(option: Option, value: Any) -> Any:
-    if not isinstance(option.default, tuple) or isinstance(value, str):
-        return value
-    values = value if isinstance(value, list) else [value]
-    return values if option.key == "seeds" else [str(each) for each in values]
+    return [value] if isinstance(option.default, tuple) and isinstance(value, int | float) else value
 
 
 def _require_for_all(file: str, shared: Content, flags: Sequence[Flag]) -> None:
@@ -165,7 +170,7 @@ def _contents(names: Sequence[str], rows: Mapping[str, Any], shared: Content, fi
 
 
 def _jobs(
-    contents: Mapping[str, Content], modes: Sequence[str], flags: Sequence[Flag], kinds: Kinds, file: str
+    contents: Mapping[str, Content], modes: Sequence[str], flags: Sequence[Flag], file: str
 ) -> dict[tuple[str, str], Job]:
     """A job per row and label mode. What is wrong with several of them is said once."""
     jobs: dict[tuple[str, str], Job] = {}
@@ -173,11 +178,9 @@ def _jobs(
     for mode in modes:
         for row, content in contents.items():
             others = set(SECTIONS) - set(METHODS[content["method"]["name"]].sections)
-            words = [_word(flag) for flag in flags if flag.key.partition(".")[0] not in others]
+            words = [flag.word for flag in flags if flag.key.partition(".")[0] not in others]
             try:
-                asked = CommandLine(
-                    [*words, f"--teacher.label-mode={mode}"], extract.LAYOUT, kinds, (file, dict(content))
-                )
+                asked = Arguments([*words, f"--teacher.label-mode={mode}"], extract.INPUTS, (file, dict(content)))
                 jobs[row, mode] = extract.job_of(asked)
             except UserError as error:
                 problems.setdefault(str(error), {})[row] = None
@@ -206,7 +209,3 @@ def _require_same(plan: ComparisonPlan) -> None:
                 f"--resume: {config.parent} was run with other values of {', '.join(keys)}; "
                 "leave those changes out, or choose another --out"
             )
-
-
-def _word(flag: Flag) -> str:
-    return f"--{flag.name}" if flag.text is None else f"--{flag.name}={flag.text}"

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+from functools import partial
 from pathlib import Path
 
-from dfme.cli.arguments import CommandInputs, CommandLine
-from dfme.cli.extract import RECIPE_ONLY, default_recipe
+from pydantic.dataclasses import dataclass
+
+from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_recipe
 from dfme.cli.flags import Flag, last_text
-from dfme.config.options import build
-from dfme.config.ranges import Problem
+from dfme.cli.teacher_side import check_teacher
+from dfme.config.fields import CONFIG, Device
+from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
+from dfme.config.values import build
 from dfme.methods import METHODS
-from dfme.run.checks import device_problems, evaluation_problems, file_problems, teacher_problems
+from dfme.run.checks import evaluation_problems, file_problems
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class EvaluateConfig:
-    """One evaluation of a student.
-
-    Args:
-        student: a run directory, or the student.safetensors of one
-        device: auto, cpu, cuda or cuda:N
-        evaluation: what the student is scored on
-    """
+    """One evaluation of a student."""
 
     student: str
-    device: str = "auto"
+    """a run directory, or the student.safetensors of one"""
+    device: Device = "auto"
+    """auto, cpu, cuda or cuda:N"""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """what the student is scored on"""
 
 
 def _recipe(flags: Sequence[Flag]) -> Path | None:
@@ -39,29 +41,39 @@ def _recipe(flags: Sequence[Flag]) -> Path | None:
     return written if written.is_file() else default_recipe(flags)
 
 
-LAYOUT = CommandInputs(EvaluateConfig, teacher=True, recipe=_recipe, ignored=RECIPE_ONLY - {"device", "evaluation"})
+SUMMARY = "score a student against its teacher: accuracy, agreement, divergence"
+INPUTS = CommandInputs(EvaluateConfig, teacher=True, recipe=_recipe, ignored=RECIPE_ONLY - {"device", "evaluation"})
 
 
-def plan_of(asked: CommandLine) -> tuple[Path, Job]:
+def run(words: Sequence[str]) -> int:
+    """Score, and print the table."""
+    student, job = plan_of(words)
+    check_teacher(job.teacher, job.teacher_options)
+    from dfme.cli.scoring import score
+
+    print(table(score(student, job, tell=partial(print, file=sys.stderr, flush=True))))
+    return 0
+
+
+def plan_of(words: Sequence[str]) -> tuple[Path, Job]:
     """The file of the student's weights, and a job that says by which teacher and on what it is scored.
 
     Raises:
         UserError: one line that names everything wrong.
     """
+    asked = Arguments(words, INPUTS)
     reading = asked.read()
-    teacher, options = asked.teacher(reading)
+    teacher, kind_options = asked.teacher(reading)
     config = build(EvaluateConfig, {"student": "", **reading.values})
     student = Path(config.student)
     weights = student / "student.safetensors" if student.is_dir() else student
     reading.report(file_problems("student", str(weights)))
-    reading.report(device_problems(config.device))
     if config.evaluation.dataset == "none":
         reading.report([Problem("evaluation.dataset", "expected a data set or a folder of images, got none")])
     reading.report(evaluation_problems(config.evaluation))
-    reading.report(teacher_problems(teacher, options))
     reading.finish()
     settings = ExtractConfig(device=config.device, evaluation=config.evaluation)
-    return weights, Job(settings, teacher, options, "dfme", METHODS["dfme"].config())
+    return weights, Job(settings, teacher, kind_options, "dfme", METHODS["dfme"].config())
 
 
 def table(scores: Mapping[str, float | str]) -> str:

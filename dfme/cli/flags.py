@@ -11,6 +11,8 @@ from dfme.errors import UserError
 ALIASES: dict[str, str] = {"teacher": "teacher.kind", "method": "method.name"}
 """A group's flag without a leaf, and the leaf it stands for."""
 
+HELP = ("-h", "--help", "--help-all")
+
 _NEGATIVE_NUMBER = re.compile(r"-[.\d]")
 
 
@@ -26,29 +28,31 @@ class Flag(NamedTuple):
         key = self.name.replace("-", "_")
         return ALIASES.get(key, key)
 
+    @property
+    def word(self) -> str:
+        """The one word that gives this flag."""
+        return f"--{self.name}" if self.text is None else f"--{self.name}={self.text}"
 
-def asks_for_help(argv: Sequence[str]) -> bool:
-    """Whether ``-h`` or ``--help`` is among the words."""
-    return any(word in ("-h", "--help") for word in argv)
 
+def split_flags(words: Sequence[str]) -> list[Flag]:
+    """Flags in the order given, those that ask for help left out.
 
-def split_flags(argv: Sequence[str]) -> list[Flag]:
-    """Flags in the order given. A word that starts with ``--`` is never a value (``--flag=--value`` is).
+    A word that starts with ``--`` is never a value (``--flag=--value`` is).
 
     Raises:
         UserError: for a word that is neither a flag nor a flag's value.
     """
     flags: list[Flag] = []
-    words = list(argv)
-    while words:
-        word = words.pop(0)
+    left = [word for word in words if word not in HELP]
+    while left:
+        word = left.pop(0)
         if not word.startswith("--") or len(word) == 2:
             raise UserError(f"expected a flag such as --budget 300k, got {word!r}")
         name, equals, text = word[2:].partition("=")
         if equals:
             flags.append(Flag(name, text))
-        elif words and _is_value(words[0]):
-            flags.append(Flag(name, words.pop(0)))
+        elif left and (not left[0].startswith("-") or left[0] == "-" or _NEGATIVE_NUMBER.match(left[0])):
+            flags.append(Flag(name, left.pop(0)))
         else:
             flags.append(Flag(name, None))
     return flags
@@ -59,5 +63,6 @@ def last_text(flags: Sequence[Flag], key: str) -> str | None:
     return next((flag.text for flag in reversed(flags) if flag.key == key), None)
 
 
-def _is_value(word: str) -> bool:
-    return not word.startswith("-") or word == "-" or bool(_NEGATIVE_NUMBER.match(word))
+def is_on(flags: Sequence[Flag], key: str) -> bool:
+    """Whether a switch is given and not as false."""
+    return any(flag.key == key and flag.text in (None, "true", "True", "yes") for flag in flags)

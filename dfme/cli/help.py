@@ -2,44 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping
 
-from jsonargparse import ArgumentParser
-
-from dfme.config.options import Option
+from dfme.config.messages import expected
+from dfme.config.values import Option
 
 TITLES: dict[str, str] = {
     "": "options",
     "schedule": "schedule (learning rates)",
-    "student": "student",
     "evaluation": "evaluation (what the student is scored on)",
     "wandb": "wandb (experiment tracking)",
     "teacher": "teacher (a module:Class of your own adds its own options)",
-    "method": "method",
-    "data": "data",
 }
 
+FEW = 24
+"""Options up to which a command shows all of them."""
 
-def command_help(command: str, summary: str, options: Sequence[Option]) -> str:
-    """The help of one command: its options by group, with types and defaults."""
-    parser = ArgumentParser(
-        prog=f"run.py {command}", usage=f"run.py {command} [FLAGS]", description=summary, add_help=False
+CONFIG_FILE = Option("config", str, None, "YAML file of options; flags beat it")
+
+
+def command_help(command: str, summary: str, options: Iterable[Option], everything: bool) -> str:
+    """The help of one command: its options by group; of many, those that a beginner needs, or ``everything``."""
+    listed = list(options)
+    shown = [option for option in listed if option.basic or everything or len(listed) <= FEW]
+    lines = [f"usage: run.py {command} {'[FLAGS]' if listed else 'RUN'}", "", summary]
+    groups: dict[str, list[Option]] = {}
+    for option in [CONFIG_FILE, *shown] if shown else []:
+        groups.setdefault(option.key.rpartition(".")[0], []).append(option)
+    for group, members in groups.items():
+        lines += ["", f"{TITLES.get(group, group)}:", *(line for option in members for line in _lines(option))]
+    if len(shown) < len(listed):
+        lines += ["", f"{len(listed) - len(shown)} more options: run.py {command} --help-all"]
+    return "\n".join(lines)
+
+
+def _lines(option: Option) -> list[str]:
+    flag = "  --" + option.key.replace("_", "-")
+    value = (
+        "" if option.key == "config" else "; required" if option.required else f"; default: {_shown(option.default)}"
     )
-    first = parser.add_argument_group(TITLES[""])
-    first.add_argument("--config", type=str, metavar="FILE", help="YAML file of options; flags beat it")
-    groups = {"": first}
-    for option in options:
-        name = option.key.rpartition(".")[0]
-        if name not in groups:
-            groups[name] = parser.add_argument_group(TITLES.get(name, name))
-        groups[name].add_argument(
-            "--" + option.key.replace("_", "-"),
-            type=option.type,
-            required=option.required,
-            default=None if option.required else option.default,
-            help=option.help.replace("%", "%%") or "no description",
-        )
-    return parser.format_help()
+    text = f"{option.help or 'no description'} ({expected(option.type)}{value})"
+    return [flag, *textwrap.wrap(text, 110, initial_indent=" " * 8, subsequent_indent=" " * 8, break_on_hyphens=False)]
+
+
+def _shown(default: object) -> str:
+    if default is None:
+        return "none"
+    if isinstance(default, bool):
+        return str(default).lower()
+    return ",".join(map(str, default)) or "empty" if isinstance(default, list | tuple) else str(default)
 
 
 def overview(commands: Mapping[str, str]) -> str:
@@ -60,4 +72,5 @@ first steps:
   run.py --config FILE.yaml --seed 1 --out runs/x   a recipe; flags beat it
   run.py --resume --out runs/x                      go on with an interrupted run
 
-run.py COMMAND --help lists a command's flags; with --teacher or --method, those of that one."""
+run.py COMMAND --help lists the flags that matter first, --help-all all of them; with --teacher or --method, those of
+that one."""

@@ -1,4 +1,4 @@
-"""``run.py report``: which run is drawn again."""
+"""``run.py report``: draw a run again."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from pathlib import Path
 
 from dfme.errors import UserError
 
-HELP = """usage: run.py report RUN
+SUMMARY = "draw the curves and the report of a run again"
+INPUTS = None
 
-Draw the curves, the sample sheets and report.html of the run directory RUN again, from its files."""
+
+def run(words: Sequence[str]) -> int:
+    """Draw the curves, the sample sheets and report.html again, from the run's files."""
+    path = run_directory(words)
+    from dfme.report import write_report
+
+    print(write_report(path))
+    return 0
 
 
-def run_directory(argv: Sequence[str]) -> Path:
-    """The run directory that the words name.
-
-    Raises:
-        UserError: if it is not one.
-    """
-    if len(argv) != 1 or argv[0].startswith("-"):
+def run_directory(words: Sequence[str]) -> Path:
+    """The run directory that the words name; UserError if it is not one."""
+    if len(words) != 1 or words[0].startswith("-"):
         raise UserError(
-            f"report: expected one run directory, as in run.py report runs/x, got {' '.join(argv) or 'none'}"
+            f"report: expected one run directory, as in run.py report runs/x, got {' '.join(words) or 'none'}"
         )
-    path = Path(argv[0])
+    path = Path(words[0])
     if not (path / "config.yaml").is_file():
-        raise UserError(f"report: expected a run directory, but {argv[0]!r} has no config.yaml")
+        raise UserError(f"report: expected a run directory, but {words[0]!r} has no config.yaml")
     return path

@@ -3,21 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from dfme.cli.arguments import CommandInputs, CommandLine
-from dfme.cli.extract import RECIPE_ONLY
+from pydantic.dataclasses import dataclass
+
+from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.flags import Flag, last_text
-from dfme.config.commands import RetrainConfig
-from dfme.config.options import build, leaves
-from dfme.config.ranges import Problem, out_of_range
-from dfme.config.settings import ExtractConfig
-from dfme.run.checks import device_problems, evaluation_problems, net_problems, schedule_problems
-from dfme.run.directory import holds_something
+from dfme.config.fields import CONFIG, Basic, Device, Seed
+from dfme.config.messages import Problem
+from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig
+from dfme.config.values import build, leaves
+from dfme.run.checks import evaluation_problems, fresh_directory_problems, net_problems
+from dfme.run.directory import RunDirectory
 
-OWN = {field.name for field in dataclasses.fields(RetrainConfig)} - {"run", "out"}
+
+@dataclass(frozen=True, config=CONFIG)
+class RetrainConfig:
+    """A fresh student on the answers that a run paid for; the teacher is asked nothing.
+
+    What is not given is as the run had it, its number of student steps included.
+    """
+
+    run: Basic[str]
+    """the run directory whose answers are learnt from"""
+    out: Basic[str | None] = None
+    """directory of the new student; by default a free name under runs/"""
+    seed: Basic[Seed] = 0
+    """seed of the student's weights and of the draws"""
+    device: Basic[Device] = "auto"
+    """auto, cpu, cuda or cuda:N"""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """of the training steps: fp32, or bf16 (autocast)"""
+    channels_last: Literal["auto", "yes", "no"] = "auto"
+    """memory format of convolutions; auto picks it where it is faster"""
+    compile: bool = False
+    """run the student through torch.compile"""
+    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+    """learning-rate schedule, over the steps"""
+    student: StudentConfig = dataclasses.field(default_factory=StudentConfig)
+    """the student"""
+    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+    """the run's evaluation set, whose recorded answers the student is scored on"""
 
 
 def _recipe(flags: Sequence[Flag]) -> Path | None:
@@ -26,41 +56,28 @@ def _recipe(flags: Sequence[Flag]) -> Path | None:
     return written if written.is_file() else None
 
 
-LAYOUT = CommandInputs(RetrainConfig, recipe=_recipe, ignored=(RECIPE_ONLY | {"teacher"}) - OWN)
+SUMMARY = "train a fresh student on the answers that a run paid for, asking nothing"
+OWN = {field.name for field in dataclasses.fields(RetrainConfig)} - {"run", "out"}
+INPUTS = CommandInputs(RetrainConfig, recipe=_recipe, ignored=(RECIPE_ONLY | {"teacher"}) - OWN)
 
 
-def plan_of(asked: CommandLine) -> RetrainConfig:
-    """What to train, on what, and where to.
+def run(words: Sequence[str]) -> int:
+    """Train, and print what came of it."""
+    config = Arguments(words, INPUTS).settings(RetrainConfig, _problems)
+    from dfme.run.retrain import retrain
 
-    Raises:
-        UserError: one line that names everything wrong.
-    """
-    reading = asked.read()
-    config = build(RetrainConfig, {"run": "", **reading.values})
-    reading.report(_problems(config))
-    reading.finish()
-    return config
-
-
-def settings(config: RetrainConfig) -> ExtractConfig:
-    """The part of a run's settings that its student's training heeds."""
-    own = {key: value for key, value in leaves(config).items() if key not in ("run", "out")}
-    return build(ExtractConfig, own)
+    out = Path(config.out) if config.out else RunDirectory.free_name(Path(f"{config.run.rstrip('/')}-retrained"))
+    settings = build(ExtractConfig, {key: value for key, value in leaves(config).items() if key not in ("run", "out")})
+    print(table(retrain(Path(config.run), out, settings, tell=partial(print, file=sys.stderr, flush=True)), out))
+    return 0
 
 
 def _problems(config: RetrainConfig) -> Iterator[Problem]:
-    yield from out_of_range(leaves(config))
-    yield from device_problems(config.device)
     yield from net_problems("student.arch", config.student.arch)
-    yield from schedule_problems(config.schedule)
     yield from evaluation_problems(config.evaluation)
-    run = Path(config.run)
-    if not run.is_dir() or not (run / "config.yaml").is_file():
+    if not (Path(config.run) / "config.yaml").is_file():
         yield Problem("run", f"expected a run directory, but {config.run!r} has no config.yaml")
-    if config.out is not None:
-        out = Path(config.out)
-        if not config.out or (out.exists() and not (out.is_dir() and not holds_something(out))):
-            yield Problem("out", f"expected a new or empty directory, got {config.out!r}; choose another --out")
+    yield from fresh_directory_problems(config.out)
 
 
 def table(summary: Mapping[str, Any], out: Path) -> str:

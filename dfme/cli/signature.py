@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dfme.config.options import REQUIRED, Option, argument_help
+from pydantic import PydanticUserError, TypeAdapter
+
+from dfme.config.fields import CONFIG
+from dfme.config.values import REQUIRED, Option
 from dfme.errors import UserError
 
 PREFIX = "teacher."
+
+_ARGUMENT = re.compile(
+    r"^(?P<indent>[ \t]*)(?::param )?(?P<name>\w+)(?: ?\([^)\n]*\))?: +(?P<text>\S.*(?:\n(?P=indent)[ \t]+\S.*)*)", re.M
+)
+"""An argument in a docstring in Google's or Sphinx' style, with the lines that are indented below it."""
 
 
 def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> list[Option]:
@@ -21,7 +30,12 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
     Raises:
         UserError: if a parameter without a default cannot be given by a flag.
     """
-    texts = argument_help(target, getattr(target, "__init__", None))
+    documented = (target.__doc__, getattr(getattr(target, "__init__", None), "__doc__", None))
+    texts = {
+        found["name"]: " ".join(found["text"].split())
+        for text in reversed(documented)
+        for found in _ARGUMENT.finditer(inspect.cleandoc(text or ""))
+    }
     options: list[Option] = []
     for parameter, hint in _parameters(target):
         name, default = parameter.name, parameter.default
@@ -31,10 +45,20 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
                 raise UserError(f"--teacher: {what}'s parameter {name!r} cannot be a flag; rename it")
             continue
         known = common.get(PREFIX + name)
-        kind = hint if hint is not None else known.type if known else Any
+        kind = _readable(hint) if hint is not None else known.type if known else Any
+        kind = kind | None if default is None and kind is not Any else kind  # `token: str = None`, as people write it
         text = texts.get(name) or (known.help if known else _argument_of(target))
         options.append(Option(PREFIX + name, kind, REQUIRED if default is parameter.empty else default, text))
     return options
+
+
+def _readable(hint: Any) -> Any:
+    """The type, or any if pydantic has no idea of it."""
+    try:
+        TypeAdapter(hint, config=None if getattr(hint, "__pydantic_fields__", None) else CONFIG)
+    except (PydanticUserError, NameError):
+        return Any
+    return hint
 
 
 def _argument_of(target: Callable[..., Any]) -> str:
@@ -65,7 +89,7 @@ def _parameters(target: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter,
 
 def _typed(function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, Any]]:
     try:
-        hints = typing.get_type_hints(function)
+        hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):  # a type that only exists for a type checker
         raw = getattr(function, "__annotations__", {})
         hints = {name: hint for name, hint in raw.items() if not isinstance(hint, str)}

@@ -1,43 +1,33 @@
-"""``run.py train-teacher``: what is checked before torch loads, and what is shown while it runs."""
+"""``run.py train-teacher``: a teacher to practise on."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
-from dfme.config.ranges import Problem
-from dfme.run.checks import dataset_problems, device_problems, net_problems
+from dfme.cli import teacher_side
+from dfme.cli.arguments import Arguments, CommandInputs
+from dfme.cli.teacher_side import TrainTeacherConfig
+from dfme.config.messages import Problem
+from dfme.run.checks import dataset_problems, net_problems
 
-
-class TrainingData(Protocol):
-    """The part of a training's configuration that names its data."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def root(self) -> str: ...
-    @property
-    def download(self) -> bool: ...
+SUMMARY = "train a teacher to practise on, and save its weights"
+INPUTS = CommandInputs(TrainTeacherConfig)
 
 
-class Training(Protocol):
-    """The part of a training's configuration that is checked here."""
-
-    @property
-    def data(self) -> TrainingData: ...
-    @property
-    def arch(self) -> str: ...
-    @property
-    def device(self) -> str: ...
+def run(words: Sequence[str]) -> int:
+    """Train, and print where the weights are."""
+    config = Arguments(words, INPUTS).settings(TrainTeacherConfig, _problems)
+    teacher_side.check_training(config)
+    done = teacher_side.train(config, show_epoch)
+    print(result(done.path, done.card.accuracy, done.seconds))
+    return 0
 
 
-def find_problems(config: Training) -> Iterator[Problem]:
-    """Unknown data, architecture or device."""
+def _problems(config: TrainTeacherConfig) -> Iterator[Problem]:
     yield from dataset_problems("data.name", config.data.name, config.data.root, config.data.download)
     yield from net_problems("arch", config.arch)
-    yield from device_problems(config.device)
 
 
 def show_epoch(metrics: dict[str, float]) -> None:

@@ -1,29 +1,34 @@
-"""The words of the command line's messages: what a type is called, and the nearest name for a typo."""
+"""What a message says: the nearest name for a typo, what was expected of a value, and what came."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
-class TypeWord(NamedTuple):
-    """How a type is called in a message, alone and in a list, and values to show as an example."""
+BOUNDS = ("gt", "ge", "lt", "le")
 
-    single: str
-    plural: str
-    samples: tuple[str, ...]
-
-
-TYPE_WORDS: dict[Any, TypeWord] = {
-    int: TypeWord("a whole number", "whole numbers", ("3", "32", "32")),
-    float: TypeWord("a number", "numbers", ("0.1", "0.3", "0.5")),
-    str: TypeWord("text", "words", ("a", "b", "c")),
-    bool: TypeWord("true or false", "true or false", ("true", "false")),
-    type(None): TypeWord("none", "none", ("none",)),
-    Path: TypeWord("a path", "paths", ("a", "b")),
+TYPE_WORDS: dict[Any, tuple[str, str, tuple[str, ...]]] = {
+    int: ("a whole number", "whole numbers", ("3", "32", "32")),
+    float: ("a number", "numbers", ("0.1", "0.3", "0.5")),
+    str: ("text", "words", ("a", "b", "c")),
+    bool: ("true or false", "true or false", ("true", "false")),
+    type(None): ("none", "none", ("none",)),
+    Path: ("a path", "paths", ("a", "b")),
 }
+"""What a type is called, alone and in a list, and an example of a list."""
+
+
+class Problem(NamedTuple):
+    """What is wrong with the option of this dotted key: what was expected and what came."""
+
+    key: str
+    text: str
 
 
 def listed(values: Iterable[float]) -> str:
@@ -56,3 +61,71 @@ def unknown_choice(what: str, name: str, choices: Iterable[str]) -> str:
     """What to say of a name that is none of the choices: all of them, and the nearest."""
     known = list(choices)
     return f"expected a {what} ({', '.join(known)}), got {name!r}{did_you_mean(name, known)}"
+
+
+def fault_text(kind: Any, value: Any, faults: Sequence[ErrorDetails]) -> str:
+    """What pydantic found wrong with one value of this type, which may be several things if there are alternatives."""
+    said = [fault["ctx"]["error"] for fault in faults if fault["type"] == "value_error"]
+    if said:
+        return str(said[0])
+    got = "none" if value is None else repr(value)
+    if faults[0]["type"] == "string_pattern_mismatch":
+        return f"expected {dict(_bounds(kind))['words']}, got {got}"
+    ranged = any(fault["type"].startswith(("greater_", "less_", "finite_")) for fault in faults)
+    bounds = dict(_bounds(kind))
+    if ranged and bounds:
+        plain = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        many = any(get_origin(member) in (tuple, list) for member in members(kind))
+        return f"expected {_range(bounds, many)}, got {plain}"
+    choices = [str(choice) for member in members(kind) for choice in get_args(member) if get_origin(member) is Literal]
+    return f"expected {expected(kind)}, got {got}{did_you_mean(str(value), choices)}"
+
+
+def members(kind: Any) -> tuple[Any, ...]:
+    """The alternatives of a union, or the type alone, without what is annotated to them."""
+    if get_origin(kind) is Annotated:
+        return members(get_args(kind)[0])
+    if get_origin(kind) in (Union, types.UnionType):
+        return tuple(member for part in get_args(kind) for member in members(part))
+    return (kind,)
+
+
+def expected(kind: Any) -> str:
+    """What a value of this type looks like, in words for a person."""
+    kinds = members(kind)
+    said = dict(_bounds(kind)).get("words") if kinds[0] is str else None
+    return " or ".join([said, *map(_one_expected, kinds[1:])] if said else map(_one_expected, kinds))
+
+
+def _one_expected(kind: Any) -> str:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return f"{'one of ' * (len(arguments) > 1)}{', '.join(map(str, arguments))}"
+    if origin in (tuple, list) and arguments:
+        open_ended = origin is list or Ellipsis in arguments
+        _, plural, samples = TYPE_WORDS.get(members(arguments[0])[0], ("", "values", ("a", "b", "c")))
+        count = "" if open_ended else f"{len(arguments)} "
+        return f"{count}{plural} such as {','.join(samples if open_ended else samples[: len(arguments)])}"
+    return TYPE_WORDS[kind][0] if kind in TYPE_WORDS else getattr(kind, "__name__", None) or str(kind)
+
+
+def _bounds(kind: Any) -> Iterator[tuple[str, Any]]:
+    """What limits a type: bounds by their names in pydantic, and ``words`` if it says them itself."""
+    for part in get_args(kind):
+        yield from _bounds(part)
+    for mark in getattr(kind, "__metadata__", ()):
+        for each in (mark, *getattr(mark, "metadata", ())):
+            yield from ((name, getattr(each, name)) for name in (*BOUNDS, "words") if hasattr(each, name))
+
+
+def _range(bounds: Mapping[str, Any], many: bool) -> str:
+    if "words" in bounds:
+        return str(bounds["words"])
+    number = "numbers" if many else "a number"
+    high = f" to {bounds['le']:g}" if "le" in bounds else f" to below {bounds['lt']:g}" if "lt" in bounds else ""
+    if high:
+        low = f"above {bounds['gt']:g}" if "gt" in bounds else f"from {bounds.get('ge', 0):g}"
+        return f"{number} {low}{high}"
+    if bounds.get("gt") == 0:
+        return "positive numbers" if many else "a positive number"
+    return "0 or more" if bounds.get("ge") == 0 else f"at least {bounds.get('ge', bounds.get('gt')):g}"

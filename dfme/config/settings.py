@@ -1,273 +1,295 @@
-"""The configuration of a run: frozen dataclasses whose docstrings are the command line's help. No torch here."""
+"""The settings of a run: one model per section, a field's type with its range and, below it, its help. No torch here.
+
+``Basic`` marks the options that ``--help`` shows; ``--help-all`` shows the others too.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import dataclasses
+from dataclasses import field
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from dfme.config.fields import (
+    CONFIG,
+    Basic,
+    Classes,
+    Count,
+    Device,
+    Images,
+    LabelModeText,
+    Natural,
+    NotNegative,
+    Positive,
+    Seed,
+    Share,
+    ShareAboveZero,
+    ShareBelowOne,
+    accepted_by,
+)
+from dfme.config.messages import listed
+from dfme.errors import UserError
+from dfme.spec import ImageSpec
+
+
+def _require_milestones(shares: tuple[float, ...]) -> None:
+    if not all(left < right for left, right in pairwise((0.0, *shares, 1.0))):
+        raise UserError(f"expected increasing shares of the budget between 0 and 1, got {listed(shares)}")
+
+
+def _require_rounds(shares: tuple[float, ...]) -> None:
+    if shares and (not all(left < right for left, right in pairwise((0.0, *shares))) or shares[-1] != 1):
+        text = "expected increasing shares of the budget, the last one 1, at which all of it is paid for"
+        raise UserError(f"{text}; got {listed(shares)}")
+
 
 ObjectiveName = Literal["student", "l1", "kl"]
+UpTo64 = Annotated[int, Field(ge=0, le=64)]
+Shape = Annotated[tuple[int, int, int], accepted_by(ImageSpec)]
+Bounds = Annotated[tuple[float, float], accepted_by(lambda bounds: ImageSpec((1, 1, 1), bounds))]
+Levels = Annotated[int, accepted_by(lambda levels: ImageSpec((1, 1, 1), levels=levels))]
+Milestones = Annotated[tuple[float, ...], accepted_by(_require_milestones)]
+Rounds = Annotated[tuple[float, ...], accepted_by(_require_rounds)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class TeacherConfig:
-    """What every kind of teacher has in common; a kind's own options stand beside it in a job.
+    """What every kind of teacher has in common; a kind's own options stand beside it in a job."""
 
-    Args:
-        kind: torch, v2, tf-serving, hf-api, json, onnx, pt2, torchscript, hf, timm, or module:Class or
-            module:function of your own
-        shape: images as C,H,W; inferred where it can be
-        num_classes: number of classes, 2 of a binary model with one output; inferred where it can be
-        label_mode: logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label; decided by the owner's side
-        bounds: lowest and highest pixel value the API takes
-        levels: pixel values the wire can carry (256: 8-bit images); none: floats
-        mean: per-channel mean that the teacher subtracts inside
-        std: per-channel deviation that the teacher divides by inside
-        max_batch: most images in one call
-        price_per_1000: what a thousand answered images cost, in any currency; the cost is shown and kept
-    """
-
-    kind: str = "torch"
-    shape: tuple[int, int, int] | None = None
-    num_classes: int | None = None
-    label_mode: str | None = None
-    bounds: tuple[float, float] | None = None
-    levels: int | None = None
+    kind: Basic[str] = "torch"
+    """module:Class or module:function of your own"""
+    shape: Basic[Shape | None] = None
+    """images as C,H,W; inferred where it can be"""
+    num_classes: Basic[Classes | None] = None
+    """number of classes, 2 of a binary model with one output; inferred where it can be"""
+    label_mode: Basic[LabelModeText | None] = None
+    """logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label; decided by the owner's side"""
+    bounds: Bounds | None = None
+    """lowest and highest pixel value the API takes"""
+    levels: Basic[Levels | None] = None
+    """pixel values the wire can carry (256: 8-bit images); none: floats"""
     mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    max_batch: int | None = None
-    price_per_1000: float | None = None
+    """per-channel mean that the teacher subtracts inside"""
+    std: tuple[Positive, ...] | None = None
+    """per-channel deviation that the teacher divides by inside"""
+    max_batch: Count | None = None
+    """most images in one call"""
+    price_per_1000: NotNegative | None = None
+    """what a thousand answered images cost, in any currency; the cost is shown and kept"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class ScheduleConfig:
-    """Learning rates of student and generator as a function of the share of the budget spent.
-
-    Args:
-        kind: steps (multiply at milestones), cosine (to zero at the end of the budget) or constant
-        milestones: shares of the budget, within 0 and 1, at which the learning rates are multiplied by decay
-        decay: factor at each milestone
-        warmup: share of the budget over which the learning rates climb from zero
-    """
+    """Learning rates of student and generator as a function of the share of the budget spent."""
 
     kind: Literal["steps", "cosine", "constant"] = "steps"
-    milestones: tuple[float, ...] = (0.1, 0.3, 0.5)
-    decay: float = 0.3
-    warmup: float = 0.0
+    """steps (multiply at milestones), cosine (to zero at the end of the budget) or constant"""
+    milestones: Milestones = (0.1, 0.3, 0.5)
+    """shares of the budget, within 0 and 1, at which the learning rates are multiplied by decay"""
+    decay: Positive = 0.3
+    """factor at each milestone"""
+    warmup: ShareBelowOne = 0.0
+    """share of the budget over which the learning rates climb from zero"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class StudentConfig:
-    """The students and how they are trained. One is delivered; of several, each learns from the same batches.
+    """The students and how they are trained. One is delivered; of several, each learns from the same batches."""
 
-    Args:
-        arch: a name from dfme.nets, a torchvision classifier, or auto (by the size of the image)
-        count: students trained side by side; 0: as many as the method needs
-        optimizer: sgd or adam
-        loss: distance to the teacher, which a trained generator maximises: l1 (on recovered logits; a rounded
-            zero is an upper bound), kl, cross_entropy (on labels), or auto (l1 for soft answers, kl for top_k,
-            cross_entropy for labels); for l1 and kl, top_k's unrevealed mass is spread evenly
-        lr: learning rate at the start
-        momentum: of sgd
-        weight_decay: of the optimiser
-        decay_images: paid images held that weight_decay is meant for; with n of them it is sqrt(decay_images / n) times
-            as large; 0: the same for any number
-        steps: optimiser steps of each student over the whole run, spread evenly over the budget: fresh batches
-            first, then paid ones again; 0: one step a fresh batch and replay_steps
-        final_share: share of steps that is taken once the budget has run out, on everything held
-        rounds: shares of the budget, up to 1, at which the students take equal parts of their steps on everything paid
-            for, each by a schedule of its own, and none in between; empty: steps are spread over the budget
-        shrink: what is left of the students' weights as a round begins; the rest is that of fresh ones
-        distil_share: share of steps, the last, in which a fresh net learns the vote of the students; it is delivered
-        replay_steps: steps on already paid answers after each fresh batch; 0 is the papers' own recipe
-        replay_batch: images per replay step
-        replay_capacity: paid images kept for replay, first in, first out
-        replay_order: uniform, or hard (of twice as many drawn, those with the larger last loss)
-        replay_store: memory, or disk (files in the run directory, of which a batch at a time is read)
-        replay_precision: of kept images that are not 8-bit on the wire, which are kept exactly: float32 or float16
-        augment: of paid images that are replayed, with the same answer: none, flip, shift (by a pixel) or both
-        average: decay of the moving average of weights that is delivered; 0 delivers the last weights
-        average_every: student steps between two updates of the average
-    """
-
-    arch: str = "auto"
-    count: int = 0
+    arch: Basic[str] = "auto"
+    """a name from dfme.nets, a torchvision classifier, or auto (by the size of the image)"""
+    count: UpTo64 = 0
+    """students trained side by side; 0: as many as the method needs"""
     optimizer: Literal["sgd", "adam"] = "sgd"
+    """sgd or adam"""
     loss: Literal["auto", "l1", "kl", "cross_entropy"] = "auto"
-    lr: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    decay_images: int = 0
-    steps: int = 0
-    final_share: float = 0.0
-    rounds: tuple[float, ...] = ()
-    shrink: float = 0.4
-    distil_share: float = 0.0
-    replay_steps: int = 0
-    replay_batch: int = 256
-    replay_capacity: int = 1_000_000
+    """distance to the teacher, which a trained generator maximises: l1 (on recovered logits; a rounded zero is an upper
+    bound), kl, cross_entropy (on labels), or auto (l1 for soft answers, kl for top_k, cross_entropy for labels); for
+    l1 and kl, top_k's unrevealed mass is spread evenly"""
+    lr: Basic[Positive] = 0.1
+    """learning rate at the start"""
+    momentum: ShareBelowOne = 0.9
+    """of sgd"""
+    weight_decay: NotNegative = 5e-4
+    """of the optimiser"""
+    decay_images: Natural = 0
+    """paid images held that weight_decay is meant for; with n of them it is sqrt(decay_images / n) times as large; 0:
+    the same for any number"""
+    steps: Basic[Natural] = 0
+    """optimiser steps of each student over the whole run, spread evenly over the budget: fresh batches first, then paid
+    ones again; 0: one step a fresh batch and replay_steps"""
+    final_share: Share = 0.0
+    """share of steps that is taken once the budget has run out, on everything held"""
+    rounds: Rounds = ()
+    """shares of the budget, up to 1, at which the students take equal parts of their steps on everything paid for, each
+    by a schedule of its own, and none in between; empty: steps are spread over the budget"""
+    shrink: Share = 0.4
+    """what is left of the students' weights as a round begins; the rest is that of fresh ones"""
+    distil_share: ShareBelowOne = 0.0
+    """share of steps, the last, in which a fresh net learns the vote of the students; it is delivered"""
+    replay_steps: Basic[Natural] = 0
+    """steps on already paid answers after each fresh batch; 0 is the papers' own recipe"""
+    replay_batch: Count = 256
+    """images per replay step"""
+    replay_capacity: Count = 1_000_000
+    """paid images kept for replay, first in, first out"""
     replay_order: Literal["uniform", "hard"] = "uniform"
+    """uniform, or hard (of twice as many drawn, those with the larger last loss)"""
     replay_store: Literal["memory", "disk"] = "memory"
+    """memory, or disk (files in the run directory, of which a batch at a time is read)"""
     replay_precision: Literal["float32", "float16"] = "float32"
+    """of kept images that are not 8-bit on the wire, which are kept exactly: float32 or float16"""
     augment: Literal["none", "flip", "shift", "both"] = "none"
-    average: float = 0.0
-    average_every: int = 1
+    """of paid images that are replayed, with the same answer: none, flip, shift (by a pixel) or both"""
+    average: ShareBelowOne = 0.0
+    """decay of the moving average of weights that is delivered; 0 delivers the last weights"""
+    average_every: Count = 1
+    """student steps between two updates of the average"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class QueriesConfig:
-    """Which images are paid for with the student, of methods that draw them: from what, and which of them.
-
-    Args:
-        programs: what procedural images are drawn by, evenly: leaves, strokes, noise, gradients, generators; a name
-            that stands twice counts twice
-        procedural: share of every batch that a program draws in place of the generator
-        base: none, or procedural: the generator transforms such an image, gen_op = base + G(z, base)
-        generators: generators side by side, each of which makes its part of every batch
-        evolve: share of every batch that is bred from images paid for before, seldom answered classes above all; times
-            the share of the classes that is missing among the answers so far
-        pool: candidates for each image that is paid for
-        choose: of a pool, those on which the students' vote has the most entropy, on which the students differ most
-            (disagreement, of two or more), on which the vote has the most confidence, or random ones, for balance and
-            ceiling alone to decide
-        balance: choose as evenly as can be over the classes that the students see
-        ceiling: choose first where the students' confidence is at most this; 1 sets no ceiling
-    """
+    """Which images are paid for with the student, of methods that draw them: from what, and which of them."""
 
     programs: tuple[str, ...] = ("leaves",)
-    procedural: float = 0.0
+    """what procedural images are drawn by, evenly: leaves, strokes, noise, gradients, generators; a name that stands
+    twice counts twice"""
+    procedural: Share = 0.0
+    """share of every batch that a program draws in place of the generator"""
     base: Literal["none", "procedural"] = "none"
-    generators: int = 1
-    evolve: float = 0.0
-    pool: int = 1
+    """none, or procedural: the generator transforms such an image, gen_op = base + G(z, base)"""
+    generators: Annotated[int, Field(ge=1, le=64)] = 1
+    """generators side by side, each of which makes its part of every batch"""
+    evolve: Share = 0.0
+    """share of every batch that is bred from images paid for before, seldom answered classes above all; times the share
+    of the classes that is missing among the answers so far"""
+    pool: Count = 1
+    """candidates for each image that is paid for"""
     choose: Literal["entropy", "disagreement", "confidence", "random"] = "entropy"
+    """of a pool, those on which the students' vote has the most entropy, on which the students differ most
+    (disagreement, of two or more), on which the vote has the most confidence, or random ones, for balance and
+    ceiling alone to decide"""
     balance: bool = True
-    ceiling: float = 1.0
+    """choose as evenly as can be over the classes that the students see"""
+    ceiling: ShareAboveZero = 1.0
+    """choose first where the students' confidence is at most this; 1 sets no ceiling"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class EstimatorConfig:
-    """How a method that trains its generator by finite differences estimates the gradient at its output.
+    """How a method that trains its generator by finite differences estimates the gradient at its output."""
 
-    Args:
-        kind: finite_difference; prior_guided (directions that lean towards a prior); exact_student (the
-            student's term by autograd, differences through the teacher only); synthetic (a network learns to
-            predict the gradient, one step in ``every`` is paid); or auto: the pre-flight check chooses
-            objective, space, form, direction and step of a finite_difference
-        objective: what the generator drives apart: student (the student's own loss), l1 or kl; kl survives
-            rounded answers, where l1's differences are mostly hidden
-        directions: random directions per image of the estimate (m)
-        step: length of a finite difference in units of the perturbed space (of the lattice: whole levels), or
-            auto: the pre-flight check measures it
-        form: forward differences cost m+1 queries per image, central ones (antithetic pairs) 2m; of kind prior_guided
-            2m+1
-        direction: sphere (uniform on the unit sphere), gaussian, rademacher (+-1 per pixel), orthogonal (m
-            random directions at right angles), dct (random low-frequency patterns), range (what the
-            generator's last layer can realise)
-        space: where to perturb: pre_squash (before the generator's last tanh), image, or lattice (+- whole
-            levels per pixel, which 8-bit images carry exactly)
-        frequencies: share of the frequencies, the lowest, that dct directions are made of
-        prior: of prior_guided: student (its own gradient at the last answer) or neighbours (slopes towards
-            images that were paid for before)
-        control: of exact_student: weight of the student's difference as a control variate: 0 none, 1 the plain
-            difference of the loss, auto the weight of least variance
-        every: of synthetic: one generator step in so many is paid for
-        synthetic_lr: of synthetic: learning rate of the network's Adam
-    """
-
-    kind: Literal["auto", "finite_difference", "prior_guided", "exact_student", "synthetic"] = "finite_difference"
+    kind: Basic[Literal["auto", "finite_difference", "prior_guided", "exact_student", "synthetic"]] = (
+        "finite_difference"
+    )
+    """finite_difference; prior_guided (directions that lean towards a prior); exact_student (the student's term by
+    autograd, differences through the teacher only); synthetic (a network learns to predict the gradient, one step in
+    ``every`` is paid); or auto: the pre-flight check chooses objective, space, form, direction and step of a
+    finite_difference"""
     objective: ObjectiveName = "student"
-    directions: int = 1
-    step: float | Literal["auto"] = 1e-3
+    """what the generator drives apart: student (the student's own loss), l1 or kl; kl survives rounded answers, where
+    l1's differences are mostly hidden"""
+    directions: Count = 1
+    """random directions per image of the estimate (m)"""
+    step: Basic[Positive | Literal["auto"]] = 1e-3
+    """length of a finite difference in units of the perturbed space (of the lattice: whole levels), or auto: the
+    pre-flight check measures it"""
     form: Literal["forward", "central"] = "forward"
+    """forward differences cost m+1 queries per image, central ones (antithetic pairs) 2m; of kind prior_guided 2m+1"""
     direction: Literal["sphere", "gaussian", "rademacher", "orthogonal", "dct", "range"] = "sphere"
+    """sphere (uniform on the unit sphere), gaussian, rademacher (+-1 per pixel), orthogonal (m random directions at
+    right angles), dct (random low-frequency patterns), range (what the generator's last layer can realise)"""
     space: Literal["pre_squash", "image", "lattice"] = "pre_squash"
-    frequencies: float = 0.125
+    """where to perturb: pre_squash (before the generator's last tanh), image, or lattice (+- whole levels per pixel,
+    which 8-bit images carry exactly)"""
+    frequencies: ShareAboveZero = 0.125
+    """share of the frequencies, the lowest, that dct directions are made of"""
     prior: Literal["student", "neighbours"] = "student"
+    """of prior_guided: student (its own gradient at the last answer) or neighbours (slopes towards images that were
+    paid for before)"""
     control: float | Literal["auto"] = "auto"
-    every: int = 4
-    synthetic_lr: float = 1e-3
+    """of exact_student: weight of the student's difference as a control variate: 0 none, 1 the plain difference of the
+    loss, auto the weight of least variance"""
+    every: Count = 4
+    """of synthetic: one generator step in so many is paid for"""
+    synthetic_lr: Positive = 1e-3
+    """of synthetic: learning rate of the network's Adam"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class EvaluationConfig:
-    """What the student is scored on. The teacher's answers on it are asked once, recorded and not charged.
+    """What the student is scored on. The teacher's answers on it are asked once, recorded and not charged."""
 
-    Args:
-        dataset: digits, shapes, mnist, fashion_mnist, cifar10, cifar100, svhn, a FOLDER of class folders, or none
-        root: where torchvision's data sets lie
-        download: let torchvision fetch a missing data set
-        mean: per-channel mean to normalise the images with, for a teacher that takes normalised images
-        std: per-channel deviation, with mean; without both, images are scaled to the teacher's bounds
-        points: evaluations over the budget, evenly spaced
-        limit: use at most so many images; 0 uses all
-    """
-
-    dataset: str = "none"
+    dataset: Basic[str] = "none"
+    """digits, shapes, mnist, fashion_mnist, cifar10, cifar100, svhn, a FOLDER of class folders, or none"""
     root: str = "datasets"
+    """where torchvision's data sets lie"""
     download: bool = False
+    """let torchvision fetch a missing data set"""
     mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    points: int = 25
-    limit: int = 0
+    """per-channel mean to normalise the images with, for a teacher that takes normalised images"""
+    std: tuple[Positive, ...] | None = None
+    """per-channel deviation, with mean; without both, images are scaled to the teacher's bounds"""
+    points: Count = 25
+    """evaluations over the budget, evenly spaced"""
+    limit: Natural = 0
+    """use at most so many images; 0 uses all"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class WandbConfig:
-    """Tracking in Weights & Biases, beside the run's own files.
+    """Tracking in Weights & Biases, beside the run's own files."""
 
-    Args:
-        mode: off, offline, or online (falls back to offline where there is no key or no network)
-        project: wandb project
-        entity: wandb user or team
-        name: name of the run
-        group: group of the run
-        tags: tags of the run
-    """
-
-    mode: Literal["off", "offline", "online"] = "off"
+    mode: Basic[Literal["off", "offline", "online"]] = "off"
+    """off, offline, or online (falls back to offline where there is no key or no network)"""
     project: str = "dfme"
+    """wandb project"""
     entity: str | None = None
+    """wandb user or team"""
     name: str | None = None
+    """name of the run"""
     group: str | None = None
+    """group of the run"""
     tags: tuple[str, ...] = ()
+    """tags of the run"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class ExtractConfig:
-    """One extraction run, less its teacher and method, whose options depend on their kind.
+    """One extraction run, less its teacher and method, whose options depend on their kind."""
 
-    Args:
-        budget: images that may be charged, such as 300000, 300k or 2M
-        seed: seed of everything random
-        out: run directory; by default a free name under runs/
-        resume: go on with the run in --out
-        device: auto, cpu, cuda or cuda:N
-        precision: of the student's training steps: fp32, or bf16 (autocast); estimates are always fp32
-        channels_last: memory format of convolutions; auto picks it where it is faster
-        compile: run student and generator through torch.compile
-        checkpoint_seconds: least time between two checkpoints, in seconds
-        schedule: learning-rate schedule
-        student: the student
-        evaluation: what the student is scored on
-        wandb: experiment tracking
-    """
-
-    budget: int | str = 1_000_000
-    seed: int = 0
-    out: str | None = None
-    resume: bool = False
-    device: str = "auto"
+    budget: Basic[Images] = 1_000_000
+    """images that may be charged, such as 300000, 300k or 2M"""
+    seed: Basic[Seed] = 0
+    """seed of everything random"""
+    out: Basic[str | None] = None
+    """run directory; by default a free name under runs/"""
+    resume: Basic[bool] = False
+    """go on with the run in --out"""
+    device: Basic[Device] = "auto"
+    """auto, cpu, cuda or cuda:N"""
     precision: Literal["fp32", "bf16"] = "fp32"
+    """of the student's training steps: fp32, or bf16 (autocast); estimates are always fp32"""
     channels_last: Literal["auto", "yes", "no"] = "auto"
+    """memory format of convolutions; auto picks it where it is faster"""
     compile: bool = False
-    checkpoint_seconds: float = 60.0
+    """run student and generator through torch.compile"""
+    checkpoint_seconds: NotNegative = 60.0
+    """least time between two checkpoints, in seconds"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """learning-rate schedule"""
     student: StudentConfig = field(default_factory=StudentConfig)
+    """the student"""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """what the student is scored on"""
     wandb: WandbConfig = field(default_factory=WandbConfig)
+    """experiment tracking"""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Job:
     """Everything that decides a run. ``teacher_options`` are the own arguments of the teacher's kind.
 

@@ -66,6 +66,11 @@ def dump_yaml(paper: Mapping[str, Any]) -> str:
     return yaml.dump(dict(paper), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
+def parse_yaml(text: str) -> Any:
+    """The value of a text in our YAML."""
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 (a subclass of SafeLoader)
+
+
 def load_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file; an empty file is an empty mapping.
 
@@ -77,7 +82,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise UserError(f"{path}: expected a YAML file of options, got more than {MAX_BYTES:,} bytes")
-        loaded = yaml.load(content.decode(), Loader=_Loader)  # noqa: S506 (a subclass of SafeLoader)
+        loaded = parse_yaml(content.decode())
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected a YAML file of options") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -81,9 +81,10 @@ def neighbour_prior(objective: Objective, point_BCHW: Tensor, answers: Tensor, r
     (K + r I) c = y with K their Gram matrix. Costs a distance from every point to every remembered image, and
     the student's scores of the latter. Heuristic: it is as good as the objective is straight between neighbours.
     """
-    if not objective.remembered:
+    batches = [batch for batch in objective.remembered if len(batch[0])]
+    if not batches:
         return _unit_or_random(torch.zeros_like(point_BCHW), rng)
-    images_NCHW, kept_answers = (torch.cat(parts) for parts in zip(*objective.remembered, strict=True))
+    images_NCHW, kept_answers = (torch.cat(parts) for parts in zip(*batches, strict=True))
     points_BD, images_ND = point_BCHW.flatten(1), images_NCHW.flatten(1).to(point_BCHW.dtype)
     with torch.no_grad():
         pieces = zip(images_NCHW.split(len(point_BCHW)), kept_answers.split(len(point_BCHW)), strict=True)

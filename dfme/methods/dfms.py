@@ -76,7 +76,7 @@ class Dfms(Method):
         for _ in range(self.config.gan_steps):
             gen_op = self._gen_op()
             self._generator_descends(gen_op, self._discriminator.generator_loss(self.generator.squash(gen_op)))
-            self._discriminator_step()
+            self.discriminator_step()
         self._pretrained = True
         return (f"gan: {self.config.gan_steps} steps on images of {self._proxy.name}, which asked nothing",)
 
@@ -87,26 +87,30 @@ class Dfms(Method):
         by_answers = self.config.adversarial > 0
         metrics = self.pay_in_batches(self.cost - by_answers * self.config.batch_size)
         for number in range(self.config.generator_steps):
-            metrics |= self._generator_step(pays=by_answers and number == 0)
-            metrics |= self._discriminator_step()
+            metrics |= self.generator_step(pays=by_answers and number == 0)
+            metrics |= self.discriminator_step()
         return metrics
 
-    def _generator_step(self, pays: bool) -> Metrics:
+    def generator_step(self, pays: bool) -> Metrics:
         """One step of the generator; one that ``pays`` first asks about its own batch, which the students learn."""
         gen_op, metrics, answers = self._gen_op(), Metrics(), None
         if pays:
             x_BCHW = self.oracle.spec.quantise(self.generator.squash(gen_op.detach()))
             answers = self.oracle(x_BCHW, "student")
             metrics = self.learn(x_BCHW, answers)
+        return metrics | self._generator_descends(gen_op, self.generator_loss(gen_op, answers))
+
+    def generator_loss(self, gen_op: Tensor, answers: Tensor | None = None) -> Tensor:
+        """What the generator minimises; its last term only where the answers are known."""
         x_BCHW = self.generator.squash(gen_op)
         scores_EBK = predict(self.students.nets, x_BCHW)
         later = self.oracle.ledger.share >= self.config.later_from
         diversity = self.config.diversity_later if later else self.config.diversity
         loss = self._discriminator.generator_loss(x_BCHW) + diversity * class_diversity(scores_EBK)
-        if answers is not None:
-            far = [self.students.distance(scores_BK, answers).mean() for scores_BK in scores_EBK]
-            loss = loss - self.config.adversarial * torch.stack(far).mean()
-        return metrics | self._generator_descends(gen_op, loss)
+        if answers is None:
+            return loss
+        far = [self.students.distance(scores_BK, answers).mean() for scores_BK in scores_EBK]
+        return loss - self.config.adversarial * torch.stack(far).mean()
 
     def _gen_op(self) -> Tensor:
         gen_op: Tensor = self.generator(self.generator.draw(self.config.batch_size, self.rng["latent"]))
@@ -118,7 +122,7 @@ class Dfms(Method):
         self.generator_optimizer.step()
         return self.generator_metrics(gen_op.grad) | {"generator_loss": loss.detach()}
 
-    def _discriminator_step(self) -> Metrics:
+    def discriminator_step(self) -> Metrics:
         """A step of the discriminator, on proxy images and as many of the generator's."""
         real_BCHW = self._passes.draw(self.config.batch_size, self.rng["proxy"])
         return {"discriminator_loss": self._discriminator.learn(real_BCHW, self.generate(self.config.batch_size))}

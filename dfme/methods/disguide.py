@@ -64,12 +64,16 @@ class Disguide(Method):
     def generator_step(self, batch_size: int) -> Metrics:
         """One step of the generator on the students' disagreement, whose gradient autograd knows."""
         gen_op = self.generator(self.generator.draw(batch_size, self.rng["latent"]))
-        scores_EBK = predict(self.students.nets, self.generator.squash(gen_op))
-        loss = self.config.diversity * class_diversity(scores_EBK) - students_disagreement(scores_EBK)
+        loss = self.generator_loss(gen_op)
         self.generator_optimizer.zero_grad()
         loss.backward(inputs=[gen_op, *self.generator.parameters()])  # the students' weights get no gradient
         self.generator_optimizer.step()
         return self.generator_metrics(gen_op.grad) | {"generator_loss": loss.detach()}
+
+    def generator_loss(self, gen_op: Tensor) -> Tensor:
+        """- mean std_e(p) + lambda * sum_k pbar_k log pbar_k of the students' probabilities on the images."""
+        scores_EBK = predict(self.students.nets, self.generator.squash(gen_op))
+        return self.config.diversity * class_diversity(scores_EBK) - students_disagreement(scores_EBK)
 
     @torch.no_grad()
     def prepare(self) -> tuple[str, ...]:

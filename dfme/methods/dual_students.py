@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from dfme.methods.base import Components, Method, Metrics
 from dfme.methods.configs import DualStudentsConfig
@@ -48,9 +49,13 @@ class DualStudents(Method):
     def generator_step(self, batch_size: int) -> Metrics:
         """One step of the generator on the students' distance, whose gradient autograd knows."""
         gen_op = self.generator(self.generator.draw(batch_size, self.rng["latent"]))
-        shown_BCHW = gen_op if self.config.before_tanh else self.generator.squash(gen_op)
-        loss = -pairwise_distance(predict(self.students.nets, shown_BCHW))
+        loss = self.generator_loss(gen_op)
         self.generator_optimizer.zero_grad()
         loss.backward(inputs=[gen_op, *self.generator.parameters()])  # the students' weights get no gradient
         self.generator_optimizer.step()
         return self.generator_metrics(gen_op.grad) | {"generator_loss": loss.detach()}
+
+    def generator_loss(self, gen_op: Tensor) -> Tensor:
+        """- mean |S_1(x) - S_2(x)|, on images or, ``before_tanh``, on the generator's output."""
+        shown_BCHW = gen_op if self.config.before_tanh else self.generator.squash(gen_op)
+        return -pairwise_distance(predict(self.students.nets, shown_BCHW))

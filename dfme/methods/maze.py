@@ -88,7 +88,7 @@ class Maze(Dfme):
         reuse = self.reuses_last_batch
         left = (self.config.student_steps - reuse) * self.config.batch_size
         for _ in range(self.config.generator_steps):
-            metrics |= self._critic_steps()
+            metrics |= self.critic_steps()
             metrics |= self.generator_step(self.config.batch_size)
         if reuse:
             asked = self.last_objective.first_asked(self.config.batch_size)
@@ -143,7 +143,7 @@ class Maze(Dfme):
     def _keeps_all(self) -> bool:
         return self.config.store == "all"
 
-    def _critic_steps(self) -> Metrics:
+    def critic_steps(self) -> Metrics:
         """The critic's steps, on seed images drawn with replacement and as many of the generator's."""
         if self._critic is None or self._seeds_NCHW is None:
             return {}

@@ -8,12 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dfme.errors import UserError
-from dfme.nets.infer import Guess, infer_net
 
 if TYPE_CHECKING:
     from torch import nn
-
-__all__ = ["NETS", "Guess", "auto_net", "build_net", "builder", "check_net", "infer_net"]
 
 Shape = tuple[int, int, int]
 

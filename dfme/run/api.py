@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dfme.config.messages import unknown_choice
-from dfme.config.options import from_mapping, leaves
 from dfme.config.settings import (
     EstimatorConfig,
     EvaluationConfig,
@@ -20,9 +19,10 @@ from dfme.config.settings import (
     TeacherConfig,
     WandbConfig,
 )
+from dfme.config.values import from_mapping, leaves
 from dfme.errors import UserError
 from dfme.methods import METHODS
-from dfme.run.checks import check, parse_count
+from dfme.run.checks import check
 from dfme.spec import LabelMode
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def extract(
     if method not in METHODS:
         raise UserError(unknown_choice("method", method, METHODS))
     settings = {
-        "budget": _count(budget),
+        "budget": budget,
         "seed": seed,
         "out": None if out is None else str(out),
         "resume": resume,
@@ -109,13 +109,6 @@ def _job(
     )
     check(job)
     return job
-
-
-def _count(budget: int | str) -> int:
-    try:
-        return parse_count(budget)
-    except ValueError as error:
-        raise UserError(f"budget: {error}") from None
 
 
 def _section(name: str, method: str, config: object) -> Any:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from functools import partial
 
-from dfme.config.messages import listed
-from dfme.config.options import leaves
-from dfme.config.ranges import Problem, out_of_range
-from dfme.config.settings import Job, QueriesConfig, StudentConfig
+from dfme.config.fields import problem_of
+from dfme.config.messages import Problem
+from dfme.config.settings import Job, QueriesConfig
 from dfme.errors import UserError
 from dfme.methods import METHODS
 from dfme.queries.names import check_pool, check_programs
@@ -24,7 +22,7 @@ def method_problems(job: Job) -> Iterator[Problem]:
     yield from _student_problems(job)
     yield from _pool_problems(job)
     if "estimator" in sections:
-        yield from estimator_problems(job)
+        yield from _estimator_problems(job)
     if "queries" in sections:
         yield from _queries_problems(job)
 
@@ -40,12 +38,17 @@ def keeps_answers(job: Job) -> bool:
     return bool(student.steps or student.replay_steps or METHODS[job.method].keeps)
 
 
-def estimator_problems(job: Job) -> Iterator[Problem]:
-    """Settings of the estimator that are out of range or rule each other out."""
+def caught(key: str, action: Callable[[], object]) -> Iterator[Problem]:
+    """What ``action`` says is wrong, less the name that it begins with: the key stands there already."""
+    try:
+        action()
+    except UserError as error:
+        yield Problem(key, problem_of(error))
+
+
+def _estimator_problems(job: Job) -> Iterator[Problem]:
+    """Settings of the estimator that rule each other out."""
     config, reuse = job.estimator, getattr(job.method_config, "reuse", False)
-    yield from out_of_range(leaves(config, "estimator."))
-    if isinstance(config.control, float) and not math.isfinite(config.control):
-        yield Problem("estimator.control", f"expected a finite number or auto, got {config.control}")
     if config.kind == "auto":
         return
     if config.space == "lattice" and isinstance(config.step, float) and not (config.step >= 1 and config.step % 1 == 0):
@@ -69,24 +72,13 @@ def _student_problems(job: Job) -> Iterator[Problem]:
     if config.decay_images and not keeps_answers(job):
         text = "expected --student.steps or --student.replay-steps as well: images are held for replay"
         yield Problem("student.decay_images", text)
-    yield from _rounds_problems(config)
+    if config.rounds and config.final_share:
+        yield Problem("student.final_share", "expected 0 with student.rounds, the last of which is after the budget")
+    if 0 < config.steps * (1 - config.distil_share) < len(config.rounds):
+        text = f"expected at most as many as --student.steps {config.steps}, got {len(config.rounds)}"
+        yield Problem("student.rounds", text)
     if config.distil_share and students_of(job) == 1:
         yield Problem("student.distil_share", "expected --student.count of 2 or more, whose vote is learnt")
-
-
-def _rounds_problems(config: StudentConfig) -> Iterator[Problem]:
-    rounds = config.rounds
-    if not rounds:
-        return
-    if not all(left < right for left, right in pairwise((0.0, *rounds))) or rounds[-1] != 1:
-        text = "expected increasing shares of the budget, the last one 1, at which all of it is paid for"
-        yield Problem("student.rounds", f"{text}; got {listed(rounds)}")
-    if config.final_share:
-        yield Problem("student.final_share", "expected 0 with student.rounds, the last of which is after the budget")
-    if 0 < config.steps * (1 - config.distil_share) < len(rounds):
-        yield Problem(
-            "student.rounds", f"expected at most as many as --student.steps {config.steps}, got {len(rounds)}"
-        )
 
 
 def _pool_problems(job: Job) -> Iterator[Problem]:
@@ -94,21 +86,13 @@ def _pool_problems(job: Job) -> Iterator[Problem]:
     config = job.method_config
     for name in POOLS:
         pool = getattr(config, name, None)
-        if pool is None:
-            continue
-        try:
-            check_pool(pool, config.root, download=config.download, download_flag="--method.download true")
-        except UserError as error:
-            yield Problem(f"method.{name}", str(error).removeprefix("pool of images: "))
+        if pool is not None:
+            yield from caught(f"method.{name}", partial(check_pool, pool, config.root, download=config.download))
 
 
 def _queries_problems(job: Job) -> Iterator[Problem]:
     config = job.queries
-    yield from out_of_range(leaves(config, "queries."))
-    try:
-        check_programs(config.programs)
-    except UserError as error:
-        yield Problem("queries.programs", str(error).removeprefix("programs: "))
+    yield from caught("queries.programs", lambda: check_programs(config.programs))
     if config.choose == "disagreement" and config.pool > 1 and students_of(job) == 1:
         yield Problem("queries.choose", "expected entropy, or --student.count of 2 or more, which can differ")
     if getattr(job.method_config, "adversarial", 0) and (config.pool > 1 or config.procedural):

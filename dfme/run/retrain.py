@@ -135,7 +135,7 @@ def _scores(examination: EvaluationSet | HoldOut, trainer: StudentTrainer) -> di
 
 def _paper(run: Path, settings: ExtractConfig) -> dict[str, Any]:
     """What config.yaml says: the settings, the run's own teacher, and, as the method, whose answers these are."""
-    own: dict[str, Any] = plain(replace(settings, budget=0), "config")
+    own: dict[str, Any] = plain(settings, "config") | {"budget": 0}
     teacher = load_yaml(run / "config.yaml").get("teacher")
     return own | {"teacher": teacher, "method": {"name": "retrain", "run": str(run)}}
 

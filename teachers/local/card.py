@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_type_hints
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from dfme.errors import UserError
 
 LARGEST = 1e30
 """More than any pixel value, mean or deviation of a network in single precision."""
+
+Count = Annotated[int, Field(gt=0, lt=2**31)]
+Number = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]
+Numbers = Annotated[tuple[Number, ...], "numbers"]
 
 
 @dataclass(frozen=True)
@@ -20,19 +26,20 @@ class Card:
 
     Texts are stored as they are, everything else as JSON. ``shape`` is C, H, W; ``bounds`` the pixel range
     the API takes; ``mean`` and ``std`` are per channel, within those bounds; ``accuracy`` a share of 1.
+    Anybody can have written it, so each type is checked; the words after it say what was expected.
     """
 
-    arch: str | None = None
-    shape: tuple[int, int, int] | None = None
-    num_classes: int | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    bounds: tuple[float, float] | None = None
-    class_names: tuple[str, ...] | None = None
-    dataset: str | None = None
-    accuracy: float | None = None
-    test_images: int | None = None
-    recipe: dict[str, Any] | None = None
+    arch: Annotated[str, "text"] | None = None
+    shape: Annotated[tuple[Count, Count, Count], "three whole numbers"] | None = None
+    num_classes: Annotated[Count, "a whole number"] | None = None
+    mean: Numbers | None = None
+    std: Numbers | None = None
+    bounds: Annotated[tuple[Number, Number], "two numbers"] | None = None
+    class_names: Annotated[tuple[str, ...], "texts"] | None = None
+    dataset: Annotated[str, "text"] | None = None
+    accuracy: Annotated[Number, "a number"] | None = None
+    test_images: Annotated[Count, "a whole number"] | None = None
+    recipe: Annotated[dict[str, Any], "a mapping"] | None = None
 
     def to_metadata(self) -> dict[str, str]:
         """The fields that are known, as the strings safetensors stores."""
@@ -43,49 +50,13 @@ class Card:
     def from_metadata(cls, metadata: Mapping[str, str], path: Path) -> Card:
         """Read the known keys and leave the others; UserError if one cannot be read."""
         values: dict[str, Any] = {}
-        for name, (is_one, words) in FORMS.items():
-            if (text := metadata.get(name)) is None:
-                continue
-            try:
-                value = text if is_one is _is_text else json.loads(text)
-            except (ValueError, RecursionError):
-                raise UserError(f"{path}: its metadata {name} should be JSON, but is {text[:80]!r}") from None
-            if not is_one(value):
-                raise UserError(f"{path}: its metadata {name} should be {words}, but is {text[:80]!r}")
-            values[name] = tuple(value) if isinstance(value, list) else value
+        for name, hint in get_type_hints(cls, include_extras=True).items():
+            kind = get_args(hint)[0]
+            if (text := metadata.get(name)) is not None:
+                try:
+                    is_text = get_args(kind)[0] is str
+                    values[name] = text if is_text else TypeAdapter(kind).validate_json(text, strict=True)
+                except ValidationError:
+                    expected = kind.__metadata__[-1]
+                    raise UserError(f"{path}: its metadata {name} should be {expected}, but is {text[:80]!r}") from None
         return cls(**values)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 < value < 2**31
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and -LARGEST < value < LARGEST  # type: ignore[operator]
-
-
-def _is_list(of: Callable[[object], bool], length: int | None = None) -> Callable[[object], bool]:
-    def holds(value: object) -> bool:
-        return isinstance(value, list) and len(value) in (length or len(value),) and all(map(of, value))
-
-    return holds
-
-
-FORMS: dict[str, tuple[Callable[[object], bool], str]] = {
-    "arch": (_is_text, "text"),
-    "shape": (_is_list(_is_count, 3), "three whole numbers"),
-    "num_classes": (_is_count, "a whole number"),
-    "mean": (_is_list(_is_number), "numbers"),
-    "std": (_is_list(_is_number), "numbers"),
-    "bounds": (_is_list(_is_number, 2), "two numbers"),
-    "class_names": (_is_list(_is_text), "texts"),
-    "dataset": (_is_text, "text"),
-    "accuracy": (_is_number, "a number"),
-    "test_images": (_is_count, "a whole number"),
-    "recipe": (lambda value: isinstance(value, dict), "a mapping"),
-}
-"""What each key of a file's metadata must hold, and how to say so; anybody can have written it."""

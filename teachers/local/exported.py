@@ -6,7 +6,7 @@ import logging
 import warnings
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from teachers.local.facts import first_line
+from teachers.local.checks import first_line
 from teachers.local.program import Program, ProgramTeacher, make_program_teacher
 from teachers.options import Pt2Options, TorchScriptOptions
 
@@ -31,15 +31,14 @@ ARCHIVES = {
 """What a zip archive is, by the name of a file that only such archives hold; the most specific first."""
 
 UNLIMITED = 2**31
-"""A most of as many images is none."""
+"""A batch limit of as many images is none."""
 
 
 def load_pt2(options: Pt2Options, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
     """The teacher in a .pt2 file, answering logits, or probabilities where ``options.answers`` says so.
 
-    Loading unpickles whatever the file holds, which can run any code: UserError without ``options.trust``.
-    Shape, levels (an input of bytes has 256) and the least and most images in a call are the program's;
-    UserError where the configuration contradicts them, and for a program that was exported in training mode.
+    Loading unpickles whatever the file holds, which can run any code: UserError without ``options.trust``. UserError
+    also where the configuration contradicts the program, and for one that was exported in training mode.
     """
     if not options.trust:
         raise UserError(
@@ -51,20 +50,17 @@ def load_pt2(options: Pt2Options, config: TeacherConfig, device: torch.device) -
     image = _image(exported, path)
     if any(_trains(node) for node in exported.graph.nodes):
         raise UserError(f"{path}: was exported in training mode; export it again after eval()")
-    batch, *axes = image.shape
-    least, most = _range(exported, batch)
-    channels, height, width = (size if isinstance(size, int) else None for size in axes)
-    run = exported.module()
-    program = Program(path.name, run, (channels, height, width), image.dtype, least, most, device)
+    channels, height, width = (size if isinstance(size, int) else None for size in image.shape[1:])
+    least, most = _range(exported, image.shape[0])
+    program = Program(path.name, exported.module(), (channels, height, width), image.dtype, least, most, device)
     return make_program_teacher(program, options.answers, config)
 
 
 def load_torchscript(options: TorchScriptOptions, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
     """The teacher in a TorchScript archive, answering logits, or probabilities where ``options.answers`` says so.
 
-    The format is deprecated, which the logger ``dfme`` says in one line. An archive is a program in a language
-    of its own, which is not Python's, and its ``__setstate__`` methods run when it is loaded: it is no mere
-    data. It names no image shape, so the configuration must.
+    An archive is a program in a language of its own, and its ``__setstate__`` methods run when it is loaded. It names
+    no image shape, so the configuration must.
     """
     path = _archive(options.program, "torchscript")
     LOGGER.warning("teacher: PyTorch has deprecated TorchScript; save %s again with torch.export (.pt2)", path.name)
@@ -94,7 +90,7 @@ def _archive(name: str, kind: str) -> Path:
             inside = {entry.rpartition("/")[2] for entry in archive.namelist()}
     except (zipfile.BadZipFile, OSError) as error:
         raise UserError(f"{path}: is no archive of PyTorch's, or is cut short: {first_line(error)}") from error
-    found = next((what for name, what in ARCHIVES.items() if name in inside), "an archive of another kind")
+    found = next((what for entry, what in ARCHIVES.items() if entry in inside), "an archive of another kind")
     if not found.endswith(f"--teacher {kind}"):
         raise UserError(f"{path}: expected a program for --teacher {kind}, but it is {found}")
     return path
@@ -116,16 +112,12 @@ def _load_exported(path: Path, device: torch.device) -> ExportedProgram:
 
 @contextmanager
 def _silent(*names: str) -> Iterator[None]:
-    """These loggers off for a while: they print a traceback for what is raised as well."""
-    loggers = [logging.getLogger(name) for name in names]
-    before = [logger.disabled for logger in loggers]
-    try:
-        for logger in loggers:
+    """Switch these loggers off: they print a traceback for what is raised as well."""
+    with ExitStack() as undo:
+        for logger in map(logging.getLogger, names):
+            undo.callback(setattr, logger, "disabled", logger.disabled)
             logger.disabled = True
         yield
-    finally:
-        for logger, disabled in zip(loggers, before, strict=True):
-            logger.disabled = disabled
 
 
 def _image(exported: ExportedProgram, path: Path) -> Tensor:
@@ -145,8 +137,7 @@ def _range(exported: ExportedProgram, batch: Any) -> tuple[int, int | None]:
     limits = exported.range_constraints.get(batch.node.expr)
     if limits is None:
         return 1, None
-    most = int(limits.upper) if limits.upper < UNLIMITED else None
-    return max(int(limits.lower), 1), most
+    return max(int(limits.lower), 1), int(limits.upper) if limits.upper < UNLIMITED else None
 
 
 def _trains(node: fx.Node) -> bool:

@@ -14,17 +14,16 @@ from torch import Tensor, nn
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec
-from teachers.local.extras import import_extra
-from teachers.local.facts import agreed, first_line
-from teachers.local.model_folder import CONFIG, Scale, numbers, read_config, require_weights, scaled, whole
+from teachers.local.checks import agreed, agreed_classes, first_line, import_extra
+from teachers.local.model_folder import CONFIG, Scale, given_scale, numbers, read_config, require_weights, scaled, whole
 from teachers.local.program import first_look
-from teachers.local.pytorch import TorchTeacher
+from teachers.local.pytorch import LOGITS, TorchTeacher
 from teachers.options import HuggingFaceOptions
 
 PROCESSOR = "preprocessor_config.json"
 
 
-class Logits(nn.Module):
+class _Logits(nn.Module):
     """A classifier of transformers as a network from images to logits."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -40,34 +39,29 @@ def load_huggingface(options: HuggingFaceOptions, config: TeacherConfig, device:
     """The teacher in a folder with config.json, safetensors and preprocessor_config.json, answering logits.
 
     No network, no code and no pickle of the folder's is used: UserError where it asks for any. Rescaling and
-    normalisation are the preprocessor's, unless the configuration gives ``mean`` and ``std``; its size is the
-    image's where the configuration gives none. Images are not resized. UserError where the configuration
-    contradicts channels or classes, naming both, and where the model takes no image of the shape.
+    normalisation are the preprocessor's, unless the configuration gives ``mean`` and ``std``. Images are not resized.
     """
     folder = Path(options.folder).expanduser()
-    facts = read_config(folder)
-    _require_plain(folder, facts)
+    model_config = read_config(folder)
+    _require_plain(folder, model_config)
     require_weights(folder)
     processor = read_config(folder, PROCESSOR) if (folder / PROCESSOR).is_file() else None
-    shape = _shape(facts, processor, config)
-    own_scale = config.mean is None and config.std is None
-    mean, std = _scale(folder, processor, config) if own_scale else (config.mean, config.std)
+    shape = _shape(model_config, processor, config)
+    scale = given_scale(config) or _scale(folder, processor, config)
     model = _load(folder)
-    says = f"the labels of {CONFIG} are"
-    found = max(model.config.num_labels, 2)
-    classes = agreed("number of classes", "--teacher.num-classes", config.num_classes, found, says, CONFIG)
+    classes = agreed_classes(config.num_classes, model.config.num_labels, f"the labels of {CONFIG} are", CONFIG)
     spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
-    teacher = TorchTeacher(Logits(model), spec, classes, mean=mean, std=std, device=device, max_batch=config.max_batch)
+    teacher = TorchTeacher(_Logits(model), spec, classes, LOGITS, *scale, device, config.max_batch)
     first_look(str(folder), teacher, spec)
     return teacher
 
 
-def _require_plain(folder: Path, facts: dict[str, Any]) -> None:
+def _require_plain(folder: Path, model_config: dict[str, Any]) -> None:
     """UserError for a folder that is no whole model of transformers' own."""
-    if "auto_map" in facts:
+    if "auto_map" in model_config:
         raise UserError(f"{folder / CONFIG}: asks for Python code of its own (auto_map), which is never run here")
-    if "model_type" not in facts:
-        hint = "; it looks like timm's: say --teacher timm" if "architecture" in facts else ""
+    if "model_type" not in model_config:
+        hint = "; it looks like timm's: say --teacher timm" if "architecture" in model_config else ""
         raise UserError(f"{folder / CONFIG}: expected a model_type of transformers, found none{hint}")
     if (folder / "adapter_config.json").exists():
         raise UserError(f"{folder}: holds an adapter to another model; merge the two and save the whole model")
@@ -109,20 +103,22 @@ def _silent() -> Iterator[None]:
             log.enable_progress_bar()
 
 
-def _shape(facts: dict[str, Any], processor: dict[str, Any] | None, config: TeacherConfig) -> tuple[int, int, int]:
+def _shape(
+    model_config: dict[str, Any], processor: dict[str, Any] | None, config: TeacherConfig
+) -> tuple[int, int, int]:
     """The image's C, H, W: the size as given, else as the preprocessor makes it, else as the network is built for."""
     given = config.shape
-    own, says = whole(facts.get("num_channels")), f"the num_channels of {CONFIG} are"
-    channels = agreed("number of channels", "--teacher.shape", given[0] if given else None, own, says, CONFIG)
+    found, says = whole(model_config.get("num_channels")), f"the num_channels of {CONFIG} are"
+    channels = agreed("number of channels", "--teacher.shape", given[0] if given else None, found, says, CONFIG)
     if given:
         return given
-    size = (_made_by(processor) if processor else None) or _height_width(facts.get("image_size"))
+    size = (_output_size(processor) if processor else None) or _height_width(model_config.get("image_size"))
     if size is None:
         raise UserError(f"--teacher.shape: the image size cannot be told from {PROCESSOR} or {CONFIG}; give it")
     return channels, *size
 
 
-def _made_by(processor: dict[str, Any]) -> tuple[int, int] | None:
+def _output_size(processor: dict[str, Any]) -> tuple[int, int] | None:
     """The size of the images that a preprocessor makes."""
     crop = processor.get("crop_size") if processor.get("do_center_crop") else None
     return _height_width(crop) or _height_width(processor.get("size"))

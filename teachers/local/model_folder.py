@@ -7,6 +7,7 @@ import sys
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.files import open_file
 
@@ -17,7 +18,7 @@ PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 MOST_CONFIG = 10_000_000
 """Bytes of the longest configuration that is read: an index of weights names every tensor of a large model."""
 
-Scale = tuple[tuple[float, ...], tuple[float, ...]]
+Scale = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
 """Per-channel mean and deviation."""
 
 
@@ -40,10 +41,7 @@ def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
 
 
 def require_weights(folder: Path) -> None:
-    """UserError unless the folder holds safetensors, in one file or in parts that all lie inside it.
-
-    Pickled weights are not read: the line says how to convert them.
-    """
+    """UserError unless the folder holds safetensors, in one file or in parts that all lie inside it."""
     if (folder / WEIGHTS).is_file():
         return
     if not (folder / INDEX).is_file():
@@ -57,17 +55,17 @@ def require_weights(folder: Path) -> None:
     parts = read_config(folder, INDEX).get("weight_map")
     if not isinstance(parts, dict) or not parts:
         raise UserError(f"{folder / INDEX}: expected the name of a file for each tensor, under weight_map")
-    for name in sorted({str(part) for part in parts.values()}):
-        _require_inside(folder, name)
+    for name in sorted({str(part) for part in parts.values()}):  # a link in the place of one is its owner's choice
+        posix, windows = PurePosixPath(name), PureWindowsPath(name)
+        if posix.is_absolute() or windows.anchor or ".." in (*posix.parts, *windows.parts):
+            raise UserError(f"{folder / INDEX}: names a file of weights outside the folder: {name!r}")
+        if posix.suffix != ".safetensors" or not (folder / name).is_file():
+            raise UserError(f"{folder / INDEX}: expected safetensors files beside it, but {name!r} is none")
 
 
-def _require_inside(folder: Path, name: str) -> None:
-    """A part of the weights is a safetensors file in the folder; a link in its place is its owner's choice."""
-    posix, windows = PurePosixPath(name), PureWindowsPath(name)
-    if posix.is_absolute() or windows.anchor or ".." in (*posix.parts, *windows.parts):
-        raise UserError(f"{folder / INDEX}: names a file of weights outside the folder: {name!r}")
-    if posix.suffix != ".safetensors" or not (folder / name).is_file():
-        raise UserError(f"{folder / INDEX}: expected safetensors files beside it, but {name!r} is none")
+def given_scale(config: TeacherConfig) -> Scale | None:
+    """The mean and deviation of the configuration, if it has either."""
+    return None if config.mean is None and config.std is None else (config.mean, config.std)
 
 
 def scaled(bounds: tuple[float, float] | None, mean: tuple[float, ...], std: tuple[float, ...]) -> Scale:

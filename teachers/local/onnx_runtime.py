@@ -15,8 +15,7 @@ from torch import Tensor
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from teachers.local.extras import import_extra
-from teachers.local.facts import first_line
+from teachers.local.checks import first_line, import_extra
 from teachers.local.program import Axes, Program, ProgramTeacher, make_program_teacher
 from teachers.options import OnnxOptions
 
@@ -41,15 +40,21 @@ CUDA = "CUDAExecutionProvider"
 def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
     """The teacher in an .onnx file, answering logits, or probabilities where ``options.answers`` says so.
 
-    Shape, levels (an input of bytes has 256) and classes are the model's; UserError where the configuration
-    contradicts them, naming both. A batch size that the model fixes is its ``max_batch``. Images lie on the
-    CPU; on a CUDA ``device`` the model runs there where onnxruntime can.
+    UserError where the configuration contradicts the model, naming both. A batch size that the model fixes is its
+    ``max_batch``. Images lie on the CPU; on a CUDA ``device`` the model runs there where onnxruntime can.
     """
     runtime = import_extra("onnxruntime", "onnx")
     path = Path(options.model).expanduser()
     session = _open(runtime, path, device)
     image = _named("input", options.input, session.get_inputs(), path)
-    _require_no_others(image, session.get_inputs(), path)
+    unfilled = [
+        each.name for each in session.get_inputs() if each.name != image.name and not each.type.startswith("optional")
+    ]
+    if unfilled:
+        raise UserError(
+            f"{path}: expected one input, the images, but beside {image.name} it needs {', '.join(unfilled)}; "
+            "export it with those as constants"
+        )
     output = _named("output", options.output, session.get_outputs(), path)
     if output.type not in DTYPES:
         others = ", ".join(each.name for each in session.get_outputs() if each.type in DTYPES) or "none of that kind"
@@ -134,16 +139,6 @@ def _named(what: str, name: str | None, there: Sequence[Any], path: Path) -> Any
     return there[names.index(name)]
 
 
-def _require_no_others(image: Any, inputs: Sequence[Any], path: Path) -> None:
-    """An input beside the images is one that nobody fills."""
-    others = [each.name for each in inputs if each.name != image.name and not each.type.startswith("optional")]
-    if others:
-        raise UserError(
-            f"{path}: expected one input, the images, but beside {image.name} it needs {', '.join(others)}; "
-            "export it with those as constants"
-        )
-
-
 def _axes(image: Any, path: Path) -> Axes:
     """The three sizes of an image in the model's own order. UserError for an input that is no image."""
     if image.type not in DTYPES or len(image.shape) != 4:
@@ -161,16 +156,13 @@ def _sizes(image: Any) -> list[int | None]:
 
 
 def _is_nchw(layout: str, given: tuple[int, int, int] | None, axes: Axes) -> bool:
-    """Whether channels come first: as said, or as the sizes tell; where both orders fit, ONNX's own, which is so."""
+    """Whether channels come first: as the option says, or as the sizes tell; where both fit, as is usual in ONNX."""
     if layout != "auto":
         return layout == "nchw"
     first, last = (axes[0], axes[1], axes[2]), (axes[2], axes[0], axes[1])
     if given is not None:
         return _fits(given, first) or not _fits(given, last)
-    for usual in CHANNELS:
-        if first[0] in usual or last[0] in usual:
-            return first[0] in usual
-    return True
+    return next((first[0] in usual for usual in CHANNELS if first[0] in usual or last[0] in usual), True)
 
 
 def _fits(given: tuple[int, int, int], order: Axes) -> bool:

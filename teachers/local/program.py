@@ -13,7 +13,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.label_modes import as_classes
-from teachers.local.facts import agreed, as_text, first_line
+from teachers.local.checks import agreed, agreed_classes, as_text, first_line
 from teachers.local.pytorch import Normalise
 
 Axes = tuple[int | None, int | None, int | None]
@@ -75,14 +75,9 @@ class ProgramTeacher:
             scores_BK = self._program.run(x_BCHW)
         if isinstance(scores_BK, Tensor) and scores_BK.ndim == 1 and scores_BK.is_floating_point():
             scores_BK = scores_BK[:, None]  # a binary model's lone output, without its axis
-        if (
-            not isinstance(scores_BK, Tensor)
-            or scores_BK.ndim != 2
-            or len(scores_BK) != len(x_BCHW)
-            or not scores_BK.shape[1]
-        ):
-            what = tuple(scores_BK.shape) if isinstance(scores_BK, Tensor) else f"a {type(scores_BK).__name__}"
-            raise UserError(f"{self._program.source}: expected scores ({len(x_BCHW)}, classes), got {what}")
+        got = tuple(scores_BK.shape) if isinstance(scores_BK, Tensor) else f"a {type(scores_BK).__name__}"
+        if not isinstance(scores_BK, Tensor) or scores_BK.ndim != 2 or len(scores_BK) != len(x_BCHW) or not got[1]:
+            raise UserError(f"{self._program.source}: expected scores ({len(x_BCHW)}, classes), got {got}")
         return scores_BK[:batch]
 
     def _pixels(self, x_BCHW: Tensor) -> Tensor:
@@ -94,10 +89,10 @@ class ProgramTeacher:
 def make_program_teacher(
     program: Program, answers: Literal["logits", "probabilities"], config: TeacherConfig
 ) -> ProgramTeacher:
-    """The teacher that a program is, its number of classes counted in what it answers to a random image.
+    """The teacher that a program is; its number of classes is counted in its answer to a random image.
 
     UserError where the configuration contradicts the program, naming both, where nothing tells the image's
-    shape, and where the program's answers are not what ``answers`` says. One output is that of class 1 of two.
+    shape, and where the program's answers are not what ``answers`` says.
     """
     spec = ImageSpec(_shape(program, config), config.bounds or (0.0, 1.0), _levels(program, config))
     if program.dtype == torch.uint8 and (config.mean is not None or config.std is not None):
@@ -109,16 +104,14 @@ def make_program_teacher(
     scores_BK = first_look(program.source, uncounted.raw, spec)
     _require_kind(program.source, scores_BK, answers)
     says = f"the answers of {program.source} are for"
-    found = max(scores_BK.shape[1], 2)
-    classes = agreed("number of classes", "--teacher.num-classes", config.num_classes, found, says, program.source)
+    classes = agreed_classes(config.num_classes, scores_BK.shape[1], says, program.source)
     return ProgramTeacher(program, spec, classes, LabelMode(answers), normalise)
 
 
 def first_look(source: str, ask: Callable[[Tensor], Tensor], spec: ImageSpec) -> Tensor:
     """Scores (1, K) for one random image, asked twice: what is wrong with a model shows before anything is paid.
 
-    UserError where the model fails on such an image, answers anything but finite scores, or answers the same
-    image differently, as a model that was left in training mode does.
+    UserError where the model fails, answers anything but finite scores, or answers the same image differently.
     """
     low, high = spec.bounds
     image_BCHW = torch.rand(1, *spec.shape, generator=torch.Generator().manual_seed(0)) * (high - low) + low

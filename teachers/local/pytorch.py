@@ -16,7 +16,8 @@ from dfme.nets.torchvision_nets import torchvision_net
 from dfme.spec import ImageSpec, LabelMode
 from teachers.label_modes import as_classes, reveal
 from teachers.local.card import Card
-from teachers.local.facts import agreed
+from teachers.local.checks import agreed, agreed_classes
+from teachers.local.model_folder import given_scale
 from teachers.local.weights import State, load_into, read_weights, require_fit
 from teachers.options import TorchOptions
 
@@ -25,10 +26,9 @@ SAYS, ORIGIN = "the weights are for", "the weights"
 
 
 class Normalise:
-    """(x - mean) / std per channel, as the teacher's network wants its images; nothing for neither.
+    """(x - mean) / std, with one number per channel or one for all; images as they are without either.
 
-    ``mean`` and ``std`` have one number per channel, or a single one for all. UserError for any other count,
-    for a deviation that is not positive, and for one given without the other.
+    UserError for any other count, for a deviation that is not positive, and for one given without the other.
     """
 
     def __init__(
@@ -60,9 +60,8 @@ class Normalise:
 class TorchTeacher:
     """A network from images to logits, behind the same call as every teacher.
 
-    It takes the network over: moves it to ``device`` and keeps it in eval mode. Answers lie on ``device``,
-    and no autograd is recorded. The network runs in fp32 even under autocast. A network with one output is
-    taken for a binary classifier whose logit is that of class 1; ``num_classes`` is 2 then.
+    It moves the network to ``device`` and keeps it in eval mode; answers lie there, without autograd, and in fp32
+    even under autocast. A network with one output is a binary classifier that gives the logit of class 1.
     """
 
     def __init__(
@@ -99,10 +98,8 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     """The teacher in a weights file, answering logits.
 
     Architecture, image shape and classes come from the configuration, the file's metadata or the weights
-    themselves; UserError where two of them disagree, naming both, or where none says. An image size that
-    nothing tells is 32x32 for our ResNets, 224x224 for torchvision's architectures. One output is the logit of
-    the second of two classes. ``mean``, ``std`` and ``bounds`` of
-    the configuration replace the file's; without any, nothing is normalised and pixels lie within 0 and 1.
+    themselves; UserError where two of them disagree, naming both, or where none says. ``mean``, ``std`` and ``bounds``
+    of the configuration replace the file's; without any, nothing is normalised and pixels lie within 0 and 1.
     """
     if options.arch is not None:
         check_net(options.arch)
@@ -115,7 +112,8 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
             f"(first {next(iter(state))}); give --teacher.arch"
         )
     shape = _shape(arch, config, card, guess, state)
-    num_classes = _classes(config, card, guess)
+    outputs = card.num_classes or (guess.num_classes if guess else None)
+    num_classes = agreed_classes(config.num_classes, outputs, SAYS, ORIGIN)
     source = f"{options.checkpoint} as {arch}: the weights"
     if guess and guess.arch != arch:
         source = f"{options.checkpoint} as {arch} (they look like {guess.arch}): the weights"
@@ -125,16 +123,9 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
         require_fit(outline, state, source=source)
     module = build()
     load_into(module, state, source=source)
-    own_scale = config.mean is None and config.std is None
-    return TorchTeacher(
-        module,
-        ImageSpec(shape, config.bounds or card.bounds or (0.0, 1.0), config.levels),
-        num_classes,
-        mean=card.mean if own_scale else config.mean,
-        std=card.std if own_scale else config.std,
-        device=device,
-        max_batch=config.max_batch,
-    )
+    mean, std = given_scale(config) or (card.mean, card.std)
+    spec = ImageSpec(shape, config.bounds or card.bounds or (0.0, 1.0), config.levels)
+    return TorchTeacher(module, spec, num_classes, LOGITS, mean, std, device, config.max_batch)
 
 
 def _outputs(arch: str, shape: tuple[int, int, int], num_classes: int, guess: Guess | None, state: State) -> int:
@@ -168,11 +159,3 @@ def _usual_size(arch: str) -> tuple[int, int] | None:
     if arch not in NETS:
         return (224, 224)
     return (32, 32) if arch.startswith(("resnet", "wrn")) else None
-
-
-def _classes(config: TeacherConfig, card: Card, guess: Guess | None) -> int:
-    """How many classes, from what is given and what is found."""
-    found = card.num_classes or (guess.num_classes if guess else None)
-    return agreed(
-        "number of classes", "--teacher.num-classes", config.num_classes, found and max(found, 2), SAYS, ORIGIN
-    )

@@ -14,13 +14,13 @@ from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec
-from teachers.local.extras import import_extra
-from teachers.local.facts import agreed, first_line
+from teachers.local.checks import agreed, agreed_classes, first_line, import_extra
 from teachers.local.model_folder import (
     CONFIG,
     INDEX,
     WEIGHTS,
     Scale,
+    given_scale,
     numbers,
     read_config,
     require_weights,
@@ -28,7 +28,7 @@ from teachers.local.model_folder import (
     whole,
 )
 from teachers.local.program import first_look
-from teachers.local.pytorch import TorchTeacher
+from teachers.local.pytorch import LOGITS, TorchTeacher
 from teachers.local.weights import load_into, read_weights
 from teachers.options import TimmOptions
 
@@ -37,38 +37,34 @@ def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device)
     """The teacher in a folder as timm's ``save_for_hf`` writes it, answering logits.
 
     The architecture is timm's own, by its name; no network, no code and no pickle of the folder's is used.
-    Mean and deviation are the pretrained_cfg's, unless the configuration gives them; its input_size is the
-    image's where the configuration gives none. UserError where the configuration contradicts channels or
-    classes, naming both, and where the network takes no image of the shape.
+    Mean and deviation are the pretrained_cfg's, unless the configuration gives them.
     """
     folder = Path(options.folder).expanduser()
-    facts = read_config(folder)
+    model_config = read_config(folder)
     timm = import_extra("timm", "timm")
-    name = _architecture(timm, folder, facts)
-    arguments = _arguments(timm, folder, facts)
-    source = facts.get("pretrained_cfg")
-    source = source if isinstance(source, dict) else facts  # the older layout has one level
-    said = (where.get("num_classes") for where in (facts, source, arguments))
-    outputs = next(filter(None, map(whole, said)), config.num_classes)
-    says, found = f"the num_classes of {CONFIG} are", max(outputs, 2) if outputs else None
-    classes = agreed("number of classes", "--teacher.num-classes", config.num_classes, found, says, CONFIG)
+    name = _architecture(timm, folder, model_config)
+    arguments = _arguments(timm, folder, model_config)
+    source = model_config.get("pretrained_cfg")
+    source = source if isinstance(source, dict) else model_config  # the older layout has one level
+    found = (where.get("num_classes") for where in (model_config, source, arguments))
+    outputs = next(filter(None, map(whole, found)), config.num_classes)
+    classes = agreed_classes(config.num_classes, outputs, f"the num_classes of {CONFIG} are", CONFIG)
     shape = _shape(source, arguments, config)
-    own_scale = config.mean is None and config.std is None
-    mean, std = _scale(folder, source, config) if own_scale else (config.mean, config.std)
+    scale = given_scale(config) or _scale(folder, source, config)
     module = _build(timm, folder, name, {**arguments, "num_classes": outputs, "in_chans": shape[0]})
     require_weights(folder)
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"{folder}: expected {WEIGHTS} in one file, found {INDEX}")
     load_into(module, read_weights(folder / WEIGHTS)[0], source=f"{folder / WEIGHTS} as {name}")
     spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
-    teacher = TorchTeacher(module, spec, classes, mean=mean, std=std, device=device, max_batch=config.max_batch)
+    teacher = TorchTeacher(module, spec, classes, LOGITS, *scale, device, config.max_batch)
     first_look(str(folder), teacher, spec)
     return teacher
 
 
-def _arguments(timm: ModuleType, folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+def _arguments(timm: ModuleType, folder: Path, model_config: dict[str, Any]) -> dict[str, Any]:
     """The network's own arguments. UserError for any with which timm would read weights from elsewhere."""
-    arguments = facts.get("model_args") or {}
+    arguments = model_config.get("model_args") or {}
     if not isinstance(arguments, dict):
         raise UserError(f"{folder / CONFIG}: expected model_args as an object, got {type(arguments).__name__}")
     reserved = inspect.signature(timm.create_model).parameters
@@ -88,12 +84,12 @@ def _build(timm: ModuleType, folder: Path, name: str, arguments: dict[str, Any])
     return module
 
 
-def _architecture(timm: ModuleType, folder: Path, facts: dict[str, Any]) -> str:
+def _architecture(timm: ModuleType, folder: Path, model_config: dict[str, Any]) -> str:
     """The architecture's name without its tag, one that timm knows: a name with a scheme would be fetched."""
-    if "architecture" not in facts:
-        hint = "; it looks like transformers': say --teacher hf" if "model_type" in facts else ""
+    if "architecture" not in model_config:
+        hint = "; it looks like transformers': say --teacher hf" if "model_type" in model_config else ""
         raise UserError(f"{folder / CONFIG}: expected the name of a timm architecture, found none{hint}")
-    name = str(facts["architecture"]).partition(".")[0]
+    name = str(model_config["architecture"]).partition(".")[0]
     if not timm.is_model(name):
         hint = did_you_mean(name, timm.list_models())
         raise UserError(f"{folder / CONFIG}: expected an architecture that timm knows, got {name[:80]!r}{hint}")
@@ -105,9 +101,9 @@ def _shape(source: dict[str, Any], arguments: dict[str, Any], config: TeacherCon
     given = config.shape
     size = source.get("input_size")
     depth, *built = map(whole, size) if isinstance(size, list) and len(size) == 3 else (None, None, None)
-    own = whole(arguments.get("in_chans")) or depth
+    found = whole(arguments.get("in_chans")) or depth
     says = f"the channels of {CONFIG} are"
-    channels = agreed("number of channels", "--teacher.shape", given[0] if given else None, own, says, CONFIG)
+    channels = agreed("number of channels", "--teacher.shape", given[0] if given else None, found, says, CONFIG)
     if given:
         return given
     edge = arguments.get("img_size")

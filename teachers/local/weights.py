@@ -33,8 +33,7 @@ def read_weights(path: str | Path) -> tuple[State, Card]:
     """Read a state dict, unwrapped and with its prefixes stripped, and what the file says about itself.
 
     Wrappings such as {"state_dict": ...} are opened; the prefixes ``module.`` and ``_orig_mod.``, which
-    DataParallel and torch.compile leave, are removed. Pickles are read with ``weights_only=True`` alone.
-    Raises UserError, in one line, for anything that is not weights.
+    DataParallel and torch.compile leave, are removed. UserError for anything that is not weights.
     """
     path = Path(path).expanduser()
     head = _head(path)
@@ -70,10 +69,7 @@ def load_into(module: nn.Module, state: State, *, source: str = "the weights") -
 
 
 def save_weights(path: str | Path, module: nn.Module, card: Card) -> None:
-    """Write a state dict and its card as safetensors: whole or not at all, and the same bytes every time.
-
-    Raises RunError where the disk refuses.
-    """
+    """Write a state dict and its card as safetensors: whole or not at all, always the same bytes."""
     save_module(Path(path), module, card.to_metadata())
 
 

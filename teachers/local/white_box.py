@@ -1,29 +1,30 @@
-"""A local network with its gradients: for the laboratory, which measures on the owner's side of the API."""
+"""A local network with its gradients, for comparing estimates with the truth on the owner's side of the API."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dfme.benchmarks.gradients.arithmetic import arithmetic
-from dfme.benchmarks.gradients.conditions import Arithmetic
-from dfme.benchmarks.gradients.options import require_local
 from dfme.config.settings import TeacherConfig
 from dfme.spec import ImageSpec, LabelMode, Teacher
 from teachers.label_modes import restrict
 from teachers.local.pytorch import LOGITS, TorchTeacher, load_torch
 from teachers.options import TorchOptions
 
+Arithmetic = Callable[[], AbstractContextManager[None]]
+"""Makes the context in which the network computes."""
+
 
 class TorchWhiteBox:
-    """The network of a ``TorchTeacher`` (``dfme.benchmarks.gradients.white_box.WhiteBox``)."""
+    """The network of a ``TorchTeacher``, and the same network behind any API."""
 
     def __init__(self, teacher: TorchTeacher) -> None:
-        self.spec = dataclasses.replace(teacher.spec, levels=None)
+        self.spec = replace(teacher.spec, levels=None)
         self.num_classes = teacher.num_classes
         self.device = teacher.device
         self._teacher = teacher
@@ -31,29 +32,29 @@ class TorchWhiteBox:
     def logits(self, x_NCHW: Tensor) -> Tensor:
         return self._teacher.logits(x_NCHW.to(self.device))
 
-    def as_seen(self, levels: int | None, mode: LabelMode, arithmetic: Arithmetic = "ieee") -> Teacher:
+    def as_seen(self, levels: int | None, mode: LabelMode, arithmetic: Arithmetic = nullcontext) -> Teacher:
         """UserError for a mode that the network's classes do not allow."""
-        return restrict(_Seen(self, dataclasses.replace(self.spec, levels=levels), arithmetic), mode)
+        return restrict(_BehindApi(self, replace(self.spec, levels=levels), arithmetic), mode)
 
 
-class _Seen:
-    """The network behind an API: no gradient passes, and its arithmetic is as asked."""
+class _BehindApi:
+    """The network behind an API: no gradient passes, and it computes as asked."""
 
     label_mode = LOGITS
 
-    def __init__(self, box: TorchWhiteBox, spec: ImageSpec, kind: Arithmetic) -> None:
+    def __init__(self, box: TorchWhiteBox, spec: ImageSpec, arithmetic: Arithmetic) -> None:
         self.spec = spec
         self.num_classes = box.num_classes
         self.device = box.device
         self._box = box
-        self._kind: Arithmetic = kind
+        self._arithmetic = arithmetic
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        with torch.no_grad(), arithmetic(self._kind, self.device):
+        with torch.no_grad(), self._arithmetic():
             return self._box.logits(images).float()
 
 
 def open_white_box(config: TeacherConfig, options: Mapping[str, Any], device: torch.device) -> TorchWhiteBox:
-    """The white box of a teacher of kind torch. UserError for any other: nobody has its gradients here."""
-    require_local(config.kind)
+    """The white box of a teacher of kind torch, the only one whose gradients are at hand."""
+    assert config.kind == "torch", "the command line refuses the others"
     return TorchWhiteBox(load_torch(TorchOptions(**options), config, device))

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from dfme.errors import Unusable
 from dfme.spec import LabelMode
+from teachers.arrays import as_float32
 from teachers.label_modes import two_classes
-from teachers.open_inference.tensors import Array, NamedTensor, datatype_of, short
+from teachers.open_inference.tensors import NamedTensor, datatype_of, short
 
 CLASS = re.compile(rb"([^:]{1,40}):(\d{1,9})(:.*)?", re.DOTALL)
 """``score:index``, and perhaps ``:label``."""
@@ -34,12 +35,14 @@ TOO_LARGE = re.compile(rb"batch.{0,40}(too (large|big|many)|exceed)|too many ima
 
 
 def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) -> Tensor:
-    """Scores (B, K) float32, or labels (B,) int64 under the label mode label, from an output of numbers.
+    """Scores (B, K) float32, or labels (B,) int64 under the label mode label; Unusable for anything else.
 
-    Sizes of 1 at the end of its shape count for nothing; a lone score is that of the second of two classes.
-    Unusable for anything else.
+    Sizes of 1 at the end of the shape count for nothing; a lone score is that of the second of two classes.
     """
-    array = _squeezed(tensor.array)
+    shape = tensor.array.shape
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    array = tensor.array.reshape(shape)
     kind = array.dtype.kind
     if mode.kind == "label":
         if array.shape != (batch,) or kind not in "iu":
@@ -49,7 +52,7 @@ def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) 
     if not lone and (array.shape != (batch, classes) or kind not in "iuf"):
         hint = "; if these are labels, say so with --teacher.label-mode label" if kind in "iu" else ""
         raise _unusable(tensor, f"scores [{batch}, {classes}]", hint)
-    scores = torch.from_numpy(_float32(array))
+    scores = torch.from_numpy(as_float32(array))
     return two_classes(scores[:, None], mode) if lone else scores
 
 
@@ -81,22 +84,6 @@ def batch_limit(refused: bytes) -> int | Literal[False] | None:
     if shapes and shapes[2] == shapes[4] and len(shapes[1]) < 9 and len(shapes[3]) < 9:
         return int(shapes[1])
     return None if TOO_LARGE.search(refused) else False
-
-
-def _squeezed(array: Array) -> Array:
-    """The array without the sizes of 1 at the end of its shape, except for that of the batch."""
-    shape = array.shape
-    while len(shape) > 1 and shape[-1] == 1:
-        shape = shape[:-1]
-    return array.reshape(shape)
-
-
-def _float32(array: Array) -> Array:
-    """A copy in float32; what is too large for it is infinite."""
-    if array.dtype == np.float32:
-        return array.copy()  # the usual case, without the cost of what follows
-    with np.errstate(over="ignore"):
-        return array.astype(np.float32)
 
 
 def _class(text: bytes) -> tuple[float, int]:

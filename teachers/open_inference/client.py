@@ -7,7 +7,7 @@ classification as Triton describes them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from teachers.open_inference.answers import batch_limit, read_classes, read_scor
 from teachers.open_inference.message import read_header_length, unpack
 from teachers.open_inference.metadata import V2Model, read_model
 from teachers.open_inference.requests import RequestWriter
-from teachers.open_inference.tensors import NamedTensor, short
+from teachers.open_inference.tensors import short
 from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.options import V2Options
 from teachers.remote.secrets import Secrets
@@ -60,15 +60,8 @@ class V2Teacher(RemoteTeacher):
         self._writer = RequestWriter(model, config)
         self._binary = model.binary if options.encoding == "auto" else options.encoding == "binary"
         self._may_fall_back = options.encoding == "auto"
-        super().__init__(
-            endpoint,
-            V2Adapter(model, self._writer, self._binary, None),
-            model.spec,
-            model.num_classes,
-            model.label_mode,
-            model.max_batch,
-            request_policy_of(options),
-        )
+        adapter, limits = V2Adapter(model, self._writer, self._binary, None), request_policy_of(options)
+        super().__init__(endpoint, adapter, model.spec, model.num_classes, model.label_mode, model.max_batch, limits)
 
     def ask(self, images_BCHW: Tensor, key: str) -> Tensor:
         """As in RemoteTeacher; ``key`` is the request's id as well, and an answer with another id is Unusable."""
@@ -97,41 +90,30 @@ class V2Adapter:
     key: str | None
 
     def encode(self, images_BCHW: Tensor) -> Query:
-        """The request for images float32 on the CPU."""
         return self.writer.write(images_BCHW, self.key or "", self.binary)
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
-        """Scores (B, K) float32, NaN where not revealed, or labels (B,) int64; Unusable for anything else."""
         try:
             header, tensors = unpack(reply.body, read_header_length(reply.headers), "outputs", len(reply.body))
         except ValueError as error:
             raise Unusable(f"the answer: {error}", "malformed") from None
-        self._require_own(header)
-        tensor, model = self._output(tensors), self.model
+        model = self.model
+        for name, asked in (("model_name", model.name), ("model_version", model.version), ("id", self.key)):
+            came = header.get(name)
+            if asked is not None and came not in (None, "", asked):
+                raise Unusable(f"the answer: expected {name} {asked!r}, got {short(came)}", "another's answer")
+        outputs = [tensor for tensor in tensors if model.output.name in (None, tensor.name)]
+        if len(outputs) != 1:
+            came = short([tensor.name for tensor in tensors])
+            raise Unusable(
+                f"the answer: expected the output {model.output.name or '(only one)'}, got {came}", "wrong names"
+            )
         if model.classification:
-            return read_classes(tensor, batch, model.num_classes, model.classification, model.label_mode)
-        return read_scores(tensor, batch, model.num_classes, model.label_mode)
+            return read_classes(outputs[0], batch, model.num_classes, model.classification, model.label_mode)
+        return read_scores(outputs[0], batch, model.num_classes, model.label_mode)
 
     def most_bytes(self, batch: int) -> int:
-        """Room for the output asked for in its longest form."""
         return SPARE + batch * (self.model.num_classes * NUMBER + self.model.classification * CLASS)
 
     def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
-        """The limit in the words of the servers that are known."""
         return batch_limit(refused)
-
-    def _require_own(self, header: dict[str, Any]) -> None:
-        """Unusable for an answer of another model or version, or to another request."""
-        for name, own in (("model_name", self.model.name), ("model_version", self.model.version), ("id", self.key)):
-            came = header.get(name)
-            if own is not None and came not in (None, "", own):
-                raise Unusable(f"the answer: expected {name} {own!r}, got {short(came)}", "another's answer")
-
-    def _output(self, tensors: list[NamedTensor]) -> NamedTensor:
-        """The output that was asked for."""
-        name = self.model.output.name
-        found = [tensor for tensor in tensors if name in (None, tensor.name)]
-        if len(found) != 1:
-            came = short([tensor.name for tensor in tensors])
-            raise Unusable(f"the answer: expected the output {name or '(only one)'}, got {came}", "wrong names")
-        return found[0]

@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from teachers.arrays import Array
 from teachers.open_inference.tensors import (
-    Array,
     NamedTensor,
     checked_shape,
     from_bytes,
@@ -31,7 +31,7 @@ TensorList = Literal["inputs", "outputs"]
 def pack(
     header: Mapping[str, Any], tensors: Sequence[NamedTensor], key: TensorList, binary: bool
 ) -> tuple[bytes, int | None]:
-    """A body: ``header`` with the tensors under ``key``. With it the length of the JSON part, None if that is all.
+    """A body, ``header`` with the tensors under ``key``, and the length of its JSON part; None if that is all.
 
     ValueError for what JSON cannot carry (infinities, texts not in UTF-8).
     """
@@ -109,21 +109,23 @@ def read_object(text: bytes) -> dict[str, Any]:
     return value
 
 
+def parameters_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a message, a tensor or an output. ValueError if they are no JSON object."""
+    parameters = entry.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise ValueError(f"expected parameters as a JSON object, got {short(parameters)}")
+    return parameters or {}
+
+
 def _aligned(text: bytes) -> bytes:
     """JSON with blanks after it, so that what follows lies where numbers should."""
     return text.ljust(-(-len(text) // _ALIGNMENT) * _ALIGNMENT)
 
 
 def _entry(tensor: NamedTensor, size: int | None) -> dict[str, Any]:
-    """A tensor's place in the JSON object; ``size`` is that of its raw bytes, None for data in JSON."""
-    entry: dict[str, Any] = {
-        "name": tensor.name,
-        "shape": list(tensor.array.shape),
-        "datatype": tensor.datatype,
-    }
-    if size is None:
-        return {**entry, "data": to_list(tensor.array)}
-    return {**entry, "parameters": {"binary_data_size": size}}
+    """A tensor in the JSON object; ``size`` is that of its raw bytes, None for data in JSON."""
+    entry: dict[str, Any] = {"name": tensor.name, "shape": list(tensor.array.shape), "datatype": tensor.datatype}
+    return entry | ({"data": to_list(tensor.array)} if size is None else {"parameters": {"binary_data_size": size}})
 
 
 def _tensor(entry: object, raw: memoryview, most_elements: int) -> tuple[NamedTensor, int]:
@@ -147,10 +149,7 @@ def _tensor(entry: object, raw: memoryview, most_elements: int) -> tuple[NamedTe
 
 def _binary_size(entry: dict[str, Any]) -> int | None:
     """How many raw bytes a tensor has; None for data in JSON."""
-    parameters = entry.get("parameters")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise ValueError(f"expected parameters as a JSON object, got {short(parameters)}")
-    size = (parameters or {}).get("binary_data_size")
+    size = parameters_of(entry).get("binary_data_size")
     if size is None:
         return None
     if type(size) is not int or size < 0 or "data" in entry:

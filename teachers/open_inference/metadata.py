@@ -1,11 +1,12 @@
-"""What the metadata of a v2 model say, beside what the user says: everything that has to be known to ask it.
+"""How a v2 model is asked, by its metadata and the user's flags, which fill gaps; contradictions are UserErrors.
 
 Metadata are the protocol's; a batch limit comes from Triton's model configuration, and ``run.py serve`` announces
-label mode, bounds, levels and limits under ``parameters``. The user's flags fill gaps; contradictions are UserErrors.
+label mode, bounds, levels and limits under ``parameters``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,10 @@ from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.open_inference.layout import ImageLayout, find_layout
 from teachers.open_inference.message import read_object
-from teachers.open_inference.output import TensorFacts, form_of_answers, number_of_classes
 from teachers.open_inference.tensors import short
 from teachers.remote.endpoint import Endpoint
 from teachers.remote.options import V2Options
+from teachers.remote.teacher import answered_mode
 
 BINARY = ("binary_tensor_data", "binary_data")
 """Names under which servers announce the binary tensor data extension."""
@@ -28,6 +29,42 @@ BINARY = ("binary_tensor_data", "binary_data")
 IMAGE_DATATYPES = ("FP32", "UINT8", "FP16", "FP64")
 MOST_NUMBERS = 2**26
 """Numbers that one image may have, and sizes that a shape may have: metadata come from a stranger too."""
+
+MOST_CLASSES = 1_000_000
+LABEL_MODE = re.compile(r"[a-z_]{1,20}(:[0-9]{1,6}){0,2}")
+"""A label mode as text: short, so that whatever a stranger announces can be read."""
+
+
+@dataclass(frozen=True)
+class TensorMetadata:
+    """A tensor of the model; ``name`` and ``shape`` are None where nothing says them, sizes that vary are -1."""
+
+    name: str | None
+    datatype: str
+    shape: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        shape = "of unknown shape" if self.shape is None else short(list(self.shape))
+        return f"{short(self.name)} {short(self.datatype)} {shape}" if self.name else f"unnamed {shape}"
+
+    @property
+    def numbers(self) -> int | None:
+        """Numbers per image, sizes of 1 at the end left out; None where the metadata do not say."""
+        if self.shape is None:
+            return None
+        sizes = list(self.shape[1:])
+        while sizes and sizes[-1] == 1:
+            sizes.pop()
+        if len(sizes) > 1:
+            raise UserError(
+                f"--teacher.output: expected a row of scores per image, or one label, got the output {self}"
+            )
+        return (sizes[0] if sizes[0] > 0 else None) if sizes else 1
+
+    @property
+    def may_be_label(self) -> bool:
+        """Whether the output may be one whole number per image."""
+        return self.datatype.startswith(("INT", "UINT")) and self.numbers in (1, None)
 
 
 @dataclass(frozen=True)
@@ -40,8 +77,8 @@ class V2Model:
     name: str
     version: str | None
     path: str
-    input: TensorFacts
-    output: TensorFacts
+    input: TensorMetadata
+    output: TensorMetadata
     layout: ImageLayout
     spec: ImageSpec
     num_classes: int
@@ -54,21 +91,22 @@ class V2Model:
 def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) -> V2Model:
     """Ask the server for everything that is known about a model; no image is sent.
 
-    UserError where the server or the model is not ready, and for what is missing, unknown or contradictory; each
-    names the flag.
+    UserError where the server or the model is not ready, and, naming the flag, for what is missing or contradictory.
     """
-    path = _path(options)
+    path = f"/v2/models/{quote(options.model, safe='')}"
+    path += f"/versions/{quote(options.version, safe='')}" if options.version is not None else ""
     endpoint.get("/v2/health/ready")
     metadata = _asked(endpoint, path)
     endpoint.get(f"{path}/ready")
     extensions = _asked(endpoint, "/v2").get("extensions")
     extensions = extensions if isinstance(extensions, list) else []
-    own = metadata.get("parameters")
-    own = own if isinstance(own, dict) else {}
+    parameters = metadata.get("parameters")
+    parameters = parameters if isinstance(parameters, dict) else {}
     image = _choose("input", _tensors(metadata, "inputs"), options.input)
     output = _choose("output", _tensors(metadata, "outputs"), options.output)
-    layout = find_layout(image.shape, config.shape, own.get("layout") if options.layout == "auto" else options.layout)
-    classes = number_of_classes(output, config.num_classes, own)
+    order = parameters.get("layout") if options.layout == "auto" else options.layout
+    layout = find_layout(image.shape, config.shape, order)
+    classes = _classes(output, config.num_classes, parameters)
     return V2Model(
         name=options.model,
         version=options.version,
@@ -76,19 +114,13 @@ def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) ->
         input=image,
         output=output,
         layout=layout,
-        spec=_spec(image, layout, config, own),
+        spec=_spec(image, layout, config, parameters),
         num_classes=classes,
-        label_mode=form_of_answers(output, options.classification, classes, config, own, extensions),
-        max_batch=_max_batch(layout.batch, config.max_batch, own, _optional(endpoint, f"{path}/config")),
+        label_mode=_label_mode(output, options.classification, classes, config, parameters, extensions),
+        max_batch=_max_batch(layout.batch, config.max_batch, parameters, _optional(endpoint, f"{path}/config")),
         binary=any(name in extensions for name in BINARY),
         classification=options.classification,
     )
-
-
-def _path(options: V2Options) -> str:
-    """The path of the model's URLs, of its version if one is given."""
-    path = f"/v2/models/{quote(options.model, safe='')}"
-    return path if options.version is None else f"{path}/versions/{quote(options.version, safe='')}"
 
 
 def _asked(endpoint: Endpoint, path: str) -> dict[str, Any]:
@@ -111,32 +143,28 @@ def _optional(endpoint: Endpoint, path: str) -> dict[str, Any]:
         return {}
 
 
-def _tensors(metadata: Mapping[str, Any], key: str) -> list[TensorFacts]:
+def _tensors(metadata: Mapping[str, Any], key: str) -> list[TensorMetadata]:
     """The model's inputs or outputs; none where the metadata leave them out."""
     entries = metadata.get(key) or []
     if not isinstance(entries, list):
         raise UserError(f"the model's metadata: expected {key} as a list, got {short(entries)}")
-    return [_tensor(entry, key) for entry in entries]
+    found = []
+    for entry in entries:
+        described = entry if isinstance(entry, dict) else {}
+        name, datatype, shape = (described.get(word) for word in ("name", "datatype", "shape"))
+        if not (isinstance(name, str) and name.isprintable() and isinstance(datatype, str)):
+            raise UserError(f"the model's metadata: expected {key} with names and datatypes, got {short(entry)}")
+        sizes = shape if isinstance(shape, list) and all(type(n) is int and n < MOST_NUMBERS for n in shape) else None
+        found.append(TensorMetadata(name, datatype, None if sizes is None else tuple(max(n, -1) for n in sizes)))
+    return found
 
 
-def _tensor(entry: object, key: str) -> TensorFacts:
-    """A tensor as the metadata describe it."""
-    if isinstance(entry, dict):
-        name, datatype, shape = entry.get("name"), entry.get("datatype"), entry.get("shape")
-        if isinstance(name, str) and name.isprintable() and isinstance(datatype, str):
-            sizes = (
-                shape if isinstance(shape, list) and all(type(n) is int and n < MOST_NUMBERS for n in shape) else None
-            )
-            return TensorFacts(name, datatype, None if sizes is None else tuple(max(n, -1) for n in sizes))
-    raise UserError(f"the model's metadata: expected {key} with names and datatypes, got {short(entry)}")
-
-
-def _choose(what: str, tensors: list[TensorFacts], given: str | None) -> TensorFacts:
+def _choose(what: str, tensors: list[TensorMetadata], given: str | None) -> TensorMetadata:
     """The tensor of the given name, or the only one."""
     if not tensors:
         if given is None and what == "input":
             raise UserError("--teacher.input: the model's metadata name no inputs; give the name of the one for images")
-        return TensorFacts(given, "FP32", None)
+        return TensorMetadata(given, "FP32", None)
     names = [str(tensor.name) for tensor in tensors]
     if given is None and len(tensors) > 1:
         raise UserError(f"--teacher.{what}: the model has several {what}s, name one of them: {', '.join(names)}")
@@ -145,17 +173,19 @@ def _choose(what: str, tensors: list[TensorFacts], given: str | None) -> TensorF
     return tensors[0 if given is None else names.index(given)]
 
 
-def _spec(image: TensorFacts, layout: ImageLayout, config: TeacherConfig, own: Mapping[str, Any]) -> ImageSpec:
+def _spec(
+    image: TensorMetadata, layout: ImageLayout, config: TeacherConfig, parameters: Mapping[str, Any]
+) -> ImageSpec:
     """The images that the model takes."""
     if image.datatype not in IMAGE_DATATYPES:
         raise UserError(f"--teacher.input: expected {', '.join(IMAGE_DATATYPES)}, got the input {image}")
-    announced = own.get("levels")
+    announced = parameters.get("levels")
     levels = config.levels or (announced if type(announced) is int else None)
     if image.datatype == "UINT8":
         if levels not in (None, 256):
             raise UserError(f"--teacher.levels: expected 256, since the input {image} takes bytes, got {levels}")
         levels = 256
-    spec = ImageSpec(layout.shape, config.bounds or _bounds(own.get("bounds")), levels)
+    spec = ImageSpec(layout.shape, config.bounds or _bounds(parameters.get("bounds")), levels)
     if spec.numel > MOST_NUMBERS:
         raise UserError(f"--teacher.input: expected images of at most {MOST_NUMBERS:,} numbers, got the input {image}")
     return spec
@@ -170,7 +200,70 @@ def _bounds(announced: object) -> tuple[float, float]:
     return 0.0, 1.0
 
 
-def _max_batch(fixed: int | None, given: int | None, own: Mapping[str, Any], triton: Mapping[str, Any]) -> int | None:
+def _max_batch(
+    fixed: int | None, given: int | None, parameters: Mapping[str, Any], triton: Mapping[str, Any]
+) -> int | None:
     """The smallest of all limits that are known."""
-    limits = (fixed, given, own.get("max_batch"), triton.get("max_batch_size"))
+    limits = (fixed, given, parameters.get("max_batch"), triton.get("max_batch_size"))
     return min((limit for limit in limits if type(limit) is int and limit > 0), default=None)
+
+
+def _classes(output: TensorMetadata, given: int | None, parameters: Mapping[str, Any]) -> int:
+    """The number of classes: the user's, the metadata's, or the announced one; a lone score is that of two classes.
+
+    UserError where two of them disagree, or where nothing tells.
+    """
+    numbers = output.numbers
+    found = None if numbers is None or output.may_be_label else max(numbers, 2)
+    announced = parameters.get("num_classes")
+    known = found or (announced if type(announced) is int and announced > 1 else None)
+    classes = given or known
+    if classes is None:
+        raise UserError(f"--teacher.num-classes: give it, since the metadata do not tell (output {output})")
+    if known not in (None, classes):
+        raise UserError(f"--teacher.num-classes: expected {known} (output {output}), got {given}")
+    if classes > MOST_CLASSES:
+        raise UserError(f"--teacher.num-classes: expected at most {MOST_CLASSES:,}, got {classes:,} (output {output})")
+    return classes
+
+
+def _label_mode(
+    output: TensorMetadata,
+    k: int,
+    classes: int,
+    config: TeacherConfig,
+    parameters: Mapping[str, Any],
+    extensions: list[Any],
+) -> LabelMode:
+    """The form of the answers; ``k``: of the best so many classes, 0: of all.
+
+    UserError for a classification that the server cannot give.
+    """
+    text = parameters.get("label_mode")
+    announced = LabelMode.parse(text) if isinstance(text, str) and LABEL_MODE.fullmatch(text) else None
+    if k:
+        _require_classification(output, k, classes, announced, extensions)
+        if k == 1 and config.label_mode == "label":
+            return LabelMode("label")
+        return LabelMode("top_k", k=k, decimals=announced.decimals if announced else None)
+    if announced is not None:
+        return announced
+    if output.may_be_label and (output.numbers == 1 or config.label_mode == "label"):
+        return LabelMode("label")
+    return answered_mode(config)
+
+
+def _require_classification(
+    output: TensorMetadata, k: int, classes: int, announced: LabelMode | None, extensions: list[Any]
+) -> None:
+    """UserError unless the server has the extension and the model reveals so many probabilities."""
+    flag = "--teacher.classification"
+    if "classification" not in extensions:
+        raise UserError(f"{flag}: the server does not have this extension; it announces {short(extensions)}")
+    if announced is not None and announced.kind in ("logits", "label"):
+        raise UserError(f"{flag}: expected a model that reveals probabilities, got one that reveals {announced}")
+    most = min(classes, (announced.k if announced else None) or classes)
+    if not 0 < k <= most:
+        raise UserError(f"{flag}: expected a number of classes from 1 to {most}, or 0 for the scores, got {k}")
+    if output.name is None:
+        raise UserError(f"{flag}: the metadata name no outputs; give --teacher.output")

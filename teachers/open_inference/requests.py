@@ -8,10 +8,11 @@ from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
+from teachers.arrays import Array
 from teachers.local.pytorch import Normalise
 from teachers.open_inference.message import HEADER_LENGTH, Envelope, pack
 from teachers.open_inference.metadata import V2Model
-from teachers.open_inference.tensors import DATATYPES, Array, NamedTensor
+from teachers.open_inference.tensors import DATATYPES, NamedTensor
 from teachers.remote.teacher import Query
 
 
@@ -28,12 +29,13 @@ class RequestWriter:
 
     def write(self, images_BCHW: Tensor, key: str, binary: bool) -> Query:
         """The request whose id is ``key`` for images float32 on the CPU; a binary body is their only copy."""
-        pixels = self._pixels(images_BCHW)
+        pixels, name = self._pixels(images_BCHW), str(self._model.input.name)
         if binary:
-            body, length = self._envelope(pixels).fill(key, pixels)
+            if len(pixels) not in self._envelopes:
+                self._envelopes[len(pixels)] = Envelope(self._header(binary), name, pixels, "inputs")
+            body, length = self._envelopes[len(pixels)].fill(key, pixels)
             return Query(self._path, body, {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)})
-        tensor = NamedTensor(str(self._model.input.name), pixels)
-        body, _ = pack({"id": key, **self._header(binary)}, [tensor], "inputs", binary)
+        body, _ = pack({"id": key, **self._header(binary)}, [NamedTensor(name, pixels)], "inputs", binary)
         return Query(self._path, body, {"Content-Type": "application/json"})
 
     def _pixels(self, images_BCHW: Tensor) -> Array:
@@ -46,14 +48,6 @@ class RequestWriter:
         if model.layout.order == "nhwc":
             array = array.transpose(0, 2, 3, 1)
         return array.reshape(len(array), *model.layout.sent)
-
-    def _envelope(self, pixels: Array) -> Envelope:
-        """The JSON part of binary requests with so many images."""
-        envelope = self._envelopes.get(len(pixels))
-        if envelope is None:
-            envelope = Envelope(self._header(binary=True), str(self._model.input.name), pixels, "inputs")
-            self._envelopes[len(pixels)] = envelope
-        return envelope
 
     def _header(self, binary: bool) -> dict[str, Any]:
         """A request without its id and its input."""

@@ -14,8 +14,9 @@ import numpy as np
 
 from dfme import __version__
 from dfme.spec import ImageSpec, LabelMode
-from teachers.open_inference.message import pack, unpack
-from teachers.open_inference.tensors import Array, NamedTensor, short
+from teachers.arrays import Array
+from teachers.open_inference.message import pack, parameters_of, unpack
+from teachers.open_inference.tensors import NamedTensor, short
 
 INPUT = "image"
 VERSION = "1"
@@ -35,7 +36,7 @@ class BatchTooLargeError(ValueError):
 
 @dataclass(frozen=True)
 class Service:
-    """What is served: a model's name in URLs, its images, its answers; ``max_batch`` None: any number of images."""
+    """What is served: a model's name in URLs, its images, its answers."""
 
     name: str
     spec: ImageSpec
@@ -50,7 +51,6 @@ class Service:
 
     @property
     def output(self) -> str:
-        """Name of the output tensor."""
         return "label" if self.labels else "scores"
 
     @property
@@ -60,15 +60,10 @@ class Service:
 
     @property
     def most_bytes(self) -> int:
-        """Limit of a request's body: any encoding of the largest batch fits, and so does one image at least."""
+        """Limit of a request's body, into which the largest batch fits in any encoding."""
         one = self.spec.numel * JSON_PIXEL
         images = one * self.max_batch if self.max_batch else max(UNLIMITED_BODY, one)
         return images + JSON_HEADER
-
-    @property
-    def most_classes(self) -> int:
-        """Most classes that a classification may name."""
-        return min(self.num_classes, self.label_mode.k or self.num_classes)
 
 
 @dataclass(frozen=True)
@@ -85,12 +80,12 @@ class Question:
 
 
 def server_metadata() -> dict[str, Any]:
-    """What the server says of itself."""
+    """The name of the server, and the extensions it has."""
     return {"name": "dfme", "version": __version__, "extensions": EXTENSIONS}
 
 
 def model_metadata(service: Service) -> dict[str, Any]:
-    """The model's tensors; under ``parameters``, which the protocol leaves open, what a client can use besides."""
+    """The model's tensors, and, under ``parameters``, which the protocol leaves open, its label mode and limits."""
     spec = service.spec
     output = ("INT64", [-1]) if service.labels else ("FP32", [-1, service.num_classes])
     return {
@@ -146,7 +141,8 @@ def write_answer(service: Service, question: Question, answers: Array) -> tuple[
     if question.id is not None:
         header["id"] = question.id
     if question.classification:
-        answers = _best(answers, min(question.classification, service.most_classes))
+        most = min(service.num_classes, service.label_mode.k or service.num_classes)
+        answers = _best(answers, min(question.classification, most))
     return pack(header, [NamedTensor(service.output, answers)], "outputs", question.binary)
 
 
@@ -173,7 +169,7 @@ def _images(service: Service, tensor: NamedTensor) -> Array:
 
 def _wanted(service: Service, header: Mapping[str, Any]) -> tuple[bool, int]:
     """Whether the output goes as raw bytes, and how many classes are asked for as texts."""
-    binary = _flag(_parameters(header), "binary_data_output", False)
+    binary = _flag(parameters_of(header), "binary_data_output", False)
     outputs = header.get("outputs")
     if outputs is None or outputs == []:
         return binary, 0
@@ -181,24 +177,13 @@ def _wanted(service: Service, header: Mapping[str, Any]) -> tuple[bool, int]:
         raise ValueError(f"expected outputs as a list of one object, got {short(outputs)}")
     if outputs[0].get("name") != service.output:
         raise ValueError(f"expected the output {service.output!r}, got {short(outputs[0].get('name'))}")
-    parameters = _parameters(outputs[0])
-    return _flag(parameters, "binary_data", binary), _classification(service, parameters)
-
-
-def _classification(service: Service, parameters: Mapping[str, Any]) -> int:
+    parameters = parameters_of(outputs[0])
     count = parameters.get("classification", 0)
     if type(count) is not int or count < 0:
         raise ValueError(f"parameter classification: expected a number of classes, got {short(count)}")
     if count and service.labels:
         raise ValueError("parameter classification: expected none, because this model reveals no scores, only labels")
-    return count
-
-
-def _parameters(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    parameters = entry.get("parameters")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise ValueError(f"expected parameters as a JSON object, got {short(parameters)}")
-    return parameters or {}
+    return _flag(parameters, "binary_data", binary), count
 
 
 def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:

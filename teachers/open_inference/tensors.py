@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from teachers.arrays import Array
 
 DATATYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
@@ -46,7 +46,6 @@ class NamedTensor:
 
     @property
     def datatype(self) -> str:
-        """The protocol's word for the type of the elements. ValueError where it has none."""
         return datatype_of(self.array)
 
 
@@ -62,17 +61,12 @@ def datatype_of(array: Array) -> str:
 
 def checked_shape(shape: object, most_elements: int = _MOST_ELEMENTS) -> tuple[int, ...]:
     """A shape that came as JSON, as whole numbers of at least 0. ValueError for anything else or anything too large."""
-    if not isinstance(shape, (list, tuple)):
-        raise ValueError(f"expected a shape as a list of whole numbers of 0 or more, got {short(shape)}")
-    if len(shape) > _MOST_AXES:
+    if isinstance(shape, list | tuple) and len(shape) > _MOST_AXES:
         raise ValueError(f"expected a shape of at most {_MOST_AXES} axes, got {len(shape)}")
-    elements = 1
-    for size in shape:
-        if type(size) is not int or size < 0:
-            raise ValueError(f"expected a shape as a list of whole numbers of 0 or more, got {short(shape)}")
-        elements *= size or 1  # an empty tensor may still have axes too long for numpy
-    if elements > min(most_elements, _MOST_ELEMENTS):
-        most = min(most_elements, _MOST_ELEMENTS)
+    if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"expected a shape as a list of whole numbers of 0 or more, got {short(shape)}")
+    most = min(most_elements, _MOST_ELEMENTS)
+    if math.prod(size or 1 for size in shape) > most:  # an empty tensor may still have axes too long for numpy
         raise ValueError(f"expected a tensor of at most {most} elements, got {short(shape)}")
     return tuple(shape)
 
@@ -139,13 +133,7 @@ def short(value: object, most: int = 80) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-_JSON_TYPES: dict[str, set[type]] = {
-    "b": {bool},
-    "u": {int},
-    "i": {int},
-    "f": {int, float, type(None)},
-    "O": {str},
-}
+_JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float, type(None)}, "O": {str}}
 
 
 def _dtype(datatype: str) -> np.dtype[Any]:
@@ -188,7 +176,7 @@ def _texts(raw: memoryview, count: int) -> Array:
 
 
 def _objects(items: list[bytes]) -> Array:
-    """Bytes in an array of objects; numpy would cut trailing zeros from them in an array of its own texts."""
+    """Bytes in an array of objects; in an array of its own texts numpy would cut trailing zeros."""
     array = np.empty(len(items), dtype=object)
     array[:] = items
     return array

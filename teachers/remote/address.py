@@ -27,9 +27,7 @@ class Address:
 
 
 def address_of(text: str, secrets: Secrets) -> Address:
-    """The address that a URL stands for. UserError for one that is none, or that names its host in odd letters:
-    consent may have been asked for another host, which another reader of the same URL sees in it.
-    """
+    """The address of a URL. UserError for one that is none, or whose host another reader may take for another."""
     host = host_of(text)
     try:
         url = httpx2.URL(text)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -58,17 +57,20 @@ class ClassNames:
             number = self.index(name)
             if number in scores:
                 raise Unusable(f"expected each class once, got {shown(name)} twice", "a class twice")
-            if type(score) not in (int, float):
+            if not isinstance(score, int | float) or isinstance(score, bool):
                 raise Unusable(f"expected a number as the score of {shown(name)}, got {shown(score)}", "no numbers")
-            scores[number] = _as_float(score)
+            try:
+                scores[number] = float(score)
+            except OverflowError:
+                text = "expected numbers as scores, got one too large for any float"
+                raise Unusable(text, "no numbers") from None
         return [scores.get(number, np.nan) for number in range(len(self))]
 
 
 def read_class_names(given: Sequence[str] | str, option: str, folder: Path | None = None) -> ClassNames:
-    """Class names from a list, a text with commas, or a text file with one name a line.
+    """Class names from a list, a text with commas, or a text file with one name a line; UserError names ``option``.
 
-    ``folder``: where a file has to lie, at any depth; None: anywhere. UserError, naming ``option``, for a file that
-    cannot be read, fewer than two names, empty ones and repeated ones.
+    ``folder``: where a file has to lie, at any depth; None: anywhere.
     """
     names = _from_text(given, option, folder) if isinstance(given, str) else [str(name).strip() for name in given]
     if len(names) < 2:
@@ -106,10 +108,3 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # a long list of names is too long for a path
         return False
-
-
-def _as_float(score: Any) -> float:
-    try:
-        return float(score)
-    except OverflowError:
-        raise Unusable("expected numbers as scores, got one too large for any float", "no numbers") from None

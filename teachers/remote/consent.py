@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from dfme.errors import UserError
 
@@ -16,14 +16,13 @@ PLACE = re.compile(r"(\[[0-9a-fA-F:.]+(%\w+)?\]|[^][:@]*)(:\d*)?")
 
 
 def require_consent(url: str, authorised_by: str | None) -> None:
-    """UserError in one line unless the URL's host is this machine, or ``authorised_by`` says who allowed the queries.
+    """UserError unless the URL's host is this machine, or ``authorised_by`` says who allowed the queries.
 
-    Also for what is no plain http or https URL: another scheme, no host, a user or password in it. Nothing is
-    sent, and no name is looked up: a name counts as this machine only if it is ``localhost`` or the machine's own.
+    Also for what is no plain http or https URL. Nothing is sent, and no name is looked up: a name counts as this
+    machine only if it is ``localhost`` or the machine's own.
     """
     host = host_of(url)
-    said = any(character.isalnum() for character in authorised_by or "")
-    if not said and not is_this_machine(host):
+    if not any(character.isalnum() for character in authorised_by or "") and not is_this_machine(host):
         raise UserError(
             f"--teacher.url: {host} is not this machine; say who allowed these queries and why with "
             '--teacher.authorised-by "WHO AND WHY"; nothing was sent'
@@ -46,7 +45,8 @@ def host_of(url: str) -> str:
     if "@" in parts.netloc:
         raise UserError("--teacher.url: expected no user or password in the URL; name a key with --teacher.api-key-env")
     if parts.scheme not in ("http", "https"):
-        raise UserError(f"--teacher.url: expected http:// or https://, got {_beginning(parts, url)}")
+        scheme = f"{parts.scheme}:" if parts.scheme else repr(url[:20])
+        raise UserError(f"--teacher.url: expected http:// or https://, got {scheme}")
     if not host or port == 0 or not PLACE.fullmatch(parts.netloc):
         raise UserError(f"{expected}, got one whose host or port is none")
     return host
@@ -75,7 +75,3 @@ def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
             return ipaddress.ip_address(probe.getsockname()[0]) == address
     except OSError:
         return False
-
-
-def _beginning(parts: SplitResult, url: str) -> str:
-    return f"{parts.scheme}:" if parts.scheme else repr(url[:20])

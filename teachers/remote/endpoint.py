@@ -58,8 +58,7 @@ class _Question:
 class Endpoint:
     """One service at ``url``, for several threads at once; connections are kept alive.
 
-    ``url`` and ``headers`` may hold ``${NAME}`` placeholders of ``secrets``; the attribute ``url`` is for people:
-    without a slash at the end, secrets hidden. The key that ``options.api_key_env`` names goes with every request.
+    ``url`` and ``headers`` may hold ``${NAME}`` placeholders of ``secrets``; the attribute ``url`` has them hidden.
     UserError for a URL that is none, a host that nobody consented to (``require_consent``: no teacher is asked but
     through here), a header that cannot be sent, and a ``ca_file`` without certificates.
     """
@@ -82,7 +81,7 @@ class Endpoint:
         )
 
     def get(self, path: str, most: int = 1_000_000) -> Reply:
-        """The answer to a question asked before the run; UserError, with what came and what to do, if none comes."""
+        """The answer to a question before the run; UserError, with what came and what to do, if none comes."""
         try:
             return self._ask("GET", path, b"", {}, most)
         except (Refused, Unanswered) as error:
@@ -92,7 +91,7 @@ class Endpoint:
     def post(self, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:
         """One attempt at a request; the answer if its status is 2xx and its body has at most ``most`` bytes.
 
-        ``path`` begins with a slash and is appended to the URL; an empty one posts to the URL itself.
+        ``path`` is appended to the URL.
 
         Raises:
             Refused: nothing was served; for an answer with another status, ``body`` is the start of its body.
@@ -122,9 +121,7 @@ class Endpoint:
         sent = {**self._headers, **{name.lower(): value for name, value in headers.items()}}
         if method != "GET":
             sent["content-length"] = str(len(body))
-        question = _Question(
-            method, f"{method} {address.shown}", sent, body, most, deadline=time.monotonic() + self._timeout
-        )
+        question = _Question(method, f"{method} {address.shown}", sent, body, most, time.monotonic() + self._timeout)
         try:
             for _ in range(MOST_REDIRECTS + 1):
                 reply = self._attempt(question, address)
@@ -153,23 +150,24 @@ class Endpoint:
                 return self._redirect(response, address, question.where)
             if not 200 <= status < 300:
                 raise failed_status(question.where, status, _headers(response), _beginning(response), self.secrets)
-            return self._reply(response, question)
+            return self._reply(response, question.where, question.most)
         finally:
             response.close()
 
-    def _reply(self, response: httpx2.Response, question: _Question) -> Reply:
+    def _reply(self, response: httpx2.Response, where: str, most: int) -> Reply:
         """A success, if it is one of at most so many bytes and as it was written."""
-        where, most = question.where, question.most
         headers = _headers(response)
         encoding = headers.get("content-encoding", "identity").lower()
         if encoding not in ("", "identity"):
             coded = quoted(encoding, self.secrets)
             raise Unusable(f"{where}: expected a plain body, got a compressed one{coded}", "compressed")
         announced = int(headers.get("content-length", "0"))  # h11 lets nothing but digits pass
-        body = b"" if announced > most else _read(response, most)
+        body = bytearray()
+        if announced <= most:
+            _read(response, body, most + 1)
         if max(announced, len(body)) > most:
             raise Unusable(f"{where}: expected at most {most:,} bytes, got more", "too long")
-        return Reply(response.status_code, headers, body)
+        return Reply(response.status_code, headers, bytes(body))
 
     def _redirect(self, response: httpx2.Response, address: Address, where: str) -> Address:
         """Where a redirect leads, if it keeps the request as it is and stays with the same scheme, host and port."""
@@ -212,22 +210,17 @@ def _headers(response: httpx2.Response) -> dict[str, str]:
     return headers
 
 
-def _read(response: httpx2.Response, most: int) -> bytes:
-    """The body; of one that is longer than ``most``, one byte more or a few."""
-    body = bytearray()
-    for chunk in response.iter_raw():
-        body += chunk
-        if len(body) > most:
-            break
-    return bytes(body)
-
-
 def _beginning(response: httpx2.Response) -> bytes:
     """As much of the body as comes, within limits."""
     body = bytearray()
     with suppress(*TROUBLE):
-        for chunk in response.iter_raw():
-            body += chunk
-            if len(body) >= MOST_OF_A_REFUSAL:
-                break
+        _read(response, body, MOST_OF_A_REFUSAL)
     return bytes(body[:MOST_OF_A_REFUSAL])
+
+
+def _read(response: httpx2.Response, body: bytearray, enough: int) -> None:
+    """Read into ``body`` until it has ``enough`` bytes."""
+    for chunk in response.iter_raw():
+        body += chunk
+        if len(body) >= enough:
+            return

@@ -23,7 +23,7 @@ from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, dump, native_mode, parse, settle, shown
 from teachers.remote.options import HfApiOptions
 from teachers.remote.outcomes import LONGEST_WAIT
-from teachers.remote.pictures import COLOUR_TYPES, eight_bit, png
+from teachers.remote.pictures import eight_bit, png, require_picture
 from teachers.remote.secrets import Secrets
 from teachers.remote.teacher import Query, RemoteTeacher, request_policy_of
 
@@ -37,7 +37,6 @@ _PICTURE = {"Content-Type": "image/png", "Accept": "application/json"}
 def connect_hf_api(options: HfApiOptions, config: TeacherConfig, device: torch.device) -> RemoteTeacher:
     """The classifier at ``options.url``, one 8-bit picture a request; nothing is asked here.
 
-    Its label mode is top_k where fewer labels are asked for, or by ``config.label_mode``, than there are classes.
     UserError for class names that cannot be read or do not fit the flags, and for images that no PNG can be.
     """
     names = read_class_names(options.classes, "--teacher.classes")
@@ -57,8 +56,7 @@ def connect_hf_api(options: HfApiOptions, config: TeacherConfig, device: torch.d
 def _spec(config: TeacherConfig) -> ImageSpec:
     if config.shape is None:
         raise UserError("--teacher.shape: the service does not tell the shape of an image; give it as C,H,W")
-    if config.shape[0] not in COLOUR_TYPES:
-        raise UserError(f"--teacher.shape: expected 1 to 4 channels, as pictures have, got {config.shape[0]}")
+    require_picture(config.shape)
     if config.levels not in (None, 256):
         raise UserError(f"--teacher.levels: got {config.levels}, but pictures are sent with 256")
     return ImageSpec(config.shape, config.bounds or (0.0, 1.0), 256)
@@ -66,10 +64,8 @@ def _spec(config: TeacherConfig) -> ImageSpec:
 
 def _mode(top_k: int, classes: int, config: TeacherConfig) -> LabelMode:
     """What the answers reveal: what the flags say, but no more than the labels that are asked for."""
-    wanted = LabelMode.parse(config.label_mode) if config.label_mode else None
-    mode = native_mode(wanted)
-    fewer = 0 < top_k < classes
-    if fewer and (mode.kind == "probabilities" or (mode.k or 0) > top_k):
+    mode = native_mode(LabelMode.parse(config.label_mode) if config.label_mode else None)
+    if 0 < top_k < classes and (mode.kind == "probabilities" or (mode.k or 0) > top_k):
         return LabelMode("top_k", k=top_k)
     return mode
 
@@ -78,7 +74,7 @@ class HfApiTeacher(RemoteTeacher):
     """A remote teacher whose service says in the body of a refusal how long a model takes to load."""
 
     def ask(self, images_BCHW: Tensor, key: str) -> Tensor:
-        """As of every remote teacher; a refusal without ``Retry-After`` gets the time that its body estimates."""
+        """As in RemoteTeacher; a refusal without ``Retry-After`` gets the time that its body estimates."""
         try:
             return super().ask(images_BCHW, key)
         except Refused as refused:
@@ -118,16 +114,12 @@ class HfApiAdapter:
         return Query("", dump(document), dict(HEADERS))
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
-        """Scores (1, K), NaN where not revealed, or the label (1,)."""
-        row = self.names.row(_pairs(parse(reply.body)))
-        return settle(np.array([row]), self.mode)
+        return settle(np.array([self.names.row(_pairs(parse(reply.body)))]), self.mode)
 
     def most_bytes(self, batch: int) -> int:
-        """Room for every label with its score."""
         return ROOM + len(self.names) * (NUMBER + self.names.longest)
 
     def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
-        """False: one image is the least."""
         return False
 
 

@@ -13,13 +13,12 @@ import numpy as np
 
 from dfme.errors import Unusable, UserError
 from dfme.spec import LabelMode
+from teachers.arrays import Array, as_float32
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from teachers.remote.endpoint import Endpoint
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
 ROOM = 1_000_000
@@ -36,22 +35,19 @@ _SHOWN = 60
 def numbers(array: Array) -> list[Any]:
     """An array as nested lists for ``json.dumps``; a float32 in so few digits as give the same float32 back.
 
-    Nine digits are enough for any float32. Seven or eight are taken where they are, and all seventeen of the
-    double where scaling has lost a bit (heuristic: rounding is by powers of ten in double precision).
+    Nine digits are enough for any float32, and seven or eight for many. All seventeen of the double are kept where
+    scaling has lost a bit (heuristic: rounding is by powers of ten in double precision).
     """
     if array.dtype != np.float32:
-        whole: list[Any] = array.tolist()
-        return whole
-    exact = array.astype(np.float64)
-    best = exact
+        return list(array.tolist())
+    best = exact = array.astype(np.float64)
     with np.errstate(all="ignore"):
         exponent = np.floor(np.log10(np.abs(exact)))
         for digits in _DIGITS:
             scale = 10.0 ** (digits - 1 - exponent)
             rounded = np.round(exact * scale) / scale
             best = np.where(rounded.astype(np.float32) == array, rounded, best)
-    short: list[Any] = best.tolist()
-    return short
+    return list(best.tolist())
 
 
 def dump(document: object) -> bytes:
@@ -65,9 +61,8 @@ def parse(body: bytes) -> object:
         document: object = json.loads(body)
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:_SHOWN]
-        raise Unusable(
-            f"expected an answer in JSON, got {len(body)} bytes that are none ({reason})", "no JSON"
-        ) from None
+        text = f"expected an answer in JSON, got {len(body)} bytes that are none ({reason})"
+        raise Unusable(text, "no JSON") from None
     return document
 
 
@@ -81,7 +76,9 @@ def get_json(endpoint: Endpoint, path: str, what: str) -> object:
 
 def shown(value: object) -> str:
     """What a service sent, short enough for a message and with nothing unprintable in it."""
-    text = repr(value) if isinstance(value, str | int | float | bool | None) else _kind(value)
+    text = repr(value)
+    if isinstance(value, list | dict):
+        text = f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
@@ -118,10 +115,7 @@ def labels(values: Sequence[object], classes: int) -> Tensor:
 
 
 def native_mode(wanted: LabelMode | None, logits: bool = False) -> LabelMode:
-    """What an adapter that reads named or partial scores answers itself.
-
-    It is the label mode asked for, since a service may reveal no more than that, else the service's soft scores.
-    """
+    """What an adapter of partial scores answers: the label mode asked for, since a service may reveal no more."""
     if wanted is not None and (wanted.kind == "label" or not (logits or wanted.kind == "logits")):
         return wanted
     return LabelMode("logits" if logits else "probabilities")
@@ -143,12 +137,5 @@ def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
         fewer = known and mode.kind != "logits"
         hint = f"; if that is all it reveals, start a new run with --teacher.label-mode top_k:{known}" if fewer else ""
         raise Unusable(f"expected scores of {needed} classes for each image, got {known}{hint}", "too few scores")
-    with np.errstate(over="ignore"):
-        scores = torch.from_numpy(scores_BK.astype(np.float32))
+    scores = torch.from_numpy(as_float32(scores_BK))
     return scores if mode.kind == "logits" else reveal(scores, LabelMode("top_k", k=classes), mode)
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, list | dict):
-        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
-    return type(value).__name__

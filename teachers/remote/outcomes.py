@@ -55,13 +55,13 @@ def failed_status(
 
     A server error may come after the work was done. Everything else says that nothing was served, and so does 503.
     """
-    said = b"" if "content-encoding" in headers else body
-    text = quoted(said.decode(errors="replace"), secrets)
+    readable = b"" if "content-encoding" in headers else body
+    text = quoted(readable.decode(errors="replace"), secrets)
     message = f"{where}: the service answered {status}{text}{advice(str(status))}"
     if status >= 500 and status != 503:
         return Unanswered(message, str(status))
     outcome = Refused(message, str(status), retry=status in COME_BACK, retry_after=retry_after(headers))
-    outcome.body = said
+    outcome.body = readable
     return outcome
 
 
@@ -82,8 +82,7 @@ def advice(reason: str) -> str:
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds that a service asks to wait, at most a day; none where it asks for nothing that can be done.
 
-    ``Retry-After`` holds seconds or a date (RFC 9110, 10.2.3). A date is compared with the service's own clock where
-    it says what that shows.
+    ``Retry-After`` holds seconds or a date (RFC 9110, 10.2.3), which is compared with the service's clock if known.
     """
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):

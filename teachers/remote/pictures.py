@@ -1,18 +1,29 @@
-"""The order in which services take the axes of an image. No torch here."""
+"""Images as services take them: the order of their axes, 8-bit pixels, PNG. No torch here."""
 
 from __future__ import annotations
 
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from dfme.errors import UserError
 from dfme.spec import ImageSpec
+from teachers.arrays import Array
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AxisOrder = Literal["nchw", "nhwc"]
 Image = tuple[int, int, int]
 """An image's C, H, W."""
+
+
+def require_picture(shape: Image) -> None:
+    """UserError for a shape that no PNG can have."""
+    if shape[0] not in COLOUR_TYPES:
+        raise UserError(f"--teacher.shape: expected 1 to 4 channels, as pictures have, got {shape[0]}")
 
 
 def in_order(shape: Image, order: AxisOrder) -> Image:
@@ -26,11 +37,6 @@ def image_of(sizes: Image, order: AxisOrder) -> Image:
     one, two, three = sizes
     return (one, two, three) if order == "nchw" else (three, one, two)
 
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
 """PNG's number for grey, grey with alpha, RGB and RGBA, by channels."""

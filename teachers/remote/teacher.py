@@ -32,7 +32,7 @@ class Query:
 
 
 class Adapter(Protocol):
-    """The language of a service. It keeps no state: several threads ask at once."""
+    """Writes requests to a service and reads its answers. It keeps no state: several threads ask at once."""
 
     def encode(self, images_BCHW: Tensor) -> Query:
         """The request for images float32 on the CPU, within the teacher's bounds."""
@@ -52,11 +52,7 @@ class Adapter(Protocol):
 
 
 class RemoteTeacher:
-    """A teacher behind ``endpoint``. Each call is one attempt at one request, from any thread.
-
-    It raises what the endpoint and the adapter raise; charging, retries and pace are the oracle's, which finds its
-    limits in ``wire``.
-    """
+    """A teacher behind ``endpoint``. Each call is one attempt at one request, from any thread."""
 
     def __init__(
         self,
@@ -80,7 +76,7 @@ class RemoteTeacher:
     def ask(self, images_BCHW: Tensor, key: str) -> Tensor:
         """The answers to images (B, C, H, W): scores (B, K) float32 or labels (B,) int64.
 
-        ``key`` goes along as ``Idempotency-Key``: a service that knows it can tell a repeated request.
+        ``key`` goes along as ``Idempotency-Key``, by which a service can tell a repeated request.
 
         Raises:
             BatchTooLarge: the service takes fewer images at once; nothing was served.
@@ -91,14 +87,16 @@ class RemoteTeacher:
         return self._attempt(self._adapter, images_BCHW, key)
 
     def _attempt(self, adapter: Adapter, images_BCHW: Tensor, key: str) -> Tensor:
-        """One attempt at one request in the words of ``adapter``."""
         batch = len(images_BCHW)
         query = adapter.encode(images_BCHW)
         headers = {**query.headers, "Idempotency-Key": key}
         try:
             reply = self._endpoint.post(query.path, query.body, headers, adapter.most_bytes(batch))
         except Refused as refused:
-            raise self._refusal(refused, batch) from None
+            limit = adapter.batch_limit(refused.body) if refused.reason in TOO_LARGE and batch > 1 else False
+            if limit is False or (limit is not None and not 1 <= limit < batch):
+                raise refused from None
+            raise BatchTooLarge(str(refused), limit) from None
         with discreet(reply.body, self._endpoint.secrets):
             return adapter.decode(reply, batch)
 
@@ -108,15 +106,6 @@ class RemoteTeacher:
     def close(self) -> None:
         """Let go of the connections; closing twice is no error."""
         self._endpoint.close()
-
-    def _refusal(self, refused: Refused, batch: int) -> Refused:
-        """The refusal as it is, or BatchTooLarge if it is for the number of images and fewer can be sent."""
-        if refused.reason not in TOO_LARGE or batch < 2:
-            return refused
-        limit = self._adapter.batch_limit(refused.body)
-        if limit is False or (limit is not None and not 1 <= limit < batch):
-            return refused
-        return BatchTooLarge(str(refused), limit)
 
 
 def request_policy_of(options: ServiceOptions) -> RequestPolicy:
@@ -138,7 +127,7 @@ def answered_mode(config: TeacherConfig) -> LabelMode:
 
 @contextmanager
 def discreet(body: bytes, secrets: Secrets) -> Iterator[None]:
-    """Within it, Unusable quotes nothing of an answer that repeats a secret: a part of one may be in what it quotes."""
+    """Unusable raised inside quotes nothing of an answer that repeats a secret: it might quote a part of one."""
     try:
         yield
     except Unusable as error:

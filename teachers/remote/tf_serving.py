@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from urllib.parse import quote
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
+from teachers.arrays import as_float32
 from teachers.label_modes import two_classes
 from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.json_bodies import (
@@ -49,9 +50,6 @@ from teachers.remote.tf_signature import (
     read_signature,
 )
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 _LIMIT = re.compile(
     rb"larger than (?:the )?max(?:imum)?(?: input)?[ _]batch[ _]size[^0-9]{0,3}(\d{1,9})", re.IGNORECASE
 )
@@ -64,8 +62,7 @@ _MOST_BYTES = 2**28  # whatever a model says of itself
 def connect_tf_serving(options: TfServingOptions, config: TeacherConfig, device: torch.device) -> RemoteTeacher:
     """The model behind ``options``, after questions for its status and its signature, which serve no image.
 
-    Shape, classes and 8-bit pixels come from the signature; UserError where it leaves one open that no flag gives,
-    contradicts a flag, or takes what is no image. One score is taken for a binary model's class 1.
+    UserError where the signature leaves open what no flag gives, contradicts a flag, or takes what is no image.
     """
     secrets = Secrets.from_environment([options.api_key_env])
     endpoint = Endpoint(options, options.url, secrets)
@@ -91,9 +88,9 @@ def _require_available(endpoint: Endpoint, path: str, secrets: Secrets) -> None:
     known = versions if isinstance(versions, list) else []
     states = [str(version.get("state")) for version in known if isinstance(version, dict)]
     if "AVAILABLE" not in states:
-        said = quoted(", ".join(states), secrets)
+        got = quoted(", ".join(states), secrets)
         raise UserError(
-            f"{endpoint.url}{path}: expected a model that is AVAILABLE, got none{said}; is it still loading?"
+            f"{endpoint.url}{path}: expected a model that is AVAILABLE, got none{got}; is it still loading?"
         )
 
 
@@ -123,9 +120,8 @@ def _teacher(
         binary=output.axes is not None and output.axes[1:] == (1,),
         numbers_out=sum(_size(each) for each in signature.outputs.values()),
     )
-    return RemoteTeacher(
-        endpoint, adapter, adapter.spec, classes, mode, min(limits, default=None), request_policy_of(options)
-    )
+    batch = min(limits, default=None)
+    return RemoteTeacher(endpoint, adapter, adapter.spec, classes, mode, batch, request_policy_of(options))
 
 
 def _size(output: TensorInfo) -> int:
@@ -135,7 +131,7 @@ def _size(output: TensorInfo) -> int:
 
 @dataclass(frozen=True)
 class TfServingAdapter:
-    """One signature of a model: images to a predict request, its answer to scores.
+    """Writes predict requests to one signature of a model, and reads its answers.
 
     ``column``: name of the input if the request is in columns. ``axes``: of one image as the model takes it.
     ``bytes_in``: pixels are whole numbers to 255. ``binary``: one score per image, that of the second of two
@@ -156,12 +152,11 @@ class TfServingAdapter:
     numbers_out: int
 
     def encode(self, images_BCHW: Tensor) -> Query:
-        """The images in the model's layout, as shortest decimals or as whole numbers."""
         if self.bytes_in:
             x_BHWC = eight_bit(images_BCHW, self.spec.bounds)
             x = x_BHWC if self.layout == "nhwc" else x_BHWC.transpose(0, 3, 1, 2)
         else:
-            x_BCHW = images_BCHW.detach().cpu().numpy().astype(np.float32, copy=False)
+            x_BCHW = as_float32(images_BCHW.detach().cpu().numpy())
             x = x_BCHW.transpose(0, 2, 3, 1) if self.layout == "nhwc" else x_BCHW
         rows = numbers(x.reshape(len(x), *self.axes))
         document: dict[str, object] = {"signature_name": self.signature} if self.signature else {}
@@ -169,17 +164,14 @@ class TfServingAdapter:
         return Query(self.path, dump(document), dict(HEADERS))
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
-        """Scores (B, K), or labels (B,) of a model that answers with integers."""
         value = self._value(parse(reply.body), batch)
         if self.mode.kind == "label":
             return labels(listed(value, batch), self.classes)
         scores_BK = table(value, batch, 1 if self.binary else self.classes)
-        with np.errstate(over="ignore"):
-            scores = torch.from_numpy(scores_BK.astype(np.float32))
+        scores = torch.from_numpy(as_float32(scores_BK))
         return two_classes(scores, self.mode) if self.binary else scores
 
     def most_bytes(self, batch: int) -> int:
-        """Room for every output's numbers, which the server writes one a line."""
         return min(ROOM + batch * NUMBER * max(self.numbers_out, self.classes), _MOST_BYTES)
 
     def batch_limit(self, refused: bytes) -> int | Literal[False] | None:

@@ -1,4 +1,4 @@
-"""What a TensorFlow model says it takes and gives: the signature in its metadata, read into our own facts.
+"""What a TensorFlow model takes and gives: the signature in its metadata.
 
 The metadata are JSON of the protocol buffers of a SavedModel: sizes of axes are texts, -1 is a size of any number.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from teachers.local.facts import agreed, first_line
+from teachers.local.checks import agreed_classes, as_text, first_line
 from teachers.remote.json_bodies import shown
 from teachers.remote.pictures import AxisOrder, Image, image_of, in_order
 
@@ -42,10 +42,7 @@ class Signature:
 
 
 def read_signature(metadata: object, name: str | None, where: str) -> Signature:
-    """The signature of that name, by default ``serving_default``.
-
-    UserError, naming ``where`` it was looked for, if there is none or it cannot be read.
-    """
+    """The signature of that name, by default ``serving_default``; UserError names ``where`` it was looked for."""
     found = _mapping(metadata, "metadata", "signature_def", "signature_def")
     callable_ = {key: value for key, value in found.items() if _mapping(value, "inputs") and _is_name(key)}
     wanted = name or DEFAULT
@@ -64,9 +61,8 @@ def pick(tensors: Mapping[str, TensorInfo], name: str | None, option: str) -> Te
     if name is None and len(tensors) == 1:
         return next(iter(tensors.values()))
     if name is None or name not in tensors:
-        got = (
-            f"got {name!r}{did_you_mean(name, tensors)}" if name else "and the option is needed where there are several"
-        )
+        hint = did_you_mean(name, tensors) if name else ""
+        got = f"got {name!r}{hint}" if name else "and the option is needed where there are several"
         raise UserError(f"{option}: expected one of {', '.join(tensors) or 'none'}, {got}")
     return tensors[name]
 
@@ -83,7 +79,7 @@ def image_axes(info: TensorInfo, layout: AxisOrder, given: Image | None) -> tupl
             "--teacher json can send images in other forms"
         )
     if info.axes is not None and len(info.axes) in (3, 4):
-        shape = _told(info, layout, given)
+        shape = _full_shape(info, layout, given)
         return shape, in_order(shape, layout) if len(info.axes) == 4 else shape[1:]
     if given is None:
         raise UserError(f"--teacher.shape: input {info.name} does not tell the shape of an image; give it as C,H,W")
@@ -95,12 +91,12 @@ def image_axes(info: TensorInfo, layout: AxisOrder, given: Image | None) -> tupl
     return given, flat
 
 
-def _told(info: TensorInfo, layout: AxisOrder, given: Image | None) -> Image:
-    """The shape that the axes after the batch's tell, and ``given`` where they leave it open; grey has no channels."""
+def _full_shape(info: TensorInfo, layout: AxisOrder, given: Image | None) -> Image:
+    """The shape by the axes after the batch's, and by ``given`` where they leave it open; grey has no channels."""
     sizes = (info.axes or ())[1:]
-    told = (1, sizes[0], sizes[1]) if len(sizes) == 2 else image_of((sizes[0], sizes[1], sizes[2]), layout)
-    shape = given or told
-    if any(size not in (_ANY, own) for size, own in zip(told, shape, strict=True)):
+    found = (1, sizes[0], sizes[1]) if len(sizes) == 2 else image_of((sizes[0], sizes[1], sizes[2]), layout)
+    shape = given or found
+    if any(size not in (_ANY, wanted) for size, wanted in zip(found, shape, strict=True)):
         raise _misfit(info, shape)
     if min(shape) < 1:
         raise UserError(f"--teacher.shape: input {info.name} leaves sizes open: {info.axes}; give them as C,H,W")
@@ -114,9 +110,8 @@ def number_of_classes(info: TensorInfo, config: TeacherConfig) -> int:
             f"output {info.name}: expected axes for batch and classes, got {info.axes}; see --teacher.output"
         )
     size = _ANY if info.axes is None or len(info.axes) == 1 else info.axes[1]
-    found = None if size == _ANY else max(size, 2)
     output = f"output {info.name}"
-    return agreed("number of classes", "--teacher.num-classes", config.num_classes, found, f"{output} has", output)
+    return agreed_classes(config.num_classes, None if size == _ANY else size, f"{output} has", output)
 
 
 def most_images(info: TensorInfo) -> int | None:
@@ -128,8 +123,7 @@ def most_images(info: TensorInfo) -> int | None:
 
 
 def _misfit(info: TensorInfo, shape: Image) -> UserError:
-    told = ",".join(map(str, shape))
-    return UserError(f"--teacher.shape: got {told}, but input {info.name} has the axes {info.axes}")
+    return UserError(f"--teacher.shape: got {as_text(shape)}, but input {info.name} has the axes {info.axes}")
 
 
 def _mapping(document: object, *keys: str) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """Connections to one service, under a deadline that no server can stretch.
 
-httpx2's time-outs hold for one read or one write each, so that a server that sends a byte now and then is never late.
-Here the time-outs that a request carries are moments on ``time.monotonic()``, the same one for connecting, writing
-and reading, and every operation on a socket gets what is left until then. Only looking a host's name up takes as long
-as the system lets it.
+httpx2's time-outs hold for one read or write each, so a server that sends a byte now and then is never late. Here the
+time-outs of a request are one moment on ``time.monotonic()``, and every operation on a socket gets what is left until
+then. Only looking a host's name up takes as long as the system lets it.
 """
 
 from __future__ import annotations
@@ -49,12 +48,8 @@ class Transport(httpx2.BaseTransport):
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         deadline = request.extensions["deadline"]
-        moments = {
-            "connect": deadline,
-            "write": deadline,
-            "read": deadline,
-            "pool": max(deadline - time.monotonic(), 0.0),  # the pool itself waits, and not at a socket
-        }
+        moments = dict.fromkeys(("connect", "write", "read"), deadline)
+        moments["pool"] = max(deadline - time.monotonic(), 0.0)  # the pool itself waits, and not at a socket
         response = self._pool.handle_request(
             httpcore2.Request(
                 request.method,
@@ -125,7 +120,7 @@ class _Stream(httpcore2.NetworkStream):
         return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Send all of it; what is left is reckoned before each piece, for a server that takes little at a time."""
+        """Send all of it; the time left is reckoned before each piece, for a server that takes little at a time."""
         view = memoryview(buffer)
         if self._answer.received:
             self._answer = _Answer()
@@ -162,8 +157,8 @@ class _Stream(httpcore2.NetworkStream):
 class _Answer:
     """How much of an answer has come on a connection, and how much should: head and announced body.
 
-    A server that sends more than it announced would have the rest read as the answer to the next request. Where
-    nothing is announced (chunks), nobody can tell, so such a connection is not used again either.
+    What a server sends beyond that would be read as the answer to the next request, so such a connection is not used
+    again, nor one on which nothing was announced (chunks).
     """
 
     LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,15})[ \t]*\r\n", re.IGNORECASE)

@@ -12,7 +12,7 @@ from dfme.answers import read_answers
 from dfme.compute import DeferredChecks
 from dfme.errors import TeacherError
 from dfme.spec import Teacher
-from teachers.open_inference.tensors import Array
+from teachers.arrays import Array
 from teachers.serve.meter import Meter
 
 CPU = torch.device("cpu")

@@ -15,10 +15,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from dfme.compute import ieee_fp32
-from dfme.config.commands import ServeConfig
 from dfme.errors import UserError
 from dfme.spec import Teacher
 from teachers.open_inference.server import Service
+from teachers.options import ServeConfig
 from teachers.serve.app import make_app
 from teachers.serve.meter import Meter
 from teachers.serve.model import Model

@@ -13,17 +13,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx2
 import torch
 
-from dfme.config.commands import BenchConfig
-from dfme.config.settings import Job, TeacherConfig
+from dfme.config.settings import TeacherConfig
 from dfme.errors import RunError
-from dfme.run.build import run_job
 from teachers.build import make_teacher
 from teachers.open_inference.client import connect_v2
 from teachers.open_inference.message import HEADER_LENGTH, pack
@@ -32,7 +29,9 @@ from teachers.remote.options import V2Options
 
 BATCH = 256
 REQUESTS = 200
-SERVE = "import sys; from dfme.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+Extraction = Callable[[TeacherConfig, dict[str, Any], Path], float]
+"""Extract from the teacher of this configuration and these options into a new folder; the seconds it took."""
 
 
 class Ratio(NamedTuple):
@@ -44,70 +43,63 @@ class Ratio(NamedTuple):
     ratio: float
 
 
-def time_http(config: BenchConfig, job: Job) -> list[Ratio]:
-    """``job``, whose teacher is of kind torch, in process and through HTTP; then the client against bare requests."""
-    with serving(job) as url:
-        return [_extraction(config, job, url), _client(config, job, url)]
+def time_http(teacher: TeacherConfig, options: dict[str, Any], rounds: int, extract: Extraction) -> list[Ratio]:
+    """Extraction from a teacher of kind torch, in process and through HTTP; then the client against bare requests."""
+    with serving(str(options["checkpoint"])) as url:
+        return [_extraction(teacher, options, url, rounds, extract), _client(teacher, options, url, rounds)]
 
 
 @contextlib.contextmanager
-def serving(job: Job) -> Iterator[str]:
-    """The job's teacher, served by a process of its own; its URL. RunError if the server does not start."""
-    words = ["serve", "--port", "0", "--teacher.checkpoint", str(job.teacher_options["checkpoint"]), "--model", "m"]
-    command = [sys.executable, "-c", SERVE, *words]
+def serving(checkpoint: str) -> Iterator[str]:
+    """A process of its own serves the teacher; its URL. RunError if the server does not start."""
+    words = ["serve", "--port", "0", "--teacher.checkpoint", checkpoint, "--model", "m"]
+    command = [sys.executable, "-m", "dfme", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:  # noqa: S603 (words of ours)
         try:
             assert server.stdout is not None
-            said = server.stdout.readline()
-            found = re.search(r"http://[\d.]+:\d+", said)
+            printed = server.stdout.readline()
+            found = re.search(r"http://[\d.]+:\d+", printed)
             if found is None:
-                raise RunError(f"bench: expected the server to say its address, got {said!r}")
+                raise RunError(f"bench: expected the server to say its address, got {printed!r}")
             yield found[0]
         finally:
             server.terminate()
 
 
-def _extraction(config: BenchConfig, job: Job, url: str) -> Ratio:
-    options = {"url": url, "model": "m"}
-    remote = replace(job, teacher=TeacherConfig(kind="v2"), teacher_options=options)
+def _extraction(teacher: TeacherConfig, options: dict[str, Any], url: str, rounds: int, extract: Extraction) -> Ratio:
+    v2, address = TeacherConfig(kind="v2"), {"url": url, "model": "m"}
     with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder:
-
-        def seconds(one: Job, name: str) -> float:
-            settings = replace(one.config, out=str(Path(folder) / name))
-            summary = run_job(replace(one, config=settings), console=False).summary
-            return float(summary["wall_seconds"])
-
-        seconds(remote, "warm-up")
+        extract(v2, address, Path(folder) / "warm-up")
         return _compare(
             "extraction, in process / through HTTP",
-            config.rounds,
-            lambda number: seconds(job, f"local-{number}"),
-            lambda number: seconds(remote, f"http-{number}"),
+            rounds,
+            lambda number: extract(teacher, options, Path(folder) / f"local-{number}"),
+            lambda number: extract(v2, address, Path(folder) / f"http-{number}"),
         )
 
 
-def _client(config: BenchConfig, job: Job, url: str) -> Ratio:
+def _client(teacher: TeacherConfig, options: dict[str, Any], url: str, rounds: int) -> Ratio:
     """The same images asked for by the client, and posted as the same bytes by httpx2 alone."""
-    teacher = connect_v2(V2Options(url=url, model="m"), TeacherConfig(kind="v2"), torch.device("cpu"))
-    x_BCHW = torch.rand(BATCH, *teacher.spec.shape)
+    client = connect_v2(V2Options(url=url, model="m"), TeacherConfig(kind="v2"), torch.device("cpu"))
+    x_BCHW = torch.rand(BATCH, *client.spec.shape)
     tensor = NamedTensor("image", x_BCHW.numpy())
     body, length = pack({"id": "bench", "parameters": {"binary_data_output": True}}, [tensor], "inputs", binary=True)
     headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}
     address = f"{url}/v2/models/m/infer"
-    expected = make_teacher(job.teacher, job.teacher_options, torch.device("cpu"))(x_BCHW)
-    assert torch.allclose(teacher(x_BCHW), expected, atol=1e-5), "the served teacher is the local one"
+    expected = make_teacher(teacher, options, torch.device("cpu"))(x_BCHW)
+    assert torch.allclose(client(x_BCHW), expected, atol=1e-5), "the served teacher is the local one"
     with httpx2.Client(trust_env=False) as bare:
 
         def post(number: int) -> float:
             return _timed(lambda: bare.post(address, content=body, headers=headers).raise_for_status())
 
         def ask(number: int) -> float:
-            return _timed(lambda: teacher.ask(x_BCHW, "bench"))
+            return _timed(lambda: client.ask(x_BCHW, "bench"))
 
         post(0)
         ask(0)
-        ratio = _compare("client, bare httpx2 / ours", 4 * config.rounds, post, ask)
-    teacher.close()
+        ratio = _compare("client, bare httpx2 / ours", 4 * rounds, post, ask)
+    client.close()
     return ratio
 
 

@@ -15,7 +15,7 @@ import pytest
 from dfme.benchmarks.compare.fitness import not_applicable
 from dfme.benchmarks.compare.plan import Cell, ComparisonPlan
 from dfme.cli.compare import plan_of
-from dfme.cli.main import KIND_OPTIONS, main
+from dfme.cli.main import main
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
 from dfme.run.job import PROJECT, document
@@ -41,7 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def plan(flags: str = "", **changes: Any) -> ComparisonPlan:
     """The plan of the shared file with some keys changed, and these flags."""
     Path("c.yaml").write_text(dump_yaml(SHARED | changes))
-    return plan_of(["--config", "c.yaml", *shlex.split(flags)], KIND_OPTIONS)
+    return plan_of(["--config", "c.yaml", *shlex.split(flags)])
 
 
 def cell(made: ComparisonPlan, row: str) -> Cell:
@@ -223,7 +223,7 @@ def test_a_directory_with_something_in_it_is_left_alone(here: Path) -> None:
     assert "--out: 'out' exists; give another --out, or --resume" in refusal("--out out")
     assert "but 'out' has no comparison.yaml" in refusal("--out out --resume")
     with pytest.raises(UserError, match=r"but 'out' has no comparison.yaml"):
-        plan_of(["--resume", "--out", "out"], KIND_OPTIONS)
+        plan_of(["--resume", "--out", "out"])
     assert plan().out == Path("runs/c")
     (here / "runs" / "c").mkdir(parents=True)
     assert plan().out == Path("runs/c-2")
@@ -234,11 +234,11 @@ def test_the_comparison_s_own_file_gives_it_again_with_its_flags() -> None:
     made = plan("--methods wild,dfme --student.lr .3 --estimator.directions 2 --out out --jobs 3", rows=rows)
     made.out.mkdir()
     (made.out / "comparison.yaml").write_text(dump_yaml(made.paper))
-    again = plan_of(["--resume", "--out", "out"], KIND_OPTIONS)
+    again = plan_of(["--resume", "--out", "out"])
     assert again.cells == made.cells
     assert (again.jobs, again.student_steps) == (3, 40)
     assert json.dumps(again.paper) == json.dumps(made.paper)
-    narrower = plan_of(["--resume", "--out", "out", "--methods", "wild", "--student.lr", ".4"], KIND_OPTIONS)
+    narrower = plan_of(["--resume", "--out", "out", "--methods", "wild", "--student.lr", ".4"])
     assert [each.job.config.student.lr for each in narrower.cells] == [0.4]
 
 
@@ -260,7 +260,7 @@ def test_a_cell_that_was_run_with_other_values_is_refused() -> None:
 def test_our_comparisons_name_the_baselines(name: str) -> None:
     content = load_yaml(PROJECT / "configs" / f"{name}.yaml")
     assert {"static", "procedural"} <= set(content["methods"])
-    assert plan_of(["--config", f"configs/{name}.yaml", "--methods", "static,procedural"], KIND_OPTIONS).cells
+    assert plan_of(["--config", f"configs/{name}.yaml", "--methods", "static,procedural"]).cells
 
 
 def test_help_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,7 +274,7 @@ def test_help_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_reading_and_adding_up_a_comparison_needs_no_torch() -> None:
-    rooms = [path.stem for path in (PROJECT / "dfme" / "comparison").glob("*.py") if path.stem != "fitness"]
+    rooms = [path.stem for path in (PROJECT / "dfme/benchmarks/compare").glob("*.py") if path.stem != "fitness"]
     modules = [f"dfme.benchmarks.compare.{stem}" for stem in rooms if stem not in ("__init__", "session")]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert len(modules) > 5

@@ -11,6 +11,8 @@ import pytest
 
 from dfme.benchmarks.compare.processes import WorkerPool, last_line, threads_each
 
+pytestmark = pytest.mark.integration
+
 
 def sleeper(seconds: float) -> Callable[[float], subprocess.Popen[bytes]]:
     return lambda _: subprocess.Popen([sys.executable, "-S", "-c", f"import time; time.sleep({seconds})"])

@@ -18,10 +18,12 @@ from processes import Bench
 from dfme.benchmarks.compare import session
 from dfme.benchmarks.compare.plan import ComparisonPlan
 from dfme.cli.compare import plan_of
-from dfme.cli.main import KIND_OPTIONS, parse_extract
+from dfme.cli.extract import parse_extract
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
 from dfme.run.job import config_hash
+
+pytestmark = pytest.mark.integration
 
 STAND_IN = '''
 """What a run leaves behind, in no time: finishes, fails, or waits to be interrupted, as its batch size says."""
@@ -87,7 +89,7 @@ def plan(flags: str = "", **rows: int) -> ComparisonPlan:
         "evaluation": {"dataset": "digits"},
     }
     Path("c.yaml").write_text(dump_yaml(content))
-    return plan_of(["--config", "c.yaml", "--out", "out", *flags.split()], KIND_OPTIONS)
+    return plan_of(["--config", "c.yaml", "--out", "out", *flags.split()])
 
 
 def compare(made: ComparisonPlan) -> tuple[int, list[str], str]:
@@ -127,7 +129,7 @@ def test_a_failed_cell_is_reported_and_stops_nothing(stand_in: list[Sequence[str
 def test_finished_cells_are_kept_and_the_others_are_resumed(stand_in: list[Sequence[str]]) -> None:
     assert compare(plan(bad=FAILS, good=FINE))[0] == 1
     stand_in.clear()
-    again = plan_of(["--resume", "--out", "out"], KIND_OPTIONS)
+    again = plan_of(["--resume", "--out", "out"])
     code, told, _ = compare(again)
     assert (code, told[0]) == (1, "2 cells were finished before and are kept")
     assert [words[4] for words in stand_in] == [f"out/cells/bad-probabilities-2k-seed{seed}" for seed in (0, 1)]
@@ -247,7 +249,7 @@ def test_a_comparison_of_one_cell(bench: Bench) -> None:
     assert content["tables"][0]["rows"][0]["agreement"]["mean"] == summary["agreement"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_killed_and_resumed_it_comes_to_the_same_as_without(bench: Bench) -> None:
     words = ["compare", "--config", "c.yaml", "--methods", "static,dfme,broken", "--jobs", "2"]

@@ -27,7 +27,7 @@ def price(row: dict[str, Any]) -> float:
     return float(to["spread"]["mean"]) if to["reached"] == to["seeds"] else NEVER
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_the_small_comparison_takes_minutes_and_shows_the_ordering_that_is_claimed(tmp_path: Path) -> None:
     out, started = tmp_path / "small", time.monotonic()

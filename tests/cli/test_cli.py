@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import dfme
-from dfme.cli.main import COMMANDS, main, parse_extract
+from dfme.cli.extract import parse_extract
+from dfme.cli.main import VERBS, main
 from dfme.config.settings import (
     EstimatorConfig,
     EvaluationConfig,
@@ -238,7 +239,7 @@ WRONG = [
     ("--student resnet18", "--student: a group of options"),
     ("--method static --method.reuse", "--method.reuse: unknown flag of method static"),
     ("--method static --estimator.step 3", "--estimator.step: unknown flag of method static"),
-    ("--method.directions 3", "--method.directions: has moved; say --estimator.directions"),
+    ("--method.directions 3", "unknown flag of method dfme; did you mean --estimator.directions?"),
     ("--teacher.chekpoint x", "did you mean --teacher.checkpoint?"),
     ("--student.lr abc", "--student.lr: expected a number, got 'abc'"),
     ("--seed 1.5", "--seed: expected a whole number, got '1.5'"),
@@ -371,7 +372,7 @@ def test_all_problems_are_named_at_once() -> None:
 # Help, and the process as a whole
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", VERBS)
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert main([command, "--help"]) == 0
     assert f"usage: run.py {command}" in capsys.readouterr().out
@@ -380,7 +381,7 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str
 def test_help_shows_the_options_of_the_teacher_and_method_that_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run("extract --teacher own_teachers:Classifier --method static --help") == 0
+    assert run("extract --teacher own_teachers:Classifier --method static --help-all") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "--teacher.weights" in text
     assert "where its weights lie" in text
@@ -390,10 +391,22 @@ def test_help_shows_the_options_of_the_teacher_and_method_that_are_named(
     assert "--method.student-steps" in text
 
 
+def test_help_shows_what_matters_first_and_help_all_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for word in ("--help", "--help-all"):
+        assert run(f"extract {word}") == 0
+        shown[word] = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
+    first, everything = shown["--help"], shown["--help-all"]
+    assert len(first) <= 21
+    assert len(everything) > 80
+    assert set(first) < set(everything)
+    assert {"--config", "--budget", "--teacher.checkpoint", "--method.name"} < set(first)
+
+
 def test_the_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     overview = capsys.readouterr().out
-    assert all(f"  {name} " in overview for name in COMMANDS)
+    assert all(f"  {name} " in overview for name in VERBS)
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"dfme {dfme.__version__}\n"
 
@@ -475,13 +488,14 @@ def test_interruption_and_errors_have_their_exit_codes(
         def run(argv: Any) -> int:
             raise error
 
-        return cli.Command(run, "")
+        return SimpleNamespace(run=run)
 
     for error, code in [(TeacherError("it\nfailed"), 3), (KeyboardInterrupt(), 130)]:
-        monkeypatch.setitem(cli.COMMANDS, "extract", raising(error))
+        verb = raising(error)
+        monkeypatch.setattr(cli, "find", lambda name, verb=verb: verb)
         assert main(["extract"]) == code
     assert capsys.readouterr().err == "dfme: it failed\n"
-    monkeypatch.setitem(cli.COMMANDS, "extract", raising(ZeroDivisionError("a bug")))
+    monkeypatch.setattr(cli, "find", lambda name: raising(ZeroDivisionError("a bug")))
     with pytest.raises(ZeroDivisionError):
         main(["extract"])
 
@@ -529,7 +543,7 @@ def described(text: str) -> dict[str, str]:
 
 def test_check_says_what_the_answers_are_like() -> None:
     from dfme.cli.preflight import OPEN, examine
-    from dfme.estimators.preflight import probe_images
+    from dfme.estimators.preflight import preflight_images
 
     teacher = ToyTeacher(decimals=3)
     text = examine(teacher, images=20, seed=0)
@@ -540,7 +554,7 @@ def test_check_says_what_the_answers_are_like() -> None:
     assert lines["deterministic"].startswith("yes")
     assert lines["batches"].startswith("do not matter")
     assert lines["queries"] == f"{teacher.seen} images charged (check), in 10 requests"
-    assert teacher.seen == 40 + probe_images(OPEN, teacher.spec) == 264
+    assert teacher.seen == 40 + preflight_images(OPEN, teacher.spec) == 264
     table, recommended = text.partition("\n\n")[2].splitlines()[1:7], text.splitlines()[-1]
     assert [row.split()[0] for row in table] == ["levels", "1", "2", "4", "8", "16"]
     chosen = "--estimator.kind finite_difference --estimator.objective kl --estimator.space lattice "

@@ -149,7 +149,7 @@ def test_published_forms_of_a_checkpoint_give_the_same_run(capsys: pytest.Captur
     assert "held-back" not in capsys.readouterr().out  # so few batches that none was
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("arch", "shape", "flags"),
     [

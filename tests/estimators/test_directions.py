@@ -13,7 +13,7 @@ from torch.nn.functional import conv2d, cosine_similarity, unfold
 from toy_objectives import Linear, Toy, agreement, point, rng
 
 from dfme.errors import UserError
-from dfme.estimators import DIRECTIONS, Composed, DirectionName, FiniteDifference, PerturbedPoint
+from dfme.estimators import DIRECTIONS, DirectionName, FiniteDifference, Objective, PerturbedPoint
 from dfme.estimators.directions import low_frequencies
 
 every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))
@@ -181,7 +181,7 @@ def test_range_directions_find_more_of_the_gradient_of_weights() -> None:
     kernel = torch.randn(1, width, 3, 3, generator=rng(5)).div(5).requires_grad_()
     gen_op, toy = conv2d(features_BFHW, kernel, padding=1), Toy(shape)
     truth = torch.autograd.grad(toy(gen_op).sum(), kernel, retain_graph=True)[0]
-    objective = Composed(toy, lambda _, answers: answers, features_BFHW)
+    objective = Objective(toy, lambda _, answers: answers, features_BFHW)
 
     def cosine(direction: DirectionName, seed: int) -> float:
         estimate = FiniteDifference(direction=direction).estimate(objective, gen_op.detach(), rng(seed))
@@ -196,6 +196,6 @@ def test_range_directions_find_more_of_the_gradient_of_weights() -> None:
     "features", [None, torch.zeros(2, 4, 8, 8), torch.zeros(3, 4, 4, 4)], ids=["none", "batch", "size"]
 )
 def test_range_without_fitting_features_is_refused_in_words(features: Tensor | None) -> None:
-    objective = Composed(lambda images: images.sum((1, 2, 3)), lambda _, answers: answers, features)
+    objective = Objective(lambda images: images.sum((1, 2, 3)), lambda _, answers: answers, features)
     with pytest.raises(UserError, match=r"direction range: expected.*take another direction"):
         FiniteDifference(direction="range").estimate(objective, torch.zeros(3, 1, 8, 8), rng())

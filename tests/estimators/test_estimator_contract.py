@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import exhaustive
 from torch import Tensor
 from toy_objectives import Linear, Toy, agreement, featured, point, rng
 
@@ -19,7 +20,7 @@ every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))
 
 
 @every_form
-@pytest.mark.parametrize("chunk", [1, 7, 5, 13, 1000])
+@pytest.mark.parametrize("chunk", [7, 1000, *exhaustive(1, 5, 13)])
 @pytest.mark.parametrize("directions", [1, 4])
 def test_the_chunk_changes_nothing(form: Form, chunk: int, directions: int) -> None:
     toy, u_BCHW = Toy((3, 16, 24)), point(5, (3, 16, 24))
@@ -46,7 +47,7 @@ def test_the_chunk_changes_nothing(form: Form, chunk: int, directions: int) -> N
 
 
 @every_direction
-@pytest.mark.parametrize("chunk", [1, 7, 13])
+@pytest.mark.parametrize("chunk", [7, *exhaustive(1, 13)])
 def test_every_family_draws_the_same_in_chunks(direction: DirectionName, chunk: int) -> None:
     """Bit for bit: the probes of forward differences come in one order, whatever a call holds."""
     shape, asked, states = (2, 4, 6), [], []
@@ -61,9 +62,9 @@ def test_every_family_draws_the_same_in_chunks(direction: DirectionName, chunk: 
 
 
 @every_form
-@pytest.mark.parametrize("batch", [1, 2, 256])
-@pytest.mark.parametrize("directions", [1, 3, 10])
-@pytest.mark.parametrize("chunk", [None, 100, 300])
+@pytest.mark.parametrize("batch", [2, *exhaustive(1, 256)])
+@pytest.mark.parametrize("directions", [1, 3, *exhaustive(10)])
+@pytest.mark.parametrize("chunk", [None, 3, *exhaustive(100, 300)])
 def test_cost_is_what_the_objective_saw(form: Form, batch: int, directions: int, chunk: int | None) -> None:
     objective = Linear(batch, (1, 2, 2))
     estimator = FiniteDifference(directions, form=form, chunk=chunk)
@@ -91,8 +92,8 @@ def test_an_image_does_not_feel_its_neighbours(form: Form, direction: DirectionN
 
 @every_form
 @every_direction
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (-0.92, 1.9), (0.0, 255.0)])
-@pytest.mark.parametrize("step", [1e-3, 0.03])
+@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (-0.92, 1.9), *exhaustive((0.0, 1.0), (0.0, 255.0))])
+@pytest.mark.parametrize("step", [0.03, *exhaustive(1e-3)])
 def test_probes_of_images_stay_legal_without_a_clipping_bias(
     form: Form, direction: DirectionName, bounds: tuple[float, float], step: float
 ) -> None:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tiers import exhaustive, exhaustive_rows
 from torch import Tensor
 from toy_objectives import Linear, Toy, agreement, featured, point, rng
 
@@ -14,13 +15,13 @@ from dfme.estimators import DIRECTIONS, FORMS, DirectionName, FiniteDifference, 
 every_form = pytest.mark.parametrize("form", list(FORMS))
 every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))
 every_independent_direction = pytest.mark.parametrize("direction", ["sphere", "gaussian", "rademacher"])
-every_shape = pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (3, 16, 24)], ids=str)
+every_shape = pytest.mark.parametrize("shape", [(1, 8, 8), *exhaustive((3, 32, 32)), (3, 16, 24)], ids=str)
 
 
 @every_form
 @every_independent_direction
 @every_shape
-@pytest.mark.parametrize(("batch", "directions"), [(1, 1), (1, 3), (5, 1), (4, 3)])
+@pytest.mark.parametrize(("batch", "directions"), [(1, 1), (4, 3), *exhaustive_rows([(1, 3), (5, 1)])])
 def test_linear_objective_gives_the_formula_exactly(
     form: Form, direction: DirectionName, shape: tuple[int, ...], batch: int, directions: int
 ) -> None:
@@ -68,6 +69,7 @@ def test_mean_over_directions_is_autograds_gradient(
     assert abs(scale - 1) < 4 * spread + 2e-3
 
 
+@pytest.mark.exhaustive
 @every_form
 def test_enough_directions_reach_the_gradient(form: Form) -> None:
     toy, u_BCHW = Toy((1, 4, 4)), point(2, (1, 4, 4))

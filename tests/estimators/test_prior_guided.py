@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import exhaustive
 from torch import Tensor
 from torch.nn.functional import normalize
 from toy_objectives import agreement, point, rng
 from two_parts import TwoParts, cosines, straight
 
 from dfme.errors import UserError
-from dfme.estimators import Composed, FiniteDifference, Form
+from dfme.estimators import FiniteDifference, Form, Objective
 from dfme.estimators.prior_guided import PriorGuided, measured_alpha2, mixing_weight
 from dfme.estimators.priors import NEIGHBOURS
 from dfme.spec import ImageSpec
@@ -27,13 +28,13 @@ def with_alpha2(alpha2: float, size: int = 32) -> tuple[Tensor, Tensor]:
     return alpha2**0.5 * prior + (1 - alpha2) ** 0.5 * other, prior
 
 
-def guided_by(gradient_D: Tensor, prior_D: Tensor, size: float = 1e-6) -> Composed:
+def guided_by(gradient_D: Tensor, prior_D: Tensor, size: float = 1e-6) -> Objective:
     """An API with this gradient, and a student whose own one is the prior's direction and next to nothing."""
     return straight(gradient_D.view(SHAPE), size * prior_D.view(SHAPE))
 
 
-@pytest.mark.parametrize("directions", [1, 2, 5])
-@pytest.mark.parametrize("alpha2", [0.0, 0.02, 0.05, 0.1, 0.5, 0.95])
+@pytest.mark.parametrize("directions", [1, 5, *exhaustive(2)])
+@pytest.mark.parametrize("alpha2", [0.0, 0.1, 0.95, *exhaustive(0.02, 0.05, 0.5)])
 def test_the_closed_form_is_the_best_of_all_lambdas(alpha2: float, directions: int) -> None:
     """Brute force: simulate the estimate for a grid of lambdas and measure 1 - min_b E |g - b ghat|^2 / |g|^2."""
     size, draws = 16, 10_000
@@ -52,7 +53,7 @@ def test_the_closed_form_is_the_best_of_all_lambdas(alpha2: float, directions: i
     assert captured(mixing) > 0.97 * best
 
 
-@pytest.mark.parametrize("alpha2", [0.0, 0.01, 0.1, 0.6, 1.0])
+@pytest.mark.parametrize("alpha2", [0.0, 0.1, 1.0, *exhaustive(0.01, 0.6)])
 def test_alpha2_is_measured_from_slopes(alpha2: float) -> None:
     gradient_D, prior_D = with_alpha2(alpha2)
     xi_ND = torch.randn(20_000, 32, generator=rng(3), dtype=torch.float64)
@@ -66,7 +67,7 @@ def test_a_flat_batch_has_no_use_for_a_prior() -> None:
 
 
 @every_form
-@pytest.mark.parametrize("batch", [1, 8, 32, 100])
+@pytest.mark.parametrize("batch", [1, 32, *exhaustive(8, 100)])
 @pytest.mark.parametrize("directions", [1, 3])
 @pytest.mark.parametrize("chunk", [None, 7])
 def test_cost_is_what_was_asked_and_the_points_come_first(
@@ -100,7 +101,7 @@ def test_the_chunk_changes_nothing(form: Form, directions: int) -> None:
 def test_a_perfect_prior_gives_the_gradient_with_one_direction(form: Form) -> None:
     """The answers never change, so the student's term is all there is: in direction and in scale."""
     toy, x_BCHW = TwoParts(SHAPE), point(64, SHAPE)
-    constant = Composed(lambda x_NCHW: torch.zeros(len(x_NCHW), 10).double(), toy.value)
+    constant = Objective(lambda x_NCHW: torch.zeros(len(x_NCHW), 10).double(), toy.value)
     estimate = PriorGuided("student", 1, form=form).estimate(constant, x_BCHW, rng())
     truth_BCHW = student_truth(toy, x_BCHW)
     leaning = [*range(8), *range(16, 64)]  # the second eighth leaves the prior out to measure what it is worth
@@ -127,7 +128,7 @@ def test_a_useless_prior_costs_little(directions: int) -> None:
     assert agreement(guided.sum(0), truth_BCHW.sum(0))[0] > agreement(plain.sum(0), truth_BCHW.sum(0))[0] - 0.08
 
 
-@pytest.mark.parametrize("directions", [1, 2, 6])
+@pytest.mark.parametrize("directions", [1, 6, *exhaustive(2)])
 @pytest.mark.parametrize("alpha2", [0.1, 0.4])
 def test_a_good_prior_captures_what_the_formula_says(alpha2: float, directions: int) -> None:
     """alpha^2 by the prior's own probe, the rest by the others': cosine^2 = alpha^2 + (1 - alpha^2)(m-1)/(D+m-3)."""
@@ -191,7 +192,7 @@ def test_on_a_lattice_the_prior_keeps_what_its_signs_keep() -> None:
     """Signs of a Gaussian direction keep sqrt(2 / pi) = .80 of its cosine; 8-bit images lose no more."""
     spec, toy = ImageSpec((3, 8, 8), (-2.0, 2.0), levels=256), TwoParts((3, 8, 8))
     x_BCHW = point(64, (3, 8, 8)).clamp(-1.9, 1.9)
-    constant = Composed(
+    constant = Objective(
         lambda x_NCHW: torch.zeros(len(x_NCHW), 10).double(),
         lambda x, a: toy.value(x + (spec.quantise(x) - x).detach(), a),
     )
@@ -244,7 +245,7 @@ def test_impossible_arguments_are_refused_in_words(arguments: dict[str, Any], na
 
 
 def test_objectives_and_points_that_cannot_be_guided_are_refused() -> None:
-    with pytest.raises(UserError, match="Composed"):
+    with pytest.raises(UserError, match="Objective"):
         PriorGuided().estimate(lambda images: images.sum((1, 2, 3)), point(2, SHAPE), rng())
     with pytest.raises(UserError, match="at least 2 numbers"):
         PriorGuided().estimate(TwoParts((1, 1, 1)).composed(), point(2, (1, 1, 1)), rng())

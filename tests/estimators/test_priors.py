@@ -9,7 +9,7 @@ from toy_objectives import point, rng
 from two_parts import TwoParts, cosines, straight
 
 from dfme.errors import UserError
-from dfme.estimators import Composed
+from dfme.estimators import Objective
 from dfme.estimators.priors import (
     NEIGHBOURS,
     PRIORS,
@@ -27,8 +27,8 @@ def no_observing(x_NCHW: Tensor) -> Tensor:
     raise AssertionError("a prior asks for nothing")
 
 
-def silent(toy: TwoParts, remembered: tuple[Tensor, Tensor] | None = None) -> Composed:
-    return Composed(no_observing, toy.value, remembered=remembered)
+def silent(toy: TwoParts, remembered: tuple[Tensor, Tensor] | None = None) -> Objective:
+    return Objective(no_observing, toy.value, remembered=[] if remembered is None else [remembered])
 
 
 @torch.no_grad()
@@ -63,7 +63,7 @@ def test_priors_are_directions_of_unit_length(prior: PriorName) -> None:
 @pytest.mark.parametrize("size", [1e-42, 1e-25, 1.0, 1e25])
 def test_a_small_gradient_has_a_direction_too(size: float) -> None:
     g_CHW = size * point(1, (1, 4, 4), seed=2)[0]
-    objective = Composed(no_observing, lambda x_NCHW, answers: (x_NCHW * g_CHW).sum((1, 2, 3)))
+    objective = Objective(no_observing, lambda x_NCHW, answers: (x_NCHW * g_CHW).sum((1, 2, 3)))
     p_BCHW = student_prior(objective, point(3, (1, 4, 4)), torch.zeros(3), rng())
     # 1e-42 is a denormal number, of which fp32 keeps three digits
     assert float(cosines(p_BCHW, g_CHW.expand_as(p_BCHW)).min()) > 0.9999
@@ -78,7 +78,7 @@ def test_without_a_gradient_the_direction_is_random_for_that_image_alone() -> No
 
     whole = student_prior(silent(toy), x_BCHW, answers, rng(1))
     one, again, other = (
-        student_prior(Composed(no_observing, flat_at_2), x_BCHW, answers, rng(seed)) for seed in (1, 1, 2)
+        student_prior(Objective(no_observing, flat_at_2), x_BCHW, answers, rng(seed)) for seed in (1, 1, 2)
     )
     assert torch.equal(one, again)
     assert torch.equal(one[[0, 1, 3]], whole[[0, 1, 3]])
@@ -91,7 +91,7 @@ def test_neighbours_give_the_gradient_of_a_straight_function() -> None:
     """Six dimensions and more neighbours: the least squares are determined, up to the ridge."""
     objective = straight(point(1, (1, 2, 3), seed=2)[0], point(1, (1, 2, 3), seed=3)[0])
     images_NCHW, x_BCHW = point(200, (1, 2, 3), seed=4), point(10, (1, 2, 3))
-    known = Composed(no_observing, objective.value, remembered=(images_NCHW, objective.observe(images_NCHW)))
+    known = Objective(no_observing, objective.value, remembered=[(images_NCHW, objective.observe(images_NCHW))])
     p_BCHW = neighbour_prior(known, x_BCHW, objective.observe(x_BCHW), rng())
     truth_CHW = point(1, (1, 2, 3), seed=2)[0] + point(1, (1, 2, 3), seed=3)[0]
     assert float(cosines(p_BCHW, truth_CHW.expand_as(p_BCHW)).min()) > 0.97
@@ -102,7 +102,7 @@ def test_neighbours_see_what_lies_in_their_span_alone() -> None:
     g_CHW = point(1, (3, 4, 4), seed=2)[0]
     objective = straight(g_CHW, torch.zeros(3, 4, 4))
     images_NCHW, x_BCHW = point(4, (3, 4, 4), seed=4), point(6, (3, 4, 4))
-    known = Composed(no_observing, objective.value, remembered=(images_NCHW, objective.observe(images_NCHW)))
+    known = Objective(no_observing, objective.value, remembered=[(images_NCHW, objective.observe(images_NCHW))])
     p_BCHW = neighbour_prior(known, x_BCHW, objective.observe(x_BCHW), rng())
     for x_CHW, p_CHW in zip(x_BCHW, p_BCHW, strict=True):
         basis_DR = torch.linalg.qr((images_NCHW - x_CHW).flatten(1).T).Q
@@ -141,5 +141,5 @@ def test_neighbours_that_are_the_point_itself_say_nothing_and_do_no_harm() -> No
 
 
 def test_an_objective_in_one_piece_is_refused_in_words() -> None:
-    with pytest.raises(UserError, match="kind prior_guided: expected a Composed objective"):
+    with pytest.raises(UserError, match="kind prior_guided: expected a Objective objective"):
         in_two_parts(lambda images: images.sum((1, 2, 3)), "prior_guided")

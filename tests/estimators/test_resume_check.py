@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from small_runs import Metered, break_down, clone, ctrl_c, no_pictures, student
+from tiers import exhaustive_rows
 
 from dfme.errors import TeacherError
 
@@ -31,8 +32,12 @@ def straight(tmp_path_factory) -> tuple[bytes, dict]:
     return student(out), result.summary
 
 
-@pytest.mark.parametrize("call", [1, 2, 3, 5, 8, 9, 12])
-@pytest.mark.parametrize("how", ["breaks down", "Ctrl-C"])
+# Within the check, at its end, and beyond it.
+STOPS = [(2, "breaks down"), (5, "Ctrl-C"), (9, "breaks down")]
+OTHERS = [(call, how) for call in (1, 2, 3, 5, 8, 9, 12) for how in ("breaks down", "Ctrl-C")]
+
+
+@pytest.mark.parametrize(("call", "how"), [*STOPS, *exhaustive_rows(stop for stop in OTHERS if stop not in STOPS)])
 def test_stopped_at_any_call_and_resumed_it_is_the_uninterrupted_run(tmp_path: Path, straight, call: int, how: str):
     out = tmp_path / "run"
     first = Metered({call: break_down if how == "breaks down" else ctrl_c})

@@ -17,7 +17,7 @@ from dfme.benchmarks.gradients.measure import Sizes
 from dfme.benchmarks.gradients.synthetic_course import PICTURE, SHARES, TITLE, course, synthetic_section
 from dfme.config.settings import EstimatorConfig, EvaluationConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.errors import UserError
-from dfme.estimators import Composed, make_estimator
+from dfme.estimators import Objective, make_estimator
 from dfme.estimators.synthetic import PAID_FIRST, Synthetic
 from dfme.methods.configs import DfmeConfig
 from dfme.run.checkpoint import load_checkpoint, save_checkpoint
@@ -40,8 +40,8 @@ class Wavy:
         self.net = torch.nn.Linear(SPEC.numel, classes)
         self.net.load_state_dict({"weight": weights.T, "bias": torch.zeros(classes)})
 
-    def objective(self) -> Composed:
-        return Composed(self.observe, lambda x_NCHW, answers_N: answers_N, scores=self.scores)
+    def objective(self) -> Objective:
+        return Objective(self.observe, lambda x_NCHW, answers_N: answers_N, scores=self.scores)
 
     def observe(self, x_NCHW: Tensor) -> Tensor:
         self.asked += len(x_NCHW)
@@ -130,6 +130,7 @@ def test_a_paid_estimate_is_handed_on_as_it_is():
 # What it learns
 
 
+@pytest.mark.exhaustive
 def test_a_prediction_comes_closer_to_the_truth_than_what_it_was_learnt_from():
     estimator, wavy = synthetic(every=2, synthetic_lr=3e-3), Wavy()
     train(estimator, wavy, 160)
@@ -254,6 +255,7 @@ def recipe() -> Job:
     return Job(config, TeacherConfig(), {}, "dfme", method, EstimatorConfig(kind="synthetic", every=3))
 
 
+@pytest.mark.exhaustive
 def test_the_course_compares_with_what_the_inner_estimator_gives_and_charges_nobody(box):
     first, last = course(box, recipe(), Sizes(3, 64, 0), (0.4, 1.0))
     assert (first.queries, last.queries) == (256, 600), "whole steps of 32, and the budget to its end"
@@ -268,12 +270,14 @@ def test_the_course_compares_with_what_the_inner_estimator_gives_and_charges_nob
         assert moment.predicted_weights_sd > 0
 
 
+@pytest.mark.exhaustive
 def test_looking_does_not_change_the_course(box):
     alone = list(course(box, recipe(), Sizes(2, 16, 0), (1.0,)))[-1]
     watched = list(course(box, recipe(), Sizes(2, 16, 0), (0.4, 0.7, 1.0)))[-1]
     assert alone == watched
 
 
+@pytest.mark.exhaustive
 def test_the_section_has_a_row_per_moment_and_its_picture(box, tmp_path: Path):
     title, text = synthetic_section(box, recipe(), Sizes(2, 16, 0), tmp_path)
     assert title == TITLE

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from fuzzing import saved, sealed, with_header
-from test_fuzz_inputs import LAUGHS
-from test_report import SUMMARY
+from fuzzing import LAUGHS, saved, sealed, with_header
+from report_runs import SUMMARY
 
 from dfme.nets import build_net
 from dfme.oracle.journal import CRC, HEADER, MAGIC
@@ -25,6 +25,8 @@ from dfme.run.student_file import save_student
 from dfme.spec import ImageSpec
 from teachers.local.card import Card
 from teachers.local.weights import save_weights
+
+pytestmark = pytest.mark.integration
 
 HUGE = 10**12
 SPARE = 2 << 30

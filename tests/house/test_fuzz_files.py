@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ import torch
 from fuzzing import JSON, NUMBERS, few, fuzz, mutated, only_ours, repacked, saved, sealed
 from hypothesis import given
 from hypothesis import strategies as st
+from report_runs import SUMMARY, make_run
 from small_runs import Metered, clone
-from test_report import SUMMARY, make_run
+from tables import all_hold
+from tiers import exhaustive
 
 from dfme.errors import RunError, UserError
 from dfme.oracle.journal import CRC, HEADER, MAGIC, Journal
@@ -75,26 +77,35 @@ def without(state: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
     return changed
 
 
-def test_a_checkpoint_of_another_structure_is_one_line_and_nothing_is_asked(cut_short: tuple[Path, int]) -> None:
-    """Whatever entry is missing, down to the third level, but for what is not read or begins anew."""
-    out, _ = cut_short
-    state, teacher = load_checkpoint(out / "checkpoint.pt"), Metered()
+def other_states(state: dict[str, Any]) -> dict[str, object]:
     others: list[object] = [[state], "state", 3, {}, {"oracle": 1}, {**state, "oracle": []}, {**state, "method": None}]
     others += [{**state, "seconds": "long"}, {**state, "oracle": {**state["oracle"], "journal": {"segment": 1}}}]
+    return {f"other {number}": other for number, other in enumerate(others)}
+
+
+def incomplete_states(state: dict[str, Any]) -> dict[str, object]:
+    """Whatever entry is missing, down to the third level, but for what is not read or begins anew."""
     missing = [path for path in entries(state) if path not in UNREAD and path[:2] != ("streams", "streams")]
     assert len(missing) > 25
-    cases = {f"other {number}": other for number, other in enumerate(others)}
-    cases |= {f"without {path}": without(state, path) for path in missing}
-    accepted = []
-    for number, (case, other) in enumerate(cases.items()):
-        copy = out.with_name(str(number))
-        shutil.copytree(out, copy)
-        (copy / "checkpoint.pt").write_bytes(sealed(saved(other, True)))
-        error = only_ours(lambda: clone(copy, teacher, resume=True))  # noqa: B023
-        if not (isinstance(error, RunError) and "\n" not in str(error)):
-            accepted.append(f"{case}: {error}")
-    assert "\n".join(accepted) == ""
-    assert teacher.calls == 0
+    return {f"without {path}": without(state, path) for path in missing}
+
+
+@pytest.mark.parametrize("states", [other_states, *exhaustive(incomplete_states)])
+def test_a_checkpoint_of_another_structure_is_one_line_and_nothing_is_asked(
+    states: Callable[[dict[str, Any]], dict[str, object]], cut_short: tuple[Path, int]
+) -> None:
+    out, _ = cut_short
+    teacher = Metered()
+
+    def holds(case: str, state: object) -> None:
+        copy = shutil.copytree(out, out.with_name(case.replace("/", "_")))
+        (copy / "checkpoint.pt").write_bytes(sealed(saved(state, True)))
+        error = only_ours(lambda: clone(copy, teacher, resume=True))
+        assert isinstance(error, RunError), error
+        assert "\n" not in str(error)
+        assert teacher.calls == 0
+
+    all_hold(holds, states(load_checkpoint(out / "checkpoint.pt")).items())
 
 
 # Journals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -15,8 +16,10 @@ import numpy as np
 import pytest
 import small_runs
 from small_runs import Metered, clone
+from tables import all_hold
+from tiers import exhaustive
 
-from dfme.cli.main import parse_extract
+from dfme.cli.extract import parse_extract
 from dfme.config.settings import WandbConfig
 from dfme.data import load_dataset
 from dfme.errors import DfmeError, RunError, UserError
@@ -63,54 +66,68 @@ STRANGE: dict[str, Callable[[Path], None]] = {
 FILES = ["checkpoint.pt", "ledger.jsonl", "metrics.jsonl", "journal/000001.bin", "config.yaml"]
 
 
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("kind", STRANGE)
-@pytest.mark.parametrize("name", FILES)
-def test_what_is_no_file_is_an_error_at_once_and_nothing_is_asked(
-    name: str, kind: str, cut_short: tuple[Path, int]
-) -> None:
-    out, _ = cut_short
-    (out / name).unlink()
-    STRANGE[kind](out / name)
-    teacher = Metered()
-    with pytest.raises(UserError) as caught:
-        clone(out, teacher, resume=True)
-    assert str(out) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert teacher.calls == 0
+NOT_NEEDED = [".lock", "student.safetensors", "summary.json", "checkpoint.pt.tmp"]
 
 
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("kind", STRANGE)
-@pytest.mark.parametrize("name", [".lock", "student.safetensors", "summary.json", "checkpoint.pt.tmp"])
-def test_what_a_run_does_not_need_read_neither_stops_nor_harms_it(
-    name: str, kind: str, cut_short: tuple[Path, int]
-) -> None:
+@pytest.fixture
+def copies(master: tuple[Path, int], tmp_path: Path) -> Callable[[], Path]:
+    """Copies of a run that was cut short, one for each case of a table."""
+    numbers = itertools.count()
+    return lambda: Path(shutil.copytree(master[0], tmp_path / f"run{next(numbers)}"))
+
+
+@pytest.mark.timeout(60)
+def test_what_is_no_file_is_an_error_at_once_and_nothing_is_asked(copies: Callable[[], Path]) -> None:
+    def holds(name: str, kind: str) -> None:
+        out, teacher = copies(), Metered()
+        (out / name).unlink()
+        STRANGE[kind](out / name)
+        with pytest.raises(UserError) as caught:
+            clone(out, teacher, resume=True)
+        assert str(out) in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert teacher.calls == 0
+
+    all_hold(holds, itertools.product(FILES, STRANGE))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", [".lock", *exhaustive(*NOT_NEEDED[1:])])
+def test_what_a_run_does_not_need_read_neither_stops_nor_harms_it(name: str, copies: Callable[[], Path]) -> None:
     """It goes on, or says in one line why it cannot; it never waits, and writes nothing through a link."""
-    out, _ = cut_short
-    (out / name).unlink(missing_ok=True)
-    STRANGE[kind](out / name)
-    with contextlib.suppress(DfmeError):
-        clone(out, Metered(), resume=True)
-    assert not (out / "nowhere").exists()
+
+    def holds(kind: str) -> None:
+        out = copies()
+        (out / name).unlink(missing_ok=True)
+        STRANGE[kind](out / name)
+        with contextlib.suppress(DfmeError):
+            clone(out, Metered(), resume=True)
+        assert not (out / "nowhere").exists()
+
+    all_hold(holds, ((kind,) for kind in STRANGE))
 
 
-@pytest.mark.parametrize("name", ["ledger.jsonl", "metrics.jsonl", "journal/000001.bin", ".lock", "checkpoint.pt.tmp"])
-def test_nothing_is_written_through_a_link(name: str, cut_short: tuple[Path, int], tmp_path: Path) -> None:
-    out, _ = cut_short
+def test_nothing_is_written_through_a_link(copies: Callable[[], Path], tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.write_bytes(SECRET)
-    (out / name).unlink(missing_ok=True)
-    (out / name).symlink_to(target)
-    if name == "checkpoint.pt.tmp":
-        clone(out, Metered(), resume=True)
-    else:
-        with pytest.raises(UserError):
+
+    def holds(name: str) -> None:
+        out = copies()
+        (out / name).unlink(missing_ok=True)
+        (out / name).symlink_to(target)
+        if name == "checkpoint.pt.tmp":
             clone(out, Metered(), resume=True)
-    assert target.read_bytes() == SECRET
+        else:
+            with pytest.raises(UserError):
+                clone(out, Metered(), resume=True)
+        assert target.read_bytes() == SECRET
+
+    all_hold(holds, ((name,) for name in (*FILES[1:4], ".lock", "checkpoint.pt.tmp")))
 
 
-@pytest.mark.parametrize("name", ["report.html", "report.html.tmp", "curve.png.tmp", "curve.png", "samples.png"])
+@pytest.mark.parametrize(
+    "name", ["curve.png.tmp", *exhaustive("report.html", "report.html.tmp", "curve.png", "samples.png")]
+)
 def test_a_report_writes_into_its_own_folder_alone(name: str, whole: Path, tmp_path: Path) -> None:
     run, target = tmp_path / "run", tmp_path / "precious"
     shutil.copytree(whole, run)
@@ -131,15 +148,17 @@ def test_a_pipe_among_the_samples_is_named(whole: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("kind", STRANGE)
-def test_weights_that_are_no_file(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "student.safetensors"
-    STRANGE[kind](path)
-    with pytest.raises(UserError):
-        read_weights(path)
-    if kind != "folder":
-        with pytest.raises(UserError, match="no such file"):
-            load_student(path)
+def test_weights_that_are_no_file(tmp_path: Path) -> None:
+    def holds(kind: str) -> None:
+        path = tmp_path / f"{kind}.safetensors"
+        STRANGE[kind](path)
+        with pytest.raises(UserError):
+            read_weights(path)
+        if kind != "folder":
+            with pytest.raises(UserError, match="no such file"):
+                load_student(path)
+
+    all_hold(holds, ((kind,) for kind in STRANGE))
 
 
 # Names
@@ -148,34 +167,45 @@ def test_weights_that_are_no_file(kind: str, tmp_path: Path) -> None:
 REACHING = ["../../x", "/etc/passwd", "..", "os:system", "torch.nn.Linear", "dfme.nets.small:cnn_small", "a\0b", ""]
 
 
-@pytest.mark.parametrize("name", REACHING)
-def test_an_architecture_is_a_name_of_the_list_and_nothing_else(name: str) -> None:
-    with pytest.raises(UserError, match="unknown net"):
-        build_net(name, (1, 8, 8), 10)
+def test_an_architecture_is_a_name_of_the_list_and_nothing_else() -> None:
+    def holds(name: str) -> None:
+        with pytest.raises(UserError, match="unknown net"):
+            build_net(name, (1, 8, 8), 10)
+
+    all_hold(holds, ((name,) for name in REACHING))
 
 
-@pytest.mark.parametrize("name", [name for name in REACHING if name not in ("..", "/etc/passwd")])
-def test_a_data_set_is_a_name_of_the_list_or_a_folder_that_is_there(name: str) -> None:
-    with pytest.raises(UserError, match="data set"):
-        load_dataset(name, "test")
+def test_a_data_set_is_a_name_of_the_list_or_a_folder_that_is_there() -> None:
+    def holds(name: str) -> None:
+        with pytest.raises(UserError, match="data set"):
+            load_dataset(name, "test")
+
+    all_hold(holds, ((name,) for name in REACHING if name not in ("..", "/etc/passwd")))
 
 
-@pytest.mark.parametrize("dataset", ["..", "/", "../..", "a/../../b", "digits"])
-def test_the_name_of_a_run_stays_under_runs(dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_run_stays_under_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").mkdir()
     job = parse_extract(["--evaluation.dataset", "digits"])
-    object.__setattr__(job.config.evaluation, "dataset", dataset)
-    assert _free_name(job).resolve().parent == tmp_path / "runs"
+
+    def holds(dataset: str) -> None:
+        object.__setattr__(job.config.evaluation, "dataset", dataset)
+        assert _free_name(job).resolve().parent == tmp_path / "runs"
+
+    all_hold(holds, ((dataset,) for dataset in ("..", "/", "../..", "a/../../b", "digits")))
 
 
-@pytest.mark.parametrize("identity", ['"../../x"', '"a b"', '""', "3.5", '["x"]', "[" * 100_000, '"' + "x" * 2_000])
-def test_the_run_in_wandb_has_a_plain_name(identity: str, tmp_path: Path) -> None:
+def test_the_run_in_wandb_has_a_plain_name(tmp_path: Path) -> None:
     """wandb makes folders of it; the name lies in the run directory."""
-    (tmp_path / "wandb.json").write_text(f'{{"id": {identity}}}')
-    made = WandbRun(WandbConfig(), tmp_path, {}, lambda line: None)._identity()
-    assert made.isalnum()
-    assert WandbRun(WandbConfig(), tmp_path, {}, lambda line: None)._identity() == made, "and keeps it"
+
+    def holds(identity: str) -> None:
+        (tmp_path / "wandb.json").write_text(f'{{"id": {identity}}}')
+        made = WandbRun(WandbConfig(), tmp_path, {}, lambda line: None)._identity()
+        assert made.isalnum()
+        assert WandbRun(WandbConfig(), tmp_path, {}, lambda line: None)._identity() == made, "and keeps it"
+
+    identities = ('"../../x"', '"a b"', '""', "3.5", '["x"]', "[" * 100_000, '"' + "x" * 2_000)
+    all_hold(holds, ((identity,) for identity in identities))
 
 
 def test_members_of_an_archive_name_arrays_and_no_files(tmp_path: Path) -> None:
@@ -228,6 +258,7 @@ def test_a_checkpoint_that_is_gone_behind_a_link_is_missed_and_no_new_start(cut_
         clone(out, Metered(), resume=True)
 
 
+@pytest.mark.integration
 def test_a_config_from_a_pipe_of_the_shell_is_read(tmp_path: Path) -> None:
     """``--config <(...)`` names a pipe, and is no attack."""
     code = "import sys; from dfme.config.yaml_files import load_yaml; print(load_yaml('/dev/stdin'))"

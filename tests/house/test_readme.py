@@ -1,4 +1,4 @@
-"""What the README shows is so: its tables are the code's, its flags exist, and its marked blocks run as printed."""
+"""What README and docs show is so: tables are the code's, flags exist, and marked blocks run as printed."""
 
 from __future__ import annotations
 
@@ -17,22 +17,26 @@ import pytest
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.benchmarks.gradients.options import GradientsConfig
+from dfme.benchmarks.options import BenchConfig, CompareConfig
 from dfme.cli.evaluate import EvaluateConfig
-from dfme.cli.main import COMMANDS, parse_extract
-from dfme.config.commands import BenchConfig, CompareConfig, RetrainConfig, ServeConfig
-from dfme.config.options import dataclass_options
+from dfme.cli.extract import parse_extract
+from dfme.cli.main import VERBS
+from dfme.cli.retrain import RetrainConfig
 from dfme.config.settings import ExtractConfig, TeacherConfig
+from dfme.config.values import options_of
 from dfme.config.yaml_files import load_yaml
 from dfme.methods import METHODS, SECTIONS
 from dfme.report.metrics import metrics_table
 from dfme.run.method_checks import POOLS
 from dfme.spec import ImageSpec
 from teachers import KINDS
-from teachers.options import TrainTeacherConfig
+from teachers.options import ServeConfig, TrainTeacherConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", ROOT / "configs" / "README.md"]
+RECIPES_PAGE = ROOT / "configs" / "README.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), RECIPES_PAGE]
+TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
+ALL = "\n".join(TEXT.values())
 RECIPES = sorted(path for path in (ROOT / "configs").glob("*.yaml") if not path.name.startswith("compare_"))
 SECONDS = 110
 MARK = r"<!-- tested: (?P<section>[\w-]+)(?:, file (?P<file>\S+))? -->\n"
@@ -49,11 +53,12 @@ class Block(NamedTuple):
 
 
 def marked_blocks() -> list[Block]:
-    return [Block(*found.group("section", "file", "language", "text")) for found in BLOCK.finditer(README)]
+    """Those of all pages, README's first."""
+    return [Block(*found.group("section", "file", "language", "text")) for found in BLOCK.finditer(ALL)]
 
 
-def rows(text: str, first: str) -> list[list[str]]:
-    """The cells of the table whose header begins with ``first``, without header and rule."""
+def rows(first: str, text: str = ALL) -> list[list[str]]:
+    """The cells of the first table whose header begins with ``first``, without header and rule."""
     lines = text.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(f"| {first} |"))
     found: list[list[str]] = []
@@ -76,13 +81,14 @@ def default_method(name: str) -> Any:
 
 
 def test_the_two_commands_stand_there_as_they_are_run():
-    lines = README.splitlines()
+    lines = TEXT[ROOT / "README.md"].splitlines()
+    assert len(lines) <= 200
     assert "    pip install -e . && python run.py" in lines[:10]
     assert '    pip install -e ".[dev]" && python -m pytest' in lines[:50]
 
 
 def test_every_method_has_a_row_with_its_label_modes_and_its_cost():
-    table = {coded(row[0])[0]: row for row in rows(README, "Method")}
+    table = {coded(row[0])[0]: row for row in rows("Method")}
     assert list(table) == list(METHODS)
     for name, row in table.items():
         method = default_method(name)
@@ -92,7 +98,7 @@ def test_every_method_has_a_row_with_its_label_modes_and_its_cost():
 
 def test_every_method_has_a_recipe_and_every_recipe_a_row():
     recipes = {path.name for path in RECIPES}
-    table = rows(PAGES[1].read_text(encoding="utf-8"), "Recipe")
+    table = rows("Recipe", TEXT[RECIPES_PAGE])
     named = {found[0]: coded(row[1])[0] for row in table if (found := re.findall(r"\[(\S+\.yaml)\]", row[0]))}
     assert set(named) == recipes
     for recipe, method in named.items():
@@ -109,43 +115,42 @@ def test_every_recipe_is_understood_where_the_files_it_names_are_there(recipe):
 
 
 def test_the_table_of_metrics_is_the_one_the_code_makes():
-    assert metrics_table() in README, "put dfme.report.metrics.metrics_table() into README.md again"
+    assert metrics_table() in TEXT[ROOT / "docs" / "run_directory.md"], "put metrics_table() there again"
 
 
 def test_every_command_has_a_row():
-    assert [coded(row[0])[0] for row in rows(README, "Command")] == list(COMMANDS)
+    assert [coded(row[0])[0] for row in rows("Command")] == list(VERBS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_inside_the_project_lead_somewhere(page):
-    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
-    assert targets
+    targets = re.findall(r"\]\(([^)#]+)\)", TEXT[page])
     assert [t for t in targets if not t.startswith("https://") and not (page.parent / t).exists()] == []
 
 
 def known_flags() -> set[str]:
     """Every flag there is, but those of a teacher of one's own."""
     options = [
-        *dataclass_options(ExtractConfig),
-        *dataclass_options(TeacherConfig, "teacher."),
-        *(option for kind in KINDS.values() for option in dataclass_options(kind.options, "teacher.")),
-        *(option for entry in METHODS.values() for option in dataclass_options(entry.config, "method.")),
-        *(option for name, section in SECTIONS.items() for option in dataclass_options(section, f"{name}.")),
-        *dataclass_options(GradientsConfig),
-        *dataclass_options(CompareConfig),
-        *dataclass_options(RetrainConfig),
-        *dataclass_options(BenchConfig),
-        *dataclass_options(EvaluateConfig),
-        *dataclass_options(TrainTeacherConfig),
-        *dataclass_options(ServeConfig),
+        *options_of(ExtractConfig),
+        *options_of(TeacherConfig, "teacher."),
+        *(option for kind in KINDS.values() for option in options_of(kind.options, "teacher.")),
+        *(option for entry in METHODS.values() for option in options_of(entry.config, "method.")),
+        *(option for name, section in SECTIONS.items() for option in options_of(section, f"{name}.")),
+        *options_of(GradientsConfig),
+        *options_of(CompareConfig),
+        *options_of(RetrainConfig),
+        *options_of(BenchConfig),
+        *options_of(EvaluateConfig),
+        *options_of(TrainTeacherConfig),
+        *options_of(ServeConfig),
     ]
-    return {option.key for option in options} | {"config", "help", "method", "method.name", "teacher"}
+    return {option.key for option in options} | {"config", "help", "help_all", "method", "method.name", "teacher"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_flag_that_is_named_exists(page):
     own = {"teacher.sharpness", "teacher.factor"}
-    named = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w.-]*\w)", page.read_text("utf-8"))}
+    named = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w.-]*\w)", TEXT[page])}
     assert named - known_flags() - own == set()
 
 
@@ -176,7 +181,7 @@ def test_the_marked_blocks_are_the_ones_tested_here():
     assert {block.section for block in marked_blocks()} == {
         *("seam", "gradients", "checkpoint", "own-teacher", "python", "rehearsal")
     }
-    assert README.count("<!-- tested:") == len(marked_blocks())
+    assert ALL.count("<!-- tested:") == len(marked_blocks())
 
 
 def test_the_seam_as_printed(tmp_path):
@@ -191,14 +196,14 @@ def test_a_function_from_python_as_printed(tmp_path):
     assert summary["agreement"] > 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_path):
     run_section("own-teacher", tmp_path)
     summaries = [json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("halves", "sharp")]
     assert [summary["method"] for summary in summaries] == ["dfme", "static"]
     assert "sharpness: 8" in (tmp_path / "runs/halves/config.yaml").read_text()
-    listed = {name for row in rows(README, "File") for name in coded(row[0])}
+    listed = {name for row in rows("File") for name in coded(row[0])}
     found = {f"{path.name}/" if path.is_dir() else path.name for path in (tmp_path / "runs/halves").iterdir()}
     assert listed - found == {"checkpoint.previous.pt", "replay/", "wandb/", "wandb.json"}, (
         "only these are not always there"
@@ -206,7 +211,7 @@ def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_pat
     assert found <= listed
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_the_check_auto_and_the_laboratory_as_printed(tmp_path):
     printed = run_section("gradients", tmp_path)
@@ -219,7 +224,7 @@ def test_the_check_auto_and_the_laboratory_as_printed(tmp_path):
     assert {path.suffix for path in (tmp_path / "runs/gradients").iterdir()} == {".md", ".json", ".png"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_checkpoint_its_evaluation_and_resuming_as_printed(tmp_path):
     printed = run_section("checkpoint", tmp_path)
@@ -227,7 +232,7 @@ def test_a_checkpoint_its_evaluation_and_resuming_as_printed(tmp_path):
     assert json.loads((tmp_path / "runs/shapes/summary.json").read_text())["spent"] == 6_000
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_an_audit_is_rehearsed_as_printed_and_two_meters_agree(tmp_path):
     pytest.importorskip("uvicorn")
@@ -251,6 +256,6 @@ def test_an_audit_is_rehearsed_as_printed_and_two_meters_agree(tmp_path):
     assert server.returncode == 0
 
 
-@pytest.mark.parametrize("page", ["README.md", "configs/README.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_figure_is_still_to_be_measured(page):
-    assert "TBD" not in (ROOT / page).read_text(encoding="utf-8")
+    assert "TBD" not in page.read_text(encoding="utf-8")

@@ -242,7 +242,7 @@ def test_no_module_can_run_what_it_reads() -> None:
     found = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     assert {where: what for where, source in found.items() if (what := dangers(source, where))} == {}
     assert issubclass(dfme.config.yaml_files._Loader, yaml.SafeLoader)
-    assert "yaml.load(content.decode(), Loader=_Loader)" in found["dfme/config/yaml_files.py"]
+    assert "yaml.load(text, Loader=_Loader)" in found["dfme/config/yaml_files.py"]
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from tiers import exhaustive
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.config.settings import EstimatorConfig
 from dfme.errors import UserError
-from dfme.estimators.preflight import probe_images
+from dfme.estimators.preflight import preflight_images
 from dfme.report.metrics import METRICS
 from dfme.run.loop import numbers
 from dfme.spec import ImageSpec
@@ -45,7 +46,12 @@ def test_a_step_spends_its_cost_and_the_teacher_counts_as_much(name):
     assert any(not torch.equal(*pair) for pair in zip(before, parts.generator.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("options", [*(options for options, _ in SETTINGS.values()), {"kind": "auto"}])
+# Of these a run keeps something else each: draws alone, images and answers, what the check found.
+KEEPING = ["central", "neighbours"]
+OTHERS = [options for name, (options, _) in SETTINGS.items() if name not in KEEPING]
+
+
+@pytest.mark.parametrize("options", [*(SETTINGS[name][0] for name in KEEPING), {"kind": "auto"}, *exhaustive(*OTHERS)])
 def test_k_steps_a_round_trip_and_the_rest_are_n_steps_bit_for_bit(options):
     def begun(seed):
         parts = make_parts(LinearTeacher(EIGHT_BIT), 10_000, seed=seed)
@@ -59,16 +65,16 @@ def test_k_steps_a_round_trip_and_the_rest_are_n_steps_bit_for_bit(options):
             method.step()
     second, second_parts = begun(99)
     second.load_state_dict(first.state_dict())
-    second_parts.trainer.load_state_dict(first_parts.trainer.state_dict())
-    second_parts.streams.load_state_dict(first_parts.streams.state_dict())
+    second_parts.students.load_state_dict(first_parts.students.state_dict())
+    second_parts.rng.load_state_dict(first_parts.rng.state_dict())
     asked = second_parts.oracle.ledger.spent
     assert second.prepare() == ()
     assert second_parts.oracle.ledger.spent == asked, "a resumed run checks nothing again"
     for method in (straight, second):
         for _ in range(2):
             method.step()
-    for key, value in straight_parts.trainer.net.state_dict().items():
-        assert torch.equal(value, second_parts.trainer.net.state_dict()[key]), key
+    for key, value in straight_parts.students.net.state_dict().items():
+        assert torch.equal(value, second_parts.students.net.state_dict()[key]), key
     for a, b in zip(straight_parts.generator.parameters(), second_parts.generator.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -100,7 +106,7 @@ def test_reuse_pays_one_batch_less_and_the_student_learns_from_the_generators():
     assert ledger.spent_by_purpose["generator"] == 8 * 3
     assert ledger.spent_by_purpose["student"] == 8 * 2
     assert parts.students.steps == 2 * 3, "three batches with a replay step each"
-    images, answers = method._estimated.disagreement.base(8)
+    images, answers = method.last_objective.first_asked(8)
     assert torch.equal(answers, teacher(images)), "the generator's points with the answers that were paid for"
 
 
@@ -121,7 +127,7 @@ def test_auto_checks_once_charges_it_as_check_and_walks_on_the_lattice():
     assert len(lines) in (2, 3)
     assert "lattice" in lines[0]
     asked_in_all = parts.oracle.ledger.spent
-    assert spent["check"] == teacher.images == asked_in_all == probe_images(EstimatorConfig("auto"), EIGHT_BIT)
+    assert spent["check"] == teacher.images == asked_in_all == preflight_images(EstimatorConfig("auto"), EIGHT_BIT)
     assert asked_in_all > 0
     assert method.facts["estimator"]["space"] == "lattice"
     assert isinstance(method.facts["estimator"]["step"], float)

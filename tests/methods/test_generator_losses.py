@@ -6,7 +6,7 @@ import pytest
 import torch
 from toys import LinearTeacher, make_method, make_parts, small_net
 
-from dfme.methods.generator_losses import apart, diversity, seen_by, spread
+from dfme.methods.generator_losses import class_diversity, pairwise_distance, predict, students_disagreement
 from dfme.spec import ImageSpec
 
 SPEC = ImageSpec((1, 8, 8))
@@ -19,38 +19,40 @@ def logs(*probabilities: list[list[float]]) -> torch.Tensor:
 def test_spread_is_disguides_deviation_by_hand():
     """Two students at .9/.1 and .5/.5: n - 1 deviations of .4 / sqrt 2 in both classes; alike on the second image."""
     scores_EBK = logs([[0.9, 0.1], [0.3, 0.7]], [[0.5, 0.5], [0.3, 0.7]])
-    assert spread(scores_EBK).item() == pytest.approx(0.4 / math.sqrt(2) / 2, abs=1e-5)
+    assert students_disagreement(scores_EBK).item() == pytest.approx(0.4 / math.sqrt(2) / 2, abs=1e-5)
 
 
 def test_spread_has_a_finite_slope_where_the_students_agree():
     scores_EBK = logs([[0.3, 0.7]], [[0.3, 0.7]]).requires_grad_()
-    spread(scores_EBK).backward()
+    students_disagreement(scores_EBK).backward()
     assert scores_EBK.grad.isfinite().all()
 
 
 def test_apart_is_the_mean_over_pairs_by_hand():
     scores_EBK = torch.tensor([[[0.0, 0.0]], [[1.0, 3.0]], [[2.0, 2.0]]])
-    assert apart(scores_EBK[:2]).item() == 2.0
-    assert apart(scores_EBK).item() == pytest.approx((2.0 + 2.0 + 1.0) / 3)
+    assert pairwise_distance(scores_EBK[:2]).item() == 2.0
+    assert pairwise_distance(scores_EBK).item() == pytest.approx((2.0 + 2.0 + 1.0) / 3)
 
 
 def test_diversity_is_least_where_all_classes_are_alike():
-    assert diversity(logs([[0.5, 0.5], [0.5, 0.5]])).item() == pytest.approx(-math.log(2))
-    assert diversity(logs([[0.99, 0.01], [0.01, 0.99]])).item() == pytest.approx(-math.log(2))
-    one_sided = diversity(logs([[0.9, 0.1], [0.7, 0.3]])).item()
+    assert class_diversity(logs([[0.5, 0.5], [0.5, 0.5]])).item() == pytest.approx(-math.log(2))
+    assert class_diversity(logs([[0.99, 0.01], [0.01, 0.99]])).item() == pytest.approx(-math.log(2))
+    one_sided = class_diversity(logs([[0.9, 0.1], [0.7, 0.3]])).item()
     assert one_sided == pytest.approx(0.8 * math.log(0.8) + 0.2 * math.log(0.2))
 
 
 def test_what_is_seen_is_seen_in_eval_mode_and_the_mode_stays():
     nets = [small_net(SPEC, seed=seed) for seed in (0, 1)]
     x_BCHW = torch.rand(6, 1, 8, 8)
-    scores_EBK = seen_by(nets, x_BCHW)
+    scores_EBK = predict(nets, x_BCHW)
     assert all(net.training for net in nets)
     with torch.no_grad():
         assert torch.allclose(scores_EBK[1], nets[1].eval()(x_BCHW))
 
 
-@pytest.mark.parametrize(("name", "measure"), [("disguide", spread), ("dual_students", apart)])
+@pytest.mark.parametrize(
+    ("name", "measure"), [("disguide", students_disagreement), ("dual_students", pairwise_distance)]
+)
 def test_the_generator_learns_where_the_students_differ(name, measure):
     """With the students held still, the generator's own steps raise their difference on fresh latents."""
     parts = make_parts(LinearTeacher(SPEC), 10**9, count=2)
@@ -59,11 +61,11 @@ def test_the_generator_learns_where_the_students_differ(name, measure):
 
     def differ() -> float:
         with torch.no_grad():
-            return measure(seen_by(parts.students.nets, parts.generator.squash(parts.generator(z)))).item()
+            return measure(predict(parts.students.nets, parts.generator.squash(parts.generator(z)))).item()
 
     before = differ()
     for _ in range(20):
-        method._generating.descend_by(method._loss, 64)
+        method.generator_step(64)
     assert differ() > 1.1 * before
 
 
@@ -74,28 +76,28 @@ def test_the_class_term_spreads_the_generator_over_the_classes():
 
     def unevenness() -> float:
         with torch.no_grad():
-            return diversity(seen_by(parts.students.nets, parts.generator.squash(parts.generator(z)))).item()
+            return class_diversity(predict(parts.students.nets, parts.generator.squash(parts.generator(z)))).item()
 
     before = unevenness()
     for _ in range(20):
-        method._generating.descend_by(method._loss, 64)
+        method.generator_step(64)
     assert unevenness() < before
 
 
 def test_before_tanh_shows_the_students_what_the_squashing_has_not_seen():
     parts = make_parts(LinearTeacher(SPEC), 10**9, count=2)
     u_BCHW = 3 * torch.randn(4, 1, 8, 8)
-    of_output = make_method("dual_students", parts, before_tanh=True)._loss(u_BCHW)
-    of_image = make_method("dual_students", parts)._loss(u_BCHW)
-    assert of_output == -apart(seen_by(parts.students.nets, u_BCHW))
-    assert of_image == -apart(seen_by(parts.students.nets, parts.generator.squash(u_BCHW)))
+    of_output = make_method("dual_students", parts, before_tanh=True).generator_loss(u_BCHW)
+    of_image = make_method("dual_students", parts).generator_loss(u_BCHW)
+    assert of_output == -pairwise_distance(predict(parts.students.nets, u_BCHW))
+    assert of_image == -pairwise_distance(predict(parts.students.nets, parts.generator.squash(u_BCHW)))
     assert of_output != of_image
 
 
 def test_every_eighth_image_of_disguide_is_grey_in_colour():
     spec = ImageSpec((3, 8, 8), levels=256)
     parts = make_parts(LinearTeacher(spec), 10**9, count=2)
-    x_BCHW = make_method("disguide", parts, batch_size=24)._images(24)
+    x_BCHW = make_method("disguide", parts, batch_size=24).query_images(24)
     same_B = (x_BCHW == x_BCHW[:, :1]).all(dim=1).flatten(1).all(dim=1)
     assert same_B.nonzero().flatten().tolist() == [0, 8, 16]
     assert torch.equal(x_BCHW, spec.quantise(x_BCHW))

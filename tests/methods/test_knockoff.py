@@ -95,19 +95,19 @@ def test_taken_up_anywhere_it_ends_as_if_never_left(pool, steps, concluded):
     concluded = concluded if steps == 5 else 0
     _, whole_parts, whole = begun(pool)
     spend(whole, whole_parts)
-    whole_parts.trainer.train_pending(100)
+    whole_parts.students.train_pending(100)
     _, first_parts, first = begun(pool)
     spend(first, first_parts, steps)
-    first_parts.trainer.train_pending(concluded)
+    first_parts.students.train_pending(concluded)
     teacher, parts, second = begun(pool, seed=9)
     second.load_state_dict(first.state_dict())
-    parts.students.load_state_dict(first_parts.trainer.state_dict())
-    parts.rng.load_state_dict(first_parts.streams.state_dict())
+    parts.students.load_state_dict(first_parts.students.state_dict())
+    parts.rng.load_state_dict(first_parts.rng.state_dict())
     parts.oracle.ledger.charge(8 * steps, "student")
     spend(second, parts)
     assert teacher.images == 40 - 8 * steps
     parts.students.train_pending(100)
-    for name, value in whole_parts.trainer.net.state_dict().items():
+    for name, value in whole_parts.students.net.state_dict().items():
         assert torch.equal(value, parts.students.net.state_dict()[name]), name
 
 
@@ -125,11 +125,11 @@ def test_steps_that_the_student_plans_are_taken_instead(pool, student, during, i
 
 def test_a_pool_smaller_than_the_budget_is_refused_with_what_would_do(pool):
     with pytest.raises(UserError, match="has 40 images, but the budget asks for 41") as refused:
-        Knockoff.open(KnockoffConfig(pool=pool), SPEC, 41)
+        Knockoff.open_pool(KnockoffConfig(pool=pool), SPEC, 41)
     for alternative in ("--budget to 40", "larger data set or folder", "procedural"):
         assert alternative in str(refused.value)
-    assert len(Knockoff.open(KnockoffConfig(pool=pool), SPEC, 40)) == 40
-    assert Knockoff.open(KnockoffConfig(), SPEC, 10**9).size is None
+    assert len(Knockoff.open_pool(KnockoffConfig(pool=pool), SPEC, 40)) == 40
+    assert Knockoff.open_pool(KnockoffConfig(), SPEC, 10**9).size is None
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ from torch import nn
 from toys import LinearTeacher, make_method, make_parts
 
 import dfme
-from dfme.cli.main import parse_extract
+from dfme.cli.extract import parse_extract
 from dfme.errors import UserError
-from dfme.estimators import upstream as seam
-from dfme.methods import METHODS
+from dfme.methods import METHODS, maze
 from dfme.methods.configs import MazeConfig
 from dfme.methods.gan import Wasserstein
 from dfme.methods.maze import Maze
@@ -154,14 +153,14 @@ def test_taken_up_again_nothing_is_paid_twice_and_all_is_bit_for_bit(bright):
             method.step()
     teacher, parts, second = begun(seed=9, **options)
     second.load_state_dict(first.state_dict())
-    parts.students.load_state_dict(first_parts.trainer.state_dict())
-    parts.rng.load_state_dict(first_parts.streams.state_dict())
+    parts.students.load_state_dict(first_parts.students.state_dict())
+    parts.rng.load_state_dict(first_parts.rng.state_dict())
     assert second.prepare() == ()
     assert teacher.images == 0
     for method in (whole, second):
         for _ in range(2):
             method.step()
-    nets = [(whole_parts.trainer.net, parts.students.net), (whole_parts.generator, parts.generator)]
+    nets = [(whole_parts.students.net, parts.students.net), (whole_parts.generator, parts.generator)]
     for mine, theirs in (*nets, (whole._critic.net, second._critic.net)):
         for name, value in mine.state_dict().items():
             assert torch.equal(value, theirs.state_dict()[name]), name
@@ -174,12 +173,12 @@ def test_the_critics_gradient_is_added_at_the_generators_output(bright, monkeypa
         _, parts, method = begun(partial_data=bright, gan_weight=weight, **SMALL)
         method.prepare()
 
-        def keep(gen_op, upstream_grads, deferred=None, weight=weight):
+        def keep(gen_op, upstream_grads, deferred, weight=weight):
             handed[weight] = (gen_op.detach(), upstream_grads)
 
-        monkeypatch.setattr(seam, "backward", keep)
-        method._criticise()
-        method._estimated.step()
+        monkeypatch.setattr(maze, "check_upstream", keep)
+        method.critic_steps()
+        method.generator_step(8)
     gen_op, plain = handed[0.0]
     u = gen_op.clone().requires_grad_()
     (truth,) = torch.autograd.grad(-method._critic.net(parts.generator.squash(u)).mean(), u)
@@ -197,13 +196,13 @@ def test_the_generator_comes_to_resemble_the_real_images(tmp_path):
     method.prepare()
 
     def contrast() -> float:
-        images_BCHW = method._estimated.generating.images(256)
+        images_BCHW = method.generate(256)
         return (images_BCHW[:, :, :4].mean() - images_BCHW[:, :, 4:].mean()).item()
 
     before = contrast()
     for _ in range(50):
-        method._criticise()
-        method._estimated.step()
+        method.critic_steps()
+        method.generator_step(8)
     assert abs(before) < 0.2
     assert contrast() > 0.5
 
@@ -224,8 +223,8 @@ def test_procedural_images_can_stand_for_real_ones():
 )
 def test_seeds_that_cannot_be_had_are_refused_before_the_first_query(bright, config, budget, said):
     with pytest.raises(UserError, match=said):
-        Maze.open(MazeConfig(partial_data=bright, **config), SPEC, budget)
-    assert Maze.open(MazeConfig(), SPEC, 1) is None
+        Maze.open_pool(MazeConfig(partial_data=bright, **config), SPEC, budget)
+    assert Maze.open_pool(MazeConfig(), SPEC, 1) is None
 
 
 def test_a_check_that_no_longer_fits_beside_the_seeds_is_refused_before_the_first_query(bright):

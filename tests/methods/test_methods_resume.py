@@ -14,6 +14,7 @@ import pytest
 import small_runs
 import torch
 from small_runs import Metered, break_down, ctrl_c, student
+from tiers import exhaustive, exhaustive_rows
 from torch import Tensor
 
 import dfme
@@ -152,7 +153,7 @@ def interrupted_twice(clone: Clone, tmp_path: Path) -> None:
 ROUNDS = {**PLANNED, "rounds": (0.25, 0.5, 1.0), "shrink": 0.5, "average": 0.8}
 
 
-@pytest.mark.parametrize("time", [2, 5, 6, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4, 7, 9, 14))])
+@pytest.mark.parametrize("time", [5, 6, *exhaustive(1, 2, 3, 4, 7, 8, 9, 14)])
 def test_a_stop_in_the_steps_of_a_round(time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """30 steps in three rounds of 10, two at a time: the sixth time begins the second round with weights anew."""
     clone, conclusion = cloning("procedural", student=ROUNDS), Conclusion(monkeypatch)
@@ -194,20 +195,34 @@ def differences(one: Any, other: Any, where: str) -> list[str]:
     return [] if one == other else [where]
 
 
-@pytest.mark.parametrize(
-    ("method", "hard"),
-    [
-        (name, hard)
-        for name in METHODS
-        for hard in (False, True)
-        if not hard or "label" in METHODS[name].load().label_modes
-    ],
-)
+def takes_labels(method: str) -> bool:
+    return "label" in METHODS[method].load().label_modes
+
+
+# Soft and hard labels in turn; hard where a method takes no other turn of them.
+IN_TURN = [(name, number % 2 == 1 and takes_labels(name)) for number, name in enumerate(METHODS)]
+OTHERS = [(name, not hard) for name, hard in IN_TURN if hard or takes_labels(name)]
+
+
+@pytest.mark.parametrize(("method", "hard"), [*IN_TURN, *exhaustive_rows(OTHERS)])
 def test_every_method_killed_in_the_middle_ends_as_if_nobody_had(method: str, hard: bool, tmp_path: Path) -> None:
     interrupted_twice(cloning(method, hard), tmp_path)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+# Each keeps something of its own kind; the others are these in other company.
+TELLING = [
+    "reuse",
+    "partial data",
+    "a pool, each once",
+    "rounds of two",
+    "disk, half, overflowing, hard",
+    "evolve",
+    "pool, at random",
+    "everything",
+]
+
+
+@pytest.mark.parametrize("variant", [*TELLING, *exhaustive(*(name for name in VARIANTS if name not in TELLING))])
 def test_whatever_else_a_run_keeps_is_taken_up_again(variant: str, tmp_path: Path, bred: list[int]) -> None:
     method, options, student, queries = VARIANTS[variant]
     interrupted_twice(cloning(method, options=options, student=student, queries=queries), tmp_path)
@@ -234,11 +249,11 @@ class Conclusion:
         self.at, self.times = at, 0
 
 
-STOPS = [("disk", 3), ("memory", 7), ("disk", 9)]
+STOPS = [("disk", 9)]
 SELDOM = [(store, time) for store in ("memory", "disk") for time in range(1, 13) if (store, time) not in STOPS]
 
 
-@pytest.mark.parametrize(("store", "time"), [*STOPS, *(pytest.param(*stop, marks=pytest.mark.slow) for stop in SELDOM)])
+@pytest.mark.parametrize(("store", "time"), [*STOPS, *exhaustive_rows(SELDOM)])
 def test_a_stop_in_the_steps_after_the_budget(
     store: str, time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,14 +10,16 @@ from types import ModuleType
 
 import pytest
 import torch
+from tiers import exhaustive, exhaustive_rows
 from torch import Tensor, nn
 
 from dfme.errors import UserError
-from dfme.nets import NETS, Guess, auto_net, build_net, check_net, infer_net
+from dfme.nets import NETS, auto_net, build_net, check_net
+from dfme.nets.infer import Guess, infer_net
 from dfme.nets.resnet8x import SteadyBatchNorm2d
 from dfme.nets.torchvision_nets import torchvision_names
 
-SHAPES = [(1, 8, 8), (3, 16, 24), (3, 64, 64), (3, 17, 9)]
+SHAPES = [(3, 17, 9), *exhaustive((1, 8, 8), (3, 16, 24), (3, 64, 64))]
 
 
 def _torchvision() -> ModuleType:
@@ -50,7 +52,7 @@ def test_parameter_counts_are_the_published_ones(name: str, shape: tuple[int, in
 
 
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_net_takes_every_size(name: str, shape: tuple[int, int, int]) -> None:
     net = _meta(name, shape, 7)
     assert net.training
@@ -104,7 +106,9 @@ def test_wide_resnet_names_are_the_usual_ones() -> None:
     assert "block1.layer.0.convShortcut.weight" not in _meta("wrn16_1").state_dict()
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [("resnet18_8x", "resnet18"), ("resnet50_8x", "resnet50")])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("resnet18_8x", "resnet18"), *exhaustive_rows([("resnet50_8x", "resnet50")])]
+)
 def test_resnet_8x_is_torchvisions_resnet_with_a_small_stem(ours: str, theirs: str) -> None:
     net = build_net(ours, (3, 32, 32), 10).eval()
     twin = _torchvision().models.get_model(theirs, weights=None, num_classes=10).eval()
@@ -171,6 +175,7 @@ def test_a_wrong_name_gets_the_nearest(typed: str, nearest: str) -> None:
         build_net("cnn_small", (1, 8, 8), 1)
 
 
+@pytest.mark.integration
 def test_names_are_checked_without_torch() -> None:
     code = (
         "import sys; from dfme.nets import check_net, auto_net; from dfme.errors import UserError\n"
@@ -187,7 +192,7 @@ def _shuffled(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize(("channels", "num_classes"), [(1, 10), (3, 7)])
+@pytest.mark.parametrize(("channels", "num_classes"), [(3, 7), *exhaustive_rows([(1, 10)])])
 def test_our_nets_are_guessed_from_their_weights(name: str, channels: int, num_classes: int) -> None:
     state = _meta(name, (channels, 16, 16), num_classes).state_dict()
     guess = Guess(name, channels, num_classes)
@@ -235,7 +240,7 @@ def test_a_torchvision_net_is_the_same_as_its_own() -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vit_b_16", "googlenet"])
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", *exhaustive("resnet18", "vit_b_16", "googlenet")])
 def test_torchvision_nets_take_grey_images(name: str) -> None:
     _torchvision()
     net = build_net(name, (1, 32, 32), 5)
@@ -244,7 +249,8 @@ def test_torchvision_nets_take_grey_images(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("alexnet", (3, 8, 8)), ("vit_b_16", (3, 28, 28)), ("vit_b_16", (3, 48, 32))]
+    ("name", "shape"),
+    [("alexnet", (3, 8, 8)), *exhaustive_rows([("vit_b_16", (3, 28, 28)), ("vit_b_16", (3, 48, 32))])],
 )
 def test_a_size_that_does_not_fit_is_named(name: str, shape: tuple[int, int, int]) -> None:
     _torchvision()

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from damage import file_size_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_disk import file_size_limit
 
 from dfme.errors import RunError
 from dfme.oracle.journal import HEAD_BYTES, Journal, Record, digest

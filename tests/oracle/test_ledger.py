@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import file_size_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_disk import file_size_limit
 
 from dfme.errors import BudgetExhausted, RunError, UserError
 from dfme.oracle.ledger import CHARGED, PURPOSES, Ledger, Purpose, audit

@@ -22,7 +22,7 @@ import pytest
 from dfme.config.settings import WandbConfig
 from dfme.report.wandb_run import WandbRun, answers, has_key
 
-pytestmark = [pytest.mark.wandb, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 BLOCK, HEADER = 32_768, 7
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from damage import file_size_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_disk import file_size_limit
 
 from dfme.errors import RunError
 from dfme.run.checkpoint import load_checkpoint, previous, save_checkpoint

@@ -2,52 +2,20 @@
 
 import pytest
 import torch
+from loops import run
+from tiers import exhaustive
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.errors import DfmeError
 from dfme.methods import METHODS
-from dfme.run import loop
-from dfme.run.evaluation import EvaluationSet, HoldOut, score_all
+from dfme.run.evaluation import EvaluationSet, score_all
 from dfme.spec import ImageSpec
 
 SPEC = ImageSpec((1, 8, 8))
 
 
-class Listener:
-    def __init__(self) -> None:
-        self.evaluated: list[int] = []
-        self.sheets: list[int] = []
-
-    def step(self, queries, metrics) -> None: ...
-
-    def evaluation(self, queries, metrics) -> None:
-        self.evaluated.append(queries)
-
-    def samples(self, queries, images, answers) -> None:
-        assert len(images) == len(answers) > 0
-        self.sheets.append(queries)
-
-
-def run(method, parts, points=5, stopped=lambda: False, kept=None):
-    listener = Listener()
-    finished = loop.run(
-        method,
-        parts.students,
-        parts.oracle,
-        HoldOut(parts.oracle.label_mode),
-        listener,
-        loop.Progress(),
-        parts.deferred,
-        points=points,
-        checkpoint_seconds=1e9,
-        keep=lambda: (kept if kept is not None else []).append(parts.oracle.ledger.spent),
-        stopped=stopped,
-    )
-    return finished, listener
-
-
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("budget", [1, 7, 8, 9, 31, 32, 33, 64, 100])
+@pytest.mark.parametrize("budget", [1, 33, *exhaustive(7, 8, 9, 31, 32, 64, 100)])
 def test_the_budget_is_used_to_the_last_image_and_never_exceeded(name, budget):
     teacher = LinearTeacher(SPEC)
     parts = make_parts(teacher, budget, count=METHODS[name].students)

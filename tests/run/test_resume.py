@@ -17,6 +17,7 @@ import small_runs
 import torch
 from processes import Bench
 from small_runs import BATCH, BUDGET, Metered, clone, ctrl_c, queries, student
+from tiers import exhaustive
 
 import dfme
 from dfme.cli.main import main
@@ -94,7 +95,7 @@ def test_wall_time_adds_up_over_the_sessions_and_leaves_out_the_pause(tmp_path: 
 # Budgets
 
 
-@pytest.mark.parametrize("budget", [1, 255, 256, 257, 1_000, 1_792, 3_584])
+@pytest.mark.parametrize("budget", [1, 257, 1_792, *exhaustive(255, 256, 1_000, 3_584)])
 def test_the_budget_is_spent_to_the_last_image_by_the_teachers_own_count(budget: int, tmp_path: Path) -> None:
     teacher = Metered()
     result = dfme.extract(
@@ -240,7 +241,7 @@ def wait_for_requests(process: subprocess.Popen[str], ledger: Path, requests: in
         time.sleep(0.005)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_keeps_the_run_and_the_printed_command_ends_it(number: signal.Signals, bench: Bench) -> None:
     flags = ["--method.name", "dfme", "--budget", "15000", "--evaluation.dataset", "digits"]
@@ -275,7 +276,7 @@ def test_a_signal_keeps_the_run_and_the_printed_command_ends_it(number: signal.S
     assert bench.served("a run") == bench.served("whole") == 15_000 + 359
 
 
-@pytest.mark.wandb
+@pytest.mark.integration
 def test_a_resumed_run_is_the_same_run_in_wandb(tmp_path: Path) -> None:
     out = tmp_path / "run"
     clone(out, Metered({3: ctrl_c}), wandb={"mode": "offline"})

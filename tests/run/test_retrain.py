@@ -68,6 +68,7 @@ def test_the_queries_are_worth_what_a_good_training_makes_of_them(run: Path, tmp
     assert {path: path.read_bytes() for path in files} == files, "the run stays as it is"
 
 
+@pytest.mark.exhaustive
 def test_what_it_scores_is_what_the_teacher_would_have_said(run: Path, tmp_path: Path) -> None:
     made = retrain(run, tmp_path / "again", settings(), quiet)
     data = load_dataset("digits", "test", shape=(1, 8, 8)).subset(200)
@@ -108,6 +109,7 @@ def test_a_seed_decides_everything_and_nothing_outside_is_moved(run: Path, tmp_p
     assert students[0] == students[1] != students[2]
 
 
+@pytest.mark.exhaustive
 def test_an_ensemble(run: Path, tmp_path: Path) -> None:
     student = {"count": 2, "steps": 120}
     made = retrain(run, tmp_path / "again", settings(student=student), quiet)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_disk import file_size_limit
+from damage import file_size_limit
 
 from dfme.errors import RunError, UserError
 from dfme.run.checkpoint import save_checkpoint
@@ -77,6 +77,7 @@ def test_resuming_needs_a_run(tmp_path: Path) -> None:
         assert again.has_checkpoint
 
 
+@pytest.mark.integration
 def test_a_second_process_is_kept_out_until_the_first_dies(tmp_path: Path) -> None:
     out = tmp_path / "run"
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(out)], stdout=subprocess.PIPE, text=True)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toys import LinearTeacher, make_parts
+from loops import fed
 
 from dfme.config.settings import ScheduleConfig, StudentConfig
 from dfme.spec import ImageSpec
@@ -52,17 +52,6 @@ def test_the_optimiser_decays_the_weights_by_it():
     trainer.train_pending(1)
     for old, now in zip(before, trainer.net.parameters(), strict=True):
         torch.testing.assert_close(now.detach(), old - 0.5 * (now.grad + 0.01 * 8**0.5 * old))
-
-
-def fed(budget: int, **student: object):
-    """A trainer with the toy's whole budget spent in batches of 8; steps taken after each, and the trainer."""
-    parts = make_parts(LinearTeacher(SPEC), budget, **student)
-    taken, rng = [], torch.Generator().manual_seed(0)
-    for _ in range(budget // 8):
-        images = torch.rand(8, 1, 8, 8, generator=rng)
-        parts.students.learn(images, parts.oracle(images, "student"))
-        taken.append(parts.students.steps)
-    return taken, parts.students
 
 
 def test_steps_are_spread_evenly_over_the_budget_and_none_is_left_out():

@@ -61,7 +61,7 @@ def test_forty_thousand_images_take_their_disk_and_not_their_memory(tmp_path: Pa
     assert told["memory"] < 0.3 * disk
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_million_images_take_three_gigabytes_of_disk_and_under_300_megabytes_of_memory(tmp_path: Path) -> None:
     told, disk = fill(tmp_path / "replay", 1_000_000)
     assert told["held"] == 1_000_000

@@ -1,6 +1,6 @@
 """What the tests of random and damaged files share.
 
-More examples of each: ``HYPOTHESIS_MAX_EXAMPLES=3000 python -m pytest tests/test_fuzz_*.py --timeout 0``.
+More examples of each: ``HYPOTHESIS_MAX_EXAMPLES=3000 python -m pytest -m exhaustive -k any --timeout 0``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -21,10 +22,20 @@ from dfme.errors import DfmeError
 from dfme.run.checkpoint import MARK
 
 EXAMPLES = int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "60"))
-fuzz = settings(
+EVERY_TIME = settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )  # one folder serves all examples of a test
-few = settings(fuzz, max_examples=max(8, EXAMPLES // 6))
+
+
+def fuzz(test: Any) -> Any:
+    """A test of the exhaustive tier, on many examples."""
+    return pytest.mark.exhaustive(EVERY_TIME(test))
+
+
+def few(test: Any) -> Any:
+    """A test of the exhaustive tier whose examples take long."""
+    return pytest.mark.exhaustive(settings(EVERY_TIME, max_examples=max(8, EXAMPLES // 6))(test))
+
 
 NUMBERS = st.one_of(
     st.integers(), st.integers(0, 12), st.just(10**12), st.just(10**400), st.floats(), st.sampled_from([1e308, -0.0])
@@ -85,3 +96,7 @@ def with_header(content: bytes, change: Callable[[dict[str, Any]], object]) -> b
     change(header)
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + content[8 + size :]
+
+
+LAUGHS = "a0: &a0 [ha, ha]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]\n" for n in range(1, 12))
+"""YAML whose aliases would unfold into billions of words."""

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import stamina
 from hostile import Hostile, Served
-from hostile_v2 import code, truth
 from numpy.typing import NDArray
+from protocols import code, truth
 from torch import Tensor
 
 from dfme.cli.main import main
@@ -128,7 +128,7 @@ class Witness:
 
 def mostly(fast: Iterable[object], slow: Iterable[object]) -> list[object]:
     """Parameters of a test: those that are always looked at, and those of the slow tests."""
-    return [*fast, *(pytest.param(value, marks=pytest.mark.slow) for value in slow)]
+    return [*fast, *(pytest.param(value, marks=pytest.mark.exhaustive) for value in slow)]
 
 
 @contextlib.contextmanager

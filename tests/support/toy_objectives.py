@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dfme.estimators import Composed, Objective
+from dfme.estimators import ImageFunction, Objective
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -63,23 +63,23 @@ class OverImages:
         return -(self.toy.student(x_NCHW) - self.toy.teacher(x_NCHW)).square().mean(1)
 
 
-def composed(over_images: OverImages) -> Composed:
+def composed(over_images: OverImages) -> Objective:
     """The toy's objective as the API's part and our own, with all that may come along."""
     toy = over_images.toy
-    return Composed(
+    return Objective(
         toy.teacher,
         lambda x_NCHW, answers: -(toy.student(x_NCHW) - answers).square().mean(1),
         features_BFHW=torch.ones(3, 2, 4, 4),
-        remembered=(torch.zeros(5, 1, 4, 4), torch.zeros(5, 10)),
+        remembered=[(torch.zeros(5, 1, 4, 4), torch.zeros(5, 10))],
         scores=toy.student,
     )
 
 
-def featured(objective: Objective, point_BCHW: Tensor, width: int = 5) -> Composed:
+def featured(objective: ImageFunction, point_BCHW: Tensor, width: int = 5) -> Objective:
     """The objective with something that a last convolution might have read at these points, for range directions."""
     batch, _, height, rows = point_BCHW.shape
     features_BFHW = torch.randn(batch, width, height, rows, generator=rng(11)).to(point_BCHW)
-    return Composed(objective, lambda _, answers: answers, features_BFHW)
+    return Objective(objective, lambda _, answers: answers, features_BFHW)
 
 
 def agreement(estimate_BCHW: Tensor, truth_BCHW: Tensor) -> tuple[float, float]:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dfme.estimators import Composed
+from dfme.estimators import Objective
 
 
 def net(shape: tuple[int, ...], seed: int) -> nn.Module:
@@ -39,8 +39,8 @@ class TwoParts:
     def value(self, x_NCHW: Tensor, answers: Tensor) -> Tensor:
         return -(self.student(x_NCHW.double()) - answers).abs().mean(1)
 
-    def composed(self, remembered: tuple[Tensor, Tensor] | None = None) -> Composed:
-        return Composed(self.observe, self.value, remembered=remembered)
+    def composed(self, *remembered: tuple[Tensor, Tensor]) -> Objective:
+        return Objective(self.observe, self.value, remembered=remembered)
 
     def terms(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         """The student's and the teacher's term of the gradient, by autograd through both nets."""
@@ -55,13 +55,13 @@ class TwoParts:
         return own_BCHW + teachers_BCHW
 
 
-def straight(teachers_CHW: Tensor, students_CHW: Tensor) -> Composed:
+def straight(teachers_CHW: Tensor, students_CHW: Tensor) -> Objective:
     """f(x) = <t, x> + <s, x>, the first through the API; the same gradient everywhere."""
 
     def along(x_NCHW: Tensor, direction_CHW: Tensor) -> Tensor:
         return (x_NCHW.double() * direction_CHW).sum((1, 2, 3))
 
-    return Composed(lambda x_NCHW: along(x_NCHW, teachers_CHW), lambda x_NCHW, a_N: a_N + along(x_NCHW, students_CHW))
+    return Objective(lambda x_NCHW: along(x_NCHW, teachers_CHW), lambda x_NCHW, a_N: a_N + along(x_NCHW, students_CHW))
 
 
 def cosines(one_BCHW: Tensor, other_BCHW: Tensor) -> Tensor:

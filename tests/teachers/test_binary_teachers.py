@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import small_runs
 import torch
+from tiers import exhaustive_rows
 from torch import Tensor, nn
 
 import dfme
@@ -203,9 +204,8 @@ def run(teacher: Callable[..., Any], out: Path, **settings: Any) -> dfme.Result:
 @pytest.mark.parametrize(
     ("of", "form", "mode"),
     [
-        ("logits", "column", "logits"),
-        ("probabilities", "vector", None),
         ("probabilities", "squeezed", "label"),
+        *exhaustive_rows([("logits", "column", "logits"), ("probabilities", "vector", None)]),
     ],
 )
 def test_a_student_of_two_classes_follows_a_function_with_one_score(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dfme.config.commands import CompareConfig
-from dfme.config.ranges import AT_LEAST_ONE, SEED, Problem
-from dfme.errors import UserError
+from dfme.benchmarks.options import CompareConfig
+from dfme.config.fields import parse_count
+from dfme.config.messages import Problem
 from dfme.methods import METHODS
-from dfme.run.checks import parse_count
 from dfme.spec import LabelMode
 
 ELSEWHERE = {
@@ -24,14 +23,14 @@ ELSEWHERE = {
 
 def own_problems(config: CompareConfig, rows: Sequence[str]) -> Iterator[Problem]:
     """Empty or doubled lists, and values that cannot be; ``rows`` are those of the file."""
-    for key in ("student_steps", "jobs"):
-        if not AT_LEAST_ONE.holds(getattr(config, key)):
-            yield Problem(key, f"expected {AT_LEAST_ONE.words}, got {getattr(config, key)}")
     if not config.methods and not rows:
         yield Problem("methods", f"expected rows to compare, such as {', '.join(METHODS)}, got none")
-    yield from _list_problems("methods", config.methods or rows, _name)
-    yield from _list_problems("seeds", config.seeds, _seed)
-    yield from _list_problems("budgets", config.budgets, _budget)
+    for row in config.methods or rows:
+        if not _is_name(row):
+            yield Problem("methods", f"expected names of letters, digits, _ - and ., got {row!r}")
+    yield from _list_problems("methods", config.methods or rows)
+    yield from _list_problems("seeds", config.seeds)
+    yield from _list_problems("budgets", config.budgets, parse_count)
     yield from _list_problems("label_modes", config.label_modes, LabelMode.parse)
 
 
@@ -46,12 +45,8 @@ def elsewhere_problems(shared: Mapping[str, Any], flags: Sequence[str]) -> Itera
             yield f"--{key.replace('_', '-')}: say {ELSEWHERE[known]} in a comparison"
 
 
-def _list_problems(key: str, values: Sequence[Any], parse: Callable[[Any], Any]) -> Iterator[Problem]:
-    try:
-        parsed = [parse(value) for value in values]
-    except (ValueError, UserError) as error:
-        yield Problem(key, str(error).removeprefix("label mode: "))
-        return
+def _list_problems(key: str, values: Sequence[Any], parse: Callable[[Any], Any] = str) -> Iterator[Problem]:
+    parsed = [parse(value) for value in values]
     twice = next((value for value in parsed if parsed.count(value) > 1), None)
     if twice is not None:
         yield Problem(key, f"expected each once, got {twice} twice")
@@ -59,21 +54,6 @@ def _list_problems(key: str, values: Sequence[Any], parse: Callable[[Any], Any])
         yield Problem(key, "expected at least one, got none")
 
 
-def _seed(seed: int) -> int:
-    if not SEED.holds(seed):
-        raise ValueError(f"expected {SEED.words} each, got {seed}")
-    return seed
-
-
-def _budget(text: str) -> int:
-    count = parse_count(text)
-    if not AT_LEAST_ONE.holds(count):
-        raise ValueError(f"expected {AT_LEAST_ONE.words} each, got {text}")
-    return count
-
-
-def _name(row: str) -> str:
-    """A row's name, which is part of a directory's."""
-    if not all(letter.isalnum() or letter in "_-." for letter in row) or not row[:1].isalnum():
-        raise ValueError(f"expected names of letters, digits, _ - and ., got {row!r}")
-    return row
+def _is_name(row: str) -> bool:
+    """Whether a row's name can be a part of a directory's."""
+    return all(letter.isalnum() or letter in "_-." for letter in row) and row[:1].isalnum()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.benchmarks.gradients.arithmetic import Within
+from dfme.benchmarks.gradients.arithmetic import Within, arithmetic
 from dfme.benchmarks.gradients.candidates import Candidate, limit_of, loss_of
 from dfme.benchmarks.gradients.conditions import Condition
 from dfme.benchmarks.gradients.stages import Stage
@@ -93,7 +93,8 @@ class Setting:
     def __init__(self, box: WhiteBox, stage: Stage, condition: Condition, sizes: Sizes) -> None:
         self.stage = stage
         mode = LabelMode.parse(condition.mode)
-        self.oracle = Oracle(box.as_seen(condition.levels, mode, condition.arithmetic), Ledger(UNLIMITED))
+        within = partial(arithmetic, condition.arithmetic, box.device)
+        self.oracle = Oracle(box.as_seen(condition.levels, mode, within), Ledger(UNLIMITED))
         self.net = Within(stage.student, condition.arithmetic, box.device).eval()
         self._loss = sizes.loss
         self.streams = Streams(sizes.seed, box.device)

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import field
+from itertools import pairwise
+from typing import Annotated, Literal
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from dfme.config.fields import CONFIG, Basic, Count, Device, Expected, Images, Seed, accepted_by
+from dfme.config.messages import listed
 from dfme.config.settings import EvaluationConfig, ScheduleConfig, StudentConfig
 from dfme.errors import UserError
 
 EVERYTHING = ("all",)
+
+
+def _require_stages(shares: tuple[float, ...]) -> None:
+    if not shares or not 0 <= shares[0] <= shares[-1] <= 1 or not all(left < right for left, right in pairwise(shares)):
+        raise UserError(f"expected increasing shares of the budget from 0 to 1, got {listed(shares) or 'none'}")
+
+
+Stages = Annotated[tuple[float, ...], accepted_by(_require_stages)]
 
 
 def require_local(kind: str) -> None:
@@ -20,38 +34,35 @@ def require_local(kind: str) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class GradientsConfig:
-    """One comparison of gradient estimators with the truth, for students on the way of a recipe.
+    """One comparison of gradient estimators with the truth, for students on the way of a recipe."""
 
-    Args:
-        batches: batches that every figure is the mean of
-        batch_size: images per batch
-        stages: shares of the budget at which student and generator are taken, increasing, within 0 and 1; the
-            recipe's own method trains them up to there
-        conditions: all that the machine has, or some of exact, 8bit, 6decimals, 4decimals, 3decimals, 2decimals,
-            8bit_4decimals, top3, tf32 (CUDA only), bf16
-        estimators: all, or names of rows such as sphere (the published one), dct, lattice_dct, dct_kl, auto
-        out: directory of table and picture; by default a free name under runs/
-        budget: images the recipe's method would be charged, such as 300000, 300k or 2M; stages are shares of it
-        seed: seed of everything random
-        device: auto, cpu, cuda or cuda:N
-        channels_last: memory format of convolutions; auto picks it where it is faster
-        schedule: learning-rate schedule of the recipe
-        student: the student
-        evaluation: what a stage's agreement is counted on; none counts it on generated images
-    """
-
-    batches: int = 8
-    batch_size: int = 256
-    stages: tuple[float, ...] = (0.0, 0.04, 1.0)
-    conditions: tuple[str, ...] = EVERYTHING
-    estimators: tuple[str, ...] = EVERYTHING
-    out: str | None = None
-    budget: int | str = 1_000_000
-    seed: int = 0
-    device: str = "auto"
+    batches: Basic[Annotated[int, Field(ge=2), Expected("at least 2, for a spread")]] = 8
+    """batches that every figure is the mean of"""
+    batch_size: Basic[Count] = 256
+    """images per batch"""
+    stages: Basic[Stages] = (0.0, 0.04, 1.0)
+    """shares of the budget at which student and generator are taken, increasing, within 0 and 1; the recipe's own
+    method trains them up to there"""
+    conditions: Basic[tuple[str, ...]] = EVERYTHING
+    """all that the machine has, or some of exact, 8bit, 6decimals, 4decimals, 3decimals, 2decimals, 8bit_4decimals,
+    top3, tf32 (CUDA only), bf16"""
+    estimators: Basic[tuple[str, ...]] = EVERYTHING
+    """all, or names of rows such as sphere (the published one), dct, lattice_dct, dct_kl, auto"""
+    out: Basic[str | None] = None
+    """directory of table and picture; by default a free name under runs/"""
+    budget: Basic[Images] = 1_000_000
+    """images the recipe's method would be charged, such as 300000, 300k or 2M; stages are shares of it"""
+    seed: Basic[Seed] = 0
+    """seed of everything random"""
+    device: Basic[Device] = "auto"
+    """auto, cpu, cuda or cuda:N"""
     channels_last: Literal["auto", "yes", "no"] = "auto"
+    """memory format of convolutions; auto picks it where it is faster"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """learning-rate schedule of the recipe"""
     student: StudentConfig = field(default_factory=StudentConfig)
+    """the student"""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """what a stage's agreement is counted on; none counts it on generated images"""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.benchmarks.gradients.white_box import WhiteBox
-from dfme.compute import DeferredChecks
+from dfme.compute import DeferredChecks, ieee_fp32
 from dfme.config.settings import Job
 from dfme.estimators.base import Estimator
 from dfme.methods.base import Method
@@ -76,7 +76,7 @@ def _method(box: WhiteBox, job: Job, deferred: DeferredChecks) -> Method:
     """The recipe's method as in a run, without files."""
     rng, mode = Streams(job.config.seed, box.device), LabelMode.parse(job.teacher.label_mode or "probabilities")
     ledger = Ledger(int(job.config.budget))
-    oracle = Oracle(box.as_seen(job.teacher.levels, mode, "ieee"), ledger, None, deferred)
+    oracle = Oracle(box.as_seen(job.teacher.levels, mode, ieee_fp32), ledger, None, deferred)
     nets = build_nets(job, oracle.spec, box.num_classes, box.device)
     return build_method(job, build_components(job, nets, oracle, rng, deferred, pool=open_pool(job, oracle.spec)))
 

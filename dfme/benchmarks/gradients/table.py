@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from dfme.benchmarks.gradients.candidates import CANDIDATES, LIMITS, PUBLISHED
 from dfme.benchmarks.gradients.conditions import CONDITIONS
-from dfme.config.options import leaves
 from dfme.config.settings import EstimatorConfig
+from dfme.config.values import leaves
 from dfme.report.markdown import table
 
 if TYPE_CHECKING:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from dfme.benchmarks.gradients.conditions import Arithmetic
 from dfme.spec import ImageSpec, LabelMode, Teacher
 
 
@@ -29,6 +30,11 @@ class WhiteBox(Protocol):
         """Logits (N, K) of images within the bounds, normalisation included; autograd goes through."""
         ...
 
-    def as_seen(self, levels: int | None, mode: LabelMode, arithmetic: Arithmetic) -> Teacher:
-        """The same network behind an API: pixels of so many levels (None: floats), answers in ``mode``."""
+    def as_seen(
+        self, levels: int | None, mode: LabelMode, arithmetic: Callable[[], AbstractContextManager[None]]
+    ) -> Teacher:
+        """The network behind an API: pixels of so many levels (None: floats), answers in ``mode``.
+
+        It computes in the context that ``arithmetic`` makes.
+        """
         ...

@@ -1,15 +1,15 @@
-"""What is wrong with the description of an API, before anything is sent: all of it, in words. No torch here."""
+"""The description of an API, read from its YAML file and checked before anything is sent. No torch here."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dfme.config.options import from_mapping
 from dfme.config.settings import TeacherConfig
+from dfme.config.values import from_mapping
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
@@ -17,7 +17,7 @@ from teachers.remote.class_names import ClassNames, read_class_names
 from teachers.remote.json_api.description import Description
 from teachers.remote.json_api.template import JsonPath, environment_names, problem_of, texts
 from teachers.remote.json_bodies import native_mode
-from teachers.remote.pictures import COLOUR_TYPES
+from teachers.remote.pictures import require_picture
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTENT_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w.+-]+=[\w.+-]+)*", re.ASCII)
@@ -39,10 +39,11 @@ def problems(description: Description, template: object) -> Iterator[str]:
         if not _TOKEN.fullmatch(name):
             yield f"headers: expected a name of letters, digits and hyphens, got {name!r}"
     try:
-        environment_names(description.url, *described_texts(description, template))
-        told = description.teacher
-        ImageSpec(told.shape or (1, 1, 1), told.bounds or (0.0, 1.0), told.levels)
-        mode = LabelMode.parse(told.label_mode or "label")
+        environment_names(description.url)
+        secrets_of(description, template)
+        teacher = description.teacher
+        ImageSpec(teacher.shape or (1, 1, 1), teacher.bounds or (0.0, 1.0), teacher.levels)
+        mode = LabelMode.parse(teacher.label_mode or "label")
         values = description.answer.values
         if values is not None and mode.kind != "label" and (mode.kind == "logits") != (values == "logits"):
             yield f"answer.values: expected none or what teacher.label_mode says, {mode}, got {values}"
@@ -67,7 +68,8 @@ def _request_problems(description: Description, template: object) -> Iterator[st
         yield f"request.bytes: expected a content type such as image/png, got {request.bytes!r}"
     if request.bytes is not None and description.batch > 1:
         yield f"request.bytes: expected batch: 1, got {description.batch}"
-    for key, name in (("multipart", request.multipart), ("filename", request.filename), *_named(request.fields)):
+    fields = [("fields", name) for name in request.fields]
+    for key, name in (("multipart", request.multipart), ("filename", request.filename), *fields):
         if name is not None and not _FIELD.fullmatch(name):
             yield f"request.{key}: expected printable ASCII without quotes and backslashes, got {name!r}"
     if request.fields and request.multipart is None:
@@ -92,16 +94,9 @@ def _answer_problems(description: Description) -> Iterator[str]:
         yield f"answer.values: expected none for form: {answer.form}, which tells no scores"
 
 
-def _named(fields: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name in fields:
-        yield "fields", name
-
-
-def described_texts(description: Description, template: object) -> Iterator[str]:
-    """Every text, but the URL, that may want an environment variable."""
-    yield from description.headers.values()
-    yield from description.request.fields.values()
-    yield from texts(template)
+def secrets_of(description: Description, template: object) -> list[str]:
+    """Names of the environment variables that a description needs, those of its URL not among them."""
+    return environment_names(*description.headers.values(), *description.request.fields.values(), *texts(template))
 
 
 @dataclass(frozen=True)
@@ -111,11 +106,6 @@ class JsonApi:
     description: Description
     template: dict[str, Any] | list[Any] | None
     classes: ClassNames | None
-
-    @property
-    def secrets(self) -> list[str]:
-        """Names of the environment variables that it needs, those of its URL not among them."""
-        return environment_names(*described_texts(self.description, self.template))
 
 
 def load_adapter(path: str | Path) -> JsonApi:
@@ -131,7 +121,7 @@ def load_adapter(path: str | Path) -> JsonApi:
 
 
 def _without_template(mapping: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """The mapping without ``request.json``, and that: data in any form, which no reader of options may interpret."""
+    """The mapping without ``request.json``, and that: data in any form, which is read as it is."""
     request = mapping.get("request")
     if not isinstance(request, dict):
         return mapping, None
@@ -150,20 +140,20 @@ class Facts:
 
 
 def settle_facts(api: JsonApi, config: TeacherConfig) -> Facts:
-    """What the teacher is, the flags' word first. UserError for what is missing and for contradictions."""
-    told, answer = api.description.teacher, api.description.answer
-    shape = config.shape or told.shape
+    """What the teacher is, by the flags, then by the file. UserError for what is missing and for contradictions."""
+    described, answer = api.description.teacher, api.description.answer
+    shape = config.shape or described.shape
     if shape is None:
         raise UserError("--teacher.shape: neither flag nor adapter says the shape of an image; give it as C,H,W")
-    if api.description.image.picture and shape[0] not in COLOUR_TYPES:
-        raise UserError(f"--teacher.shape: expected 1 to 4 channels, as pictures have, got {shape[0]}")
-    levels = told.levels if config.levels is None else config.levels
+    if api.description.image.picture:
+        require_picture(shape)
+    levels = described.levels if config.levels is None else config.levels
     if api.description.image.eight_bit:
         if levels not in (None, 256):
             raise UserError(f"--teacher.levels: got {levels}, but the adapter sends pixels as bytes: 256")
         levels = 256
-    spec = ImageSpec(shape, config.bounds or told.bounds or (0.0, 1.0), levels)
-    text = config.label_mode or told.label_mode
+    spec = ImageSpec(shape, config.bounds or described.bounds or (0.0, 1.0), levels)
+    text = config.label_mode or described.label_mode
     wanted = LabelMode.parse(text) if text else None
     logits = answer.values == "logits" or (answer.values is None and wanted == LabelMode("logits"))
     mode = LabelMode("label") if answer.form in ("name", "number") else native_mode(wanted, logits)

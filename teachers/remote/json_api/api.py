@@ -11,7 +11,7 @@ import numpy as np
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable, UserError
 from teachers.remote.endpoint import Endpoint, Reply
-from teachers.remote.json_api.adapter_file import Facts, JsonApi, load_adapter, settle_facts
+from teachers.remote.json_api.adapter_file import Facts, JsonApi, load_adapter, secrets_of, settle_facts
 from teachers.remote.json_api.description import AnswerForm
 from teachers.remote.json_api.requests import bytes_body, encode_images, json_body, multipart_body
 from teachers.remote.json_api.template import JsonPath, environment_names, with_environment
@@ -30,18 +30,14 @@ Body = Callable[[Sequence[Any]], tuple[bytes, dict[str, str]]]
 
 
 def connect_json(options: JsonOptions, config: TeacherConfig, device: torch.device) -> RemoteTeacher:
-    """The API that ``options.adapter`` describes; nothing is asked here.
-
-    UserError for a description with faults, facts that are missing or contradict one another, a host that needs
-    consent, and environment variables that are not set.
-    """
+    """The API that ``options.adapter`` describes; nothing is asked here. UserError for whatever would stop a run."""
     api = load_adapter(options.adapter)
     url = options.url or api.description.url
     if not url:
         raise UserError(f"--teacher.url: neither the flag nor {options.adapter} says where the service is")
     facts = settle_facts(api, config)
-    names = dict.fromkeys([*environment_names(url), *api.secrets, options.api_key_env])
-    secrets = Secrets.from_environment(names)
+    names = [*environment_names(url), *secrets_of(api.description, api.template), options.api_key_env]
+    secrets = Secrets.from_environment(dict.fromkeys(names))
     endpoint = Endpoint(options, url, secrets, api.description.headers)
     adapter = JsonAdapter(api.description.image, body_of(api, secrets), api.description.answer, facts)
     batch = min(config.max_batch or api.description.batch, api.description.batch)
@@ -62,7 +58,7 @@ def body_of(api: JsonApi, secrets: Secrets) -> Body:
 
 
 class JsonAdapter:
-    """Images to requests as ``form`` and ``body`` say, answers to scores or labels as ``answer`` and ``facts`` say."""
+    """Writes requests as ``form`` and ``body`` say, reads answers as ``answer`` and ``facts`` say."""
 
     def __init__(self, form: ImageForm, body: Body, answer: AnswerForm, facts: Facts) -> None:
         self._form = form
@@ -74,25 +70,11 @@ class JsonAdapter:
         self._pair = lambda entry: (label.values(entry)[0], score.values(entry)[0])
 
     def encode(self, images_BCHW: Tensor) -> Query:
-        """The request for one image or several."""
         body, headers = self._body(encode_images(images_BCHW, self._form, self._facts.spec))
         return Query("", body, headers)
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
-        """Scores (B, K), NaN where not revealed, or labels (B,)."""
-        return self._read(self._values(parse(reply.body), batch), batch)
-
-    def most_bytes(self, batch: int) -> int:
-        """Room for every class's score, with its name where names are answered."""
-        name = 0 if self._kind in ("scores", "number") else self._facts.classes.longest
-        return ROOM + batch * len(self._facts.classes) * (NUMBER + name)
-
-    def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
-        """False: the description says how many images go into a request."""
-        return False
-
-    def _read(self, values: list[object], batch: int) -> Tensor:
-        classes = self._facts.classes
+        values, classes = self._values(parse(reply.body), batch), self._facts.classes
         if self._kind == "number":
             return labels(values, len(classes))
         if self._kind == "name":
@@ -101,6 +83,13 @@ class JsonAdapter:
             return settle(table(values, batch, len(classes)), self._facts.mode)
         rows = [classes.row(self._pairs(value)) for value in values]
         return settle(np.array(rows).reshape(batch, len(classes)), self._facts.mode)
+
+    def most_bytes(self, batch: int) -> int:
+        name = 0 if self._kind in ("scores", "number") else self._facts.classes.longest
+        return ROOM + batch * len(self._facts.classes) * (NUMBER + name)
+
+    def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
+        return False
 
     def _values(self, document: object, batch: int) -> list[object]:
         """The part of an answer that belongs to each image. Unusable, with the service's own words, if it has none."""

@@ -42,11 +42,15 @@ No torch here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from pydantic.dataclasses import dataclass
 
-@dataclass(frozen=True)
+from dfme.config.fields import CONFIG
+
+
+@dataclass(frozen=True, config=CONFIG)
 class ImageForm:
     """How an image is encoded; the keys are explained above."""
 
@@ -67,7 +71,7 @@ class ImageForm:
         return self.picture or self.dtype == "uint8"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class RequestForm:
     """Where an image goes; ``json`` is read apart from the other keys, as it is."""
 
@@ -77,7 +81,7 @@ class RequestForm:
     fields: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class AnswerForm:
     """Where the scores are in an answer, and what they are."""
 
@@ -90,7 +94,7 @@ class AnswerForm:
     error: str = "error"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class TeacherFacts:
     """What no answer tells."""
 
@@ -101,7 +105,7 @@ class TeacherFacts:
     label_mode: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CONFIG)
 class Description:
     """A whole file. ``template`` is its ``request.json``, None where there is none."""
 

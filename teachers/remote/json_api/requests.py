@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dfme.spec import ImageSpec
+from teachers.arrays import Array
 from teachers.remote.json_api.description import ImageForm
 from teachers.remote.json_api.template import fill_images
 from teachers.remote.json_bodies import HEADERS, dump, numbers
@@ -17,8 +18,6 @@ from teachers.remote.pictures import eight_bit, png
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _text(data: bytes) -> str:
@@ -77,10 +76,7 @@ def multipart_body(
     kind = "image/png" if picture else "application/octet-stream"
     parts = [(f'name="{key}"', "", value.encode()) for key, value in fields.items()]
     parts += [(f'name="{name}"; filename="{filename}"', f"Content-Type: {kind}\r\n", image) for image in images]
-    digest = hashlib.sha256()
-    for _, _, content in parts:
-        digest.update(content)
-    boundary = digest.hexdigest()  # no content holds a digest of itself but by an accident of 2^-256
+    boundary = hashlib.sha256(b"".join(content for *_, content in parts)).hexdigest()  # no content holds its own digest
     pieces = [
         f"--{boundary}\r\nContent-Disposition: form-data; {head}\r\n{more}\r\n".encode() + content + b"\r\n"
         for head, more, content in parts

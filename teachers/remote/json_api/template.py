@@ -1,6 +1,6 @@
-"""Where something stands in a JSON document: ``predictions[*].scores``, ``result.0.probs``, ``["odd name"][2]``.
+"""Paths into a JSON document (``predictions[*].scores``, ``result.0["odd name"]``), and templates of requests.
 
-Steps are names and numbers; ``[*]`` stands for every item of a list, one for each image. Nothing is evaluated.
+A path's steps are names and numbers; ``[*]`` is every item of a list, one for each image. Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from dfme.errors import Unusable, UserError
 from teachers.remote.json_bodies import shown
@@ -18,8 +18,6 @@ _STEP = re.compile(
     r'\.?(?P<name>[^\W\d][\w-]*)|\.?(?P<number>\d{1,6})(?!\w)|\[(?P<index>\d{1,6}|\*)\]|\["(?P<quoted>[^"]*)"\]'
 )
 _MOST_STEPS = 32
-
-EACH = "*"
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,7 @@ class JsonPath:
 
     def _take(self, value: object, step: _Step) -> object:
         if isinstance(value, list) and step.index is not None and step.index < len(value):
-            item: object = value[step.index]
-            return item
+            return cast(object, value[step.index])
         name = step.name if step.index is None else str(step.index)
         if isinstance(value, dict) and name in value:
             return value[name]
@@ -97,10 +94,8 @@ class JsonPath:
 
 def _step(found: re.Match[str]) -> _Step:
     number = found["number"] or found["index"]
-    if number == EACH:
-        return _Step()
     if number is not None:
-        return _Step(index=int(number))
+        return _Step() if number == "*" else _Step(index=int(number))
     return _Step(name=found["name"] if found["name"] is not None else found["quoted"])
 
 
@@ -125,9 +120,8 @@ def problem_of(template: object, batch: int, as_text: bool) -> str | None:
     if len(found) != 1 or found[0].count(IMAGE) + found[0].count(IMAGES) != 1:
         return f"expected {IMAGE} or {IMAGES} once, got {len(found) or 'none'}"
     if found[0] not in (IMAGE, IMAGES) and (IMAGES in found[0] or not as_text):
-        return (
-            f"expected {IMAGES if IMAGES in found[0] else IMAGE} alone, as the whole of a text, got {found[0][:60]!r}"
-        )
+        place = IMAGES if IMAGES in found[0] else IMAGE
+        return f"expected {place} alone, as the whole of a text, got {found[0][:60]!r}"
     if batch > 1 and needs_one(template):
         return f"with batch: {batch}, expected {IMAGES}, or {IMAGE} within a list of one item, which is repeated"
     return None

@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dfme.cli.teacher_side import check_teacher, kind_problems
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.oracle.oracle import Ledger, Oracle
-from dfme.run.checks import teacher_problems
 from dfme.spec import ImageSpec
 from teachers.build import make_teacher
+
+pytestmark = pytest.mark.integration
 
 CPU = torch.device("cpu")
 SHAPE = (3, 8, 8)
@@ -219,10 +221,10 @@ def test_nothing_of_a_pt2_is_loaded_without_trust(tmp_path: Path) -> None:
     for options in ({}, {"trust": False}):
         with pytest.raises(UserError, match=r"--teacher\.trust: expected true, since loading .* runs code"):
             make_teacher(config, {"program": str(harmful), **options}, CPU)
-        (problem,) = teacher_problems(config, {"program": str(harmful), **options})
-        assert problem.key == "teacher.trust"
+        with pytest.raises(UserError, match=r"^--teacher\.trust: expected true"):
+            check_teacher(config, {"program": str(harmful), **options})
     assert not (tmp_path / "trace").exists()
-    assert list(teacher_problems(config, {"program": str(path), "trust": True})) == []
+    check_teacher(config, {"program": str(path), "trust": True})
 
 
 # --- TorchScript -------------------------------------------------------------------------------------------
@@ -261,7 +263,7 @@ def test_torchscript_in_half_precision(tmp_path: Path) -> None:
 
 def test_what_loads_a_program_checks_its_path_without_torch(tmp_path: Path) -> None:
     for kind in ("pt2", "torchscript"):
-        found = list(teacher_problems(TeacherConfig(kind=kind), {"program": str(tmp_path), "trust": True}))
+        found = list(kind_problems(kind, {"program": str(tmp_path), "trust": True}))
         assert [(problem.key, problem.text) for problem in found] == [
             ("teacher.program", f"expected a file, but {str(tmp_path)!r} is a directory")
         ]

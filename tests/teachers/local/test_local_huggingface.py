@@ -14,13 +14,15 @@ import pytest
 import torch
 from torch import nn
 
+from dfme.cli.teacher_side import kind_problems
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from dfme.run.checks import teacher_problems
 from dfme.spec import ImageSpec
 from teachers.build import make_teacher
 
 transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.integration
 
 CPU = torch.device("cpu")
 UNIT = {"do_resize": False, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
@@ -247,10 +249,10 @@ def test_a_missing_folder_is_seen_without_torch(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     cases = {"modl": "does not exist; did you mean model?", "other": "does not exist; save one with the model's and"}
     for name, text in cases.items():
-        (problem,) = teacher_problems(TeacherConfig(kind="hf"), {"folder": str(tmp_path / name)})
+        (problem,) = kind_problems("hf", {"folder": str(tmp_path / name)})
         assert problem.key == "teacher.folder"
         assert text in problem.text
     (tmp_path / "file").write_text("")
-    (problem,) = teacher_problems(TeacherConfig(kind="hf"), {"folder": str(tmp_path / "file")})
+    (problem,) = kind_problems("hf", {"folder": str(tmp_path / "file")})
     assert problem.text.startswith("expected a directory, but ")
     assert problem.text.endswith("is a file")

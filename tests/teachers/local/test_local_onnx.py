@@ -20,6 +20,8 @@ from teachers.build import make_teacher
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+pytestmark = pytest.mark.integration
+
 CPU = torch.device("cpu")
 FLOAT, UINT8 = onnx.TensorProto.FLOAT, onnx.TensorProto.UINT8
 WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)

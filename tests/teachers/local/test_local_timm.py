@@ -14,14 +14,16 @@ import pytest
 import torch
 from torch import nn
 
+from dfme.cli.teacher_side import kind_problems
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from dfme.run.checks import teacher_problems
 from dfme.spec import ImageSpec
 from teachers.build import make_teacher
-from teachers.local.extras import import_extra
+from teachers.local.checks import import_extra
 
 timm = pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))  # it needs torchvision
+
+pytestmark = pytest.mark.integration
 
 CPU = torch.device("cpu")
 
@@ -218,6 +220,6 @@ def test_a_package_that_is_broken_is_said_to_be(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_missing_folder_is_seen_without_torch(tmp_path: Path) -> None:
-    (problem,) = teacher_problems(TeacherConfig(kind="timm"), {"folder": str(tmp_path / "none")})
+    (problem,) = kind_problems("timm", {"folder": str(tmp_path / "none")})
     assert problem.key == "teacher.folder"
     assert problem.text.endswith("does not exist; save one with timm.models.save_for_hf")

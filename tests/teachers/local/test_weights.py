@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 from collections import OrderedDict
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from tables import all_hold
 from torch import Tensor, nn
 
 from dfme.errors import UserError
@@ -52,15 +54,16 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-@pytest.mark.parametrize("form", PUBLISHED)
-def test_published_forms_give_the_plain_state_dict(tmp_path: Path, form: str, zipped: bool) -> None:
-    state = net().state_dict()
-    path = tmp_path / "teacher.pth"
-    torch.save(PUBLISHED[form](state), path, _use_new_zipfile_serialization=zipped)
-    found, card = read_weights(path)
-    assert_same(found, state)
-    assert card == Card()
+def test_published_forms_give_the_plain_state_dict(tmp_path: Path) -> None:
+    path, state = tmp_path / "teacher.pth", net().state_dict()
+
+    def holds(form: str, zipped: bool) -> None:
+        torch.save(PUBLISHED[form](state), path, _use_new_zipfile_serialization=zipped)
+        found, card = read_weights(path)
+        assert_same(found, state)
+        assert card == Card()
+
+    all_hold(holds, itertools.product(PUBLISHED, (True, False)))
 
 
 def test_saved_weights_come_back_with_their_card(tmp_path: Path) -> None:
@@ -119,20 +122,23 @@ def test_unreadable_metadata_is_named(tmp_path: Path) -> None:
         read_weights(path)
 
 
-@pytest.mark.parametrize("form", ["zip", "legacy", "pickle2", "pickle5", "bare"])
-def test_a_pickle_that_runs_code_is_refused_unrun_and_named(tmp_path: Path, form: str) -> None:
+def test_a_pickle_that_runs_code_is_refused_unrun_and_named(tmp_path: Path) -> None:
     path, target = tmp_path / "evil.pt", tmp_path / "EVIL"
     payload = {"state_dict": net().state_dict(), "extra": Evil(target)}
-    if form in ("zip", "legacy"):
-        torch.save(payload, path, _use_new_zipfile_serialization=form == "zip")
-    elif form == "bare":
-        path.write_bytes(pickle.dumps(Evil(target)))
-    else:
-        path.write_bytes(pickle.dumps(payload, protocol=int(form[-1])))
-    with pytest.raises(UserError, match=r"(posix|nt)\.mkdir") as error:
-        read_weights(path)
-    assert "\n" not in str(error.value)
-    assert not target.exists()
+
+    def holds(form: str) -> None:
+        if form in ("zip", "legacy"):
+            torch.save(payload, path, _use_new_zipfile_serialization=form == "zip")
+        elif form == "bare":
+            path.write_bytes(pickle.dumps(Evil(target)))
+        else:
+            path.write_bytes(pickle.dumps(payload, protocol=int(form[-1])))
+        with pytest.raises(UserError, match=r"(posix|nt)\.mkdir") as error:
+            read_weights(path)
+        assert "\n" not in str(error.value)
+        assert not target.exists()
+
+    all_hold(holds, ((form,) for form in ("zip", "legacy", "pickle2", "pickle5", "bare")))
     pickle.loads(pickle.dumps(Evil(target)))
     assert target.exists(), "the trap itself must work"
 
@@ -184,19 +190,20 @@ NO_WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-@pytest.mark.parametrize("case", NO_WEIGHTS)
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_no_weights_is_told_in_one_line(tmp_path: Path, case: str, suffix: str) -> None:
-    make, message = NO_WEIGHTS[case]
-    path = tmp_path / f"teacher{suffix}"
-    path.write_bytes(make(tmp_path))
-    if suffix == ".safetensors":
-        message += "|no safetensors"
-    with pytest.raises(UserError, match=message) as error:
-        read_weights(path)
-    assert "\n" not in str(error.value)
-    assert str(path) in str(error.value)
+def test_what_is_no_weights_is_told_in_one_line(tmp_path: Path) -> None:
+    def holds(case: str, suffix: str) -> None:
+        make, message = NO_WEIGHTS[case]
+        path = tmp_path / f"teacher{suffix}"
+        path.write_bytes(make(tmp_path))
+        if suffix == ".safetensors":
+            message += "|no safetensors"
+        with pytest.raises(UserError, match=message) as error:
+            read_weights(path)
+        assert "\n" not in str(error.value)
+        assert str(path) in str(error.value)
+
+    all_hold(holds, itertools.product(NO_WEIGHTS, (".pt", ".safetensors")))
 
 
 def test_missing_file_and_directory(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
+from dfme.benchmarks.gradients.arithmetic import arithmetic
+from dfme.benchmarks.gradients.options import require_local
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.run.job import PROJECT
@@ -50,7 +54,9 @@ def test_gradients_go_through_the_normalisation():
 
 def test_arithmetic_that_is_asked_for_holds_inside_and_nowhere_else(images):
     box = open_white_box(TeacherConfig(), OPTIONS, CPU)
-    exact, coarse = (box.as_seen(None, LabelMode("logits"), kind)(images) for kind in ("ieee", "bf16"))
+    exact, coarse = (
+        box.as_seen(None, LabelMode("logits"), partial(arithmetic, kind, CPU))(images) for kind in ("ieee", "bf16")
+    )
     difference = (exact - coarse).abs().max()
     assert 1e-4 < difference < 1.0
     assert coarse.dtype == torch.float32
@@ -61,4 +67,4 @@ def test_arithmetic_that_is_asked_for_holds_inside_and_nowhere_else(images):
 @pytest.mark.parametrize("kind", ["my_module:MyTeacher", "v2"])
 def test_only_a_network_on_this_machine_has_gradients(kind):
     with pytest.raises(UserError, match=rf"--teacher {kind}: expected a network on this machine .*run.py check"):
-        open_white_box(TeacherConfig(kind=kind), {}, CPU)
+        require_local(kind)

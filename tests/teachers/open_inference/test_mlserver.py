@@ -31,7 +31,8 @@ from teachers.remote.options import V2Options
 MLSERVER = os.environ.get("DFME_MLSERVER") or shutil.which("mlserver")
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.integration,
+    pytest.mark.exhaustive,
     pytest.mark.skipif(MLSERVER is None, reason="no mlserver command; DFME_MLSERVER may name one"),
 ]
 

@@ -23,6 +23,8 @@ import tritonclient.http as triton
 
 from teachers.serve.server import Serving
 
+pytestmark = pytest.mark.integration
+
 
 def digits(label_mode: str | None = None) -> Teacher:
     options = {"checkpoint": str(PROJECT / "teachers" / "checkpoints" / "digits.safetensors")}

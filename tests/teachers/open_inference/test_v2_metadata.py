@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scripted_v2 import Script, reply, serving, tensor
+from protocols import V2, tensor
+from service import Service, http
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.open_inference.client import connect_v2
 from teachers.open_inference.layout import ImageLayout, find_layout
-from teachers.open_inference.metadata import read_model
-from teachers.remote.endpoint import Reply
 from teachers.remote.options import V2Options
 from teachers.remote.teacher import RemoteTeacher
 
@@ -32,10 +28,10 @@ ANNOUNCED = {
 }
 
 
-def connect(script: Script, config: dict[str, Any] | None = None, **options: Any) -> RemoteTeacher:
+def connect(script: V2, config: dict[str, Any] | None = None, **options: Any) -> RemoteTeacher:
     """A client of the script's model, which is asked for its metadata and nothing more."""
-    with serving(script):
-        made = connect_v2(V2Options(url=script.url, model="m", **options), TeacherConfig(**config or {}), CPU)
+    with Service(script) as service:
+        made = connect_v2(V2Options(url=service.url, model="m", **options), TeacherConfig(**config or {}), CPU)
         made.close()
     assert not script.asked
     return made
@@ -94,24 +90,26 @@ def test_a_layout_that_cannot_be_told_names_the_flag(
         find_layout(metadata, given, order)
 
 
+@pytest.mark.integration
 def test_what_our_own_server_announces_is_used() -> None:
-    script = Script(outputs=[tensor("y", "FP32", [-1, -1])], parameters=ANNOUNCED)
+    script = V2(outputs=[tensor("y", "FP32", [-1, -1])], parameters=ANNOUNCED)
     made = connect(script)
     assert made.spec == ImageSpec((1, 2, 2), (-1.0, 1.0), 16)
     assert (made.num_classes, made.max_batch, made.label_mode) == (3, 64, LabelMode("probabilities", decimals=4))
     assert made.device == CPU
     made = connect(script, {"bounds": (0.0, 2.0), "levels": 4, "max_batch": 7})
     assert (made.spec.bounds, made.spec.levels, made.max_batch) == ((0.0, 2.0), 4, 7)
-    made = connect(Script(parameters={**ANNOUNCED, "label_mode": "label"}, outputs=[tensor("y", "INT64", [-1])]))
+    made = connect(V2(parameters={**ANNOUNCED, "label_mode": "label"}, outputs=[tensor("y", "INT64", [-1])]))
     assert (made.label_mode, made.num_classes) == (LabelMode("label"), 3)
-    made = connect(Script(parameters=ANNOUNCED), classification=2)
+    made = connect(V2(parameters=ANNOUNCED), classification=2)
     assert made.label_mode == LabelMode("top_k", k=2, decimals=4)
     strange = {"label_mode": 3, "bounds": [0, "x"], "levels": "8", "layout": 7, "max_batch": True, "num_classes": -2}
-    made = connect(Script(parameters=strange))
+    made = connect(V2(parameters=strange))
     assert made.spec == ImageSpec((1, 2, 2))
     assert (made.num_classes, made.max_batch) == (3, None)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("config", "flag", "shape", "limit"),
     [
@@ -128,9 +126,10 @@ def test_what_our_own_server_announces_is_used() -> None:
 def test_the_smallest_batch_limit_holds(
     config: dict[str, Any] | None, flag: int | None, shape: list[int], limit: int | None
 ) -> None:
-    assert connect(Script(inputs=[tensor("x", "FP32", shape)], config=config), {"max_batch": flag}).max_batch == limit
+    assert connect(V2(inputs=[tensor("x", "FP32", shape)], config=config), {"max_batch": flag}).max_batch == limit
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("output", "config", "classes", "mode"),
     [
@@ -151,12 +150,13 @@ def test_the_smallest_batch_limit_holds(
 def test_classes_and_label_mode_follow_from_the_output(
     output: tuple[str, list[int]], config: dict[str, Any], classes: int, mode: str
 ) -> None:
-    made = connect(Script(outputs=[tensor("y", *output)]), config)
+    made = connect(V2(outputs=[tensor("y", *output)]), config)
     assert (made.num_classes, str(made.label_mode)) == (classes, mode)
 
 
+@pytest.mark.integration
 def test_a_server_without_metadata_of_tensors_is_asked_by_flags() -> None:
-    script = Script(inputs=[], outputs=[])
+    script = V2(inputs=[], outputs=[])
     config = {"shape": (1, 2, 2), "num_classes": 3}
     assert connect(script, config, input="x", layout="nchw").spec.shape == (1, 2, 2)
     with pytest.raises(UserError, match=r"--teacher\.input: .*name no inputs"):
@@ -170,46 +170,47 @@ def test_a_server_without_metadata_of_tensors_is_asked_by_flags() -> None:
 TWO = [tensor("image", "FP32", [-1, 1, 2, 2]), tensor("mask", "FP32", [-1, 1, 2, 2])]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("script", "config", "options", "words"),
     [
-        (Script(inputs=TWO), {}, {}, r"--teacher\.input: .*several inputs.*: image, mask"),
-        (Script(inputs=TWO), {}, {"input": "imgae"}, r"--teacher\.input: .*got 'imgae'; did you mean image\?"),
-        (Script(outputs=TWO), {}, {}, r"--teacher\.output: .*several outputs.*: image, mask"),
-        (Script(outputs=TWO), {}, {"output": "maks"}, r"--teacher\.output: .*did you mean mask\?"),
-        (Script(outputs=[tensor("y", "FP32", [-1, 4, 4])]), {}, {}, r"--teacher\.output: .*\[-1, 4, 4\]"),
-        (Script(), {"num_classes": 4}, {}, r"--teacher\.num-classes: expected 3 .*, got 4"),
-        (Script(parameters=ANNOUNCED), {"num_classes": 4}, {}, r"--teacher\.num-classes: expected 3 .*, got 4"),
-        (Script(outputs=[tensor("y", "INT64", [-1])]), {}, {}, r"--teacher\.num-classes: give it"),
-        (Script(), {"shape": (3, 2, 2)}, {}, r"--teacher\.shape"),
-        (Script(inputs=[tensor("x", "BYTES", [-1, 1, 2, 2])]), {}, {}, r"--teacher\.input: .*'BYTES'"),
-        (Script(inputs=[tensor("x", "UINT8", [-1, 1, 2, 2])]), {"levels": 16}, {}, r"--teacher\.levels: .*256.*got 16"),
-        (Script(extensions=[]), {}, {"classification": 1}, r"--teacher\.classification: .*does not have"),
-        (Script(), {}, {"classification": 4}, r"--teacher\.classification: .*from 1 to 3.*got 4"),
-        (Script(), {}, {"classification": -1}, r"--teacher\.classification: .*got -1"),
+        (V2(inputs=TWO), {}, {}, r"--teacher\.input: .*several inputs.*: image, mask"),
+        (V2(inputs=TWO), {}, {"input": "imgae"}, r"--teacher\.input: .*got 'imgae'; did you mean image\?"),
+        (V2(outputs=TWO), {}, {}, r"--teacher\.output: .*several outputs.*: image, mask"),
+        (V2(outputs=TWO), {}, {"output": "maks"}, r"--teacher\.output: .*did you mean mask\?"),
+        (V2(outputs=[tensor("y", "FP32", [-1, 4, 4])]), {}, {}, r"--teacher\.output: .*\[-1, 4, 4\]"),
+        (V2(), {"num_classes": 4}, {}, r"--teacher\.num-classes: expected 3 .*, got 4"),
+        (V2(parameters=ANNOUNCED), {"num_classes": 4}, {}, r"--teacher\.num-classes: expected 3 .*, got 4"),
+        (V2(outputs=[tensor("y", "INT64", [-1])]), {}, {}, r"--teacher\.num-classes: give it"),
+        (V2(), {"shape": (3, 2, 2)}, {}, r"--teacher\.shape"),
+        (V2(inputs=[tensor("x", "BYTES", [-1, 1, 2, 2])]), {}, {}, r"--teacher\.input: .*'BYTES'"),
+        (V2(inputs=[tensor("x", "UINT8", [-1, 1, 2, 2])]), {"levels": 16}, {}, r"--teacher\.levels: .*256.*got 16"),
+        (V2(extensions=[]), {}, {"classification": 1}, r"--teacher\.classification: .*does not have"),
+        (V2(), {}, {"classification": 4}, r"--teacher\.classification: .*from 1 to 3.*got 4"),
+        (V2(), {}, {"classification": -1}, r"--teacher\.classification: .*got -1"),
         (
-            Script(parameters={"label_mode": "top_k:2"}),
+            V2(parameters={"label_mode": "top_k:2"}),
             {},
             {"classification": 3},
             r"--teacher\.classification: .*from 1 to 2",
         ),
         (
-            Script(parameters={"label_mode": "logits"}),
+            V2(parameters={"label_mode": "logits"}),
             {},
             {"classification": 1},
             r"--teacher\.classification: .*got one that reveals logits",
         ),
-        (Script(inputs={"x": 1}), {}, {}, "expected inputs as a list"),  # type: ignore[arg-type]
-        (Script(outputs=[{"name": "y"}]), {}, {}, "expected outputs with names and datatypes"),
-        (Script(replies={"/v2/models/m": reply({"error": "unknown model"}, 404)}), {}, {}, "404.*unknown model"),
-        (Script(replies={"/v2/models/m": (200, {}, b"<html>")}), {}, {}, r"expected a JSON object, got 6 bytes"),
-        (Script(replies={"/v2/models/m/ready": (400, {}, b"")}), {}, {}, "/v2/models/m/ready.*400"),
-        (Script(replies={"/v2/health/ready": (503, {}, b"")}), {}, {}, "/v2/health/ready.*503"),
-        (Script(replies={"/v2": (200, {}, b"[]")}), {}, {}, "/v2: expected a JSON object"),
+        (V2(inputs={"x": 1}), {}, {}, "expected inputs as a list"),  # type: ignore[arg-type]
+        (V2(outputs=[{"name": "y"}]), {}, {}, "expected outputs with names and datatypes"),
+        (V2(pages={"/v2/models/m": http({"error": "unknown model"}, 404)}), {}, {}, "404.*unknown model"),
+        (V2(pages={"/v2/models/m": http(b"<html>")}), {}, {}, r"expected a JSON object, got 6 bytes"),
+        (V2(pages={"/v2/models/m/ready": http(b"", 400)}), {}, {}, "/v2/models/m/ready.*400"),
+        (V2(pages={"/v2/health/ready": http(b"", 503)}), {}, {}, "/v2/health/ready.*503"),
+        (V2(pages={"/v2": http(b"[]")}), {}, {}, "/v2: expected a JSON object"),
     ],
 )
 def test_what_is_missing_or_contradictory_is_said_in_a_line(
-    script: Script, config: dict[str, Any], options: dict[str, Any], words: str
+    script: V2, config: dict[str, Any], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UserError, match=words) as caught:
         connect(script, config, **options)
@@ -222,75 +223,9 @@ def test_a_host_that_is_not_this_machine_is_not_asked_without_consent() -> None:
         connect_v2(V2Options(url="http://192.0.2.1:8000", model="m"), TeacherConfig(), CPU)
 
 
+@pytest.mark.integration
 def test_an_input_or_output_beyond_all_measure_is_refused() -> None:
     with pytest.raises(UserError, match="at most 1,000,000, got 1,000,001"):
-        connect(Script(outputs=[tensor("y", "FP32", [-1, 1_000_001])]))
+        connect(V2(outputs=[tensor("y", "FP32", [-1, 1_000_001])]))
     with pytest.raises(UserError, match="images of at most"):
-        connect(Script(inputs=[tensor("x", "FP32", [-1, 3, 10**4, 10**4])]))
-
-
-class Documents:
-    """An endpoint whose documents a test makes up."""
-
-    url = "http://127.0.0.1:1"
-
-    def __init__(self, documents: dict[str, bytes]) -> None:
-        self._documents = documents
-
-    def get(self, path: str, most: int = 1_000_000) -> Reply:
-        return Reply(200, {}, self._documents.get(path, b""))
-
-
-SIZES = st.sampled_from([-1, 0, 1, 2, 3, 8, 10**9, 10**400]) | st.integers()
-LEAVES = st.none() | st.booleans() | SIZES | st.floats() | st.text(max_size=6)
-VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3), max_leaves=6)
-TENSORS = st.lists(
-    st.fixed_dictionaries(
-        {
-            "name": st.sampled_from(["x", "y", "a\nb"]) | VALUES,
-            "datatype": st.sampled_from(["FP32", "UINT8", "INT64", "BYTES"]) | VALUES,
-            "shape": st.lists(SIZES, max_size=5) | VALUES,
-        }
-    ),
-    max_size=2,
-)
-PARAMETERS = st.fixed_dictionaries(
-    {},
-    optional={
-        "label_mode": st.sampled_from(["label", "top_k:2", "top_k:0", "top_k:" + "9" * 5000, "probabilities:²"])
-        | VALUES,
-        "bounds": st.lists(SIZES | st.floats(), min_size=2, max_size=2) | VALUES,
-        **dict.fromkeys(("levels", "layout", "max_batch", "num_classes"), VALUES),
-    },
-)
-METADATA = st.fixed_dictionaries({"inputs": TENSORS | VALUES, "outputs": TENSORS | VALUES}) | st.fixed_dictionaries(
-    {
-        "inputs": st.just([tensor("x", "FP32", [-1, 1, 2, 2])]),
-        "outputs": st.just([tensor("y", "FP32", [-1, 3])]),
-        "parameters": PARAMETERS | VALUES,
-    }
-)
-
-
-@settings(max_examples=400, deadline=None)
-@given(METADATA | VALUES, VALUES, VALUES, st.sampled_from([0, 2]))
-def test_fuzzed_metadata_are_a_line_for_the_user_or_a_model(metadata: Any, server: Any, triton: Any, k: int) -> None:
-    documents = {
-        "/v2/models/m": metadata,
-        "/v2": {"extensions": server} if k else {"extensions": ["classification"]},
-        "/v2/models/m/config": {"max_batch_size": triton},
-    }
-    endpoint = Documents({path: json.dumps(document).encode() for path, document in documents.items()})
-    options = V2Options(url=endpoint.url, model="m", classification=k)
-    model, problem = None, ""
-    try:
-        model = read_model(endpoint, options, TeacherConfig())  # type: ignore[arg-type]
-    except UserError as error:
-        problem = str(error)
-    assert "\n" not in problem
-    assert len(problem) < 500
-    assert problem or model is not None
-    if model is not None:
-        assert model.spec.numel > 0
-        assert model.num_classes > 1
-        assert model.max_batch is None or model.max_batch > 0
+        connect(V2(inputs=[tensor("x", "FP32", [-1, 3, 10**4, 10**4])]))

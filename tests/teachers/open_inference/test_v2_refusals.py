@@ -10,10 +10,11 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from clients import GREY, v2_teacher
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_v2 import Answer, Asked, Script, answer, reply, scores
-from test_v2_client import GREY, teacher
+from protocols import V2, Asked, answer, scores
+from service import http
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unusable
@@ -21,8 +22,7 @@ from dfme.spec import ImageSpec, LabelMode
 from teachers.open_inference.answers import batch_limit
 from teachers.open_inference.client import V2Adapter
 from teachers.open_inference.layout import find_layout
-from teachers.open_inference.metadata import V2Model
-from teachers.open_inference.output import TensorFacts
+from teachers.open_inference.metadata import TensorMetadata, V2Model
 from teachers.open_inference.requests import RequestWriter
 from teachers.remote.endpoint import Reply
 
@@ -52,9 +52,10 @@ def test_a_limit_is_found_in_the_words_of_a_refusal(text: bytes, limit: int | bo
     assert type(found) is type(limit)
 
 
+@pytest.mark.integration
 def test_a_batch_that_is_refused_for_its_size_says_the_limit() -> None:
-    script = Script(infer=lambda asked: reply({"error": "inference request batch-size must be <= 1 for 'm'"}, 400))
-    with teacher(script) as made:
+    script = V2(infer=lambda asked: http({"error": "inference request batch-size must be <= 1 for 'm'"}, 400))
+    with v2_teacher(script) as made:
         with pytest.raises(BatchTooLarge, match="must be <= 1") as caught:
             made(GREY)
         assert caught.value.limit == 1
@@ -63,35 +64,37 @@ def test_a_batch_that_is_refused_for_its_size_says_the_limit() -> None:
     assert [asked.binary for asked in script.asked] == [True, True]
 
 
-def refusing_binary(status: int) -> Script:
+def refusing_binary(status: int) -> V2:
     """A server that announces binary tensors and cannot read them."""
 
-    def infer(asked: Asked) -> Answer:
-        return reply({"error": "cannot parse"}, status) if asked.binary else answer(asked, scores(asked.pixels))
+    def infer(asked: Asked) -> bytes:
+        return http({"error": "cannot parse"}, status) if asked.binary else answer(asked, scores(asked.pixels))
 
-    return Script(infer=infer)
+    return V2(infer=infer)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("status", [400, 415, 422])
 def test_a_server_that_cannot_read_binary_is_asked_in_json(status: int) -> None:
     script = refusing_binary(status)
-    with teacher(script) as made:
+    with v2_teacher(script) as made:
         with pytest.raises(Refused, match="from here on in JSON") as caught:
             made.ask(GREY, "k")
         assert caught.value.retry
         assert caught.value.reason == str(status)
         assert np.array_equal(made.ask(GREY, "k").numpy(), scores(GREY.numpy()))
-        script.infer = lambda asked: reply({"error": "no"}, status)
+        script.infer = lambda asked: http({"error": "no"}, status)
         with pytest.raises(Refused) as caught:
             made(GREY)
         assert not caught.value.retry
     assert [asked.binary for asked in script.asked] == [True, False, False]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("encoding", "status"), [("binary", 400), ("auto", 403)])
 def test_no_other_refusal_changes_the_encoding(encoding: str, status: int) -> None:
     script = refusing_binary(status)
-    with teacher(script, encoding=encoding) as made:
+    with v2_teacher(script, encoding=encoding) as made:
         for _ in range(2):
             with pytest.raises(Refused) as caught:
                 made(GREY)
@@ -99,21 +102,23 @@ def test_no_other_refusal_changes_the_encoding(encoding: str, status: int) -> No
     assert [asked.binary for asked in script.asked] == [True, True]
 
 
+@pytest.mark.integration
 def test_an_encoding_that_has_worked_is_kept() -> None:
-    script = Script()
-    with teacher(script) as made:
+    script = V2()
+    with v2_teacher(script) as made:
         made(GREY)
-        script.infer = lambda asked: reply({"error": "pixels out of range"}, 400)
+        script.infer = lambda asked: http({"error": "pixels out of range"}, 400)
         with pytest.raises(Refused, match="pixels out of range") as caught:
             made(GREY)
         assert not caught.value.retry
     assert [asked.binary for asked in script.asked] == [True, True]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("extensions", [[], ["model_repository"], None])
 def test_a_server_that_announces_nothing_is_asked_in_json(extensions: list[str] | None) -> None:
-    script = Script(extensions=extensions)  # type: ignore[arg-type]
-    with teacher(script) as made:
+    script = V2(extensions=extensions)  # type: ignore[arg-type]
+    with v2_teacher(script) as made:
         made(GREY)
     assert [asked.binary for asked in script.asked] == [False]
 
@@ -122,8 +127,8 @@ MODEL = V2Model(
     name="m",
     version=None,
     path="/v2/models/m",
-    input=TensorFacts("x", "FP32", (-1, 1, 2, 2)),
-    output=TensorFacts("y", "FP32", (-1, 3)),
+    input=TensorMetadata("x", "FP32", (-1, 1, 2, 2)),
+    output=TensorMetadata("y", "FP32", (-1, 3)),
     layout=find_layout((-1, 1, 2, 2), None, None),
     spec=ImageSpec((1, 2, 2)),
     num_classes=3,
@@ -153,6 +158,7 @@ OUTPUTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(MODELS), st.binary(max_size=200) | st.lists(OUTPUTS, max_size=2), st.none() | st.text())
 def test_a_fuzzed_answer_is_unusable_or_in_form(model: V2Model, said: bytes | list[object], length: str | None) -> None:

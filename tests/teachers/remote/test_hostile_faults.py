@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from faults import HARMLESS, REFUSALS, UNANSWERED, UNUSABLE
 from hostile import INFER, Hostile
-from hostile_faults import HARMLESS, REFUSALS, UNANSWERED, UNUSABLE
-from hostile_v2 import CLASSES, SHAPE, Query, packed, truth
 from http_runs import mostly, no_waiting
+from protocols import CLASSES, SHAPE, Asked, truth
 from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
@@ -22,6 +22,8 @@ from dfme.errors import TeacherError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from teachers.build import make_teacher
+
+pytestmark = pytest.mark.integration
 
 IMAGES = 5
 SLOW = ("silent", "dripping", "dripping_head", "hints")
@@ -60,7 +62,7 @@ def asked_truly(oracle: Oracle, seed: int = 0) -> None:
 def test_the_server_itself_tells_the_truth(binary: bool) -> None:
     """Asked by the standard library's client, over one connection."""
     asked = images().numpy()
-    tensor: dict[str, object] = {"name": "image", "datatype": "FP32", "shape": list(asked.shape)}
+    tensor: dict[str, object] = {"name": "x", "datatype": "FP32", "shape": list(asked.shape)}
     raw = asked.tobytes() if binary else b""
     tensor |= {"parameters": {"binary_data_size": len(raw)}} if binary else {"data": asked.ravel().tolist()}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": binary}}).encode()
@@ -136,7 +138,7 @@ def test_what_follows_an_answer_is_never_taken_for_the_answer_to_the_next_questi
     fault: str, encoding: str, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not named:  # nothing in an answer says which question it belongs to
-        monkeypatch.setattr(Query, "answer", property(lambda query: packed(truth(query.images), query.binary)))
+        monkeypatch.setattr(Asked, "id", None)
     with Hostile({2: fault, 5: fault}) as server, oracle_on(server, encoding=encoding) as oracle:
         for seed in range(6):
             asked_truly(oracle, seed)
@@ -161,7 +163,7 @@ def test_another_host_is_never_asked_whatever_a_redirect_says(host: str) -> None
             with pytest.raises(TeacherError, match="redirect"):
                 oracle(images())
             assert (server.questions, server.images, oracle.ledger.spent) == (1, 0, 0)
-        assert other.requests == 0
+        assert other.requests == []
 
 
 def test_a_redirect_to_itself_comes_to_an_end() -> None:

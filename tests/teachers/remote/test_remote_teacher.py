@@ -10,8 +10,9 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from clients import endpoint
+from service import Service, http
 from torch import Tensor
-from wayward import Wayward, answer, endpoint
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unanswered
@@ -19,6 +20,8 @@ from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher
 from teachers.remote.endpoint import Reply
 from teachers.remote.options import ServiceOptions
 from teachers.remote.teacher import Query, RemoteTeacher, answered_mode, request_policy_of
+
+pytestmark = pytest.mark.integration
 
 SPEC = ImageSpec((1, 2, 2))
 
@@ -40,20 +43,20 @@ class Sums:
         return int(words[2]) if words[:2] == [b"at", b"most"] else None if words == [b"too", b"many"] else False
 
 
-def sums(request, _):
+def sums(request):
     images = np.frombuffer(request.body, np.float32).reshape(int(request.headers["x-images"]), 4)
-    return answer(np.stack([images.sum(1), -images.sum(1)], 1).astype(np.float32).tobytes())
+    return http(np.stack([images.sum(1), -images.sum(1)], 1).astype(np.float32).tobytes())
 
 
 @contextmanager
-def teacher(server: Wayward) -> Iterator[RemoteTeacher]:
+def teacher(server: Service) -> Iterator[RemoteTeacher]:
     with endpoint(server.url) as service:
         yield RemoteTeacher(service, Sums(), SPEC, 2, LabelMode("logits"), 64, RequestPolicy())
 
 
 def test_it_is_a_teacher_that_asks_the_service():
     x_BCHW = torch.arange(12.0).view(3, 1, 2, 2)
-    with Wayward(sums) as server, teacher(server) as remote:
+    with Service(sums) as server, teacher(server) as remote:
         assert isinstance(remote, Teacher)
         assert remote(x_BCHW).tolist() == [[6, -6], [22, -22], [38, -38]]
         assert remote.ask(x_BCHW[:1], "key-1").tolist() == [[6, -6]]
@@ -67,7 +70,7 @@ def test_it_is_a_teacher_that_asks_the_service():
 
 
 def test_answers_from_many_threads_belong_to_their_questions():
-    with Wayward(sums) as server, teacher(server) as remote, ThreadPoolExecutor(4) as threads:
+    with Service(sums) as server, teacher(server) as remote, ThreadPoolExecutor(4) as threads:
         questions = [torch.full((2, 1, 2, 2), float(i)) for i in range(40)]
         answers = list(threads.map(lambda i: remote.ask(questions[i], str(i)), range(40)))
     assert [a_BK[0, 0].item() for a_BK in answers] == [4.0 * i for i in range(40)]
@@ -79,7 +82,7 @@ def test_answers_from_many_threads_belong_to_their_questions():
     [("at most 8", 9, 8), ("at most 1", 2, 1), ("too many", 9, None)],
 )
 def test_a_refusal_for_size_names_the_limit(status, said, batch, limit):
-    server = Wayward(answer(said.encode(), f"{status} No"))
+    server = Service(http(said.encode(), f"{status} No"))
     with server, teacher(server) as remote, pytest.raises(BatchTooLarge, match=said) as refusal:
         remote(torch.zeros(batch, 1, 2, 2))
     assert refusal.value.limit == limit
@@ -92,7 +95,7 @@ def test_a_refusal_for_size_names_the_limit(status, said, batch, limit):
 )  # fmt: skip
 def test_any_other_refusal_stays_what_it_is(status, said, batch):
     """Also one for size that no smaller batch could heal: a limit that was kept, a lone image."""
-    server = Wayward(answer(said.encode(), f"{status} No"))
+    server = Service(http(said.encode(), f"{status} No"))
     with server, teacher(server) as remote, pytest.raises(Refused) as refusal:
         remote(torch.zeros(batch, 1, 2, 2))
     assert not isinstance(refusal.value, BatchTooLarge)
@@ -100,7 +103,7 @@ def test_any_other_refusal_stays_what_it_is(status, said, batch):
 
 
 def test_other_outcomes_pass():
-    with Wayward(answer(b"", "500 Oops")) as server, teacher(server) as remote, pytest.raises(Unanswered):
+    with Service(http(b"", "500 Oops")) as server, teacher(server) as remote, pytest.raises(Unanswered):
         remote(torch.zeros(1, 1, 2, 2))
 
 

@@ -26,6 +26,8 @@ pytest.importorskip("uvicorn")
 
 from teachers.serve.server import Server, Serving
 
+pytestmark = pytest.mark.integration
+
 SPEC = ImageSpec((1, 4, 4))
 INFER = "/v2/models/toy/infer"
 HEADER = "Inference-Header-Content-Length"

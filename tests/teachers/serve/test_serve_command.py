@@ -17,9 +17,9 @@ from toys import LinearTeacher
 
 from dfme.cli.main import main
 from dfme.cli.serve import default_name
-from dfme.config.commands import ServeConfig
 from dfme.config.settings import TeacherConfig
 from dfme.spec import ImageSpec
+from teachers.options import ServeConfig
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -36,6 +36,7 @@ def problem(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     return shown.err
 
 
+@pytest.mark.integration
 def test_it_says_what_is_where_and_counts_until_it_is_stopped(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     key = "only-in-the-environment"
@@ -73,6 +74,7 @@ def test_it_says_what_is_where_and_counts_until_it_is_stopped(tmp_path: Path) ->
     assert [end[1] for end in ends] == ["", ""]
 
 
+@pytest.mark.integration
 def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -1,0 +1,89 @@
+"""How an option is declared: its type with its range, and the mark of those that a beginner needs. No torch here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+
+from dfme.errors import UserError
+from dfme.spec import LabelMode
+
+T = TypeVar("T")
+
+CONFIG = ConfigDict(
+    extra="forbid",
+    use_attribute_docstrings=True,
+    allow_inf_nan=False,
+    coerce_numbers_to_str=True,
+    arbitrary_types_allowed=True,
+    defer_build=True,  # most models of a process are only read for their options
+)
+"""Of every model: the text below a field is its help."""
+
+BASIC = "basic"
+Basic = Annotated[T, BASIC]
+"""An option that ``--help`` shows; ``--help-all`` shows the others too."""
+
+
+class Expected(NamedTuple):
+    """What a message says was expected, where the type and its range do not say it well."""
+
+    words: str
+
+
+_SUBJECT = re.compile(r"^(arch|data set|label mode|image \w+|programs|pool of images): ")
+_UNITS = {"": 1, "k": 1_000, "m": 1_000_000}
+
+
+def problem_of(error: UserError) -> str:
+    """What an error says is wrong, less the subject that it begins with: the option's name stands there."""
+    return _SUBJECT.sub("", str(error))
+
+
+def accepted_by(check: Callable[[Any], object]) -> AfterValidator:
+    """The value as it came, if ``check`` raises no UserError at it."""
+
+    def validate(value: Any) -> Any:
+        try:
+            check(value)
+        except UserError as error:
+            raise ValueError(problem_of(error)) from None
+        return value
+
+    return AfterValidator(validate)
+
+
+def parse_count(value: int | str) -> int:
+    """A number of images: 300000, 300_000, 300k, 2M, 1e6, 1.5M.
+
+    Raises:
+        ValueError: if it is no whole number in one of these forms.
+    """
+    text = str(value).strip().replace("_", "")
+    unit = text[-1:].lower() if text[-1:].lower() in ("k", "m") else ""
+    try:
+        count = Decimal(text[: len(text) - len(unit)]) * _UNITS[unit]
+        if count.is_finite() and abs(count) < 2**63 and count == count.to_integral_value():
+            return int(count)
+    except InvalidOperation:
+        pass
+    raise ValueError(f"expected a number of images such as 300000, 300k or 2M, got {value!r}")
+
+
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Images = Annotated[int, BeforeValidator(parse_count), Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63), Expected("a whole number from 0 to below 2^63")]
+Classes = Annotated[int, Field(ge=2), Expected("at least 2 (a binary model with one output has 2)")]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(ge=0.001)]
+Share = Annotated[float, Field(ge=0, le=1)]
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+ShareAboveZero = Annotated[float, Field(gt=0, le=1)]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), Expected("auto, cpu, cuda or cuda:N")]
+LabelModeText = Annotated[str, accepted_by(LabelMode.parse)]

@@ -1,0 +1,166 @@
+"""Labelled images, the names of data sets, and the embedded ones against arithmetic."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dfme.data import LabelledImages, check_dataset, load_dataset
+from dfme.data.shapes import OUTLINES, ShapesConfig, generate
+from dfme.errors import UserError
+
+# LabelledImages
+
+
+def test_batches_are_floats_from_zero_to_one() -> None:
+    pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1)
+    data = LabelledImages("x", pixels, torch.arange(3), ("a", "b", "c"))
+    assert data.batch(slice(1, 3)).flatten().tolist() == [pytest.approx(0.2), 1.0]
+    assert data.batch(torch.tensor([2, 0])).flatten().tolist() == [1.0, 0.0]
+    assert data.images.flatten().tolist() == [0, 51, 255]  # left as they were
+    assert data.batch(slice(0, 1)).dtype == torch.float32
+
+
+def test_a_subset_of_a_sorted_set_keeps_every_class() -> None:
+    labels = torch.arange(100) // 10
+    data = LabelledImages("x", labels.view(-1, 1, 1, 1).float() / 10, labels, tuple("0123456789"))
+    part = data.subset(20)
+    assert part.labels.bincount().tolist() == [2] * 10
+    torch.testing.assert_close(part.images.flatten() * 10, part.labels.float())
+    assert len(data.subset(0)) == len(data.subset(500)) == 100
+
+
+# names
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("cifar11", "unknown name 'cifar11'; did you mean cifar10"),
+        ("digit", "did you mean digits"),
+        ("here/nowhere", "no such folder or file"),
+        ("nowhere.npz", "no such folder or file"),
+    ],
+)
+def test_unknown_names_are_refused(name: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        check_dataset(name)
+    with pytest.raises(UserError, match=says):
+        load_dataset(name, "test")
+
+
+@pytest.mark.integration
+def test_names_are_checked_without_torch() -> None:
+    code = (
+        "import sys; from dfme.data import check_dataset; from dfme.errors import UserError\n"
+        "check_dataset('digits'); check_dataset('cifar10')\n"
+        "try: check_dataset('cifar10', 'nowhere', download=False)\n"
+        "except UserError: print({'torch', 'torchvision', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_another_size_than_the_sets_own_is_refused() -> None:
+    with pytest.raises(UserError, match="digits: its images are 1x8x8, but 3x32x32 was asked for"):
+        load_dataset("digits", "test", shape=(3, 32, 32))
+
+
+# digits
+
+
+def test_digits_are_split_once_and_for_all() -> None:
+    train, test = load_dataset("digits", "train"), load_dataset("digits", "test", shape=(1, 8, 8))
+    assert (len(train), len(test)) == (1438, 359)
+    assert train.images.shape == (1438, 1, 8, 8)
+    assert test.labels.bincount().min() >= 35
+    values = torch.cat([train.images, test.images]).unique()
+    torch.testing.assert_close(values, torch.arange(17) / 16)
+    # The digit 0 has an empty middle and the digit 1 an inked one: labels belong to their images.
+    middle = train.images[:, 0, 3:5, 3:5].mean((1, 2))
+    assert middle[train.labels == 0].mean() < 0.2 < 0.6 < middle[train.labels == 1].mean()
+
+
+def test_digits_are_scikit_learns() -> None:
+    source = pytest.importorskip("sklearn.datasets").load_digits()
+    theirs = sorted((image.tobytes(), label) for image, label in zip(source.images, source.target, strict=True))
+    parts = [load_dataset("digits", "train"), load_dataset("digits", "test")]
+    ours = sorted(
+        (image.mul(16).double().numpy().tobytes(), label)
+        for part in parts
+        for image, label in zip(part.images, part.labels.tolist(), strict=True)
+    )
+    assert ours == theirs
+
+
+# shapes
+
+
+@pytest.mark.parametrize(
+    ("name", "area"),
+    [
+        ("disc", 0.64 * math.pi),
+        ("ring", (1 - 0.55**2) * math.pi),
+        ("square", 1.4**2),
+        ("triangle", 3 * math.sqrt(3) / 4),
+        ("bar", 0.44 * 2),
+        ("two dots", 2 * 0.16 * math.pi),
+    ],
+)
+def test_outlines_have_the_area_of_geometry(name: str, area: float) -> None:
+    side = (torch.arange(1000) + 0.5) / 1000 * 2.4 - 1.2
+    v, u = torch.meshgrid(side, side, indexing="ij")
+    assert OUTLINES[name](u, v).float().mean().item() * 2.4**2 == pytest.approx(area, rel=0.005)
+
+
+@pytest.mark.parametrize("shape", [(3, 12, 12), (1, 8, 8), (3, 16, 24), (1, 32, 20)])
+def test_shapes_come_in_any_size_from_a_seed(shape: tuple[int, int, int]) -> None:
+    first, again = (generate(ShapesConfig(shape=shape, count=50, seed=4)) for _ in range(2))
+    other = generate(ShapesConfig(shape=shape, count=50, seed=5))
+    assert first.images.shape == (50, *shape)
+    assert first.images.dtype == torch.uint8
+    assert first.labels.bincount().tolist() == [5] * 10
+    assert torch.equal(first.images, again.images)
+    assert torch.equal(first.labels, again.labels)
+    assert not torch.equal(first.images, other.images)
+
+
+def test_shapes_to_train_with_are_not_those_held_out() -> None:
+    train, test = load_dataset("shapes", "train"), load_dataset("shapes", "test", shape=(3, 12, 12))
+    assert (len(train), len(test)) == (20_000, 2_000)
+    seen = {image.numpy().tobytes() for image in train.images}
+    assert not any(image.numpy().tobytes() in seen for image in test.images)
+
+
+def test_shapes_differ_from_their_ground_by_the_contrast() -> None:
+    images = generate(ShapesConfig(shape=(3, 48, 48), count=300, contrast=0.4, noise=0)).batch(slice(None))
+    spread = (images.amax((2, 3)) - images.amin((2, 3))).amax(1)  # of the channel where it is largest
+    assert 0.4 - 1 / 255 <= spread.min() < 0.45
+    assert spread.max() > 0.9
+
+
+def test_noise_and_texture_have_the_size_they_say() -> None:
+    clean, noisy, wavy = (
+        generate(ShapesConfig(shape=(3, 24, 24), count=200, noise=noise, texture=texture)).batch(slice(None))
+        for noise, texture in ((0.0, 0.0), (0.05, 0.0), (0.0, 0.1))
+    )
+    middling = (clean > 0.3) & (clean < 0.7)  # where nothing is clipped
+    assert (noisy - clean)[middling].std().item() == pytest.approx(0.05, rel=0.03)
+    assert (wavy - clean).abs().max().item() == pytest.approx(0.1, abs=0.01)
+
+
+def test_unturned_bars_stand_upright() -> None:
+    data = generate(ShapesConfig(shape=(1, 32, 32), count=200, rotation=0, noise=0))
+    bars = data.batch(data.labels == data.class_names.index("bar"))[:, 0]
+    covered = (bars - bars[:, :1, :1]).abs() > 0.1  # the shape never reaches a corner
+    assert (covered.any(2).sum(1) > 3 * covered.any(1).sum(1)).all()
+
+
+@pytest.mark.parametrize("wrong", [{"shape": (2, 12, 12)}, {"shape": (3, 4, 12)}, {"contrast": 0.0}, {"count": 0}])
+def test_shapes_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UserError, match="shapes: "):
+        ShapesConfig(**wrong)  # type: ignore[arg-type]

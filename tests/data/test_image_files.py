@@ -1,0 +1,136 @@
+"""Data sets of one's own: folders of class folders, and .npz files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dfme.data import check_dataset, load_dataset
+from dfme.errors import UserError
+
+
+def _write_png(path: Path, colour: tuple[int, int, int] | int, size: tuple[int, int] = (8, 8)) -> None:
+    image = pytest.importorskip("PIL.Image").new("L" if isinstance(colour, int) else "RGB", size, colour)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path)
+
+
+def test_a_folder_of_class_folders_is_read_in_order(tmp_path: Path) -> None:
+    _write_png(tmp_path / "zebra" / "1.png", (255, 0, 0), size=(20, 10))
+    _write_png(tmp_path / "ant" / "2.JPG", 100)
+    _write_png(tmp_path / "ant" / "1.png", 40)
+    _write_png(tmp_path / ".hidden" / "1.png", 0)
+    (tmp_path / "ant" / "notes.txt").write_text("no image")
+    data = load_dataset(str(tmp_path), "test", shape=(3, 6, 4))
+    assert data.class_names == ("ant", "zebra")
+    assert data.labels.tolist() == [0, 0, 1]
+    assert data.images.shape == (3, 3, 6, 4)
+    assert data.images[2].amax((1, 2)).tolist() == [255, 0, 0]
+    assert data.images[0].unique().tolist() == [40]
+    grey = load_dataset(str(tmp_path), "test", shape=(1, 8, 8))
+    assert grey.images[2].unique().tolist() == [76]  # ITU-R 601 luma of pure red: 0.299 * 255
+    assert load_dataset(str(tmp_path), "test").shape == (1, 8, 8)  # of the first image
+
+
+def test_rows_and_columns_are_not_exchanged(tmp_path: Path) -> None:
+    pixels = np.arange(5 * 3, dtype=np.uint8).reshape(5, 3)  # 5 rows, 3 columns
+    (tmp_path / "a").mkdir()
+    pytest.importorskip("PIL.Image").fromarray(pixels).save(tmp_path / "a" / "1.png")
+    data = load_dataset(str(tmp_path), "test", shape=(1, 5, 3))
+    assert np.array_equal(data.images[0, 0].numpy(), pixels)
+
+
+def test_train_and_test_folders_share_their_class_numbers(tmp_path: Path) -> None:
+    for index, path in enumerate(("train/a", "train/b", "train/c", "test/c")):
+        _write_png(tmp_path / path / "1.png", index)
+    train, test = (load_dataset(str(tmp_path), split) for split in ("train", "test"))
+    assert train.labels.tolist() == [0, 1, 2]
+    assert test.labels.tolist() == [2]
+    assert test.images.unique().tolist() == [3]
+    assert train.class_names == test.class_names == ("a", "b", "c")
+
+
+def test_a_folder_that_is_not_split_cannot_be_trained_on(tmp_path: Path) -> None:
+    _write_png(tmp_path / "a" / "1.png", 1)
+    with pytest.raises(UserError, match="expected the folders train and test in it"):
+        load_dataset(str(tmp_path), "train")
+    np.savez(tmp_path / "x.npz", images=np.zeros((1, 8, 8), np.uint8), labels=np.array([0]))
+    with pytest.raises(UserError, match="train_images"):
+        load_dataset(str(tmp_path / "x.npz"), "train")
+
+
+def test_folders_that_hold_no_images_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="expected one folder of images"):
+        load_dataset(str(tmp_path), "test")
+    _write_png(tmp_path / "a" / "1.png", 1)
+    (tmp_path / "a" / "2.png").write_bytes((tmp_path / "a" / "1.png").read_bytes()[:40])
+    with pytest.raises(UserError, match=r"2\.png cannot be read as an image"):
+        load_dataset(str(tmp_path), "test")
+    (tmp_path / "a" / "2.png").write_text("<html>")
+    with pytest.raises(UserError, match=r"2\.png cannot be read as an image"):
+        load_dataset(str(tmp_path), "test", shape=(1, 8, 8))
+    with pytest.raises(UserError, match="1 or 3 channels, but images of 4"):
+        load_dataset(str(tmp_path), "test", shape=(4, 8, 8))
+
+
+@pytest.mark.parametrize(("size", "order"), [((2, 9, 7, 3), (0, 3, 1, 2)), ((2, 3, 9, 7), None), ((2, 9, 7), None)])
+def test_npz_files_are_read(tmp_path: Path, size: tuple[int, ...], order: tuple[int, ...] | None) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    np.savez(tmp_path / "x.npz", images=pixels, labels=np.array([4, 0]))
+    data = load_dataset(str(tmp_path / "x.npz"), "test")
+    assert np.array_equal(data.images.numpy().squeeze(), pixels.transpose(order) if order else pixels)
+    assert data.shape == ((3, 9, 7) if len(size) == 4 else (1, 9, 7))
+    assert data.labels.tolist() == [4, 0]
+    assert len(data.class_names) == 5
+
+
+def test_npz_files_may_hold_both_parts(tmp_path: Path) -> None:
+    black, grey = np.zeros((3, 8, 8), np.uint8), np.full((2, 8, 8), 0.5, np.float64)
+    arrays = {"train_images": black, "train_labels": np.arange(3), "test_images": grey, "test_labels": np.arange(2)}
+    np.savez(tmp_path / "x.npz", **arrays)
+    train, test = (load_dataset(str(tmp_path / "x.npz"), split) for split in ("train", "test"))
+    assert (len(train), len(test)) == (3, 2)
+    assert test.batch(slice(None)).unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"images": np.zeros((2, 8, 8), np.uint8)}, r"expected arrays images and labels .* got images$"),
+        (
+            {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.zeros(3, int)},
+            "expected 2 labels, whole numbers from 0",
+        ),
+        (
+            {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.array([-1, 0])},
+            "expected 2 labels, whole numbers from 0",
+        ),
+        ({"images": np.full((2, 8, 8), 2.0), "labels": np.zeros(2, int)}, "floating-point pixels within 0 and 1"),
+        ({"images": np.full((2, 8, 8), np.nan), "labels": np.zeros(2, int)}, "floating-point pixels within 0 and 1"),
+        ({"images": np.zeros((2, 64)), "labels": np.zeros(2, int)}, r"expected images \(N, H, W\)"),
+        (
+            {"images": np.array([{}, {}]), "labels": np.zeros(2, int)},
+            r"cannot be read as \.npz: images\.npy: holds Python objects",
+        ),
+    ],
+)
+def test_npz_files_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray], says: str) -> None:
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(UserError, match=says):
+        load_dataset(str(tmp_path / "x.npz"), "test")
+
+
+def test_a_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
+    for number, contents in enumerate((b"not a zip file", b"", b"PK\x03\x04 cut short")):
+        (tmp_path / f"{number}.npz").write_bytes(contents)
+        with pytest.raises(UserError, match=r"cannot be read as \.npz"):
+            load_dataset(str(tmp_path / f"{number}.npz"), "test")
+    with (tmp_path / "one.npz").open("wb") as file:
+        np.save(file, np.zeros(3))  # one array, no archive of them
+    with pytest.raises(UserError, match=r"cannot be read as \.npz"):
+        load_dataset(str(tmp_path / "one.npz"), "test")
+    (tmp_path / "x.txt").write_text("words")
+    with pytest.raises(UserError, match=r"expected a folder of class folders or an .npz file, got another file"):
+        check_dataset(str(tmp_path / "x.txt"))

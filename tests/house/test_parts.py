@@ -1,0 +1,145 @@
+"""What every part needs by the definition of done, and what the repository may hold."""
+
+from __future__ import annotations
+
+import configparser
+import importlib
+import re
+import subprocess
+import sys
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+
+from dfme.cli.main import VERBS, find
+from dfme.config.settings import EstimatorConfig
+from dfme.config.values import options_of
+from dfme.data import DATASETS, FROM_DISK
+from dfme.estimators import DIRECTIONS, FORMS, FiniteDifference
+from dfme.estimators.build import MAKERS
+from dfme.estimators.spaces import SPACES
+from dfme.methods import METHODS
+from dfme.nets import NETS, build_net
+from dfme.spec import LABEL_KINDS, LabelMode
+from dfme.students.losses import AUTO_LOSS, make_distance
+from teachers import KINDS
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILT_FOR = (3, 32, 32)
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# What every part needs
+
+
+def named(target: str) -> object:
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_has_all_that_the_definition_of_done_asks(method):
+    entry = METHODS[method]
+    implementation = named(entry.implementation)
+    module = sys.modules[entry.implementation.partition(":")[0]]
+    assert Path(str(module.__file__)).stem == method, "one file per method, of its name"
+    assert "ifferences from" in str(implementation.__doc__), "the docstring lists the differences from the paper"
+    assert implementation.label_modes
+    assert set(implementation.label_modes) <= set(LABEL_KINDS)
+    assert entry.config.__dataclass_params__.frozen
+    assert [option.key for option in options_of(entry.config) if not option.help] == []
+    recipes = [path.read_text(encoding="utf-8") for path in (ROOT / "configs").glob("*.yaml")]
+    assert any(re.search(rf"^  name: {method}\b", recipe, re.M) for recipe in recipes), "a recipe in configs/"
+    for page in ("README.md", "configs/README.md"):
+        assert f"`{method}`" in (ROOT / page).read_text(encoding="utf-8"), f"a row in {page}"
+
+
+@pytest.mark.parametrize("arch", NETS)
+def test_every_net_can_be_built(arch):
+    with torch.device("meta"):  # shapes only
+        net = build_net(arch, BUILT_FOR, 7).eval()
+        assert net(torch.empty(2, *BUILT_FOR)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("target", [*DATASETS.values(), FROM_DISK, *(kind.loader for kind in KINDS.values())])
+def test_every_loader_that_is_named_is_there(target):
+    assert callable(named(target))
+
+
+def test_every_estimator_and_loss_can_be_built():
+    options = get_type_hints(EstimatorConfig)
+    assert (set(get_args(options["direction"])), set(get_args(options["form"]))) == (set(DIRECTIONS), set(FORMS))
+    assert (set(get_args(options["kind"])), set(get_args(options["space"]))) == ({*MAKERS, "auto"}, set(SPACES))
+    for direction in DIRECTIONS:
+        for form in FORMS:
+            assert FiniteDifference(direction=direction, form=form).cost(1) >= 2
+    for kind in LABEL_KINDS:
+        loss = make_distance("auto", LabelMode(kind, k=1 if kind == "top_k" else None))
+        assert callable(loss)
+    assert set(AUTO_LOSS) == set(LABEL_KINDS)
+
+
+def test_every_command_has_its_line_of_help():
+    assert all(find(verb).SUMMARY for verb in VERBS)
+
+
+# What the repository holds
+
+
+@cache
+def kept_files() -> tuple[Path, ...]:
+    """Files that git tracks, or would: not what .gitignore names."""
+    words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("this is no git checkout")
+    return tuple(path for line in done.stdout.splitlines() if (path := ROOT / line).is_file())
+
+
+@pytest.mark.parametrize(
+    ("what", "pattern"),
+    [
+        ("an em-dash", "\u2014"),
+        ("a path of somebody's machine", r"(?<![\w.~/-])/(?:home|root|work|tmp|Users|mnt)/\w"),
+        ("the host of a package registry", r"pypi[.]org|pythonhosted[.]org|anaconda[.]org|download[.]pytorch[.]org"),
+    ],
+)
+def test_no_kept_text_holds(what, pattern):
+    expression = re.compile(pattern)
+    found = [
+        f"{name(path)}:{number}"
+        for path in kept_files()
+        if b"\0" not in (content := path.read_bytes()) and not path.name.endswith(".safetensors")
+        for number, line in enumerate(content.decode(errors="replace").splitlines(), start=1)
+        if expression.search(line)
+    ]
+    assert found == [], f"{what} in"
+
+
+def test_every_file_that_is_no_code_is_installed_too():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    assert setup["options"]["packages"] == "find_namespace:", "configs/ has no __init__.py"
+    packages = setup["options.packages.find"]["include"].split()
+    data = {package: globs.replace(",", " ").split() for package, globs in setup["options.package_data"].items()}
+    rooms = ("dfme", "teachers", "configs")
+    other = [path for path in kept_files() if name(path).split("/")[0] in rooms and path.suffix != ".py"]
+    assert len(other) > 10
+    assert [name(path) for path in other if not is_installed(path, data, packages)] == []
+
+
+def is_installed(path: Path, data: dict[str, list[str]], packages: list[str]) -> bool:
+    """Whether package data names the file, relative to a package that is found."""
+    for folder in path.relative_to(ROOT).parents:
+        package, inside = ".".join(folder.parts), path.relative_to(ROOT / folder).as_posix()
+        globs = [glob for glob in data.get(package, []) if glob.count("/") == inside.count("/")]
+        if any(fnmatch(package, each) for each in packages) and any(fnmatch(inside, glob) for glob in globs):
+            return True
+    return False

@@ -1,0 +1,210 @@
+"""Every method: what a step spends, changes, returns; and that its state is the whole of it."""
+
+import itertools
+import json
+import math
+from functools import partial
+
+import pytest
+import torch
+from tiers import exhaustive, exhaustive_rows
+from toys import LinearTeacher, make_method, make_parts
+
+from dfme.config.settings import QueriesConfig
+from dfme.estimators import Objective
+from dfme.methods import METHODS
+from dfme.methods.base import Components
+from dfme.queries import evolution
+from dfme.report.metrics import METRICS
+from dfme.run.loop import numbers
+from dfme.spec import ImageSpec
+
+SPEC = ImageSpec((1, 8, 8))
+MODES = {"logits": "logits", "probabilities": "probabilities", "label": "label", "top_k": "top_k:2"}
+
+
+def modes_of(name: str) -> list[str]:
+    return [MODES[kind] for kind in METHODS[name].load().label_modes if kind in MODES]
+
+
+def parts_for(name: str, teacher: LinearTeacher, budget: int, **options: object) -> Components:
+    """Parts with as many students as the method needs."""
+    return make_parts(teacher, budget, **{"count": METHODS[name].students, **options})
+
+
+EVERY = [(name, mode) for name in METHODS for mode in modes_of(name)]
+IN_TURN = [(name, modes_of(name)[number % len(modes_of(name))]) for number, name in enumerate(METHODS)]
+"""Every method once, and every mode: what the answers look like changes little of what a method keeps or tells."""
+THE_REST = exhaustive_rows(row for row in EVERY if row not in IN_TURN)
+
+
+@pytest.mark.parametrize(("name", "mode"), EVERY)
+def test_a_step_spends_its_cost_teaches_the_student_and_returns_known_metrics(name, mode):
+    teacher = LinearTeacher(SPEC, mode=mode)
+    parts = parts_for(name, teacher, 10_000, replay_steps=2)
+    method = make_method(name, parts)
+    before = {key: value.clone() for key, value in parts.students.delivered.state_dict().items()}
+    for step in (1, 2):
+        metrics = method.step()
+        assert teacher.images == parts.oracle.ledger.spent == step * method.cost
+    assert set(metrics) <= set(METRICS)
+    assert all(math.isfinite(value) for value in numbers(metrics).values())
+    assert any(not torch.equal(value, before[key]) for key, value in parts.students.delivered.state_dict().items())
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("images", [9, *exhaustive(1, 7, 8, 15)])
+def test_finish_spends_exactly_what_is_left(name, images):
+    teacher = LinearTeacher(SPEC)
+    method = make_method(name, parts_for(name, teacher, images))
+    method.finish(images)
+    assert teacher.images == images
+
+
+@pytest.mark.parametrize(("name", "mode"), [*IN_TURN, *THE_REST])
+def test_what_a_method_adds_to_the_summary_is_plain(name, mode):
+    method = make_method(name, parts_for(name, LinearTeacher(SPEC, mode=mode), 10_000))
+    for _ in range(2):
+        assert json.loads(json.dumps(method.facts, allow_nan=False)) == method.facts
+        method.step()
+
+
+# Of each of these one: which images are paid for, less what a method without a generator, or one student, cannot do.
+SOURCES = [{}, {"procedural": 0.5}, {"evolve": 0.5, "programs": ("noise", "leaves")}]
+GENERATORS = [{}, {"base": "procedural"}, {"generators": 3}, {"base": "procedural", "generators": 2}]
+CHOICES = [
+    {},
+    {"pool": 2},
+    {"pool": 3, "choose": "random", "balance": False},
+    {"pool": 2, "choose": "disagreement"},
+]
+
+
+def combinations():
+    """The method, its options, and whether more than one of them is not the default's."""
+    for name, entry in METHODS.items():
+        if "queries" not in entry.sections:
+            continue
+        generates = hasattr(entry.config(), "latent_size")
+        for source, generator, choice in itertools.product(SOURCES, GENERATORS, CHOICES):
+            if (generates or not ("procedural" in source or generator)) and (
+                entry.students > 1 or choice.get("choose") != "disagreement"
+            ):
+                yield name, {**source, **generator, **choice}, sum(map(bool, (source, generator, choice))) > 1
+
+
+@pytest.mark.parametrize("several", [False, *exhaustive(True)], ids=["one option", "several"])
+@pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if "queries" in entry.sections])
+def test_whatever_is_paid_for_a_step_spends_its_cost_and_the_rest_the_rest(name, several, monkeypatch):
+    monkeypatch.setattr(evolution, "READY", 4)
+    for queries in (options for method, options, more in combinations() if (method, more) == (name, several)):
+        teacher = LinearTeacher(SPEC)
+        parts = parts_for(name, teacher, 10_000, queries=QueriesConfig(**queries), replay_steps=1)
+        method = make_method(name, parts)
+        before = {key: value.clone() for key, value in parts.students.net.state_dict().items()}
+        for step in (1, 2):
+            metrics = method.step()
+            assert teacher.images == parts.oracle.ledger.spent == step * method.cost, queries
+        method.finish(5)
+        assert teacher.images == 2 * method.cost + 5, queries
+        assert len(method.recent[0]) == len(method.recent[1]) == 5, queries
+        assert all(math.isfinite(value) for value in numbers(metrics).values()), queries
+        after = parts.students.net.state_dict()
+        assert any(not torch.equal(value, after[key]) for key, value in before.items()), queries
+
+
+@pytest.mark.parametrize(("name", "mode"), [*IN_TURN, *THE_REST])
+def test_k_steps_a_round_trip_and_the_rest_are_n_steps_bit_for_bit(name, mode):
+    options = {"replay_steps": 2, "average": 0.9, "augment": "both"}
+    whole = parts_for(name, LinearTeacher(SPEC, mode=mode), 10_000, **options)
+    straight = make_method(name, whole)
+    parts = parts_for(name, LinearTeacher(SPEC, mode=mode), 10_000, **options)
+    first = make_method(name, parts)
+    for _ in range(3):
+        straight.step()
+        first.step()
+    other = parts_for(name, LinearTeacher(SPEC, mode=mode), 10_000, seed=99, **options)
+    second = make_method(name, other)
+    second.load_state_dict(first.state_dict())
+    other.trainer.load_state_dict(parts.students.state_dict())
+    other.streams.load_state_dict(parts.rng.state_dict())
+    for _ in range(2):
+        straight.step()
+        second.step()
+    for key, value in whole.trainer.delivered.state_dict().items():
+        assert torch.equal(value, other.trainer.delivered.state_dict()[key]), key
+
+
+def test_dfme_costs_what_the_paper_says():
+    method = make_method("dfme", make_parts(LinearTeacher(SPEC), 10_000), generator_steps=2, directions=3)
+    assert method.cost == 8 * (2 * (3 + 1) + 2)
+    central = make_method("dfme", make_parts(LinearTeacher(SPEC), 10_000), directions=3, form="central")
+    assert central.cost == 8 * (2 * 3 + 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "space"), [("dfme", 1e-2, "pre_squash"), ("dfme", 1e-2, "image"), ("maze", 0.3, "pre_squash")]
+)
+def test_the_generator_learns_to_disagree_with_the_student(name, lr, space):
+    """With the student held still, the generator's steps raise the true distance on fresh latents."""
+    teacher = LinearTeacher(SPEC, mode="logits")
+    parts = make_parts(teacher, 10**9)
+    method = make_method(name, parts, batch_size=64, generator_lr=lr, directions=20, space=space)
+    z = torch.randn(512, 8, generator=torch.Generator().manual_seed(5))
+
+    def disagreement() -> float:
+        with torch.no_grad():
+            parts.students.net.eval()
+            x = parts.generator.squash(parts.generator(z))
+            return parts.students.distance(parts.students.net(x), teacher.logits(x)).mean().item()
+
+    before = disagreement()
+    for _ in range(20):
+        method.generator_step(64)
+    assert disagreement() > 1.1 * before
+
+
+def test_the_upstream_gradient_is_the_averaged_true_gradient_on_average():
+    """What reaches gen_op, over many directions, is autograd's gradient of the mean objective."""
+    teacher = LinearTeacher(SPEC, mode="logits")
+    parts = make_parts(teacher, 10**9)
+    method = make_method("dfme", parts, directions=4_000, batch_size=4)
+    u = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    net = parts.students.net.eval()
+    x = parts.generator.squash(u)
+    target = teacher.logits(x)
+    objective = -(net(x) - (target - target.mean(1, keepdim=True))).abs().mean(1)
+    (truth,) = torch.autograd.grad(objective.mean(), u)
+    ask, value = partial(parts.oracle, purpose="generator"), partial(method.disagreement, parts.students.distance)
+    estimate = method.approximate_gradients(Objective(ask, value), u.detach(), parts.rng["directions"])
+    upstream = estimate.grad_BCHW / 4
+    cosine = torch.nn.functional.cosine_similarity(upstream.flatten(), truth.flatten(), dim=0)
+    scale = (upstream * truth).sum() / truth.square().sum()
+    assert cosine > 0.98
+    assert 0.9 < scale < 1.1
+
+
+def test_static_never_moves_its_generator():
+    parts = make_parts(LinearTeacher(SPEC), 10_000)
+    method = make_method("static", parts)
+    before = [parameter.clone() for parameter in parts.generator.parameters()]
+    for _ in range(3):
+        method.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, parts.generator.parameters(), strict=True))
+
+
+def test_held_out_batches_are_paid_for_but_not_trained_on():
+    import dataclasses
+
+    teacher = LinearTeacher(SPEC)
+    parts = make_parts(teacher, 10_000)
+    taken = []
+
+    def hold_out(images: torch.Tensor, answers: torch.Tensor) -> bool:
+        taken.append(images)
+        return len(taken) % 2 == 0
+
+    method = make_method("static", dataclasses.replace(parts, hold_out=hold_out), student_steps=4)
+    method.step()
+    assert teacher.images == 32
+    assert parts.students.steps == 2

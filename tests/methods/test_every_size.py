@@ -1,0 +1,157 @@
+"""Every size of image and every number of classes goes through a whole run of every method, with soft and hard labels.
+
+A run is a cell of the table: two steps and a remainder of the budget. It is thinned to what follows. Every method meets
+every row of ``ROWS``, so every shape, number of classes and architecture there. Rows and methods alternate between soft
+and hard labels, as on a chessboard, so every method that takes both meets both, with each number of classes. The report
+with its pictures is drawn for one method only, of every row. By default, every row runs with one method, the methods in
+turn; the whole table is ``exhaustive``.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import small_runs
+import torch
+from torch import Tensor
+from toys import LinearTeacher
+
+import dfme
+from dfme.methods import METHODS
+from dfme.spec import ImageSpec
+
+BATCH, BUDGET_LEFT = 4, 3
+SINGLE = 1
+"""Outputs of a binary teacher that answers one probability an image; it has two classes."""
+
+
+class Row(NamedTuple):
+    """A teacher, and the student that is to follow it."""
+
+    shape: tuple[int, int, int]
+    outputs: int
+    arch: str = "auto"
+    levels: int | None = None
+    bounds: tuple[float, float] = (0.0, 1.0)
+
+
+ROWS = [
+    # grey
+    Row((1, 8, 8), 2),
+    Row((1, 8, 8), SINGLE, levels=256),
+    Row((1, 8, 8), 100, "cnn_small", bounds=(-1.0, 1.0)),
+    Row((1, 28, 28), 10, "lenet5", levels=256),
+    Row((1, 33, 64), SINGLE, "cnn_small", bounds=(-1.0, 2.0)),
+    Row((1, 5, 16), 10, "cnn_medium"),
+    # colour
+    Row((3, 8, 8), 100, "cnn_small", levels=2),
+    Row((3, 9, 13), SINGLE, bounds=(-1.0, 2.0)),
+    Row((3, 24, 16), 2, "cnn_medium", levels=256, bounds=(0.0, 255.0)),
+    Row((3, 32, 32), 10, "wrn16_1", levels=256),
+    Row((3, 32, 32), SINGLE, "cnn_medium"),
+    Row((3, 64, 64), 100, "cnn_small", levels=256, bounds=(-1.0, 1.0)),
+    # neither
+    Row((2, 15, 11), 10, "cnn_small", bounds=(-3.0, -1.0)),
+    Row((3, 64, 64), 2, "cnn_small"),
+    Row((4, 16, 8), 100, "cnn_small"),
+]
+
+
+class Cell(NamedTuple):
+    """Options of a method, small; what a step of it costs in images, and the steps that its students take then."""
+
+    options: dict[str, Any]
+    cost: int
+    student_steps: int = 2
+    estimator: dict[str, Any] | None = None
+
+
+ONE_BATCH = {"batch_size": BATCH, "student_steps": 1}
+GENERATED = {**ONE_BATCH, "latent_size": 6}
+
+CELLS = {
+    "dfme": Cell(GENERATED, cost=(1 + 1 + 1) * BATCH),
+    # of its two batches, the first is the generator's own, and only the second is replayed from
+    "maze": Cell({**GENERATED, "student_steps": 2}, (1 + 2 + 1) * BATCH, 1 + 2, estimator={"directions": 2}),
+    "disguide": Cell(GENERATED, BATCH),
+    "dual_students": Cell(GENERATED, BATCH),
+    "dfms": Cell({**GENERATED, "gan_steps": 2, "proxy_share": 0.4}, BATCH),
+    "knockoff": Cell({"batch_size": BATCH}, BATCH),
+    "static": Cell(GENERATED, BATCH),
+    "procedural": Cell(ONE_BATCH, BATCH),
+}
+
+
+class Watched(LinearTeacher):
+    """Holds every query to the description: its shape, its dtype, its bounds, its lattice, and no autograd."""
+
+    def __init__(self, row: Row) -> None:
+        super().__init__(ImageSpec(row.shape, row.bounds, row.levels), row.outputs)
+        self.num_classes = max(2, row.outputs)
+        self.weight /= self.spec.numel**0.5 * (row.bounds[1] - row.bounds[0])
+
+    def __call__(self, images: Tensor, /) -> Tensor:
+        low, high = self.spec.bounds
+        assert images.shape[1:] == self.spec.shape
+        assert images.dtype == torch.float32
+        assert not images.requires_grad
+        assert not torch.is_grad_enabled()
+        assert low <= float(images.min())
+        assert float(images.max()) <= high
+        if self.spec.levels is not None:
+            steps = (images.double() - low) * (self.spec.levels - 1) / (high - low)
+            torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-3)
+        self.images += len(images)
+        logits = self.logits(images)
+        return logits.sigmoid() if self.weight.shape[1] == SINGLE else logits.softmax(dim=1)
+
+
+def cells() -> list[Any]:
+    """Every row with every method; labels where the colour of the chessboard says so and the method takes them."""
+    table = []
+    for column, method in enumerate(METHODS):
+        for number, row in enumerate(ROWS):
+            hard = (column + number) % 2 == 1 and "label" in METHODS[method].load().label_modes
+            name = f"{method}-{'x'.join(map(str, row.shape))}-{row.outputs}-{'hard' if hard else 'soft'}"
+            by_default = column == (number + number // 4) % len(METHODS)  # in turn, by both colours of the chessboard
+            marks = [] if by_default else [pytest.mark.exhaustive]
+            table.append(pytest.param(method, row, hard, id=name, marks=marks))
+    return table
+
+
+def test_the_table_leaves_no_method_out_and_thins_as_it_says() -> None:
+    assert set(CELLS) == set(METHODS)
+    met = [cell.values for cell in cells()]
+    for method in METHODS:
+        for hard in {False, "label" in METHODS[method].load().label_modes}:
+            rows = [row for name, row, is_hard in met if name == method and is_hard == hard]
+            assert {row.outputs for row in rows} == {SINGLE, 2, 10, 100}, (method, hard)
+            assert {row.shape[0] for row in rows} >= {1, 3}, (method, hard)
+            assert any(height != width for _, height, width in (row.shape for row in rows))
+
+
+@pytest.mark.parametrize(("method", "row", "hard"), cells())
+def test_a_run_of_every_size(tmp_path: Path, method: str, row: Row, hard: bool) -> None:
+    teacher, cell = Watched(row), CELLS[method]
+    budget = 2 * cell.cost + BUDGET_LEFT
+    with nullcontext() if method == "static" else small_runs.no_pictures():  # a report of every size is enough
+        result = dfme.extract(
+            teacher,
+            budget=budget,
+            method=method,
+            method_options=cell.options,
+            estimator=cell.estimator,
+            label_mode="label" if hard else None,
+            student={"arch": row.arch, "lr": 0.01, "replay_steps": 1, "replay_batch": BATCH},
+            out=tmp_path / "run",
+        )
+    assert result.finished
+    assert result.summary["spent"] == teacher.images == budget
+    assert result.summary["student_steps"] == 2 * cell.student_steps + 2, "of a batch: a fresh and a replay step"
+    again = dfme.load_student(tmp_path / "run")
+    assert again(torch.rand(3, *row.shape)).shape == (3, teacher.num_classes)
+    weights = result.student.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in again.state_dict().items())

@@ -1,0 +1,229 @@
+"""What the oracle makes of a service that refuses, fails and dies: charges, answers, and a replay that is exact."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import stamina
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted_teacher import SHAPE, Crash, ScriptedTeacher
+
+from dfme.errors import BudgetExhausted, Refused, TeacherError
+from dfme.oracle.journal import Journal
+from dfme.oracle.ledger import CHARGED, Ledger, Purpose, audit
+from dfme.oracle.oracle import Oracle
+from dfme.spec import RequestPolicy
+
+
+@pytest.fixture(autouse=True)
+def no_backoff():
+    """Waits that the service did not ask for are left out; how often it is asked stays as it is."""
+    with stamina.set_testing(True, attempts=100, cap=True):
+        yield
+
+
+def images(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_refusal_is_given_back_and_asked_again_with_the_same_key() -> None:
+    service, ledger = ScriptedTeacher(["429", "429", "ok"]), Ledger(10)
+    x = images(10)
+    assert torch.equal(Oracle(service, ledger)(x), service.truth(x))
+    assert (ledger.spent, ledger.refused, ledger.failed, ledger.requests, service.served) == (10, 20, 0, 3, 10)
+    assert len(set(service.keys)) == 1
+    assert ledger.reasons == {"refused": {"429": 2}}
+
+
+def test_a_failure_stays_charged_and_is_charged_again() -> None:
+    service, ledger = ScriptedTeacher(["500", "nan", "ok"]), Ledger(100)
+    x = images(10)
+    assert torch.equal(Oracle(service, ledger)(x), service.truth(x))
+    assert (ledger.spent, ledger.failed, ledger.useful, service.served) == (30, 20, 10, 30)
+    assert ledger.reasons == {"failed": {"500": 1, "unusable answer": 1}}
+
+
+def test_a_teacher_may_write_into_what_it_is_given_and_be_asked_again() -> None:
+    service, ledger, x = ScriptedTeacher(["429", "500", "ok"]), Ledger(100), images(10)
+    before, ask = x.clone(), service.ask
+
+    def spoil(query: torch.Tensor, key: str) -> torch.Tensor:
+        asked = query.clone()
+        query.zero_()
+        return ask(asked, key)
+
+    service.ask = spoil
+    assert torch.equal(Oracle(service, ledger)(x), service.truth(before))
+    assert torch.equal(x, before)
+
+
+def test_the_same_images_asked_again_on_purpose_are_another_request() -> None:
+    service = ScriptedTeacher()
+    oracle = Oracle(service, Ledger(100))
+    for _ in range(2):
+        oracle(images(5))
+    Oracle(service, Ledger(100))(images(5))
+    assert len(set(service.keys)) == 3
+
+
+@pytest.mark.parametrize(
+    ("plan", "requests"),
+    [(["500"] * 9, 5), (["nan"] * 9, 3), (["nan", "500"] * 9, 5), (["429", "nan"] * 9, 6)],
+)
+def test_what_never_comes_is_given_up(plan: list[str], requests: int) -> None:
+    service, ledger = ScriptedTeacher(plan), Ledger(1000)
+    with pytest.raises(TeacherError, match=rf"given up after {requests} attempts"):
+        Oracle(service, ledger)(images(4))
+    assert service.requests == requests
+    assert ledger.spent == ledger.failed == service.served
+
+
+def test_a_refusal_for_good_is_not_asked_again() -> None:
+    service = ScriptedTeacher()
+    service.ask = lambda images, key: (_ for _ in ()).throw(
+        Refused("service: 401, say who you are", "401", retry=False)
+    )
+    ledger = Ledger(100)
+    with pytest.raises(TeacherError, match=r"401, say who you are$"):
+        Oracle(service, ledger)(images(4))
+    assert (ledger.spent, ledger.refused) == (0, 4)
+
+
+def test_a_wait_longer_than_the_patience_is_not_begun() -> None:
+    service = ScriptedTeacher(wire=RequestPolicy(patience=2.0))
+    service.ask = lambda images, key: (_ for _ in ()).throw(Refused("busy", "429", retry_after=3600))
+    started = time.monotonic()
+    with pytest.raises(TeacherError, match=r"busy; it asks to wait 3,600 s, longer than the 2 s of patience allow"):
+        Oracle(service, Ledger(100))(images(4))
+    assert time.monotonic() - started < 1
+
+
+def test_a_service_that_takes_less_is_asked_for_less() -> None:
+    service, ledger = ScriptedTeacher([4] * 99), Ledger(100)
+    x = images(10)
+    oracle = Oracle(service, ledger)
+    assert torch.equal(oracle(x), service.truth(x))
+    assert (ledger.spent, ledger.refused, service.requests) == (10, 10, 4)
+    oracle(x)
+    assert service.requests == 7, "the limit is remembered"
+
+
+def test_a_service_that_takes_nothing_is_named() -> None:
+    with pytest.raises(TeacherError, match="cannot be made smaller"):
+        Oracle(ScriptedTeacher([0] * 99), Ledger(100))(images(10))
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_several_in_flight_give_the_answers_of_one(in_flight: int) -> None:
+    service = ScriptedTeacher(["ok", "500", "ok", "429", "nan"], RequestPolicy(in_flight=in_flight), max_batch=2)
+    service.delay = lambda number: 0.004 * (number * 7 % 5)
+    x = images(21)
+    ledger = Ledger(100)
+    assert torch.equal(Oracle(service, ledger)(x), service.truth(x))
+    assert service.most_at_once == in_flight
+    assert (ledger.spent, ledger.useful) == (service.served, 21)
+
+
+@pytest.mark.exhaustive
+def test_a_rate_is_kept_and_no_request_carries_more_than_a_second_of_it() -> None:
+    service = ScriptedTeacher(wire=RequestPolicy(in_flight=4, images_per_second=40.0))
+    started = time.monotonic()
+    Oracle(service, Ledger(100))(images(48))
+    seconds = time.monotonic() - started
+    assert service.requests == 2
+    assert 1.0 <= seconds < 3.0
+
+
+def test_what_was_waited_for_is_told() -> None:
+    service = ScriptedTeacher(["429", "ok"])
+    first, second = [Refused("busy", "429", retry_after=0.3)], service.ask
+
+    def ask(query: torch.Tensor, key: str) -> torch.Tensor:
+        if first:
+            raise first.pop()
+        return second(query, key)
+
+    service.ask, lines = ask, list[str]()
+    oracle = Oracle(service, Ledger(100), tell=lines.append)
+    with stamina.set_testing(False):
+        oracle(images(4))
+    told = oracle.service
+    assert told is not None
+    assert told["refused"] == {"429": 2}
+    assert lines == ["busy; asking again in 0 s"]
+    assert 0.3 <= told["seconds_waited"] < 2.0
+
+
+def test_what_is_left_is_not_enough_to_ask_again(tmp_path: Path) -> None:
+    service, ledger = ScriptedTeacher(["ok", "500"], max_batch=4), Ledger(10, tmp_path / "l")
+    oracle = Oracle(service, ledger, Journal(tmp_path / "j"))
+    with pytest.raises(BudgetExhausted):
+        oracle(images(8))
+    assert (ledger.spent, ledger.remaining, service.served) == (8, 2, 8)
+    assert torch.equal(oracle(images(2, 1)), service.truth(images(2, 1)))
+    again = Oracle(service, Ledger(10, tmp_path / "l"), Journal(tmp_path / "j"))
+    with pytest.raises(BudgetExhausted):
+        again(images(8))
+    assert torch.equal(again(images(2, 1)), service.truth(images(2, 1)))
+    assert (again.ledger.spent, again.ledger.lost, service.served) == (10, 0, 10)
+
+
+OUTCOMES = st.sampled_from(["ok", "ok", "429", "500", "nan", "crash before", "crash after", 2])
+PURPOSE = st.sampled_from(["student", "generator", "evaluation"])
+
+
+@pytest.mark.exhaustive
+@given(
+    st.lists(st.tuples(st.integers(1, 9), PURPOSE), min_size=1, max_size=6),
+    st.lists(OUTCOMES, max_size=24),
+    st.integers(5, 60),
+    st.integers(1, 3),
+    st.sampled_from([None, 2, 3]),
+)
+@settings(max_examples=200, deadline=None)
+def test_whatever_happens_nothing_is_lost_invented_or_overspent(
+    batches: list[tuple[int, Purpose]], plan: list[str | int], budget: int, in_flight: int, most: int | None
+) -> None:
+    """Batches are asked for in order; a crash starts the process again, from the journal alone."""
+    service = ScriptedTeacher(plan, RequestPolicy(in_flight=in_flight, patience=5.0), max_batch=most)
+    with tempfile.TemporaryDirectory() as folder:
+        ended: str = "crash"
+        sessions: list[list[str]] = []
+        while ended == "crash":
+            ledger = Ledger(budget, Path(folder) / "l")
+            oracle = Oracle(service, ledger, Journal(Path(folder) / "j"))
+            seen: list[str] = []
+            ended = ask_all(oracle, service, batches, seen)
+            assert ledger.spent <= budget
+            oracle.close()
+            sessions.append(seen)
+        totals = audit(Path(folder) / "l")
+    assert totals == ledger.totals()
+    assert totals.spent == sum(totals.spent_by_purpose[name] for name in CHARGED)
+    assert totals.spent + totals.evaluation_queries <= service.served <= totals.served
+    crashes = [outcome for outcome in service.plan[: service.requests] if str(outcome).startswith("crash")]
+    assert totals.lost <= len(crashes) * in_flight * (most or 9)
+    assert len(sessions) <= len(crashes) + 1
+    for before, after in pairwise(sessions):
+        assert after[: len(before)] == before, "a replay repeats what was answered and what was given up"
+
+
+def ask_all(oracle: Oracle, service: ScriptedTeacher, batches: list[tuple[int, Purpose]], seen: list[str]) -> str:
+    for number, (count, purpose) in enumerate(batches):
+        x = images(count, number)
+        try:
+            assert torch.equal(oracle(x, purpose), service.truth(x))
+            seen.append(f"answered at {oracle.ledger.spent} failed {oracle.ledger.failed}")
+        except BudgetExhausted:
+            seen.append(f"too little at {oracle.ledger.spent} failed {oracle.ledger.failed}")
+        except TeacherError:
+            return "given up"
+        except Crash:
+            return "crash"
+    return "done"

@@ -1,0 +1,102 @@
+"""Damaged files and full disks: explained in one line, nothing asked, and the run goes on once they are mended."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import small_runs
+from damage import DAMAGES, file_size_limit
+from small_runs import BATCH, BUDGET, Metered, clone, ctrl_c, queries, student
+from tiers import exhaustive, exhaustive_rows
+
+from dfme.errors import RunError, UserError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pictures() -> Iterator[None]:
+    with small_runs.no_pictures():
+        yield
+
+
+TELLING = ["checkpoint, a bit", "journal, a bit", "ledger, a line gone", "metrics, a line broken"]
+
+
+@pytest.mark.parametrize("damage", [*TELLING, *exhaustive(*(name for name in DAMAGES if name not in TELLING))])
+def test_damage_is_explained_and_nothing_is_asked(damage: str, cut_short: tuple[Path, int], whole: Path) -> None:
+    """And the refused attempt does no harm: with the file restored, the run ends as if nothing had happened."""
+    out, served = cut_short
+    name, change, message = DAMAGES[damage]
+    data, teacher = (out / name).read_bytes(), Metered()
+    (out / name).write_bytes(change(data))
+    with pytest.raises(UserError, match=message) as caught:
+        clone(out, teacher, resume=True)
+    assert Path(name).name in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert teacher.calls == 0
+    (out / name).write_bytes(data)
+    clone(out, teacher, resume=True)
+    assert served + teacher.served == BUDGET
+    assert student(out) == student(whole)
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "metrics.jsonl"])
+def test_a_last_line_torn_by_a_kill_is_no_damage(name: str, cut_short: tuple[Path, int], whole: Path) -> None:
+    out, served = cut_short
+    teacher = Metered()
+    with (out / name).open("ab") as file:
+        file.write(b'{"seq":15,"event":"cha')
+    clone(out, teacher, resume=True)
+    assert served + teacher.served == BUDGET
+    assert student(out) == student(whole)
+    assert queries(out) == queries(whole)
+
+
+def test_a_damaged_checkpoint_names_the_one_before_and_that_one_works(tmp_path: Path, whole: Path) -> None:
+    out, teachers = tmp_path / "run", [Metered({3: ctrl_c}), Metered({3: ctrl_c}), Metered()]
+    for number, teacher in enumerate(teachers[:2]):
+        clone(out, teacher, resume=number > 0)
+    (out / "checkpoint.pt").write_bytes(b"")
+    with pytest.raises(RunError, match=r"checkpoint\.previous\.pt is whole: rename it to checkpoint\.pt and resume"):
+        clone(out, teachers[2], resume=True)
+    (out / "checkpoint.previous.pt").rename(out / "checkpoint.pt")
+    clone(out, teachers[2], resume=True)
+    assert sum(teacher.served for teacher in teachers) == BUDGET
+    assert student(out) == student(whole)
+
+
+def test_a_journal_that_is_gone_is_paid_again_and_called_lost(cut_short: tuple[Path, int], whole: Path) -> None:
+    out, served = cut_short
+    shutil.rmtree(out / "journal")
+    teacher = Metered()
+    result = clone(out, teacher, resume=True)
+    assert result.summary["spent"] == BUDGET
+    assert served + teacher.served + BATCH == BUDGET + result.summary["lost"]
+    assert result.summary["lost"] == 4 * BATCH  # three answers since the checkpoint, and the one that never came
+    assert student(out) == student(whole)
+
+
+# No space
+
+
+@pytest.mark.parametrize(
+    ("size", "file"),
+    [
+        (20, "config.yaml"),
+        (86_000, "checkpoint.pt"),
+        *exhaustive_rows([(1_500, "000000.bin"), (10_000, "000000.bin")]),
+    ],
+)
+def test_no_space_left_is_one_line_and_the_run_goes_on_later(size: int, file: str, tmp_path: Path, whole: Path) -> None:
+    out, first, second = tmp_path / "run", Metered(), Metered()
+    with file_size_limit(size), pytest.raises(RunError, match=f"cannot write .*{file}: .*; nothing recorded") as caught:
+        clone(out, first)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    result = clone(out, second, resume=(out / "config.yaml").exists())
+    assert first.served + second.served == BUDGET + min(result.summary["lost"], first.served and BATCH)
+    assert student(out) == student(whole)
+    assert queries(out) == queries(whole)

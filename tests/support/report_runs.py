@@ -1,0 +1,115 @@
+"""Runs written by hand, and what a browser would show of their report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dfme.report.page import write_page
+from dfme.report.run_files import read_run
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a browser would show: text and tables, and every address the page refers to."""
+
+    text: list[str] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.text.append(" ".join(data.split()))
+
+    def after(self, label: str) -> str:
+        return self.text[self.text.index(label) + 1]
+
+
+def read_page(path: Path) -> Page:
+    page = Page()
+    page.feed(path.read_text(encoding="utf-8"))
+    return page
+
+
+def page_of(run: Path) -> Page:
+    """The page alone: drawing the pictures takes a second."""
+    return read_page(write_page(read_run(run), run / "report.html"))
+
+
+def lines(*records: dict[str, Any]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def charge(seq: int, purpose: str, images: int, spent: int) -> dict[str, Any]:
+    return {"seq": seq, "event": "charge", "purpose": purpose, "images": images, "spent": spent}
+
+
+SUMMARY: dict[str, Any] = {
+    "method": "dfme",
+    "seed": 0,
+    "budget": 1_000,
+    "spent": 1_000,
+    "spent_by_purpose": {"generator": 300, "student": 700, "seed": 0, "check": 0},
+    "evaluation_queries": 360,
+    "requests": 4,
+    "refused": 0,
+    "lost": 0,
+    "label_mode": "probabilities",
+    "estimator": {
+        "kind": "finite_difference",
+        "objective": "kl",
+        "directions": 2,
+        "step": 4.0,
+        "form": "central",
+        "direction": "dct",
+        "space": "lattice",
+        "every": 4,
+    },
+    "teacher_accuracy": 0.9889,
+    "accuracy": 0.9611,
+    "agreement": 0.975,
+    "kl": 0.05,
+    "evaluation": {"name": "digits", "images": 360, "held_back": False},
+    "student_arch": "cnn_small",
+    "student_steps": 77,
+    "wall_seconds": 12.5,
+    "queries_per_second": 80.0,
+    "device": "cpu",
+    "config_hash": "abc",
+    "version": "0.1.0",
+    "torch": "2.6",
+}
+
+
+def make_run(run_dir: Path, *, finished: bool = True, channels: int = 1, dataset: str = "digits") -> Path:
+    """A run of 1,000 queries with three evaluations and three sheets of samples."""
+    (run_dir / "samples").mkdir(parents=True)
+    (run_dir / "config.yaml").write_text(f"method:\n  name: dfme\nseed: 0\nevaluation:\n  dataset: {dataset}\n")
+    scores = [(200, 0.5), (600, 0.85), (1_000, 0.975)]
+    shown = [{"queries": q, "agreement": a, "accuracy": a - 0.01, "student_loss": 1 - a} for q, a in scores]
+    (run_dir / "metrics.jsonl").write_text(lines(*shown))
+    ledger = [
+        charge(1, "evaluation", 360, 0),
+        charge(2, "generator", 300, 300),
+        charge(3, "student", 300, 600),
+        charge(4, "student", 400, 1_000),
+    ]
+    (run_dir / "ledger.jsonl").write_text(lines(*ledger))
+    rng = np.random.default_rng(0)
+    for queries, _ in scores:
+        images = rng.integers(0, 256, (12, channels, 8, 6), dtype=np.uint8)
+        answers = rng.dirichlet(np.ones(10), 12)
+        np.savez(run_dir / "samples" / f"queries-{queries:09d}.npz", images=images, answers=answers)
+    if finished:
+        (run_dir / "summary.json").write_text(json.dumps(SUMMARY))
+    return run_dir

@@ -1,0 +1,243 @@
+"""Bodies of the Open Inference Protocol: what is packed comes back, and garbage is a ValueError, whatever it is."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from tables import all_hold
+
+from teachers.open_inference.message import Envelope, pack, read_header_length, unpack
+from teachers.open_inference.tensors import (
+    DATATYPES,
+    NamedTensor,
+    datatype_of,
+    from_bytes,
+    from_list,
+    to_bytes,
+    to_list,
+)
+
+MOST = 1_000_000
+SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4)
+NUMBERS = st.sampled_from(sorted(DATATYPES)).flatmap(lambda name: hnp.arrays(DATATYPES[name], SHAPES))
+TEXTS = hnp.arrays(object, SHAPES, elements=st.binary(max_size=9))
+IMAGES = np.arange(24, dtype=np.float32).reshape(2, 1, 3, 4)
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays agree to the last bit, NaN with NaN."""
+    if one.shape != other.shape or datatype_of(one) != datatype_of(other):
+        return False
+    if one.dtype.kind == "f":
+        return np.array_equal(one, other, equal_nan=True)
+    return one.tolist() == other.tolist()
+
+
+@given(st.lists(NUMBERS | TEXTS, max_size=4), st.sampled_from(["inputs", "outputs"]))
+def test_binary_tensors_come_back_to_the_last_bit(arrays: list[np.ndarray], key: str) -> None:
+    tensors = [NamedTensor(f"t{i}", array) for i, array in enumerate(arrays)]
+    body, length = pack({"id": "a", "parameters": {"p": 1}}, tensors, key, binary=True)
+    header, back = unpack(body, length, key, MOST)
+    assert header == {"id": "a", "parameters": {"p": 1}}
+    assert [t.name for t in back] == [t.name for t in tensors]
+    assert all(same(one.array, other.array) for one, other in zip(tensors, back, strict=True))
+    assert [bytes(to_bytes(t.array)) for t in back] == [bytes(to_bytes(t.array)) for t in tensors]
+
+
+@given(NUMBERS | hnp.arrays(object, SHAPES, elements=st.text(max_size=9).map(str.encode)))
+def test_json_tensors_come_back_and_infinities_are_refused(array: np.ndarray) -> None:
+    if array.dtype.kind == "f" and np.isinf(array).any():
+        with pytest.raises(ValueError, match="JSON has no infinity"):
+            pack({}, [NamedTensor("t", array)], "inputs", binary=False)
+        return
+    body, length = pack({}, [NamedTensor("t", array)], "inputs", binary=False)
+    assert length is None
+    assert same(unpack(body, None, "inputs", MOST)[1][0].array, array)
+    nested = json.loads(json.dumps(array.tolist() if array.dtype != object else to_list(array)))
+    assert same(from_list(nested, datatype_of(array), array.shape), array)
+
+
+def test_the_bytes_are_those_of_the_specification() -> None:
+    array = np.array([[b"ab", b""]], dtype=object)
+    assert to_bytes(array) == b"\x02\x00\x00\x00ab\x00\x00\x00\x00"
+    assert bytes(to_bytes(np.array([[1, 2], [3, 4]], dtype=">i2").T)) == struct.pack("<4h", 1, 3, 2, 4)
+    assert bytes(to_bytes(np.array([True, False]))) == b"\x01\x00"
+    body, length = pack({"id": "7"}, [NamedTensor("x", np.array([1.5], np.float32))], "inputs", binary=True)
+    assert length is not None
+    assert length % 8 == 0
+    assert json.loads(body[:length]) == {
+        "id": "7",
+        "inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "parameters": {"binary_data_size": 4}}],
+    }
+    assert body[length:] == struct.pack("<f", 1.5)
+
+
+@given(hnp.arrays(np.float32, hnp.array_shapes(max_side=4)), st.text(max_size=9), st.booleans())
+def test_an_envelope_writes_the_bodies_that_pack_writes(array: np.ndarray, request_id: str, transposed: bool) -> None:
+    array = array.T if transposed else array
+    header = {"parameters": {"p": 1}, "outputs": [{"name": "y"}]}
+    envelope = Envelope(header, "x", np.zeros_like(array), "inputs")
+    assert envelope.fill(request_id, array) == pack(
+        {"id": request_id, **header}, [NamedTensor("x", array)], "inputs", True
+    )
+
+
+def test_numbers_are_read_where_they_lie() -> None:
+    body, length = pack({}, [NamedTensor("x", IMAGES)], "inputs", binary=True)
+    array = unpack(body, length, "inputs", MOST)[1][0].array
+    assert np.shares_memory(array, np.frombuffer(body, np.uint8))
+    assert not array.flags.writeable
+    assert array.flags.aligned
+
+
+def test_one_message_may_mix_binary_and_json() -> None:
+    raw = struct.pack("<2f", 1.0, 2.0)
+    entries = [
+        {"name": "a", "shape": [2], "datatype": "INT64", "data": [3, 4]},
+        {"name": "b", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": 8, "other": True}},
+        {"name": "c", "shape": [1, 2], "datatype": "FP16", "data": [[None, 0.5]]},
+    ]
+    head = json.dumps({"model_name": "m", "outputs": entries}).encode()
+    header, tensors = unpack(head + raw, len(head), "outputs", MOST)
+    assert header == {"model_name": "m"}
+    assert [t.array.tolist() for t in tensors[:2]] == [[3, 4], [1.0, 2.0]]
+    assert math.isnan(tensors[2].array[0, 0])
+
+
+@pytest.mark.integration
+def test_an_independent_client_writes_what_we_read_and_reads_what_we_write() -> None:
+    http = pytest.importorskip("tritonclient.http", exc_type=ImportError)
+    texts = np.array([[b"0.5:3", b"0.25:1:cat"]], dtype=object)
+    for binary in (True, False):
+        inputs = [http.InferInput("x", IMAGES.shape, "FP32"), http.InferInput("t", texts.shape, "BYTES")]
+        inputs[0].set_data_from_numpy(IMAGES, binary_data=binary)
+        inputs[1].set_data_from_numpy(texts, binary_data=binary)
+        body, length = http.InferenceServerClient.generate_request_body(inputs, request_id="5")
+        header, tensors = unpack(bytes(body), length, "inputs", MOST)
+        assert header["id"] == "5"
+        assert same(tensors[0].array, IMAGES)
+        assert same(tensors[1].array, texts)
+        body, length = pack({"model_name": "m"}, [NamedTensor("x", IMAGES), NamedTensor("t", texts)], "outputs", binary)
+        result = http.InferenceServerClient.parse_response_body(body, header_length=length)
+        assert np.array_equal(result.as_numpy("x"), IMAGES)
+        assert [bytes(t) if binary else t.encode() for t in result.as_numpy("t").flat] == list(texts.flat)
+
+
+def entry(**changes: object) -> dict[str, object]:
+    """A tensor of two numbers in JSON, with changes; None leaves a key out."""
+    whole = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1.0, 2.0], **changes}
+    return {key: value for key, value in whole.items() if value is not None}
+
+
+MALFORMED_TENSORS: list[tuple[dict[str, object], str]] = [
+    ({"name": 3}, "a name and a datatype"),
+    ({"datatype": None}, "a name and a datatype"),
+    ({"datatype": "BF16"}, "a datatype .BOOL, .*got 'BF16'"),
+    ({"shape": "2"}, "a list of whole numbers"),
+    ({"shape": [2.0]}, "a list of whole numbers"),
+    ({"shape": [True]}, "a list of whole numbers"),
+    ({"shape": [-1]}, "a list of whole numbers"),
+    ({"shape": [1] * 17}, "at most 16 axes"),
+    ({"shape": [10**30]}, f"at most {MOST} elements"),
+    ({"shape": [0, 10**9]}, f"at most {MOST} elements"),
+    ({"shape": [3]}, "expected 3 elements for .3., got 2"),
+    ({"shape": []}, "expected 1 elements for .., got 2"),
+    ({"data": "12"}, "data as a list"),
+    ({"data": None}, "data as a list, got None"),
+    ({"data": [1.0, "2"]}, "elements that are FP32, got str"),
+    ({"data": [1.0, True]}, "elements that are FP32, got bool"),
+    ({"data": [[1.0], [2.0]]}, "elements that are FP32, got list"),
+    ({"shape": [2, 1], "data": [[1.0], [2.0, 3.0]]}, "nested as .2, 1."),
+    ({"shape": [2, 1], "data": [[1.0], 2.0]}, "nested as .2, 1."),
+    ({"shape": [1, 2], "data": [[1.0], [2.0]]}, "nested as .1, 2."),
+    ({"shape": [1, 2], "data": [[1.0, 2.0], [3.0, 4.0]]}, "expected 2 elements"),
+    ({"datatype": "UINT8", "data": [1, 256]}, "beyond its range"),
+    ({"datatype": "UINT64", "data": [1, -1]}, "beyond its range"),
+    ({"datatype": "INT64", "data": [1, 2.0]}, "elements that are INT64, got float"),
+    ({"datatype": "INT32", "data": [1, None]}, "elements that are INT32, got NoneType"),
+    ({"datatype": "BOOL", "data": [1, 0]}, "elements that are BOOL, got int"),
+    ({"datatype": "FP64", "data": [1, 10**400]}, "beyond its range"),
+    ({"datatype": "BYTES", "data": ["a", 1]}, "elements that are BYTES, got int"),
+    ({"datatype": "BYTES", "data": ["a", "\ud800"]}, "tensor 'x': .*surrogates not allowed"),
+    ({"parameters": []}, "parameters as a JSON object"),
+    ({"parameters": {"binary_data_size": 8}}, "either data or a binary_data_size"),
+    ({"data": None, "parameters": {"binary_data_size": 8.0}}, "either data or a binary_data_size"),
+    ({"data": None, "parameters": {"binary_data_size": 8}}, "expected 8 bytes of binary data, got 0"),
+]
+
+
+def is_described(change: dict[str, object], words: str) -> None:
+    leaves_out = {key: None for key in ("data",) if change.get(key, 0) is None}
+    body = json.dumps({"inputs": [entry(**{**change, **leaves_out})]}).encode()
+    with pytest.raises(ValueError, match=words):
+        unpack(body, None, "inputs", MOST)
+
+
+def test_a_malformed_tensor_is_described() -> None:
+    all_hold(is_described, MALFORMED_TENSORS)
+
+
+MALFORMED_MESSAGES: list[tuple[bytes, int | None, str]] = [
+    (b"", None, "expected JSON"),
+    (b"\xff\xfe\x00", None, "expected JSON"),
+    (b"[1]", None, "a JSON object"),
+    (b"{}", None, "a list 'inputs', got None"),
+    (b'{"inputs": {}}', None, "a list 'inputs'"),
+    (b'{"inputs": [1]}', None, "a tensor as a JSON object"),
+    (b'{"inputs": []}x', None, "expected JSON"),
+    (b'{"inputs": []}x', 14, "nothing after the tensors, got 1 bytes"),
+    (b'{"inputs": []}', 15, "a JSON header of 1 to 14 bytes"),
+    (b'{"inputs": []}', 0, "a JSON header of 1 to 14 bytes"),
+    (b'{"inputs": ' + b"[" * 200_000, None, "nested too deep"),
+    (b'{"inputs": ' + b"9" * 200_000, None, "expected JSON"),
+    (json.dumps({"inputs": [entry(), entry()]}).encode(), None, "each name once"),
+]
+
+
+def is_described_in_a_line(body: bytes, length: int | None, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        unpack(body, length, "inputs", MOST)
+    assert len(str(caught.value)) < 300
+    assert "\n" not in str(caught.value)
+
+
+def test_a_malformed_message_is_described_in_a_line() -> None:
+    all_hold(is_described_in_a_line, MALFORMED_MESSAGES)
+
+
+def test_raw_bytes_must_fit_their_shape() -> None:
+    for raw, datatype, shape in [
+        (b"\0" * 7, "FP32", [2]),
+        (b"\2", "BOOL", [1]),
+        (b"\0" * 4, "BYTES", [2]),
+        (b"\5\0\0\0abcd", "BYTES", [1]),
+        (b"\1\0\0\0ab", "BYTES", [1]),
+        (b"\0\0\0\0\0\0", "BYTES", [1]),
+        (b"\xff\xff\xff\xff", "BYTES", [1]),
+    ]:
+        with pytest.raises(ValueError, match="expected"):
+            from_bytes(memoryview(raw), datatype, shape)
+    with pytest.raises(ValueError, match="got complex64"):
+        to_bytes(np.zeros(2, np.complex64))
+
+
+def test_the_most_elements_are_those_of_all_tensors_together() -> None:
+    body, length = pack({}, [NamedTensor("a", IMAGES), NamedTensor("b", IMAGES)], "inputs", binary=True)
+    assert len(unpack(body, length, "inputs", 48)[1]) == 2
+    with pytest.raises(ValueError, match="tensor 'b': expected a tensor of at most 23 elements"):
+        unpack(body, length, "inputs", 47)
+
+
+def test_the_length_of_the_header_is_a_whole_number() -> None:
+    assert read_header_length({"inference-header-content-length": "17"}) == 17
+    assert read_header_length({}) is None
+    for text in ("", "-1", "1.5", "١٢", "9" * 5000):
+        with pytest.raises(ValueError, match="as a whole number"):
+            read_header_length({"inference-header-content-length": text})

@@ -1,0 +1,209 @@
+"""Teachers of a user's own code, and what is refused of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dfme.config.settings import TeacherConfig
+from dfme.errors import TeacherError, UserError
+from dfme.spec import ImageSpec, Teacher
+from teachers import KINDS
+from teachers.build import make_teacher, wrap_callable
+
+CPU = torch.device("cpu")
+
+
+MODULE = '''
+import torch
+
+class MyTeacher:
+    """Doubles as documentation."""
+
+    shape = (1, 2, 2)
+    num_classes = 2
+
+    def __init__(self, sharpness: float, path: str = "none"):
+        if sharpness < 0:
+            raise ValueError("sharpness must not be negative")
+        self.sharpness = sharpness
+
+    def __call__(self, images):
+        score = self.sharpness * images.flatten(1).mean(1)
+        return torch.stack([score, -score], 1).softmax(1)
+
+def make_teacher(num_classes: int = 3):
+    return lambda images: torch.full((len(images), num_classes), 1 / num_classes)
+
+def make_nothing():
+    return None
+
+def predict(images):
+    return images
+
+constant = 3
+'''
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"own_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return name
+
+
+def own(kind: str, options: dict[str, Any] | None = None, **common: Any) -> Teacher:
+    return make_teacher(TeacherConfig(kind=kind, **common), options or {}, CPU)
+
+
+def test_own_class_with_its_arguments(own_module: str) -> None:
+    teacher = own(f"{own_module}:MyTeacher", {"sharpness": 2.0}, levels=256)
+    assert teacher.spec == ImageSpec((1, 2, 2), (0.0, 1.0), 256)
+    assert str(teacher.label_mode) == "probabilities"
+    p = torch.sigmoid(torch.tensor(4.0)).item()
+    torch.testing.assert_close(teacher(torch.ones(1, 1, 2, 2)), torch.tensor([[p, 1 - p]]))
+    label = own(f"{own_module}:MyTeacher", {"sharpness": 2.0}, label_mode="label")
+    assert label(torch.ones(3, 1, 2, 2)).tolist() == [0, 0, 0]
+
+
+def test_own_function_shares_the_common_keys_it_asks_for(own_module: str) -> None:
+    teacher = own(f"{own_module}:make_teacher", shape=(3, 4, 4), num_classes=5)
+    assert teacher(torch.ones(2, 3, 4, 4)).shape == (2, 5)
+    given_as_option = own(f"{own_module}:make_teacher", {"num_classes": 4}, shape=(3, 4, 4))
+    assert given_as_option.num_classes == 4
+
+
+def test_own_teacher_behind_normalisation(own_module: str) -> None:
+    teacher = own(f"{own_module}:MyTeacher", {"sharpness": 1.0}, mean=(0.5,), std=(0.25,))
+    p = torch.sigmoid(torch.tensor(4.0)).item()
+    torch.testing.assert_close(teacher(torch.ones(1, 1, 2, 2)), torch.tensor([[p, 1 - p]]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("nowhere_to_be_found:MyTeacher", {}, "no module"),
+        ("MODULE:MyTeachr", {}, "MyTeacher"),
+        ("MODULE:constant", {}, "constant is .*int"),
+        ("MODULE:MyTeacher", {}, r"sharpness.*it is MyTeacher\(sharpness: float"),
+        ("MODULE:MyTeacher", {"sharpnes": 1.0}, "sharpnes"),
+        (
+            "MODULE:MyTeacher",
+            {"sharpness": -1.0},
+            r"ValueError: sharpness must not be negative \(own_.*line 12\)",
+        ),
+        ("MODULE:predict", {}, "a function named here makes the teacher"),
+        ("MODULE:make_nothing", {}, "expected a callable"),
+        (
+            "MODULE:make_teacher",
+            {},
+            r"shape = \(C, H, W\), or say --teacher\.shape .*extract\(\.\.\., shape=",
+        ),
+        ("torhc", {}, "did you mean torch"),
+        ("torch", {}, "option checkpoint is missing"),
+        ("torch", {"checkpoint": "a", "chekpoint": "b"}, "no option chekpoint"),
+    ],
+)
+def test_own_and_built_in_kinds_that_cannot_work(
+    own_module: str, kind: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        own(kind.replace("MODULE", own_module), options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_module_that_fails_on_import_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_broken.py").write_text("x = 1\nimport not_installed_anywhere\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(UserError, match=r"not_installed_anywhere.*own_broken\.py, line 2"):
+        own("own_broken:Teacher")
+
+
+def uniform(images: Tensor) -> Tensor:
+    return torch.full((len(images), 4), 0.25)
+
+
+def test_a_plain_function_is_a_teacher() -> None:
+    teacher = wrap_callable(uniform, shape=(1, 2, 2), num_classes=4, bounds=(-1.0, 1.0), max_batch=8)
+    assert isinstance(teacher, Teacher)
+    assert teacher.spec == ImageSpec((1, 2, 2), (-1.0, 1.0))
+    assert str(teacher.label_mode) == "probabilities"
+    assert teacher(torch.zeros(2, 1, 2, 2)).tolist() == [[0.25] * 4] * 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "mode", "expected"),
+    [
+        (lambda x: np.array([[0.25, 0.75]]), None, [[0.25, 0.75]]),
+        (lambda x: [[0.25, 0.75]], "probabilities:1", [[0.2, 0.8]]),
+        (lambda x: torch.tensor([[0.75]]), None, [[0.25, 0.75]]),
+        (lambda x: torch.tensor([1]), "label", [1]),
+        (lambda x: torch.tensor([[0.25, 0.75]]), "label", [1]),
+        (lambda x: torch.tensor([[3.0, -7.0]]), "logits", [[3.0, -7.0]]),
+    ],
+)
+def test_answers_of_every_sort(answer: Callable[[Tensor], Any], mode: str | None, expected: Any) -> None:
+    teacher = wrap_callable(answer, shape=(1, 2, 2), num_classes=2, label_mode=mode)
+    result = teacher(torch.zeros(1, 1, 2, 2))
+    torch.testing.assert_close(result.double(), torch.tensor(expected).double())
+
+
+def test_an_answer_that_is_no_array() -> None:
+    teacher = wrap_callable(lambda x: {"scores": [1.0]}, shape=(1, 2, 2), num_classes=2)
+    with pytest.raises(TeacherError, match="expected a tensor, an array or a list of numbers, got dict"):
+        teacher(torch.zeros(1, 1, 2, 2))
+
+
+def test_attributes_win_and_contradictions_are_refused() -> None:
+    class WithFacts:
+        shape = (1, 2, 2)
+        num_classes = 4
+        bounds = (-1.0, 1.0)
+        label_mode = "top_k:2"
+        max_batch = 5
+
+        def __call__(self, images: Tensor) -> Tensor:
+            return uniform(images)
+
+    teacher = wrap_callable(WithFacts(), bounds=(0.0, 1.0), max_batch=9)
+    assert teacher.spec == ImageSpec((1, 2, 2), (-1.0, 1.0))
+    assert teacher.max_batch == 5  # type: ignore[attr-defined]
+    assert str(wrap_callable(WithFacts(), label_mode="label").label_mode) == "label"
+    with pytest.raises(UserError, match="tells less"):
+        wrap_callable(WithFacts(), label_mode="probabilities")
+    with pytest.raises(UserError, match=r"--teacher\.shape: got \(3, 2, 2\), but the teacher itself says \(1, 2, 2\)"):
+        wrap_callable(WithFacts(), shape=(3, 2, 2))
+    with pytest.raises(UserError, match=r"num_classes = 10, or say --teacher\.num-classes"):
+        wrap_callable(uniform, shape=(1, 2, 2))
+
+
+def test_a_module_in_training_mode_is_refused() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Softmax(1))
+    with pytest.raises(UserError, match="eval"):
+        wrap_callable(module, shape=(1, 2, 2), num_classes=3)
+    assert wrap_callable(module.eval(), shape=(1, 2, 2), num_classes=3)(torch.ones(2, 1, 2, 2)).shape == (
+        2,
+        3,
+    )
+
+
+@pytest.mark.integration
+def test_options_need_no_torch() -> None:
+    code = "import sys, teachers, teachers.options; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_kind_has_a_documented_dataclass() -> None:
+    for kind in KINDS.values():
+        assert "Args:" in (kind.options.__doc__ or "")

@@ -1,0 +1,90 @@
+"""What teachers reveal: each label mode, their stacking, and that none tells more than the one below."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dfme.errors import UserError
+from dfme.spec import ImageSpec, LabelMode
+from teachers.label_modes import Label, Probabilities, TopK, restrict
+
+
+class Fixed:
+    """A teacher that always answers the same rows, whatever it is asked."""
+
+    def __init__(self, scores: list[list[float]], mode: str = "logits") -> None:
+        self.spec = ImageSpec((1, 2, 2))
+        self.num_classes = len(scores[0])
+        self.label_mode = LabelMode.parse(mode)
+        self._scores = torch.tensor(scores)
+
+    def __call__(self, images: Tensor, /) -> Tensor:
+        return self._scores
+
+
+def test_probabilities_are_the_softmax_rounded() -> None:
+    teacher = Fixed([[0.0, np.log(2.0), np.log(4.0)]])
+    torch.testing.assert_close(Probabilities(teacher)(torch.empty(1)), torch.tensor([[1 / 7, 2 / 7, 4 / 7]]))
+    rounded = Probabilities(teacher, decimals=2)
+    assert rounded(torch.empty(1))[0].tolist() == pytest.approx([0.14, 0.29, 0.57])
+    assert str(rounded.label_mode) == "probabilities:2"
+
+
+def test_top_k_hides_the_others_and_label_is_the_first_largest() -> None:
+    teacher = Fixed([[0.1, 0.6, 0.26, 0.04], [0.3, 0.3, 0.2, 0.2]], "probabilities")
+    answer = TopK(teacher, k=2, decimals=1)(torch.empty(2))
+    torch.testing.assert_close(
+        answer,
+        torch.tensor([[torch.nan, 0.6, 0.3, torch.nan], [0.3, 0.3, torch.nan, torch.nan]]),
+        equal_nan=True,
+    )
+    labels = Label(teacher)(torch.empty(2))
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == [1, 0]
+
+
+def test_label_modes_can_be_stacked() -> None:
+    teacher = Fixed([[0.0, 1.0, 2.0, 3.0], [3.0, -1.0, 0.0, 1.0]])
+    three = TopK(Probabilities(teacher, 4), 3, 3)
+    one = TopK(three, 1, 1)
+    assert torch.isnan(one(torch.empty(2))).sum(1).tolist() == [3, 3]
+    assert Label(one)(torch.empty(2)).tolist() == [3, 0]
+    assert one.spec is teacher.spec
+
+
+LADDER = ["logits", "probabilities", "probabilities:4", "probabilities:2", "top_k:2:2", "top_k:1:2", "label"]
+
+
+def test_restrict_only_ever_reveals_less() -> None:
+    for i, given in enumerate(LADDER):
+        for j, wanted in enumerate(LADDER):
+            teacher = Fixed([[0.1, 0.5, 0.4]], given)
+            if i == j:
+                assert restrict(teacher, LabelMode.parse(wanted)) is teacher
+            elif i < j:
+                assert str(restrict(teacher, LabelMode.parse(wanted)).label_mode) == wanted
+            else:
+                with pytest.raises(UserError, match=f"{wanted}: the teacher gives only {given}"):
+                    restrict(teacher, LabelMode.parse(wanted))
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("probabilities:2", "top_k:2"),
+        ("top_k:2", "top_k:3"),
+        ("top_k:2:2", "top_k:2"),
+        ("top_k:2", "probabilities:1"),
+    ],
+)
+def test_no_restriction_reveals_more_decimals_or_classes(given: str, wanted: str) -> None:
+    with pytest.raises(UserError, match="which tells less"):
+        restrict(Fixed([[0.1, 0.5, 0.4]], given), LabelMode.parse(wanted))
+
+
+def test_top_k_of_more_classes_than_there_are() -> None:
+    with pytest.raises(UserError, match="only 3 classes"):
+        TopK(Fixed([[0.1, 0.5, 0.4]]), 4)
