@@ -28,7 +28,7 @@ PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 CHARGED: tuple[Purpose, ...] = tuple(purpose for purpose in PURPOSES if purpose != "evaluation")
 
 
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """Letters shown of what is wrong with a line."""
 
 
@@ -173,7 +173,7 @@ def read_history(path: Path) -> History:
             try:
                 history.add(json.loads(line))
             except (ValueError, KeyError, TypeError, RecursionError) as error:
-                problem = f"no {error}" if isinstance(error, KeyError) else str(error)[:MOST_SHOWN]
+                problem = f"no {error}" if isinstance(error, KeyError) else str(error)[:MAX_SHOWN]
                 raise RunError(f"{path}, line {number}: expected a ledger's next line: {problem}") from error
             history.size += len(line)
     except OSError as error:

@@ -28,7 +28,7 @@ from dfme.files import AppendFile, disk_error, open_file
 from dfme.students.replay.coding import Coding
 from dfme.students.replay.layout import SegmentLayout, load_layout, segment_items
 
-MOST_OPEN = 128
+MAX_OPEN = 128
 """Segments open for reading at once, far below what a process may have."""
 
 ADVICE = "restore the file as the run left it, or start a new run in another --out"
@@ -135,7 +135,7 @@ class DiskStore:
     def _item(self, slot: int, layout: SegmentLayout) -> bytes:
         segment, place = divmod(slot, layout.segment)
         if segment not in self._readers:
-            if len(self._readers) == MOST_OPEN:
+            if len(self._readers) == MAX_OPEN:
                 self._close_readers()
             self._readers[segment] = self._open_reader(segment)
         return os.pread(self._readers[segment].fileno(), layout.item_bytes, place * layout.item_bytes)
