@@ -20,68 +20,46 @@ class Source(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A built-in kind of teacher: the model of its options and ``module:function`` of its loader.
+    """A built-in kind of teacher: its options, ``module:function`` of its loader, what it reads from this machine.
 
-    The loader is imported when a teacher is made, and called with the options, the ``TeacherConfig`` and the torch
-    device. ``check``, if there is one, is called before anything heavy is loaded, with the
-    ``TeacherConfig`` and the options as a mapping, and raises UserError. ``file`` is
-    what it reads from this machine; kinds of service have none.
+    The loader is called with the options, the ``TeacherConfig`` and the torch device. ``check`` is called before
+    anything heavy is loaded, with the ``TeacherConfig`` and the options as a mapping, and raises UserError.
     """
 
     options: type[Any]
     loader: str
-    check: str | None = None
     file: Source | None = None
+    check: str | None = None
 
 
+SERVICE = "teachers.remote.checks:check_service"
 PLAIN_SERVICE = "teachers.remote.checks:check_plain_service"
+JSON_FILE = "teachers.remote.checks:check_json"
+
+WEIGHTS = Source("checkpoint", "; give --teacher.checkpoint, or make one with run.py train-teacher")
+ADAPTER = Source("adapter", "; configs/adapters has examples")
+ONNX = Source("model", "; export one with torch.onnx.export")
+PROGRAM = Source("program", "; save one with torch.export.save")
+ARCHIVE = Source("program", "; TorchScript archives are written by torch.jit.save")
+HF_FOLDER = Source("folder", "; save one with the model's and the image processor's save_pretrained", folder=True)
+TIMM_FOLDER = Source("folder", "; save one with timm.models.save_for_hf", folder=True)
 
 KINDS: dict[str, Kind] = {
-    "torch": Kind(
-        TorchOptions,
-        "teachers.local.pytorch:load_torch",
-        file=Source("checkpoint", "; give --teacher.checkpoint, or make one with run.py train-teacher"),
-    ),
-    "v2": Kind(V2Options, "teachers.open_inference.client:connect_v2", "teachers.remote.checks:check_service"),
-    "tf-serving": Kind(TfServingOptions, "teachers.remote.tf_serving:connect_tf_serving", PLAIN_SERVICE),
-    "hf-api": Kind(HfApiOptions, "teachers.remote.hf_api:connect_hf_api", PLAIN_SERVICE),
-    "json": Kind(
-        JsonOptions,
-        "teachers.remote.json_api.api:connect_json",
-        "teachers.remote.checks:check_json",
-        Source("adapter", "; configs/adapters has examples"),
-    ),
-    "onnx": Kind(
-        OnnxOptions,
-        "teachers.local.onnx_runtime:load_onnx",
-        file=Source("model", "; export one with torch.onnx.export"),
-    ),
-    "pt2": Kind(
-        Pt2Options,
-        "teachers.local.exported:load_pt2",
-        "teachers.options:require_trust",
-        Source("program", "; save one with torch.export.save"),
-    ),
-    "torchscript": Kind(
-        TorchScriptOptions,
-        "teachers.local.exported:load_torchscript",
-        file=Source("program", "; TorchScript archives are written by torch.jit.save"),
-    ),
-    "hf": Kind(
-        HuggingFaceOptions,
-        "teachers.local.huggingface:load_huggingface",
-        file=Source("folder", "; save one with the model's and the image processor's save_pretrained", folder=True),
-    ),
-    "timm": Kind(
-        TimmOptions,
-        "teachers.local.timm_folder:load_timm",
-        file=Source("folder", "; save one with timm.models.save_for_hf", folder=True),
-    ),
+    "torch": Kind(TorchOptions, "teachers.local.pytorch:load_torch", WEIGHTS),
+    "v2": Kind(V2Options, "teachers.open_inference.client:connect_v2", check=SERVICE),
+    "tf-serving": Kind(TfServingOptions, "teachers.remote.tf_serving:connect_tf_serving", check=PLAIN_SERVICE),
+    "hf-api": Kind(HfApiOptions, "teachers.remote.hf_api:connect_hf_api", check=PLAIN_SERVICE),
+    "json": Kind(JsonOptions, "teachers.remote.json_api.api:connect_json", ADAPTER, JSON_FILE),
+    "onnx": Kind(OnnxOptions, "teachers.local.onnx_runtime:load_onnx", ONNX),
+    "pt2": Kind(Pt2Options, "teachers.local.exported:load_pt2", PROGRAM, "teachers.options:require_trust"),
+    "torchscript": Kind(TorchScriptOptions, "teachers.local.exported:load_torchscript", ARCHIVE),
+    "hf": Kind(HuggingFaceOptions, "teachers.local.huggingface:load_huggingface", HF_FOLDER),
+    "timm": Kind(TimmOptions, "teachers.local.timm_folder:load_timm", TIMM_FOLDER),
 }
 
 
 def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> None:
-    """What a built-in kind has to say of its options before anything heavy is loaded: nothing, or UserError."""
+    """Check the options of a built-in kind before anything heavy is loaded. May raise UserError."""
     check = KINDS[config.kind].check if config.kind in KINDS else None
     if check is not None:
         module, _, function = check.partition(":")

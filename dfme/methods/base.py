@@ -180,7 +180,7 @@ class Method(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        device = self.rng["latent"].device
+        device = next(self.student.parameters()).device
         if self._generator is not None:
             self._generator.load_state_dict(state["generator"])
         if self._trains_generator:

@@ -18,7 +18,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from teachers.local.checks import first_line
 from teachers.local.program import Program, ProgramTeacher, make_program_teacher
-from teachers.options import Pt2Options, TorchScriptOptions
+from teachers.options import Pt2Options, TorchScriptOptions, require_trust
 
 LOGGER = logging.getLogger("dfme")
 
@@ -40,11 +40,7 @@ def load_pt2(options: Pt2Options, config: TeacherConfig, device: torch.device) -
     Loading unpickles whatever the file holds, which can run any code: UserError without ``options.trust``. UserError
     also where the configuration contradicts the program, and for one that was exported in training mode.
     """
-    if not options.trust:
-        raise UserError(
-            f"--teacher.trust: expected true, since loading {options.program} runs code that is in it; "
-            "say so for a file whose maker you trust"
-        )
+    require_trust(config, vars(options))
     path = _archive(options.program, "pt2")
     exported = _load_exported(path, device)
     image = _image(exported, path)

@@ -14,19 +14,9 @@ from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec
+from teachers.local import model_folder
 from teachers.local.checks import agreed, agreed_classes, first_line, import_extra
-from teachers.local.model_folder import (
-    CONFIG,
-    INDEX,
-    WEIGHTS,
-    Scale,
-    given_scale,
-    numbers,
-    read_config,
-    require_weights,
-    scaled,
-    whole,
-)
+from teachers.local.model_folder import CONFIG, WEIGHTS, Scale, numbers, read_config, scaled, whole
 from teachers.local.program import first_look
 from teachers.local.pytorch import LOGITS, TorchTeacher
 from teachers.local.weights import load_into, read_weights
@@ -50,11 +40,11 @@ def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device)
     outputs = next(filter(None, map(whole, found)), config.num_classes)
     classes = agreed_classes(config.num_classes, outputs, f"the num_classes of {CONFIG} are", CONFIG)
     shape = _shape(source, arguments, config)
-    scale = given_scale(config) or _scale(folder, source, config)
+    scale = model_folder.given_scale(config) or _scale(folder, source, config)
     module = _build(timm, folder, name, {**arguments, "num_classes": outputs, "in_chans": shape[0]})
-    require_weights(folder)
+    model_folder.require_weights(folder)
     if not (folder / WEIGHTS).is_file():
-        raise UserError(f"{folder}: expected {WEIGHTS} in one file, found {INDEX}")
+        raise UserError(f"{folder}: expected {WEIGHTS} in one file, found {model_folder.INDEX}")
     load_into(module, read_weights(folder / WEIGHTS)[0], source=f"{folder / WEIGHTS} as {name}")
     spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
     teacher = TorchTeacher(module, spec, classes, LOGITS, *scale, device, config.max_batch)

@@ -20,20 +20,9 @@ from dfme.errors import Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.arrays import as_float32
 from teachers.label_modes import two_classes
+from teachers.remote import json_bodies
 from teachers.remote.endpoint import Endpoint, Reply
-from teachers.remote.json_bodies import (
-    HEADERS,
-    NUMBER,
-    ROOM,
-    dump,
-    get_json,
-    labels,
-    listed,
-    numbers,
-    parse,
-    shown,
-    table,
-)
+from teachers.remote.json_bodies import shown
 from teachers.remote.options import TfServingOptions
 from teachers.remote.outcomes import quoted
 from teachers.remote.pictures import eight_bit
@@ -69,7 +58,7 @@ def connect_tf_serving(options: TfServingOptions, config: TeacherConfig, device:
     try:
         path = _path(options)
         _require_available(endpoint, path, secrets)
-        metadata = get_json(endpoint, f"{path}/metadata", "the model's metadata")
+        metadata = json_bodies.get_json(endpoint, f"{path}/metadata", "the model's metadata")
         signature = read_signature(metadata, options.signature, f"{endpoint.url}{path}/metadata")
         return _teacher(endpoint, signature, options, config)
     except BaseException:
@@ -83,7 +72,7 @@ def _path(options: TfServingOptions) -> str:
 
 
 def _require_available(endpoint: Endpoint, path: str, secrets: Secrets) -> None:
-    status = get_json(endpoint, path, "the model's status")
+    status = json_bodies.get_json(endpoint, path, "the model's status")
     versions = status.get("model_version_status") if isinstance(status, dict) else None
     known = versions if isinstance(versions, list) else []
     states = [str(version.get("state")) for version in known if isinstance(version, dict)]
@@ -158,21 +147,21 @@ class TfServingAdapter:
         else:
             x_BCHW = as_float32(images_BCHW.detach().cpu().numpy())
             x = x_BCHW.transpose(0, 2, 3, 1) if self.layout == "nhwc" else x_BCHW
-        rows = numbers(x.reshape(len(x), *self.axes))
+        rows = json_bodies.numbers(x.reshape(len(x), *self.axes))
         document: dict[str, object] = {"signature_name": self.signature} if self.signature else {}
         document |= {"inputs": {self.column: rows}} if self.column else {"instances": rows}
-        return Query(self.path, dump(document), dict(HEADERS))
+        return Query(self.path, json_bodies.dump(document), dict(json_bodies.HEADERS))
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
-        value = self._value(parse(reply.body), batch)
+        value = self._value(json_bodies.parse(reply.body), batch)
         if self.mode.kind == "label":
-            return labels(listed(value, batch), self.classes)
-        scores_BK = table(value, batch, 1 if self.binary else self.classes)
+            return json_bodies.labels(json_bodies.listed(value, batch), self.classes)
+        scores_BK = json_bodies.table(value, batch, 1 if self.binary else self.classes)
         scores = torch.from_numpy(as_float32(scores_BK))
         return two_classes(scores, self.mode) if self.binary else scores
 
     def most_bytes(self, batch: int) -> int:
-        return min(ROOM + batch * NUMBER * max(self.numbers_out, self.classes), _MOST_BYTES)
+        return min(json_bodies.ROOM + batch * json_bodies.NUMBER * max(self.numbers_out, self.classes), _MOST_BYTES)
 
     def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
         """The limit in the words of the server: ``Task size 65 is larger than maximum input batch size 64``."""
@@ -184,7 +173,7 @@ class TfServingAdapter:
         if isinstance(document, dict) and "predictions" in document:
             value = document["predictions"]
             if isinstance(value, list) and any(isinstance(row, dict) for row in value):
-                return [self._named(row) for row in listed(value, batch)]
+                return [self._named(row) for row in json_bodies.listed(value, batch)]
         elif isinstance(document, dict) and "outputs" in document:
             value = document["outputs"]
         else:

@@ -15,27 +15,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from teachers.open_inference import server as protocol
 from teachers.open_inference.message import HEADER_LENGTH, read_header_length
-from teachers.open_inference.server import (
-    VERSION,
-    BatchTooLargeError,
-    Question,
-    Service,
-    model_config,
-    model_metadata,
-    read_question,
-    server_metadata,
-    write_answer,
-)
 from teachers.open_inference.tensors import short
 from teachers.serve.meter import Meter
 from teachers.serve.model import Model
 
 OPEN = ("/v2/health/live", "/v2/health/ready")
 """Paths that need no key."""
-
-BROKEN_OFF = Response(status_code=400)
-"""For a client that is gone: nobody reads it."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +38,7 @@ class Rejected(Exception):  # noqa: N818 (an outcome, not an error of ours)
 class Endpoints:
     """What the routes lead to."""
 
-    def __init__(self, service: Service, model: Model, meter: Meter) -> None:
+    def __init__(self, service: protocol.Service, model: Model, meter: Meter) -> None:
         self._service, self._model, self._meter = service, model, meter
         self._most_bytes = service.most_bytes
 
@@ -66,9 +53,9 @@ class Endpoints:
             ]
         return [
             *routes,
-            Route("/v2", _said(server_metadata())),
-            Route("/v2/health/live", _said({"live": True})),
-            Route("/v2/health/ready", _said({"ready": True})),
+            Route("/v2", _always(protocol.server_metadata())),
+            Route("/v2/health/live", _always({"live": True})),
+            Route("/v2/health/ready", _always({"ready": True})),
             Route("/v2/repository/index", self.index, methods=["POST"]),
             Route("/metrics", self.metrics),
         ]
@@ -80,14 +67,14 @@ class Endpoints:
             body = await _body(request, self._most_bytes, self._service.max_batch)
         except ClientDisconnect:
             self._meter.refused["broken off"] += 1
-            return BROKEN_OFF
+            return Response(status_code=400)  # nobody reads it
         question = self._question(request, body)
         seconds = self._meter.admit(len(question.images))
         if seconds:
             text = f"over the rate limit: expected the next request in {seconds} s at the earliest"
             raise Rejected(429, text, "rate limit", {"Retry-After": str(seconds)})
         try:
-            content, length = write_answer(self._service, question, await self._model.ask(question.images))
+            content, length = protocol.write_answer(self._service, question, await self._model.ask(question.images))
         except Exception:  # whatever it is, it is the owner's and not for those who ask
             logger.exception("the teacher failed on a batch of %d images", len(question.images))
             self._meter.failed += 1
@@ -99,18 +86,18 @@ class Endpoints:
 
     async def metadata(self, request: Request) -> Response:
         self._require(request)
-        return JSONResponse(model_metadata(self._service))
+        return JSONResponse(protocol.model_metadata(self._service))
 
     async def config(self, request: Request) -> Response:
         self._require(request)
-        return JSONResponse(model_config(self._service))
+        return JSONResponse(protocol.model_config(self._service))
 
     async def ready(self, request: Request) -> Response:
         self._require(request)
         return JSONResponse({"name": self._service.name, "ready": True})
 
     async def index(self, request: Request) -> Response:
-        return JSONResponse([{"name": self._service.name, "version": VERSION, "state": "READY"}])
+        return JSONResponse([{"name": self._service.name, "version": protocol.VERSION, "state": "READY"}])
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._meter.exposition(self._service.name), media_type="text/plain; version=0.0.4")
@@ -126,27 +113,28 @@ class Endpoints:
         return _error(error.status_code, text, error.headers)
 
     def _require(self, request: Request) -> None:
-        """The model and the version in the path must be those that are here."""
-        model, version = request.path_params["model"], request.path_params.get("version", VERSION)
-        if model != self._service.name:
-            raise Rejected(404, f"unknown model {short(model)}: expected {self._service.name!r}", "not found")
-        if version != VERSION:
-            raise Rejected(404, f"unknown version {short(version)} of {model!r}: expected {VERSION!r}", "not found")
+        """Rejected unless the path names this model and this version."""
+        model, version = request.path_params["model"], request.path_params.get("version", protocol.VERSION)
+        expected = f"unknown model {short(model)}: expected {self._service.name!r}"
+        if model == self._service.name:
+            expected = f"unknown version {short(version)} of {model!r}: expected {protocol.VERSION!r}"
+        if (model, version) != (self._service.name, protocol.VERSION):
+            raise Rejected(404, expected, "not found")
 
-    def _question(self, request: Request, body: bytes) -> Question:
+    def _question(self, request: Request, body: bytes) -> protocol.Question:
         try:
             encoding = request.headers.get("content-encoding", "identity")
             if encoding != "identity":
                 raise ValueError(f"Content-Encoding: expected none, got {encoding!r}")
-            return read_question(self._service, body, read_header_length(request.headers))
-        except BatchTooLargeError as error:
+            return protocol.read_question(self._service, body, read_header_length(request.headers))
+        except protocol.BatchTooLargeError as error:
             raise Rejected(400, str(error), "batch too large") from None
         except ValueError as error:
             raise Rejected(400, str(error), "malformed") from None
 
 
 class Guard:
-    """Lets pass who has the key: as ``Authorization: Bearer KEY`` or as ``X-API-Key: KEY``."""
+    """Lets those pass who send the key, as ``Authorization: Bearer KEY`` or as ``X-API-Key: KEY``."""
 
     def __init__(self, app: ASGIApp, key: str, meter: Meter) -> None:
         self._app, self._key, self._meter = app, key.encode(), meter
@@ -165,7 +153,7 @@ class Guard:
         return hmac.compare_digest(given.strip(), self._key)
 
 
-def make_app(service: Service, model: Model, meter: Meter, key: str | None = None) -> Starlette:
+def make_app(service: protocol.Service, model: Model, meter: Meter, key: str | None = None) -> Starlette:
     """The application; with a ``key``, everything but the server's health needs it."""
     endpoints = Endpoints(service, model, meter)
     guards = [Middleware(Guard, key=key, meter=meter)] if key is not None else []
@@ -183,25 +171,24 @@ async def _body(request: Request, most: int, most_images: int | None) -> bytes:
     if size <= most:
         size = 0
         async for chunk in request.stream():
-            if chunk:
-                chunks.append(chunk)
-                size += len(chunk)
+            chunks.append(chunk)
+            size += len(chunk)
             if size > most:
                 break
     if size > most:
         images = f"{most_images} images ({most} bytes)" if most_images else f"{most} bytes"
         text = f"request of {size} bytes or more: expected at most {images}"
         raise Rejected(413, text, "body too large", {"Connection": "close"})
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return b"".join(chunks)
 
 
-def _said(content: Mapping[str, Any]) -> Any:
-    """An endpoint that always says the same."""
+def _always(content: Mapping[str, Any]) -> Any:
+    """An endpoint that always answers the same."""
 
-    async def say(request: Request) -> Response:
+    async def answer(request: Request) -> Response:
         return JSONResponse(content)
 
-    return say
+    return answer
 
 
 def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:

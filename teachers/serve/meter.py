@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 Clock = Callable[[], float]
 
-INSTANT = 1e-6
-"""Seconds that are none: what rounding makes of a wait that is over."""
+ROUNDING = 1e-6
+"""Seconds that rounding makes of a wait that is over."""
 
 
-class Pace:
-    """A limit of ``rate`` units per second over any length of time, besides the first second's worth.
+class ServedRate:
+    """At most ``rate`` units per second over any length of time, besides the first second's worth.
 
-    A request of more units than that is let through once a second's worth is there, and the next ones wait
-    until it is paid off.
+    A request of more units than that passes once a second's worth is there; the next ones wait until it is paid off.
     """
 
     def __init__(self, rate: float, clock: Clock = time.monotonic) -> None:
@@ -54,17 +53,17 @@ class Meter:
         self.answered = 0
         self.failed = 0
         self.refused: Counter[str] = Counter()
-        self._images = Pace(images_per_second, clock) if images_per_second else None
-        self._requests = Pace(requests_per_second, clock) if requests_per_second else None
+        self._images = ServedRate(images_per_second, clock) if images_per_second else None
+        self._requests = ServedRate(requests_per_second, clock) if requests_per_second else None
 
     def admit(self, images: int) -> int:
         """Let a request of so many images pass, with 0, or say in how many whole seconds to come again."""
-        limits = [(pace, units) for pace, units in ((self._images, images), (self._requests, 1)) if pace]
-        seconds = max((pace.wait(units) for pace, units in limits), default=0.0)
-        if seconds > INSTANT:
-            return math.ceil(seconds - INSTANT)
-        for pace, units in limits:
-            pace.spend(units)
+        limits = [(rate, units) for rate, units in ((self._images, images), (self._requests, 1)) if rate]
+        seconds = max((rate.wait(units) for rate, units in limits), default=0.0)
+        if seconds > ROUNDING:
+            return math.ceil(seconds - ROUNDING)
+        for rate, units in limits:
+            rate.spend(units)
         return 0
 
     def ask(self, images: int) -> None:
@@ -84,9 +83,6 @@ class Meter:
 
     def exposition(self, model: str) -> str:
         """All counts in Prometheus' text format."""
-        return "".join(f"{line}\n" for line in self._exposed(model))
-
-    def _exposed(self, model: str) -> Iterator[str]:
         plain = [
             ("images_served_total", "Images the model was asked for.", self.images),
             ("requests_served_total", "Requests the model was asked for.", self.requests),
@@ -94,12 +90,13 @@ class Meter:
             ("requests_failed_total", "Requests on which the model failed.", self.failed),
             ("model_seconds_total", "Seconds that the model took.", self.seconds),
         ]
+        lines = []
         for name, text, value in plain:
-            yield from _head(name, text)
-            yield f'dfme_{name}{{model="{model}"}} {value!r}'
-        yield from _head("requests_refused_total", "Requests refused before the model was asked, by reason.")
+            lines += [*_head(name, text), f'dfme_{name}{{model="{model}"}} {value!r}']
+        lines += _head("requests_refused_total", "Requests refused before the model was asked, by reason.")
         for reason, count in sorted(self.refused.items()):
-            yield f'dfme_requests_refused_total{{model="{model}",reason="{reason}"}} {count}'
+            lines.append(f'dfme_requests_refused_total{{model="{model}",reason="{reason}"}} {count}')
+        return "\n".join([*lines, ""])
 
 
 def _head(name: str, text: str) -> tuple[str, str]:

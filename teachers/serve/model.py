@@ -1,4 +1,4 @@
-"""The teacher as a server asks it: one call at a time, on a thread of its own, its answers held to its label mode."""
+"""The teacher as a server asks it: one call at a time, in a thread of its own, its answers held to its label mode."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ CPU = torch.device("cpu")
 
 
 class Model:
-    """``teacher``, metered by ``meter``. ``threads``: CPU threads of its arithmetic; 0: as many as torch uses.
-
-    The event loop goes on meanwhile, so health and metrics are answered while the model works.
-    """
+    """``teacher``, metered by ``meter``. ``threads``: CPU threads of its arithmetic; 0: as many as torch uses."""
 
     def __init__(self, teacher: Teacher, meter: Meter, threads: int = 0) -> None:
         self._teacher, self._meter = teacher, meter
@@ -36,21 +33,21 @@ class Model:
         Raises whatever the teacher raises, and TeacherError for answers that its label mode rules out: such
         answers might tell more than it allows.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._answer, images_BCHW)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._timed, images_BCHW)
 
     def close(self) -> None:
         """Ask nothing more; a call that is under way ends first."""
         self._worker.shutdown()
 
-    def _answer(self, images_BCHW: Array) -> Array:
+    def _timed(self, images_BCHW: Array) -> Array:
         self._meter.ask(len(images_BCHW))
         started = time.perf_counter()
         try:
-            return self._asked(images_BCHW)
+            return self._answer(images_BCHW)
         finally:
             self._meter.seconds += time.perf_counter() - started
 
-    def _asked(self, images_BCHW: Array) -> Array:
+    def _answer(self, images_BCHW: Array) -> Array:
         teacher, mode = self._teacher, self._teacher.label_mode
         images = torch.from_numpy(images_BCHW)
         if teacher.spec.levels is not None:  # what came as FP32 may lie between the lattice's points
@@ -60,6 +57,5 @@ class Model:
                 raw = teacher(images.to(self._device))
         except SystemExit as error:  # it gives up, but the process is not its own here
             raise TeacherError(f"the teacher asked to exit with {error.code!r}") from error
-        answers = read_answers(raw, len(images), teacher.num_classes, mode, DeferredChecks(), CPU)
-        array: Array = answers.numpy()
-        return array
+        answers: Array = read_answers(raw, len(images), teacher.num_classes, mode, DeferredChecks(), CPU).numpy()
+        return answers

@@ -58,7 +58,7 @@ class Server:
         self._thread: threading.Thread | None = None
 
     def run(self) -> None:
-        """Serve until Ctrl-C or SIGTERM, once what is under way has ended; from the main thread."""
+        """Serve until Ctrl-C or SIGTERM, from the main thread; requests under way are answered first."""
         try:
             with _signals(self._server.handle_exit):
                 self._server.run(sockets=[self._socket])
@@ -66,7 +66,7 @@ class Server:
             self._socket.close()
 
     def start(self) -> None:
-        """Serve in a thread of its own. Requests may come at once: the socket listens already."""
+        """Serve in a thread of its own; requests may come at once."""
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
         self._thread.start()
 
@@ -80,10 +80,9 @@ class Server:
 
 
 class Serving:
-    """A teacher being served, with all that belongs to it: ``with Serving(teacher) as service: service.url``.
+    """A teacher being served: ``with Serving(teacher) as service: service.url``.
 
-    ``max_batch`` only lowers the teacher's own. ``key``: what clients must send. The rates are the most that is
-    served per second; ``threads`` are those of the model's arithmetic.
+    ``max_batch`` only lowers the teacher's own. Clients must send ``key``. ``threads`` are those of the arithmetic.
     """
 
     def __init__(
@@ -123,25 +122,19 @@ class Serving:
 
 
 def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) -> str:
-    """Serve a teacher until Ctrl-C or SIGTERM; what was served, in a line. ``tell`` hears what stands where.
-
-    UserError if the address cannot be had.
-    """
+    """Serve a teacher until Ctrl-C or SIGTERM; what was served, in a line. ``tell`` hears what is served where."""
     key = os.environ[config.api_key_env].strip() if config.api_key_env else None
-    serving = Serving(
-        teacher,
-        name=str(config.model),
-        host=config.host,
-        port=config.port,
-        max_batch=config.max_batch,
-        key=key,
-        images_per_second=config.images_per_second,
-        requests_per_second=config.requests_per_second,
-        threads=config.threads,
-    )
+    rates = config.images_per_second, config.requests_per_second
+    name = str(config.model)
+    serving = Serving(teacher, name, config.host, config.port, config.max_batch, key, *rates, config.threads)
     tell(_opening(serving, config))
-    if not serving.server.loopback:
-        tell(_exposed(serving.url, config))
+    if not serving.server.loopback and config.api_key_env:
+        tell(f"{serving.url} is open beyond this machine: whoever reaches it and has the key can query it, unencrypted")
+    elif not serving.server.loopback:
+        tell(
+            f"WARNING: {serving.url} is open beyond this machine, and WHOEVER REACHES IT CAN QUERY IT: give "
+            "--api-key-env NAME, or leave --host out"
+        )
     with ieee_fp32():  # as a local teacher is asked where its answers' last bits matter
         serving.run()
     return serving.meter.summary()
@@ -164,15 +157,6 @@ def _opening(serving: Serving, config: ServeConfig) -> str:
     )
 
 
-def _exposed(url: str, config: ServeConfig) -> str:
-    if config.api_key_env:
-        return f"{url} is open beyond this machine: whoever reaches it and has the key can query it, unencrypted"
-    return (
-        f"WARNING: {url} is open beyond this machine, and WHOEVER REACHES IT CAN QUERY IT: give --api-key-env NAME, "
-        "or leave --host out"
-    )
-
-
 def _listen(host: str, port: int) -> socket.socket:
     """A listening socket. Its protocol is named, else asyncio would not turn Nagle's algorithm off on it."""
     try:
@@ -188,10 +172,8 @@ def _listen(host: str, port: int) -> socket.socket:
             listening.close()
             raise
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(
-            f"--host {host} --port {port}: cannot listen there: {reason}; give another --port (0: a free one)"
-        ) from None
+        problem = f"cannot listen there: {error.strerror or error}; give another --port (0: a free one)"
+        raise UserError(f"--host {host} --port {port}: {problem}") from None
     return listening
 
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -32,7 +33,7 @@ EpochCallback = Callable[[dict[str, float]], None]
 
 SPLITS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
-ELSEWHERE = ("device", "evaluate_every", "out")
+NOT_IN_RECIPE = ("device", "evaluate_every", "out")
 """Settings that say where and how loudly a teacher is trained, not which one."""
 
 
@@ -51,10 +52,9 @@ class TrainedTeacher:
 def train_teacher(config: TrainTeacherConfig, progress: EpochCallback | None = None) -> TrainedTeacher:
     """Train, score on the test part, and save. The last weights are kept: the test part chooses nothing.
 
-    The same configuration, machine and thread count give the same file, byte for byte, on the CPU. After
-    every epoch ``progress`` receives epoch, epochs, loss, train_accuracy, lr, seconds, and test_accuracy
-    where it was scored. Raises UserError for settings, data or a device that cannot work, and for a loss that
-    diverges.
+    The same configuration, machine and thread count give the same file, byte for byte, on the CPU. After every epoch
+    ``progress`` receives epoch, epochs, loss, train_accuracy, lr, seconds, and test_accuracy where it was scored.
+    UserError for settings, data or a device that cannot work, and for a loss that diverges.
     """
     check_training(config)
     device = choose_device(config.device)
@@ -73,7 +73,7 @@ def train_teacher(config: TrainTeacherConfig, progress: EpochCallback | None = N
 
 @dataclass(frozen=True)
 class _Task:
-    """The data, and what it decides about the network."""
+    """The data, and the settings of the network that depend on them."""
 
     train: LabelledImages
     test: LabelledImages
@@ -87,17 +87,8 @@ class _Task:
 def _task(config: TrainTeacherConfig) -> _Task:
     """Load the data, and settle what the configuration leaves to it."""
     data = config.data
-    train, test = (
-        load_dataset(
-            data.name,
-            split,
-            shape=data.shape,
-            root=data.root,
-            download=data.download,
-            download_flag="--data.download true",
-        )
-        for split in SPLITS
-    )
+    load = partial(load_dataset, data.name, shape=data.shape, root=data.root, download=data.download)
+    train, test = (load(split, download_flag="--data.download true") for split in SPLITS)
     arch = auto_net(train.shape) if config.arch == "auto" else config.arch
     mean, std = config.mean, config.std
     if mean is None or std is None:
@@ -157,7 +148,7 @@ class _Training:
         return {"loss": float(loss_sum) / images, "train_accuracy": float(right) / images, "lr": lr}
 
     def _step(self, x_BCHW: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
-        """One update; returns the loss and the logits it came from, without their graph."""
+        """One update; returns the loss and the logits without their graph."""
         if self.config.augmentation != "none":
             flip = self.config.augmentation == "crop_flip"
             x_BCHW = shift(x_BCHW, self.config.padding, flip, self.augmentation)
@@ -196,7 +187,7 @@ def channel_statistics(data: LabelledImages) -> tuple[tuple[float, ...], tuple[f
 
 def _card(config: TrainTeacherConfig, task: _Task, accuracy: float) -> Card:
     """What the file says about itself."""
-    recipe = {name: value for name, value in dataclasses.asdict(config).items() if name not in ELSEWHERE}
+    recipe = {name: value for name, value in dataclasses.asdict(config).items() if name not in NOT_IN_RECIPE}
     dataset = Path(config.data.name).name
     recipe["data"] = {"name": dataset, "shape": config.data.shape}
     return Card(
@@ -215,31 +206,27 @@ def _card(config: TrainTeacherConfig, task: _Task, accuracy: float) -> Card:
 
 
 def _optimizer(config: TrainTeacherConfig, net: nn.Module) -> torch.optim.Optimizer:
+    weights, lr, decay, momentum = net.parameters(), config.lr, config.weight_decay, config.momentum
     if config.optimizer == "adam":
-        return torch.optim.Adam(net.parameters(), config.lr, weight_decay=config.weight_decay)
-    return torch.optim.SGD(
-        net.parameters(),
-        config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        nesterov=config.momentum > 0,
-    )
+        return torch.optim.Adam(weights, lr, weight_decay=decay)
+    return torch.optim.SGD(weights, lr, momentum, weight_decay=decay, nesterov=momentum > 0)
 
 
 @contextlib.contextmanager
 def _repeatable(config: TrainTeacherConfig, device: torch.device) -> Iterator[None]:
     """Seeded random states, deterministic convolutions and the threads asked for; all put back after."""
     threads = torch.get_num_threads()
-    before = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
+    cudnn = torch.backends.cudnn
+    before = (cudnn.deterministic, cudnn.benchmark)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
             torch.manual_seed(derived_seed(config.seed, "weights"))
             torch.set_num_threads(config.threads or threads)
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+            cudnn.deterministic, cudnn.benchmark = True, False
             yield
         finally:
             torch.set_num_threads(threads)
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+            cudnn.deterministic, cudnn.benchmark = before
 
 
 def _check_writable(path: Path) -> None:

@@ -168,17 +168,20 @@ def test_methods_do_no_input_or_output():
     assert found == []
 
 
+@pytest.mark.integration
 def test_what_reports_and_tracks_needs_no_torch():
     modules = [module_of(path) for path in inside("dfme/report/")]
     assert len(modules) > 3
     assert "torch" not in loaded_by(f"import {', '.join(modules)}")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("words", [["--budgt", "1"], ["--help"], ["serve", "--help"]], ids=" ".join)
 def test_the_command_line_loads_nothing_heavy_before_it_must(words):
     assert loaded_by(f"import dfme.cli.main\ntry: dfme.cli.main.main({words})\nfinally: print()") == set()
 
 
+@pytest.mark.integration
 def test_what_a_run_is_made_of_loads_nothing_optional():
     modules = "dfme.run.build, dfme.benchmarks.speed, teachers.training.train, teachers.local.pytorch"
     assert loaded_by(f"import {modules}") == {"torch"}

@@ -103,6 +103,7 @@ def kept_files() -> tuple[Path, ...]:
     return tuple(path for line in done.stdout.splitlines() if (path := ROOT / line).is_file())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("what", "pattern"),
     [
@@ -123,6 +124,7 @@ def test_no_kept_text_holds(what, pattern):
     assert found == [], f"{what} in"
 
 
+@pytest.mark.integration
 def test_every_file_that_is_no_code_is_installed_too():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")

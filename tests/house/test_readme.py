@@ -184,10 +184,12 @@ def test_the_marked_blocks_are_the_ones_tested_here():
     assert ALL.count("<!-- tested:") == len(marked_blocks())
 
 
+@pytest.mark.integration
 def test_the_seam_as_printed(tmp_path):
     assert run_section("seam", tmp_path) == "288 torch.Size([48, 16])\n"
 
 
+@pytest.mark.integration
 def test_a_function_from_python_as_printed(tmp_path):
     printed = run_section("python", tmp_path)
     assert "runs/ask" in printed

@@ -66,7 +66,7 @@ def test_every_image_is_paid_for_once_and_learnt_from_afterwards(pool, mode):
     assert parts.students.steps_left == 3 * 5, "3 passes over 37 images, 8 at a time"
     while parts.students.steps_left:
         assert math.isfinite(parts.students.train_pending(4)["replay_loss"])
-    assert parts.students.steps_taken == 15
+    assert parts.students.steps == 15
     assert parts.students.progress == 1
     assert any(not torch.equal(value, before[name]) for name, value in parts.students.net.state_dict().items())
 

@@ -121,8 +121,6 @@ def test_momentum_of_the_last_round_is_forgotten():
     ("student", "keys"),
     [
         ({"rounds": (0.5, 1.0)}, ["student.rounds"]),  # without steps
-        ({"rounds": (0.5, 0.9), "steps": 10}, ["student.rounds"]),
-        ({"rounds": (0.5, 0.5, 1.0), "steps": 10}, ["student.rounds"]),
         ({"rounds": (0.25, 0.5, 1.0), "steps": 2}, ["student.rounds"]),
         ({"rounds": (1.0,), "steps": 10, "final_share": 0.5}, ["student.final_share"]),
         ({"rounds": (1.0,), "steps": 10, "replay_steps": 2}, []),  # steps go before replay steps, here too
@@ -135,3 +133,9 @@ def test_plans_that_rule_each_other_out_are_refused(student: dict[str, object], 
     config = ExtractConfig(student=StudentConfig(**student))
     job = Job(config, TeacherConfig(), {}, "static", METHODS["static"].config())
     assert [problem.key for problem in method_problems(job)] == keys
+
+
+@pytest.mark.parametrize("rounds", [(0.5, 0.9), (0.5, 0.5, 1.0)])
+def test_rounds_are_increasing_shares_up_to_the_whole(rounds: tuple[float, ...]):
+    with pytest.raises(ValueError, match="expected increasing shares of the budget, the last one 1"):
+        StudentConfig(rounds=rounds, steps=10)

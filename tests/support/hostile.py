@@ -66,6 +66,8 @@ class Hostile(Service):
         super().__init__(V2([image], [scores], ["binary_tensor_data"], pages=pages or {}), tls, port)
         self.plan: Plan = plan or {}
         self.max_batch, self.need, self.log = max_batch, need, log
+        if log is not None:
+            log.touch()  # an empty meter before the first question
         self.served: list[Served] = []
         self.dropped = self.questions = self.most_at_once = self._at_once = 0
         self.when_served: Callable[[int], object] = int

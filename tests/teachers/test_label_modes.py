@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from dfme.errors import UserError
-from dfme.spec import ImageSpec, LabelMode
-from teachers.label_modes import Label, Probabilities, TopK, restrict
+from dfme.spec import ImageSpec, LabelMode, Teacher
+from teachers.label_modes import restrict
 
 
 class Fixed:
@@ -25,33 +25,39 @@ class Fixed:
         return self._scores
 
 
+def restricted(teacher: Teacher, mode: str) -> Teacher:
+    return restrict(teacher, LabelMode.parse(mode))
+
+
 def test_probabilities_are_the_softmax_rounded() -> None:
     teacher = Fixed([[0.0, np.log(2.0), np.log(4.0)]])
-    torch.testing.assert_close(Probabilities(teacher)(torch.empty(1)), torch.tensor([[1 / 7, 2 / 7, 4 / 7]]))
-    rounded = Probabilities(teacher, decimals=2)
+    torch.testing.assert_close(
+        restricted(teacher, "probabilities")(torch.empty(1)), torch.tensor([[1 / 7, 2 / 7, 4 / 7]])
+    )
+    rounded = restricted(teacher, "probabilities:2")
     assert rounded(torch.empty(1))[0].tolist() == pytest.approx([0.14, 0.29, 0.57])
     assert str(rounded.label_mode) == "probabilities:2"
 
 
 def test_top_k_hides_the_others_and_label_is_the_first_largest() -> None:
     teacher = Fixed([[0.1, 0.6, 0.26, 0.04], [0.3, 0.3, 0.2, 0.2]], "probabilities")
-    answer = TopK(teacher, k=2, decimals=1)(torch.empty(2))
+    answer = restricted(teacher, "top_k:2:1")(torch.empty(2))
     torch.testing.assert_close(
         answer,
         torch.tensor([[torch.nan, 0.6, 0.3, torch.nan], [0.3, 0.3, torch.nan, torch.nan]]),
         equal_nan=True,
     )
-    labels = Label(teacher)(torch.empty(2))
+    labels = restricted(teacher, "label")(torch.empty(2))
     assert labels.dtype == torch.int64
     assert labels.tolist() == [1, 0]
 
 
 def test_label_modes_can_be_stacked() -> None:
     teacher = Fixed([[0.0, 1.0, 2.0, 3.0], [3.0, -1.0, 0.0, 1.0]])
-    three = TopK(Probabilities(teacher, 4), 3, 3)
-    one = TopK(three, 1, 1)
+    three = restricted(restricted(teacher, "probabilities:4"), "top_k:3:3")
+    one = restricted(three, "top_k:1:1")
     assert torch.isnan(one(torch.empty(2))).sum(1).tolist() == [3, 3]
-    assert Label(one)(torch.empty(2)).tolist() == [3, 0]
+    assert restricted(one, "label")(torch.empty(2)).tolist() == [3, 0]
     assert one.spec is teacher.spec
 
 
@@ -63,12 +69,12 @@ def test_restrict_only_ever_reveals_less() -> None:
         for j, wanted in enumerate(LADDER):
             teacher = Fixed([[0.1, 0.5, 0.4]], given)
             if i == j:
-                assert restrict(teacher, LabelMode.parse(wanted)) is teacher
+                assert restricted(teacher, wanted) is teacher
             elif i < j:
-                assert str(restrict(teacher, LabelMode.parse(wanted)).label_mode) == wanted
+                assert str(restricted(teacher, wanted).label_mode) == wanted
             else:
                 with pytest.raises(UserError, match=f"{wanted}: the teacher gives only {given}"):
-                    restrict(teacher, LabelMode.parse(wanted))
+                    restricted(teacher, wanted)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +88,9 @@ def test_restrict_only_ever_reveals_less() -> None:
 )
 def test_no_restriction_reveals_more_decimals_or_classes(given: str, wanted: str) -> None:
     with pytest.raises(UserError, match="which tells less"):
-        restrict(Fixed([[0.1, 0.5, 0.4]], given), LabelMode.parse(wanted))
+        restricted(Fixed([[0.1, 0.5, 0.4]], given), wanted)
 
 
 def test_top_k_of_more_classes_than_there_are() -> None:
     with pytest.raises(UserError, match="only 3 classes"):
-        TopK(Fixed([[0.1, 0.5, 0.4]]), 4)
+        restricted(Fixed([[0.1, 0.5, 0.4]]), "top_k:4")
