@@ -18,7 +18,6 @@ from dfme.benchmarks.gradients.truth import Truth, true_gradient, weights_gradie
 from dfme.benchmarks.gradients.white_box import WhiteBox
 from dfme.config.settings import Job, ObjectiveName
 from dfme.estimators.synthetic import Synthetic
-from dfme.files import replacing
 from dfme.randomness import Streams
 from dfme.report.markdown import table as markdown_table
 from dfme.spec import LabelMode
@@ -135,7 +134,7 @@ def draw(moments: Sequence[Moment], path: Path) -> None:
     """Two panels against queries: cosines at the generator's output, and in its weights with their spread."""
     from matplotlib.figure import Figure
 
-    from dfme.report.curves import BLUE, DOTS, ORANGE, short_count
+    from dfme.report.curves import BLUE, ORANGE, query_axis, save_figure
 
     figure = Figure(figsize=(7.2, 3.2), layout="constrained")
     at_output, in_weights = figure.subplots(1, 2)
@@ -149,11 +148,6 @@ def draw(moments: Sequence[Moment], path: Path) -> None:
     for axes, title in ((at_output, "generator's output, per image"), (in_weights, "generator's weights")):
         axes.set_title(f"cosine to the truth: {title}", loc="left", fontsize=9)
         axes.axhline(0.0, color="black", linewidth=0.6)
-        axes.set_xlim(left=0)
-        axes.xaxis.set_major_formatter(lambda value, _: short_count(value))
-        axes.set_xlabel("queries")
-        axes.grid(visible=True, color="#dddddd", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
+        query_axis(axes)
     at_output.legend(frameon=False, fontsize=8)
-    with replacing(path) as file:
-        figure.savefig(file, format="png", dpi=DOTS, facecolor="white")
+    save_figure(figure, path)
