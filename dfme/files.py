@@ -63,6 +63,14 @@ def whole_lines(path: Path) -> Iterator[bytes]:
         raise RunError(f"{path}, line {number + 1}: expected a line of a log, got more than {MAX_LINE} bytes")
 
 
+def make_folder(path: Path) -> None:
+    """Make the folder, and those above it, unless it is there. RunError where the disk refuses."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error("create", path, error) from error
+
+
 class AppendFile:
     """A file that only grows, by whole appends: one that fails is taken back before the error is raised.
 

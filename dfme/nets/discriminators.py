@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-Shape = tuple[int, int, int]
+from dfme.spec import Shape
 
 MIN_SIDE = 4
 """Pixels that halving leaves of a side, but for the first, which every image goes through."""

@@ -47,14 +47,14 @@ class Totals:
     ``failed`` images were charged (or recorded, for evaluation) without an answer to learn from.
     """
 
-    budget: int
-    spent: int
-    spent_by_purpose: dict[str, int]
-    evaluation_queries: int
-    requests: int
-    refused: int
-    failed: int
-    lost: int
+    budget: int = 0
+    spent: int = 0
+    spent_by_purpose: dict[str, int] = field(default_factory=dict)
+    evaluation_queries: int = 0
+    requests: int = 0
+    refused: int = 0
+    failed: int = 0
+    lost: int = 0
 
     @property
     def served(self) -> int:

@@ -17,12 +17,12 @@ from dfme.config.settings import ExtractConfig, Job
 from dfme.methods import METHODS
 from dfme.methods.base import Components, Method
 from dfme.nets import auto_net, build_net
-from dfme.nets.generators import Generator, GeneratorNet, Transforming
+from dfme.nets.generators import DrawImages, Generator, GeneratorNet, Transforming
 from dfme.oracle.oracle import Oracle
 from dfme.queries.evolution import Evolution
 from dfme.queries.pool import ImageSource
 from dfme.queries.programs import ProceduralImages
-from dfme.queries.sampler import DrawImages, QuerySampler
+from dfme.queries.sampler import QuerySampler
 from dfme.randomness import Streams, derived_seed
 from dfme.run.checkpoint import space_for_checkpoints
 from dfme.run.method_checks import keeps_answers, students_of

@@ -71,7 +71,7 @@ def test_what_a_method_adds_to_the_summary_is_plain(name, mode):
 
 # Of each of these one: which images are paid for, less what a method without a generator, or one student, cannot do.
 SOURCES = [{}, {"procedural": 0.5}, {"evolve": 0.5, "programs": ("noise", "leaves")}]
-GENERATORS = [{}, {"base": "procedural"}, {"generators": 3}, {"base": "procedural", "generators": 2}]
+GENERATORS = [{}, {"base": "procedural"}]
 CHOICES = [
     {},
     {"pool": 2},

@@ -243,7 +243,7 @@ class Conclusion:
             return proper(trainer, most)
 
         monkeypatch.setattr("dfme.run.loop.STEPS_AT_ONCE", 2)
-        monkeypatch.setattr(StudentTrainer, "conclude", conclude)
+        monkeypatch.setattr(StudentTrainer, "train_pending", conclude)
 
     def begin(self, at: dict[int, Callable[[], object]]) -> None:
         self.at, self.times = at, 0
