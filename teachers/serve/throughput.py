@@ -43,10 +43,10 @@ class Ratio(NamedTuple):
     ratio: float
 
 
-def time_http(teacher: TeacherConfig, options: dict[str, Any], rounds: int, extract: Extraction) -> list[Ratio]:
+def time_http(teacher: TeacherConfig, options: dict[str, Any], rounds: int, seconds_of: Extraction) -> list[Ratio]:
     """Extraction from a teacher of kind torch, in process and through HTTP; then the client against bare requests."""
     with serving(str(options["checkpoint"])) as url:
-        return [_extraction(teacher, options, url, rounds, extract), _client(teacher, options, url, rounds)]
+        return [_extraction(teacher, options, url, rounds, seconds_of), _client(teacher, options, url, rounds)]
 
 
 @contextlib.contextmanager
@@ -66,15 +66,17 @@ def serving(checkpoint: str) -> Iterator[str]:
             server.terminate()
 
 
-def _extraction(teacher: TeacherConfig, options: dict[str, Any], url: str, rounds: int, extract: Extraction) -> Ratio:
+def _extraction(
+    teacher: TeacherConfig, options: dict[str, Any], url: str, rounds: int, seconds_of: Extraction
+) -> Ratio:
     v2, address = TeacherConfig(kind="v2"), {"url": url, "model": "m"}
     with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder:
-        extract(v2, address, Path(folder) / "warm-up")
+        seconds_of(v2, address, Path(folder) / "warm-up")
         return _compare(
             "extraction, in process / through HTTP",
             rounds,
-            lambda number: extract(teacher, options, Path(folder) / f"local-{number}"),
-            lambda number: extract(v2, address, Path(folder) / f"http-{number}"),
+            lambda number: seconds_of(teacher, options, Path(folder) / f"local-{number}"),
+            lambda number: seconds_of(v2, address, Path(folder) / f"http-{number}"),
         )
 
 

@@ -187,7 +187,6 @@ TWO = [tensor("image", "FP32", [-1, 1, 2, 2]), tensor("mask", "FP32", [-1, 1, 2,
         (V2(inputs=[tensor("x", "UINT8", [-1, 1, 2, 2])]), {"levels": 16}, {}, r"--teacher\.levels: .*256.*got 16"),
         (V2(extensions=[]), {}, {"classification": 1}, r"--teacher\.classification: .*does not have"),
         (V2(), {}, {"classification": 4}, r"--teacher\.classification: .*from 1 to 3.*got 4"),
-        (V2(), {}, {"classification": -1}, r"--teacher\.classification: .*got -1"),
         (
             V2(parameters={"label_mode": "top_k:2"}),
             {},
