@@ -163,7 +163,7 @@ class TeacherCall:
     """
 
     def __init__(self, teacher: Teacher, deferred: DeferredChecks, run: str, device: torch.device) -> None:
-        self._teacher, self._sentinel, self._run, self._device = teacher, deferred, run, device
+        self._teacher, self._deferred, self._run, self._device = teacher, deferred, run, device
         self._is_service = getattr(teacher, "wire", None) is not None
         self._ask_with_key: Callable[[Tensor, str], object] | None = getattr(teacher, "ask", None)
 
@@ -184,7 +184,7 @@ class TeacherCall:
         teacher = self._teacher
         try:
             return read_answers(
-                raw, len(query_BCHW), teacher.num_classes, teacher.label_mode, self._sentinel, self._device
+                raw, len(query_BCHW), teacher.num_classes, teacher.label_mode, self._deferred, self._device
             )
         except TeacherError as error:
             if self._is_service:

@@ -23,7 +23,7 @@ from dfme.errors import RunError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MOST_LINE = 1 << 20
+MAX_LINE = 1 << 20
 """Bytes of the longest line that a log of ours can hold, by far."""
 
 NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EISDIR)
@@ -56,11 +56,19 @@ def whole_lines(path: Path) -> Iterator[bytes]:
     """
     with open_file(path) as file:
         number = 0
-        while (line := file.readline(MOST_LINE)).endswith(b"\n"):
+        while (line := file.readline(MAX_LINE)).endswith(b"\n"):
             yield line
             number += 1
-    if len(line) == MOST_LINE:
-        raise RunError(f"{path}, line {number + 1}: expected a line of a log, got more than {MOST_LINE} bytes")
+    if len(line) == MAX_LINE:
+        raise RunError(f"{path}, line {number + 1}: expected a line of a log, got more than {MAX_LINE} bytes")
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder, and those above it, unless it is there. RunError where the disk refuses."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error("create", path, error) from error
 
 
 class AppendFile:

@@ -17,6 +17,9 @@ from dfme.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+Shape = tuple[int, int, int]
+"""Channels, height and width of an image."""
+
 LabelKind = Literal["logits", "probabilities", "top_k", "label"]
 LABEL_KINDS: tuple[LabelKind, ...] = ("logits", "probabilities", "top_k", "label")
 
@@ -29,7 +32,7 @@ class ImageSpec:
     ``levels=None`` says that pixels travel as floats.
     """
 
-    shape: tuple[int, int, int]
+    shape: Shape
     bounds: tuple[float, float] = (0.0, 1.0)
     levels: int | None = None
 

@@ -16,13 +16,12 @@ T = TypeVar("T")
 
 CONFIG = ConfigDict(
     extra="forbid",
-    use_attribute_docstrings=True,
     allow_inf_nan=False,
     coerce_numbers_to_str=True,
     arbitrary_types_allowed=True,
     defer_build=True,  # most models of a process are only read for their options
 )
-"""Of every model: the text below a field is its help."""
+"""Of every model. The text below a field is its help."""
 
 BASIC = "basic"
 Basic = Annotated[T, BASIC]

@@ -128,20 +128,14 @@ class StudentConfig:
     by a schedule of its own, and none in between; empty: steps are spread over the budget"""
     shrink: Share = 0.4
     """what is left of the students' weights as a round begins; the rest is that of fresh ones"""
-    distil_share: ShareBelowOne = 0.0
-    """share of steps, the last, in which a fresh net learns the vote of the students; it is delivered"""
     replay_steps: Basic[Natural] = 0
     """steps on already paid answers after each fresh batch; 0 is the papers' own recipe"""
     replay_batch: Count = 256
     """images per replay step"""
     replay_capacity: Count = 1_000_000
     """paid images kept for replay, first in, first out"""
-    replay_order: Literal["uniform", "hard"] = "uniform"
-    """uniform, or hard (of twice as many drawn, those with the larger last loss)"""
     replay_store: Literal["memory", "disk"] = "memory"
     """memory, or disk (files in the run directory, of which a batch at a time is read)"""
-    replay_precision: Literal["float32", "float16"] = "float32"
-    """of kept images that are not 8-bit on the wire, which are kept exactly: float32 or float16"""
     augment: Literal["none", "flip", "shift", "both"] = "none"
     """of paid images that are replayed, with the same answer: none, flip, shift (by a pixel) or both"""
     average: ShareBelowOne = 0.0
@@ -161,8 +155,6 @@ class QueriesConfig:
     """share of every batch that a program draws in place of the generator"""
     base: Literal["none", "procedural"] = "none"
     """none, or procedural: the generator transforms such an image, gen_op = base + G(z, base)"""
-    generators: Annotated[int, Field(ge=1, le=64)] = 1
-    """generators side by side, each of which makes its part of every batch"""
     evolve: Share = 0.0
     """share of every batch that is bred from images paid for before, seldom answered classes above all; times the share
     of the classes that is missing among the answers so far"""
@@ -170,25 +162,20 @@ class QueriesConfig:
     """candidates for each image that is paid for"""
     choose: Literal["entropy", "disagreement", "confidence", "random"] = "entropy"
     """of a pool, those on which the students' vote has the most entropy, on which the students differ most
-    (disagreement, of two or more), on which the vote has the most confidence, or random ones, for balance and
-    ceiling alone to decide"""
+    (disagreement, of two or more), on which the vote has the most confidence, or random ones, for balance alone to
+    decide"""
     balance: bool = True
     """choose as evenly as can be over the classes that the students see"""
-    ceiling: ShareAboveZero = 1.0
-    """choose first where the students' confidence is at most this; 1 sets no ceiling"""
 
 
 @dataclass(frozen=True, config=CONFIG)
 class EstimatorConfig:
     """How a method that trains its generator by finite differences estimates the gradient at its output."""
 
-    kind: Basic[Literal["auto", "finite_difference", "prior_guided", "exact_student", "synthetic"]] = (
-        "finite_difference"
-    )
-    """finite_difference; prior_guided (directions that lean towards a prior); exact_student (the student's term by
-    autograd, differences through the teacher only); synthetic (a network learns to predict the gradient, one step in
-    ``every`` is paid); or auto: the pre-flight check chooses objective, space, form, direction and step of a
-    finite_difference"""
+    kind: Basic[Literal["auto", "finite_difference", "prior_guided", "synthetic"]] = "finite_difference"
+    """finite_difference; prior_guided (directions that lean to a prior); synthetic (a network learns to predict the
+    gradient, one step in ``every`` is paid); or auto: the pre-flight check chooses objective, space, form, direction
+    and step of a finite_difference"""
     objective: ObjectiveName = "student"
     """what the generator drives apart: student (the student's own loss), l1 or kl; kl survives rounded answers, where
     l1's differences are mostly hidden"""
@@ -210,9 +197,6 @@ class EstimatorConfig:
     prior: Literal["student", "neighbours"] = "student"
     """of prior_guided: student (its own gradient at the last answer) or neighbours (slopes towards images that were
     paid for before)"""
-    control: float | Literal["auto"] = "auto"
-    """of exact_student: weight of the student's difference as a control variate: 0 none, 1 the plain difference of the
-    loss, auto the weight of least variance"""
     every: Count = 4
     """of synthetic: one generator step in so many is paid for"""
     synthetic_lr: Positive = 1e-3

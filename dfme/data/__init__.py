@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dfme.data.images import DatasetRequest, LabelledImages, Shape, Split
+from dfme.data.images import DatasetRequest, LabelledImages, Split
 from dfme.errors import UserError
+from dfme.spec import Shape
 
 __all__ = ["DATASETS", "LabelledImages", "check_dataset", "load_dataset"]
 

@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dfme.data.images import DatasetRequest, LabelledImages, Shape, Split
+from dfme.data.images import DatasetRequest, LabelledImages
 from dfme.errors import UserError
 from dfme.files import read_npz
+from dfme.spec import Shape
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -41,40 +42,32 @@ def load(request: DatasetRequest) -> LabelledImages:
     return _from_arrays(path, request) if path.suffix == ".npz" else _from_folder(path, request)
 
 
-def read_images(path: Path, split: Split, shape: Shape, limit: int = 0) -> Tensor:
+def read_images(path: Path, shape: Shape) -> Tensor:
     """Images (N, C, H, W) without labels: every picture under a folder, or the array of an .npz file.
 
-    Where there are both parts, ``train`` and ``test``, it is the one of ``split``. A folder's pictures may lie in it or
-    in any folders below, and are resized to ``shape``; an array is taken as it is. ``limit``: at most so many,
-    spread evenly over the order of their names; 0 for all.
+    Where there are both parts, ``train`` and ``test``, it is the former. A folder's pictures may lie in it or in any
+    folders below, and are resized to ``shape``; an array is taken as it is.
 
     Raises:
         UserError: for a folder without pictures, a picture that is none, or an array of another kind.
     """
     if path.suffix == ".npz":
         arrays = _arrays(path)
-        key = next((key for key in (f"{split}_images", "images") if key in arrays), None)
+        key = next((key for key in ("train_images", "images") if key in arrays), None)
         if key is None:
             raise UserError(
-                f"data set {path}: expected an array {split}_images or images, got {', '.join(arrays) or 'none'}"
+                f"data set {path}: expected an array train_images or images, got {', '.join(arrays) or 'none'}"
             )
-        images_NCHW = _image_tensor(arrays[key], path)
-        return images_NCHW[_spread(len(images_NCHW), limit)]
+        return _image_tensor(arrays[key], path)
     both = all((path / part).is_dir() for part in ("train", "test"))
-    folder = path / split if both else path
+    folder = path / "train" if both else path
     files = _pictures(folder)
     if not files:
         raise UserError(f"data set {folder}: expected images ({', '.join(sorted(SUFFIXES))}) in it, found none")
-    picked = _spread(len(files), limit)
-    images = np.empty((len(picked), *shape), dtype=np.uint8)
-    for row, index in enumerate(picked):
-        images[row] = _picture(files[index], shape)
+    images = np.empty((len(files), *shape), dtype=np.uint8)
+    for row, file in enumerate(files):
+        images[row] = _picture(file, shape)
     return torch.from_numpy(images)
-
-
-def _spread(count: int, limit: int) -> list[int]:
-    most = min(count, limit or count)
-    return [index * count // most for index in range(most)]
 
 
 def _from_folder(path: Path, request: DatasetRequest) -> LabelledImages:

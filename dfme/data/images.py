@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from dfme.spec import Shape
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-Shape = tuple[int, int, int]
 Split = Literal["train", "test"]
 
 

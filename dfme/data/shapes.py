@@ -50,59 +50,20 @@ class ShapesConfig:
             raise UserError(f"shapes: contrast must be within (0, 1], count at least 1, the rest not negative: {self}")
 
 
-def _disc(u: Tensor, v: Tensor) -> Tensor:
-    return u.hypot(v) < 0.8
-
-
-def _ring(u: Tensor, v: Tensor) -> Tensor:
-    radius = u.hypot(v)
-    return (radius < 1.0) & (radius > 0.55)
-
-
-def _half_disc(u: Tensor, v: Tensor) -> Tensor:
-    return (u.hypot(v + 0.4) < 1.0) & (v > -0.4)
-
-
-def _square(u: Tensor, v: Tensor) -> Tensor:
-    return (u.abs() < 0.7) & (v.abs() < 0.7)
-
-
-def _triangle(u: Tensor, v: Tensor) -> Tensor:
-    return (v > -0.5) & (v + math.sqrt(3) * u.abs() < 1.0)
-
-
-def _bar(u: Tensor, v: Tensor) -> Tensor:
-    return (u.abs() < 0.22) & (v.abs() < 1.0)
-
-
-def _cross(u: Tensor, v: Tensor) -> Tensor:
-    return torch.minimum(u.abs(), v.abs()) < 0.22
-
-
-def _ell(u: Tensor, v: Tensor) -> Tensor:
-    return ((u + 0.4).abs() < 0.22) & (v.abs() < 0.9) | ((v + 0.68).abs() < 0.22) & ((u - 0.1).abs() < 0.72)
-
-
-def _tee(u: Tensor, v: Tensor) -> Tensor:
-    return (u.abs() < 0.22) & (v.abs() < 0.9) | ((v - 0.68).abs() < 0.22) & (u.abs() < 0.75)
-
-
-def _two_dots(u: Tensor, v: Tensor) -> Tensor:
-    return u.hypot(v.abs() - 0.6) < 0.4
-
-
 # name -> whether a point (u, v), measured in radii from the centre, lies inside
 OUTLINES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "disc": _disc,
-    "ring": _ring,
-    "half disc": _half_disc,
-    "square": _square,
-    "triangle": _triangle,
-    "bar": _bar,
-    "cross": _cross,
-    "ell": _ell,
-    "tee": _tee,
-    "two dots": _two_dots,
+    "disc": lambda u, v: u.hypot(v) < 0.8,
+    "ring": lambda u, v: ((radius := u.hypot(v)) < 1.0) & (radius > 0.55),
+    "half disc": lambda u, v: (u.hypot(v + 0.4) < 1.0) & (v > -0.4),
+    "square": lambda u, v: (u.abs() < 0.7) & (v.abs() < 0.7),
+    "triangle": lambda u, v: (v > -0.5) & (v + math.sqrt(3) * u.abs() < 1.0),
+    "bar": lambda u, v: (u.abs() < 0.22) & (v.abs() < 1.0),
+    "cross": lambda u, v: torch.minimum(u.abs(), v.abs()) < 0.22,
+    "ell": lambda u, v: (
+        ((u + 0.4).abs() < 0.22) & (v.abs() < 0.9) | ((v + 0.68).abs() < 0.22) & ((u - 0.1).abs() < 0.72)
+    ),
+    "tee": lambda u, v: (u.abs() < 0.22) & (v.abs() < 0.9) | ((v - 0.68).abs() < 0.22) & (u.abs() < 0.75),
+    "two dots": lambda u, v: u.hypot(v.abs() - 0.6) < 0.4,
 }
 
 

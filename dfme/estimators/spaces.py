@@ -1,7 +1,8 @@
 """Where to perturb: an objective is about images x = squash(u), gen_op needs the gradient by u.
 
 Both wrappers take an objective over images and a point u (B, C, H, W), and give d objective / d u. Here, and nowhere
-else on the way to the teacher, an image is rounded to what the wire carries: both parts of the objective see it so.
+else on the way to the teacher, an image is rounded to what the wire carries: both parts of an ``Objective`` see it so.
+An objective that is one function is asked as it is.
 """
 
 from __future__ import annotations
@@ -50,13 +51,6 @@ class _InSpace:
         return carried(self.squash(u_NCHW), self.spec)
 
 
-def _of_points(objective: ImageFunction, carry: ImageFunction) -> ImageFunction:
-    """The objective, of points from which ``carry`` makes the image."""
-    if isinstance(objective, Objective):
-        return replace(objective, carry=carry)
-    return lambda point_NCHW: objective(carry(point_NCHW))
-
-
 class BeforeSquash(_InSpace):
     """The inner estimator perturbs u: every probe is a legal image after squashing, whatever the step.
 
@@ -65,8 +59,8 @@ class BeforeSquash(_InSpace):
 
     def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         if isinstance(objective, Objective):
-            objective = replace(objective, remembered=())
-        return self.inner.estimate(_of_points(objective, self._over_u), point_BCHW, rng)
+            return self.inner.estimate(replace(objective, carry=self._over_u, remembered=()), point_BCHW, rng)
+        return self.inner.estimate(lambda u_NCHW: objective(self.squash(u_NCHW)), point_BCHW, rng)
 
 
 class AfterSquash(_InSpace):
@@ -76,7 +70,9 @@ class AfterSquash(_InSpace):
         with torch.enable_grad():
             u_BCHW = point_BCHW.detach().requires_grad_()
             x_BCHW = self.squash(u_BCHW)
-        over_images = self.inner.estimate(_of_points(objective, self._over_images), x_BCHW.detach(), rng)
+        if isinstance(objective, Objective):
+            objective = replace(objective, carry=self._over_images)
+        over_images = self.inner.estimate(objective, x_BCHW.detach(), rng)
         (grad_BCHW,) = torch.autograd.grad(x_BCHW, u_BCHW, over_images.grad_BCHW)
         return replace(over_images, grad_BCHW=grad_BCHW)
 

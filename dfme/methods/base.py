@@ -26,10 +26,7 @@ from dfme.spec import ImageSpec, LabelKind
 from dfme.students.optimizers import ScheduledOptimizer, gradient_norm
 from dfme.students.trainer import Metrics, StudentTrainer
 
-__all__ = ["Components", "HoldOut", "Method", "Metrics"]
-
-HoldOut = Callable[[Tensor, Tensor], bool]
-"""May take a paid batch (images, answers) out of training, to score the student on; says whether it did."""
+__all__ = ["Components", "Method", "Metrics"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,8 @@ class Components:
 
     ``generator``: of methods whose configuration has a latent size. ``queries``: the images to pay for, of methods
     that heed that section. ``rng``: the run's random streams by purpose. ``lr_factor``: the learning-rate schedule
-    at the share of the budget spent so far. ``pool``: images of the method's own ``open_pool``. ``seed``: the run's,
+    at the share of the budget spent so far. ``pool``: images of the method's own ``open_pool``. ``hold_out`` may
+    take a paid batch out of training, to score the students on; says whether it did. ``seed``: the run's,
     for weights that a method initialises itself.
     """
 
@@ -52,7 +50,7 @@ class Components:
     estimator: EstimatorConfig
     sources: QueriesConfig
     pool: ImageSource | None = None
-    hold_out: HoldOut | None = None
+    hold_out: Callable[[Tensor, Tensor], bool] | None = None
     seed: int = 0
 
 
@@ -182,7 +180,7 @@ class Method(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        device = self.rng["latent"].device
+        device = next(self.student.parameters()).device
         if self._generator is not None:
             self._generator.load_state_dict(state["generator"])
         if self._trains_generator:

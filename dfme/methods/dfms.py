@@ -12,7 +12,7 @@ from dfme.methods.base import Components, Method, Metrics
 from dfme.methods.configs import DfmsConfig
 from dfme.methods.gan import CrossEntropy, Discriminator
 from dfme.methods.generator_losses import class_diversity, predict
-from dfme.queries.pool import ImageSource, Passes, by_programs, open_images
+from dfme.queries.pool import ImageSource, Passes, by_programs, open_pool
 from dfme.spec import LABEL_KINDS, ImageSpec, LabelKind
 from dfme.students.optimizers import ScheduledOptimizer
 
@@ -67,7 +67,7 @@ class Dfms(Method):
     @staticmethod
     def open_pool(config: DfmsConfig, spec: ImageSpec, budget: int) -> ImageSource:
         """The proxy images. UserError where they are missing."""
-        return open_images(config.proxy, config, spec)
+        return open_pool(config.proxy, spec, config)
 
     def prepare(self) -> tuple[str, ...]:
         """Train the GAN that the rest begins with; nothing is asked."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dfme.methods.base import Components, Method
 from dfme.methods.configs import KnockoffConfig
-from dfme.queries.pool import ImageSource, open_images, require_enough
+from dfme.queries.pool import ImageSource, open_pool, require_enough
 from dfme.spec import LABEL_KINDS, ImageSpec, LabelKind
 
 
@@ -45,7 +45,7 @@ class Knockoff(Method):
     @staticmethod
     def open_pool(config: KnockoffConfig, spec: ImageSpec, budget: int) -> ImageSource:
         """The pool. UserError where it cannot be read, or has fewer images than the budget asks for."""
-        pool = open_images(config.pool, config, spec)
+        pool = open_pool(config.pool, spec, config)
         require_enough(pool, budget, "--method.pool")
         return pool
 

@@ -18,7 +18,7 @@ from dfme.methods.base import Components, Metrics
 from dfme.methods.configs import MazeConfig
 from dfme.methods.dfme import Dfme
 from dfme.methods.gan import Discriminator, Wasserstein
-from dfme.queries.pool import ImageSource, by_programs, open_images
+from dfme.queries.pool import ImageSource, by_programs, open_pool
 from dfme.spec import ImageSpec
 from dfme.students.optimizers import ScheduledOptimizer
 
@@ -74,7 +74,7 @@ class Maze(Dfme):
                 f"--budget: expected more than the {config.seed_images:,} images of --method.seed-images, whose "
                 f"answers are paid for first, got {budget:,}; give more, or fewer seed images"
             )
-        pool = open_images(config.partial_data, config, spec)
+        pool = open_pool(config.partial_data, spec, config)
         if pool.size is not None and pool.size < config.seed_images:
             raise UserError(
                 f"--method.seed-images {config.seed_images:,}: --method.partial-data {pool.name} has {pool.size:,} "

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dfme.errors import UserError
+from dfme.spec import Shape
 
 if TYPE_CHECKING:
     from torch import nn
-
-Shape = tuple[int, int, int]
 
 # name -> "module:builder"; a builder takes the image's (C, H, W) and the number of classes.
 NETS: dict[str, str] = {

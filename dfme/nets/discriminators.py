@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-Shape = tuple[int, int, int]
+from dfme.spec import Shape
 
-LEAST = 4
+MIN_SIDE = 4
 """Pixels that halving leaves of a side, but for the first, which every image goes through."""
 
 LEAK = 0.2
@@ -26,7 +26,7 @@ def discriminator(shape: Shape, *, normalised: bool, width: int = 64) -> nn.Sequ
     channels, height, width_px = shape
     layers: list[nn.Module] = []
     outputs = width
-    while min(height, width_px) >= (2 * LEAST if layers else 2):
+    while min(height, width_px) >= (2 * MIN_SIDE if layers else 2):
         layers.append(nn.Conv2d(channels, outputs, 4, stride=2, padding=1))
         if normalised and channels != shape[0]:
             layers.append(nn.BatchNorm2d(outputs, track_running_stats=False))

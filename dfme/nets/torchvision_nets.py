@@ -15,11 +15,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dfme.errors import UserError
+from dfme.spec import Shape
 
 if TYPE_CHECKING:
     from torch import nn
-
-Shape = tuple[int, int, int]
 
 
 def import_torchvision(submodule: str) -> ModuleType:

@@ -1,8 +1,8 @@
-"""The courier: takes the parts of a batch to the teacher, several at once, and pays for every attempt.
+"""The dispatcher sends a batch to the teacher in requests, several at once; it charges each one before it is sent.
 
-An attempt is charged before it is sent. One that the service says it did not serve (``Refused``) is given back; one
-that may have been served (``Unanswered``) stays charged; either may be made again, as the teacher's ``wire`` says.
-Every answer is in the journal before it is handed on. Which answer belongs to which image never depends on timing.
+A request that the service says it did not serve (``Refused``) is given back; one that may have been served
+(``Unanswered``) stays charged; either may be made again, by the ``RequestPolicy`` that the teacher carries. Every
+answer is in the journal before it is handed on. Which answer belongs to which image never depends on timing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ Answered = tuple[int, Tensor]
 
 
 class Part(NamedTuple):
-    """Some images of a batch: the number of the first, how many the batch has, and how many were answered before."""
+    """The images of one request: ``start`` is the place of the first in its batch, ``batch`` the size of that.
+
+    ``position``: images that the teacher answered before these, in the whole run.
+    """
 
     start: int
     query_BCHW: Tensor
@@ -42,51 +45,51 @@ class Part(NamedTuple):
 
 
 class Dispatcher:
-    """Asks ``teacher``, charges ``ledger``, records in ``journal``, in one order for each attempt.
+    """Sends a batch in requests; charges each in ``ledger`` before it is sent; retries; records in ``journal``.
 
-    ``tell`` is called with a line, now and then, while a service makes trouble.
+    ``tell`` is called with a line, at most every ten seconds, while requests fail.
     """
 
     def __init__(
         self, teacher: Teacher, ledger: Ledger, journal: Journal | None, deferred: DeferredChecks, device: torch.device
     ) -> None:
-        wire: RequestPolicy | None = getattr(teacher, "wire", None)
-        self._wire, self.is_service = wire or RequestPolicy(), wire is not None
-        self._most: int | None = getattr(teacher, "max_batch", None)
-        self._pace = RateLimiter(self._wire)
+        policy: RequestPolicy | None = getattr(teacher, "wire", None)
+        self._policy, self.is_service = policy or RequestPolicy(), policy is not None
+        self._max_batch: int | None = getattr(teacher, "max_batch", None)
+        self._limiter = RateLimiter(self._policy)
         self._ledger, self._journal = ledger, journal
         self._ask = TeacherCall(teacher, deferred, ledger.run, device if journal is None else torch.device("cpu"))
         self._lock = threading.Lock()
         self._closed = False
-        self._told = -10.0
+        self._reported_at = -10.0
         self.tell: Callable[[str], None] = lambda line: None
         self.seconds = 0.0
 
     @property
     def waited(self) -> float:
-        """Seconds that requests of this session waited for their turn or for the service."""
-        return self._pace.waited
+        """Seconds that requests of this session waited, for the rate limit or to be made again."""
+        return self._limiter.waited
 
     def deliver(self, batch: Part, purpose: Purpose) -> list[Answered]:
-        """The answers to a batch, by parts of what the service takes, in the order in which they came.
+        """The answers to a batch, sent in parts that the service takes, in the order in which they came.
 
         Raises:
-            BudgetExhausted: if the budget does not reach for asking again what failed.
+            BudgetExhausted: if the budget does not cover making a failed request again.
             TeacherError: if the service failed for good; what was answered meanwhile is in the journal.
         """
         parts = self._split(batch, self._limit(len(batch.query_BCHW)))
-        if len(parts) == 1 or self._wire.in_flight == 1:
+        if len(parts) == 1 or self._policy.in_flight == 1:
             return [each for part in parts for each in self._answer(part, purpose, lambda: False)]
         return self._side_by_side(parts, purpose)
 
     def close(self) -> None:
-        """Send nothing any more; whoever waits stops waiting."""
-        self._pace.close()
+        """Send nothing any more and end every wait."""
+        self._limiter.close()
         with self._lock:
             self._closed = True
 
     def _limit(self, images: int) -> int:
-        limits = [limit for limit in (self._most, self._pace.most_images) if limit]
+        limits = [limit for limit in (self._max_batch, self._limiter.max_images) if limit]
         return min([images, *limits])
 
     def _split(self, part: Part, most: int) -> list[Part]:
@@ -99,9 +102,9 @@ class Dispatcher:
         ]
 
     def _side_by_side(self, parts: Sequence[Part], purpose: Purpose) -> list[Answered]:
-        """Several parts at once; after a failure none is begun any more, but those on their way are awaited.
+        """Send several parts at once; after a failure no other is sent, but answers on their way are awaited.
 
-        The threads are daemons: an impatient second Ctrl-C does not wait for a service that does not answer.
+        The threads are daemons: a second Ctrl-C does not wait for a service that does not answer.
         """
         waiting, answers, errors = deque(parts), list[Answered](), list[BaseException]()
 
@@ -117,8 +120,8 @@ class Dispatcher:
                     errors.append(error)
 
         threads = [
-            threading.Thread(target=work, name="dfme-courier", daemon=True)
-            for _ in range(min(self._wire.in_flight, len(parts)))
+            threading.Thread(target=work, name="dfme-dispatch", daemon=True)
+            for _ in range(min(self._policy.in_flight, len(parts)))
         ]
         for thread in threads:
             thread.start()
@@ -129,7 +132,7 @@ class Dispatcher:
         return answers
 
     def _answer(self, part: Part, purpose: Purpose, in_vain: Callable[[], bool]) -> list[Answered]:
-        """One part, or the smaller ones that it falls into where the service says it is too large."""
+        """The answers to one part, split further where the service says that it is too large."""
         try:
             return [(part.start, self._persist(part, purpose, in_vain))]
         except BatchTooLarge as error:
@@ -137,30 +140,29 @@ class Dispatcher:
             limit = error.limit or images // 2
             if not 1 <= limit < images:
                 raise TeacherError(f"{error}; a request of {images} images cannot be made smaller to fit") from error
-            self._most = min(limit, self._most or limit)
-            return [
-                each for smaller in self._split(part, self._most) for each in self._answer(smaller, purpose, in_vain)
-            ]
+            self._max_batch = min(limit, self._max_batch or limit)
+            smaller = self._split(part, self._max_batch)
+            return [each for one in smaller for each in self._answer(one, purpose, in_vain)]
 
     def _persist(self, part: Part, purpose: Purpose, in_vain: Callable[[], bool]) -> Tensor:
-        """Ask until there is an answer, or until patience or sense say that there will be none that is of use."""
-        patience = RetryPolicy(self._wire, self._report, in_vain)
+        """Ask until there is an answer, or until ``RetryPolicy`` gives up."""
+        retry = RetryPolicy(self._policy, self._report, in_vain)
         try:
             for attempt in stamina.retry_context(
-                on=patience, attempts=None, timeout=None, wait_initial=0.2, wait_max=30.0, wait_jitter=0.2
+                on=retry, attempts=None, timeout=None, wait_initial=0.2, wait_max=30.0, wait_jitter=0.2
             ):
-                self._pace.waited_for(patience.rested())
+                self._limiter.add_wait(retry.since_failure())
                 with attempt:
                     return self._attempt(part, purpose)
         except BatchTooLarge:
             raise
         except (Refused, Unanswered) as error:
-            raise TeacherError(f"{error}{patience.spent()}") from error
+            raise TeacherError(f"{error}{retry.summary()}") from error
         raise AssertionError("unreachable")
 
     def _attempt(self, part: Part, purpose: Purpose) -> Tensor:
-        """Charge, ask once, and settle the charge by what came of it."""
-        self._pace.wait(len(part.query_BCHW))
+        """Charge a part, ask once, and record the answer or what became of the charge."""
+        self._limiter.wait(len(part.query_BCHW))
         code = digest(part.query_BCHW.cpu()) if self._journal is not None or self._ask.needs_key else b""
         with self._lock:
             self._require_open()
@@ -187,15 +189,15 @@ class Dispatcher:
                 self._ledger.fail(seq, error.reason)
                 return
             self._ledger.refuse(seq, error.reason)
-        self._pace.hold(error.retry_after or 0.0)
+        self._limiter.hold(error.retry_after or 0.0)
 
     def _require_open(self) -> None:
         if self._closed:
             raise DfmeError("the run has ended; nothing more is sent")
 
     def _report(self, line: str) -> None:
-        """Say what goes on, at most every ten seconds."""
+        """Tell a line, at most every ten seconds."""
         now = time.monotonic()
-        if now - self._told >= 10:
-            self._told = now
+        if now - self._reported_at >= 10:
+            self._reported_at = now
             self.tell(line)

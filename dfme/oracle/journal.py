@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from dfme.errors import RunError
-from dfme.files import AppendFile, disk_error, open_file
+from dfme.files import AppendFile, make_folder, open_file
 
 HEADER = struct.Struct("<4sQ16sBB2xIIIII")
 MAGIC = b"dfj2"
@@ -87,10 +87,7 @@ class Journal:
         self.folder = folder
         self._start = self._place = RecordPosition(**state) if state else RecordPosition(0, 0)
         self._file: AppendFile | None = None
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise disk_error("create", folder, error) from error
+        make_folder(folder)
         self._records = self._read(self._start)
         self._next = next(self._records, None)
 

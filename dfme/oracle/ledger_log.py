@@ -28,7 +28,7 @@ PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 CHARGED: tuple[Purpose, ...] = tuple(purpose for purpose in PURPOSES if purpose != "evaluation")
 
 
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """Letters shown of what is wrong with a line."""
 
 
@@ -47,14 +47,14 @@ class Totals:
     ``failed`` images were charged (or recorded, for evaluation) without an answer to learn from.
     """
 
-    budget: int
-    spent: int
-    spent_by_purpose: dict[str, int]
-    evaluation_queries: int
-    requests: int
-    refused: int
-    failed: int
-    lost: int
+    budget: int = 0
+    spent: int = 0
+    spent_by_purpose: dict[str, int] = field(default_factory=dict)
+    evaluation_queries: int = 0
+    requests: int = 0
+    refused: int = 0
+    failed: int = 0
+    lost: int = 0
 
     @property
     def served(self) -> int:
@@ -173,7 +173,7 @@ def read_history(path: Path) -> History:
             try:
                 history.add(json.loads(line))
             except (ValueError, KeyError, TypeError, RecursionError) as error:
-                problem = f"no {error}" if isinstance(error, KeyError) else str(error)[:MOST_SHOWN]
+                problem = f"no {error}" if isinstance(error, KeyError) else str(error)[:MAX_SHOWN]
                 raise RunError(f"{path}, line {number}: expected a ledger's next line: {problem}") from error
             history.size += len(line)
     except OSError as error:

@@ -29,7 +29,7 @@ class Oracle:
     """Asks ``teacher``, charges ``ledger`` before every send, records in ``journal`` before every use.
 
     With a journal that holds answers of an interrupted run, the same queries get those answers again,
-    unpaid. ``sentinel`` collects the conditions on an accelerator's values for the loop to verify; without
+    unpaid. ``deferred`` collects the conditions on an accelerator's values for the loop to verify; without
     one they are read after each call. ``tell`` is called with a line, now and then, while a service makes trouble.
     """
 
@@ -48,8 +48,8 @@ class Oracle:
         self._device = torch.device(getattr(teacher, "device", None) or "cpu")
         self._journal = journal
         self._verify_each = deferred is None
-        self._sentinel = deferred or DeferredChecks()
-        self._courier = Dispatcher(teacher, ledger, journal, self._sentinel, self._device)
+        self._deferred = deferred or DeferredChecks()
+        self._dispatcher = Dispatcher(teacher, ledger, journal, self._deferred, self._device)
         if tell is not None:
             self.report_to(tell)
         if not self.replaying:
@@ -84,24 +84,24 @@ class Oracle:
         for start, stop in _gaps(answers, batch):
             answers += self._ask(Part(start, queries_BCHW[start:stop], batch, position + start), purpose)
         if self._verify_each:
-            self._sentinel.verify()
+            self._deferred.verify()
         parts = [part for _, part in sorted(answers, key=lambda answered: answered[0])]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(images_BCHW.device)
 
     @property
     def service(self) -> dict[str, Any] | None:
         """What a service did: requests by why they were refused or failed, and seconds of this session. Else None."""
-        if not self._courier.is_service:
+        if not self._dispatcher.is_service:
             return None
         return {
             **{event: dict(self.ledger.reasons.get(event, {})) for event in ("refused", "failed")},
-            "seconds_answering": round(self._courier.seconds, 3),
-            "seconds_waited": round(self._courier.waited, 3),
+            "seconds_answering": round(self._dispatcher.seconds, 3),
+            "seconds_waited": round(self._dispatcher.waited, 3),
         }
 
     def report_to(self, tell: Callable[[str], None]) -> None:
         """Where a line goes, now and then, while a service makes trouble."""
-        self._courier.tell = tell
+        self._dispatcher.tell = tell
 
     def state_dict(self) -> dict[str, Any]:
         """Ledger and journal for a checkpoint; both files are on the disk when this returns."""
@@ -120,7 +120,7 @@ class Oracle:
 
     def close(self) -> None:
         """Send nothing more, let go of the files of ledger and journal; closing twice is no error."""
-        self._courier.close()
+        self._dispatcher.close()
         self.ledger.close()
         if self._journal is not None:
             self._journal.close()
@@ -142,7 +142,7 @@ class Oracle:
         low, high = self.spec.bounds if purpose in CHARGED else (-3e38, 3e38)
         slack = SLACK * (high - low) if purpose in CHARGED else 0.0
         least, most = queries_BCHW.aminmax()
-        self._sentinel.expect(
+        self._deferred.expect(
             (least >= low - slack) & (most <= high + slack),
             lambda: ValueError(
                 f"oracle: expected {purpose} images within {low:g} and {high:g}, "
@@ -189,7 +189,7 @@ class Oracle:
     def _ask(self, batch: Part, purpose: Purpose) -> list[Answered]:
         """Fresh answers; a batch that is given up half answered is noted as such, so that a replay does the same."""
         try:
-            return self._courier.deliver(batch, purpose)
+            return self._dispatcher.deliver(batch, purpose)
         except BudgetExhausted:
             if self._journal is not None:
                 self._journal.abandon(self.ledger.requests)

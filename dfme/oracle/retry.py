@@ -1,4 +1,4 @@
-"""When a failed request is made again: by what failed, how often, and how long it has taken already."""
+"""When a failed request is made again, and how fast requests are sent."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ SOONEST = 0.01
 
 
 class RetryPolicy:
-    """Decides, for one request, what ``stamina`` asks after each failure: not again, again, or again in so long.
+    """Decides after each failure of one request whether, and when, ``stamina`` makes it again.
 
-    ``in_vain``: whether the rest of the batch has failed for good meanwhile, so that an answer would be of no use.
+    ``policy`` limits the attempts and the time; ``in_vain`` says whether the rest of the batch has failed for good.
     """
 
     def __init__(
-        self, wire: RequestPolicy, tell: Callable[[str], None], in_vain: Callable[[], bool] = lambda: False
+        self, policy: RequestPolicy, tell: Callable[[str], None], in_vain: Callable[[], bool] = lambda: False
     ) -> None:
-        self._wire, self._tell, self._in_vain = wire, tell, in_vain
+        self._policy, self._tell, self._in_vain = policy, tell, in_vain
         self._started = time.monotonic()
         self._failed_at: float | None = None
         self._too_long: float | None = None
@@ -34,7 +34,7 @@ class RetryPolicy:
             return False
         if self._in_vain():
             return False
-        left = self._wire.patience - (time.monotonic() - self._started)
+        left = self._policy.patience - (time.monotonic() - self._started)
         asked = error.retry_after if isinstance(error, Refused) else None
         if left <= 0 or (asked or 0.0) > left:
             self._too_long = asked
@@ -46,41 +46,41 @@ class RetryPolicy:
         soonest: float = min(SOONEST * 2 ** self._failures["refused"], 5.0)
         return max(asked, soonest)
 
-    def rested(self) -> float:
+    def since_failure(self) -> float:
         """Seconds since the last failure; 0 before the first attempt."""
         return 0.0 if self._failed_at is None else time.monotonic() - self._failed_at
 
-    def spent(self) -> str:
-        """How much was tried, for the message of the one who gives up."""
+    def summary(self) -> str:
+        """How much was tried, for the end of the error's message."""
         if self._too_long is not None:
-            patience = f"{self._wire.patience:g} s of patience"
-            return f"; it asks to wait {self._too_long:,.0f} s, longer than the {patience} allow"
+            allowed = f"{self._policy.patience:g} s of patience"
+            return f"; it asks to wait {self._too_long:,.0f} s, longer than the {allowed} allow"
         tries = sum(self._failures.values())
         if tries < 2:
             return ""
         return f"; given up after {tries} attempts in {time.monotonic() - self._started:.1f} s"
 
     def _may_try_again(self, error: Refused | Unanswered) -> bool:
-        """Count the failure; whether one more attempt is sensible."""
+        """Count the failure; whether the policy allows one more attempt."""
         if isinstance(error, Refused):
             self._failures["refused"] += 1
             return error.retry
         kind = "unusable" if isinstance(error, Unusable) else "unanswered"
         self._failures[kind] += 1
         paid = self._failures["unanswered"] + self._failures["unusable"]
-        return paid < self._wire.attempts and self._failures["unusable"] < self._wire.unusable
+        return paid < self._policy.attempts and self._failures["unusable"] < self._policy.unusable
 
 
 class RateLimiter:
-    """Keeps what is sent below the rates of ``wire``, by one clock for all threads.
+    """Keeps requests below the rates of ``policy``, by one clock for all threads.
 
-    A request may leave when the one before has had its time: images / images_per_second, and 1 /
-    requests_per_second. No wait is longer than that of the requests ahead of it: nothing waits for ever.
+    A request leaves when the one before it has had its time: the longer of images / images_per_second and
+    1 / requests_per_second.
     """
 
-    def __init__(self, wire: RequestPolicy) -> None:
-        self._images_per_second = wire.images_per_second
-        self._seconds_per_request = 1 / wire.requests_per_second if wire.requests_per_second else 0.0
+    def __init__(self, policy: RequestPolicy) -> None:
+        self._images_per_second = policy.images_per_second
+        self._seconds_per_request = 1 / policy.requests_per_second if policy.requests_per_second else 0.0
         self._free_at = 0.0
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -88,7 +88,7 @@ class RateLimiter:
         """Seconds spent waiting, over all threads."""
 
     @property
-    def most_images(self) -> int | None:
+    def max_images(self) -> int | None:
         """Images that one request may carry: a second's worth, so that no burst exceeds the rate. None: any number."""
         return max(1, int(self._images_per_second)) if self._images_per_second else None
 
@@ -101,15 +101,15 @@ class RateLimiter:
             self._free_at = leaves + max(per_image, self._seconds_per_request)
         if leaves > now:
             self._closed.wait(leaves - now)
-            self.waited_for(leaves - now)
+            self.add_wait(leaves - now)
 
     def hold(self, seconds: float) -> None:
-        """Let no request leave for so long: what the service asks of one thread holds for all."""
+        """Let no request of any thread leave for so long."""
         with self._lock:
             self._free_at = max(self._free_at, time.monotonic() + seconds)
 
-    def waited_for(self, seconds: float) -> None:
-        """Count a wait, of whoever waited."""
+    def add_wait(self, seconds: float) -> None:
+        """Add to ``waited``."""
         with self._lock:
             self.waited += seconds
 

@@ -34,9 +34,7 @@ def check_programs(names: Iterable[str]) -> None:
             raise UserError(f"programs: {unknown_choice('program', name, PROGRAMS)}")
 
 
-def check_pool(
-    name: str, root: str = "datasets", *, download: bool = False, download_flag: str = DOWNLOAD_FLAG
-) -> None:
+def check_pool(name: str, root: str = "datasets", *, download: bool = False) -> None:
     """Raise a UserError for what ``open_pool`` could never open.
 
     That is an unknown name (with the nearest one), a folder or .npz file that does not exist and, without
@@ -48,7 +46,7 @@ def check_pool(
     if name == PROCEDURAL or (name and path.is_dir()):
         return
     if name in DATASETS or path.suffix == ".npz" or len(path.parts) > 1:
-        return check_dataset(name, root, download=download, download_flag=download_flag)
+        return check_dataset(name, root, download=download, download_flag=DOWNLOAD_FLAG)
     choices = (PROCEDURAL, *DATASETS)
     raise UserError(
         f"pool of images: expected {', '.join(choices)}, a folder of images or an .npz file, "

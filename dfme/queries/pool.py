@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from dfme.data import DATASETS, LabelledImages, load_dataset
+from dfme.data import DATASETS, load_dataset
 from dfme.data.folder import read_images
-from dfme.data.images import Split
 from dfme.data.resizing import fitted
 from dfme.errors import UserError
 from dfme.queries.names import DOWNLOAD_FLAG, PROCEDURAL, check_pool
@@ -125,59 +123,6 @@ class EndlessPool:
         assert not state, "an endless pool has no state"
 
 
-def open_pool(
-    name: str,
-    spec: ImageSpec,
-    *,
-    root: str = "datasets",
-    download: bool = False,
-    split: Split = "train",
-    programs: Sequence[str] = ("leaves",),
-    limit: int = 0,
-    download_flag: str = DOWNLOAD_FLAG,
-) -> Pool | EndlessPool:
-    """The images called ``name``, fitted to the shape of ``spec``.
-
-    ``procedural`` draws from ``programs`` without end. A data set by name, a folder of pictures (flat, or with any
-    folders in it; of ``train`` and ``test`` the one of ``split``) or an .npz file is read whole, without its labels.
-    ``limit``: read at most so many images, spread evenly; 0 reads all.
-
-    Raises:
-        UserError: for a name that is none of these, and for files that are missing or unreadable.
-    """
-    check_pool(name, root, download=download, download_flag=download_flag)
-    if name == PROCEDURAL:
-        return EndlessPool(ProceduralImages(spec, programs))
-    if name in DATASETS:
-        data = _data_set(name, spec, split, root, download, download_flag)
-        images_NCHW = data.subset(limit).images
-    else:
-        images_NCHW = read_images(Path(name).expanduser(), split, spec.shape, limit)
-    try:
-        return Pool(name, fitted(images_NCHW, spec.shape), spec)
-    except UserError as error:
-        raise UserError(f"pool {name}: {error}") from error
-
-
-def _data_set(
-    name: str, spec: ImageSpec, split: Split, root: str, download: bool, download_flag: str
-) -> LabelledImages:
-    shape = None
-    if name == "shapes":  # drawn at the size asked for, as far as it can be
-        channels, height, width = spec.shape
-        shape = (1 if channels == 1 else 3, max(SMALLEST_SHAPES, height), max(SMALLEST_SHAPES, width))
-    return load_dataset(name, split, shape=shape, root=root, download=download, download_flag=download_flag)
-
-
-def require_enough(pool: ImageSource, images: int, flag: str) -> None:
-    """Raise a UserError if the pool has fewer images than will be asked for; ``flag`` is the one that names it."""
-    if pool.size is not None and pool.size < images:
-        raise UserError(
-            f"{flag} {pool.name}: has {pool.size:,} images, but the budget asks for {images:,}, each once; lower "
-            f"--budget to {pool.size}, or choose a larger data set or folder, or {PROCEDURAL}, which has no end"
-        )
-
-
 class ImageFolder(Protocol):
     """A method's configuration that says where images lie."""
 
@@ -188,9 +133,41 @@ class ImageFolder(Protocol):
     def download(self) -> bool: ...
 
 
-def open_images(name: str, place: ImageFolder, spec: ImageSpec) -> Pool | EndlessPool:
-    """The images called so (``dfme.queries.pool``), as a method's own options say. UserError where they are not."""
-    return open_pool(name, spec, root=place.root, download=place.download, download_flag="--method.download true")
+def open_pool(name: str, spec: ImageSpec, place: ImageFolder) -> Pool | EndlessPool:
+    """The images called ``name``, fitted to the shape of ``spec``.
+
+    ``procedural`` draws from programs without end. The training part of a data set, a folder of pictures (flat, or
+    with any folders in it; of ``train`` and ``test`` the former) or an .npz file is read whole, without its labels.
+
+    Raises:
+        UserError: for a name that is none of these, and for files that are missing or unreadable.
+    """
+    check_pool(name, place.root, download=place.download)
+    if name == PROCEDURAL:
+        return EndlessPool(ProceduralImages(spec, ("leaves",)))
+    if name in DATASETS:
+        shape = None
+        if name == "shapes":  # drawn at the size asked for, as far as it can be
+            channels, height, width = spec.shape
+            shape = (1 if channels == 1 else 3, max(SMALLEST_SHAPES, height), max(SMALLEST_SHAPES, width))
+        flag = DOWNLOAD_FLAG
+        data = load_dataset(name, "train", shape=shape, root=place.root, download=place.download, download_flag=flag)
+        images_NCHW = data.images
+    else:
+        images_NCHW = read_images(Path(name).expanduser(), spec.shape)
+    try:
+        return Pool(name, fitted(images_NCHW, spec.shape), spec)
+    except UserError as error:
+        raise UserError(f"pool {name}: {error}") from error
+
+
+def require_enough(pool: ImageSource, images: int, flag: str) -> None:
+    """Raise a UserError if the pool has fewer images than will be asked for; ``flag`` is the one that names it."""
+    if pool.size is not None and pool.size < images:
+        raise UserError(
+            f"{flag} {pool.name}: has {pool.size:,} images, but the budget asks for {images:,}, each once; lower "
+            f"--budget to {pool.size}, or choose a larger data set or folder, or {PROCEDURAL}, which has no end"
+        )
 
 
 def by_programs(pool: ImageSource, spec: ImageSpec, programs: tuple[str, ...]) -> ImageSource:

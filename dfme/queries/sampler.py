@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from dfme.compute import evaluating, ieee_fp32
 from dfme.config.settings import QueriesConfig
-from dfme.nets.generators import GeneratorNet
+from dfme.nets.generators import DrawImages, GeneratorNet
 from dfme.queries.evolution import Evolution
 from dfme.queries.selection import choose
 from dfme.randomness import Streams
 from dfme.spec import ImageSpec
-
-DrawImages = Callable[[int, torch.Generator], Tensor]
-"""Images (count, C, H, W) within the bounds from a source."""
 
 LOOKED_AT = 4_096
 """Candidates in one forward pass of the students."""

@@ -54,19 +54,11 @@ class Console:
 
     def step(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Show training metrics after ``queries`` images; plain lines come at a sensible rate only."""
-        self._latest.update(metrics)
-        if self._bar is not None:
-            self._advance(queries)
-        elif self._due(queries):
-            self._line(queries)
+        self._show(queries, metrics, self._due(queries))
 
     def evaluation(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Show how good the student is after ``queries`` images."""
-        self._latest.update(metrics)
-        if self._bar is not None:
-            self._advance(queries)
-        else:
-            self._line(queries)
+        self._show(queries, metrics, line=True)
 
     def note(self, line: str) -> None:
         """Show one line at once, above the bar where there is one."""
@@ -91,10 +83,13 @@ class Console:
         self._start = self._last = queries
         self._start_time = self._last_time = self._clock()
 
-    def _advance(self, queries: int) -> None:
-        assert self._bar is not None
-        self._bar.set_description_str(self._state(), refresh=False)
-        self._bar.update(queries - self._bar.n)
+    def _show(self, queries: int, metrics: Mapping[str, float], line: bool) -> None:
+        self._latest.update(metrics)
+        if self._bar is not None:
+            self._bar.set_description_str(self._state(), refresh=False)
+            self._bar.update(queries - self._bar.n)
+        elif line:
+            self._line(queries)
 
     def _due(self, queries: int) -> bool:
         share = (queries - self._last) / self._budget

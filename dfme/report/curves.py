@@ -53,7 +53,7 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
     axes.set_ylabel(f"share of {examined(run).phrase.removeprefix('the ')}")
     query_axis(axes)
     axes.legend(loc="lower right", frameon=False, fontsize=9)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def draw_losses(run: RunFiles, path: Path) -> bool:
@@ -71,7 +71,7 @@ def draw_losses(run: RunFiles, path: Path) -> bool:
         query_axis(axes, label="")
         axes.legend(edgecolor="none", framealpha=0.8, fontsize=8)
     grid[-1, 0].set_xlabel("queries")
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _logged(run: RunFiles, lines: tuple[tuple[str, str], ...]) -> list[tuple[str, Series]]:
@@ -114,7 +114,8 @@ def short_count(value: float) -> str:
     return f"{value:g}"
 
 
-def _save(figure: Figure, path: Path) -> bool:
+def save_figure(figure: Figure, path: Path) -> bool:
+    """Write the figure as a PNG, whole or not at all; True."""
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=DOTS, facecolor="white")
     return True

@@ -102,7 +102,7 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, float | None]:
         record = json.loads(line)
     except (ValueError, RecursionError):
         record = None
-    if not isinstance(record, dict) or not _is_count(record.get("queries")):
+    if not isinstance(record, dict) or not is_count(record.get("queries")):
         raise RunError(f"{path}, line {number}: expected a JSON record with queries; remove the line to go on")
     wrong = next((name for name, value in record.items() if value is not None and not _fits(name, value)), None)
     if wrong is not None:
@@ -111,7 +111,8 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, float | None]:
     return record
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
+    """Whether a JSON value is a whole number that a file of ours can hold."""
     return type(value) is int and 0 <= value < 2**63
 
 

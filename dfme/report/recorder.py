@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfme.config.settings import WandbConfig
-from dfme.files import disk_error, replacing
+from dfme.files import make_folder, replacing
 from dfme.report.console import Console
 from dfme.report.gradient_warnings import GradientWatch
 from dfme.report.metrics import MetricsFile, require_known
@@ -92,11 +92,8 @@ class Recorder:
         arrays: dict[str, NDArray[Any]] = {"images": pixels_NCHW}
         if answers is not None:
             arrays["answers"] = answers
-        path = self._samples_path(queries)
-        try:
-            path.parent.mkdir(exist_ok=True)
-        except OSError as error:
-            raise disk_error("create", path.parent, error) from error
+        path = self._run_dir / "samples" / f"queries-{queries:09d}.npz"
+        make_folder(path.parent)
         with replacing(path) as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
         self._wandb.image(queries, contact_sheet(pixels_NCHW), f"after {queries:,} queries")
@@ -125,9 +122,6 @@ class Recorder:
         warned = self._watch.see(metrics)
         if warned is not None:
             self._console.note(warned)
-
-    def _samples_path(self, queries: int) -> Path:
-        return self._run_dir / "samples" / f"queries-{queries:09d}.npz"
 
     def _trim_samples(self, queries: int) -> None:
         for path in (self._run_dir / "samples").glob("queries-*.npz"):

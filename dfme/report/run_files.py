@@ -59,7 +59,7 @@ class RunFiles:
 
 def read_run(run_dir: Path) -> RunFiles:
     """Read a run's files. Raises ``UserError`` where there is no run and ``RunError`` for damaged files."""
-    config = run_dir / "config.yaml"
+    config, ledger = run_dir / "config.yaml", run_dir / "ledger.jsonl"
     if not config.is_file():
         raise UserError(f"report: expected a run directory, but {run_dir} has no config.yaml")
     return RunFiles(
@@ -68,7 +68,7 @@ def read_run(run_dir: Path) -> RunFiles:
         config_text=config.read_text(encoding="utf-8"),
         summary=read_summary(run_dir / "summary.json"),
         metrics=read_metrics(run_dir / "metrics.jsonl"),
-        ledger=_read_ledger(run_dir / "ledger.jsonl"),
+        ledger=audit(ledger) if ledger.is_file() else Totals(),
         samples=[_read_samples(path) for path in sorted((run_dir / "samples").glob("queries-*.npz"))],
     )
 
@@ -79,12 +79,6 @@ def _read_config(path: Path) -> dict[str, Any]:
         if not isinstance(config.get(name) or {}, dict):
             raise RunError(f"{path}: expected the config.yaml of a run, but its {name} is {str(config[name])[:80]!r}")
     return config
-
-
-def _read_ledger(path: Path) -> Totals:
-    if path.is_file():
-        return audit(path)
-    return Totals(budget=0, spent=0, spent_by_purpose={}, evaluation_queries=0, requests=0, refused=0, failed=0, lost=0)
 
 
 def _read_samples(path: Path) -> Samples:

@@ -10,13 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dfme.files import replacing
+from dfme.report.curves import save_figure
 from dfme.report.run_files import RunFiles, Samples
 
 COLUMNS, ROWS = 10, 2  # of each of the moments shown
 WIDTH, MARGIN, GAP = 7.0, 0.06, 0.08  # inches: of the sheet, around it, between images
 HEADING, CAPTION = 0.30, 0.16  # inches: height of a moment's line and of an image's
-DOTS = 200  # per inch
 
 
 def draw_samples(run: RunFiles, path: Path) -> bool:
@@ -43,9 +42,7 @@ def draw_samples(run: RunFiles, path: Path) -> bool:
             _draw_image(axes, image_CHW, captions[index], place)
         top += count * (CAPTION + rise + GAP)
     axes.set(xlim=(0.0, WIDTH), ylim=(height, 0.0), xticks=[], yticks=[], aspect="auto")
-    with replacing(path) as file:
-        figure.savefig(file, format="png", dpi=DOTS, facecolor="white")
-    return True
+    return save_figure(figure, path)
 
 
 def choose(samples: list[Samples]) -> list[Samples]:

@@ -9,15 +9,11 @@ from typing import Any
 
 from dfme.errors import RunError
 from dfme.files import open_file
-from dfme.report.metrics import LARGEST
+from dfme.report.metrics import LARGEST, is_count
 
 MAX_BYTES = 1 << 20
 
 FieldCheck = Callable[[Any], bool]
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
 
 
 def _is_number(value: Any) -> bool:
@@ -41,23 +37,23 @@ def _has(**forms: FieldCheck) -> FieldCheck:
 
 
 def _is_count_each(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_count, value.values()))
+    return isinstance(value, dict) and all(map(is_count, value.values()))
 
 
 FORMS: dict[str, FieldCheck] = {
-    **dict.fromkeys(("budget", "spent", "evaluation_queries", "requests", "refused", "failed", "lost"), _is_count),
-    **dict.fromkeys(("seed", "student_steps"), _is_count),
+    **dict.fromkeys(("budget", "spent", "evaluation_queries", "requests", "refused", "failed", "lost"), is_count),
+    **dict.fromkeys(("seed", "student_steps"), is_count),
     **dict.fromkeys(("teacher_accuracy", "accuracy", "agreement"), _or_none(_is_share)),
     **dict.fromkeys(("kl", "queries_per_second", "cost"), _or_none(_is_number)),
     **dict.fromkeys(("method", "label_mode", "student_arch", "device", "config_hash", "version", "torch"), _is_text),
     "wall_seconds": _is_number,
     "authorised_by": _or_none(_is_text),
     "spent_by_purpose": _is_count_each,
-    "evaluation": _has(name=_is_text, images=_is_count, held_back=lambda value: isinstance(value, bool)),
+    "evaluation": _has(name=_is_text, images=is_count, held_back=lambda value: isinstance(value, bool)),
     "estimator": _or_none(
         _has(
             **dict.fromkeys(("kind", "form", "direction", "space", "objective"), _is_text),
-            directions=_is_count,
+            directions=is_count,
             step=_is_number,
         )
     ),

@@ -28,7 +28,7 @@ from dfme.report.recorder import Recorder
 from dfme.report.summary_file import read_summary
 from dfme.run.components import build_components, build_method, build_nets, needed_space, open_pool
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, HeldBack, evaluation_images
+from dfme.run.evaluation import EvaluationSet, HoldOut, evaluation_images
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import document, resume_command
 from dfme.run.loop import Progress
@@ -138,7 +138,7 @@ def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     held.callback(oracle.close)
 
     examination = build_examination(data, oracle, device)
-    hold_out = examination.examine if isinstance(examination, HeldBack) else None
+    hold_out = examination.hold_out if isinstance(examination, HoldOut) else None
     components = build_components(
         job, nets, oracle, streams, deferred, pool=pool, directory=directory.path, hold_out=hold_out
     )
@@ -202,10 +202,10 @@ def _require_estimator(job: Job, spec: ImageSpec) -> None:
         require_budget(int(job.config.budget), preflight_images(job.estimator, spec))
 
 
-def build_examination(data: LabelledImages | None, oracle: Oracle, device: torch.device) -> EvaluationSet | HeldBack:
+def build_examination(data: LabelledImages | None, oracle: Oracle, device: torch.device) -> EvaluationSet | HoldOut:
     """What the student is scored on: labelled images, or generated ones that are held back."""
     if data is None:
-        return HeldBack(oracle.label_mode, device)
+        return HoldOut(oracle.label_mode, device)
     ask = partial(oracle, purpose="evaluation")
     return EvaluationSet(data.name, data.images.to(device), data.labels.to(device), oracle.label_mode, ask)
 

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dfme.compute import DeferredChecks, require_compiler
 from dfme.config.settings import ExtractConfig, Job
 from dfme.methods import METHODS
-from dfme.methods.base import Components, HoldOut, Method
+from dfme.methods.base import Components, Method
 from dfme.nets import auto_net, build_net
-from dfme.nets.generators import Generator, GeneratorNet, Transforming
+from dfme.nets.generators import DrawImages, Generator, GeneratorNet, Transforming
 from dfme.oracle.oracle import Oracle
 from dfme.queries.evolution import Evolution
 from dfme.queries.pool import ImageSource
 from dfme.queries.programs import ProceduralImages
-from dfme.queries.sampler import DrawImages, QuerySampler
+from dfme.queries.sampler import QuerySampler
 from dfme.randomness import Streams, derived_seed
 from dfme.run.checkpoint import space_for_checkpoints
 from dfme.run.method_checks import keeps_answers, students_of
@@ -126,7 +126,7 @@ def build_components(
     *,
     pool: ImageSource | None = None,
     directory: Path | None = None,
-    hold_out: HoldOut | None = None,
+    hold_out: Callable[[Tensor, Tensor], bool] | None = None,
 ) -> Components:
     """All that a job's method works with: the one place where these parts are put together.
 
@@ -137,15 +137,7 @@ def build_components(
     distance = make_distance(config.student.loss, oracle.label_mode)
     replay = _replay(job, spec, rng, directory)
     students = StudentTrainer(
-        nets.students,
-        config.student,
-        distance,
-        replay,
-        lambda: oracle.ledger.share,
-        config.schedule,
-        rng["augment"],
-        config.precision,
-        nets.fresh,
+        config, nets.students, distance, replay, lambda: oracle.ledger.share, rng["augment"], nets.fresh
     )
     evolution = None
     if job.queries.evolve and replay is not None:

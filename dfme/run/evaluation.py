@@ -95,11 +95,11 @@ class EvaluationSet:
         self.answers = None if state["answers"] is None else state["answers"].to(self.images.device)
 
 
-class HeldBack:
-    """Without an evaluation set: every n-th paid batch is kept out of training, and the last ones are scored on.
+class HoldOut:
+    """Keeps every n-th paid batch for evaluation, in place of an evaluation set.
 
-    They are the generator's images, not the world's, so this agreement says how well the student follows the
-    teacher where it is asked, and no more. There are no labels, hence no accuracy.
+    These images are the method's own, so this agreement says how well the student follows the teacher where it is
+    asked, and no more. There are no labels, hence no accuracy.
     """
 
     name = "held-back queries"
@@ -118,8 +118,8 @@ class HeldBack:
     def __len__(self) -> int:
         return 0 if self._images is None else len(self._images)
 
-    def examine(self, images: Tensor, answers: Tensor) -> bool:
-        """Take the batch out of training if it is one's turn (an ``Examiner``)."""
+    def hold_out(self, images: Tensor, answers: Tensor) -> bool:
+        """Keep the batch for evaluation if it is an n-th one; whether it was kept, and is not to be trained on."""
         self._seen += 1
         if self._seen % self._every:
             return False

@@ -17,6 +17,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from dfme.config.settings import Job
+from dfme.config.values import flatten
 from dfme.errors import UserError
 from dfme.methods import METHODS
 
@@ -70,7 +71,7 @@ def config_hash(job: Job) -> str:
 def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -> list[str]:
     """Dotted keys in which a resumed job (or its document) departs from the old; a larger budget is allowed.
 
-    Keys that do not decide the result are not compared (``UNDECISIVE``).
+    Keys that do not decide the result are not compared (``MAY_CHANGE_ON_RESUME``).
     """
     before, after = (document(job) if isinstance(job, Job) else job for job in (old, new))
     left, right = _decisive(before), _decisive(after)
@@ -87,22 +88,11 @@ def _departs(before: int, after: int, paper: Mapping[str, Any]) -> bool:
 
 
 def _decisive(paper: Mapping[str, Any]) -> dict[str, Any]:
-    leaves = _leaves(paper)
     return {
         key: value
-        for key, value in leaves.items()
+        for key, value in flatten(paper, ())
         if not any(key == skipped or key.startswith(skipped + ".") for skipped in MAY_CHANGE_ON_RESUME)
     }
-
-
-def _leaves(paper: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for name, value in paper.items():
-        if isinstance(value, Mapping) and value:
-            leaves.update(_leaves(value, f"{prefix}{name}."))
-        else:
-            leaves[f"{prefix}{name}"] = value
-    return leaves
 
 
 def plain(value: Any, where: str) -> Any:

@@ -28,7 +28,7 @@ SHEET_IMAGES = 64
 """Queries on one sheet."""
 
 
-CONCLUDING = 50
+STEPS_AT_ONCE = 50
 """Student steps between two looks at the clock, while nothing is paid for."""
 
 MUST_BE_FINITE = ("student_loss", "replay_loss", "kl")
@@ -90,17 +90,17 @@ def run(
     ledger = oracle.ledger
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
-    while ledger.remaining + trainer.left > 0:
-        # Learn from what is paid for, as far as that is owed; else spend one step, or what is left of the budget.
-        before, owed = ledger.spent, trainer.owed
-        metrics = trainer.conclude(CONCLUDING) if owed else _spend(method, ledger)
+    while ledger.remaining + trainer.steps_left > 0:
+        # Take the student steps that are due; else pay for one step of the method, or for what is left of the budget.
+        before, training = ledger.spent, trainer.steps_due > 0
+        metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, ledger)
         progress.seconds = time.monotonic() - started
         if metrics is None:
             continue
-        # Evaluate at even shares of the budget, and when what was owed is done.
+        # Evaluate at even shares of the budget, and when the steps due are done.
         done, due = (spent * points // ledger.budget for spent in (before, ledger.spent))
-        ended = ledger.remaining + trainer.left == 0
-        if due > done or (owed and not trainer.owed):
+        ended = ledger.remaining + trainer.steps_left == 0
+        if due > done or (training and not trainer.steps_due):
             deferred.verify()
             metrics |= score_all(examination, trainer.delivered, trainer.vote)
             listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
@@ -124,7 +124,7 @@ def run(
     progress.seconds = time.monotonic() - started
     deferred.verify()
     keep()
-    return ledger.remaining + trainer.left == 0
+    return ledger.remaining + trainer.steps_left == 0
 
 
 def _spend(method: Method, ledger: Ledger) -> Metrics | None:

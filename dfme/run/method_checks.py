@@ -48,7 +48,7 @@ def caught(key: str, action: Callable[[], object]) -> Iterator[Problem]:
 
 def _estimator_problems(job: Job) -> Iterator[Problem]:
     """Settings of the estimator that rule each other out."""
-    config, reuse = job.estimator, getattr(job.method_config, "reuse", False)
+    config = job.estimator
     if config.kind == "auto":
         return
     if config.space == "lattice" and isinstance(config.step, float) and not (config.step >= 1 and config.step % 1 == 0):
@@ -56,9 +56,9 @@ def _estimator_problems(job: Job) -> Iterator[Problem]:
         yield Problem("estimator.step", text)
     if config.kind == "prior_guided" and config.prior == "neighbours" and config.space == "pre_squash":
         yield Problem("estimator.prior", "expected space image or lattice with neighbours, which are images")
-    if config.form == "central" and (config.kind == "exact_student" or reuse):
-        asks = "kind exact_student" if config.kind == "exact_student" else "--method.reuse true"
-        yield Problem("estimator.form", f"expected forward with {asks}, which needs the answer at the point itself")
+    if config.form == "central" and getattr(job.method_config, "reuse", False):
+        text = "expected forward with --method.reuse true, which needs the answer at the point itself"
+        yield Problem("estimator.form", text)
 
 
 def _student_problems(job: Job) -> Iterator[Problem]:
@@ -66,7 +66,7 @@ def _student_problems(job: Job) -> Iterator[Problem]:
     if 0 < config.count < needed:
         text = f"expected at least {needed}, which method {job.method} plays against each other, got {config.count}"
         yield Problem("student.count", text)
-    for name in ("final_share", "rounds", "distil_share"):
+    for name in ("final_share", "rounds"):
         if getattr(config, name) and not config.steps:
             yield Problem(f"student.{name}", "expected --student.steps as well, which it divides")
     if config.decay_images and not keeps_answers(job):
@@ -74,11 +74,9 @@ def _student_problems(job: Job) -> Iterator[Problem]:
         yield Problem("student.decay_images", text)
     if config.rounds and config.final_share:
         yield Problem("student.final_share", "expected 0 with student.rounds, the last of which is after the budget")
-    if 0 < config.steps * (1 - config.distil_share) < len(config.rounds):
+    if 0 < config.steps < len(config.rounds):
         text = f"expected at most as many as --student.steps {config.steps}, got {len(config.rounds)}"
         yield Problem("student.rounds", text)
-    if config.distil_share and students_of(job) == 1:
-        yield Problem("student.distil_share", "expected --student.count of 2 or more, whose vote is learnt")
 
 
 def _pool_problems(job: Job) -> Iterator[Problem]:
@@ -102,15 +100,6 @@ def _queries_problems(job: Job) -> Iterator[Problem]:
         text = "expected --student.replay-steps or --student.steps as well: what is paid for is kept for replay"
         yield Problem("queries.evolve", text)
     if not hasattr(job.method_config, "latent_size"):
-        yield from _ungenerated(job.method, config)
-    elif config.generators * 2 > job.method_config.batch_size:
-        text = f"expected two images of a batch of {job.method_config.batch_size} for each, got {config.generators}"
-        yield Problem("queries.generators", text)
-
-
-def _ungenerated(method: str, config: QueriesConfig) -> Iterator[Problem]:
-    """Options about a generator, of a method without one."""
-    defaults = QueriesConfig()
-    for name in ("procedural", "base", "generators"):
-        if getattr(config, name) != getattr(defaults, name):
-            yield Problem(f"queries.{name}", f"method {method} has no generator; leave it out")
+        for name in ("procedural", "base"):
+            if getattr(config, name) != getattr(QueriesConfig, name):
+                yield Problem(f"queries.{name}", f"method {job.method} has no generator; leave it out")

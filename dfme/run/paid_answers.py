@@ -19,7 +19,7 @@ from dfme.students.replay import Replay
 
 
 @dataclass(frozen=True)
-class Paid:
+class PaidAnswers:
     """What a run kept, ready to be trained on: ``replay`` draws from it, or gives all of it in order (``batches``).
 
     ``taught``: answers that went into its replay, still there or not. ``spent``: images that it paid for in all.
@@ -47,7 +47,7 @@ class Paid:
         return f"{len(self.replay):,} of {self.spent:,} paid answers are kept; not {' and not '.join(reasons)}"
 
 
-def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> Paid:
+def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswers:
     """What the run in ``run_dir`` kept, on the device of ``rng`` (or left on disk, if the run kept it there).
 
     Raises UserError where the run kept nothing, naming the option that would have, or is no run; RunError for files
@@ -71,7 +71,7 @@ def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> Paid:
         # What never overflowed lies in the order of its numbers, and what did fills its window: both are of this size.
         replay = Replay(kept["held"], spec, rng or torch.Generator().manual_seed(0), folder)
         replay.load_state_dict(kept)
-        return Paid(replay, spec, _label_mode(run_dir), num_classes, replay.added, _spent(state), state)
+        return PaidAnswers(replay, spec, _label_mode(run_dir), num_classes, replay.added, _spent(state), state)
 
 
 def _label_mode(run_dir: Path) -> LabelMode:

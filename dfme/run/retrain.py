@@ -20,10 +20,10 @@ from dfme.randomness import Streams, derived_seed
 from dfme.report.summary_file import read_summary
 from dfme.run.components import build_students
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, HeldBack, evaluation_images, score_all
+from dfme.run.evaluation import EvaluationSet, HoldOut, evaluation_images, score_all
 from dfme.run.job import plain
 from dfme.run.loop import numbers
-from dfme.run.paid_answers import Paid, paid_answers
+from dfme.run.paid_answers import PaidAnswers, paid_answers
 from dfme.run.resume import fitting
 from dfme.run.student_file import save_student
 from dfme.students.losses import make_distance
@@ -72,8 +72,8 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
 
 
 def recorded_examination(
-    run: Path, settings: ExtractConfig, paid: Paid, device: torch.device
-) -> EvaluationSet | HeldBack:
+    run: Path, settings: ExtractConfig, paid: PaidAnswers, device: torch.device
+) -> EvaluationSet | HoldOut:
     """What the run's student was scored on, with the answers that its checkpoint holds.
 
     Raises:
@@ -81,7 +81,7 @@ def recorded_examination(
     """
     data = evaluation_images(settings.evaluation, paid.spec, paid.num_classes)
     if data is None:
-        examination: EvaluationSet | HeldBack = HeldBack(paid.label_mode, device)
+        examination: EvaluationSet | HoldOut = HoldOut(paid.label_mode, device)
     else:
         images, labels = data.images.to(device), data.labels.to(device)
         examination = EvaluationSet(data.name, images, labels, paid.label_mode, _no_teacher)
@@ -106,31 +106,29 @@ def _whole_course(student: StudentConfig, steps_of_the_run: int) -> StudentConfi
     return replace(student, steps=student.steps or steps_of_the_run, final_share=1.0, rounds=())
 
 
-def _trainer(settings: ExtractConfig, paid: Paid, streams: Streams, device: torch.device) -> tuple[str, StudentTrainer]:
-    config = settings.student
-    distance = make_distance(config.loss, paid.label_mode)
-    arch, nets = build_students(settings, max(1, config.count), paid.spec, paid.num_classes, device)
+def _trainer(
+    settings: ExtractConfig, paid: PaidAnswers, streams: Streams, device: torch.device
+) -> tuple[str, StudentTrainer]:
+    distance = make_distance(settings.student.loss, paid.label_mode)
+    arch, nets = build_students(settings, max(1, settings.student.count), paid.spec, paid.num_classes, device)
     torch.manual_seed(derived_seed(settings.seed, "global"))
-    augmenting, precision = streams["augment"], settings.precision
-    return arch, StudentTrainer(
-        nets, config, distance, paid.replay, lambda: 1.0, settings.schedule, augmenting, precision
-    )
+    return arch, StudentTrainer(settings, nets, distance, paid.replay, lambda: 1.0, streams["augment"])
 
 
-def _train(trainer: StudentTrainer, examination: EvaluationSet | HeldBack, tell: Callable[[str], None]) -> float:
+def _train(trainer: StudentTrainer, examination: EvaluationSet | HoldOut, tell: Callable[[str], None]) -> float:
     """All the steps; the seconds that they took. DfmeError for a student that diverges."""
-    started, whole = time.monotonic(), trainer.left
+    started, whole = time.monotonic(), trainer.steps_left
     at_once = max(1, whole // TOLD)
-    while trainer.left:
-        metrics = numbers(trainer.conclude(at_once))
+    while trainer.steps_left:
+        metrics = numbers(trainer.train_pending(at_once))
         scores = examination.score(trainer.delivered)
         agreement = f"  agreement {scores['agreement']:.2%}" if "agreement" in scores else ""
         loss = f"  loss {metrics['replay_loss']:.4g}" if "replay_loss" in metrics else ""
-        tell(f"{whole - trainer.left:,} / {whole:,} steps{agreement}{loss}")
+        tell(f"{whole - trainer.steps_left:,} / {whole:,} steps{agreement}{loss}")
     return time.monotonic() - started
 
 
-def _scores(examination: EvaluationSet | HeldBack, trainer: StudentTrainer) -> dict[str, Any]:
+def _scores(examination: EvaluationSet | HoldOut, trainer: StudentTrainer) -> dict[str, Any]:
     none = dict.fromkeys(("teacher_accuracy", "accuracy", "agreement", "kl"))
     return none | score_all(examination, trainer.delivered, trainer.vote)
 
@@ -143,13 +141,13 @@ def _paper(run: Path, settings: ExtractConfig) -> dict[str, Any]:
 
 
 def _summary(
-    run: Path, settings: ExtractConfig, paid: Paid, examination: EvaluationSet | HeldBack, device: str
+    run: Path, settings: ExtractConfig, paid: PaidAnswers, examination: EvaluationSet | HoldOut, device: str
 ) -> dict[str, Any]:
     """The entries of summary.json that are known before the student is; its form is a run's."""
     source = read_summary(run / "summary.json") or {}
     known = ("method", "seed", "spent", "accuracy", "agreement", "kl", "student_steps", "config_hash")
     nothing = ("budget", "spent", "evaluation_queries", "requests", "refused", "failed", "lost")
-    held_back = isinstance(examination, HeldBack)
+    held_back = isinstance(examination, HoldOut)
     return {
         "method": "retrain",
         "source": {"run": str(run), "method": "unfinished", **{name: source[name] for name in known if name in source}},

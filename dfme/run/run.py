@@ -20,7 +20,7 @@ from dfme.report.recorder import Recorder
 from dfme.run import loop
 from dfme.run.checkpoint import save_checkpoint
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, HeldBack, score_all
+from dfme.run.evaluation import EvaluationSet, HoldOut, score_all
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
 from dfme.run.student_file import save_student
@@ -49,7 +49,7 @@ class Run:
     oracle: Oracle
     method: Method
     trainer: StudentTrainer
-    examination: EvaluationSet | HeldBack
+    examination: EvaluationSet | HoldOut
     recorder: Recorder
     streams: Streams
     deferred: DeferredChecks

@@ -14,11 +14,11 @@ from dfme.config.settings import ScheduleConfig, StudentConfig
 def factor(config: ScheduleConfig, share: float) -> float:
     """What a learning rate is multiplied by once ``share`` (0 to 1) of the budget is spent."""
     if config.warmup and share < config.warmup:
-        return share / config.warmup * _settled(config, share)
-    return _settled(config, share)
+        return share / config.warmup * _after_warmup(config, share)
+    return _after_warmup(config, share)
 
 
-def _settled(config: ScheduleConfig, share: float) -> float:
+def _after_warmup(config: ScheduleConfig, share: float) -> float:
     if config.kind == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * min(share, 1.0)))
     if config.kind == "steps":
@@ -39,10 +39,10 @@ def weight_decay(config: StudentConfig, images: int) -> float:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The steps that a student takes: ``during`` the spending, evenly; then ``final`` ones.
+    """The number of steps of a student: ``during``, evenly while the budget is spent, then ``final``.
 
-    ``during`` of None: one a fresh batch, and a number of replays of it. ``rounds``: the shares of the budget, up to
-    1, at which equal parts of the final steps are taken; one round is when the budget has run out.
+    ``during`` of None plans no number: each fresh batch is worth a step and its replay steps. ``rounds`` are shares
+    of the budget, the last one 1, at which equal parts of the final steps are taken.
     """
 
     during: int | None = None
@@ -61,21 +61,21 @@ class StepPlan:
 
     @cached_property
     def edges(self) -> list[int]:
-        """The steps at which rounds begin, and the last one ends."""
+        """The steps after which rounds begin, and after which the last one ends."""
         before = self.during or 0
         return [before + round(self.final * number / len(self.rounds)) for number in range(len(self.rounds) + 1)]
 
-    def owed(self, share: float, steps: int) -> int:
-        """Steps to take before another image is paid for, ``steps`` being taken."""
+    def steps_due(self, share: float, steps: int) -> int:
+        """Final steps to take before another image is paid for, after ``steps`` steps."""
         reached = sum(share >= due for due in self.rounds)
         return max(0, self.edges[reached] - steps) if reached else 0
 
-    def begun(self, steps: int) -> int:
-        """The round, counted from 0, that a step begins after ``steps``; -1 in the midst of one."""
+    def round_at(self, steps: int) -> int:
+        """The number, from 0, of the round that begins after ``steps`` steps; -1 within a round."""
         return self.edges[:-1].index(steps) if steps in self.edges[:-1] else -1
 
     def progress(self, share: float, steps: int) -> float:
-        """How far training is, 0 to 1: by the share of the budget spent, and of final steps done.
+        """How far training is, 0 to 1, by the share of the budget spent and of the final steps taken.
 
         Where all steps are taken in rounds it is how far the round is.
         """

@@ -1,4 +1,4 @@
-"""The students' training: a fresh batch of paid answers at a time, then steps on answers paid for before."""
+"""The students' training: a step on each batch as it is paid for, then replay steps on batches paid for before."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dfme.compute import Precision, autocast
-from dfme.config.settings import ScheduleConfig, StudentConfig
+from dfme.compute import autocast
+from dfme.config.settings import ExtractConfig
 from dfme.students.augment import augment
 from dfme.students.ensemble import Ensemble, Vote
 from dfme.students.losses import Distance
@@ -21,50 +21,45 @@ from dfme.students.replay import Replay
 from dfme.students.schedule import StepPlan, factor, weight_decay
 
 Metrics = dict[str, Tensor | float | Callable[[], Tensor]]
-"""What a step tells, by the names in ``tracking.METRICS``. A function is called only when somebody reads it."""
+"""Metrics of a step, by the names in ``report.metrics.METRICS``. A function is called only when its value is read."""
 
-Fresh = Callable[[int], Sequence[nn.Module]]
+FreshNets = Callable[[int], Sequence[nn.Module]]
 """As many newly initialised nets as there are students, for the round of a number."""
 
 
 class StudentTrainer:
-    """One or more students with their optimiser, replay and, if asked for, a moving average of their weights.
+    """Trains one or more students: optimiser, replay and, if configured, a moving average of their weights.
 
-    Several learn from the same batches, each by its own loss: the sum is minimised by one optimiser. ``share`` is the
-    share of the budget spent, asked before every batch: learning rate and steps are functions of it. ``fresh`` gives
-    nets as new as the students were, by the number of the round that they are for.
+    Several students learn from the same batches, each by its own loss; one optimiser minimises the sum. ``share``
+    gives the share of the budget spent: learning rate and number of steps are functions of it. ``rng`` draws the
+    augmentations. ``fresh`` gives the nets that a round of training begins with.
     """
 
     def __init__(
         self,
+        config: ExtractConfig,
         nets: Sequence[nn.Module],
-        config: StudentConfig,
         distance: Distance,
         replay: Replay | None,
         share: Callable[[], float],
-        schedule: ScheduleConfig,
         rng: torch.Generator,
-        precision: Precision = "fp32",
-        fresh: Fresh | None = None,
+        fresh: FreshNets | None = None,
     ) -> None:
         self.nets = list(nets)
         self.distance = distance
         self.replay = replay
         self.steps = 0
-        self.plan = StepPlan.of(config)
-        self._config = config
+        self.plan = StepPlan.of(config.student)
+        self._config = config.student
+        self._schedule, self._precision = config.schedule, config.precision
         self._share = share
-        self._schedule = schedule
         self._rng = rng
-        self._precision = precision
         self._fresh = fresh
         self._whole = self.nets[0] if len(self.nets) == 1 else Ensemble(self.nets)
-        self._optimizer = ScheduledOptimizer(make_optimizer(self._whole, config), self._lr_factor)
-        self._average = (
-            AveragedModel(self._whole, multi_avg_fn=get_ema_multi_avg_fn(config.average), use_buffers=True)
-            if config.average
-            else None
-        )
+        self._optimizer = ScheduledOptimizer(make_optimizer(self._whole, config.student), self._lr_factor)
+        self._average = None
+        if decay := config.student.average:
+            self._average = AveragedModel(self._whole, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
 
     def train_afterwards(self, epochs: int, images: int) -> None:
         """Plan so many passes over ``images`` once all of them are paid for, unless the configuration plans steps."""
@@ -78,74 +73,78 @@ class StudentTrainer:
 
     @property
     def delivered(self) -> nn.Module:
-        """The net a run delivers: the first student, averaged if asked for."""
-        return self._settled()[0]
+        """The net that the run delivers: the first student, averaged if configured."""
+        return self._averaged()[0]
 
     @property
     def vote(self) -> nn.Module | None:
-        """The soft vote of several students, averaged if asked for; none of one."""
-        return None if len(self.nets) == 1 else Vote(self._settled())
+        """The soft vote of several students, averaged if configured; None for one student."""
+        return None if len(self.nets) == 1 else Vote(self._averaged())
 
     @property
     def progress(self) -> float:
-        """How far the students' training is, 0 to 1."""
+        """How far the training is, from 0 to 1."""
         return self.plan.progress(self._share(), self.steps)
 
     @property
-    def left(self) -> int:
-        """Steps still to take once the budget has run out."""
-        if self.plan.during is None or self.replay is None or not len(self.replay):
+    def steps_left(self) -> int:
+        """Steps still to take once the budget is spent."""
+        if self.plan.during is None or not self._held:
             return 0
         return max(0, self.plan.during + self.plan.final - self.steps)
 
     @property
-    def owed(self) -> int:
-        """Of the steps ``left``, those to take before another image is paid for."""
+    def steps_due(self) -> int:
+        """Steps to take before another image is paid for."""
         if self._share() >= 1:
-            return self.left
-        return self.plan.owed(self._share(), self.steps) if self.replay is not None and len(self.replay) else 0
+            return self.steps_left
+        return self.plan.steps_due(self._share(), self.steps) if self._held else 0
 
     def learn(self, images_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
-        """The steps that a fresh batch is worth, the first on itself. Returns the last losses.
+        """Take the steps that a fresh batch is worth, the first on the batch itself, the others on replayed ones.
 
-        Only a batch to ``keep`` is held for replay, and followed by steps on what is held.
+        Without ``keep`` the batch does not enter the replay, and no replay steps follow. Returns the last losses.
         """
         metrics = self._begin()
-        due = self._due()
-        if due > 0:
+        if self.plan.during is None:
+            steps = 1 + self._config.replay_steps
+        else:
+            steps = round(self.plan.during * self._share()) - self.steps
+        if steps > 0:
             metrics["student_loss"] = self._step(images_BCHW, answers).mean()
         if keep and self.replay is not None:
             self.replay.add(images_BCHW, answers)
-            metrics |= self._rehearse(due - 1)
-        metrics["student_steps"] = self.steps
-        return metrics
+            metrics |= self._replay_steps(steps - 1)
+        return metrics | {"student_steps": self.steps}
 
-    def conclude(self, most: int) -> Metrics:
-        """Up to ``most`` of the steps that are ``owed``, on all that is held."""
+    def train_pending(self, at_most: int) -> Metrics:
+        """Take up to ``at_most`` of the ``steps_due``, on replayed batches."""
         metrics = self._begin()
-        for _ in range(min(most, self.plan.owed(self._share(), self.steps))):
-            self._renew(self.plan.begun(self.steps))
-            metrics |= self._begin() | self._rehearse(1)
-        metrics["student_steps"] = self.steps
-        return metrics
+        for _ in range(min(at_most, self.plan.steps_due(self._share(), self.steps))):
+            self._begin_round(self.plan.round_at(self.steps))
+            metrics |= self._begin() | self._replay_steps(1)
+        return metrics | {"student_steps": self.steps}
 
-    def _settled(self) -> list[nn.Module]:
-        """The students, or their averages."""
+    @property
+    def _held(self) -> int:
+        return 0 if self.replay is None else len(self.replay)
+
+    def _averaged(self) -> list[nn.Module]:
+        """The students, or their moving averages if configured."""
         if self._average is None:
             return self.nets
         whole = self._average.module
         return list(whole.members) if isinstance(whole, Ensemble) else [whole]
 
     def _begin(self) -> Metrics:
-        held = 0 if self.replay is None else len(self.replay)
-        self._optimizer.set_weight_decay(weight_decay(self._config, held))
+        self._optimizer.set_weight_decay(weight_decay(self._config, self._held))
         return {"student_grad_norm": partial(gradient_norm, self._whole), "student_lr": self._optimizer.lr}
 
     def _lr_factor(self) -> float:
         return factor(self._schedule, self.progress)
 
-    def _renew(self, number: int) -> None:
-        """As a round begins, but for the first: the students in part anew, the optimiser and the average wholly."""
+    def _begin_round(self, number: int) -> None:
+        """Shrink and perturb the students, and start optimiser and average anew; not before the first round."""
         if number < 1:
             return
         assert self._fresh is not None, "rounds need fresh nets"
@@ -155,13 +154,7 @@ class StudentTrainer:
         if self._average is not None:
             self._average.n_averaged.zero_()
 
-    def _due(self) -> int:
-        if self.plan.during is None:
-            return 1 + self._config.replay_steps
-        return round(self.plan.during * self._share()) - self.steps
-
-    def _rehearse(self, steps: int) -> Metrics:
-        """Steps on what is held."""
+    def _replay_steps(self, steps: int) -> Metrics:
         loss_B = None
         for _ in range(steps):
             assert self.replay is not None
@@ -170,7 +163,7 @@ class StudentTrainer:
         return {} if loss_B is None else {"replay_loss": loss_B.mean()}
 
     def _step(self, images_BCHW: Tensor, answers: Tensor) -> Tensor:
-        """One step of every student; its loss on each image (B,), mean over the students."""
+        """One step of every student; the loss of each image (B,), mean over the students."""
         targets, batch = self.distance.target(answers), len(images_BCHW)
         if batch == 1:  # batch normalisation refuses a lone value per channel; doubled, its mean is the same
             images_BCHW, targets = torch.cat([images_BCHW] * 2), torch.cat([targets] * 2)
@@ -188,7 +181,7 @@ class StudentTrainer:
         return losses_B.detach()[:batch] / len(self.nets)
 
     def _losses(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Each image's loss (B,), summed over the students."""
+        """The loss of each image (B,), summed over the students."""
         if len(self.nets) == 1:
             return self.distance.between(scores, targets)
         return torch.stack([self.distance.between(scores_BK, targets) for scores_BK in scores]).sum(dim=0)
@@ -213,10 +206,11 @@ class StudentTrainer:
 
 
 def shrink_and_perturb(net: nn.Module, fresh: nn.Module, kept: float) -> None:
-    """Every parameter becomes ``kept`` (0 to 1) of itself and 1 - ``kept`` of that of ``fresh``, of the same form.
+    """Every parameter becomes ``kept`` (0 to 1) times itself plus 1 - ``kept`` times that of ``fresh``.
 
-    The paper adds fresh weights of a scale of its own (0.01) to what is left; here the two make up a whole, so 0 is
-    a fresh net and 1 the old one. Buffers stay: batch normalisation's averages follow within a few dozen steps.
+    Source: Ash & Adams 2020 (arXiv 1910.08475). The paper adds fresh weights of a scale of its own (0.01); here the
+    two make up a whole, so 0 is a fresh net and 1 the old one. Buffers stay: batch normalisation's averages follow
+    within a few dozen steps.
     """
     with torch.no_grad():
         for own, new in zip(net.parameters(), fresh.parameters(), strict=True):

@@ -43,10 +43,10 @@ class Ratio(NamedTuple):
     ratio: float
 
 
-def time_http(teacher: TeacherConfig, options: dict[str, Any], rounds: int, seconds_of: Extraction) -> list[Ratio]:
+def time_http(teacher: TeacherConfig, options: dict[str, Any], rounds: int, run_extraction: Extraction) -> list[Ratio]:
     """Extraction from a teacher of kind torch, in process and through HTTP; then the client against bare requests."""
     with serving(str(options["checkpoint"])) as url:
-        return [_extraction(teacher, options, url, rounds, seconds_of), _client(teacher, options, url, rounds)]
+        return [_extraction(teacher, options, url, rounds, run_extraction), _client(teacher, options, url, rounds)]
 
 
 @contextlib.contextmanager
@@ -67,16 +67,16 @@ def serving(checkpoint: str) -> Iterator[str]:
 
 
 def _extraction(
-    teacher: TeacherConfig, options: dict[str, Any], url: str, rounds: int, seconds_of: Extraction
+    teacher: TeacherConfig, options: dict[str, Any], url: str, rounds: int, run_extraction: Extraction
 ) -> Ratio:
     v2, address = TeacherConfig(kind="v2"), {"url": url, "model": "m"}
     with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder:
-        seconds_of(v2, address, Path(folder) / "warm-up")
+        run_extraction(v2, address, Path(folder) / "warm-up")
         return _compare(
             "extraction, in process / through HTTP",
             rounds,
-            lambda number: seconds_of(teacher, options, Path(folder) / f"local-{number}"),
-            lambda number: seconds_of(v2, address, Path(folder) / f"http-{number}"),
+            lambda number: run_extraction(teacher, options, Path(folder) / f"local-{number}"),
+            lambda number: run_extraction(v2, address, Path(folder) / f"http-{number}"),
         )
 
 

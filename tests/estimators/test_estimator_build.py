@@ -75,11 +75,11 @@ def test_every_kind_works_in_every_space(kind: Any, space: Space, step: float) -
 
     def observe(x_NCHW: Tensor) -> Tensor:
         asked.append(x_NCHW)
-        return objective.observe(x_NCHW)
+        return objective.query(x_NCHW)
 
     config = EstimatorConfig(kind=kind, directions=2, space=space, step=step)
     estimator = make_estimator(config, spec, torch.tanh, 4, seed=0)
-    estimate = estimator.estimate(replace(objective, observe=observe), u_BCHW, rng())
+    estimate = estimator.estimate(replace(objective, query=observe), u_BCHW, rng())
     assert estimate.grad_BCHW.shape == u_BCHW.shape
     assert estimate.grad_BCHW.isfinite().all()
     assert not estimate.grad_BCHW.requires_grad
@@ -127,13 +127,8 @@ FLOATS = ImageSpec((1, 8, 8))
         ({"space": "lattice", "step": 128.0}, EIGHT_BIT, "--estimator.step 128: .*from 1 to 127"),
         ({"space": "lattice", "step": 1.0}, ImageSpec((1, 8, 8), levels=2), "at least 3 levels.*got 2"),
         ({"space": "image", "step": 0.6}, FLOATS, "--estimator.step 0.6: .*smaller step"),
-        ({"space": "cube"}, FLOATS, "--estimator.space: expected pre_squash, image, lattice, got 'cube'"),
         ({"kind": "auto"}, FLOATS, "--estimator.kind: expected finite_difference"),
         ({"step": "auto"}, FLOATS, "--estimator.step: expected a number"),
-        ({"step": -1.0}, FLOATS, "--estimator.step: expected a positive number"),
-        ({"directions": 0}, FLOATS, "--estimator.directions: expected at least 1"),
-        ({"direction": "cube"}, FLOATS, "--estimator.direction: expected sphere, gaussian"),
-        ({"direction": "dct", "frequencies": 2.0}, FLOATS, "--estimator.frequencies: expected a share"),
         ({"kind": "prior_guided", "prior": "neighbours"}, FLOATS, r"--estimator.prior neighbours: .*image or lattice"),
     ],
 )  # fmt: skip

@@ -20,7 +20,7 @@ from dfme.estimators.preflight import (
     decimals,
     explain,
     needs_preflight,
-    probe_images,
+    preflight_images,
     warning,
 )
 from dfme.spec import LabelMode
@@ -86,7 +86,7 @@ def test_as_many_images_as_stated_all_of_them_checks(config, mode, levels):
     teacher = Toy(mode, levels)
     setting = Setting(teacher)
     finding = setting.probe(config)
-    stated = probe_images(config, teacher.spec, scores=mode != "label")
+    stated = preflight_images(config, teacher.spec, scores=mode != "label")
     assert stated == finding.images == teacher.seen <= 400
     assert setting.oracle.ledger.spent_by_purpose == {"generator": 0, "student": 0, "seed": 0, "check": stated}
     settled = choose(config, finding, teacher.spec, reuse=False)
@@ -95,7 +95,7 @@ def test_as_many_images_as_stated_all_of_them_checks(config, mode, levels):
 
 
 def test_a_budget_that_does_not_reach_is_refused_before_the_first_query():
-    needed = probe_images(OPEN, Toy().spec)
+    needed = preflight_images(OPEN, Toy().spec)
     setting = Setting(Toy(), budget=needed - 1)
     with pytest.raises(UserError, match=rf"--budget: expected at least {needed} images .* {needed - 1} are left"):
         setting.probe()

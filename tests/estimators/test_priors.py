@@ -141,5 +141,5 @@ def test_neighbours_that_are_the_point_itself_say_nothing_and_do_no_harm() -> No
 
 
 def test_an_objective_in_one_piece_is_refused_in_words() -> None:
-    with pytest.raises(UserError, match="kind prior_guided: expected a Objective objective"):
+    with pytest.raises(UserError, match="kind prior_guided: expected an Objective"):
         in_two_parts(lambda images: images.sum((1, 2, 3)), "prior_guided")

@@ -17,7 +17,7 @@ from dfme.benchmarks.gradients.measure import Sizes
 from dfme.benchmarks.gradients.synthetic_course import PICTURE, SHARES, TITLE, course, synthetic_section
 from dfme.config.settings import EstimatorConfig, EvaluationConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.errors import UserError
-from dfme.estimators import Objective, make_estimator
+from dfme.estimators import FiniteDifference, Objective, make_estimator
 from dfme.estimators.synthetic import PAID_FIRST, Synthetic
 from dfme.methods.configs import DfmeConfig
 from dfme.run.checkpoint import load_checkpoint, save_checkpoint
@@ -236,7 +236,7 @@ def test_a_method_pays_what_it_says_and_predicts_in_between():
 @pytest.mark.parametrize(("every", "lr", "named"), [(0, 1e-3, "every"), (4, 0.0, "synthetic_lr"), (4, -1.0, "lr")])
 def test_arguments_out_of_range_are_refused(every, lr, named):
     with pytest.raises(UserError, match=named):
-        synthetic(every, synthetic_lr=lr)
+        Synthetic(FiniteDifference(), every, lr, torch.tanh, SPEC, 0)
 
 
 # Over a run, beside the truth

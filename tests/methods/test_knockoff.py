@@ -63,10 +63,10 @@ def test_every_image_is_paid_for_once_and_learnt_from_afterwards(pool, mode):
     assert len(greys.unique()) == 37
     assert greys.tolist() != sorted(greys.tolist()), "in random order"
     assert all(torch.equal(value, before[name]) for name, value in parts.students.net.state_dict().items())
-    assert parts.students.left == 3 * 5, "3 passes over 37 images, 8 at a time"
-    while parts.students.left:
-        assert math.isfinite(parts.students.conclude(4)["replay_loss"])
-    assert parts.students.steps_taken == 15
+    assert parts.students.steps_left == 3 * 5, "3 passes over 37 images, 8 at a time"
+    while parts.students.steps_left:
+        assert math.isfinite(parts.students.train_pending(4)["replay_loss"])
+    assert parts.students.steps == 15
     assert parts.students.progress == 1
     assert any(not torch.equal(value, before[name]) for name, value in parts.students.net.state_dict().items())
 
@@ -84,8 +84,8 @@ def test_it_learns_the_teacher_from_other_images(tmp_path):
             return parts.students.distance(parts.students.net.train()(images), answers).mean().item()
 
     before = loss()
-    while parts.students.left:
-        parts.students.conclude(50)
+    while parts.students.steps_left:
+        parts.students.train_pending(50)
     assert loss() < 0.5 * before
 
 
@@ -95,10 +95,10 @@ def test_taken_up_anywhere_it_ends_as_if_never_left(pool, steps, concluded):
     concluded = concluded if steps == 5 else 0
     _, whole_parts, whole = begun(pool)
     spend(whole, whole_parts)
-    whole_parts.students.conclude(100)
+    whole_parts.students.train_pending(100)
     _, first_parts, first = begun(pool)
     spend(first, first_parts, steps)
-    first_parts.students.conclude(concluded)
+    first_parts.students.train_pending(concluded)
     teacher, parts, second = begun(pool, seed=9)
     second.load_state_dict(first.state_dict())
     parts.students.load_state_dict(first_parts.students.state_dict())
@@ -106,7 +106,7 @@ def test_taken_up_anywhere_it_ends_as_if_never_left(pool, steps, concluded):
     parts.oracle.ledger.charge(8 * steps, "student")
     spend(second, parts)
     assert teacher.images == 40 - 8 * steps
-    parts.students.conclude(100)
+    parts.students.train_pending(100)
     for name, value in whole_parts.students.net.state_dict().items():
         assert torch.equal(value, parts.students.net.state_dict()[name]), name
 
@@ -119,7 +119,7 @@ def test_steps_that_the_student_plans_are_taken_instead(pool, student, during, i
     _, parts, method = begun(pool, **student)
     spend(method, parts)
     assert parts.students.steps == during
-    parts.students.conclude(100)
+    parts.students.train_pending(100)
     assert parts.students.steps == in_all
 
 

@@ -215,7 +215,7 @@ TELLING = [
     "partial data",
     "a pool, each once",
     "rounds of two",
-    "disk, half, overflowing, hard",
+    "disk, overflowing",
     "evolve",
     "pool, at random",
     "everything",
@@ -235,15 +235,15 @@ class Conclusion:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at: dict[int, Callable[[], object]] = {}
         self.times = 0
-        proper = StudentTrainer.conclude
+        proper = StudentTrainer.train_pending
 
         def conclude(trainer: StudentTrainer, most: int) -> Any:
             self.times += 1
             self.at.get(self.times, int)()
             return proper(trainer, most)
 
-        monkeypatch.setattr("dfme.run.loop.CONCLUDING", 2)
-        monkeypatch.setattr(StudentTrainer, "conclude", conclude)
+        monkeypatch.setattr("dfme.run.loop.STEPS_AT_ONCE", 2)
+        monkeypatch.setattr(StudentTrainer, "train_pending", conclude)
 
     def begin(self, at: dict[int, Callable[[], object]]) -> None:
         self.at, self.times = at, 0

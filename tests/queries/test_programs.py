@@ -222,7 +222,7 @@ def test_a_fresh_generator_is_initialised_as_any_other() -> None:
 def test_every_batch_has_a_generator_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Generator] = []
     original = generators.fresh_generator
-    monkeypatch.setattr(generators, "MOST", 20)
+    monkeypatch.setattr(generators, "MAX_IMAGES", 20)
     monkeypatch.setattr(generators, "fresh_generator", lambda *given: made.append(original(*given)) or made[-1])
     assert generators.draw(50, ImageSpec((1, 8, 8)), torch.Generator().manual_seed(0)).shape == (50, 1, 8, 8)
     weights = [next(each.parameters()) for each in made]

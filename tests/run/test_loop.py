@@ -82,10 +82,27 @@ def test_several_students_are_scored_alone_and_as_a_vote():
     assert found["vote_agreement"] == pytest.approx((mean_NK.argmax(1) == labels).double().mean().item())
 
 
-def test_a_method_that_spends_something_else_than_it_says_is_named():
+def test_a_method_that_spends_something_else_than_it_says_is_named(monkeypatch):
     parts = make_parts(LinearTeacher(SPEC), 1_000)
     method = make_method("static", parts)
-    method.cost = 24
+    monkeypatch.setattr(type(method), "cost", 24)
     method.step = lambda: parts and method.finish(16)
     with pytest.raises(DfmeError, match="Static spent 16 images in a step that costs 24"):
         run(method, parts)
+
+
+def test_a_step_is_held_to_what_it_was_to_cost_before_it(monkeypatch):
+    """The next one may cost something else: recipes with predicted gradients ended here in 0.4.0."""
+    parts = make_parts(LinearTeacher(SPEC), 24)
+    method = make_method("static", parts)
+    due = [16]
+    monkeypatch.setattr(type(method), "cost", property(lambda self: due[-1]))
+
+    def step():
+        metrics = method.pay_in_batches(due[-1])
+        due.append(8)
+        return metrics
+
+    method.step = step
+    assert run(method, parts)[0]
+    assert parts.oracle.ledger.spent == 24

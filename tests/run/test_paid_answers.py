@@ -14,7 +14,7 @@ from tiers import exhaustive
 from torch import Tensor
 
 from dfme.errors import RunError, TeacherError, UserError
-from dfme.run.paid_answers import Paid, paid_answers
+from dfme.run.paid_answers import PaidAnswers, paid_answers
 from dfme.spec import ImageSpec, LabelMode
 
 
@@ -50,7 +50,7 @@ def finished(out: Path, **student: Any) -> Recording:
     return teacher
 
 
-def everything(paid: Paid) -> tuple[Tensor, Tensor]:
+def everything(paid: PaidAnswers) -> tuple[Tensor, Tensor]:
     images, answers = zip(*paid.replay.batches(33), strict=True)
     return torch.cat(images), torch.cat(answers)
 

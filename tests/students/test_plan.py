@@ -49,7 +49,7 @@ def test_the_optimiser_decays_the_weights_by_it():
     """With no gradient to speak of, a step of SGD takes lr * decay of each weight: decay 0.01 * sqrt(64 / 8)."""
     _, trainer = fed(8, steps=1, final_share=1.0, weight_decay=0.01, decay_images=64, momentum=0.0, lr=0.5)
     before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
-    trainer.conclude(1)
+    trainer.train_pending(1)
     for old, now in zip(before, trainer.net.parameters(), strict=True):
         torch.testing.assert_close(now.detach(), old - 0.5 * (now.grad + 0.01 * 8**0.5 * old))
 
@@ -57,30 +57,30 @@ def test_the_optimiser_decays_the_weights_by_it():
 def test_steps_are_spread_evenly_over_the_budget_and_none_is_left_out():
     taken, trainer = fed(80, steps=37)
     assert taken == [round(37 * (batch + 1) / 10) for batch in range(10)]
-    assert trainer.left == 0
+    assert trainer.steps_left == 0
 
 
 def test_fewer_steps_than_batches_still_hold_every_batch():
     taken, trainer = fed(80, steps=4)
     assert taken[-1] == 4
     assert len(trainer.replay) == 64  # the toy's capacity
-    assert trainer.left == 0
+    assert trainer.steps_left == 0
 
 
 def test_the_final_share_is_taken_after_the_budget():
     taken, trainer = fed(80, steps=40, final_share=0.25)
     assert taken[-1] == 30
-    assert trainer.left == 10
-    trainer.conclude(4)
-    assert (trainer.steps, trainer.left) == (34, 6)
-    trainer.conclude(50)
-    assert (trainer.steps, trainer.left, trainer.progress) == (40, 0, 1.0)
+    assert trainer.steps_left == 10
+    trainer.train_pending(4)
+    assert (trainer.steps, trainer.steps_left) == (34, 6)
+    trainer.train_pending(50)
+    assert (trainer.steps, trainer.steps_left, trainer.progress) == (40, 0, 1.0)
 
 
 def test_all_steps_may_come_last():
     taken, trainer = fed(80, steps=20, final_share=1.0)
     assert taken == [0] * 10
     before = [parameter.clone() for parameter in trainer.net.parameters()]
-    trainer.conclude(20)
-    assert trainer.left == 0
+    trainer.train_pending(20)
+    assert trainer.steps_left == 0
     assert any(not torch.equal(a, b) for a, b in zip(before, trainer.net.parameters(), strict=True))

@@ -246,7 +246,7 @@ def test_a_full_disk_is_explained_and_the_batch_can_come_again(tmp_path: Path) -
 
 
 def test_few_files_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dfme.students.replay.disk, "MOST_OPEN", 3)
+    monkeypatch.setattr(dfme.students.replay.disk, "MAX_OPEN", 3)
     before = len(os.listdir("/proc/self/fd"))
     disk = on_disk(tmp_path, 200)
     disk.add(*paid(0, 100))

@@ -54,6 +54,7 @@ def fill(folder: Path, items: int) -> tuple[dict[str, float], int]:
     return told, sum(path.stat().st_blocks * 512 for path in folder.iterdir())
 
 
+@pytest.mark.integration
 def test_forty_thousand_images_take_their_disk_and_not_their_memory(tmp_path: Path) -> None:
     told, disk = fill(tmp_path / "replay", 40_000)
     assert told["held"] == 40_000

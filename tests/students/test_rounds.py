@@ -37,11 +37,11 @@ def test_rounds_take_equal_parts_of_the_steps():
     ],
 )
 def test_what_is_owed_follows_the_share_of_the_budget_spent(share: float, steps: int, owed: int):
-    assert QUARTERS.owed(share, steps) == owed
+    assert QUARTERS.steps_due(share, steps) == owed
 
 
 def test_a_step_of_a_service_that_jumps_over_a_round_owes_both():
-    assert QUARTERS.owed(0.6, 0) == 60
+    assert QUARTERS.steps_due(0.6, 0) == 60
 
 
 @pytest.mark.parametrize(("steps", "progress"), [(0, 0.0), (15, 0.5), (30, 0.0), (45, 0.5), (89, 29 / 30), (90, 1.0)])
@@ -53,7 +53,7 @@ def test_the_loop_trains_in_rounds_and_scores_the_student_after_each():
     parts = make_parts(LinearTeacher(SPEC), 160, steps=300, rounds=(0.3, 0.7, 1.0))
     finished, listener = run(make_method("static", parts), parts, points=2)
     assert finished
-    assert (parts.students.steps, parts.students.left) == (300, 0)
+    assert (parts.students.steps, parts.students.steps_left) == (300, 0)
     assert listener.evaluated == [48, 80, 112, 160, 160]  # steps of 16 images: after 48 and 112, and at the halves
 
 
@@ -92,7 +92,7 @@ def test_shrink_and_perturb_is_a_weighted_mean_of_the_parameters_alone():
 def one_round_taken(shrink: float, lr: float = 1e-9):
     """A trainer after the first of two rounds, with the second one due."""
     _, trainer = fed(80, steps=20, rounds=(0.5, 1.0), shrink=shrink, lr=lr, weight_decay=0.0, average=0.5)
-    trainer.conclude(10)
+    trainer.train_pending(10)
     return trainer
 
 
@@ -101,7 +101,7 @@ def test_a_round_begins_with_part_of_the_weights_and_the_rest_anew(shrink: float
     trainer = one_round_taken(shrink)
     before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
     fresh = trainer._fresh(1)[0]
-    trainer.conclude(1)
+    trainer.train_pending(1)
     for old, new, now in zip(before, fresh.parameters(), trainer.net.parameters(), strict=True):
         torch.testing.assert_close(now, shrink * old + (1 - shrink) * new, atol=1e-6, rtol=0)
     for now, averaged in zip(trainer.net.parameters(), trainer.delivered.parameters(), strict=True):
@@ -112,7 +112,7 @@ def test_momentum_of_the_last_round_is_forgotten():
     """With all of the weights kept, a round's first step is by its own gradient alone: lr times it."""
     trainer = one_round_taken(1.0, lr=0.01)
     before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
-    trainer.conclude(1)
+    trainer.train_pending(1)
     for old, parameter in zip(before, trainer.net.parameters(), strict=True):
         torch.testing.assert_close(parameter.detach(), old - 0.01 * parameter.grad)
 
@@ -121,8 +121,6 @@ def test_momentum_of_the_last_round_is_forgotten():
     ("student", "keys"),
     [
         ({"rounds": (0.5, 1.0)}, ["student.rounds"]),  # without steps
-        ({"rounds": (0.5, 0.9), "steps": 10}, ["student.rounds"]),
-        ({"rounds": (0.5, 0.5, 1.0), "steps": 10}, ["student.rounds"]),
         ({"rounds": (0.25, 0.5, 1.0), "steps": 2}, ["student.rounds"]),
         ({"rounds": (1.0,), "steps": 10, "final_share": 0.5}, ["student.final_share"]),
         ({"rounds": (1.0,), "steps": 10, "replay_steps": 2}, []),  # steps go before replay steps, here too
@@ -135,3 +133,9 @@ def test_plans_that_rule_each_other_out_are_refused(student: dict[str, object], 
     config = ExtractConfig(student=StudentConfig(**student))
     job = Job(config, TeacherConfig(), {}, "static", METHODS["static"].config())
     assert [problem.key for problem in method_problems(job)] == keys
+
+
+@pytest.mark.parametrize("rounds", [(0.5, 0.9), (0.5, 0.5, 1.0)])
+def test_rounds_are_increasing_shares_up_to_the_whole(rounds: tuple[float, ...]):
+    with pytest.raises(ValueError, match="expected increasing shares of the budget, the last one 1"):
+        StudentConfig(rounds=rounds, steps=10)

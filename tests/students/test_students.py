@@ -7,7 +7,7 @@ import torch
 from toys import LinearTeacher, small_net
 
 from dfme.compute import evaluating
-from dfme.config.settings import ScheduleConfig, StudentConfig
+from dfme.config.settings import ExtractConfig, ScheduleConfig, StudentConfig
 from dfme.spec import ImageSpec
 from dfme.students.losses import make_distance
 from dfme.students.replay import Replay
@@ -23,7 +23,8 @@ def trainer(config: StudentConfig, share: float = 0.0, precision: str = "fp32") 
     replay = Replay(1_000, SPEC, rng) if config.replay_steps else None
     nets = [small_net(SPEC, seed=number) for number in range(config.count or 1)]
     distance, schedule = make_distance("l1", TEACHER.label_mode), ScheduleConfig("steps", (0.5,), 0.5)
-    return StudentTrainer(nets, config, distance, replay, lambda: share, schedule, rng, precision)
+    settings = ExtractConfig(student=config, schedule=schedule, precision=precision)
+    return StudentTrainer(settings, nets, distance, replay, lambda: share, rng)
 
 
 def batch(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,8 +100,8 @@ def test_the_vote_is_of_the_averages_where_there_are_any():
     images = batch(8)[0]
     with torch.no_grad():
         vote = student.vote.eval()(images).exp()
-        members = [net.eval()(images).softmax(dim=1) for net in student._settled()]
-    assert student.delivered is student._settled()[0]
+        members = [net.eval()(images).softmax(dim=1) for net in student._averaged()]
+    assert student.delivered is student._averaged()[0]
     torch.testing.assert_close(vote, (members[0] + members[1]) / 2)
 
 

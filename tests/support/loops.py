@@ -4,7 +4,7 @@ import torch
 from toys import LinearTeacher, make_parts
 
 from dfme.run import loop
-from dfme.run.evaluation import HeldBack
+from dfme.run.evaluation import HoldOut
 from dfme.spec import ImageSpec
 
 SPEC = ImageSpec((1, 8, 8))
@@ -31,7 +31,7 @@ def run(method, parts, points=5, stopped=lambda: False, kept=None):
         method,
         parts.students,
         parts.oracle,
-        HeldBack(parts.oracle.label_mode),
+        HoldOut(parts.oracle.label_mode),
         listener,
         loop.Progress(),
         parts.deferred,

@@ -23,7 +23,7 @@ LOST = 0.8
 NEAR_CHANCE = (2.0, 0.1)
 """... or no more than so many times chance, and no more than this above it."""
 
-MOST_HEADER = 1 << 20
+MAX_HEADER = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def num_classes(student: Path) -> int:
     try:
         with open_file(student) as file:
             size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(size, MOST_HEADER)))
+            header = json.loads(file.read(min(size, MAX_HEADER)))
         return int(header["__metadata__"]["num_classes"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise RunError(f"{student}: expected the student of a run: {error}; delete the run and go on") from error

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from dfme.benchmarks.compare.plan import count_text
 from dfme.benchmarks.compare.table import ComparisonResult, Outcome
-from dfme.files import replacing
-from dfme.report.curves import DOTS, GREY, query_axis
+from dfme.report.curves import GREY, query_axis, save_figure
 from dfme.report.run_files import Series
 
 # Told apart by colour-blind readers (Okabe and Ito); in grey print by their dashes and marks.
@@ -47,9 +46,7 @@ def draw(findings: ComparisonResult, path: Path) -> bool:
     figure.legend(
         handles, labels, loc="outside lower center", ncols=min(3 * len(modes), len(labels)), frameon=False, fontsize=9
     )
-    with replacing(path) as file:
-        figure.savefig(file, format="png", dpi=DOTS, facecolor="white")
-    return True
+    return save_figure(figure, path)
 
 
 def mean_and_band(curves: Sequence[Series]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:

@@ -106,11 +106,11 @@ def _line(row: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     done = _done(outcomes)
     if not done:
         return (row, _seeds(outcomes), *("",) * (len(HEADS) - 2))
-    shares = [_percent(done, name) for name in ("accuracy", "agreement")]
-    votes = [_percent(done, name) for name in ("vote_accuracy", "vote_agreement")]
+    names = ("accuracy", "agreement", "vote_accuracy", "vote_agreement")
+    percent = [_spread(done, name, "{:.2f}", scale=100) for name in names]
     collapsed = [figures.collapsed for figures in done if figures.collapsed is not None]
     return (
-        *(row, _seeds(outcomes), *shares, _spread(done, "kl", "{:.4f}"), *votes),
+        *(row, _seeds(outcomes), *percent[:2], _spread(done, "kl", "{:.4f}"), *percent[2:]),
         *_queries(done),
         f"{sum(collapsed)} of {len(collapsed)}" if collapsed else "-",
         *(_spread(done, "seconds", "{:,.1f}"), _steps(done)),
@@ -159,15 +159,10 @@ def _seeds(outcomes: Sequence[Outcome]) -> str:
     return str(done) if done == len(outcomes) else f"{done} of {len(outcomes)}"
 
 
-def _spread(done: Sequence[Figures], name: str, form: str) -> str:
-    found = spread([getattr(figures, name) for figures in done])
-    return "-" if found is None else found.text(form)
-
-
-def _percent(done: Sequence[Figures], name: str) -> str:
+def _spread(done: Sequence[Figures], name: str, form: str, scale: float = 1) -> str:
     values = [getattr(figures, name) for figures in done]
-    found = spread([None if value is None else 100 * value for value in values])
-    return "-" if found is None else found.text("{:.2f}")
+    found = spread([None if value is None else scale * value for value in values])
+    return "-" if found is None else found.text(form)
 
 
 def _reached(done: Sequence[Figures]) -> dict[str, Reached]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Arithmetic = Literal["ieee", "tf32", "bf16"]
+FloatArithmetic = Literal["ieee", "tf32", "bf16"]
 Fact = Literal["exact", "inexact", "lattice", "rounded", "unrounded"]
 
 
@@ -20,7 +20,7 @@ class Condition:
     title: str
     levels: int | None = None
     mode: str = "probabilities"
-    arithmetic: Arithmetic = "ieee"
+    arithmetic: FloatArithmetic = "ieee"
 
     @property
     def exact(self) -> bool:

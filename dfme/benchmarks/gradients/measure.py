@@ -187,13 +187,13 @@ def _observe(setting: Setting, tally: _Tally, truth: Truth, rng: torch.Generator
     seconds = _clock(device) - started
     paid = setting.queries - asked - (batch if tally.reuse else 0)
     weights_P = weights_gradient(setting.stage.generator, truth.gen_op, grad_BCHW)
-    cosine_B = _cosine(grad_BCHW.flatten(1), truth.grad_BCHW.flatten(1))
+    cosine_B = cosine(grad_BCHW.flatten(1), truth.grad_BCHW.flatten(1))
     along, whole = (grad_BCHW.double() * truth.grad_BCHW).sum(), truth.grad_BCHW.double().square().sum()
     figures = {
         "queries": paid / batch,
         "cosine": float(cosine_B.mean()),
         "scale": float(along / whole),
-        "weights_cosine": float(_cosine(weights_P, truth.weights_P)),
+        "weights_cosine": float(cosine(weights_P, truth.weights_P)),
         "milliseconds": 1e3 * seconds,
     }
     tally.add(weights_P, figures)
@@ -202,25 +202,22 @@ def _observe(setting: Setting, tally: _Tally, truth: Truth, rng: torch.Generator
 def _row(tally: _Tally, total_P: Tensor, share: float, condition: str, estimator: str) -> GradientRow:
     figures = tally.figures
     assert tally.weights_P is not None, "there is at least one batch"
+    means = {name: statistics.fmean(figures[name]) for name in ("queries", "cosine", "scale", "weights_cosine")}
+    spreads = {f"{name}_sd": statistics.stdev(figures[name]) for name in ("cosine", "scale", "weights_cosine")}
     return GradientRow(
         share=share,
         condition=condition,
         estimator=estimator,
         objective=tally.loss,
-        queries=statistics.fmean(figures["queries"]),
-        cosine=statistics.fmean(figures["cosine"]),
-        cosine_sd=statistics.stdev(figures["cosine"]),
-        scale=statistics.fmean(figures["scale"]),
-        scale_sd=statistics.stdev(figures["scale"]),
-        weights_cosine=statistics.fmean(figures["weights_cosine"]),
-        weights_cosine_sd=statistics.stdev(figures["weights_cosine"]),
-        sum_cosine=float(_cosine(tally.weights_P, total_P)),
+        sum_cosine=float(cosine(tally.weights_P, total_P)),
         milliseconds=statistics.median(figures["milliseconds"]),
         settings=tally.settings,
+        **means,
+        **spreads,
     )
 
 
-def _cosine(left: Tensor, right: Tensor) -> Tensor:
+def cosine(left: Tensor, right: Tensor) -> Tensor:
     """Cosine along the last axis, in double precision; 0 where one of the two is zero."""
     left, right = left.double(), right.double()
     norms = left.square().sum(-1).sqrt() * right.square().sum(-1).sqrt()

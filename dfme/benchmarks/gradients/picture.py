@@ -15,8 +15,7 @@ from dfme.benchmarks.gradients.conditions import CONDITIONS
 from dfme.benchmarks.gradients.measure import GradientRow
 from dfme.benchmarks.gradients.table import GradientsResult
 from dfme.config.settings import EstimatorConfig
-from dfme.files import replacing
-from dfme.report.curves import DOTS, GREY
+from dfme.report.curves import GREY, save_figure
 
 # Told apart by colour-blind readers (Okabe and Ito): the shape says along what, the colour how it is sent.
 SHAPES = {"sphere": "o", "orthogonal": "h", "dct": "s", "range": "D", "student": "^", "neighbours": "v"}
@@ -43,8 +42,7 @@ def draw(findings: GradientsResult, path: Path) -> None:
     figure.supylabel("cosine to the weights' true gradient", fontsize=9)
     handles, labels = _legend(grid[:, 0], names)
     figure.legend(handles, labels, loc="outside lower center", ncols=int(width / 2.1), frameon=False, fontsize=8)
-    with replacing(path) as file:
-        figure.savefig(file, format="png", dpi=DOTS, facecolor="white")
+    save_figure(figure, path)
 
 
 def _names(rows: Sequence[GradientRow]) -> list[str]:

@@ -7,21 +7,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
 from dfme.benchmarks.gradients.candidates import loss_of
 from dfme.benchmarks.gradients.conditions import Condition
-from dfme.benchmarks.gradients.measure import Setting, Sizes
+from dfme.benchmarks.gradients.measure import Setting, Sizes, cosine
 from dfme.benchmarks.gradients.stages import Stage, stages
 from dfme.benchmarks.gradients.table import Section
 from dfme.benchmarks.gradients.truth import Truth, true_gradient, weights_gradient
 from dfme.benchmarks.gradients.white_box import WhiteBox
 from dfme.config.settings import Job, ObjectiveName
 from dfme.estimators.synthetic import Synthetic
-from dfme.files import replacing
 from dfme.randomness import Streams
+from dfme.report.markdown import table as markdown_table
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
 
@@ -81,42 +79,28 @@ def _moment(box: WhiteBox, setting: Setting, estimator: Synthetic, wanted: Objec
     stage = setting.stage
     distance = make_distance(loss_of(wanted, sizes.loss), LabelMode("logits"))
     streams = Streams(sizes.seed, box.device)
-    figures: list[tuple[float, ...]] = []
+    figures: list[dict[str, float]] = []
     for number in range(sizes.batches):
         truth = true_gradient(box, stage, distance, sizes.batch_size, streams["latent"])
         objective, u_BCHW = setting.objective(wanted, truth.features_BFHW), truth.gen_op.detach()
         predicted_BCHW = estimator.predict(objective, u_BCHW)
         paid = estimator.inner.estimate(objective, u_BCHW, streams[f"directions/{number}"])
         figures.append(_compare(stage, truth, predicted_BCHW, paid.grad_BCHW))
-    predicted, paid_cosine, predicted_weights, paid_weights, length = zip(*figures, strict=True)
-    return Moment(
-        share=stage.share,
-        queries=stage.queries,
-        agreement=stage.agreement,
-        predicted=statistics.fmean(predicted),
-        paid=statistics.fmean(paid_cosine),
-        predicted_weights=statistics.fmean(predicted_weights),
-        predicted_weights_sd=statistics.stdev(predicted_weights),
-        paid_weights=statistics.fmean(paid_weights),
-        paid_weights_sd=statistics.stdev(paid_weights),
-        length=statistics.fmean(length),
-    )
+    columns = {name: [each[name] for each in figures] for name in figures[0]}
+    means = {name: statistics.fmean(column) for name, column in columns.items()}
+    spreads = {f"{name}_sd": statistics.stdev(columns[name]) for name in ("predicted_weights", "paid_weights")}
+    return Moment(stage.share, stage.queries, stage.agreement, **means, **spreads)
 
 
-def _compare(stage: Stage, truth: Truth, predicted_BCHW: Tensor, paid_BCHW: Tensor) -> tuple[float, ...]:
+def _compare(stage: Stage, truth: Truth, predicted_BCHW: Tensor, paid_BCHW: Tensor) -> dict[str, float]:
     """Cosines of both at the output, of both in the weights, and how their lengths in the weights compare."""
-    grads = (predicted_BCHW, paid_BCHW)
-    weights = [weights_gradient(stage.generator, truth.gen_op, grad_BCHW) for grad_BCHW in grads]
-    return (
-        *(_cosine(grad_BCHW.flatten(1), truth.grad_BCHW.flatten(1)) for grad_BCHW in grads),
-        *(_cosine(weights_P[None], truth.weights_P[None]) for weights_P in weights),
-        float(weights[0].norm() / weights[1].norm()),
-    )
-
-
-def _cosine(left: Tensor, right: Tensor) -> float:
-    tiny = torch.finfo(torch.float64).tiny
-    return float(cosine_similarity(left.double(), right.double(), dim=1, eps=tiny).mean())
+    found, lengths = {}, {}
+    for name, grad_BCHW in (("predicted", predicted_BCHW), ("paid", paid_BCHW)):
+        weights_P = weights_gradient(stage.generator, truth.gen_op, grad_BCHW)
+        found[name] = float(cosine(grad_BCHW.flatten(1), truth.grad_BCHW.flatten(1)).mean())
+        found[f"{name}_weights"] = float(cosine(weights_P, truth.weights_P))
+        lengths[name] = weights_P.norm()
+    return found | {"length": float(lengths["predicted"] / lengths["paid"])}
 
 
 def table(moments: Sequence[Moment]) -> str:
@@ -134,7 +118,7 @@ def table(moments: Sequence[Moment]) -> str:
         )
         for moment in moments
     ]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ("---:",) * len(heads), *lines))
+    return markdown_table(heads, lines)
 
 
 def saved(job: Job) -> str:
@@ -150,7 +134,7 @@ def draw(moments: Sequence[Moment], path: Path) -> None:
     """Two panels against queries: cosines at the generator's output, and in its weights with their spread."""
     from matplotlib.figure import Figure
 
-    from dfme.report.curves import BLUE, DOTS, ORANGE, short_count
+    from dfme.report.curves import BLUE, ORANGE, query_axis, save_figure
 
     figure = Figure(figsize=(7.2, 3.2), layout="constrained")
     at_output, in_weights = figure.subplots(1, 2)
@@ -164,11 +148,6 @@ def draw(moments: Sequence[Moment], path: Path) -> None:
     for axes, title in ((at_output, "generator's output, per image"), (in_weights, "generator's weights")):
         axes.set_title(f"cosine to the truth: {title}", loc="left", fontsize=9)
         axes.axhline(0.0, color="black", linewidth=0.6)
-        axes.set_xlim(left=0)
-        axes.xaxis.set_major_formatter(lambda value, _: short_count(value))
-        axes.set_xlabel("queries")
-        axes.grid(visible=True, color="#dddddd", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
+        query_axis(axes)
     at_output.legend(frameon=False, fontsize=8)
-    with replacing(path) as file:
-        figure.savefig(file, format="png", dpi=DOTS, facecolor="white")
+    save_figure(figure, path)

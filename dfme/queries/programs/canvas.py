@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from dfme.spec import ImageSpec
+
+CHUNK = 1 << 18  # numbers worked on at once
+
+
+def in_chunks(
+    drawn: Callable[[int, ImageSpec, torch.Generator], Tensor], count: int, spec: ImageSpec, rng: torch.Generator
+) -> Tensor:
+    """``count`` images within the bounds; ``drawn`` makes them, within 0 and 1, as many at a time as memory allows."""
+    chunk = max(1, CHUNK // spec.numel)
+    parts = [drawn(min(chunk, count - start), spec, rng) for start in range(0, count, chunk)]
+    return within_bounds(torch.cat(parts), spec)
 
 
 def pixel_grid(spec: ImageSpec, device: torch.device) -> tuple[Tensor, Tensor]:

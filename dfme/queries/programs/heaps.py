@@ -12,7 +12,7 @@ from dfme.queries.programs import ramps
 from dfme.queries.programs.canvas import shuffled, uniform, within_bounds
 from dfme.spec import ImageSpec
 
-Numbers = tuple[int, int]
+Range = tuple[int, int]
 """The fewest and the most things of an image; M is the most."""
 
 NOISE = 0.02
@@ -31,8 +31,8 @@ class Things:
     within 0 and 1. ``colours(count, most, channels, rng)``: (B, M, C), within 0 and 1.
     """
 
-    numbers: tuple[Numbers, ...]
-    cover: Callable[[int, Numbers, ImageSpec, torch.Generator], Tensor]
+    numbers: tuple[Range, ...]
+    cover: Callable[[int, Range, ImageSpec, torch.Generator], Tensor]
     colours: Callable[[int, int, int, torch.Generator], Tensor]
 
 
@@ -65,7 +65,7 @@ def drop(image_BCHW: Tensor, cover_BMHW: Tensor, colours_BMC: Tensor) -> None:
         image_BCHW.lerp_(colours_BMC11[:, thing], cover_BMHW[:, thing : thing + 1])
 
 
-def absent(count: int, numbers: Numbers, rng: torch.Generator) -> Tensor:
+def absent(count: int, numbers: Range, rng: torch.Generator) -> Tensor:
     """Which of M things are beyond the number that an image has, drawn evenly from the range, (B, M, 1, 1)."""
     fewest, most = numbers
     number_B111 = torch.randint(fewest, most + 1, (count, 1, 1, 1), generator=rng, device=rng.device)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dfme.queries.programs.canvas import log_uniform, pixel_grid, uniform
-from dfme.queries.programs.heaps import FAR, Numbers, Things, absent, heap
+from dfme.queries.programs.heaps import FAR, Range, Things, absent, heap
 from dfme.spec import ImageSpec
 
 NUMBERS = ((1, 5), (6, 10), (11, 15), (16, 20))
@@ -37,7 +37,7 @@ def _colours(count: int, most: int, channels: int, rng: torch.Generator) -> Tens
     return uniform((count, most, channels), 0, 1, rng)
 
 
-def _cover(count: int, numbers: Numbers, spec: ImageSpec, rng: torch.Generator) -> Tensor:
+def _cover(count: int, numbers: Range, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """How much of each pixel each leaf covers, (B, M, H, W) within 0 and 1: edges are a pixel wide.
 
     With a and b the coordinates in the leaf's own axes and radii, not negative, a pixel lies inside where
@@ -68,7 +68,7 @@ def _axes(one: tuple[int, ...], rng: torch.Generator) -> tuple[Tensor, Tensor]:
     return radius * aspect, radius / aspect
 
 
-def _centres(one: tuple[int, ...], numbers: Numbers, spec: ImageSpec, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def _centres(one: tuple[int, ...], numbers: Range, spec: ImageSpec, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Anywhere in the image; leaves beyond an image's own number lie far outside."""
     _, height, width = spec.shape
     unit = min(height, width)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dfme.queries.programs.canvas import uniform, within_bounds
+from dfme.queries.programs.canvas import in_chunks, uniform
 from dfme.spec import ImageSpec
 
 EXPONENTS = (0.0, 2.0)
@@ -18,14 +18,10 @@ EXPONENTS = (0.0, 2.0)
 CONTRASTS = (0.05, 0.5)
 """Standard deviation of the field, where 1 is the whole range of a pixel."""
 
-CHUNK = 1 << 18  # numbers worked on at once
-
 
 def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """``count`` images (B, C, H, W), float32 within the bounds, on the device of ``rng``."""
-    chunk = max(1, CHUNK // spec.numel)
-    parts = [_drawn(min(chunk, count - start), spec, rng) for start in range(0, count, chunk)]
-    return within_bounds(torch.cat(parts), spec)
+    return in_chunks(_drawn, count, spec, rng)
 
 
 def _drawn(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:

@@ -10,20 +10,16 @@ import math
 import torch
 from torch import Tensor
 
-from dfme.queries.programs.canvas import log_uniform, pixel_grid, uniform, within_bounds
+from dfme.queries.programs.canvas import in_chunks, log_uniform, pixel_grid, uniform
 from dfme.spec import ImageSpec
 
 LENGTHS = (0.25, 4.0)
 """Of the way from one colour to the other, in halves of the shorter side."""
 
-CHUNK = 1 << 18  # numbers worked on at once
-
 
 def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """``count`` images (B, C, H, W), float32 within the bounds, on the device of ``rng``."""
-    chunk = max(1, CHUNK // spec.numel)
-    parts = [_drawn(min(chunk, count - start), spec, rng) for start in range(0, count, chunk)]
-    return within_bounds(torch.cat(parts), spec)
+    return in_chunks(_drawn, count, spec, rng)
 
 
 def _drawn(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:

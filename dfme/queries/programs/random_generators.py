@@ -14,14 +14,14 @@ from dfme.nets.generators import Generator
 from dfme.spec import ImageSpec
 
 LATENT_SIZE = 256
-MOST = 256  # images of one net: then another shows something else
-FEWEST = 16  # of one net: in train mode an image is normalised by the others of its batch
+MAX_IMAGES = 256  # images of one net: then another shows something else
+MIN_IMAGES = 16  # of one net: in train mode an image is normalised by the others of its batch
 CHUNK = 1 << 17  # pixels at once, each of 128 activations: what a net needs in memory
 
 
 def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """``count`` images (B, C, H, W), float32 within the bounds, on the device of ``rng``: a net for up to 256."""
-    chunk = max(FEWEST, min(MOST, CHUNK // math.prod(spec.shape[1:])))
+    chunk = max(MIN_IMAGES, min(MAX_IMAGES, CHUNK // math.prod(spec.shape[1:])))
     parts = [_drawn(min(chunk, count - start), spec, rng) for start in range(0, count, chunk)]
     return torch.cat(parts)
 
@@ -29,7 +29,7 @@ def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
 @torch.no_grad()
 def _drawn(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     generator = fresh_generator(spec, rng)
-    u_BCHW = generator(generator.draw(max(count, FEWEST), rng))
+    u_BCHW = generator(generator.draw(max(count, MIN_IMAGES), rng))
     return generator.squash(u_BCHW)[:count]
 
 

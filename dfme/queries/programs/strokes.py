@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dfme.queries.programs.canvas import pixel_grid, uniform
-from dfme.queries.programs.heaps import FAR, Numbers, Things, absent, heap
+from dfme.queries.programs.heaps import FAR, Range, Things, absent, heap
 from dfme.spec import ImageSpec
 
 NUMBERS = ((1, 2), (3, 4), (5, 5))
@@ -41,7 +41,7 @@ def _colours(count: int, most: int, channels: int, rng: torch.Generator) -> Tens
     return torch.where(uniform((count, most, 1), 0, 1, rng) < INKED, ink_B1C, own_BMC)
 
 
-def _cover(count: int, numbers: Numbers, spec: ImageSpec, rng: torch.Generator) -> Tensor:
+def _cover(count: int, numbers: Range, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """How much of each pixel each stroke covers, (B, M, H, W) within 0 and 1: edges are a pixel wide."""
     one = (count, numbers[1], 1, 1)
     points_SBM2 = _curves(count, numbers[1], spec, rng)

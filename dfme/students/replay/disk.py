@@ -24,11 +24,10 @@ from typing import IO, Any
 from torch import Tensor
 
 from dfme.errors import RunError
-from dfme.files import AppendFile, disk_error, open_file
-from dfme.students.replay.coding import Coding
-from dfme.students.replay.layout import SegmentLayout, load_layout, segment_items
+from dfme.files import AppendFile, make_folder, open_file
+from dfme.students.replay.layout import Coding, SegmentLayout, load_layout, segment_items
 
-MOST_OPEN = 128
+MAX_OPEN = 128
 """Segments open for reading at once, far below what a process may have."""
 
 ADVICE = "restore the file as the run left it, or start a new run in another --out"
@@ -110,10 +109,7 @@ class DiskStore:
 
     def _begin(self, layout: SegmentLayout) -> SegmentLayout:
         """An empty store: what a run killed before its first checkpoint left here is of no use."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise disk_error("create", self._folder, error) from error
+        make_folder(self._folder)
         self._refuse_link()
         layout.save(self._folder)
         return layout
@@ -135,7 +131,7 @@ class DiskStore:
     def _item(self, slot: int, layout: SegmentLayout) -> bytes:
         segment, place = divmod(slot, layout.segment)
         if segment not in self._readers:
-            if len(self._readers) == MOST_OPEN:
+            if len(self._readers) == MAX_OPEN:
                 self._close_readers()
             self._readers[segment] = self._open_reader(segment)
         return os.pread(self._readers[segment].fileno(), layout.item_bytes, place * layout.item_bytes)

@@ -1,4 +1,4 @@
-"""The form of a replay's files: what an item is, byte by byte, and how many lie in one file."""
+"""The form of a replay's items: how an image is kept, and what lies in a file, byte by byte."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dfme.errors import RunError
 from dfme.files import open_file, replacing
+from dfme.spec import ImageSpec
 
 HEADER = "layout.json"
 VERSION = 1
@@ -30,6 +31,31 @@ DTYPES = {torch.uint8: "|u1", torch.float32: "<f4", torch.int64: "<i8"}
 def segment_items(item_bytes: int) -> int:
     """Items in a whole segment."""
     return max(SEGMENT_BYTES // item_bytes, 1)
+
+
+@dataclass(frozen=True)
+class Coding:
+    """The form in which images of ``spec`` are kept: numbers of levels up to 256 levels, else as they are."""
+
+    spec: ImageSpec
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of a kept image."""
+        return torch.uint8 if self.spec.levels is not None and self.spec.levels <= 256 else torch.float32
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of one kept image."""
+        return self.spec.numel * self.dtype.itemsize
+
+    def encode(self, images_BCHW: Tensor) -> Tensor:
+        """Images within the bounds, float32, as they are kept."""
+        return self.spec.encode(images_BCHW) if self.dtype == torch.uint8 else images_BCHW
+
+    def decode(self, coded_BCHW: Tensor) -> Tensor:
+        """Kept images as the float32 that they were."""
+        return self.spec.decode(coded_BCHW) if coded_BCHW.dtype == torch.uint8 else coded_BCHW
 
 
 @dataclass(frozen=True)

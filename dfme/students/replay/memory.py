@@ -63,9 +63,10 @@ class MemoryStore:
         """Nothing to close."""
 
     def _reserved(self, images: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+        """Room for ``capacity`` items such as these."""
         if self._images is None or self._answers is None:
-            self._images, self._answers = self._empty(images), self._empty(answers)
+            self._images, self._answers = (
+                torch.empty(self._capacity, *like.shape[1:], dtype=like.dtype, device=self._device)
+                for like in (images, answers)
+            )
         return self._images, self._answers
-
-    def _empty(self, like: Tensor) -> Tensor:
-        return torch.empty(self._capacity, *like.shape[1:], dtype=like.dtype, device=self._device)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dfme.spec import ImageSpec
-from dfme.students.replay.coding import Coding
 from dfme.students.replay.disk import DiskStore, disk_bytes
+from dfme.students.replay.layout import Coding
 from dfme.students.replay.memory import MemoryStore
 
 

@@ -82,6 +82,7 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.startswith(f"dfme: --host 127.0.0.1 --port {port}: cannot listen there: ")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("host", "key", "lines"), [("127.0.0.1", None, 1), ("0.0.0.0", None, 2), ("0.0.0.0", "K", 2)])
 def test_a_host_that_lets_others_in_is_said(
     monkeypatch: pytest.MonkeyPatch, host: str, key: str | None, lines: int

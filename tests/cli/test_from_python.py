@@ -1,0 +1,79 @@
+"""``dfme.extract`` from Python makes the same job as the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dfme
+from dfme.config.settings import (
+    EvaluationConfig,
+    ExtractConfig,
+    ScheduleConfig,
+    StudentConfig,
+    TeacherConfig,
+)
+from dfme.errors import UserError
+from dfme.methods.configs import DfmeConfig
+from dfme.run.job import document
+
+
+def plain_teacher(images: Any) -> Any:
+    return images
+
+
+def test_extract_from_python_makes_the_same_job(fake_build: list[tuple[Any, ...]]) -> None:
+    result = dfme.extract(
+        plain_teacher,
+        shape=(3, 8, 8),
+        num_classes=10,
+        budget="2k",
+        method_options={"student_steps": 2},
+        student={"lr": 0.5},
+        evaluation="digits",
+        schedule=ScheduleConfig(kind="cosine"),
+        out=Path("runs/x"),
+    )
+    assert result.finished
+    (job, teacher, resume, console) = fake_build[0]
+    assert (teacher, resume, console) == (plain_teacher, False, False)
+    kind = f"{__name__}:plain_teacher"
+    assert job.teacher == TeacherConfig(kind=kind, shape=(3, 8, 8), num_classes=10, bounds=(0.0, 1.0))
+    assert job.method_config == DfmeConfig(student_steps=2)
+    assert job.config == ExtractConfig(
+        budget=2000,
+        out="runs/x",
+        student=StudentConfig(lr=0.5),
+        evaluation=EvaluationConfig("digits"),
+        schedule=ScheduleConfig(kind="cosine"),
+    )
+    assert document(job)["teacher"]["kind"] == kind
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 0}, "budget: expected at least 1, got 0"),
+        ({"budget": "x"}, "budget: expected a number of images"),
+        ({"method": "dfne"}, "did you mean dfme?"),
+        ({"estimator": {"direction": "ball"}}, "estimator.direction: expected one of sphere"),
+        (
+            {"method": "static", "estimator": {"step": 1.0}},
+            "estimator: method static does not use it; leave it",
+        ),
+        ({"student": {"lrr": 1}}, "student.lrr: unknown option; did you mean student.lr?"),
+        ({"shape": (3, 8)}, "teacher.shape: expected 3 whole numbers"),
+        ({"label_mode": "soft"}, "teacher.label_mode: expected logits"),
+        ({"device": "gpu"}, "device: expected auto"),
+        ({"resume": True}, "resume: expected --out as well"),
+    ],
+)
+def test_wrong_options_from_python_are_named(
+    fake_build: list[tuple[Any, ...]], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        dfme.extract(plain_teacher, **options)
+    assert message in str(caught.value)
+    assert fake_build == []

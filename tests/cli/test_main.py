@@ -1,0 +1,140 @@
+"""Help, exit codes, and the process as a whole: how fast it answers, without torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from command_line import parse, run
+
+import dfme
+from dfme.cli.main import VERBS, main
+from dfme.run.job import PROJECT
+
+
+@pytest.mark.parametrize("command", VERBS)
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main([command, "--help"]) == 0
+    assert f"usage: run.py {command}" in capsys.readouterr().out
+
+
+def test_help_shows_the_options_of_the_teacher_and_method_that_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("extract --teacher own_teachers:Classifier --method static --help-all") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--teacher.weights" in text
+    assert "where its weights lie" in text
+    assert "--teacher.retries" in text
+    assert "--teacher.checkpoint" not in text
+    assert "--estimator.directions" not in text
+    assert "--method.student-steps" in text
+
+
+def test_help_shows_what_matters_first_and_help_all_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for word in ("--help", "--help-all"):
+        assert run(f"extract {word}") == 0
+        shown[word] = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
+    first, everything = shown["--help"], shown["--help-all"]
+    assert len(first) <= 21
+    assert len(everything) > 80
+    assert set(first) < set(everything)
+    assert {"--config", "--budget", "--teacher.checkpoint", "--method.name"} < set(first)
+
+
+def test_the_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    overview = capsys.readouterr().out
+    assert all(f"  {name} " in overview for name in VERBS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"dfme {dfme.__version__}\n"
+
+
+def run_process(*words: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, str(PROJECT / "run.py"), *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done, time.perf_counter() - started
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--help"], 0),
+        (["extract", "--help"], 0),
+        (["--student.lr", "abc"], 2),
+        (["--student.arch", "resnett"], 2),
+    ],
+)
+def test_answers_in_under_a_second(words: list[str], code: int) -> None:
+    fastest = 60.0
+    for _ in range(5):  # a busy machine is not our slowness: the fastest of a few counts
+        done, seconds = run_process(*words)
+        assert done.returncode == code
+        assert "Traceback" not in done.stderr
+        fastest = min(fastest, seconds)
+        if fastest < 1.0:
+            return
+    raise AssertionError(f"took {fastest:.2f} s")
+
+
+@pytest.mark.integration
+def test_help_and_errors_load_nothing_heavy() -> None:
+    script = (
+        "import sys, dfme; from dfme.cli.main import main\n"
+        "assert main(['extract', '--help']) == 0 and main(['--student.lr', 'x']) == 2\n"
+        "assert main(['train-teacher', '--lr', 'x']) == 2 and main(['check', '--images', 'x']) == 2\n"
+        "heavy = {'torch', 'torchvision', 'matplotlib', 'wandb', 'jinja2', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, env=environment, timeout=60)
+
+
+def test_extract_hands_the_job_to_the_builder(fake_build: list[tuple[Any, ...]]) -> None:
+    assert main(["--config", "recipe.yaml", "--seed", "3"]) == 0
+    assert main(["extract", "--config", "recipe.yaml", "--seed", "3"]) == 0
+    expected = (parse("--config recipe.yaml --seed 3"), None, False, True)
+    assert fake_build == [expected, expected]
+
+
+def test_interruption_and_errors_have_their_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dfme.cli import main as cli
+    from dfme.errors import TeacherError
+
+    def raising(error: BaseException) -> Any:
+        def run(argv: Any) -> int:
+            raise error
+
+        return SimpleNamespace(run=run)
+
+    for error, code in [(TeacherError("it\nfailed"), 3), (KeyboardInterrupt(), 130)]:
+        verb = raising(error)
+        monkeypatch.setattr(cli, "find", lambda name, verb=verb: verb)
+        assert main(["extract"]) == code
+    assert capsys.readouterr().err == "dfme: it failed\n"
+    monkeypatch.setattr(cli, "find", lambda name: raising(ZeroDivisionError("a bug")))
+    with pytest.raises(ZeroDivisionError):
+        main(["extract"])
+
+
+@pytest.mark.integration
+def test_a_closed_pipe_is_quiet() -> None:
+    words = f"{sys.executable} {PROJECT / 'run.py'} extract --help | head -n 1"
+    done = subprocess.run(words, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "usage: run.py extract [FLAGS]\n"
+    assert done.stderr == ""

@@ -1,0 +1,140 @@
+"""What the command line makes of flags, recipes and modules of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import parse
+
+from dfme.config.settings import (
+    EstimatorConfig,
+    EvaluationConfig,
+    ExtractConfig,
+    ScheduleConfig,
+    StudentConfig,
+    TeacherConfig,
+)
+from dfme.config.yaml_files import dump_yaml
+from dfme.methods.configs import DfmeConfig, StaticConfig
+from dfme.run.job import PROJECT, config_hash, document
+
+
+def test_without_words_the_digits_are_meant_from_any_directory() -> None:
+    job = parse("")
+    assert job.teacher == TeacherConfig(kind="torch")
+    assert job.teacher_options["checkpoint"] == str(PROJECT / "teachers/checkpoints/digits.safetensors")
+    assert (job.config.budget, job.config.evaluation.dataset, job.method) == (300_000, "digits", "dfme")
+
+
+def test_a_teacher_without_a_recipe_starts_from_plain_defaults() -> None:
+    job = parse("--teacher.checkpoint weights.pt")
+    assert job.config == ExtractConfig()
+    assert job.teacher_options == {"checkpoint": "weights.pt", "arch": None}
+    assert parse("--teacher torch --teacher.checkpoint weights.pt") == job
+
+
+def test_values_come_from_flag_then_file_then_default() -> None:
+    job = parse("--student.lr 0.5 --config recipe.yaml --budget 2M --estimator.directions=3 --teacher.mean .1,.2,.3")
+    assert job.config == ExtractConfig(budget=2_000_000, student=StudentConfig(lr=0.5, weight_decay=1e-4))
+    assert job.method_config == DfmeConfig(student_steps=2)
+    assert job.estimator == EstimatorConfig(directions=3)
+    assert job.teacher == TeacherConfig(shape=(3, 32, 32), mean=(0.1, 0.2, 0.3))
+    assert parse("--config recipe.yaml").teacher.mean == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("line", "change"),
+    [
+        ("--budget 1e6", {"budget": 1_000_000}),
+        ("--budget=300_000", {"budget": 300_000}),
+        ("--compile", {"compile": True}),
+        ("--compile true", {"compile": True}),
+        ("--compile --seed 7", {"compile": True, "seed": 7}),
+        ("--compile false", {}),
+        ("--seed 1 --seed 2", {"seed": 2}),
+        ("--channels-last no", {"channels_last": "no"}),
+        ("--channels_last no", {"channels_last": "no"}),
+        ("--device cuda:1", {"device": "cuda:1"}),
+        ("--schedule.milestones .2,.7", {"schedule": ScheduleConfig(milestones=(0.2, 0.7))}),
+        ("--schedule.milestones [.2,.7]", {"schedule": ScheduleConfig(milestones=(0.2, 0.7))}),
+        ("--student.weight-decay 1e-3", {"student": StudentConfig(weight_decay=1e-3)}),
+        (
+            "--evaluation.dataset digits --evaluation.limit 10",
+            {"evaluation": EvaluationConfig("digits", limit=10)},
+        ),
+    ],
+)
+def test_flags(line: str, change: dict[str, Any]) -> None:
+    assert parse(f"--teacher.checkpoint weights.pt {line}").config == ExtractConfig(**change)
+
+
+def test_common_keys_of_a_teacher() -> None:
+    line = "--teacher.num-classes 5 --teacher.label_mode top-k:3 --teacher.bounds -1,1 --teacher.levels 256"
+    expected = TeacherConfig(num_classes=5, label_mode="top-k:3", bounds=(-1.0, 1.0), levels=256)
+    assert parse(f"--teacher.checkpoint weights.pt {line}").teacher == expected
+
+
+def test_another_method_or_kind_sets_the_recipe_s_section_aside(here: Path) -> None:
+    assert parse("--config recipe.yaml --method.name static").method_config == StaticConfig()
+    assert parse("--config recipe.yaml --method static").method == "static"
+    assert parse("--config recipe.yaml --method dfme").method_config == DfmeConfig(student_steps=2)
+    job = parse("--config recipe.yaml --teacher own_teachers:make --teacher.scale 2")
+    assert job.teacher.mean is None
+    assert "checkpoint" not in job.teacher_options
+    (here / "short.yaml").write_text("method: static\nteacher: own_teachers:Classifier\n")
+    assert parse("--config short.yaml --teacher.weights w").method == "static"
+
+
+def test_a_class_of_one_s_own_gives_its_own_options() -> None:
+    words = "--teacher own_teachers:Classifier --teacher.weights a/b --teacher.names x,y --teacher.colour blue"
+    job = parse(f"{words} --teacher.url http://h --teacher.max-batch 8")
+    own = {name: str(value) for name, value in job.teacher_options.items()}
+    assert own == {
+        "weights": "a/b",
+        "shape": "(1, 8, 8)",
+        "colour": "Colour.blue",
+        "names": "['x', 'y']",
+        "url": "http://h",
+        "retries": "3",
+    }
+    assert isinstance(job.teacher_options["weights"], Path)
+    assert job.teacher == TeacherConfig(kind="own_teachers:Classifier", shape=(1, 8, 8), max_batch=8)
+    assert parse(f"{words} --teacher.shape 3,4,5").teacher_options["shape"] == (3, 4, 5)
+
+
+def test_a_function_of_one_s_own_shares_the_common_keys() -> None:
+    job = parse("--teacher own_teachers:make --teacher.scale 2 --teacher.shape 1,4,4 --teacher.num-classes 3")
+    assert job.teacher_options == {"scale": 2.0, "num_classes": 3, "label_mode": "logits"}
+    assert job.teacher.num_classes == 3
+    assert job.teacher.label_mode == "logits"
+    assert job.teacher.shape == (1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--config recipe.yaml --seed 3 --out runs/x",
+        "--teacher.checkpoint weights.pt --student.lr 1e-5 --wandb.tags a,b --method static --compile",
+        "--teacher own_teachers:Classifier --teacher.weights a/b --teacher.colour blue --teacher.levels 256",
+        "--teacher own_teachers:make --teacher.scale 1e-3 --teacher.bounds -1,1",
+    ],
+)
+def test_a_job_s_document_gives_the_job_again(here: Path, line: str) -> None:
+    job = parse(line)
+    (here / "written.yaml").write_text(dump_yaml(document(job)))
+    again = parse("--config written.yaml")
+    assert again == job
+    assert document(again) == document(job)
+    assert config_hash(again) == config_hash(job)
+
+
+def test_resume_without_a_recipe_reads_the_run_s_own(here: Path) -> None:
+    job = parse("--config recipe.yaml --out runs/x --seed 5")
+    (here / "runs/x").mkdir(parents=True)
+    (here / "runs/x/config.yaml").write_text(dump_yaml(document(job)))
+    again = parse("--resume --out runs/x --budget 6k")
+    assert (again.config.seed, again.config.budget, again.config.resume) == (5, 6000, True)
+    assert config_hash(again) == config_hash(job)

@@ -1,0 +1,104 @@
+"""Recipes and the other commands, whole, as a person starts them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import SMALL, one_line, run, summary
+
+from dfme.config.yaml_files import load_yaml
+from dfme.run.job import PROJECT
+
+RECIPES = [path for path in sorted(PROJECT.glob("configs/*.yaml")) if not path.stem.startswith("compare_")]
+
+
+TELLING = ("digits", "digits_frugal", "cifar10_dfme")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem in TELLING else [pytest.mark.exhaustive])
+        for path in RECIPES
+    ],
+)
+def test_recipes_run_or_say_which_file_they_want(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: Path
+) -> None:
+    flags = "--evaluation.dataset none --budget 20 --method.batch-size 4 --student.arch cnn_small --out run"
+    recipe = load_yaml(path)
+    if recipe["student"].get("steps"):
+        flags += " --student.steps 20"
+    checkpoint = recipe["teacher"]["checkpoint"]
+    found = (PROJECT / checkpoint).is_file()
+    assert run(f"--config {path} {flags}") == (0 if found else 2)
+    if found:
+        assert summary()["spent"] == 20
+    else:
+        assert f"expected a file, but {checkpoint!r} does not exist; give" in one_line(capsys)
+        stem = Path(checkpoint).stem
+        trained = load_yaml(PROJECT / "configs" / "teachers" / f"{stem}.yaml")
+        assert trained["out"] == checkpoint  # what train-teacher makes is what the recipe looks for
+
+
+def test_a_recipe_of_another_command_is_not_listed_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"--config {PROJECT / 'configs/teachers/digits.yaml'}") == 2
+    line = one_line(capsys)
+    assert line.count("unknown key") <= 8
+    assert line.endswith("more like these")
+
+
+@pytest.mark.exhaustive
+def test_train_clone_evaluate_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train-teacher --data.name digits --epochs 2 --out teacher.safetensors --device cpu") == 0
+    clone = f"--teacher.checkpoint teacher.safetensors --evaluation.dataset digits --budget 600 --out run {SMALL}"
+    assert run(clone) == 0
+    shown = capsys.readouterr().out
+    made = summary()
+    assert f"agreement         {made['agreement']:.2%}" in shown
+    assert made["evaluation_queries"] == 359
+    assert made["spent"] == sum(made["spent_by_purpose"].values()) == 600
+    assert run("evaluate --student run") == 0
+    scores = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert float(scores["agreement"]) == pytest.approx(made["agreement"], abs=1e-4)
+    Path("run/report.html").unlink()
+    assert run("report run") == 0
+    assert Path("run/report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("bench --rounds 0 --batch-size -1", "--rounds: expected at least 1, got 0; --batch-size: expected 0 or more"),
+        ("bench --seconds 0", "--seconds: expected a positive number"),
+        ("bench --cases digit", "did you mean digits?"),
+        ("check --teacher own:Linear --seed 99999999999999999999", "--seed: expected a whole number from 0"),
+        ("train-teacher --data.name cifar10", "7 of 7 files are missing in datasets/cifar-10-batches-py"),
+        ("train-teacher --lr 1e30 --epochs 2 --out x.safetensors", "lower --lr"),
+        ("train-teacher --data.name shapes --data.shape 1,4,4 --out x.safetensors", "sides of 8 pixels or more"),
+        ("train-teacher --data.name digits --data.shape 3,8,8 --out x.safetensors", "its images are 1x8x8"),
+    ],
+)
+def test_other_commands_refuse_in_one_line(capsys: pytest.CaptureFixture[str], line: str, message: str) -> None:
+    assert run(line) == 2
+    assert message in one_line(capsys)
+    assert not Path("x.safetensors").exists()
+
+
+@pytest.mark.integration
+def test_the_real_process_from_another_directory(here: Path) -> None:
+    """One run in a process of its own: no terminal, no installed package, a recipe named relative to the project."""
+    words = (
+        f"--config configs/digits.yaml --budget 300 --method.batch-size 32 --student.replay-steps 0 --out {here}/out"
+    )
+    command = [sys.executable, str(PROJECT / "run.py"), *words.split()]
+    (here / "elsewhere").mkdir()
+    done = subprocess.run(command, cwd=here / "elsewhere", capture_output=True, text=True, timeout=100, check=True)
+    assert summary("out")["spent"] == 300
+    assert "\r" not in done.stderr  # plain lines, no bar
+    assert "300 / 300 queries (100%)" in done.stderr
+    assert done.stdout.startswith("budget            300 queries\n")
+    assert list((here / "elsewhere").iterdir()) == []

@@ -1,0 +1,127 @@
+"""Whole runs by the command line, of teachers that are files of weights: what they leave, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import SMALL, one_line, run, summary
+from safetensors.torch import save_file
+from small_runs import no_pictures
+from torch import nn
+
+from dfme.nets import build_net, builder
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures() -> Iterator[None]:
+    with no_pictures():
+        yield
+
+
+def state(arch: str, shape: tuple[int, int, int], classes: int) -> dict[str, Any]:
+    return build_net(arch, shape, classes).state_dict()
+
+
+def test_published_forms_of_a_checkpoint_give_the_same_run(capsys: pytest.CaptureFixture[str]) -> None:
+    weights = state("wrn16_1", (3, 32, 32), 10)
+    torch.save(weights, "plain.pt")
+    torch.save({"state_dict": {f"module.{name}": value for name, value in weights.items()}, "epoch": 3}, "wrapped.pth")
+    save_file(weights, "plain.safetensors")
+    students = []
+    for file in ("plain.pt", "wrapped.pth", "plain.safetensors"):
+        out = Path(file).name + ".run"
+        assert run(f"--teacher.checkpoint {file} --budget 40 --out {out} {SMALL}") == 0
+        students.append(Path(out, "student.safetensors").read_bytes())
+        assert summary(out)["spent"] == 40
+    assert students[0] == students[1] == students[2]
+    assert "held-back" not in capsys.readouterr().out  # so few batches that none was
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("arch", "shape", "flags"),
+    [
+        ("resnet34_8x", (3, 32, 32), ""),
+        ("resnet50_8x", (3, 32, 32), ""),
+        ("lenet5", (1, 28, 28), "--teacher.shape 1,28,28"),
+        ("resnet18", (3, 64, 64), "--teacher.shape 3,64,64"),
+        ("mobilenet_v2", (3, 32, 32), "--teacher.arch mobilenet_v2 --teacher.num-classes 6 --teacher.shape 3,32,32"),
+    ],
+)
+def test_architectures(arch: str, shape: tuple[int, int, int], flags: str) -> None:
+    if not arch.endswith(("8x", "lenet5")):
+        pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    torch.save(state(arch, shape, 6), "weights.pt")
+    assert run(f"--teacher.checkpoint weights.pt {flags} --budget 30 --out run {SMALL}") == 0
+    assert summary()["spent"] == 30
+
+
+def test_one_output_is_a_binary_classifier() -> None:
+    net = builder("cnn_small")((1, 8, 8), 1)
+    torch.save(net.state_dict(), "weights.pt")
+    assert run(f"--teacher.checkpoint weights.pt --teacher.shape 1,8,8 --budget 40 --out run {SMALL}") == 0
+    assert load_student_classes("run") == 2
+
+
+def load_student_classes(out: str) -> int:
+    import dfme
+
+    return dfme.load_student(out).num_classes  # type: ignore[no-any-return]
+
+
+def write_weights() -> None:
+    """Weights of many kinds, and files that are none."""
+    small = state("cnn_small", (1, 8, 8), 10)
+    torch.save(small, "small.pt")
+    torch.save(nn.Linear(2, 2), "module.pt")
+    first = next(iter(small))
+    torch.save({**small, first: torch.full_like(small[first], torch.nan)}, "nan.pt")
+    torch.save(dict(list(small.items())[2:]), "short.pt")
+    Path("cut.pt").write_bytes(Path("small.pt").read_bytes()[:3000])
+    Path("text.pt").write_text("hello")
+    Path("empty.pt").touch()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("small.pt", "--teacher.shape: the image shape cannot be told from the weights; give it"),
+        ("small.pt --teacher.shape 3,8,8", "--teacher.shape: got 3,8,8, but the weights are for 1,8,8"),
+        ("small.pt --teacher.shape 1,8,8 --teacher.num-classes 7", "got 7, but the weights are for 10"),
+        ("small.pt --teacher.shape 1,8,8 --teacher.arch lenet5", "as lenet5 (they look like cnn_small): the weights"),
+        ("small.pt --teacher.shape 1,8,8 --student.arch vgg11", "arch vgg11: does not take images of 1x8x8"),
+        ("small.pt --teacher.shape 1,8,8 --teacher.label-mode label", "methods that can use it: disguide, dual"),
+        ("small.pt --teacher.shape 1,9,8 --evaluation.dataset digits", "images are 1x8x8, but 1x9x8 was asked for"),
+        ("small.pt --teacher.shape 1,8,8 --evaluation.dataset empty", "expected one folder of images"),
+        (
+            "small.pt --teacher.shape 1,8,8 --teacher.mean .5,.5 --teacher.std 1,1",
+            "expected 1 numbers, one per channel",
+        ),
+        ("small.pt --teacher.shape 1,8,8 --device cuda:99", "--device cuda:99: this machine has"),
+        ("short.pt --teacher.arch cnn_small --teacher.shape 1,8,8 --teacher.num-classes 10", "missing, first"),
+        ("short.pt", "its architecture cannot be told"),
+        ("nan.pt --teacher.shape 1,8,8", "hold NaN or infinite values in 1 tensors, first features.0.weight"),
+        ("module.pt", "loading them can run any code: torch.nn.modules.linear.Linear"),
+        ("cut.pt", "cannot be read as weights, perhaps cut short"),
+        ("text.pt", "is a text file; expected .safetensors or a state dict"),
+        ("empty.pt", "is empty"),
+        ("nowhere.safetensors", "does not exist; give --teacher.checkpoint, or make one with run.py train-teacher"),
+    ],
+)
+def test_checkpoints_that_cannot_work(here: Path, capsys: pytest.CaptureFixture[str], flags: str, message: str) -> None:
+    if "vgg" in flags:
+        pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    write_weights()
+    (here / "empty").mkdir()
+    assert run(f"--teacher.checkpoint {flags} --budget 40 --out run") == 2
+    assert message in one_line(capsys)
+    assert not (here / "run").exists()
+
+
+def test_an_evaluation_set_of_more_classes_than_the_teacher_s(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--teacher own:Linear --teacher.shape 1,8,8 --evaluation.dataset digits --budget 9 --out run") == 2
+    assert "has 10 classes, but the teacher answers 4" in one_line(capsys)

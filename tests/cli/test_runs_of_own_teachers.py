@@ -1,0 +1,107 @@
+"""Whole runs by the command line, of teachers of one's own, which may fail on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import SMALL, one_line, run, summary
+from small_runs import no_pictures
+from tiers import exhaustive_rows
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures() -> Iterator[None]:
+    with no_pictures():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("flags", "mode"),
+    [
+        ("own:Linear", "probabilities"),
+        ("own:Linear --teacher.scale 3 --teacher.shape 2,7,5 --teacher.label-mode probabilities:4", "probabilities:4"),
+        ("own:Linear --teacher.levels 256 --teacher.max-batch 3", "probabilities"),
+        ("own:Linear --teacher.mean .5 --teacher.std .25 --teacher.bounds 0,255", "probabilities"),
+        ("own:Linear --teacher.label-mode top_k:2 --method static", "top_k:2"),
+        ("own:Linear --teacher.label-mode label --method static", "label"),
+        ("own:Labels --method static", "label"),
+        ("own:Arrays", "probabilities"),
+        ("own:make --teacher.scale 2 --teacher.shape 3,8,8", "probabilities"),
+    ],
+)
+def test_teachers_of_one_s_own(flags: str, mode: str) -> None:
+    assert run(f"--teacher {flags} --budget 75 --out run {SMALL}") == 0
+    result = summary()
+    assert (result["spent"], result["label_mode"]) == (75, mode)
+    least = -(-75 // 3) if "max-batch" in flags else 1
+    assert result["requests"] >= least
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("own:Linear --teacher.label-mode label", "methods that can use it: disguide, dual"),
+        ("own:Labels", "--method.name dfme needs a teacher that answers logits or probabilities"),
+        ("own:Linear --teacher.label-mode top_k:9", "the teacher has only 4 classes"),
+        ("own:Linear --teacher.num-classes 7", "got 7, but the teacher itself says 4"),
+        ("own:make --teacher.scale 2", "the teacher's shape is not known"),
+        ("own:answer", "--teacher.images: missing; expected an argument of answer, which makes the teacher"),
+        ("own:unreachable", "could not be made: OSError: no route to host (own.py, line"),
+        ("own:Linear --student.loss cross_entropy --teacher.label-mode label --student.lr 0", "--student.lr"),
+        ('own:Linear --out ""', "--out: expected a directory, got an empty name"),
+    ],
+)
+def test_teachers_of_one_s_own_that_cannot_work(
+    here: Path, capsys: pytest.CaptureFixture[str], flags: str, message: str
+) -> None:
+    assert run(f"--budget 75 --out run --teacher {flags}") == 2
+    assert message in one_line(capsys)
+    assert not (here / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raises", "but it raised ConnectionError: the server went away"),
+        ("infinity", "got NaN or infinite values"),
+        ("twice", "a sum that is 1 away from one"),
+        ("nothing", "expected a tensor, an array or a list of numbers, got NoneType"),
+        *exhaustive_rows(
+            [
+                ("ends the process", "but it raised SystemExit: 7"),
+                ("NaN", "got NaN or infinite values"),
+                ("one score", "got (16,); if these are labels"),
+                (
+                    "eight classes",
+                    "expected probabilities (16, 4), a row per image and a column per class, got (16, 8)",
+                ),
+                (
+                    "one image less",
+                    "expected probabilities (16, 4), a row per image and a column per class, got (15, 4)",
+                ),
+                ("logits", "if these are logits, start a new run with --teacher.label-mode logits"),
+                ("a dict", "expected a tensor, an array or a list of numbers, got dict"),
+            ]
+        ),
+    ],
+)
+def test_a_teacher_that_fails_halfway_can_be_mended(
+    capsys: pytest.CaptureFixture[str], fault: str, message: str
+) -> None:
+    Path("fault.txt").write_text(fault)
+    assert run(f"--teacher own:Linear --budget 90 --out run {SMALL}") == 3
+    line = one_line(capsys)
+    assert message in line
+    resume = line.partition("all that was paid is kept: ")[2]
+    assert resume.endswith("--resume --out run")
+    assert not Path("run/summary.json").exists()
+    Path("fault.txt").unlink()
+    assert run(resume.partition("run.py ")[2]) == 0
+    assert (summary()["spent"], summary()["lost"]) == (90, 16)  # the batch that was served but not answered well
+
+
+def test_a_lost_answer_is_not_taken_for_a_label(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"--teacher own:Lost --teacher.label-mode label --method static --budget 9 --out run {SMALL}") == 3
+    assert "labels from -1 to -1 (-1: its scores were NaN)" in one_line(capsys)

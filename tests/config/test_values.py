@@ -1,0 +1,210 @@
+"""YAML files, values and ranges: what is written is what is read, and what is wrong is said in words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dfme.cli.signature import own_options
+from dfme.config.fields import parse_count
+from dfme.config.messages import members, nearest
+from dfme.config.settings import ExtractConfig, StudentConfig, TeacherConfig
+from dfme.config.values import Option, build, from_mapping, leaves, options_of, validate
+from dfme.config.yaml_files import dump_yaml, load_yaml
+from dfme.errors import UserError
+from dfme.methods import METHODS, SECTIONS
+from teachers import KINDS
+
+# Recipes (YAML)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(
+        st.text("abc", min_size=1),
+        st.one_of(
+            st.none(),
+            st.booleans(),
+            st.integers(),
+            st.floats(allow_nan=False),
+            st.text(st.characters(codec="ascii", exclude_categories=["Cc"])),
+            st.sampled_from(["off", "no", "1e-3", "2024-01-01", "12:30", "~", "0x10", ".5", "1_000", "<<"]),
+            st.lists(st.sampled_from(["yes", "1e3", "a"])),
+        ),
+    )
+)
+def test_yaml_written_is_yaml_read_by_ours_and_by_any_other(
+    tmp_path_factory: pytest.TempPathFactory, paper: Any
+) -> None:
+    path = tmp_path_factory.mktemp("yaml") / "a.yaml"
+    path.write_text(dump_yaml(paper))
+    assert load_yaml(path) == yaml.safe_load(path.read_text()) == paper
+
+
+def test_yaml_scalars_mean_what_people_write(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("a: off\nb: 1e-3\nc: .5\nd: 12:30\ne: 1_000\nf: true\ng:\nh: 2M\ni: -3\nj: no\n")
+    expected = {"a": "off", "b": 1e-3, "c": 0.5, "d": "12:30", "e": 1000, "f": True, "g": None, "h": "2M"}
+    assert load_yaml(path) == expected | {"i": -3, "j": "no"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", "line 1: expected"),
+        ("a: 1\nb: 2\na: 3", "line 3: key 'a' stands there twice"),
+        ("- 1\n- 2", "got a list"),
+        ("a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+    ],
+)
+def test_yaml_that_is_none_of_ours_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"a\.yaml") as caught:
+        load_yaml(tmp_path / "a.yaml")
+    assert message in str(caught.value)
+
+
+def test_yaml_that_is_binary_or_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "a.yaml", tmp_path):
+        with pytest.raises(UserError, match="cannot read it"):
+            load_yaml(path)
+
+
+# Options
+
+
+def convert(kind: Any, value: Any) -> Any:
+    """One value in a type; ValueError with what is said of it."""
+    values, problems = validate({"a": Option("a", kind, None, "")}, {"a": value})
+    if problems:
+        raise ValueError(problems[0].text)
+    return values["a"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given_value", "expected"),
+    [
+        (tuple[int, int, int] | None, "3,32,32", (3, 32, 32)),
+        (tuple[int, int, int] | None, [3, 32, 32], (3, 32, 32)),
+        (tuple[int, int, int] | None, (3, 32, 32), (3, 32, 32)),
+        (tuple[int, int, int] | None, "(3, 32, 32)", (3, 32, 32)),
+        (tuple[int, int, int] | None, "none", None),
+        (tuple[float, ...], ".5,1e-1", (0.5, 0.1)),
+        (tuple[float, ...], ".5", (0.5,)),
+        (tuple[str, ...], "a, 1", ("a", "1")),
+        (list[str], "a,b", ["a", "b"]),
+        (float, "1e-3", 1e-3),
+        (float, 1, 1.0),
+        (bool, "yes", True),
+        (bool, "false", False),
+        (str, 2024, "2024"),
+        (str | None, "none", None),
+        (int | str, "2M", "2M"),
+        (dict[str, int], {"a": 1}, {"a": 1}),
+        (Path, "a/b", Path("a/b")),
+        (StudentConfig, {"lr": 0.5}, StudentConfig(lr=0.5)),
+    ],
+)
+def test_values_are_converted(kind: Any, given_value: Any, expected: Any) -> None:
+    converted = convert(kind, given_value)
+    assert converted == expected
+    assert type(converted) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given_value", "message"),
+    [
+        (int, "1.5", "expected a whole number, got '1.5'"),
+        (int, True, "expected a whole number, got True"),
+        (float | None, "x", "expected a number or none, got 'x'"),
+        (tuple[int, int, int] | None, "3,32", "expected 3 whole numbers such as 3,32,32 or none, got '3,32'"),
+        (get_type_hints(StudentConfig)["optimizer"], "sdg", "one of sgd, adam, got 'sdg'; did you mean sgd?"),
+    ],
+)
+def test_values_of_a_wrong_type_are_explained(kind: Any, given_value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match="expected") as caught:
+        convert(kind, given_value)
+    assert message in str(caught.value)
+
+
+def test_none_is_a_value_only_where_it_is_meant() -> None:
+    with pytest.raises(ValueError, match="expected a whole number, got none"):
+        convert(int, None)
+    assert convert(int | None, None) is None
+
+    def make(token: str = None) -> None:  # type: ignore[assignment]  # noqa: RUF013 (as people write it)
+        raise AssertionError
+
+    (option,) = own_options(make, {})
+    assert convert(option.type, None) is None
+
+
+def test_a_mapping_from_python_becomes_a_configuration() -> None:
+    assert from_mapping(StudentConfig, {"lr": 0.5, "weight-decay": 0}) == StudentConfig(lr=0.5, weight_decay=0.0)
+    with pytest.raises(UserError) as caught:
+        from_mapping(ExtractConfig, {"student": {"lrr": 1, "momentum": "x"}}, "extract.")
+    assert "extract.student.lrr: unknown option; did you mean student.lr?" in str(caught.value)
+    assert "extract.student.momentum: expected a number, got 'x'" in str(caught.value)
+
+
+def test_leaves_and_build_are_inverse() -> None:
+    config = ExtractConfig(seed=3, student=StudentConfig(lr=0.7))
+    assert build(ExtractConfig, leaves(config)) == config
+
+
+# Validation
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("300000", 300_000),
+        ("300k", 300_000),
+        ("2M", 2_000_000),
+        ("1e6", 1_000_000),
+        ("1.5M", 1_500_000),
+        ("1_000", 1000),
+        ("1000000.0", 1_000_000),
+        ("0", 0),
+        ("-5", -5),
+        (7, 7),
+    ],
+)
+def test_counts_are_read(text: int | str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "k", "many", "1.5", "1e-3", "inf", "nan", "2G", "1e99", "0x10"])
+def test_counts_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a number of images such as"):
+        parse_count(text)
+
+
+def test_every_number_in_a_configuration_has_a_range() -> None:
+    """A new option of a method or of the student must say which values it takes."""
+    options = options_of(ExtractConfig) + options_of(TeacherConfig, "teacher.")
+    for entry in METHODS.values():
+        options += options_of(entry.config, "method.")
+    for kind in KINDS.values():
+        options += options_of(kind.options, "teacher.")
+    for section, config in SECTIONS.items():
+        options += options_of(config, f"{section}.")
+    numbers = [option for option in options if {int, float} & set(members(option.type))]
+    free = {option.key for option in numbers if not re.search(r"\b(Ge|Gt)\(|AfterValidator", repr(option.type))}
+    assert len(numbers) > 60
+    assert free == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"),
+    [("bugdet", "budget"), ("lr", "student.lr"), ("student.lrr", "student.lr"), ("zzz", None)],
+)
+def test_nearest_name(name: str, choice: str | None) -> None:
+    assert nearest(name, [option.key for option in options_of(ExtractConfig)]) == choice
