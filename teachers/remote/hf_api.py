@@ -11,7 +11,7 @@ import base64
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from teachers.remote.options import HfApiOptions
 from teachers.remote.outcomes import LONGEST_WAIT
 from teachers.remote.pictures import eight_bit, png, require_picture
 from teachers.remote.secrets import Secrets
-from teachers.remote.teacher import Query, RemoteTeacher, request_policy_of
+from teachers.remote.teacher import Adapter, Query, RemoteTeacher, request_policy_of
 
 if TYPE_CHECKING:
     import torch
@@ -42,11 +42,8 @@ def connect_hf_api(options: HfApiOptions, config: TeacherConfig, device: torch.d
     names = read_class_names(options.classes, "--teacher.classes")
     spec = _spec(config)
     if config.num_classes not in (None, len(names)):
-        raise UserError(
-            f"--teacher.num-classes: got {config.num_classes}, but --teacher.classes has {len(names)} names"
-        )
-    if options.top_k < 0:
-        raise UserError(f"--teacher.top-k: expected 0 or more, got {options.top_k}")
+        got = f"got {config.num_classes}, but --teacher.classes has {len(names)} names"
+        raise UserError(f"--teacher.num-classes: {got}")
     secrets = Secrets.from_environment([options.api_key_env])
     adapter = HfApiAdapter(names, spec, _mode(options.top_k, len(names), config), options.top_k)
     endpoint = Endpoint(options, options.url, secrets)
@@ -96,8 +93,8 @@ def estimated_time(body: bytes) -> float | None:
 
 
 @dataclass(frozen=True)
-class HfApiAdapter:
-    """Pictures to requests, label and score lists to answers of ``mode``. ``top_k``: labels to ask for; 0: not said."""
+class HfApiAdapter(Adapter):
+    """Writes pictures into requests, reads lists of labels and scores. ``top_k``: labels to ask for; 0: not said."""
 
     names: ClassNames
     spec: ImageSpec
@@ -118,9 +115,6 @@ class HfApiAdapter:
 
     def most_bytes(self, batch: int) -> int:
         return ROOM + len(self.names) * (NUMBER + self.names.longest)
-
-    def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
-        return False
 
 
 def _pairs(document: object) -> Iterator[tuple[object, object]]:

@@ -48,7 +48,7 @@ class Adapter(Protocol):
 
     def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
         """The most images a request may have, by the body of a refusal; None: fewer; False: it was not for that."""
-        ...
+        return False
 
 
 class RemoteTeacher:

@@ -56,19 +56,15 @@ def connect_tf_serving(options: TfServingOptions, config: TeacherConfig, device:
     secrets = Secrets.from_environment([options.api_key_env])
     endpoint = Endpoint(options, options.url, secrets)
     try:
-        path = _path(options)
+        path = f"/v1/models/{quote(options.model, safe='')}"
+        path += f"/versions/{quote(options.version, safe='')}" if options.version else ""
         _require_available(endpoint, path, secrets)
         metadata = json_bodies.get_json(endpoint, f"{path}/metadata", "the model's metadata")
         signature = read_signature(metadata, options.signature, f"{endpoint.url}{path}/metadata")
-        return _teacher(endpoint, signature, options, config)
+        return _teacher(endpoint, path, signature, options, config)
     except BaseException:
         endpoint.close()
         raise
-
-
-def _path(options: TfServingOptions) -> str:
-    version = f"/versions/{quote(options.version, safe='')}" if options.version else ""
-    return f"/v1/models/{quote(options.model, safe='')}{version}"
 
 
 def _require_available(endpoint: Endpoint, path: str, secrets: Secrets) -> None:
@@ -84,7 +80,7 @@ def _require_available(endpoint: Endpoint, path: str, secrets: Secrets) -> None:
 
 
 def _teacher(
-    endpoint: Endpoint, signature: Signature, options: TfServingOptions, config: TeacherConfig
+    endpoint: Endpoint, path: str, signature: Signature, options: TfServingOptions, config: TeacherConfig
 ) -> RemoteTeacher:
     source = pick(signature.inputs, options.input, "--teacher.input")
     output = pick(signature.outputs, options.output, "--teacher.output")
@@ -96,7 +92,7 @@ def _teacher(
     if eight and config.levels not in (None, 256):
         raise UserError(f"--teacher.levels: got {config.levels}, but input {source.name} takes bytes: 256")
     adapter = TfServingAdapter(
-        path=f"{_path(options)}:predict",
+        path=f"{path}:predict",
         signature=options.signature,
         column=options.input,
         output=output.name,
