@@ -22,8 +22,7 @@ from teachers.local.pytorch import Normalise
 
 __all__ = ["make_teacher", "wrap_callable"]
 
-NOT_DESCRIBING = ("mean", "std", "price_per_1000")
-"""Common keys that do not describe images or answers of a custom teacher."""
+NOT_DESCRIBING = ("mean", "std", "price_per_1000")  # common keys that say nothing of images or answers
 
 
 def make_teacher(config: TeacherConfig, options: Mapping[str, Any], device: torch.device) -> Teacher:

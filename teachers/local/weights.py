@@ -21,12 +21,10 @@ from teachers.local.checks import first_line
 
 State = dict[str, Tensor]
 
+# keys under which training scripts keep a state dict among other things, the most specific first
 WRAPPINGS = ("state_dict", "model_state_dict", "model", "net", "weights")
-"""Keys under which training scripts keep a state dict among other things, the most specific first."""
 
-MAX_HEADER = 100_000_000
-"""Bytes of the longest header that the safetensors library reads."""
-
+MAX_HEADER = 100_000_000  # bytes of the longest header that the safetensors library reads
 _HARMLESS = re.compile(r"collections\.OrderedDict|torch\._utils\._rebuild\w+|torch\.\w*(Storage|Size|device)")
 
 

@@ -16,9 +16,7 @@ from teachers.arrays import as_float32
 from teachers.label_modes import two_classes
 from teachers.open_inference.tensors import NamedTensor, datatype_of, short
 
-CLASS = re.compile(rb"([^:]{1,40}):(\d{1,9})(:.*)?", re.DOTALL)
-"""``score:index``, and perhaps ``:label``."""
-
+CLASS = re.compile(rb"([^:]{1,40}):(\d{1,9})(:.*)?", re.DOTALL)  # ``score:index``, and perhaps ``:label``
 LIMITS = tuple(
     re.compile(pattern, re.IGNORECASE | re.DOTALL)
     for pattern in (

@@ -22,7 +22,7 @@ from teachers.remote.class_names import ClassNames, read_class_names
 from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, dump, native_mode, parse, settle, shown
 from teachers.remote.options import HfApiOptions
-from teachers.remote.outcomes import LONGEST_WAIT
+from teachers.remote.outcomes import MAX_WAIT
 from teachers.remote.pictures import eight_bit, png, require_picture
 from teachers.remote.secrets import Secrets
 from teachers.remote.teacher import Adapter, Query, RemoteTeacher, request_policy_of
@@ -89,7 +89,7 @@ def estimated_time(body: bytes) -> float | None:
     seconds = document.get("estimated_time") if isinstance(document, dict) else None
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < math.inf:
         return None
-    return float(min(seconds, LONGEST_WAIT))
+    return float(min(seconds, MAX_WAIT))
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,8 @@ if TYPE_CHECKING:
     from teachers.remote.endpoint import Endpoint
 
 HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
-ROOM = 1_000_000
-"""Bytes that an answer may take besides its numbers."""
-
-NUMBER = 64
-"""Bytes that a number may take in an answer, with what stands around it."""
-
+ROOM = 1_000_000  # bytes that an answer may take besides its numbers
+NUMBER = 64  # bytes that a number may take in an answer, with what stands around it
 _NUMBERS = {int, float, type(None)}
 _DIGITS = (9, 8, 7)
 _SHOWN = 60

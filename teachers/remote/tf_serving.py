@@ -42,10 +42,8 @@ from teachers.remote.tf_signature import (
 _LIMIT = re.compile(
     rb"larger than (?:the )?max(?:imum)?(?: input)?[ _]batch[ _]size[^0-9]{0,3}(\d{1,9})", re.IGNORECASE
 )
-_OPEN = 1_000
-"""Numbers for each image that an output whose size the model leaves open is allowed."""
-
-_MOST_BYTES = 2**28  # whatever a model says of itself
+_IF_OPEN = 1_000  # numbers for each image that an output whose size the model leaves open is allowed
+_MAX_BYTES = 2**28  # whatever a model says of itself
 
 
 def connect_tf_serving(options: TfServingOptions, config: TeacherConfig, device: torch.device) -> RemoteTeacher:
@@ -111,7 +109,7 @@ def _teacher(
 
 def _size(output: TensorInfo) -> int:
     """Numbers that an output gives for one image."""
-    return _OPEN if output.axes is None else math.prod(size if size > 0 else _OPEN for size in output.axes[1:])
+    return _IF_OPEN if output.axes is None else math.prod(size if size > 0 else _IF_OPEN for size in output.axes[1:])
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,7 @@ class TfServingAdapter:
         return two_classes(scores, self.mode) if self.binary else scores
 
     def most_bytes(self, batch: int) -> int:
-        return min(json_bodies.ROOM + batch * json_bodies.NUMBER * max(self.numbers_out, self.classes), _MOST_BYTES)
+        return min(json_bodies.ROOM + batch * json_bodies.NUMBER * max(self.numbers_out, self.classes), _MAX_BYTES)
 
     def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
         """The limit in the words of the server: ``Task size 65 is larger than maximum input batch size 64``."""

@@ -21,8 +21,7 @@ from teachers.open_inference.tensors import short
 from teachers.serve.meter import Meter
 from teachers.serve.model import Model
 
-OPEN = ("/v2/health/live", "/v2/health/ready")
-"""Paths that need no key."""
+PUBLIC_PATHS = ("/v2/health/live", "/v2/health/ready")  # paths that need no key
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +139,7 @@ class Guard:
         self._app, self._key, self._meter = app, key.encode(), meter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in OPEN or self._knows(dict(scope["headers"])):
+        if scope["type"] == "lifespan" or scope["path"] in PUBLIC_PATHS or self._knows(dict(scope["headers"])):
             await self._app(scope, receive, send)
             return
         self._meter.refused["unauthorised"] += 1

@@ -33,8 +33,7 @@ EpochCallback = Callable[[dict[str, float]], None]
 
 SPLITS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
-NOT_IN_RECIPE = ("device", "evaluate_every", "out")
-"""Settings that say where and how loudly a teacher is trained, not which one."""
+NOT_IN_RECIPE = ("device", "evaluate_every", "out")  # where and how loudly a teacher is trained, not which one
 
 
 @dataclass(frozen=True)
