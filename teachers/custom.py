@@ -24,8 +24,7 @@ STATED = ("spec", "shape", "bounds", "levels", "num_classes", "label_mode", "max
 class CustomTeacher:
     """A callable of the user's behind the same call as every teacher; on its ``device``, its parameters', or the CPU.
 
-    Answers may be tensors, arrays or nested lists. One probability (or logit) per image, (B, 1) or (B,), where there
-    are two classes, is that of class 1. What the answers hold is for the oracle to check.
+    Answers may be tensors, arrays or nested lists; with two classes, a lone probability or logit is that of class 1.
     """
 
     def __init__(

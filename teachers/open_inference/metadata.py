@@ -231,10 +231,7 @@ def _label_mode(
     parameters: Mapping[str, Any],
     extensions: list[Any],
 ) -> LabelMode:
-    """The form of the answers; ``k``: of the best so many classes, 0: of all.
-
-    UserError for a classification that the server cannot give.
-    """
+    """The form of the answers; ``k``: of the best so many classes, 0: of all."""
     text = parameters.get("label_mode")
     announced = LabelMode.parse(text) if isinstance(text, str) and LABEL_MODE.fullmatch(text) else None
     if k:

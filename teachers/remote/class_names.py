@@ -48,10 +48,7 @@ class ClassNames:
         return number
 
     def row(self, pairs: Iterable[tuple[object, object]]) -> list[float]:
-        """The scores of one image by class, NaN where there is none.
-
-        Unusable for a name that is unknown or comes twice, and for a score that is no number.
-        """
+        """The scores of one image by class, NaN where there is none; Unusable for odd names and scores."""
         scores: dict[int, float] = {}
         for name, score in pairs:
             number = self.index(name)

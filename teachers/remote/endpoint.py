@@ -88,9 +88,7 @@ class Endpoint:
         raise UserError(problem)
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:
-        """One attempt at a request; the answer if its status is 2xx and its body has at most ``most`` bytes.
-
-        ``path`` is appended to the URL.
+        """One attempt; the answer if its status is 2xx and its body has at most ``most`` bytes.
 
         Raises:
             Refused: nothing was served; for an answer with another status, ``body`` is the start of its body.

@@ -124,10 +124,7 @@ def _pairs(document: object) -> Iterator[tuple[object, object]]:
     if not isinstance(document, list):
         what = shown(document.get("error", document)) if isinstance(document, dict) else shown(document)
         raise Unusable(f"expected a list of labels and scores, got {what}", "no answer")
-    return map(_pair, document)
-
-
-def _pair(entry: object) -> tuple[object, object]:
-    if not isinstance(entry, dict) or "label" not in entry or "score" not in entry:
-        raise Unusable(f"expected a label and a score in each entry, got {shown(entry)}", "no answer")
-    return entry["label"], entry["score"]
+    for entry in document:
+        if not isinstance(entry, dict) or "label" not in entry or "score" not in entry:
+            raise Unusable(f"expected a label and a score in each entry, got {shown(entry)}", "no answer")
+        yield entry["label"], entry["score"]

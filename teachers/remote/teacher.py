@@ -18,11 +18,7 @@ from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.options import ServiceOptions
 from teachers.remote.secrets import Secrets
 
-TOO_LARGE_STATUSES = (
-    "400",
-    "413",
-    "422",
-)  # with them services refuse a batch for its size, too
+TOO_LARGE_STATUSES = ("400", "413", "422")  # with them services refuse a batch for its size, too
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,6 @@ class Endpoints:
 
     def __init__(self, service: protocol.Service, model: Model, meter: Meter) -> None:
         self._service, self._model, self._meter = service, model, meter
-        self._most_bytes = service.most_bytes
 
     def routes(self) -> list[Route]:
         routes: list[Route] = []  # tried in order, so those of inference come first
@@ -63,7 +62,7 @@ class Endpoints:
         """One batch: refused in words, or the model's answers."""
         self._require(request)
         try:
-            body = await _body(request, self._most_bytes, self._service.max_batch)
+            body = await _body(request, self._service.most_bytes, self._service.max_batch)
         except ClientDisconnect:
             self._meter.refused["broken off"] += 1
             return Response(status_code=400)  # nobody reads it
