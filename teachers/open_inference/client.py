@@ -138,7 +138,6 @@ class RequestWriter:
         return Query(self._path, body, {"Content-Type": "application/json"})
 
     def _pixels(self, images_BCHW: Tensor) -> Array:
-        """The images as the model takes them."""
         model = self._model
         if model.input.datatype == "UINT8":
             array: Array = model.spec.encode(images_BCHW).numpy()

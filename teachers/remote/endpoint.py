@@ -98,7 +98,6 @@ class Endpoint:
         return self._ask("POST", path, body, headers, most)
 
     def close(self) -> None:
-        """Close the connections; closing twice is no error."""
         self._client.close()
 
     def __repr__(self) -> str:

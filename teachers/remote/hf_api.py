@@ -71,7 +71,6 @@ class HfApiTeacher(RemoteTeacher):
     """A remote teacher whose service says in the body of a refusal how long a model takes to load."""
 
     def ask(self, images_BCHW: Tensor, key: str) -> Tensor:
-        """As in RemoteTeacher; a refusal without ``Retry-After`` gets the time that its body estimates."""
         try:
             return super().ask(images_BCHW, key)
         except Refused as refused:

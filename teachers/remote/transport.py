@@ -67,8 +67,6 @@ class Transport(httpx2.BaseTransport):
 
 
 class _Body(httpx2.SyncByteStream):
-    """The body of an answer as it comes."""
-
     def __init__(self, response: httpcore2.Response) -> None:
         self._response = response
 

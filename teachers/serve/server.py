@@ -111,7 +111,6 @@ class Serving:
         self._model.close()
 
     def run(self) -> None:
-        """Serve until Ctrl-C or SIGTERM."""
         try:
             self.server.run()
         finally:

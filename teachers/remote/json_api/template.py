@@ -106,7 +106,7 @@ _ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def problem_of(template: object, batch: int, as_text: bool) -> str | None:
-    """What is wrong with a template for up to ``batch`` images; ``as_text``: they are texts, to stand in longer ones."""
+    """What is wrong with a template for up to ``batch`` images; ``as_text``: they may stand in longer texts."""
     if not isinstance(template, dict | list):
         return f"expected an object or a list with {IMAGE} in it, got {type(template).__name__}"
     try:
