@@ -27,10 +27,10 @@ BINARY = ("binary_tensor_data", "binary_data")
 """Names under which servers announce the binary tensor data extension."""
 
 IMAGE_DATATYPES = ("FP32", "UINT8", "FP16", "FP64")
-MOST_NUMBERS = 2**26
+MAX_NUMBERS = 2**26
 """Numbers that one image may have, and sizes that a shape may have: metadata come from a stranger too."""
 
-MOST_CLASSES = 1_000_000
+MAX_CLASSES = 1_000_000
 LABEL_MODE = re.compile(r"[a-z_]{1,20}(:[0-9]{1,6}){0,2}")
 """A label mode as text: short, so that whatever a stranger announces can be read."""
 
@@ -154,7 +154,7 @@ def _tensors(metadata: Mapping[str, Any], key: str) -> list[TensorMetadata]:
         name, datatype, shape = (described.get(word) for word in ("name", "datatype", "shape"))
         if not (isinstance(name, str) and name.isprintable() and isinstance(datatype, str)):
             raise UserError(f"the model's metadata: expected {key} with names and datatypes, got {short(entry)}")
-        sizes = shape if isinstance(shape, list) and all(type(n) is int and n < MOST_NUMBERS for n in shape) else None
+        sizes = shape if isinstance(shape, list) and all(type(n) is int and n < MAX_NUMBERS for n in shape) else None
         found.append(TensorMetadata(name, datatype, None if sizes is None else tuple(max(n, -1) for n in sizes)))
     return found
 
@@ -186,8 +186,8 @@ def _spec(
             raise UserError(f"--teacher.levels: expected 256, since the input {image} takes bytes, got {levels}")
         levels = 256
     spec = ImageSpec(layout.shape, config.bounds or _bounds(parameters.get("bounds")), levels)
-    if spec.numel > MOST_NUMBERS:
-        raise UserError(f"--teacher.input: expected images of at most {MOST_NUMBERS:,} numbers, got the input {image}")
+    if spec.numel > MAX_NUMBERS:
+        raise UserError(f"--teacher.input: expected images of at most {MAX_NUMBERS:,} numbers, got the input {image}")
     return spec
 
 
@@ -222,8 +222,8 @@ def _classes(output: TensorMetadata, given: int | None, parameters: Mapping[str,
         raise UserError(f"--teacher.num-classes: give it, since the metadata do not tell (output {output})")
     if known not in (None, classes):
         raise UserError(f"--teacher.num-classes: expected {known} (output {output}), got {given}")
-    if classes > MOST_CLASSES:
-        raise UserError(f"--teacher.num-classes: expected at most {MOST_CLASSES:,}, got {classes:,} (output {output})")
+    if classes > MAX_CLASSES:
+        raise UserError(f"--teacher.num-classes: expected at most {MAX_CLASSES:,}, got {classes:,} (output {output})")
     return classes
 
 

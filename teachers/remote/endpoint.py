@@ -28,9 +28,9 @@ USER_AGENT = f"dfme/{dfme.__version__} (data-free model extraction, authorised m
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 
-MOST_REDIRECTS = 3
+MAX_REDIRECTS = 3
 
-MOST_OF_A_REFUSAL = 65_536
+MAX_REFUSAL = 65_536
 """Bytes that are read of an answer that is no success."""
 
 
@@ -123,7 +123,7 @@ class Endpoint:
             sent["content-length"] = str(len(body))
         question = _Question(method, f"{method} {address.shown}", sent, body, most, time.monotonic() + self._timeout)
         try:
-            for _ in range(MOST_REDIRECTS + 1):
+            for _ in range(MAX_REDIRECTS + 1):
                 reply = self._attempt(question, address)
                 if isinstance(reply, Reply):
                     return reply
@@ -131,7 +131,7 @@ class Endpoint:
         except TROUBLE as error:
             failure = failed_connection(question.where, error, self.secrets)
         else:
-            failure = refused(question.where, f"more than {MOST_REDIRECTS} redirects", "redirect")
+            failure = refused(question.where, f"more than {MAX_REDIRECTS} redirects", "redirect")
         raise failure
 
     def _attempt(self, question: _Question, address: Address) -> Reply | Address:
@@ -214,8 +214,8 @@ def _beginning(response: httpx2.Response) -> bytes:
     """As much of the body as comes, within limits."""
     body = bytearray()
     with suppress(*TROUBLE):
-        _read(response, body, MOST_OF_A_REFUSAL)
-    return bytes(body[:MOST_OF_A_REFUSAL])
+        _read(response, body, MAX_REFUSAL)
+    return bytes(body[:MAX_REFUSAL])
 
 
 def _read(response: httpx2.Response, body: bytearray, enough: int) -> None:

@@ -28,7 +28,7 @@ COME_BACK = (408, 425, 429, 503)
 LONGEST_WAIT = 86_400.0
 """Seconds beyond which a wish to wait is cut: no run waits for a day."""
 
-MOST_OF_A_TEXT = 200
+MAX_TEXT = 200
 """Characters of the service's own words that a message holds."""
 
 ADVICE = {
@@ -100,7 +100,7 @@ def quoted(text: str, secrets: Secrets) -> str:
     words = secrets.hide(" ".join(plain.split()))  # a second time: one may have been written with characters between
     if not words:
         return ""
-    return f" ({words[:MOST_OF_A_TEXT]}...)" if len(words) > MOST_OF_A_TEXT else f" ({words})"
+    return f" ({words[:MAX_TEXT]}...)" if len(words) > MAX_TEXT else f" ({words})"
 
 
 def _reason(error: Exception) -> str:

@@ -17,7 +17,7 @@ PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 
 HIDDEN = "***"
 
-LEAST_BASE64 = 8
+MIN_BASE64 = 8
 """Characters that a piece of base64 must have to be taken for a secret's: shorter ones occur by chance."""
 
 
@@ -85,5 +85,5 @@ def _base64_forms(value: bytes) -> Iterator[str]:
             start = -(-before * 4 // 3)
             end = (before + len(value)) * 4 // 3
             inner = encode(b"\0" * before + value).decode()[start:end]
-            if len(inner) >= LEAST_BASE64:
+            if len(inner) >= MIN_BASE64:
                 yield inner
