@@ -1,4 +1,4 @@
-"""From the configuration to a teacher: a built-in kind, or the user's own."""
+"""From the configuration to a teacher: a built-in kind, or a custom one."""
 
 from __future__ import annotations
 

@@ -71,11 +71,9 @@ def wrap_callable(
 ) -> Teacher:
     """A teacher from a callable images (B, C, H, W) -> scores.
 
-    Attributes of the object (``spec``, or ``shape``, ``bounds`` and ``levels``; ``num_classes``,
-    ``label_mode``, ``max_batch``, ``device``, ``wire``) win over the arguments; UserError where shape or classes are
-    given in both places and differ, or in neither. A ``label_mode`` beside the object's own restricts it.
-    Without an attribute it says what the object answers, by default probabilities; fuller answers are cut
-    down to it.
+    The object's attributes (``spec``, or ``shape``, ``bounds`` and ``levels``; ``num_classes``, ``label_mode``,
+    ``max_batch``, ``device``, ``wire``) win over the arguments; UserError where shape or classes are given twice and
+    differ, or not at all. ``label_mode`` restricts the object's, or says what it answers, by default probabilities.
     """
     if not callable(function_or_object) or isinstance(function_or_object, type):
         raise UserError(f"the teacher: expected a callable images -> scores, got {function_or_object!r}")
@@ -129,24 +127,24 @@ def accepts(target: str, name: str) -> bool:
     return name in inspect.signature(find_target(target)).parameters
 
 
-def _given_once(name: str, example: str, given: Any, own: Any) -> Any:
+def _given_once(name: str, example: str, given: Any, stated: Any) -> Any:
     """A value that must be given once, or twice the same."""
     given = tuple(given) if isinstance(given, list | tuple) else given
-    own = tuple(own) if isinstance(own, list | tuple) else own
+    stated = tuple(stated) if isinstance(stated, list | tuple) else stated
     flag = name.replace("_", "-")
-    if given is None and own is None:
+    if given is None and stated is None:
         raise UserError(
             f"the teacher's {name} is not known: give the object an attribute {name} = {example}, "
             f"or say --teacher.{flag} (in Python, extract(..., {name}={example}))"
         )
-    if given is not None and own is not None and given != own:
-        raise UserError(f"--teacher.{flag}: got {given}, but the teacher itself says {own}")
-    return given if own is None else own
+    if given is not None and stated is not None and given != stated:
+        raise UserError(f"--teacher.{flag}: got {given}, but the teacher itself says {stated}")
+    return given if stated is None else stated
 
 
-def _classes(given: int | None, own: int | None) -> int:
+def _classes(given: int | None, stated: int | None) -> int:
     """How many classes; a model with one output has two."""
-    classes: int = _given_once("num_classes", "10", given, own)
+    classes: int = _given_once("num_classes", "10", given, stated)
     if classes < 2:
         raise UserError(
             f"the teacher's num_classes: expected at least 2 (a binary model with one output has 2), got {classes}"

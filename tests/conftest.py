@@ -16,20 +16,29 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: two workers are two threads
 
 OTHER_TIERS = ("integration", "exhaustive", "gpu", "network")
-SECONDS = 1.0
-"""CPU time a test of the default tier may take, on a machine that does ``yardstick`` in ``YARDSTICK`` seconds."""
+SECONDS = 2.0
+"""CPU time a test of the default tier may take, on a machine that does ``yardstick`` in ``YARDSTICK`` seconds.
+
+Twice what it should take: a machine that others use as well counts more for the same work.
+"""
 YARDSTICK = 0.05
 SECONDS_PER_IMPORT = 0.01
 WHOLE_FILE = re.compile(r"^pytestmark = .*\b(?:integration|exhaustive)\b", re.M)
-OUTSIDE = {"subprocess.Popen", "os.fork", "os.posix_spawn", "socket.bind", "socket.connect"}
+LOOKING_UP = {"ldconfig", "gcc", "cc", "ld", "objdump", "fc-list", "uname", "lscpu"}
+"""Programs that libraries start to find others."""
 _reached: list[str] | None = None
 
 
 def _watch(event: str, arguments: tuple[object, ...]) -> None:
-    if event == "socket.connect" and arguments[0].type == socket.SOCK_DGRAM:  # type: ignore[attr-defined]
-        return  # it sends nothing: this is how a machine's own addresses are told
-    if _reached is not None and event in OUTSIDE:
-        _reached.append(f"{event}{arguments[:2]!r:.150}")
+    """Notes a process that is started, and a stream socket that is bound or connected."""
+    if _reached is None or event not in ("subprocess.Popen", "socket.bind", "socket.connect"):
+        return
+    if event == "subprocess.Popen":
+        outside = Path(os.fsdecode(arguments[0])).name not in LOOKING_UP  # type: ignore[arg-type]
+    else:
+        outside = getattr(arguments[0], "type", None) == socket.SOCK_STREAM
+    if outside:
+        _reached.append(f"{event} {arguments[1]!r:.150}")
 
 
 sys.addaudithook(_watch)
@@ -67,7 +76,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if seconds > allowed:
         slowness = max(1.0, *(yardstick() / YARDSTICK for _ in range(3)))
         if seconds > allowed * slowness:
-            pytest.fail(f"expected at most {SECONDS} s of CPU time, or the mark exhaustive; took {seconds:.1f} s")
+            pytest.fail(f"expected less than a second of CPU time, or the mark exhaustive; took {seconds:.1f} s")
     return result
 
 

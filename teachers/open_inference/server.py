@@ -121,10 +121,7 @@ def model_config(service: Service) -> dict[str, Any]:
 
 
 def read_question(service: Service, body: bytes, header_length: int | None) -> Question:
-    """The question in a request's body; its images are in memory of their own.
-
-    ValueError in words for whatever it should not be; BatchTooLargeError for too many images.
-    """
+    """The question in a request's body. ValueError for a malformed one; BatchTooLargeError for too many images."""
     header, tensors = unpack(body, header_length, "inputs", most_elements=service.most_bytes)
     if len(tensors) != 1 or tensors[0].name != INPUT:
         raise ValueError(f"expected one input {INPUT!r}, got {short([tensor.name for tensor in tensors])}")

@@ -60,7 +60,7 @@ def datatype_of(array: Array) -> str:
 
 
 def checked_shape(shape: object, most_elements: int = _MOST_ELEMENTS) -> tuple[int, ...]:
-    """A shape that came as JSON, as whole numbers of at least 0. ValueError for anything else or anything too large."""
+    """A shape that came as JSON; ValueError for anything but sizes of at least 0, and for a tensor too large."""
     if isinstance(shape, list | tuple) and len(shape) > _MOST_AXES:
         raise ValueError(f"expected a shape of at most {_MOST_AXES} axes, got {len(shape)}")
     if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):

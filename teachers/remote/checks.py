@@ -1,4 +1,4 @@
-"""What can be said of a service's options before anything heavy is loaded, and before anything is sent."""
+"""Checks of a service's options before anything heavy is loaded and before anything is sent."""
 
 from __future__ import annotations
 

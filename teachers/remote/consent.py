@@ -1,4 +1,4 @@
-"""Who may be asked: this machine, or a host for which somebody said who allowed it and why. No torch, no client."""
+"""Who may be asked: this machine, or a host whose queries somebody has allowed. No torch, no client."""
 
 from __future__ import annotations
 
@@ -64,10 +64,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether an interface of this machine has the address: only then would the machine send from it to it.
-
-    Connecting a datagram socket chooses the route and sends nothing.
-    """
+    """Whether this machine has the address: only then would it send from there to there. Nothing is sent."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -31,10 +31,7 @@ class Secrets:
 
     @classmethod
     def from_environment(cls, names: Iterable[str | None]) -> Secrets:
-        """The values of these environment variables, without white space around them; None names none.
-
-        UserError for a variable that is unset or empty, or holds what no header can carry.
-        """
+        """The values of these environment variables; UserError for one that is unset or that no header can carry."""
         values = {}
         for name in filter(None, names):
             value = os.environ.get(name, "").strip()

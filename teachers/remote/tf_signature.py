@@ -70,8 +70,8 @@ def pick(tensors: Mapping[str, TensorInfo], name: str | None, option: str) -> Te
 def image_axes(info: TensorInfo, layout: AxisOrder, given: Image | None) -> tuple[Image, tuple[int, ...]]:
     """The image as (C, H, W), and the axes of one image as the model takes it.
 
-    Besides the batch's, two axes are taken for those of a grey image, one for that of a flattened one. UserError
-    where the size of an axis is told neither by the model nor by ``given``, and where both tell another.
+    Besides the batch's, two axes are those of a grey image, one that of a flattened one. UserError where neither the
+    model nor ``given`` has a size, and where they differ.
     """
     if info.dtype not in PIXELS:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The web application around a model: routes, keys, limits, and what is said when a request is refused."""
+"""The web application around a model: routes, keys, limits, and the messages of refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service's own meter: what it served, what it refused, and how fast it lets itself be asked."""
+"""A service's meter: what it served, what it refused, and its rate limits."""
 
 from __future__ import annotations
 

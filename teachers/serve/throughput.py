@@ -66,7 +66,9 @@ def serving(checkpoint: str) -> Iterator[str]:
             server.terminate()
 
 
-def _extraction(teacher: TeacherConfig, options: dict[str, Any], url: str, rounds: int, run_extraction: Extraction) -> Ratio:
+def _extraction(
+    teacher: TeacherConfig, options: dict[str, Any], url: str, rounds: int, run_extraction: Extraction
+) -> Ratio:
     v2, address = TeacherConfig(kind="v2"), {"url": url, "model": "m"}
     with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder:
         run_extraction(v2, address, Path(folder) / "warm-up")

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 def shift(x_BCHW: Tensor, padding: int, flip: bool, rng: torch.Generator) -> Tensor:
     """Each image moved by up to ``padding`` pixels either way, on black, and mirrored by chance if ``flip``.
 
-    The same as a random crop of the padded image. ``rng`` lives on the CPU, so that the draws are the same on
-    every device.
+    ``rng`` lives on the CPU, so that the draws are the same on every device.
     """
     batch, _, height, width = x_BCHW.shape
     top_B, left_B = torch.randint(0, 2 * padding + 1, (2, batch), generator=rng)

@@ -217,7 +217,7 @@ def _repeatable(config: TrainTeacherConfig, device: torch.device) -> Iterator[No
     """Seeded random states, deterministic convolutions and the threads asked for; all put back after."""
     threads = torch.get_num_threads()
     cudnn = torch.backends.cudnn
-    before = (cudnn.deterministic, cudnn.benchmark)
+    previous = (cudnn.deterministic, cudnn.benchmark)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
             torch.manual_seed(derived_seed(config.seed, "weights"))
@@ -226,7 +226,7 @@ def _repeatable(config: TrainTeacherConfig, device: torch.device) -> Iterator[No
             yield
         finally:
             torch.set_num_threads(threads)
-            cudnn.deterministic, cudnn.benchmark = before
+            cudnn.deterministic, cudnn.benchmark = previous
 
 
 def _check_writable(path: Path) -> None:

@@ -198,7 +198,7 @@ def test_a_function_from_python_as_printed(tmp_path):
     assert summary["agreement"] > 0.5
 
 
-@pytest.mark.exhaustive
+@pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_path):
     run_section("own-teacher", tmp_path)
@@ -213,7 +213,7 @@ def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_pat
     assert found <= listed
 
 
-@pytest.mark.exhaustive
+@pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_the_check_auto_and_the_laboratory_as_printed(tmp_path):
     printed = run_section("gradients", tmp_path)
@@ -226,7 +226,7 @@ def test_the_check_auto_and_the_laboratory_as_printed(tmp_path):
     assert {path.suffix for path in (tmp_path / "runs/gradients").iterdir()} == {".md", ".json", ".png"}
 
 
-@pytest.mark.exhaustive
+@pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_a_checkpoint_its_evaluation_and_resuming_as_printed(tmp_path):
     printed = run_section("checkpoint", tmp_path)
@@ -234,7 +234,7 @@ def test_a_checkpoint_its_evaluation_and_resuming_as_printed(tmp_path):
     assert json.loads((tmp_path / "runs/shapes/summary.json").read_text())["spent"] == 6_000
 
 
-@pytest.mark.exhaustive
+@pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_an_audit_is_rehearsed_as_printed_and_two_meters_agree(tmp_path):
     pytest.importorskip("uvicorn")

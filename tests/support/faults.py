@@ -9,23 +9,23 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING
 
 import numpy as np
-from protocols import LENGTH, Asked, Packed, code, packed, truth
+from protocols import LENGTH, answer, code, read, truth
 from service import Do, Reply, Step, http
 
 if TYPE_CHECKING:
     from hostile import Call
 
 JSON, BYTES = {"Content-Type": "application/json"}, {"Content-Type": "application/octet-stream"}
+HTML = {"Content-Type": "text/html"}
 Fault = Callable[["Call"], Reply]
 
 
 def honest(call: Call) -> bytes:
     """The true answer, and no fault at all."""
     try:
-        body, headers = call.answer()
+        return call.true()
     except (ValueError, KeyError, IndexError) as error:
         return http({"error": str(error)}, 400)
-    return http(body, **headers)
 
 
 def status(call: Call) -> bytes:
@@ -42,17 +42,10 @@ def served(call: Call, *given: Step) -> Iterator[Step]:
     yield from given
 
 
-def altered(call: Call, change: Callable[[bytes], bytes], *end: Step) -> Iterator[Step]:
-    """The true head, and another body."""
-    body, headers = call.answer()
-    yield http(change(body), Content_Length=str(len(body)), **headers)
-    yield from end
-
-
 def drip(call: Call, first: bytes | None = None, piece: bytes = b"") -> Iterator[Step]:
     """A piece, or a byte of the true answer, now and then, so that no single read takes long."""
-    body, headers = call.answer()
-    yield http(b"", Content_Length=str(len(body)), **headers) if first is None else first
+    head, end, body = call.true().partition(b"\r\n\r\n")
+    yield head + end if first is None else first
     for place in range(200):
         yield piece or body[place : place + 1]
         yield 0.05
@@ -60,25 +53,16 @@ def drip(call: Call, first: bytes | None = None, piece: bytes = b"") -> Iterator
 
 def flaky(call: Call) -> Reply:
     """No answer to about one query in ``argument``, always the same ones, the first time that they come."""
-    asked = call.serve()
-    queries = [code(x) for x in asked.pixels]
+    true, pixels = call.true(), read(call.request).pixels
+    queries = [code(x) for x in pixels]
     first = sum(entry.queries == queries for entry in list(call.server.served)) == 1
-    if first and int(code(asked.pixels), 16) % int(call.argument) == 0:
-        return iter([Do.RESET])
-    body, headers = packed(asked, truth(asked.pixels))
-    return http(body, **headers)
+    return iter([Do.RESET]) if first and int(code(pixels), 16) % int(call.argument) == 0 else true
 
 
 def reset_unread(call: Call) -> Iterator[Step]:
     """Cut off before the question was read: not served, but who asks cannot know."""
     call.drop()
     yield Do.RESET
-
-
-def failed(call: Call) -> bytes:
-    """500, or the status that is the argument, after the work was done."""
-    call.serve()
-    return http(b"<html>sorry</html>", int(call.argument or 500), Content_Type="text/html")
 
 
 def crash(call: Call) -> Iterator[Step]:
@@ -90,26 +74,23 @@ def crash(call: Call) -> Iterator[Step]:
 
 def die(call: Call) -> Iterator[Step]:
     """The true answer, and nobody at home from then on; back after ``argument`` seconds, or never."""
-    body, headers = call.answer()
+    true = call.true(Connection="close")
     call.go()
-    yield http(body, Connection="close", **headers)
+    yield true
     yield Do.CLOSE
-
-
-def chunked(call: Call) -> bytes:
-    """The true answer, in chunks of 50 bytes and without a Content-Length."""
-    body, headers = call.answer()
-    pieces = [body[place : place + 50] for place in range(0, len(body), 50)]
-    chunks = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in [*pieces, b""]]
-    return http(b"", Content_Length="", Transfer_Encoding="chunked", **headers) + b"".join(chunks)
 
 
 def endless(call: Call) -> Iterator[Step]:
     """The true answer and a hundred megabytes, without a Content-Length."""
-    body, headers = call.answer()
-    yield http(body, Content_Length="", Connection="close", **headers)
+    yield call.true(Content_Length="", Connection="close")
     yield from [bytes(100_000)] * 1_000
     yield Do.CLOSE
+
+
+def chunks(body: bytes) -> bytes:
+    """In pieces of 50 bytes, as Transfer-Encoding: chunked has them."""
+    pieces = [body[place : place + 50] for place in range(0, len(body), 50)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in [*pieces, b""])
 
 
 def gzip_bomb() -> bytes:
@@ -120,63 +101,32 @@ def gzip_bomb() -> bytes:
     return http(start + block * 999 + packer.flush(), Content_Encoding="gzip", **JSON)
 
 
-def swapped(asked: Asked) -> Packed:
-    """Binary said to be JSON for who wants binary, and JSON said to be binary for who wants JSON."""
-    body, _ = packed(asked, truth(asked.pixels))
-    return body, JSON if asked.wants_binary else BYTES | {LENGTH: "12"}
-
-
-def some_nan(asked: Asked) -> Packed:
-    scores = truth(asked.pixels)
-    scores[-1, 3] = np.nan
-    return packed(asked, scores, **({} if asked.wants_binary else {"data": scores.ravel().tolist()}))
-
-
-def short_header(asked: Asked) -> Packed:
-    """The JSON part is said to be longer than everything."""
-    body, headers = packed(asked, truth(asked.pixels), binary=True)
-    return body, headers | {LENGTH: str(len(body) + 1)}
-
-
-def cut_short(asked: Asked) -> Packed:
-    """As ``truncated``, but the Content-Length is that of what was sent."""
-    body, headers = packed(asked, truth(asked.pixels))
-    return body[:-7], headers
-
-
-def over_long(asked: Asked) -> Packed:
-    body, headers = packed(asked, truth(asked.pixels))
-    return body + bytes(20_000_000), headers
-
-
-ANSWERS: dict[str, Callable[[Asked], Packed]] = {
-    "nan": some_nan,
-    "one_image_less": lambda asked: packed(asked, truth(asked.pixels)[1:]),
-    "one_class_more": lambda asked: packed(asked, np.pad(truth(asked.pixels), ((0, 0), (0, 1)))),
-    "cut_short": cut_short,
-    "negative": lambda asked: packed(asked, -truth(asked.pixels)),
-    "other_name": lambda asked: packed(asked, truth(asked.pixels), name="embedding"),
-    "other_type": lambda asked: packed(asked, truth(asked.pixels), datatype="BYTES"),
-    "short_header": short_header,
-    "swapped": swapped,
-    "garbage_bytes": lambda asked: (np.random.default_rng(len(asked.pixels)).bytes(700), BYTES | {LENGTH: "90"}),
-    "garbage_json": lambda asked: (b'{"outputs": [{"name": "y", "data": [0.1, 0.', JSON),
-    "deep_json": lambda asked: (b"[" * 100_000, JSON),
-    "no_outputs": lambda asked: (b'{"outputs": []}', JSON),
-    "null": lambda asked: (b"null", JSON),
-    "empty": lambda asked: (b"", JSON),
-}
-"""Well-formed HTTP, and wrong in what it carries."""
-
-
-def answered(make: Callable[[Asked], Packed]) -> Fault:
-    """A fault that serves, and answers what ``make`` makes of the question."""
+def changed(change: Callable[[np.ndarray], np.ndarray], **changes: object) -> Fault:
+    """An answer with other scores, or with other words of the protocol."""
 
     def fault(call: Call) -> bytes:
-        body, headers = make(call.serve())
-        return http(body, **headers)
+        asked = call.serve()
+        return answer(asked, change(truth(asked.pixels)), **changes)
 
     return fault
+
+
+def some_nan(call: Call) -> bytes:
+    """In JSON as the word NaN."""
+    asked = call.serve()
+    scores = truth(asked.pixels)
+    scores[-1, 3] = np.nan
+    return answer(asked, scores, **({} if asked.wants_binary else {"data": scores.ravel().tolist()}))
+
+
+def swapped(call: Call) -> bytes:
+    """Binary said to be JSON for who wants binary, and JSON said to be binary for who wants JSON."""
+    return call.true(**({LENGTH: ""} | JSON if read(call.request).wants_binary else {LENGTH: "12"} | BYTES))
+
+
+def noise(call: Call) -> bytes:
+    random = np.random.default_rng(len(call.serve().pixels)).bytes(700)
+    return http(random, **{LENGTH: "90"} | BYTES)
 
 
 REFUSALS = ("status:429", "status:429/0", "status:429/past", "status:503", "status:503/0")
@@ -184,7 +134,7 @@ REFUSALS = ("status:429", "status:429/0", "status:429/past", "status:503", "stat
 
 HARMLESS: dict[str, Fault] = {
     "slow": lambda call: iter([float(call.argument), honest(call)]),
-    "chunked": chunked,
+    "chunked": lambda call: call.true(chunks, Content_Length="", Transfer_Encoding="chunked"),
     "hang_up": lambda call: iter([Do.HOLD, honest(call), Do.CLOSE]),
     "die": die,
 }
@@ -193,22 +143,36 @@ HARMLESS: dict[str, Fault] = {
 UNANSWERED: dict[str, Fault] = {
     "reset_unread": reset_unread,
     "reset_served": lambda call: served(call, Do.RESET),
-    "reset_in_body": lambda call: altered(call, lambda body: body[: len(body) // 2], Do.RESET),
-    "failed": failed,
+    "reset_in_body": lambda call: iter([call.true(lambda body: body[: len(body) // 2]), Do.RESET]),
+    "failed": lambda call: served(call, http(b"<html>sorry</html>", int(call.argument or 500), **HTML)),
     "silent": lambda call: served(call, Do.SILENT),
     "dripping": drip,
     "dripping_head": lambda call: drip(call, b"HTTP/1.1 200 Hostile\r\nX-Slow: ", b"s"),
     "hints": lambda call: drip(call, b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
-    "truncated": lambda call: altered(call, lambda body: body[:-7], Do.CLOSE),
+    "truncated": lambda call: iter([call.true(lambda body: body[:-7]), Do.CLOSE]),
     "crash": crash,
 }
-"""No answer, or the service's own failure: it may have been served."""
+"""No answer, or the service's own failure (also ``failed:502``): it may have been served."""
 
 UNUSABLE: dict[str, Fault] = {
-    "over_long": answered(over_long),
+    "over_long": lambda call: call.true(lambda body: body + bytes(20_000_000), said=False),
     "endless": endless,
     "gzip_bomb": lambda call: served(call, gzip_bomb()),
-    **{name: answered(make) for name, make in ANSWERS.items()},
+    "nan": some_nan,
+    "one_image_less": changed(lambda scores: scores[1:]),
+    "one_class_more": changed(lambda scores: np.pad(scores, ((0, 0), (0, 1)))),
+    "cut_short": lambda call: call.true(lambda body: body[:-7], said=False),
+    "negative": changed(lambda scores: -scores),
+    "other_name": changed(lambda scores: scores, name="embedding"),
+    "other_type": changed(lambda scores: scores, datatype="BYTES"),
+    "short_header": lambda call: call.true(binary=True, **{LENGTH: "9999"}),  # the JSON part longer than everything
+    "swapped": swapped,
+    "garbage_bytes": noise,
+    "garbage_json": lambda call: served(call, http(b'{"outputs": [{"name": "y", "data": [0.1, 0.', **JSON)),
+    "deep_json": lambda call: served(call, http(b"[" * 100_000, **JSON)),
+    "no_outputs": lambda call: served(call, http(b'{"outputs": []}', **JSON)),
+    "null": lambda call: served(call, http(b"null", **JSON)),
+    "empty": lambda call: served(call, http(b"", **JSON)),
     "not_http": lambda call: served(call, b"SSH-2.0-OpenSSH_9.9\r\n\r\n", Do.CLOSE),
 }
 """Answered, with what cannot be an answer."""
@@ -216,10 +180,10 @@ UNUSABLE: dict[str, Fault] = {
 FAULTS: dict[str, Fault] = {
     "honest": honest,
     "status": status,
-    "redirect": lambda call: http(b"", 307, Location=call.argument or call.request.path),
+    "redirect": lambda call: http(b"", 307, Location=call.argument or call.request.path),  # to itself without one
     "flaky": flaky,
     "twice": lambda call: honest(call) * 2,  # who reads on takes the second for the answer to the next question
-    "overrun": lambda call: altered(call, lambda body: body + bytes(100)),  # these stand before the next answer
+    "overrun": lambda call: call.true(lambda body: body + bytes(100)),  # these stand before the next answer
     **HARMLESS,
     **UNANSWERED,
     **UNUSABLE,

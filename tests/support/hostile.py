@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from faults import FAULTS
-from protocols import CLASSES, LENGTH, PIXELS, SHAPE, V2, Asked, Packed, code, packed, read, tensor, truth
+from protocols import CLASSES, LENGTH, PIXELS, SHAPE, V2, Asked, code, packed, read, tensor, truth
 from service import Reply, Request, Service, Step, http, steps
 
 INFER = "/v2/models/m/infer"
@@ -127,10 +127,14 @@ class Call:
         self.server.meter(Served(self.number, len(asked.pixels), *digests, key))
         return asked
 
-    def answer(self) -> Packed:
-        """Serve; the true answer."""
+    def true(
+        self, change: Callable[[bytes], bytes] = bytes, said: bool = True, binary: bool | None = None, **headers: str
+    ) -> bytes:
+        """Serve; the true answer, or another body with its Content-Length if that is to be ``said``."""
         asked = self.serve()
-        return packed(asked, truth(asked.pixels))
+        body, own = packed(asked, truth(asked.pixels), binary)
+        length = {"Content_Length": str(len(body))} if said else {}
+        return http(change(body), **(own | length | headers))
 
     def drop(self) -> None:
         """Count what the question holds, without reading it where it is binary, and go no further."""

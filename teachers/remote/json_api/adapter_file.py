@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
@@ -24,9 +23,9 @@ _CONTENT_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w.+-]+=[\w.+-]+)*", re.ASCII
 _FIELD = re.compile(r'[^"\\\x00-\x1f\x7f-\U0010ffff]+')
 
 
-def problems(description: Description, template: object) -> Iterator[str]:
+def problems(description: Description) -> Iterator[str]:
     """Everything that is wrong with a description by itself."""
-    yield from _request_problems(description, template)
+    yield from _request_problems(description)
     yield from _answer_problems(description)
     image = description.image
     if description.batch < 1:
@@ -40,7 +39,7 @@ def problems(description: Description, template: object) -> Iterator[str]:
             yield f"headers: expected a name of letters, digits and hyphens, got {name!r}"
     try:
         environment_names(description.url)
-        secrets_of(description, template)
+        secrets_of(description)
         teacher = description.teacher
         ImageSpec(teacher.shape or (1, 1, 1), teacher.bounds or (0.0, 1.0), teacher.levels)
         mode = LabelMode.parse(teacher.label_mode or "label")
@@ -51,16 +50,16 @@ def problems(description: Description, template: object) -> Iterator[str]:
         yield str(error)
 
 
-def _request_problems(description: Description, template: object) -> Iterator[str]:
+def _request_problems(description: Description) -> Iterator[str]:
     request, encoding = description.request, description.image.encoding
-    ways = {"json": template, "bytes": request.bytes, "multipart": request.multipart}
+    ways = {"json": request.json, "bytes": request.bytes, "multipart": request.multipart}
     given = [name for name, value in ways.items() if value is not None]
     if len(given) != 1:
         yield f"request: expected one of json, bytes and multipart, got {' and '.join(given) or 'none'}"
     elif given == ["json"]:
         if encoding in ("png", "raw"):
             yield f"image.encoding: expected {encoding}_base64 or another that JSON can say, got {encoding}"
-        elif problem := problem_of(template, description.batch, encoding != "list"):
+        elif problem := problem_of(request.json, description.batch, encoding != "list"):
             yield f"request.json: {problem}"
     elif encoding not in ("png", "raw"):
         yield f"image.encoding: expected png or raw for request.{given[0]}, got {encoding}"
@@ -94,52 +93,40 @@ def _answer_problems(description: Description) -> Iterator[str]:
         yield f"answer.values: expected none for form: {answer.form}, which tells no scores"
 
 
-def secrets_of(description: Description, template: object) -> list[str]:
+def secrets_of(description: Description) -> list[str]:
     """Names of the environment variables that a description needs, those of its URL not among them."""
-    return environment_names(*description.headers.values(), *description.request.fields.values(), *texts(template))
+    request = description.request
+    return environment_names(*description.headers.values(), *request.fields.values(), *texts(request.json))
 
 
 @dataclass(frozen=True)
 class JsonApi:
-    """A description together with what was read apart from it or beside it."""
+    """A description, and the class names that may stand in a file beside it."""
 
     description: Description
-    template: dict[str, Any] | list[Any] | None
     classes: ClassNames | None
 
 
 def load_adapter(path: str | Path) -> JsonApi:
     """The description in a YAML file. UserError naming the file and everything that is wrong with it."""
-    mapping, template = _without_template(load_yaml(path))
-    description = from_mapping(Description, mapping, prefix=f"{path}: ")
-    found = list(problems(description, template))
-    if found:
+    description = from_mapping(Description, load_yaml(path), prefix=f"{path}: ")
+    if found := list(problems(description)):
         raise UserError("; ".join(f"{path}: {problem}" for problem in found))
     answer, folder = description.answer, Path(path).parent
     classes = read_class_names(answer.classes, f"{path}: answer.classes", folder) if answer.classes else None
-    return JsonApi(description, template, classes)
-
-
-def _without_template(mapping: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """The mapping without ``request.json``, and that: data in any form, which is read as it is."""
-    request = mapping.get("request")
-    if not isinstance(request, dict):
-        return mapping, None
-    others = {key: value for key, value in request.items() if key != "json"}
-    rest = {key: value for key, value in mapping.items() if key != "request"}
-    return (rest | {"request": others} if others else rest), request.get("json")
+    return JsonApi(description, classes)
 
 
 @dataclass(frozen=True)
-class Facts:
-    """A teacher's facts, from flags, file and class names together."""
+class ModelSpec:
+    """What the service takes and gives, by flags, file and class names together."""
 
     spec: ImageSpec
     classes: ClassNames
     mode: LabelMode
 
 
-def settle_facts(api: JsonApi, config: TeacherConfig) -> Facts:
+def model_spec(api: JsonApi, config: TeacherConfig) -> ModelSpec:
     """What the teacher is, by the flags, then by the file. UserError for what is missing and for contradictions."""
     described, answer = api.description.teacher, api.description.answer
     shape = config.shape or described.shape
@@ -157,7 +144,7 @@ def settle_facts(api: JsonApi, config: TeacherConfig) -> Facts:
     wanted = LabelMode.parse(text) if text else None
     logits = answer.values == "logits" or (answer.values is None and wanted == LabelMode("logits"))
     mode = LabelMode("label") if answer.form in ("name", "number") else native_mode(wanted, logits)
-    return Facts(spec, _classes(api, config), mode)
+    return ModelSpec(spec, _classes(api, config), mode)
 
 
 def _classes(api: JsonApi, config: TeacherConfig) -> ClassNames:

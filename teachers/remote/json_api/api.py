@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import base64
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,21 +12,21 @@ import numpy as np
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable, UserError
+from dfme.spec import ImageSpec
+from teachers.arrays import Array
 from teachers.remote.endpoint import Endpoint, Reply
-from teachers.remote.json_api.adapter_file import Facts, JsonApi, load_adapter, secrets_of, settle_facts
-from teachers.remote.json_api.description import AnswerForm
-from teachers.remote.json_api.requests import bytes_body, encode_images, json_body, multipart_body
-from teachers.remote.json_api.template import JsonPath, environment_names, with_environment
-from teachers.remote.json_bodies import NUMBER, ROOM, labels, parse, settle, shown, table
+from teachers.remote.json_api.adapter_file import JsonApi, ModelSpec, load_adapter, model_spec, secrets_of
+from teachers.remote.json_api.description import AnswerForm, ImageForm
+from teachers.remote.json_api.template import JsonPath, environment_names, fill_images, with_environment
+from teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, dump, labels, numbers, parse, settle, shown, table
 from teachers.remote.options import JsonOptions
+from teachers.remote.pictures import eight_bit, png
 from teachers.remote.secrets import Secrets
 from teachers.remote.teacher import Query, RemoteTeacher, request_policy_of
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from teachers.remote.json_api.description import ImageForm
 
 Body = Callable[[Sequence[Any]], tuple[bytes, dict[str, str]]]
 
@@ -35,14 +37,14 @@ def connect_json(options: JsonOptions, config: TeacherConfig, device: torch.devi
     url = options.url or api.description.url
     if not url:
         raise UserError(f"--teacher.url: neither the flag nor {options.adapter} says where the service is")
-    facts = settle_facts(api, config)
-    names = [*environment_names(url), *secrets_of(api.description, api.template), options.api_key_env]
+    model = model_spec(api, config)
+    names = [*environment_names(url), *secrets_of(api.description), options.api_key_env]
     secrets = Secrets.from_environment(dict.fromkeys(names))
     endpoint = Endpoint(options, url, secrets, api.description.headers)
-    adapter = JsonAdapter(api.description.image, body_of(api, secrets), api.description.answer, facts)
+    adapter = JsonAdapter(api.description.image, body_of(api, secrets), api.description.answer, model)
     batch = min(config.max_batch or api.description.batch, api.description.batch)
     return RemoteTeacher(
-        endpoint, adapter, facts.spec, len(facts.classes), facts.mode, batch, request_policy_of(options)
+        endpoint, adapter, model.spec, len(model.classes), model.mode, batch, request_policy_of(options)
     )
 
 
@@ -54,39 +56,39 @@ def body_of(api: JsonApi, secrets: Secrets) -> Body:
     if request.multipart is not None:
         fields = {name: secrets.fill(value) for name, value in request.fields.items()}
         return partial(multipart_body, request.multipart, request.filename, api.description.image.picture, fields)
-    return partial(json_body, with_environment(api.template, secrets.fill))
+    return partial(json_body, with_environment(request.json, secrets.fill))
 
 
 class JsonAdapter:
-    """Writes requests as ``form`` and ``body`` say, reads answers as ``answer`` and ``facts`` say."""
+    """Writes requests as ``form`` and ``body`` say, reads answers as ``answer`` and ``model`` say."""
 
-    def __init__(self, form: ImageForm, body: Body, answer: AnswerForm, facts: Facts) -> None:
+    def __init__(self, form: ImageForm, body: Body, answer: AnswerForm, model: ModelSpec) -> None:
         self._form = form
         self._body = body
-        self._facts = facts
+        self._model = model
         self._path, self._error = JsonPath.read(answer.path), JsonPath.read(answer.error)
         label, score = JsonPath.read(answer.label), JsonPath.read(answer.score)
         self._kind = answer.form
         self._pair = lambda entry: (label.values(entry)[0], score.values(entry)[0])
 
     def encode(self, images_BCHW: Tensor) -> Query:
-        body, headers = self._body(encode_images(images_BCHW, self._form, self._facts.spec))
+        body, headers = self._body(encode_images(images_BCHW, self._form, self._model.spec))
         return Query("", body, headers)
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
-        values, classes = self._values(parse(reply.body), batch), self._facts.classes
+        values, classes = self._values(parse(reply.body), batch), self._model.classes
         if self._kind == "number":
             return labels(values, len(classes))
         if self._kind == "name":
             return labels([classes.index(value) for value in values], len(classes))
         if self._kind == "scores":
-            return settle(table(values, batch, len(classes)), self._facts.mode)
+            return settle(table(values, batch, len(classes)), self._model.mode)
         rows = [classes.row(self._pairs(value)) for value in values]
-        return settle(np.array(rows).reshape(batch, len(classes)), self._facts.mode)
+        return settle(np.array(rows).reshape(batch, len(classes)), self._model.mode)
 
     def most_bytes(self, batch: int) -> int:
-        name = 0 if self._kind in ("scores", "number") else self._facts.classes.longest
-        return ROOM + batch * len(self._facts.classes) * (NUMBER + name)
+        name = 0 if self._kind in ("scores", "number") else self._model.classes.longest
+        return ROOM + batch * len(self._model.classes) * (NUMBER + name)
 
     def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
         return False
@@ -108,3 +110,68 @@ class JsonAdapter:
             what = "an object" if expected is dict else "a list of objects"
             raise Unusable(f"expected {what} with the scores of an image, got {shown(value)}", "no answer")
         return value.items() if isinstance(value, dict) else map(self._pair, value)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+ENCODINGS: dict[str, Callable[[Array, bool], Any]] = {
+    "png": lambda x, flat: png(x),
+    "png_base64": lambda x, flat: _text(png(x)),
+    "data_url": lambda x, flat: f"data:image/png;base64,{_text(png(x))}",
+    "raw": lambda x, flat: x.tobytes(),
+    "raw_base64": lambda x, flat: _text(x.tobytes()),
+    "list": lambda x, flat: numbers(x.reshape(-1) if flat else x),
+}
+"""From one image's numbers (and whether they are wanted in one row) to what goes into a request."""
+
+
+def encode_images(images_BCHW: Tensor, form: ImageForm, spec: ImageSpec) -> list[Any]:
+    """Each image as bytes, as text or as nested lists."""
+    if form.eight_bit:
+        x_BHWC = eight_bit(images_BCHW, spec.bounds)
+        x = x_BHWC.transpose(0, 3, 1, 2) if form.layout == "nchw" and not form.picture else x_BHWC
+    else:
+        x_BCHW = _scaled(images_BCHW, form.scale, spec)
+        x = x_BCHW if form.layout == "nchw" else x_BCHW.transpose(0, 2, 3, 1)
+    encode = ENCODINGS[form.encoding]
+    return [encode(image, form.flat) for image in x]
+
+
+def _scaled(images_BCHW: Tensor, scale: tuple[float, float] | None, spec: ImageSpec) -> Array:
+    """The pixels as little-endian float32, moved from the teacher's bounds to ``scale``."""
+    x_BCHW = images_BCHW.detach().cpu().numpy()
+    if scale is None or scale == spec.bounds:
+        return x_BCHW.astype("<f4")
+    (low, high), (start, end) = spec.bounds, scale
+    share = (x_BCHW.astype(np.float64) - low) / (high - low)
+    if spec.levels is not None:  # so that 255 * (i / 255) is the whole number i
+        share = np.rint(share * (spec.levels - 1)) / (spec.levels - 1)
+    return (start + share * (end - start)).astype("<f4")
+
+
+def json_body(template: object, images: Sequence[Any]) -> tuple[bytes, dict[str, str]]:
+    """The template with the images in it, and its headers."""
+    return dump(fill_images(template, images)), dict(HEADERS)
+
+
+def bytes_body(content_type: str, images: Sequence[Any]) -> tuple[bytes, dict[str, str]]:
+    """The one image itself, and its headers."""
+    return images[0], {"Content-Type": content_type, "Accept": "application/json"}
+
+
+def multipart_body(
+    name: str, filename: str, picture: bool, fields: Mapping[str, str], images: Sequence[Any]
+) -> tuple[bytes, dict[str, str]]:
+    """A form (RFC 7578) with the fields, and each image as a file of the field ``name``; and its headers."""
+    kind = "image/png" if picture else "application/octet-stream"
+    parts = [(f'name="{key}"', "", value.encode()) for key, value in fields.items()]
+    parts += [(f'name="{name}"; filename="{filename}"', f"Content-Type: {kind}\r\n", image) for image in images]
+    boundary = hashlib.sha256(b"".join(content for *_, content in parts)).hexdigest()  # no content holds its own digest
+    pieces = [
+        f"--{boundary}\r\nContent-Disposition: form-data; {head}\r\n{more}\r\n".encode() + content + b"\r\n"
+        for head, more, content in parts
+    ]
+    body = b"".join(pieces) + f"--{boundary}--\r\n".encode()
+    return body, {"Content-Type": f"multipart/form-data; boundary={boundary}", "Accept": "application/json"}

@@ -73,8 +73,9 @@ class ImageForm:
 
 @dataclass(frozen=True, config=CONFIG)
 class RequestForm:
-    """Where an image goes; ``json`` is read apart from the other keys, as it is."""
+    """Where an image goes; ``json`` is any document, taken as it is."""
 
+    json: object = None
     bytes: str | None = None
     multipart: str | None = None
     filename: str = "image.png"
@@ -95,8 +96,8 @@ class AnswerForm:
 
 
 @dataclass(frozen=True, config=CONFIG)
-class TeacherFacts:
-    """What no answer tells."""
+class TeacherSection:
+    """What a service does not say of itself."""
 
     shape: tuple[int, int, int] | None = None
     num_classes: int | None = None
@@ -107,7 +108,7 @@ class TeacherFacts:
 
 @dataclass(frozen=True, config=CONFIG)
 class Description:
-    """A whole file. ``template`` is its ``request.json``, None where there is none."""
+    """A whole file."""
 
     url: str = ""
     headers: dict[str, str] = field(default_factory=dict)
@@ -115,4 +116,4 @@ class Description:
     image: ImageForm = field(default_factory=ImageForm)
     request: RequestForm = field(default_factory=RequestForm)
     answer: AnswerForm = field(default_factory=AnswerForm)
-    teacher: TeacherFacts = field(default_factory=TeacherFacts)
+    teacher: TeacherSection = field(default_factory=TeacherSection)

@@ -10,6 +10,7 @@ from protocols import V2, tensor
 from service import Service, http
 
 from dfme.config.settings import TeacherConfig
+from dfme.config.values import from_mapping
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.open_inference.client import connect_v2
@@ -187,7 +188,6 @@ TWO = [tensor("image", "FP32", [-1, 1, 2, 2]), tensor("mask", "FP32", [-1, 1, 2,
         (V2(inputs=[tensor("x", "UINT8", [-1, 1, 2, 2])]), {"levels": 16}, {}, r"--teacher\.levels: .*256.*got 16"),
         (V2(extensions=[]), {}, {"classification": 1}, r"--teacher\.classification: .*does not have"),
         (V2(), {}, {"classification": 4}, r"--teacher\.classification: .*from 1 to 3.*got 4"),
-        (V2(), {}, {"classification": -1}, r"--teacher\.classification: .*got -1"),
         (
             V2(parameters={"label_mode": "top_k:2"}),
             {},
@@ -218,6 +218,12 @@ def test_what_is_missing_or_contradictory_is_said_in_a_line(
     assert not script.asked
 
 
+def test_less_than_no_classes_are_refused_before_anybody_is_asked() -> None:
+    with pytest.raises(UserError, match=r"--teacher\.classification: .*got -1"):
+        from_mapping(V2Options, {"url": "http://127.0.0.1:9", "model": "m", "classification": -1}, "--teacher.")
+
+
+@pytest.mark.integration
 def test_a_host_that_is_not_this_machine_is_not_asked_without_consent() -> None:
     with pytest.raises(UserError, match=r"--teacher\.authorised-by"):
         connect_v2(V2Options(url="http://192.0.2.1:8000", model="m"), TeacherConfig(), CPU)

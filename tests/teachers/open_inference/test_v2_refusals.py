@@ -20,10 +20,9 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unusable
 from dfme.spec import ImageSpec, LabelMode
 from teachers.open_inference.answers import batch_limit
-from teachers.open_inference.client import V2Adapter
+from teachers.open_inference.client import RequestWriter, V2Adapter
 from teachers.open_inference.layout import find_layout
 from teachers.open_inference.metadata import TensorMetadata, V2Model
-from teachers.open_inference.requests import RequestWriter
 from teachers.remote.endpoint import Reply
 
 

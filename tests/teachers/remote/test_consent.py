@@ -49,6 +49,7 @@ def needs_consent(url: str) -> None:
     require_consent(url, "the owner, to measure it")
 
 
+@pytest.mark.integration
 def test_another_host_needs_consent():
     all_hold(needs_consent, [(f"http://{host}:8080/v2",) for host in OTHERS])
 

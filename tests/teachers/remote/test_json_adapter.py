@@ -20,7 +20,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.remote.class_names import ClassNames
-from teachers.remote.json_api.adapter_file import Facts, load_adapter
+from teachers.remote.json_api.adapter_file import ModelSpec, load_adapter
 from teachers.remote.json_api.api import JsonAdapter, connect_json
 from teachers.remote.json_api.description import AnswerForm, ImageForm
 from teachers.remote.json_api.template import JsonPath
@@ -78,7 +78,7 @@ def test_a_description_with_faults_is_refused_before_anything_is_sent(
     ("text", "words"),
     [
         ("request: {json: &a [*a]}", "expected no alias"),
-        ("request: {json: " + "[" * 1_500 + "]" * 1_500 + "}", "adapter.yaml: expected"),
+        ("request: {json: " + "[" * 700 + "]" * 700 + "}", "adapter.yaml: expected"),
         ("x: " + "y" * 200_001, "more than 200,000 bytes"),
         ("!!python/object/apply:os.getcwd []", "expected YAML"),
         ("request: {json: {class_path: os.getcwd}}", "once, got none"),
@@ -138,8 +138,8 @@ values = (
 def test_whatever_comes_is_an_answer_or_unusable(form: Any, mode: str, body: bytes) -> None:
     labels = form in ("name", "number") or mode == "label"
     own = LabelMode("label") if labels else LabelMode.parse(mode)
-    facts = Facts(ImageSpec(SHAPE, levels=256), ClassNames(("a", "b", "c")), own)
-    adapter = JsonAdapter(ImageForm(), lambda images: (b"", {}), AnswerForm(path="r[*]", form=form), facts)
+    model = ModelSpec(ImageSpec(SHAPE, levels=256), ClassNames(("a", "b", "c")), own)
+    adapter = JsonAdapter(ImageForm(), lambda images: (b"", {}), AnswerForm(path="r[*]", form=form), model)
     answer = answer_or_unusable(adapter, body, 2)
     if answer is not None:
         assert answer.shape == ((2,) if labels else (2, K))
@@ -147,8 +147,10 @@ def test_whatever_comes_is_an_answer_or_unusable(form: Any, mode: str, body: byt
 
 
 def test_a_long_and_deep_body_takes_no_time() -> None:
-    facts = Facts(ImageSpec(SHAPE, levels=256), ClassNames(tuple(map(str, range(1000)))), LabelMode("probabilities"))
-    adapter = JsonAdapter(ImageForm(), lambda images: (b"", {}), AnswerForm(form="pairs"), facts)
+    model = ModelSpec(
+        ImageSpec(SHAPE, levels=256), ClassNames(tuple(map(str, range(1000)))), LabelMode("probabilities")
+    )
+    adapter = JsonAdapter(ImageForm(), lambda images: (b"", {}), AnswerForm(form="pairs"), model)
     odd = json.dumps([{"label": f"9{'x' * 90}", "score": 1}] * 10_000).encode()
     start = time.perf_counter()
     for body in (b"[" * 1_000_000, b'{"a":' * 200_000, odd, b"9" * 1_000_000):
