@@ -47,9 +47,7 @@ def load_student(path: str | Path) -> nn.Module:
         spec = ImageSpec(tuple(json.loads(facts["shape"])), bounds, levels)
         arch, num_classes = facts["arch"], int(facts["num_classes"])
         build = partial(build_net, arch, spec.shape, num_classes)
-        outline = on_meta_device(
-            build
-        )  # no memory for a network of the size that a file claims, before it is known to fit
+        outline = on_meta_device(build)  # no memory for the size that a file claims, before it is known to fit
         if outline is not None:
             _require_fit(outline, arch, state)
         with torch.random.fork_rng(devices=[]):
