@@ -17,6 +17,7 @@ from dfme.config.settings import (
     TeacherConfig,
 )
 from dfme.config.yaml_files import dump_yaml
+from dfme.errors import UserError
 from dfme.methods.configs import DfmeConfig, StaticConfig
 from dfme.run.job import PROJECT, config_hash, document
 
@@ -138,3 +139,19 @@ def test_resume_without_a_recipe_reads_the_run_s_own(here: Path) -> None:
     again = parse("--resume --out runs/x --budget 6k")
     assert (again.config.seed, again.config.budget, again.config.resume) == (5, 6000, True)
     assert config_hash(again) == config_hash(job)
+
+
+REMOVED_SINCE = """\
+student: {lr: 0.5, distil_share: 0.0, replay_order: uniform, replay_precision: float32}
+queries: {generators: 1, ceiling: 1.0}
+estimator: {control: auto}
+teacher: {checkpoint: weights.pt}
+"""
+
+
+def test_a_recipe_may_have_options_that_are_gone_where_they_changed_nothing(here: Path) -> None:
+    (here / "written.yaml").write_text(REMOVED_SINCE)
+    assert parse("--config written.yaml") == parse("--teacher.checkpoint weights.pt --student.lr 0.5")
+    (here / "written.yaml").write_text(REMOVED_SINCE.replace("ceiling: 1.0", "ceiling: 0.5"))
+    with pytest.raises(UserError, match=r"^written\.yaml: queries\.ceiling: this option was removed; leave it out$"):
+        parse("--config written.yaml")
