@@ -10,7 +10,7 @@ from dfme.config.messages import Problem, nearest
 from dfme.config.values import Option, flatten, validate
 from dfme.errors import UserError
 
-MOST_SHOWN = 8
+MAX_SHOWN = 8
 """Problems named in one message; a file of other options than the command's has one per line."""
 
 REMOVED: dict[str, Any] = {
@@ -81,7 +81,7 @@ class Reading:
     def finish(self) -> None:
         """Raise one UserError that names everything wrong, if anything is; of a great many, the first."""
         if self._problems:
-            shown, more = self._problems[:MOST_SHOWN], len(self._problems) - MOST_SHOWN
+            shown, more = self._problems[:MAX_SHOWN], len(self._problems) - MAX_SHOWN
             raise UserError("; ".join(shown) + (f"; and {more} more like these" if more > 0 else ""))
 
     def _unknown(self, key: str) -> str:

@@ -48,7 +48,7 @@ def _require_rounds(shares: tuple[float, ...]) -> None:
 
 ObjectiveName = Literal["student", "l1", "kl"]
 UpTo64 = Annotated[int, Field(ge=0, le=64)]
-Shape = Annotated[tuple[int, int, int], accepted_by(ImageSpec)]
+ShapeOption = Annotated[tuple[int, int, int], accepted_by(ImageSpec)]
 Bounds = Annotated[tuple[float, float], accepted_by(lambda bounds: ImageSpec((1, 1, 1), bounds))]
 Levels = Annotated[int, accepted_by(lambda levels: ImageSpec((1, 1, 1), levels=levels))]
 Milestones = Annotated[tuple[float, ...], accepted_by(_require_milestones)]
@@ -61,7 +61,7 @@ class TeacherConfig:
 
     kind: Basic[str] = "torch"
     """module:Class or module:function of your own"""
-    shape: Basic[Shape | None] = None
+    shape: Basic[ShapeOption | None] = None
     """images as C,H,W; inferred where it can be"""
     num_classes: Basic[Classes | None] = None
     """number of classes, 2 of a binary model with one output; inferred where it can be"""

@@ -40,7 +40,7 @@ from dfme.estimators.priors import PRIORS, PriorName, in_two_parts, observed
 SHARE = 8
 """One image in so many probes the prior alone, and as many leave it out, to measure alpha^2."""
 
-LEAST = 4
+MIN_MEASURING = 4
 """Fewer images than this to either side say nothing about alpha^2."""
 
 
@@ -205,7 +205,7 @@ class PriorGuided:
             centre_BCHW, prior_BCHW, base_B = (part[rows] for part in at)
             return self._probed(objective, (centre_BCHW, prior_BCHW, base_B), plan, rng)
 
-        if measuring < LEAST:
+        if measuring < MIN_MEASURING:
             # The scale is that of a prior with alpha^2 = 1/2, since something must be assumed.
             return [probed(slice(None), _mixed(half, half, size, m))]
         along = probed(slice(measuring), _apart(half, size, m))

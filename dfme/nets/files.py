@@ -25,7 +25,7 @@ def save_module(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> N
         file.write(data)
 
 
-def hollow(build: Callable[[], nn.Module]) -> nn.Module | None:
+def on_meta_device(build: Callable[[], nn.Module]) -> nn.Module | None:
     """The net that ``build`` makes, names and shapes only; None for the few architectures that need real memory.
 
     Raises UserError where there is no such net.
@@ -41,7 +41,7 @@ def hollow(build: Callable[[], nn.Module]) -> nn.Module | None:
         raise UserError(f"cannot build the network it describes: {' '.join(str(error).split())[:200]}") from error
 
 
-def misfits(net: nn.Module, state: Mapping[str, Tensor]) -> str:
+def state_dict_problems(net: nn.Module, state: Mapping[str, Tensor]) -> str:
     """How a state dict differs from a net's own in names and shapes, with the first of each; empty if not at all.
 
     Batch counters (``num_batches_tracked``) may be missing, as in checkpoints of old PyTorch versions.

@@ -1,6 +1,6 @@
-"""The ledger: what was paid, for what, and what is left of the budget. Charges are on file before the send.
+"""The ledger counts what was paid, for what purpose, and what is left of the budget; charges are on file before a send.
 
-How a run is taken up again
+How a run resumes
     ``ledger.jsonl`` is the true history; a checkpoint holds the counters as they stood (``state_dict``), so
     the file may be ahead of it. A ledger made from the checkpoint's state (or from none: a run killed
     before its first) starts with those counters and repeats history: for each answer that the journal still
@@ -8,7 +8,7 @@ How a run is taken up again
     off as ``lost`` every charge whose answer nobody has: the requests in flight at the kill or, without a
     journal, all since the checkpoint. Lost images are not in ``spent``: the budget buys what an
     uninterrupted run buys, and ``lost`` says what was sent beyond it. A charge that ``failed`` is different:
-    its process saw that there will be no answer and kept it charged, and so does the replay (``passed``). A
+    its process saw that there will be no answer and kept it charged, and so does the replay (``replay_failures``). A
     changed budget comes into force at ``settle``: until then the run repeats what it did under the old one.
 
 Numbering: charges are numbered in the file without a gap, over all sessions of a run.
@@ -138,7 +138,7 @@ class Ledger:
         Raises BudgetExhausted, or RunError if the file cannot be written; nothing is charged then.
         """
         self.settle()
-        self.passed(self.requests)  # failures of the request that was in flight: they belong to this one
+        self.replay_failures(self.requests)  # failures of the request that was in flight: they belong to this one
         self.require(images, purpose)
         if images < 1:
             raise ValueError(f"images: expected at least 1 in a request, got {images}")
@@ -147,7 +147,7 @@ class Ledger:
         self._write(f'{{"seq":{seq},"event":"charge","purpose":"{purpose}","images":{images},"spent":{spent}}}\n')
         self.requests = seq
         self._unanswered[seq] = Charge(images, purpose)
-        self._take(seq, images, purpose)
+        self._count(seq, images, purpose)
         return seq
 
     def answered(self, seq: int) -> None:
@@ -161,7 +161,7 @@ class Ledger:
         del self._unanswered[seq]
         self.refused += images
         count_reason(self.reasons, "refused", reason)
-        self._take(self._seq, -images, purpose)
+        self._count(self._seq, -images, purpose)
 
     def fail(self, seq: int, reason: str) -> None:
         """Keep charge ``seq``, which may have been served, though there will be no answer to it."""
@@ -182,19 +182,19 @@ class Ledger:
                 f"ledger: expected charge {seq} to be {images} images for {purpose}, as the journal and this "
                 f"run have it, got {charge}; ledger.jsonl and journal/ are not of one run, restore both"
             )
-        self._take(max(seq, self._seq), *self._unanswered.pop(seq))
+        self._count(max(seq, self._seq), *self._unanswered.pop(seq))
 
-    def passed(self, seq: int) -> None:
-        """Count again the charges up to number ``seq`` that failed; nothing is written."""
+    def replay_failures(self, seq: int) -> None:
+        """Count again the failed charges up to number ``seq``; nothing is written."""
         if not self._failed_ahead:
             return
         for number in [number for number in self._failed_ahead if number <= seq]:
             charge = self._failed_ahead.pop(number)
             self.failed += charge.images
-            self._take(max(number, self._seq), *charge)
+            self._count(max(number, self._seq), *charge)
 
     def settle(self) -> None:
-        """Stop repeating history: write off charges whose answers nobody has; put the budget in force."""
+        """End the replay: write off charges whose answers are lost, and put the new budget in force."""
         if self._settled:
             return
         for seq, charge in list(self._unanswered.items()):
@@ -227,7 +227,7 @@ class Ledger:
         if self._file is not None:
             self._file.close()
 
-    def _take(self, seq: int, images: int, purpose: Purpose) -> None:
+    def _count(self, seq: int, images: int, purpose: Purpose) -> None:
         self._seq = seq
         self._images[purpose] += images
         self._spent += images if purpose in CHARGED else 0

@@ -1,7 +1,7 @@
-"""The oracle: the only door to the teacher, and the meter on it. Images go in, paid answers come out.
+"""The oracle: the only door to the teacher, and its meter. It takes images and gives paid answers.
 
-No gradient passes: queries are copied without their history, and so are answers. What is asked is what the
-wire can carry: float32, rounded to the image lattice where the teacher takes 8-bit pixels.
+No gradient passes: queries and answers are copied without their history. Queries are float32, rounded to the
+teacher's pixel levels where it has any.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class Oracle:
             TeacherError: if the teacher raised or answered what its label mode rules out; that stays charged.
             RunError: if a resumed run asks something else than it asked before, or the disk refuses.
         """
-        queries_BCHW = self._admit(images_BCHW, purpose)
+        queries_BCHW = self._checked(images_BCHW, purpose)
         batch = len(queries_BCHW)
         self.ledger.require(batch, purpose)
         if batch == 0:
-            return self._nothing().to(images_BCHW.device)
+            return self._no_answers().to(images_BCHW.device)
         position = self.ledger.useful
         answers = self._recorded(queries_BCHW, purpose) if self.replaying else []
-        for start, stop in _gaps(answers, batch):
+        for start, stop in _unanswered(answers, batch):
             answers += self._ask(Part(start, queries_BCHW[start:stop], batch, position + start), purpose)
         if self._verify_each:
             self._deferred.verify()
@@ -90,7 +90,7 @@ class Oracle:
 
     @property
     def service(self) -> dict[str, Any] | None:
-        """What a service did: requests by why they were refused or failed, and seconds of this session. Else None."""
+        """Of a service, its refused and failed requests by reason, and seconds of this session; else None."""
         if not self._dispatcher.is_service:
             return None
         return {
@@ -100,7 +100,7 @@ class Oracle:
         }
 
     def report_to(self, tell: Callable[[str], None]) -> None:
-        """Where a line goes, now and then, while a service makes trouble."""
+        """Call ``tell`` with a line, at most every ten seconds, while requests to a service fail."""
         self._dispatcher.tell = tell
 
     def state_dict(self) -> dict[str, Any]:
@@ -114,19 +114,19 @@ class Oracle:
         }
 
     def checkpointed(self) -> None:
-        """Call once a checkpoint with this ``state_dict`` is saved: the journal lets go of what it covers."""
+        """Call once a checkpoint with this ``state_dict`` is saved: the journal drops what it covers."""
         if self._journal is not None:
             self._journal.rotate()
 
     def close(self) -> None:
-        """Send nothing more, let go of the files of ledger and journal; closing twice is no error."""
+        """Send nothing more and close the files of ledger and journal; closing twice is no error."""
         self._dispatcher.close()
         self.ledger.close()
         if self._journal is not None:
             self._journal.close()
 
-    def _admit(self, images_BCHW: Tensor, purpose: Purpose) -> Tensor:
-        """The query as the wire carries it, without history."""
+    def _checked(self, images_BCHW: Tensor, purpose: Purpose) -> Tensor:
+        """The query, quantised and without history, on the teacher's device."""
         if not images_BCHW.is_floating_point() or tuple(images_BCHW.shape[1:]) != self.spec.shape:
             raise ValueError(
                 f"oracle: expected floating-point images (B, {', '.join(map(str, self.spec.shape))}), "
@@ -138,7 +138,7 @@ class Oracle:
         return queries_BCHW if self.spec.levels is None else self.spec.quantise(queries_BCHW)
 
     def _require_bounds(self, queries_BCHW: Tensor, purpose: Purpose) -> None:
-        """Bounds for what a method made; only finite values for images of an evaluation set."""
+        """Images of a method must lie within the bounds; those of an evaluation set need only be finite."""
         low, high = self.spec.bounds if purpose in CHARGED else (-3e38, 3e38)
         slack = SLACK * (high - low) if purpose in CHARGED else 0.0
         least, most = queries_BCHW.aminmax()
@@ -151,7 +151,7 @@ class Oracle:
         )
 
     def _recorded(self, queries_BCHW: Tensor, purpose: Purpose) -> list[Answered]:
-        """The answers that the journal still holds for this batch: all, or those that came before a kill."""
+        """The answers to this batch that the journal holds: all, or those that came before a kill."""
         journal, answers, rest = self._journal, list[Answered](), len(queries_BCHW)
         while rest and journal is not None and journal.replaying:
             record = journal.peek()
@@ -160,26 +160,26 @@ class Oracle:
             images, stop = len(record.answers), record.start + len(record.answers)
             part_BCHW = queries_BCHW[record.start : stop]
             if record.batch != len(queries_BCHW) or images > rest or digest(part_BCHW.cpu()) != record.digest:
-                raise self._other(journal, record.seq, len(queries_BCHW), purpose)
+                raise self._mismatch(journal, record.seq, len(queries_BCHW), purpose)
             self.ledger.replay(record.seq, images, purpose)
             journal.advance()
             answers.append((record.start, record.answers))
             rest -= images
             if rest == 0:
-                self.ledger.passed(self.ledger.position)
+                self.ledger.replay_failures(self.ledger.position)
         if not self.replaying:
             self.ledger.settle()
         return answers
 
     def _abandoned(self, journal: Journal, seq: int) -> None:
-        """Give this batch up again, as the interrupted run did."""
-        self.ledger.passed(seq)
+        """Raise BudgetExhausted for this batch, as in the interrupted run."""
+        self.ledger.replay_failures(seq)
         journal.advance()
         if not journal.replaying:
             self.ledger.settle()
         raise BudgetExhausted("query budget: what was left did not reach for asking again what had failed")
 
-    def _other(self, journal: Journal, seq: int, images: int, purpose: Purpose) -> RunError:
+    def _mismatch(self, journal: Journal, seq: int, images: int, purpose: Purpose) -> RunError:
         return RunError(
             f"the resumed run asks something else ({images} images, {purpose}) than request {seq} "
             "on record: code, libraries, threads or device changed or do not repeat exactly: restore them"
@@ -187,7 +187,7 @@ class Oracle:
         )
 
     def _ask(self, batch: Part, purpose: Purpose) -> list[Answered]:
-        """Fresh answers; a batch that is given up half answered is noted as such, so that a replay does the same."""
+        """Ask the teacher; a batch given up half answered is recorded as such, so that a replay does the same."""
         try:
             return self._dispatcher.deliver(batch, purpose)
         except BudgetExhausted:
@@ -195,14 +195,14 @@ class Oracle:
                 self._journal.abandon(self.ledger.requests)
             raise
 
-    def _nothing(self) -> Tensor:
+    def _no_answers(self) -> Tensor:
         if self.label_mode.kind == "label":
             return torch.empty(0, dtype=torch.int64)
         return torch.empty(0, self.num_classes)
 
 
-def _gaps(answers: Sequence[Answered], batch: int) -> Iterator[tuple[int, int]]:
-    """The stretches of a batch that have no answers yet."""
+def _unanswered(answers: Sequence[Answered], batch: int) -> Iterator[tuple[int, int]]:
+    """The ranges (start, stop) of a batch that have no answers yet."""
     at = 0
     for start, part in sorted(answers, key=lambda answered: answered[0]):
         if start > at:

@@ -1,4 +1,4 @@
-"""Queries bred from queries: images whose parents are paid for, from classes that are seldom answered above all."""
+"""Evolution breeds new queries from paid images, most of them from classes that are seldom answered."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Evolution:
 
     @property
     def ready(self) -> bool:
-        """Whether enough is paid for to have children."""
+        """Whether enough images are paid for to breed from."""
         return len(self._replay) >= READY
 
     def draw(self, most: int, rng: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is paid for with the student: images of a generator, of a program, bred from paid ones; and the best of many."""
+"""The query sampler draws images from generator, programs and evolution, and selects the best of a pool."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dfme.queries.selection import choose
 from dfme.randomness import Streams
 from dfme.spec import ImageSpec
 
-LOOKED_AT = 4_096
+CHUNK = 4_096
 """Candidates in one forward pass of the students."""
 
 
 class QuerySampler:
-    """Images as the wire carries them. ``generator`` of None: all that are not bred are the program's.
+    """Draws the images to pay for, quantised as the teacher takes them.
 
-    The generator stays in the mode it is in, and makes whole batches even where fewer images are wanted, for its
-    statistics' sake. ``students`` choose.
+    ``generator`` of None: all images that are not bred are drawn by ``draw``. The generator stays in its mode, and
+    makes whole batches even where fewer images are wanted, for its batch statistics. ``students`` score the pool.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class QuerySampler:
 
     @torch.no_grad()
     def images(self, count: int) -> Tensor:
-        """``count`` images to pay for: the chosen ones of ``pool`` times as many."""
+        """``count`` images to pay for, selected from ``pool`` times as many candidates."""
         config = self._config
         if config.pool == 1:
             return self._candidates(count)
@@ -60,7 +60,7 @@ class QuerySampler:
         return x_NCHW[chosen_B]
 
     def _candidates(self, count: int) -> Tensor:
-        """Of every source its share, as the wire carries them."""
+        """``count`` quantised images, the configured share from each source."""
         bred = self._bred(count)
         fresh = count - (0 if bred is None else len(bred))
         drawn = fresh if self._generator is None else round(fresh * self._config.procedural)
@@ -90,8 +90,8 @@ class QuerySampler:
 
     def _scores(self, x_NCHW: Tensor) -> Tensor:
         """Every student's scores (E, N, K), by its frozen statistics."""
-        return torch.stack([self._of(net, x_NCHW) for net in self._students])
+        return torch.stack([self._scores_of(net, x_NCHW) for net in self._students])
 
-    def _of(self, net: nn.Module, x_NCHW: Tensor) -> Tensor:
+    def _scores_of(self, net: nn.Module, x_NCHW: Tensor) -> Tensor:
         with evaluating(net), ieee_fp32():
-            return torch.cat([net(part) for part in x_NCHW.split(LOOKED_AT)]).float()
+            return torch.cat([net(part) for part in x_NCHW.split(CHUNK)]).float()

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from dfme.files import replacing
-from dfme.report.facts import examined, wilson_interval
+from dfme.report.facts import scored_on, wilson_interval
 from dfme.report.run_files import RunFiles, Series
 
 BLUE, ORANGE, GREY = "#0072b2", "#c75000", "#555555"  # told apart by colour-blind readers and in grey print
@@ -43,14 +43,14 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
     # Open squares below solid dots: where both shares are the same, both can still be seen.
     _draw_share(axes, accuracy, "student's accuracy", color=ORANGE, dash="--", marker="s", size=6.0, fill="none")
     _draw_share(axes, agreement, "agreement with the teacher", color=BLUE, dash="-", marker="o", size=3.0, fill=BLUE)
-    if agreement and (images := examined(run).images):
+    if agreement and (images := scored_on(run).images):
         low, high = zip(*(wilson_interval(share, images) for _, share in agreement), strict=True)
         axes.fill_between([queries for queries, _ in agreement], low, high, color=BLUE, alpha=0.13, linewidth=0)
     if (teacher := run.teacher_accuracy) is not None:
         axes.axhline(teacher, color=GREY, linewidth=1.0, linestyle=":", label=f"teacher's accuracy ({teacher:.1%})")
     axes.set_ylim(0.0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
-    axes.set_ylabel(f"share of {examined(run).phrase.removeprefix('the ')}")
+    axes.set_ylabel(f"share of {scored_on(run).phrase.removeprefix('the ')}")
     query_axis(axes)
     axes.legend(loc="lower right", frameon=False, fontsize=9)
     return save_figure(figure, path)

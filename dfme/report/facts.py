@@ -15,7 +15,7 @@ Z_95 = 1.959964
 
 
 @dataclass(frozen=True)
-class Examined:
+class ScoredOn:
     """What the copy was scored on: how many images, and whether they are held-back generated queries."""
 
     name: str
@@ -30,13 +30,13 @@ class Examined:
         return f"the {self.images:,} evaluation images" if self.images else "the evaluation images"
 
 
-def examined(run: RunFiles) -> Examined:
+def scored_on(run: RunFiles) -> ScoredOn:
     """What the run's copy is scored on; of an unfinished run, what its configuration and ledger tell."""
     if run.summary is not None and "evaluation" in run.summary:
         told = run.summary["evaluation"]
-        return Examined(str(told["name"]), int(told["images"]), bool(told["held_back"]))
+        return ScoredOn(str(told["name"]), int(told["images"]), bool(told["held_back"]))
     name = str((run.config.get("evaluation") or {}).get("dataset", "none"))
-    return Examined(name, run.ledger.evaluation_queries, held_back=name == "none")
+    return ScoredOn(name, run.ledger.evaluation_queries, held_back=name == "none")
 
 
 def wilson_interval(share: float, images: int) -> tuple[float, float]:
@@ -58,7 +58,7 @@ def queries_to_reach(series: Series, level: float) -> int | None:
 
 def answer(run: RunFiles) -> str:
     """The run's result in one sentence."""
-    agreement, on = final(run, "agreement"), examined(run).phrase
+    agreement, on = final(run, "agreement"), scored_on(run).phrase
     if agreement is None:
         return f"After {run.ledger.spent:,} queries nothing has been evaluated yet."
     finished = run.summary is not None

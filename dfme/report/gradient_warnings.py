@@ -1,12 +1,12 @@
-"""What a run's own figures say about its gradients: one line of warning when they are little but noise. No torch."""
+"""If the estimated gradients are noise, the run prints one warning. No torch here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-PATIENCE = 3
-"""Logged generator steps in a row that must look bad: single ones may by chance."""
+IN_A_ROW = 3
+"""Logged generator steps in a row that must show a symptom: a single one may by chance."""
 
 
 class Symptom(NamedTuple):
@@ -41,7 +41,7 @@ NO_REMEDY = "the check chose the best there is; more --estimator.directions help
 
 
 class GradientWatch:
-    """Looks at logged metrics, and gives one line, once, when the same symptom shows ``PATIENCE`` times in a row.
+    """Watches the logged metrics and gives one warning, once, after the same symptom in ``IN_A_ROW`` records.
 
     ``checked``: the settings were chosen by the pre-flight check, which is no remedy then.
     """
@@ -57,7 +57,7 @@ class GradientWatch:
             if name not in metrics:
                 continue
             self._times[name] = self._times[name] + 1 if symptom.bad(metrics[name]) else 0
-            if self._times[name] >= PATIENCE and not self._said:
+            if self._times[name] >= IN_A_ROW and not self._said:
                 self._said = True
                 return f"warning: {symptom.told.format(metrics[name])}; likely cause: {symptom.cause}; {self._remedy}"
         return None

@@ -15,9 +15,9 @@ from dfme.report.facts import (
     LEVELS,
     answer,
     disagreements,
-    examined,
     final,
     queries_to_reach,
+    scored_on,
     wilson_interval,
 )
 from dfme.report.metrics import METRICS
@@ -44,13 +44,13 @@ def write_page(run: RunFiles, path: Path) -> Path:
 
 
 def _contents(run: RunFiles, run_dir: Path) -> dict[str, Any]:
-    on = examined(run)
+    on = scored_on(run)
     logged = {name for record in run.metrics for name in record}
     return {
         "name": run.name,
         "answer": answer(run),
         "finished": run.summary is not None,
-        "examined": on,
+        "scored_on": on,
         "facts": _facts(run),
         "prices": _prices(run),
         "purposes": _purposes(run),
@@ -69,7 +69,7 @@ def _contents(run: RunFiles, run_dir: Path) -> dict[str, Any]:
 
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
     """The table of results, in the order people ask, without what is not known (yet)."""
-    told, images = run.summary or {}, examined(run).images
+    told, images = run.summary or {}, scored_on(run).images
     rows = [
         ("Method", _text(told.get("method", (run.config.get("method") or {}).get("name")))),
         ("Budget", _text(told.get("budget", run.ledger.budget or None), "{:,} queries")),

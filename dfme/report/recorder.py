@@ -1,4 +1,4 @@
-"""The one object that the loop tells what happened; it passes everything on to file, console and wandb."""
+"""The recorder writes what a run logs to its files, to the console and to wandb."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ MUST_BE_FINITE = ("student_loss", "replay_loss", "kl")
 
 
 class Listener(Protocol):
-    """What the loop tells about its progress (``tracking.Recorder``)."""
+    """What the loop tells about its progress (``report.recorder.Recorder``)."""
 
     def step(self, queries: int, metrics: dict[str, float]) -> None: ...
 

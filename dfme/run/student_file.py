@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dfme.errors import UserError
 from dfme.nets import build_net
-from dfme.nets.files import hollow, misfits, save_module
+from dfme.nets.files import on_meta_device, save_module, state_dict_problems
 from dfme.spec import ImageSpec
 
 UNREADABLE = (UserError, SafetensorError, OSError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
@@ -47,7 +47,7 @@ def load_student(path: str | Path) -> nn.Module:
         spec = ImageSpec(tuple(json.loads(facts["shape"])), bounds, levels)
         arch, num_classes = facts["arch"], int(facts["num_classes"])
         build = partial(build_net, arch, spec.shape, num_classes)
-        outline = hollow(build)  # no memory for a network of the size that a file claims, before it is known to fit
+        outline = on_meta_device(build)  # no memory for the size that a file claims, before it is known to fit
         if outline is not None:
             _require_fit(outline, arch, state)
         with torch.random.fork_rng(devices=[]):
@@ -61,7 +61,7 @@ def load_student(path: str | Path) -> nn.Module:
 
 
 def _require_fit(net: nn.Module, arch: str, state: dict[str, Tensor]) -> None:
-    if problems := misfits(net, state):
+    if problems := state_dict_problems(net, state):
         raise UserError(f"its weights do not fit {arch}: {problems}")
 
 

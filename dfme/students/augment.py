@@ -1,4 +1,4 @@
-"""Another look at an image that is paid for: flipped or shifted by a pixel it keeps its answer, and costs nothing.
+"""Augmentation of paid images: flipped or shifted by a pixel, an image keeps its answer and costs nothing.
 
 Source: QEDG (AAAI 2025), which reuses a paid answer for the flipped and the shifted image. That the answer holds is an
 assumption about the teacher, and a bold one for small images, where a pixel is a large part of an object.

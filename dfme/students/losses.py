@@ -44,7 +44,7 @@ UNDECLARED_FLOOR = 1e-7
 SMALLEST = torch.finfo(torch.float32).tiny
 """Stands for zero under a logarithm: its share of any expectation is nothing."""
 
-AT_MOST = 1024.0
+BOUND_MARK = 1024.0
 """Subtracted from a recovered logit that is only an upper bound.
 
 Targets are stored as one float per class, so the bound and the mark that it is one share a number. Recovered
@@ -140,9 +140,9 @@ def _l1(scores_BK: Tensor, logits_BK: Tensor) -> Tensor:
 
 
 def _marked_logits(answers_BK: Tensor, mode: LabelMode) -> Tensor:
-    """Recovered logits as a replay keeps them: an upper bound is marked by ``AT_MOST``."""
+    """Recovered logits as a replay keeps them: an upper bound is marked by ``BOUND_MARK``."""
     logits_BK = recovered_logits(answers_BK, mode)
-    return torch.where(unresolved(answers_BK), logits_BK - AT_MOST, logits_BK)
+    return torch.where(unresolved(answers_BK), logits_BK - BOUND_MARK, logits_BK)
 
 
 def _bounded_l1(scores_BK: Tensor, marked_BK: Tensor) -> Tensor:
@@ -151,8 +151,8 @@ def _bounded_l1(scores_BK: Tensor, marked_BK: Tensor) -> Tensor:
     In a row with bounds the constant that recovery took off is no knowledge: it follows from the bounds. So the
     scores are shifted to have, over the resolved classes, no error on average.
     """
-    bound_BK = marked_BK < -0.5 * AT_MOST
-    error_BK = scores_BK - torch.where(bound_BK, marked_BK + AT_MOST, marked_BK)
+    bound_BK = marked_BK < -0.5 * BOUND_MARK
+    error_BK = scores_BK - torch.where(bound_BK, marked_BK + BOUND_MARK, marked_BK)
     resolved_B1 = (~bound_BK).sum(dim=1, keepdim=True)
     shift_B1 = error_BK.masked_fill(bound_BK, 0.0).sum(dim=1, keepdim=True) / resolved_B1.clamp_min(1)
     error_BK = torch.where(resolved_B1 < bound_BK.shape[1], error_BK - shift_B1, error_BK)

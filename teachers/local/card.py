@@ -14,7 +14,7 @@ from dfme.errors import UserError
 
 LARGEST = 1e30  # more than any pixel value, mean or deviation of a network in single precision
 
-Count = Annotated[int, Field(gt=0, lt=2**31)]
+CardCount = Annotated[int, Field(gt=0, lt=2**31)]
 Number = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]
 Numbers = Annotated[tuple[Number, ...], "numbers"]
 
@@ -29,15 +29,15 @@ class Card:
     """
 
     arch: Annotated[str, "text"] | None = None
-    shape: Annotated[tuple[Count, Count, Count], "three whole numbers"] | None = None
-    num_classes: Annotated[Count, "a whole number"] | None = None
+    shape: Annotated[tuple[CardCount, CardCount, CardCount], "three whole numbers"] | None = None
+    num_classes: Annotated[CardCount, "a whole number"] | None = None
     mean: Numbers | None = None
     std: Numbers | None = None
     bounds: Annotated[tuple[Number, Number], "two numbers"] | None = None
     class_names: Annotated[tuple[str, ...], "texts"] | None = None
     dataset: Annotated[str, "text"] | None = None
     accuracy: Annotated[Number, "a number"] | None = None
-    test_images: Annotated[Count, "a whole number"] | None = None
+    test_images: Annotated[CardCount, "a whole number"] | None = None
     recipe: Annotated[dict[str, Any], "a mapping"] | None = None
 
     def to_metadata(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets import NETS, builder, check_net
-from dfme.nets.files import hollow, misfits
+from dfme.nets.files import on_meta_device, state_dict_problems
 from dfme.nets.infer import Guess, infer_net
 from dfme.nets.torchvision_nets import torchvision_net
 from dfme.spec import ImageSpec, LabelMode
@@ -118,7 +118,7 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     if guess and guess.arch != arch:
         source = f"{options.checkpoint} as {arch} (they look like {guess.arch}): the weights"
     build = partial(_empty_net, arch, shape, _outputs(arch, shape, num_classes, guess, state))
-    outline = hollow(build)  # no memory for a network of the size that a file claims, before it is known to fit
+    outline = on_meta_device(build)  # no memory for a network of the size that a file claims, before it is known to fit
     if outline is not None:
         require_fit(outline, state, source=source)
     module = build()
@@ -132,8 +132,8 @@ def _outputs(arch: str, shape: tuple[int, int, int], num_classes: int, guess: Gu
     """How many outputs the network has: of two classes, one where the weights are for a lone one."""
     if guess is not None or num_classes != 2:
         return 1 if guess and guess.num_classes == 1 else num_classes
-    lone = hollow(partial(_empty_net, arch, shape, 1))
-    return 1 if lone is not None and not misfits(lone, state) else num_classes
+    lone = on_meta_device(partial(_empty_net, arch, shape, 1))
+    return 1 if lone is not None and not state_dict_problems(lone, state) else num_classes
 
 
 def _empty_net(arch: str, shape: tuple[int, int, int], outputs: int) -> nn.Module:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dfme.errors import UserError
 from dfme.files import is_inflated
-from dfme.nets.files import misfits, save_module
+from dfme.nets.files import save_module, state_dict_problems
 from teachers.local.card import Card
 from teachers.local.checks import first_line
 
@@ -50,7 +50,7 @@ def read_weights(path: str | Path) -> tuple[State, Card]:
 
 def require_fit(module: nn.Module, state: State, *, source: str = "the weights") -> None:
     """UserError with the count and the first of what does not fit the module, by names and shapes."""
-    problems = misfits(module, state)
+    problems = state_dict_problems(module, state)
     if problems:
         raise UserError(f"{source} do not fit the network: {problems}")
 

@@ -15,7 +15,7 @@ from dfme.errors import UserError
 PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")  # ``${NAME}`` in a text stands for the environment variable of that name
 HIDDEN = "***"
 
-LEAST_BASE64 = 8  # characters of a piece of base64 to be taken for a secret's: shorter ones occur by chance
+MIN_BASE64 = 8  # characters of a piece of base64 to be taken for a secret's: shorter ones occur by chance
 
 
 class Secrets:
@@ -79,5 +79,5 @@ def _base64_forms(value: bytes) -> Iterator[str]:
             start = -(-before * 4 // 3)
             end = (before + len(value)) * 4 // 3
             inner = encode(b"\0" * before + value).decode()[start:end]
-            if len(inner) >= LEAST_BASE64:
+            if len(inner) >= MIN_BASE64:
                 yield inner

@@ -105,7 +105,7 @@ def test_a_failed_charge_that_the_run_went_on_after_stays_charged_in_the_replay(
     again = Ledger(100, tmp_path / "ledger.jsonl")
     again.replay(2, 10, "student")
     assert (again.spent, again.failed, again.useful) == (10, 0, 10)
-    again.passed(2)
+    again.replay_failures(2)
     assert (again.spent, again.failed, again.useful) == (20, 10, 10)
     again.settle()
     assert again.totals() == ledger.totals() == audit(tmp_path / "ledger.jsonl")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dfme.config.settings import WandbConfig
-from dfme.report.gradient_warnings import PATIENCE, SYMPTOMS, GradientWatch
+from dfme.report.gradient_warnings import IN_A_ROW, SYMPTOMS, GradientWatch
 from dfme.report.metrics import METRICS
 from dfme.report.recorder import Recorder
 
@@ -42,8 +42,8 @@ def test_good_figures_and_single_bad_ones_warn_of_nothing() -> None:
 
 
 def test_records_of_other_things_do_not_break_the_row() -> None:
-    assert lines([BAD] * (PATIENCE - 1)) == []
-    assert len(lines([BAD, {"student_loss": 1.0}] * PATIENCE)) == 1
+    assert lines([BAD] * (IN_A_ROW - 1)) == []
+    assert len(lines([BAD, {"student_loss": 1.0}] * IN_A_ROW)) == 1
 
 
 def test_a_run_says_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dfme.spec import LabelMode
 
-MOST_DECIMALS = 7
+MAX_DECIMALS = 7
 """float32 probabilities carry about seven decimals: answers with more are not rounded."""
 
 FLOAT32 = 2.0**-23
@@ -64,7 +64,7 @@ def decimals(scores: Tensor) -> int | None:
     """The fewest decimals that carry the scores exactly (to float32), or None if they are not rounded."""
     known = scores[torch.isfinite(scores)].double()
     slack = 2 * FLOAT32 * known.abs()
-    for places in range(1, MOST_DECIMALS):
+    for places in range(1, MAX_DECIMALS):
         step = 10.0**-places
         if slack.numel() and slack.max() > step / 4:
             return None
