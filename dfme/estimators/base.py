@@ -93,3 +93,4 @@ class Estimator(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what ``state_dict`` gave."""
+        return
