@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,12 +104,9 @@ class Work:
         self.method_config = DfmeConfig(batch_size=self.batch)
         self.queries = self.batch * (1 + 1 + self.method_config.student_steps)
         student = StudentConfig(arch=case.student, replay_steps=case.replay_steps, replay_batch=self.batch)
-        settings = ExtractConfig(
-            precision=config.precision,
-            channels_last=config.channels_last,
-            compile=config.compile,
-            schedule=ScheduleConfig(kind="constant"),
-            student=student,
+        settings = ExtractConfig(schedule=ScheduleConfig(kind="constant"), student=student)
+        settings = replace(
+            settings, precision=config.precision, channels_last=config.channels_last, compile=config.compile
         )
         self.job = Job(settings, TeacherConfig(), {}, "dfme", self.method_config)
         self.teacher = _NetTeacher(build_net(case.teacher, case.shape, CLASSES), self.spec, device)
@@ -125,19 +123,10 @@ class Work:
         method, silent = build_method(job, build_components(job, self.nets, oracle, streams, deferred)), _Silent()
         assert method.cost == self.queries
 
+        run = partial(loop.run, method, oracle, silent, silent, loop.Progress(), deferred, points=1)
+
         def go() -> None:
-            loop.run(
-                method,
-                oracle,
-                silent,
-                silent,
-                loop.Progress(),
-                deferred,
-                points=1,
-                checkpoint_seconds=1e9,
-                keep=lambda: None,
-                stopped=lambda: False,
-            )
+            run(checkpoint_seconds=1e9, keep=lambda: None, stopped=lambda: False)
             directory.close()
 
         return go

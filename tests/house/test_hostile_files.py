@@ -26,8 +26,8 @@ from dfme.errors import DfmeError, RunError, UserError
 from dfme.nets import build_net
 from dfme.report import write_report
 from dfme.report.wandb_run import WandbRun
+from dfme.run.build import _free_name
 from dfme.run.directory import RunDirectory
-from dfme.run.resume import _free_name
 from dfme.run.student_file import load_student
 from teachers.local.weights import read_weights
 

@@ -12,10 +12,10 @@ import torch
 from dfme import __version__
 from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS, Condition
 from dfme.benchmarks.gradients.measure import Sizes, measure
-from dfme.benchmarks.gradients.options import EVERYTHING, GradientsConfig
 from dfme.benchmarks.gradients.stages import WhiteBox, stages
 from dfme.benchmarks.gradients.synthetic_course import synthetic_section
 from dfme.benchmarks.gradients.table import WHITE_BOX, GradientsResult, StageFacts, as_json, details, markdown, overview
+from dfme.benchmarks.options import EVERYTHING, GradientsConfig
 from dfme.compute import within_memory
 from dfme.config.settings import Job
 from dfme.errors import UserError
