@@ -201,19 +201,25 @@ def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, di
 
     UserError where a new run would find fewer than ``space`` bytes of free disk.
     """
-    out = Path(job.config.out) if job.config.out else _free_name(job)
+    out = Path(job.config.out) if job.config.out else free_name(job, job.method)
     directory = RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
     try:
-        if not resume:
-            directory.require_space(space)
-            directory.write_config(recipe(job))
-            return directory, {}
-        require_same_run(job, directory.config)
-        state = load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
+        if resume:
+            require_same_run(job, directory.config)
+            return directory, load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
+        directory.require_space(space)
+        directory.write_config(recipe(job))
     except BaseException:
         directory.close()
         raise
-    return directory, state
+    return directory, {}
+
+
+def free_name(job: Job, what: str) -> Path:
+    """A directory under runs/ that does not exist yet, named after the data, what is done with it, and the seed."""
+    dataset = job.config.evaluation.dataset
+    subject = "run" if dataset == "none" else Path(dataset).name
+    return RunDirectory.free_name(Path("runs") / f"{subject}-{what}-seed{job.config.seed}")
 
 
 def recipe(job: Job) -> str:
@@ -229,10 +235,3 @@ def require_same_run(job: Job, config: Path) -> None:
             f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
             "leave those flags out, or start a new run in another --out"
         )
-
-
-def _free_name(job: Job) -> Path:
-    """A directory under runs/ that does not exist yet, named after what is run."""
-    dataset = job.config.evaluation.dataset
-    subject = "run" if dataset == "none" else Path(dataset).name
-    return RunDirectory.free_name(Path("runs") / f"{subject}-{job.method}-seed{job.config.seed}")

@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from dfme import __version__
 from dfme.compute import choose_device, device_name, within_memory
@@ -57,12 +56,10 @@ class PaidAnswers:
         if self.replayed > len(self.replay):
             reasons.append(f"{self.replayed - len(self.replay):,} older than the --student.replay-capacity last ones")
         if self.spent > self.replayed:
-            reasons.append(
-                f"{self.spent - self.replayed:,} that served other ends (gradient estimates, checks, scores)"
-            )
-        if not reasons:
-            return None
-        return f"{len(self.replay):,} of {self.spent:,} paid answers are kept; not {' and not '.join(reasons)}"
+            other = self.spent - self.replayed
+            reasons.append(f"{other:,} that served other ends (gradient estimates, checks, scores)")
+        kept = f"{len(self.replay):,} of {self.spent:,} paid answers are kept"
+        return f"{kept}; not {' and not '.join(reasons)}" if reasons else None
 
 
 def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswers:
@@ -157,11 +154,10 @@ def recorded_examination(
         UserError: where the images are no longer those that were answered.
     """
     data = evaluation_images(settings.evaluation, paid.spec, paid.num_classes)
-    if data is None:
-        examination: EvaluationSet | HoldOut = HoldOut(paid.label_mode, device)
-    else:
+    examination: EvaluationSet | HoldOut = HoldOut(paid.label_mode, device)
+    if data is not None:
         images, labels = data.images.to(device), data.labels.to(device)
-        examination = EvaluationSet(data.name, images, labels, paid.label_mode, _no_teacher)
+        examination = EvaluationSet(data.name, images, labels, paid.label_mode, None)
     with fitting(run / "checkpoint.pt"):
         examination.load_state_dict(paid.state["examination"])
     if isinstance(examination, EvaluationSet):
@@ -172,10 +168,6 @@ def recorded_examination(
                 f"images on record, but here are {len(examination)}; leave the run's evaluation as it is"
             )
     return examination
-
-
-def _no_teacher(images: Tensor) -> NoReturn:
-    raise AssertionError("no teacher is asked: every answer is on record")
 
 
 def _train(trainer: StudentTrainer, examination: EvaluationSet | HoldOut, tell: Callable[[str], None]) -> float:

@@ -20,7 +20,7 @@ from dfme.compute import within_memory
 from dfme.config.settings import Job
 from dfme.errors import UserError
 from dfme.files import write_text
-from dfme.run.directory import RunDirectory
+from dfme.run.build import free_name
 from dfme.spec import LabelMode
 from dfme.students.losses import AUTO_LOSS, FITTING_LOSSES
 
@@ -93,10 +93,7 @@ def _lacking(condition: Condition, box: WhiteBox, loss: str) -> str:
 
 def _directory(config: GradientsConfig, job: Job) -> Path:
     """The directory for the files, made."""
-    dataset = job.config.evaluation.dataset
-    subject = "run" if dataset == "none" else Path(dataset).name
-    free = RunDirectory.free_name(Path("runs") / f"{subject}-gradients-seed{config.seed}")
-    path = Path(config.out) if config.out else free
+    path = Path(config.out or free_name(job, "gradients"))
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
