@@ -119,8 +119,11 @@ def frame(axes: Axes, grid: Literal["both", "y"] = "both") -> None:
 
 def legend_entries(panels: Iterable[Axes]) -> dict[str, Any]:
     """What stands for each label, once, whichever panel has it."""
-    pairs = [pair for axes in panels for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-    return {label: handle for handle, label in reversed(pairs)}
+    found: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return found
 
 
 def short_count(value: float) -> str:

@@ -80,9 +80,11 @@ def extract(
         "wandb": _mapping(wandb),
     }
     named = teacher if hasattr(teacher, "__qualname__") else type(teacher)
-    described = {"kind": f"{named.__module__}:{named.__qualname__}", "shape": shape, "num_classes": num_classes}
-    described |= {"bounds": bounds, "levels": levels, "max_batch": max_batch}
-    described |= {"label_mode": None if label_mode is None else str(label_mode)}
+    described = {
+        **{"kind": f"{named.__module__}:{named.__qualname__}", "shape": shape, "num_classes": num_classes},
+        **{"bounds": bounds, "levels": levels, "max_batch": max_batch},
+        "label_mode": None if label_mode is None else str(label_mode),
+    }
     job = _job(method, settings, described, method_options, {"estimator": estimator, "queries": queries})
     from dfme.run.build import run_job
 
