@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
+from dfme.config.values import from_mapping
 from dfme.errors import UserError
 from dfme.spec import LabelMode, Teacher
 from teachers import KINDS, check_teacher
@@ -21,8 +22,7 @@ from teachers.local.pytorch import Normalise
 
 __all__ = ["make_teacher", "wrap_callable"]
 
-NOT_DESCRIBING = ("mean", "std", "price_per_1000")
-"""Common keys that do not describe images or answers of a custom teacher."""
+NOT_DESCRIBING = ("mean", "std", "price_per_1000")  # common keys that say nothing of images or answers
 
 
 def make_teacher(config: TeacherConfig, options: Mapping[str, Any], device: torch.device) -> Teacher:
@@ -41,17 +41,11 @@ def make_teacher(config: TeacherConfig, options: Mapping[str, Any], device: torc
 
 def _built_in(config: TeacherConfig, options: Mapping[str, Any], device: torch.device) -> Teacher:
     kind = KINDS[config.kind]
-    fields = dataclasses.fields(kind.options)
-    unknown = [name for name in options if name not in {field.name for field in fields}]
-    missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in options]
-    if unknown or missing:
-        problem = f"no option {unknown[0]}" if unknown else f"the option {missing[0]} is missing"
-        known = ", ".join(field.name for field in fields)
-        raise UserError(f"--teacher {config.kind}: {problem}; its options are {known}")
+    checked = from_mapping(kind.options, options, prefix="--teacher.")
+    check_teacher(config, options)
     module, _, function = kind.loader.partition(":")
     load: Callable[..., Teacher] = getattr(importlib.import_module(module), function)
-    check_teacher(config, options)
-    teacher = load(kind.options(**options), config, device)
+    teacher = load(checked, config, device)
     default = LabelMode("probabilities") if teacher.label_mode.kind == "logits" else teacher.label_mode
     return restrict(teacher, LabelMode.parse(config.label_mode) if config.label_mode else default)
 

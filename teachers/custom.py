@@ -22,10 +22,9 @@ STATED = ("spec", "shape", "bounds", "levels", "num_classes", "label_mode", "max
 
 
 class CustomTeacher:
-    """A callable of the user's behind the same call as every teacher.
+    """A callable of the user's behind the same call as every teacher; on its ``device``, its parameters', or the CPU.
 
-    Answers may be tensors, arrays or nested lists. One probability (or logit) per image, (B, 1) or (B,), where there
-    are two classes, is that of class 1. What the answers hold is for the oracle to check.
+    Answers may be tensors, arrays or nested lists; with two classes, a lone probability or logit is that of class 1.
     """
 
     def __init__(
@@ -40,7 +39,10 @@ class CustomTeacher:
         self.num_classes = num_classes
         self.label_mode = label_mode
         self.max_batch = max_batch
-        self.device = _device(call)
+        device = getattr(call, "device", None)
+        if device is None and isinstance(call, nn.Module):
+            device = next((parameter.device for parameter in call.parameters()), None)
+        self.device = torch.device(device or "cpu")
         self.wire: RequestPolicy | None = getattr(call, "wire", None)
         self._call = call
         ask: Callable[[Tensor, str], Any] | None = getattr(call, "ask", None)
@@ -89,11 +91,15 @@ def wrap_callable(
     else:
         spec = stated["spec"]
         _given_once("shape", "(C, H, W)", shape, spec.shape)
+    classes = _given_once("num_classes", "10", num_classes, stated["num_classes"])
+    if classes < 2:
+        expected = "expected at least 2 (a binary model with one output has 2)"
+        raise UserError(f"the teacher's num_classes: {expected}, got {classes}")
     wanted, declared = _mode(label_mode), _mode(stated["label_mode"])
     teacher = CustomTeacher(
         function_or_object,
         spec,
-        _classes(num_classes, stated["num_classes"]),
+        classes,
         declared or (wanted if wanted and wanted.kind == "logits" else PROBABILITIES),
         max_batch if stated["max_batch"] is None else stated["max_batch"],
     )
@@ -142,16 +148,6 @@ def _given_once(name: str, example: str, given: Any, stated: Any) -> Any:
     return given if stated is None else stated
 
 
-def _classes(given: int | None, stated: int | None) -> int:
-    """How many classes; a model with one output has two."""
-    classes: int = _given_once("num_classes", "10", given, stated)
-    if classes < 2:
-        raise UserError(
-            f"the teacher's num_classes: expected at least 2 (a binary model with one output has 2), got {classes}"
-        )
-    return classes
-
-
 def _require_probability(scores: Tensor) -> None:
     """TeacherError for lone scores that are no probabilities: once they are labels, no oracle can tell."""
     low, high = (float(value) for value in scores.aminmax())
@@ -165,11 +161,3 @@ def _require_probability(scores: Tensor) -> None:
 
 def _mode(mode: LabelMode | str | None) -> LabelMode | None:
     return LabelMode.parse(mode) if isinstance(mode, str) else mode
-
-
-def _device(teacher: Any) -> torch.device:
-    """Where the teacher wants its images: its ``device``, a module's parameters, or the CPU."""
-    device = getattr(teacher, "device", None)
-    if device is None and isinstance(teacher, nn.Module):
-        device = next((parameter.device for parameter in teacher.parameters()), None)
-    return torch.device(device or "cpu")

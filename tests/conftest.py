@@ -23,7 +23,7 @@ Twice what it should take: a machine that others use as well counts more for the
 """
 YARDSTICK = 0.05
 SECONDS_PER_IMPORT = 0.01
-WHOLE_FILE = re.compile(r"^pytestmark = .*\b(?:integration|exhaustive)\b", re.M)
+WHOLE_FILE = re.compile(r"^pytestmark = (?:\[[^\]]*|.*)\b(?:integration|exhaustive)\b", re.M)
 LOOKING_UP = {"ldconfig", "gcc", "cc", "ld", "objdump", "fc-list", "uname", "lscpu"}
 """Programs that libraries start to find others."""
 _reached: list[str] | None = None

@@ -26,7 +26,7 @@ class Evolution:
     A parent is drawn with weight confidence^2 / n: the largest probability that the teacher answered (1 of a label) and
     how many of the candidates have its class. So images of a class that sources seldom hit are varied until it is
     no rarer than others. Children are paid for like any other image; no answer is taken over. Our own heuristic:
-    on a task whose classes procedural images seldom reach it decides (configs/README.md).
+    on a task whose classes procedural images seldom reach it decides (docs/results/comparison.md).
     """
 
     def __init__(self, replay: Replay, mode: LabelMode, num_classes: int) -> None:

@@ -104,7 +104,7 @@ def procedural_images(job: Job, spec: ImageSpec) -> DrawImages | None:
 def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Module:
     """The net on its device, in the memory format and compiled as its configuration says.
 
-    ``auto`` is channels-last on a CPU, where it was measured to be faster (configs/README.md), and on a GPU with
+    ``auto`` is channels-last on a CPU, where it was measured to be faster (docs/results/speed.md), and on a GPU with
     bf16, whose tensor cores want it.
     """
     choice = config.channels_last

@@ -30,7 +30,7 @@ def weight_decay(config: StudentConfig, images: int) -> float:
     """The students' weight decay with so many paid images held; fewer than a replayed batch count as one.
 
     As a prior on the weights it would be worth less by 1/n beside n images; not at all, if it stood for what the
-    optimiser needs. Between them is 1/sqrt(n), a heuristic of ours: measured in configs/README.md.
+    optimiser needs. Between them is 1/sqrt(n), a heuristic of ours: measured in docs/results/comparison.md.
     """
     if not config.decay_images:
         return config.weight_decay

@@ -12,8 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from dfme.errors import UserError
 
-LARGEST = 1e30
-"""More than any pixel value, mean or deviation of a network in single precision."""
+LARGEST = 1e30  # more than any pixel value, mean or deviation of a network in single precision
 
 CardCount = Annotated[int, Field(gt=0, lt=2**31)]
 Number = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]

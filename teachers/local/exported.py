@@ -30,8 +30,7 @@ ARCHIVES = {
 }
 """What a zip archive is, by the name of a file that only such archives hold; the most specific first."""
 
-UNLIMITED = 2**31
-"""A batch limit of as many images is none."""
+UNLIMITED = 2**31  # a batch limit of as many images is none
 
 
 def load_pt2(options: Pt2Options, config: TeacherConfig, device: torch.device) -> ProgramTeacher:

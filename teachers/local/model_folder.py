@@ -15,8 +15,7 @@ LARGEST = sys.float_info.max
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
-MAX_CONFIG = 10_000_000
-"""Bytes of the longest configuration that is read: an index of weights names every tensor of a large model."""
+MAX_CONFIG_BYTES = 10_000_000  # an index of weights names every tensor of a large model
 
 Scale = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
 """Per-channel mean and deviation."""
@@ -27,9 +26,9 @@ def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
     path = folder / name
     try:
         with open_file(path) as file:
-            text = file.read(MAX_CONFIG + 1)
-        if len(text) > MAX_CONFIG:
-            raise ValueError(f"it is longer than {MAX_CONFIG:,} bytes")
+            text = file.read(MAX_CONFIG_BYTES + 1)
+        if len(text) > MAX_CONFIG_BYTES:
+            raise ValueError(f"it is longer than {MAX_CONFIG_BYTES:,} bytes")
         value = json.loads(text)
     except OSError as error:
         raise UserError(f"{path}: expected a model folder with {name}: {error.strerror or error}") from error

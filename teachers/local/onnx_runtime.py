@@ -28,12 +28,8 @@ DTYPES = {
     "tensor(uint8)": torch.uint8,
 }
 
-OLDEST = (1, 24)
-"""Before it, onnxruntime reads a model's weights from any file that the model names."""
-
-CHANNELS = ((1, 3), (2, 4))
-"""Counts of channels by which the order of the axes is recognised, the most usual first."""
-
+OLDEST = (1, 24)  # before it, onnxruntime reads a model's weights from any file that the model names
+CHANNELS = ((1, 3), (2, 4))  # counts of channels by which the order of the axes is recognised, the most usual first
 CUDA = "CUDAExecutionProvider"
 
 

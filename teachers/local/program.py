@@ -20,11 +20,8 @@ Axes = tuple[int | None, int | None, int | None]
 
 CPU = torch.device("cpu")
 
-BYTES = 256
-"""Levels of a program that takes 8-bit pixels."""
-
-SUM = 2e-3
-"""How far from one a row of probabilities may sum, besides what the dtype rounds off."""
+BYTES = 256  # levels of a program that takes 8-bit pixels
+SUM_TOLERANCE = 2e-3  # how far from one a row of probabilities may sum, besides what the dtype rounds off
 
 
 @dataclass(frozen=True)
@@ -153,7 +150,7 @@ def _levels(program: Program, config: TeacherConfig) -> int | None:
 
 def _require_kind(source: str, scores_BK: Tensor, answers: str) -> None:
     """UserError where probabilities are taken for logits, which hides nearly all they tell, or the reverse."""
-    tolerance = SUM + torch.finfo(scores_BK.dtype).eps * scores_BK.shape[1] ** 0.5
+    tolerance = SUM_TOLERANCE + torch.finfo(scores_BK.dtype).eps * scores_BK.shape[1] ** 0.5
     scores_BK = scores_BK.double()
     sums = (scores_BK.sum(1) - 1).abs() <= tolerance if scores_BK.shape[1] > 1 else scores_BK[:, 0] <= 1
     probabilities = bool((scores_BK >= -tolerance).all() and sums.all())

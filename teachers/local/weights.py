@@ -17,15 +17,14 @@ from dfme.errors import UserError
 from dfme.files import is_inflated
 from dfme.nets.files import save_module, state_dict_problems
 from teachers.local.card import Card
+from teachers.local.checks import first_line
 
 State = dict[str, Tensor]
 
+# keys under which training scripts keep a state dict among other things, the most specific first
 WRAPPINGS = ("state_dict", "model_state_dict", "model", "net", "weights")
-"""Keys under which training scripts keep a state dict among other things, the most specific first."""
 
-MAX_HEADER = 100_000_000
-"""Bytes of the longest header that the safetensors library reads."""
-
+MAX_HEADER = 100_000_000  # bytes of the longest header that the safetensors library reads
 _HARMLESS = re.compile(r"collections\.OrderedDict|torch\._utils\._rebuild\w+|torch\.\w*(Storage|Size|device)")
 
 
@@ -106,7 +105,8 @@ def _read_safetensors(path: Path) -> tuple[State, Card]:
             metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is no dict)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as safetensors, perhaps cut short: {_line(error)}") from error
+        problem = first_line(error).partition(". ")[0]
+        raise UserError(f"{path}: cannot be read as safetensors, perhaps cut short: {problem}") from error
     return state, Card.from_metadata(metadata, path)
 
 
@@ -128,7 +128,8 @@ def _read_pickle(path: Path) -> object:
             ) from error
         if "TorchScript" in str(error):
             raise UserError(f"{path}: is a TorchScript archive; expected a state dict") from error
-        raise UserError(f"{path}: cannot be read as weights, perhaps cut short: {_line(error)}") from error
+        problem = first_line(error).partition(". ")[0]
+        raise UserError(f"{path}: cannot be read as weights, perhaps cut short: {problem}") from error
 
 
 def _forbidden_globals(path: Path) -> list[str]:
@@ -189,8 +190,3 @@ def _strip_prefixes(state: State) -> State:
     while all(name.startswith("module.") for name in state):
         state = {name.removeprefix("module."): value for name, value in state.items()}
     return state
-
-
-def _line(error: Exception) -> str:
-    """An error's first sentence, or its name where it has no message."""
-    return next(iter(str(error).strip().splitlines()), "").partition(". ")[0] or type(error).__name__

@@ -16,9 +16,7 @@ from teachers.arrays import as_float32
 from teachers.label_modes import two_classes
 from teachers.open_inference.tensors import NamedTensor, datatype_of, short
 
-CLASS = re.compile(rb"([^:]{1,40}):(\d{1,9})(:.*)?", re.DOTALL)
-"""``score:index``, and perhaps ``:label``."""
-
+CLASS = re.compile(rb"([^:]{1,40}):(\d{1,9})(:.*)?", re.DOTALL)  # ``score:index``, and perhaps ``:label``
 LIMITS = tuple(
     re.compile(pattern, re.IGNORECASE | re.DOTALL)
     for pattern in (
@@ -57,10 +55,7 @@ def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) 
 
 
 def read_classes(tensor: NamedTensor, batch: int, classes: int, k: int, mode: LabelMode) -> Tensor:
-    """Scores (B, K) with NaN for all but the ``k`` classes of each image, or their labels (B,), from texts.
-
-    Unusable for texts that are none of the extension's, and for a class that is named twice or does not exist.
-    """
+    """Scores (B, K) with NaN for all but the ``k`` classes that texts name for each image, or labels (B,)."""
     if tensor.array.shape != (batch, k) or tensor.array.dtype != object:
         raise _unusable(tensor, f"BYTES [{batch}, {k}] (score:index)")
     found = [[_class(text) for text in row] for row in tensor.array]

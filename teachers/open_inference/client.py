@@ -25,15 +25,10 @@ from teachers.remote.options import V2Options
 from teachers.remote.secrets import Secrets
 from teachers.remote.teacher import Query, RemoteTeacher, request_policy_of
 
-NOT_UNDERSTOOD = ("400", "415", "422")
-"""Statuses of a server that cannot read a request."""
-
-SPARE = 1_000_000
-"""Bytes of an answer besides the numbers that are asked for: its JSON, and outputs that nobody asked for."""
-
-NUMBER = 64
-CLASS = 1_024
-"""Most bytes of a number, and of a class as text, in any encoding."""
+UNREADABLE_STATUSES = ("400", "415", "422")  # statuses of a server that cannot read a request
+SPARE = 1_000_000  # bytes of an answer for its JSON, and for outputs that nobody asked for
+NUMBER = 64  # most bytes of a number, in any encoding
+CLASS = 1_024  # most bytes of a class as text
 
 
 def connect_v2(options: V2Options, config: TeacherConfig, device: torch.device) -> RemoteTeacher:
@@ -72,7 +67,7 @@ class V2Teacher(RemoteTeacher):
         except BatchTooLarge:
             raise
         except Refused as refused:
-            if not (binary and self._may_fall_back and refused.reason in NOT_UNDERSTOOD):
+            if not (binary and self._may_fall_back and refused.reason in UNREADABLE_STATUSES):
                 raise
             self._binary = False
             raise Refused(f"{refused}; from here on in JSON instead of binary", refused.reason, retry=True) from None
@@ -143,7 +138,6 @@ class RequestWriter:
         return Query(self._path, body, {"Content-Type": "application/json"})
 
     def _pixels(self, images_BCHW: Tensor) -> Array:
-        """The images as the model takes them."""
         model = self._model
         if model.input.datatype == "UINT8":
             array: Array = model.spec.encode(images_BCHW).numpy()

@@ -23,13 +23,9 @@ from teachers.remote.endpoint import Endpoint
 from teachers.remote.options import V2Options
 from teachers.remote.teacher import answered_mode
 
-BINARY = ("binary_tensor_data", "binary_data")
-"""Names under which servers announce the binary tensor data extension."""
-
+BINARY = ("binary_tensor_data", "binary_data")  # names under which servers announce the binary tensor data extension
 IMAGE_DATATYPES = ("FP32", "UINT8", "FP16", "FP64")
-MAX_NUMBERS = 2**26
-"""Numbers that one image may have, and sizes that a shape may have: metadata come from a stranger too."""
-
+MAX_NUMBERS = 2**26  # in one image, and for a size of a shape: metadata come from a stranger too
 MAX_CLASSES = 1_000_000
 LABEL_MODE = re.compile(r"[a-z_]{1,20}(:[0-9]{1,6}){0,2}")
 """A label mode as text: short, so that whatever a stranger announces can be read."""
@@ -235,10 +231,7 @@ def _label_mode(
     parameters: Mapping[str, Any],
     extensions: list[Any],
 ) -> LabelMode:
-    """The form of the answers; ``k``: of the best so many classes, 0: of all.
-
-    UserError for a classification that the server cannot give.
-    """
+    """The form of the answers; ``k``: of the best so many classes, 0: of all."""
     text = parameters.get("label_mode")
     announced = LabelMode.parse(text) if isinstance(text, str) and LABEL_MODE.fullmatch(text) else None
     if k:

@@ -23,11 +23,9 @@ VERSION = "1"
 PLATFORM = "dfme"
 EXTENSIONS = ["binary_tensor_data", "classification", "model_configuration", "model_repository"]
 BYTE_LEVELS = 256
-JSON_PIXEL = 32
-"""Most bytes of a pixel written out in JSON: seventeen digits, sign, exponent, comma, a share of the brackets."""
+JSON_PIXEL = 32  # most bytes of a pixel in JSON: seventeen digits, sign, exponent, comma, a share of the brackets
 JSON_HEADER = 65_536
-UNLIMITED_BODY = 64 * 2**20
-"""Most bytes of a request's body where the batch has no limit."""
+UNLIMITED_BODY = 64 * 2**20  # most bytes of a request's body where the batch has no limit
 
 
 class BatchTooLargeError(ValueError):

@@ -32,8 +32,8 @@ DATATYPES: dict[str, np.dtype[Any]] = {
     "FP64": np.dtype("<f8"),
 }
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
-_MOST_AXES = 16
-_MOST_ELEMENTS = 2**28  # a gigabyte of FP32: no honest batch of images is larger
+_MAX_AXES = 16
+_MAX_ELEMENTS = 2**28  # a gigabyte of FP32: no honest batch of images is larger
 _LENGTH = struct.Struct("<I")
 
 
@@ -59,13 +59,13 @@ def datatype_of(array: Array) -> str:
     return name
 
 
-def checked_shape(shape: object, most_elements: int = _MOST_ELEMENTS) -> tuple[int, ...]:
+def checked_shape(shape: object, most_elements: int = _MAX_ELEMENTS) -> tuple[int, ...]:
     """A shape that came as JSON; ValueError for anything but sizes of at least 0, and for a tensor too large."""
-    if isinstance(shape, list | tuple) and len(shape) > _MOST_AXES:
-        raise ValueError(f"expected a shape of at most {_MOST_AXES} axes, got {len(shape)}")
+    if isinstance(shape, list | tuple) and len(shape) > _MAX_AXES:
+        raise ValueError(f"expected a shape of at most {_MAX_AXES} axes, got {len(shape)}")
     if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"expected a shape as a list of whole numbers of 0 or more, got {short(shape)}")
-    most = min(most_elements, _MOST_ELEMENTS)
+    most = min(most_elements, _MAX_ELEMENTS)
     if math.prod(size or 1 for size in shape) > most:  # an empty tensor may still have axes too long for numpy
         raise ValueError(f"expected a tensor of at most {most} elements, got {short(shape)}")
     return tuple(shape)

@@ -14,9 +14,9 @@ from dfme.config.messages import did_you_mean
 from dfme.errors import Unusable, UserError
 from teachers.remote.json_bodies import shown
 
-_MOST_BYTES = 4_000_000
-_MOST_CLASSES = 10_000_000
-_MOST_COMPARED = 50_000  # letters, so that looking for a close name takes no noticeable time
+_MAX_BYTES = 4_000_000
+_MAX_CLASSES = 10_000_000
+_MAX_COMPARED = 50_000  # letters, so that looking for a close name takes no noticeable time
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,16 @@ class ClassNames:
 
     def index(self, name: object) -> int:
         """The number of a class. Unusable for a name that is none of them; a whole number stands for its text."""
-        text = f"{name:d}" if type(name) is int and abs(name) < _MOST_CLASSES else name
+        text = f"{name:d}" if type(name) is int and abs(name) < _MAX_CLASSES else name
         number = self._index.get(text) if isinstance(text, str) else None
         if number is None:
-            close = isinstance(text, str) and len(text) * len(self) < _MOST_COMPARED
+            close = isinstance(text, str) and len(text) * len(self) < _MAX_COMPARED
             hint = did_you_mean(str(text), self.names) if close else ""
             raise Unusable(f"expected one of the {len(self)} classes given, got {shown(name)}{hint}", "unknown class")
         return number
 
     def row(self, pairs: Iterable[tuple[object, object]]) -> list[float]:
-        """The scores of one image by class, NaN where there is none.
-
-        Unusable for a name that is unknown or comes twice, and for a score that is no number.
-        """
+        """The scores of one image by class, NaN where there is none; Unusable for odd names and scores."""
         scores: dict[int, float] = {}
         for name, score in pairs:
             number = self.index(name)
@@ -93,13 +90,13 @@ def _from_text(given: str, option: str, folder: Path | None) -> list[str]:
         raise UserError(f"{option}: expected a file in {folder}, got {given}")
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+            content = file.read(_MAX_BYTES + 1)
         text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(f"{option}: cannot read {path}: {reason}") from None
-    if len(content) > _MOST_BYTES:
-        raise UserError(f"{option}: expected at most {_MOST_BYTES} bytes of class names, {path} has more")
+    if len(content) > _MAX_BYTES:
+        raise UserError(f"{option}: expected at most {_MAX_BYTES} bytes of class names, {path} has more")
     return [line.strip() for line in text.rstrip().split("\n")]
 
 

@@ -11,8 +11,7 @@ from dfme.errors import UserError
 
 EXAMPLE = "http://127.0.0.1:8080"
 
-PLACE = re.compile(r"(\[[0-9a-fA-F:.]+(%\w+)?\]|[^][:@]*)(:\d*)?")
-"""A host and perhaps a port; only an IPv6 address has brackets."""
+HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+(%\w+)?\]|[^][:@]*)(:\d*)?")  # only an IPv6 address has brackets
 
 
 def require_consent(url: str, authorised_by: str | None) -> None:
@@ -47,7 +46,7 @@ def host_of(url: str) -> str:
     if parts.scheme not in ("http", "https"):
         scheme = f"{parts.scheme}:" if parts.scheme else repr(url[:20])
         raise UserError(f"--teacher.url: expected http:// or https://, got {scheme}")
-    if not host or port == 0 or not PLACE.fullmatch(parts.netloc):
+    if not host or port == 0 or not HOST_AND_PORT.fullmatch(parts.netloc):
         raise UserError(f"{expected}, got one whose host or port is none")
     return host
 

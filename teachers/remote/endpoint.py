@@ -20,7 +20,7 @@ from dfme.errors import Refused, Unanswered, Unusable, UserError
 from teachers.remote.address import Address, address_of, redirected
 from teachers.remote.consent import require_consent
 from teachers.remote.options import ServiceOptions
-from teachers.remote.outcomes import TROUBLE, advice, failed_connection, failed_status, quoted, refused
+from teachers.remote.outcomes import CONNECTION_ERRORS, advice, failed_connection, failed_status, quoted, refused
 from teachers.remote.secrets import Secrets
 from teachers.remote.transport import Transport
 
@@ -30,8 +30,7 @@ HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 
 MAX_REDIRECTS = 3
 
-MAX_REFUSAL = 65_536
-"""Bytes that are read of an answer that is no success."""
+MAX_REFUSAL_BYTES = 65_536  # bytes that are read of an answer that is no success
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,7 @@ class Endpoint:
         raise UserError(problem)
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:
-        """One attempt at a request; the answer if its status is 2xx and its body has at most ``most`` bytes.
-
-        ``path`` is appended to the URL.
+        """One attempt; the answer if its status is 2xx and its body has at most ``most`` bytes.
 
         Raises:
             Refused: nothing was served; for an answer with another status, ``body`` is the start of its body.
@@ -101,7 +98,6 @@ class Endpoint:
         return self._ask("POST", path, body, headers, most)
 
     def close(self) -> None:
-        """Close the connections; closing twice is no error."""
         self._client.close()
 
     def __repr__(self) -> str:
@@ -128,7 +124,7 @@ class Endpoint:
                 if isinstance(reply, Reply):
                     return reply
                 address = reply
-        except TROUBLE as error:
+        except CONNECTION_ERRORS as error:
             failure = failed_connection(question.where, error, self.secrets)
         else:
             failure = refused(question.where, f"more than {MAX_REDIRECTS} redirects", "redirect")
@@ -213,9 +209,9 @@ def _headers(response: httpx2.Response) -> dict[str, str]:
 def _beginning(response: httpx2.Response) -> bytes:
     """As much of the body as comes, within limits."""
     body = bytearray()
-    with suppress(*TROUBLE):
-        _read(response, body, MAX_REFUSAL)
-    return bytes(body[:MAX_REFUSAL])
+    with suppress(*CONNECTION_ERRORS):
+        _read(response, body, MAX_REFUSAL_BYTES)
+    return bytes(body[:MAX_REFUSAL_BYTES])
 
 
 def _read(response: httpx2.Response, body: bytearray, enough: int) -> None:

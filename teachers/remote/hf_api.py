@@ -11,7 +11,7 @@ import base64
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,10 +22,10 @@ from teachers.remote.class_names import ClassNames, read_class_names
 from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, dump, native_mode, parse, settle, shown
 from teachers.remote.options import HfApiOptions
-from teachers.remote.outcomes import LONGEST_WAIT
+from teachers.remote.outcomes import MAX_WAIT
 from teachers.remote.pictures import eight_bit, png, require_picture
 from teachers.remote.secrets import Secrets
-from teachers.remote.teacher import Query, RemoteTeacher, request_policy_of
+from teachers.remote.teacher import Adapter, Query, RemoteTeacher, request_policy_of
 
 if TYPE_CHECKING:
     import torch
@@ -42,11 +42,8 @@ def connect_hf_api(options: HfApiOptions, config: TeacherConfig, device: torch.d
     names = read_class_names(options.classes, "--teacher.classes")
     spec = _spec(config)
     if config.num_classes not in (None, len(names)):
-        raise UserError(
-            f"--teacher.num-classes: got {config.num_classes}, but --teacher.classes has {len(names)} names"
-        )
-    if options.top_k < 0:
-        raise UserError(f"--teacher.top-k: expected 0 or more, got {options.top_k}")
+        got = f"got {config.num_classes}, but --teacher.classes has {len(names)} names"
+        raise UserError(f"--teacher.num-classes: {got}")
     secrets = Secrets.from_environment([options.api_key_env])
     adapter = HfApiAdapter(names, spec, _mode(options.top_k, len(names), config), options.top_k)
     endpoint = Endpoint(options, options.url, secrets)
@@ -74,7 +71,6 @@ class HfApiTeacher(RemoteTeacher):
     """A remote teacher whose service says in the body of a refusal how long a model takes to load."""
 
     def ask(self, images_BCHW: Tensor, key: str) -> Tensor:
-        """As in RemoteTeacher; a refusal without ``Retry-After`` gets the time that its body estimates."""
         try:
             return super().ask(images_BCHW, key)
         except Refused as refused:
@@ -92,12 +88,12 @@ def estimated_time(body: bytes) -> float | None:
     seconds = document.get("estimated_time") if isinstance(document, dict) else None
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < math.inf:
         return None
-    return float(min(seconds, LONGEST_WAIT))
+    return float(min(seconds, MAX_WAIT))
 
 
 @dataclass(frozen=True)
-class HfApiAdapter:
-    """Pictures to requests, label and score lists to answers of ``mode``. ``top_k``: labels to ask for; 0: not said."""
+class HfApiAdapter(Adapter):
+    """Writes pictures into requests, reads lists of labels and scores. ``top_k``: labels to ask for; 0: not said."""
 
     names: ClassNames
     spec: ImageSpec
@@ -119,9 +115,6 @@ class HfApiAdapter:
     def most_bytes(self, batch: int) -> int:
         return ROOM + len(self.names) * (NUMBER + self.names.longest)
 
-    def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
-        return False
-
 
 def _pairs(document: object) -> Iterator[tuple[object, object]]:
     """The labels with their scores."""
@@ -130,10 +123,7 @@ def _pairs(document: object) -> Iterator[tuple[object, object]]:
     if not isinstance(document, list):
         what = shown(document.get("error", document)) if isinstance(document, dict) else shown(document)
         raise Unusable(f"expected a list of labels and scores, got {what}", "no answer")
-    return map(_pair, document)
-
-
-def _pair(entry: object) -> tuple[object, object]:
-    if not isinstance(entry, dict) or "label" not in entry or "score" not in entry:
-        raise Unusable(f"expected a label and a score in each entry, got {shown(entry)}", "no answer")
-    return entry["label"], entry["score"]
+    for entry in document:
+        if not isinstance(entry, dict) or "label" not in entry or "score" not in entry:
+            raise Unusable(f"expected a label and a score in each entry, got {shown(entry)}", "no answer")
+        yield entry["label"], entry["score"]

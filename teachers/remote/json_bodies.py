@@ -21,14 +21,9 @@ if TYPE_CHECKING:
     from teachers.remote.endpoint import Endpoint
 
 HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
-ROOM = 1_000_000
-"""Bytes that an answer may take besides its numbers."""
-
-NUMBER = 64
-"""Bytes that a number may take in an answer, with what stands around it."""
-
+ROOM = 1_000_000  # bytes that an answer may take besides its numbers
+NUMBER = 64  # bytes that a number may take in an answer, with what stands around it
 _NUMBERS = {int, float, type(None)}
-_DIGITS = (9, 8, 7)
 _SHOWN = 60
 
 
@@ -43,7 +38,7 @@ def numbers(array: Array) -> list[Any]:
     best = exact = array.astype(np.float64)
     with np.errstate(all="ignore"):
         exponent = np.floor(np.log10(np.abs(exact)))
-        for digits in _DIGITS:
+        for digits in (9, 8, 7):
             scale = 10.0 ** (digits - 1 - exponent)
             rounded = np.round(exact * scale) / scale
             best = np.where(rounded.astype(np.float32) == array, rounded, best)

@@ -13,7 +13,7 @@ from dfme.errors import Refused, Unanswered
 from teachers.remote.secrets import Secrets
 from teachers.remote.transport import CertificateError
 
-TROUBLE = (
+CONNECTION_ERRORS = (
     httpcore2.TimeoutException,
     httpcore2.NetworkError,
     httpcore2.ProtocolError,
@@ -22,15 +22,9 @@ TROUBLE = (
 )
 """All that a connection raises."""
 
-COME_BACK = (408, 425, 429, 503)
-"""Statuses of a service that did not serve the request, but may serve it later."""
-
-LONGEST_WAIT = 86_400.0
-"""Seconds beyond which a wish to wait is cut: no run waits for a day."""
-
-MAX_TEXT = 200
-"""Characters of the service's own words that a message holds."""
-
+RETRY_STATUSES = (408, 425, 429, 503)  # statuses of a service that did not serve the request, but may serve it later
+MAX_WAIT = 86_400.0  # seconds beyond which a wish to wait is cut: no run waits for a day
+MAX_QUOTED = 200  # characters of the service's own words that a message holds
 ADVICE = {
     "no connection": "is the server running?",
     "certificate": "name the file of its authority with --teacher.ca-file",
@@ -60,13 +54,13 @@ def failed_status(
     message = f"{where}: the service answered {status}{text}{advice(str(status))}"
     if status >= 500 and status != 503:
         return Unanswered(message, str(status))
-    outcome = Refused(message, str(status), retry=status in COME_BACK, retry_after=retry_after(headers))
+    outcome = Refused(message, str(status), retry=status in RETRY_STATUSES, retry_after=retry_after(headers))
     outcome.body = readable
     return outcome
 
 
 def failed_connection(where: str, error: Exception, secrets: Secrets) -> Refused | Unanswered:
-    """The outcome of trouble with a connection, one of ``TROUBLE``."""
+    """The outcome of trouble with a connection, one of ``CONNECTION_ERRORS``."""
     reason = _reason(error)
     what = f"{reason}{quoted(str(error), secrets)}"
     if reason in ("timeout", "reset"):
@@ -86,12 +80,12 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     """
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
-        return min(float(text), LONGEST_WAIT)
+        return min(float(text), MAX_WAIT)
     moment, now = _seconds(text), _seconds(headers.get("date", ""))
     if moment is None:
         return None
     wait = moment - (time.time() if now is None else now)
-    return min(wait, LONGEST_WAIT) if wait >= 0 else None
+    return min(wait, MAX_WAIT) if wait >= 0 else None
 
 
 def quoted(text: str, secrets: Secrets) -> str:
@@ -100,7 +94,7 @@ def quoted(text: str, secrets: Secrets) -> str:
     words = secrets.hide(" ".join(plain.split()))  # a second time: one may have been written with characters between
     if not words:
         return ""
-    return f" ({words[:MAX_TEXT]}...)" if len(words) > MAX_TEXT else f" ({words})"
+    return f" ({words[:MAX_QUOTED]}...)" if len(words) > MAX_QUOTED else f" ({words})"
 
 
 def _reason(error: Exception) -> str:

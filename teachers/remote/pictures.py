@@ -38,9 +38,7 @@ def image_of(sizes: Image, order: AxisOrder) -> Image:
     return (one, two, three) if order == "nchw" else (three, one, two)
 
 
-COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
-"""PNG's number for grey, grey with alpha, RGB and RGBA, by channels."""
-
+COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # PNG's number for grey, grey with alpha, RGB and RGBA, by channels
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 LEVEL = 1  # a generator's images are close to noise: more effort buys next to nothing
 

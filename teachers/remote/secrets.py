@@ -12,13 +12,10 @@ from urllib.parse import quote, quote_plus
 
 from dfme.errors import UserError
 
-PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
-"""``${NAME}`` in a text stands for the environment variable of that name."""
-
+PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")  # ``${NAME}`` in a text stands for the environment variable of that name
 HIDDEN = "***"
 
-MIN_BASE64 = 8
-"""Characters that a piece of base64 must have to be taken for a secret's: shorter ones occur by chance."""
+MIN_BASE64 = 8  # characters of a piece of base64 to be taken for a secret's: shorter ones occur by chance
 
 
 class Secrets:

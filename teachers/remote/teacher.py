@@ -18,8 +18,7 @@ from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.options import ServiceOptions
 from teachers.remote.secrets import Secrets
 
-TOO_LARGE = ("400", "413", "422")
-"""Statuses with which services refuse a batch for its size, among other things."""
+TOO_LARGE_STATUSES = ("400", "413", "422")  # with them services refuse a batch for its size, too
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Adapter(Protocol):
 
     def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
         """The most images a request may have, by the body of a refusal; None: fewer; False: it was not for that."""
-        ...
+        return False
 
 
 class RemoteTeacher:
@@ -93,7 +92,7 @@ class RemoteTeacher:
         try:
             reply = self._endpoint.post(query.path, query.body, headers, adapter.most_bytes(batch))
         except Refused as refused:
-            limit = adapter.batch_limit(refused.body) if refused.reason in TOO_LARGE and batch > 1 else False
+            limit = adapter.batch_limit(refused.body) if refused.reason in TOO_LARGE_STATUSES and batch > 1 else False
             if limit is False or (limit is not None and not 1 <= limit < batch):
                 raise refused from None
             raise BatchTooLarge(str(refused), limit) from None

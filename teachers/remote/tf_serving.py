@@ -42,10 +42,8 @@ from teachers.remote.tf_signature import (
 _LIMIT = re.compile(
     rb"larger than (?:the )?max(?:imum)?(?: input)?[ _]batch[ _]size[^0-9]{0,3}(\d{1,9})", re.IGNORECASE
 )
-_OPEN = 1_000
-"""Numbers for each image that an output whose size the model leaves open is allowed."""
-
-_MOST_BYTES = 2**28  # whatever a model says of itself
+_IF_OPEN = 1_000  # numbers for each image that an output whose size the model leaves open is allowed
+_MAX_BYTES = 2**28  # whatever a model says of itself
 
 
 def connect_tf_serving(options: TfServingOptions, config: TeacherConfig, device: torch.device) -> RemoteTeacher:
@@ -56,19 +54,15 @@ def connect_tf_serving(options: TfServingOptions, config: TeacherConfig, device:
     secrets = Secrets.from_environment([options.api_key_env])
     endpoint = Endpoint(options, options.url, secrets)
     try:
-        path = _path(options)
+        path = f"/v1/models/{quote(options.model, safe='')}"
+        path += f"/versions/{quote(options.version, safe='')}" if options.version else ""
         _require_available(endpoint, path, secrets)
         metadata = json_bodies.get_json(endpoint, f"{path}/metadata", "the model's metadata")
         signature = read_signature(metadata, options.signature, f"{endpoint.url}{path}/metadata")
-        return _teacher(endpoint, signature, options, config)
+        return _teacher(endpoint, path, signature, options, config)
     except BaseException:
         endpoint.close()
         raise
-
-
-def _path(options: TfServingOptions) -> str:
-    version = f"/versions/{quote(options.version, safe='')}" if options.version else ""
-    return f"/v1/models/{quote(options.model, safe='')}{version}"
 
 
 def _require_available(endpoint: Endpoint, path: str, secrets: Secrets) -> None:
@@ -84,7 +78,7 @@ def _require_available(endpoint: Endpoint, path: str, secrets: Secrets) -> None:
 
 
 def _teacher(
-    endpoint: Endpoint, signature: Signature, options: TfServingOptions, config: TeacherConfig
+    endpoint: Endpoint, path: str, signature: Signature, options: TfServingOptions, config: TeacherConfig
 ) -> RemoteTeacher:
     source = pick(signature.inputs, options.input, "--teacher.input")
     output = pick(signature.outputs, options.output, "--teacher.output")
@@ -96,7 +90,7 @@ def _teacher(
     if eight and config.levels not in (None, 256):
         raise UserError(f"--teacher.levels: got {config.levels}, but input {source.name} takes bytes: 256")
     adapter = TfServingAdapter(
-        path=f"{_path(options)}:predict",
+        path=f"{path}:predict",
         signature=options.signature,
         column=options.input,
         output=output.name,
@@ -115,7 +109,7 @@ def _teacher(
 
 def _size(output: TensorInfo) -> int:
     """Numbers that an output gives for one image."""
-    return _OPEN if output.axes is None else math.prod(size if size > 0 else _OPEN for size in output.axes[1:])
+    return _IF_OPEN if output.axes is None else math.prod(size if size > 0 else _IF_OPEN for size in output.axes[1:])
 
 
 @dataclass(frozen=True)
@@ -161,7 +155,7 @@ class TfServingAdapter:
         return two_classes(scores, self.mode) if self.binary else scores
 
     def most_bytes(self, batch: int) -> int:
-        return min(json_bodies.ROOM + batch * json_bodies.NUMBER * max(self.numbers_out, self.classes), _MOST_BYTES)
+        return min(json_bodies.ROOM + batch * json_bodies.NUMBER * max(self.numbers_out, self.classes), _MAX_BYTES)
 
     def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
         """The limit in the words of the server: ``Task size 65 is larger than maximum input batch size 64``."""

@@ -21,8 +21,7 @@ import httpx2
 from dfme.errors import UserError
 from teachers.remote.consent import is_this_machine
 
-IDLE_SECONDS = 4.0
-"""How long a connection is kept for the next request: less than the five seconds after which many servers hang up."""
+IDLE_SECONDS = 4.0  # a connection is kept for the next request: less than the five after which many servers hang up
 
 
 class CertificateError(httpcore2.ConnectError):
@@ -68,8 +67,6 @@ class Transport(httpx2.BaseTransport):
 
 
 class _Body(httpx2.SyncByteStream):
-    """The body of an answer as it comes."""
-
     def __init__(self, response: httpcore2.Response) -> None:
         self._response = response
 

@@ -21,8 +21,7 @@ from teachers.open_inference.tensors import short
 from teachers.serve.meter import Meter
 from teachers.serve.model import Model
 
-OPEN = ("/v2/health/live", "/v2/health/ready")
-"""Paths that need no key."""
+PUBLIC_PATHS = ("/v2/health/live", "/v2/health/ready")  # paths that need no key
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +39,6 @@ class Endpoints:
 
     def __init__(self, service: protocol.Service, model: Model, meter: Meter) -> None:
         self._service, self._model, self._meter = service, model, meter
-        self._most_bytes = service.most_bytes
 
     def routes(self) -> list[Route]:
         routes: list[Route] = []  # tried in order, so those of inference come first
@@ -64,7 +62,7 @@ class Endpoints:
         """One batch: refused in words, or the model's answers."""
         self._require(request)
         try:
-            body = await _body(request, self._most_bytes, self._service.max_batch)
+            body = await _body(request, self._service.most_bytes, self._service.max_batch)
         except ClientDisconnect:
             self._meter.refused["broken off"] += 1
             return Response(status_code=400)  # nobody reads it
@@ -140,7 +138,7 @@ class Guard:
         self._app, self._key, self._meter = app, key.encode(), meter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in OPEN or self._knows(dict(scope["headers"])):
+        if scope["type"] == "lifespan" or scope["path"] in PUBLIC_PATHS or self._knows(dict(scope["headers"])):
             await self._app(scope, receive, send)
             return
         self._meter.refused["unauthorised"] += 1

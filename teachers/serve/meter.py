@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 Clock = Callable[[], float]
 
-ROUNDING = 1e-6
-"""Seconds that rounding makes of a wait that is over."""
+ROUNDING = 1e-6  # seconds that rounding makes of a wait that is over
 
 
 class ServedRate:

@@ -23,11 +23,8 @@ from teachers.serve.app import make_app
 from teachers.serve.meter import Meter
 from teachers.serve.model import Model
 
-IDLE = 120
-"""Seconds that a connection may idle; clients give theirs up sooner, so none is closed under a request on its way."""
-
-LEAVE = 30
-"""Seconds that requests under way may take to end once the server is told to stop."""
+IDLE_SECONDS = 120  # a connection may idle; clients give theirs up sooner, so no request comes on a closing one
+SHUTDOWN_SECONDS = 30  # requests under way may take to end once the server is to stop
 
 
 class Server:
@@ -51,8 +48,8 @@ class Server:
                 ws="none",
                 proxy_headers=False,
                 server_header=False,
-                timeout_keep_alive=IDLE,
-                timeout_graceful_shutdown=LEAVE,
+                timeout_keep_alive=IDLE_SECONDS,
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )
         )
         self._thread: threading.Thread | None = None
@@ -114,7 +111,6 @@ class Serving:
         self._model.close()
 
     def run(self) -> None:
-        """Serve until Ctrl-C or SIGTERM."""
         try:
             self.server.run()
         finally:

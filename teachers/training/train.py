@@ -33,16 +33,12 @@ EpochCallback = Callable[[dict[str, float]], None]
 
 SPLITS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
-NOT_IN_RECIPE = ("device", "evaluate_every", "out")
-"""Settings that say where and how loudly a teacher is trained, not which one."""
+NOT_IN_RECIPE = ("device", "evaluate_every", "out")  # where and how loudly a teacher is trained, not which one
 
 
 @dataclass(frozen=True)
 class TrainedTeacher:
-    """Where the weights lie, what the file says about itself, and the seconds the training took.
-
-    ``card.accuracy`` is the share of the data set's test part that the finished teacher gets right.
-    """
+    """The weights' file, its card, whose ``accuracy`` is on the test part, and the seconds the training took."""
 
     path: Path
     card: Card

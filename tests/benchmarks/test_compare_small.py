@@ -1,4 +1,4 @@
-"""The small comparison as README gives it, and the ordering that configs/README.md claims, with room for the seeds."""
+"""The small comparison as README gives it, and the ordering that docs/results/comparison.md claims, seeds aside."""
 
 from __future__ import annotations
 

@@ -129,6 +129,7 @@ def test_shapes_come_in_any_size_from_a_seed(shape: tuple[int, int, int]) -> Non
     assert not torch.equal(first.images, other.images)
 
 
+@pytest.mark.exhaustive
 def test_shapes_to_train_with_are_not_those_held_out() -> None:
     train, test = load_dataset("shapes", "train"), load_dataset("shapes", "test", shape=(3, 12, 12))
     assert (len(train), len(test)) == (20_000, 2_000)

@@ -29,11 +29,11 @@ from dfme.spec import LabelMode
 
 
 WIRES = [
-    ("probabilities", None, 6.0),
     ("probabilities:3", None, 2.0),
     ("probabilities:4", 256, 6.0),
     *exhaustive_rows(
         [
+            ("probabilities", None, 6.0),
             ("logits", None, 6.0),
             ("probabilities:6", None, 6.0),
             ("probabilities:4", None, 6.0),

@@ -32,8 +32,8 @@ def straight(tmp_path_factory) -> tuple[bytes, dict]:
     return student(out), result.summary
 
 
-# Within the check, at its end, and beyond it.
-STOPS = [(2, "breaks down"), (5, "Ctrl-C"), (9, "breaks down")]
+# Within the check, and beyond it.
+STOPS = [(5, "Ctrl-C"), (9, "breaks down")]
 OTHERS = [(call, how) for call in (1, 2, 3, 5, 8, 9, 12) for how in ("breaks down", "Ctrl-C")]
 
 

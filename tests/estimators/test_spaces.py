@@ -85,7 +85,7 @@ def test_the_centre_is_the_nearest_point_with_room_for_the_step() -> None:
 
 @every_form
 @pytest.mark.parametrize("direction", ["orthogonal", *exhaustive("rademacher")])
-@pytest.mark.parametrize("value", [-1.0, 1.0], ids=["lowest", "highest"])
+@pytest.mark.parametrize("value", [1.0, *exhaustive(-1.0)], ids=["highest", "lowest"])
 def test_images_at_the_bounds_are_estimated_without_bias(form: Form, direction: DirectionName, value: float) -> None:
     """A linear objective, whose gradient is the same wherever the centre is: the mean of many estimates is it."""
     objective, x_BCHW = Linear(1, (1, 3, 4)), torch.full((1, 1, 3, 4), value)

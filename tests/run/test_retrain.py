@@ -117,6 +117,7 @@ def test_an_ensemble(run: Path, tmp_path: Path) -> None:
     assert made["vote_agreement"] > 0.2
 
 
+@pytest.mark.exhaustive
 def test_held_back_answers_are_on_record_too(tmp_path: Path) -> None:
     clone(tmp_path / "run", Metered(), 900)
     recorded = json.loads((tmp_path / "run" / "summary.json").read_text())["evaluation"]

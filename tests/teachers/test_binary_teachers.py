@@ -183,6 +183,7 @@ class Lone(nn.Module):
         return z_B[:, None] if self.column else z_B
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("column", [True, False])
 def test_a_program_with_one_output_with_or_without_its_axis(column: bool, tmp_path: Path) -> None:
     program = torch.export.export(Lone(column), (IMAGES,), dynamic_shapes=({0: torch.export.Dim("batch")},))

@@ -111,8 +111,12 @@ def test_own_teacher_behind_normalisation(own_module: str) -> None:
             r"shape = \(C, H, W\), or say --teacher\.shape .*extract\(\.\.\., shape=",
         ),
         ("torhc", {}, "did you mean torch"),
-        ("torch", {}, "option checkpoint is missing"),
-        ("torch", {"checkpoint": "a", "chekpoint": "b"}, "no option chekpoint"),
+        ("torch", {}, r"--teacher\.checkpoint: missing; expected weights"),
+        (
+            "torch",
+            {"checkpoint": "a", "chekpoint": "b"},
+            r"--teacher\.chekpoint: unknown option; did you mean checkpoint",
+        ),
     ],
 )
 def test_own_and_built_in_kinds_that_cannot_work(

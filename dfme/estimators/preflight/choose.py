@@ -34,7 +34,7 @@ def default_settings(config: EstimatorConfig, spec: ImageSpec) -> EstimatorConfi
     """The settings with all chosen that needs no query: of kind auto, the space and the directions.
 
     8-bit images are walked on as the lattice they are; dct directions, since the parameters of a convolutional
-    generator follow low frequencies best (configs/README.md has the figures).
+    generator follow low frequencies best (docs/results/estimators.md has the figures).
     """
     if config.kind != "auto":
         return config

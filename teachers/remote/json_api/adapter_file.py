@@ -28,8 +28,6 @@ def problems(description: Description) -> Iterator[str]:
     yield from _request_problems(description)
     yield from _answer_problems(description)
     image = description.image
-    if description.batch < 1:
-        yield f"batch: expected at least 1, got {description.batch}"
     if image.scale is not None and (image.eight_bit or image.scale[0] == image.scale[1]):
         yield "image.scale: expected two different numbers, and dtype: float32 in raw, raw_base64 or list"
     if image.flat and image.encoding != "list":

@@ -6,7 +6,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, dump, labels, num
 from teachers.remote.options import JsonOptions
 from teachers.remote.pictures import eight_bit, png
 from teachers.remote.secrets import Secrets
-from teachers.remote.teacher import Query, RemoteTeacher, request_policy_of
+from teachers.remote.teacher import Adapter, Query, RemoteTeacher, request_policy_of
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ def body_of(api: JsonApi, secrets: Secrets) -> Body:
     return partial(json_body, with_environment(request.json, secrets.fill))
 
 
-class JsonAdapter:
+class JsonAdapter(Adapter):
     """Writes requests as ``form`` and ``body`` say, reads answers as ``answer`` and ``model`` say."""
 
     def __init__(self, form: ImageForm, body: Body, answer: AnswerForm, model: ModelSpec) -> None:
@@ -90,9 +90,6 @@ class JsonAdapter:
         name = 0 if self._kind in ("scores", "number") else self._model.classes.longest
         return ROOM + batch * len(self._model.classes) * (NUMBER + name)
 
-    def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
-        return False
-
     def _values(self, document: object, batch: int) -> list[object]:
         """The part of an answer that belongs to each image. Unusable, with the service's own words, if it has none."""
         error = self._error.first(document)
@@ -116,15 +113,15 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-ENCODINGS: dict[str, Callable[[Array, bool], Any]] = {
-    "png": lambda x, flat: png(x),
-    "png_base64": lambda x, flat: _text(png(x)),
-    "data_url": lambda x, flat: f"data:image/png;base64,{_text(png(x))}",
-    "raw": lambda x, flat: x.tobytes(),
-    "raw_base64": lambda x, flat: _text(x.tobytes()),
-    "list": lambda x, flat: numbers(x.reshape(-1) if flat else x),
+ENCODINGS: dict[str, Callable[[Array], Any]] = {
+    "png": png,
+    "png_base64": lambda x: _text(png(x)),
+    "data_url": lambda x: f"data:image/png;base64,{_text(png(x))}",
+    "raw": lambda x: x.tobytes(),
+    "raw_base64": lambda x: _text(x.tobytes()),
+    "list": numbers,
 }
-"""From one image's numbers (and whether they are wanted in one row) to what goes into a request."""
+"""From the numbers of an image to what goes into a request."""
 
 
 def encode_images(images_BCHW: Tensor, form: ImageForm, spec: ImageSpec) -> list[Any]:
@@ -136,7 +133,7 @@ def encode_images(images_BCHW: Tensor, form: ImageForm, spec: ImageSpec) -> list
         x_BCHW = _scaled(images_BCHW, form.scale, spec)
         x = x_BCHW if form.layout == "nchw" else x_BCHW.transpose(0, 2, 3, 1)
     encode = ENCODINGS[form.encoding]
-    return [encode(image, form.flat) for image in x]
+    return [encode(image.reshape(-1) if form.flat else image) for image in x]
 
 
 def _scaled(images_BCHW: Tensor, scale: tuple[float, float] | None, spec: ImageSpec) -> Array:

@@ -47,7 +47,7 @@ from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
-from dfme.config.fields import CONFIG
+from dfme.config.fields import CONFIG, Count
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -112,7 +112,7 @@ class Description:
 
     url: str = ""
     headers: dict[str, str] = field(default_factory=dict)
-    batch: int = 1
+    batch: Count = 1
     image: ImageForm = field(default_factory=ImageForm)
     request: RequestForm = field(default_factory=RequestForm)
     answer: AnswerForm = field(default_factory=AnswerForm)

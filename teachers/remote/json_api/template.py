@@ -17,7 +17,7 @@ from teachers.remote.json_bodies import shown
 _STEP = re.compile(
     r'\.?(?P<name>[^\W\d][\w-]*)|\.?(?P<number>\d{1,6})(?!\w)|\[(?P<index>\d{1,6}|\*)\]|\["(?P<quoted>[^"]*)"\]'
 )
-_MOST_STEPS = 32
+_MAX_STEPS = 32
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class JsonPath:
         """ValueError, with what was expected and what came, for a text that is no path."""
         steps: list[_Step] = []
         position = 0
-        while position < len(text) and len(steps) <= _MOST_STEPS:
+        while position < len(text) and len(steps) <= _MAX_STEPS:
             found = _STEP.match(text, position)
             if found is None or (text[position] == "." and position == 0):
                 raise ValueError(
@@ -53,8 +53,8 @@ class JsonPath:
                 )
             steps.append(_step(found))
             position = found.end()
-        if len(steps) > _MOST_STEPS:
-            raise ValueError(f"expected at most {_MOST_STEPS} steps, got {text[:80]!r}")
+        if len(steps) > _MAX_STEPS:
+            raise ValueError(f"expected at most {_MAX_STEPS} steps, got {text[:80]!r}")
         if sum(step.each for step in steps) > 1:
             raise ValueError(f"expected [*] once, for the images, got {text!r}")
         return cls(text, tuple(steps))
@@ -106,10 +106,7 @@ _ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def problem_of(template: object, batch: int, as_text: bool) -> str | None:
-    """What is wrong with a template for requests of up to ``batch`` images, in words; None if nothing is.
-
-    ``as_text``: whether an encoded image is text, which may stand within a longer one.
-    """
+    """What is wrong with a template for up to ``batch`` images; ``as_text``: they may stand in longer texts."""
     if not isinstance(template, dict | list):
         return f"expected an object or a list with {IMAGE} in it, got {type(template).__name__}"
     try:

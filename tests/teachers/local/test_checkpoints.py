@@ -101,6 +101,7 @@ def published(tmp_path: Path, arch: str, shape: tuple[int, int, int], classes: i
     return path, net
 
 
+@pytest.mark.exhaustive
 def test_a_published_resnet34_8x_loads_as_it_is(tmp_path: Path) -> None:
     path, net = published(tmp_path, "resnet34_8x", (3, 32, 32), 10)
     teacher = torch_teacher(path, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))
