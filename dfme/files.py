@@ -154,6 +154,12 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[IO[bytes]]:
             draft.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file of text by ``replacing``."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
 def _sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY)
     try:

@@ -81,7 +81,7 @@ class _NetTeacher:
 
 
 class _Silent:
-    """A listener and an examination that cost nothing."""
+    """A listener and an examination in one, which cost nothing."""
 
     def step(self, queries: int, metrics: dict[str, float]) -> None: ...
 
@@ -128,7 +128,6 @@ class Work:
         def go() -> None:
             loop.run(
                 method,
-                method.students,
                 oracle,
                 silent,
                 silent,
@@ -198,18 +197,10 @@ def table(rows: list[SpeedRow], config: BenchConfig, device: torch.device) -> st
     """The rows as a Markdown table under a line that names machine, versions and settings."""
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     head = f"{machine}, {torch.get_num_threads()} threads, torch {torch.__version__}, {config.precision}"
-    lines = [
-        head,
-        "",
-        "| case | batch | loop ms | bare ms | queries/s | bare / loop |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+    lines = [head, "", "| case | batch | loop ms | bare ms | queries/s | bare / loop |", f"|---{'|---:' * 5}|"]
     for row in rows:
-        speed = row.queries / row.loop_seconds
-        lines.append(
-            f"| {row.case} | {row.batch} | {row.loop_seconds * 1e3:.1f} | {row.bare_seconds * 1e3:.1f} "
-            f"| {speed:,.0f} | {row.ratio:.3f} |"
-        )
+        loop_ms, bare_ms, speed = row.loop_seconds * 1e3, row.bare_seconds * 1e3, row.queries / row.loop_seconds
+        lines.append(f"| {row.case} | {row.batch} | {loop_ms:.1f} | {bare_ms:.1f} | {speed:,.0f} | {row.ratio:.3f} |")
     return "\n".join(lines)
 
 
@@ -220,11 +211,14 @@ def _backward(net: nn.Module, output: Tensor, upstream: Tensor) -> None:
 
 
 def _timed(work: Callable[[], None], device: torch.device) -> float:
-    """Seconds of one call, the device's queue emptied before and after."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    start = time.perf_counter()
+    """Seconds of one call."""
+    started = clock(device)
     work()
+    return clock(device) - started
+
+
+def clock(device: torch.device) -> float:
+    """Seconds, once the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+    return time.perf_counter()

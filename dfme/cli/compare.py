@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dfme.benchmarks.compare.checks import ELSEWHERE, elsewhere_problems, own_problems
 from dfme.benchmarks.compare.plan import PAPER, ComparisonPlan, cells_of
-from dfme.benchmarks.compare.rows import Content, row_content, tidy
+from dfme.benchmarks.compare.rows import ELSEWHERE, Content, elsewhere_problems, own_problems, row_content, tidy
 from dfme.benchmarks.options import CompareConfig
 from dfme.cli import extract
 from dfme.cli.arguments import Arguments, read_recipe, resumed

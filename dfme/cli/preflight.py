@@ -88,7 +88,7 @@ def _probe(oracle: Oracle, seed: int) -> Finding:
 
 def _differences(finding: Finding, oracle: Oracle) -> list[str]:
     """What candidate steps are worth, as a table, and the flags to take."""
-    if not finding.rungs:
+    if not finding.candidates:
         return [f"finite differences see nothing of {finding.answers}: take a method whose generator needs none"]
     chosen = choose(OPEN, finding, oracle.spec, reuse=False)
     unit = "levels" if finding.space == "lattice" else "step"
@@ -97,9 +97,9 @@ def _differences(finding: Finding, oracle: Oracle) -> list[str]:
         f"{finding.direction}; predicted correlation with the true slope:",
         f"{unit:>10}{'signal':>12}{'noise':>12}{'carried':>10}{'forward':>10}{'central':>10}",
         *(
-            f"{rung.step:>10g}{rung.signal:>12.2g}{rung.noise:>12.2g}"
-            f"{rung.carried:>10.2f}{rung.forward:>10.2f}{rung.central:>10.2f}"
-            for rung in finding.rungs
+            f"{each.step:>10g}{each.signal:>12.2g}{each.noise:>12.2g}"
+            f"{each.carried:>10.2f}{each.forward:>10.2f}{each.central:>10.2f}"
+            for each in finding.candidates
         ),
     ]
     warned = warning(finding, chosen)

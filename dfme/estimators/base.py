@@ -13,11 +13,6 @@ ImageFunction = Callable[[Tensor], Tensor]
 """Images, or what comes before them, (N, C, H, W) -> one number per image (N,) in any floating dtype."""
 
 
-def unchanged(x_NCHW: Tensor) -> Tensor:
-    """The images as they are: what a wire of floats does to them."""
-    return x_NCHW
-
-
 @dataclass(frozen=True, eq=False)
 class Objective:
     """f(x) = value(x, observe(x)), one number per image: the API's part, which costs, and our own, which is free.
@@ -37,16 +32,19 @@ class Objective:
     features_BFHW: Tensor | None = None
     remembered: Sequence[tuple[Tensor, Tensor]] = ()
     scores: ImageFunction | None = None
-    carry: ImageFunction = unchanged
+    carry: ImageFunction = lambda point_NCHW: point_NCHW
     asked: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def __call__(self, point_NCHW: Tensor) -> Tensor:
-        x_NCHW = self.carry(point_NCHW)
-        return self.value(x_NCHW, self._ask(x_NCHW))
+        answers = self.observe(point_NCHW)
+        return self.value(self.asked[-1][0], answers)
 
     def observe(self, point_NCHW: Tensor) -> Tensor:
         """The answers at points; as many images are paid for."""
-        return self._ask(self.carry(point_NCHW))
+        x_NCHW = self.carry(point_NCHW)
+        answers = self.query(x_NCHW)
+        self.asked.append((x_NCHW, answers))
+        return answers
 
     def value_at(self, point_NCHW: Tensor, answers: Tensor) -> Tensor:
         """The values (N,) at points whose answers are known; nothing is asked."""
@@ -56,11 +54,6 @@ class Objective:
         """The first ``count`` images asked about and their answers: of forward differences, the points themselves."""
         images, answers = zip(*self.asked, strict=True)
         return torch.cat(images)[:count], torch.cat(answers)[:count]
-
-    def _ask(self, x_NCHW: Tensor) -> Tensor:
-        answers = self.query(x_NCHW)
-        self.asked.append((x_NCHW, answers))
-        return answers
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +88,9 @@ class Estimator(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next estimate depends on besides its arguments; empty for most."""
-        ...
+        """What the next estimate depends on besides its arguments: nothing, for most."""
+        return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what ``state_dict`` gave."""
+        return

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from dfme.config.settings import EstimatorConfig
 from dfme.errors import UserError
 from dfme.estimators.base import Estimator
 from dfme.estimators.finite_difference import FiniteDifference
+from dfme.estimators.prior_guided import PriorGuided
 from dfme.estimators.spaces import SPACES, Squash
+from dfme.estimators.synthetic import Synthetic
 from dfme.spec import ImageSpec
 
-
-@dataclass(frozen=True)
-class _EstimatorSettings:
-    """What an estimator is made from, with every ``auto`` resolved; ``step`` is a number."""
-
-    config: EstimatorConfig
-    spec: ImageSpec
-    squash: Squash
-    chunk: int | None
-    seed: int
-    step: float
-
-    @property
-    def bounds(self) -> tuple[float, float] | None:
-        return None if self.config.space == "pre_squash" else self.spec.bounds
-
-    @property
-    def lattice(self) -> float | None:
-        if self.config.space != "lattice" or self.spec.levels is None:
-            return None
-        low, high = self.spec.bounds
-        return (high - low) / (self.spec.levels - 1)
-
-    def in_space(self, inner: Estimator) -> Estimator:
-        return SPACES[self.config.space](inner, self.squash, self.spec)
+Maker = Callable[[EstimatorConfig, float, tuple[float, float] | None, float | None, int | None], Estimator]
+"""Settings, step, bounds, lattice and chunk -> the estimator that asks in the settings' space."""
 
 
 def make_estimator(config: EstimatorConfig, spec: ImageSpec, squash: Squash, chunk: int | None, seed: int) -> Estimator:
@@ -48,71 +25,52 @@ def make_estimator(config: EstimatorConfig, spec: ImageSpec, squash: Squash, chu
     the objective. ``seed``: of weights that an estimator may have of its own.
 
     Raises:
-        UserError: an option is still auto, out of range, or does not fit the teacher's images
+        UserError: an option is still auto, or does not fit the teacher's images
     """
     if config.kind not in MAKERS:
         raise UserError(f"--estimator.kind: expected {', '.join(MAKERS)}, got {config.kind!r}")
-    if config.space not in SPACES:
-        raise UserError(f"--estimator.space: expected {', '.join(SPACES)}, got {config.space!r}")
     if isinstance(config.step, str):
         raise UserError(f"--estimator.step: expected a number by now, got {config.step!r}; the check resolves it")
-    _check_lattice(config, config.step, spec)
-    with _named_as_flags():
-        return MAKERS[config.kind](_EstimatorSettings(config, spec, squash, chunk, seed, config.step))
-
-
-def _finite_difference(order: _EstimatorSettings) -> Estimator:
-    return order.in_space(_differences(order))
-
-
-def _prior_guided(order: _EstimatorSettings) -> Estimator:
-    from dfme.estimators.prior_guided import PriorGuided
-
-    config = order.config
-    if config.prior == "neighbours" and config.space == "pre_squash":
+    if config.kind == "prior_guided" and config.prior == "neighbours" and config.space == "pre_squash":
         raise UserError(
             "--estimator.prior neighbours: expected --estimator.space image or lattice, got pre_squash; "
             "answers paid for before belong to images"
         )
-    inner = PriorGuided(
-        config.prior, config.directions, order.step, config.form, order.bounds, order.lattice, order.chunk
-    )
-    return order.in_space(inner)
+    bounds = None if config.space == "pre_squash" else spec.bounds
+    lattice = _lattice(config.step, spec) if config.space == "lattice" else None
+    try:
+        inner = MAKERS[config.kind](config, config.step, bounds, lattice, chunk)
+        estimator = SPACES[config.space](inner, squash, spec)
+        if config.kind != "synthetic":
+            return estimator
+        # Outside of the space: it predicts d objective / d u, whatever was perturbed to learn it.
+        return Synthetic(estimator, config.every, config.synthetic_lr, squash, spec, seed)
+    except UserError as error:  # estimators name their arguments, people know flags
+        raise UserError(f"--estimator.{error}") from None
 
 
-def _synthetic(order: _EstimatorSettings) -> Estimator:
-    from dfme.estimators.synthetic import Synthetic
+def _differences(
+    config: EstimatorConfig, step: float, bounds: tuple[float, float] | None, lattice: float | None, chunk: int | None
+) -> Estimator:
+    form, direction, frequencies = config.form, config.direction, config.frequencies
+    return FiniteDifference(config.directions, step, form, direction, bounds, chunk, lattice, frequencies)
 
-    # Outside of the space: it predicts what the seam takes, whatever was perturbed for its lessons.
-    config = order.config
-    return Synthetic(_finite_difference(order), config.every, config.synthetic_lr, order.squash, order.spec, order.seed)
+
+def _prior_guided(
+    config: EstimatorConfig, step: float, bounds: tuple[float, float] | None, lattice: float | None, chunk: int | None
+) -> Estimator:
+    return PriorGuided(config.prior, config.directions, step, config.form, bounds, lattice, chunk)
 
 
-MAKERS: dict[str, Callable[[_EstimatorSettings], Estimator]] = {
-    "finite_difference": _finite_difference,
+MAKERS: dict[str, Maker] = {
+    "finite_difference": _differences,
     "prior_guided": _prior_guided,
-    "synthetic": _synthetic,
+    "synthetic": _differences,
 }
 
 
-def _differences(order: _EstimatorSettings) -> FiniteDifference:
-    config = order.config
-    return FiniteDifference(
-        config.directions,
-        order.step,
-        config.form,
-        config.direction,
-        order.bounds,
-        order.chunk,
-        order.lattice,
-        config.frequencies,
-    )
-
-
-def _check_lattice(config: EstimatorConfig, step: float, spec: ImageSpec) -> None:
-    """Raise UserError where whole levels are asked for and there are none, or not enough."""
-    if config.space != "lattice":
-        return
+def _lattice(step: float, spec: ImageSpec) -> float:
+    """The distance between two levels. UserError where there are none, or not enough for the step."""
     if spec.levels is None:
         raise UserError(
             "--estimator.space lattice: expected a teacher that declares --teacher.levels (256 for 8-bit images), "
@@ -129,13 +87,5 @@ def _check_lattice(config: EstimatorConfig, step: float, spec: ImageSpec) -> Non
             f"--estimator.step {step:g}: expected a whole number of levels from 1 to {most}, such as 1, "
             "with --estimator.space lattice"
         )
-
-
-@contextmanager
-def _named_as_flags() -> Iterator[None]:
-    """Estimators name their arguments, people know flags: add what is between the two."""
-    try:
-        yield
-    except UserError as error:
-        text = str(error)
-        raise UserError(text if text.startswith("--") else f"--estimator.{text}") from None
+    low, high = spec.bounds
+    return (high - low) / (spec.levels - 1)

@@ -54,11 +54,15 @@ class Probing:
     """How to probe: how far, to which sides, within what limits, in calls of what size.
 
     Args:
-        step: the h of u + h v or, on a lattice, whole levels that every coordinate moves by
+        step: the h of u + h v: the length of a probe's way on the sphere, else its size per coordinate; on a
+            lattice whole levels that every coordinate moves by
         form: forward or central
-        bounds: lowest and highest legal value; none: any real number is legal
-        lattice: distance between neighbouring legal values, counted from the lower bound; none: all are legal
-        chunk: most images in one call; none: all at once
+        bounds: lowest and highest legal value, where the point is an image; the centre of the differences is
+            moved inwards by the largest reach of a probe, so that none is clipped. None: any number is legal
+        lattice: distance between the values a pixel can have on the wire, from the lower bound on, so that the
+            wire changes no probe. None: all values between the bounds exist
+        chunk: most images in one call of the objective; it changes no direction, and no result beyond the noise
+            of floating-point sums. About as many probes are in memory at a time. None: all at once
         reach: no coordinate of a direction is larger than this; of no effect on a lattice
 
     Raises:
@@ -79,22 +83,21 @@ class Probing:
             raise UserError(f"form: expected {' or '.join(FORMS)}, got {self.form!r}")
         if self.chunk is not None and self.chunk < 1:
             raise UserError(f"chunk: expected at least 1 image a call, got {self.chunk}")
-        if self.lattice is not None:
-            self._check_lattice(self.lattice)
-        elif self.bounds is not None and not 2 * self._longest < self.bounds[1] - self.bounds[0]:
-            raise UserError(
-                f"step {self.step}: expected probes that reach less than half of the bounds {self.bounds}, "
-                f"got a reach of {self._longest} with these directions; take a smaller step"
-            )
-
-    def _check_lattice(self, lattice: float) -> None:
+        if self.lattice is None:
+            if self.bounds is not None and not 2 * self._longest < self.bounds[1] - self.bounds[0]:
+                raise UserError(
+                    f"step {self.step}: expected probes that reach less than half of the bounds {self.bounds}, "
+                    f"got a reach of {self._longest} with these directions; take a smaller step"
+                )
+            return
         if self.bounds is None:
             raise UserError("lattice: expected bounds with it, which its levels are counted from, got none")
-        if not 0 < lattice <= self.bounds[1] - self.bounds[0]:
-            raise UserError(f"lattice: expected a distance that fits between the bounds {self.bounds}, got {lattice}")
+        if not 0 < self.lattice <= self.bounds[1] - self.bounds[0]:
+            text = f"expected a distance that fits between the bounds {self.bounds}, got {self.lattice}"
+            raise UserError(f"lattice: {text}")
         if not (self.step >= 1 and self.step % 1 == 0):
             raise UserError(f"step {self.step}: expected a whole number of levels, such as 1 or 4, on a lattice")
-        highest = self._highest(lattice)
+        highest = self._highest
         if 2 * self.step > highest:
             raise UserError(
                 f"step {self.step:g}: expected at most {highest // 2} of {highest + 1} levels, so that no probe is "
@@ -113,7 +116,7 @@ class Probing:
         if self.lattice is None:
             return point_BCHW.clamp(low + self._longest, high - self._longest)
         index_BCHW = ((point_BCHW - low) / self.lattice).round_()
-        return self._carried(index_BCHW.clamp_(self.step, self._highest(self.lattice) - self.step))
+        return self._carried(index_BCHW.clamp_(self.step, self._highest - self.step))
 
     def ends(self, centre_BCHW: Tensor, v_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         """The two points that a direction's difference is taken between, (plus, minus); nothing is asked."""
@@ -134,7 +137,9 @@ class Probing:
         ``chunk`` probes, and at least one batch of them, are in memory at a time.
         """
         batch = len(centre_BCHW)
-        for fitting in self._groups(batch, count):
+        group = count if self.chunk is None else max(1, self.chunk // (batch * FORMS[self.form]))
+        for start in range(0, count, group):
+            fitting = min(group, count - start)
             vs = list(islice(directions, fitting))
             ends = [self.ends(centre_BCHW, v_BCHW) for v_BCHW in vs]
             plus, minus = [end[0] for end in ends], [end[1] for end in ends]
@@ -152,17 +157,27 @@ class Probing:
     def ask(self, objective: ImageFunction, rows: list[Tensor]) -> Tensor:
         """The objective at all images of ``rows`` (N,), in calls of at most ``chunk`` images."""
         images_NCHW = torch.cat(rows) if len(rows) > 1 else rows[0]
-        calls = images_NCHW.split(self.chunk or len(images_NCHW))
-        return torch.cat([_checked_values(objective(call_NCHW), len(call_NCHW)) for call_NCHW in calls])
+        values = []
+        for call_NCHW in images_NCHW.split(self.chunk or len(images_NCHW)):
+            value_N = objective(call_NCHW)
+            if value_N.shape != (len(call_NCHW),) or not value_N.dtype.is_floating_point:
+                raise UserError(
+                    f"objective: expected one floating-point number per image, shape ({len(call_NCHW)},), "
+                    f"got shape {tuple(value_N.shape)}, dtype {value_N.dtype}"
+                )
+            values.append(value_N)
+        return torch.cat(values)
 
     @property
     def _longest(self) -> float:
         return self.step * self.reach
 
-    def _highest(self, lattice: float) -> int:
+    @property
+    def _highest(self) -> int:
         """Number of the highest level, the lowest being 0."""
         assert self.bounds is not None
-        return round((self.bounds[1] - self.bounds[0]) / lattice)
+        assert self.lattice is not None
+        return round((self.bounds[1] - self.bounds[0]) / self.lattice)
 
     def _carried(self, index_BCHW: Tensor) -> Tensor:
         """The values of these levels, by the operations of ``ImageSpec.quantise``, so that it changes no bit."""
@@ -188,14 +203,6 @@ class Probing:
         length_B = torch.linalg.vector_norm(way_BCHW, dim=(1, 2, 3))
         return way_BCHW.div_(length_B.view(-1, 1, 1, 1)), length_B
 
-    def _groups(self, batch: int, count: int) -> Iterator[int]:
-        """Numbers of directions to probe together, so that a group's probes about fill a chunk."""
-        fitting = count
-        if self.chunk is not None:
-            fitting = max(1, self.chunk // (batch * FORMS[self.form]))
-        for start in range(0, count, fitting):
-            yield min(fitting, count - start)
-
 
 def signs(v_BCHW: Tensor) -> Tensor:
     """+1 or -1 per coordinate; never 0, so that every way on a lattice has the same length."""
@@ -211,12 +218,3 @@ def check_point(point_BCHW: Tensor) -> None:
             f"point: expected float32 or float64, got {point_BCHW.dtype}: too coarse for a difference; "
             "keep the generator out of autocast"
         )
-
-
-def _checked_values(values: Tensor, images: int) -> Tensor:
-    if values.shape != (images,) or not values.dtype.is_floating_point:
-        raise UserError(
-            f"objective: expected one floating-point number per image, shape ({images},), "
-            f"got shape {tuple(values.shape)}, dtype {values.dtype}"
-        )
-    return values

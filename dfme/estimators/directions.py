@@ -53,24 +53,33 @@ class PerturbedPoint:
         """D = C H W."""
         return self.like_BCHW[0].numel()
 
+    @property
+    def patterns(self) -> int:
+        """Number of patterns a channel's dct directions are made of: their share, and at least one."""
+        height, width = self.like_BCHW.shape[2:]
+        return max(1, round(self.frequencies * height * width))
+
+
+Stream = Callable[[PerturbedPoint, torch.Generator], Iterator[Tensor]]
+"""Directions without end, one per image each time (B, C, H, W), nothing drawn ahead."""
+
 
 @dataclass(frozen=True)
 class Direction:
     """One family of random directions v in R^D.
 
-    ``stream(place, rng)``: directions without end, one per image each time (B, C, H, W), nothing drawn ahead.
     ``scale(place)``: the s with s * E[v v^T] = I, so that s * (v . g) * v has the mean g; for dct the projection
     on its subspace stands in place of I, for range no s does so and D is used.
     ``reach``: no coordinate of v is larger than this in size.
     """
 
-    stream: Callable[[PerturbedPoint, torch.Generator], Iterator[Tensor]]
+    stream: Stream
     scale: Callable[[PerturbedPoint], float]
     reach: float
 
 
 def _normal(like: Tensor, rng: torch.Generator) -> Tensor:
-    # Always in row-major order, so that the memory format of the point does not change the draws.
+    """In row-major order always, so that the memory format of the point does not change the draws."""
     return torch.randn(like.shape, generator=rng, dtype=like.dtype, device=like.device)
 
 
@@ -78,22 +87,12 @@ def _unit(v_BCHW: Tensor) -> Tensor:
     return v_BCHW.div_(torch.linalg.vector_norm(v_BCHW, dim=(1, 2, 3), keepdim=True))
 
 
-def _sphere(like: Tensor, rng: torch.Generator) -> Tensor:
-    return _unit(_normal(like, rng))
-
-
-def _gaussian(like: Tensor, rng: torch.Generator) -> Tensor:
-    return _normal(like, rng).clamp_(-GAUSSIAN_REACH, GAUSSIAN_REACH)
-
-
 def _rademacher(like: Tensor, rng: torch.Generator) -> Tensor:
     v_BCHW = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     return v_BCHW.bernoulli_(0.5, generator=rng).mul_(2).sub_(1)
 
 
-def _independent(
-    draw: Callable[[Tensor, torch.Generator], Tensor],
-) -> Callable[[PerturbedPoint, torch.Generator], Iterator[Tensor]]:
+def _independent(draw: Callable[[Tensor, torch.Generator], Tensor]) -> Stream:
     def stream(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
         while True:
             yield draw(place.like_BCHW, rng)
@@ -120,12 +119,6 @@ def _orthogonal(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]
         yield v_BD.view(place.like_BCHW.shape)
 
 
-def _patterns(place: PerturbedPoint) -> int:
-    """Number of patterns a channel's dct directions are made of: their share, and at least one."""
-    height, width = place.like_BCHW.shape[2:]
-    return max(1, round(place.frequencies * height * width))
-
-
 def _cosines(size: int, device: torch.device) -> Tensor:
     """The orthonormal DCT-II: row k is the cosine of frequency k at the ``size`` pixels."""
     at_N = torch.arange(size, device=device, dtype=torch.float64)
@@ -145,7 +138,7 @@ def low_frequencies(place: PerturbedPoint) -> Tensor:
     sum_HW, apart_HW = i_H1 * width + j_1W * height, (i_H1 * width - j_1W * height).abs()
     # Both are below 2 H W, so that one number sorts by the first and then by the second.
     order_N = (sum_HW * (2 * height * width) + apart_HW).flatten().argsort(stable=True)
-    chosen_P = order_N[: _patterns(place)]
+    chosen_P = order_N[: place.patterns]
     rows_PH = _cosines(height, device)[chosen_P // width]
     columns_PW = _cosines(width, device)[chosen_P % width]
     patterns_PHW = rows_PH.unsqueeze(2) * columns_PW.unsqueeze(1)
@@ -188,10 +181,16 @@ def _fitting_features(place: PerturbedPoint) -> Tensor:
 
 
 DIRECTIONS: dict[DirectionName, Direction] = {
-    "sphere": Direction(_independent(_sphere), scale=lambda place: float(place.size), reach=1.0),
-    "gaussian": Direction(_independent(_gaussian), scale=lambda _: 1.0, reach=GAUSSIAN_REACH),
+    "sphere": Direction(
+        _independent(lambda like, rng: _unit(_normal(like, rng))), scale=lambda place: float(place.size), reach=1.0
+    ),
+    "gaussian": Direction(
+        _independent(lambda like, rng: _normal(like, rng).clamp_(-GAUSSIAN_REACH, GAUSSIAN_REACH)),
+        scale=lambda _: 1.0,
+        reach=GAUSSIAN_REACH,
+    ),
     "rademacher": Direction(_independent(_rademacher), scale=lambda _: 1.0, reach=1.0),
     "orthogonal": Direction(_orthogonal, scale=lambda place: float(place.size), reach=1.0),
-    "dct": Direction(_dct, scale=lambda place: float(place.like_BCHW.shape[1] * _patterns(place)), reach=1.0),
+    "dct": Direction(_dct, scale=lambda place: float(place.like_BCHW.shape[1] * place.patterns), reach=1.0),
     "range": Direction(_range, scale=lambda place: float(place.size), reach=1.0),
 }

@@ -17,20 +17,19 @@ gaussian, rademacher and orthogonal ones; with dct and range D is a heuristic. M
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dfme.compute import ieee_fp32
 from dfme.errors import UserError
-from dfme.estimators.base import Estimate, ImageFunction, Objective
+from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
 from dfme.estimators.differences import Form, Probing, check_point
 from dfme.estimators.directions import DIRECTIONS, DirectionName, PerturbedPoint
 
 
 @dataclass(frozen=True)
-class FiniteDifference:
+class FiniteDifference(Estimator):
     """Estimates a gradient from the objective's values at nearby points.
 
     The step divided by is the one really made along v after rounding, <u + h v - u, v> / <v, v>: near 1,
@@ -41,20 +40,9 @@ class FiniteDifference:
 
     Args:
         directions: random directions per image (m)
-        step: the h of u + h v: the length of a probe's way on the sphere, else its size per coordinate; on a
-            lattice whole levels per coordinate
-        form: forward or central
         direction: a name in DIRECTIONS
-        bounds: lowest and highest legal value, where the point is an image; the centre of the differences is
-            moved inwards by the largest reach of a probe, so that every probe is legal and none is clipped.
-            None: any real number is legal, as before the generator's squashing
-        chunk: most images in one call of the objective; it changes no direction, and no result beyond the
-            noise of floating-point sums. About as many probes, and at least one batch of them, are in memory
-            at a time. None: all at once
-        lattice: distance between the values a pixel can have on the wire, from the lower bound on; the centre
-            is rounded to it and a probe moves every pixel by the step, up or down by the direction's sign, so
-            that the wire changes no probe. None: all values between the bounds exist
         frequencies: share of the frequencies that dct directions are made of
+        step, form, bounds, chunk, lattice: as of ``Probing``
 
     Raises:
         UserError: an argument is out of range, or the step does not fit between the bounds
@@ -100,7 +88,8 @@ class FiniteDifference:
         family, probing = DIRECTIONS[self.direction], self.probing
         with torch.no_grad(), ieee_fp32():
             centre_BCHW = probing.centre(point_BCHW)
-            place = self._place(objective, centre_BCHW)
+            features_BFHW = objective.features_BFHW if isinstance(objective, Objective) else None
+            place = PerturbedPoint(centre_BCHW, features_BFHW, self.frequencies)
             grad_BCHW = torch.zeros_like(centre_BCHW)
             values, differences = [], []
             for probe in probing.along(objective, centre_BCHW, family.stream(place, rng), self.directions):
@@ -112,14 +101,3 @@ class FiniteDifference:
             grad_BCHW.mul_(scale / self.directions)
             value_B = torch.stack(values).mean(0) if self.form == "central" else values[0]
         return Estimate(grad_BCHW, value_B, torch.stack(differences, dim=1), self.cost(len(point_BCHW)))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: every estimate stands by itself."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to load."""
-
-    def _place(self, objective: ImageFunction, centre_BCHW: Tensor) -> PerturbedPoint:
-        features_BFHW = objective.features_BFHW if isinstance(objective, Objective) else None
-        return PerturbedPoint(centre_BCHW, features_BFHW, self.frequencies)

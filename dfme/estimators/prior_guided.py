@@ -25,14 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dfme.compute import ieee_fp32
 from dfme.errors import UserError
-from dfme.estimators.base import Estimate, ImageFunction, Objective
+from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
 from dfme.estimators.differences import FORMS, Form, Probing, check_point, signs
 from dfme.estimators.directions import DIRECTIONS, PerturbedPoint
 from dfme.estimators.priors import PRIORS, PriorName, in_two_parts, observed
@@ -97,10 +96,6 @@ def _best(alpha2: Tensor, size: int, directions: int) -> _Plan:
     )
 
 
-_Places = tuple[Tensor, Tensor, Tensor]
-"""Centres (B, C, H, W), their priors, and the objective at the centres (B,)."""
-
-
 @dataclass(frozen=True, eq=False)
 class _Probed:
     """What a plan brought for the images that it was made for."""
@@ -111,7 +106,7 @@ class _Probed:
 
 
 @dataclass(frozen=True)
-class PriorGuided:
+class PriorGuided(Estimator):
     """Estimates a gradient with directions that lean towards a prior, by as much as the prior has earned.
 
     alpha^2 is measured anew for every batch, without an image more and without memory: the first eighth of the
@@ -132,7 +127,7 @@ class PriorGuided:
     Args:
         prior: student or neighbours, see ``priors``
         directions: directions per image (m)
-        step, form, bounds, lattice, chunk: as of FiniteDifference
+        step, form, bounds, lattice, chunk: as of ``Probing``
 
     Raises:
         UserError: an argument is out of range, or the step does not fit between the bounds
@@ -176,34 +171,32 @@ class PriorGuided:
             centre_BCHW = self.probing.centre(point_BCHW)
             answers = observed(objective, centre_BCHW, self.chunk)
             base_B = objective.value_at(centre_BCHW, answers)
-            prior_BCHW = self._made(PRIORS[self.prior](objective, centre_BCHW, answers, rng))
-            probed = self._in_stages(objective, (centre_BCHW, prior_BCHW, base_B), rng)
+            prior_BCHW = PRIORS[self.prior](objective, centre_BCHW, answers, rng)
+            if self.lattice is not None:  # where all pixels move equally, a probe can follow the signs alone
+                prior_BCHW = signs(prior_BCHW).mul_(prior_BCHW[0].numel() ** -0.5)
+            probed = self._in_stages(objective, centre_BCHW, prior_BCHW, base_B, rng)
         grad_BCHW = torch.cat([part.grad_BCHW for part in probed])
         differences_BM = torch.cat([part.difference_BM for part in probed])
         return Estimate(grad_BCHW, base_B, differences_BM, self.cost(len(point_BCHW)))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: every estimate stands by itself."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to load."""
-
-    def _made(self, prior_BCHW: Tensor) -> Tensor:
-        """The prior as a probe can follow it: on a lattice, where all pixels move equally, its signs."""
-        if self.lattice is None:
-            return prior_BCHW
-        return signs(prior_BCHW).mul_(prior_BCHW[0].numel() ** -0.5)
-
-    def _in_stages(self, objective: Objective, at: _Places, rng: torch.Generator) -> list[_Probed]:
+    def _in_stages(
+        self, objective: Objective, centre_BCHW: Tensor, prior_BCHW: Tensor, base_B: Tensor, rng: torch.Generator
+    ) -> list[_Probed]:
         """Images in order: some that probe the prior, some that probe aside of it, and those that profit."""
-        batch, size, m = len(at[0]), at[0][0].numel(), self.directions
-        measuring = batch // SHARE
-        half = torch.full((), 0.5, dtype=torch.float64, device=at[0].device)
+        measuring, size, m = len(base_B) // SHARE, centre_BCHW[0].numel(), self.directions
+        half = torch.full((), 0.5, dtype=torch.float64, device=centre_BCHW.device)
 
         def probed(rows: slice, plan: _Plan) -> _Probed:
-            centre_BCHW, prior_BCHW, base_B = (part[rows] for part in at)
-            return self._probed(objective, (centre_BCHW, prior_BCHW, base_B), plan, rng)
+            grad_BCHW = torch.zeros_like(centre_BCHW[rows])
+            slopes, differences = [], []
+            directions = _leaning(prior_BCHW[rows], plan.lambda_M, rng)
+            probes = self.probing.along(objective, centre_BCHW[rows], directions, m, base_B[rows])
+            for weight, probe in zip(plan.weight_M, probes, strict=True):
+                step_B = (weight * probe.slope_B).to(grad_BCHW.dtype)
+                grad_BCHW.addcmul_(probe.v_BCHW, step_B.view(-1, 1, 1, 1))
+                slopes.append(probe.slope_B)
+                differences.append(probe.difference_B)
+            return _Probed(grad_BCHW, torch.stack(slopes, dim=1), torch.stack(differences, dim=1))
 
         if measuring < MIN_MEASURING:
             # The scale is that of a prior with alpha^2 = 1/2, since something must be assumed.
@@ -213,19 +206,6 @@ class PriorGuided:
         slopes_aside = torch.cat([along.slope_BM[:, 1:].flatten(), aside.slope_BM.flatten()])
         alpha2 = measured_alpha2(along.slope_BM[:, 0], slopes_aside, size)
         return [along, aside, probed(slice(2 * measuring, None), _best(alpha2, size, m))]
-
-    def _probed(self, objective: Objective, at: _Places, plan: _Plan, rng: torch.Generator) -> _Probed:
-        centre_BCHW, prior_BCHW, base_B = at
-        grad_BCHW = torch.zeros_like(centre_BCHW)
-        slopes, differences = [], []
-        directions = _leaning(prior_BCHW, plan.lambda_M, rng)
-        probes = self.probing.along(objective, centre_BCHW, directions, self.directions, base_B)
-        for weight, probe in zip(plan.weight_M, probes, strict=True):
-            step_B = (weight * probe.slope_B).to(grad_BCHW.dtype)
-            grad_BCHW.addcmul_(probe.v_BCHW, step_B.view(-1, 1, 1, 1))
-            slopes.append(probe.slope_B)
-            differences.append(probe.difference_B)
-        return _Probed(grad_BCHW, torch.stack(slopes, dim=1), torch.stack(differences, dim=1))
 
 
 def _leaning(prior_BCHW: Tensor, lambda_M: Tensor, rng: torch.Generator) -> Iterator[Tensor]:

@@ -96,19 +96,14 @@ def neighbour_prior(objective: Objective, point_BCHW: Tensor, answers: Tensor, r
 
 
 def _towards_the_nearest(points_BD: Tensor, value_B: Tensor, images_ND: Tensor, remembered_N: Tensor) -> Tensor:
-    """What the values of the nearest images say of the gradient at the points (B, D)."""
+    """What the values of the nearest images say of the gradient at the points (B, D): w of ``neighbour_prior``."""
     index_BR = torch.cdist(points_BD, images_ND).topk(min(NEIGHBOURS, len(images_ND)), largest=False).indices
     way_BRD = images_ND[index_BR] - points_BD.unsqueeze(1)
-    return _ridge(way_BRD, remembered_N[index_BR] - value_B.unsqueeze(1))
-
-
-def _ridge(way_BRD: Tensor, rise_BR: Tensor) -> Tensor:
-    """The least w (B, D) with <way_r, w> near rise_r, a combination of the ways."""
+    rise_BR = remembered_N[index_BR] - value_B.unsqueeze(1)
     gram_BRR = (way_BRD @ way_BRD.mT).double()
-    count = gram_BRR.shape[-1]
     # The constant keeps the system solvable where all neighbours are the point itself.
     ridge_B = RIDGE * gram_BRR.diagonal(dim1=-2, dim2=-1).mean(-1) + 1e-12
-    eye_RR = torch.eye(count, dtype=torch.float64, device=way_BRD.device)
+    eye_RR = torch.eye(gram_BRR.shape[-1], dtype=torch.float64, device=way_BRD.device)
     system_BRR = gram_BRR + ridge_B.view(-1, 1, 1) * eye_RR
     # solve_ex, since solve would wait for an accelerator to see whether it succeeded.
     weights_BR1: Tensor = torch.linalg.solve_ex(system_BRR, rise_BR.double().unsqueeze(2)).result

@@ -44,12 +44,6 @@ class _InSpace:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.inner.load_state_dict(state)
 
-    def _over_images(self, x_NCHW: Tensor) -> Tensor:
-        return carried(x_NCHW, self.spec)
-
-    def _over_u(self, u_NCHW: Tensor) -> Tensor:
-        return carried(self.squash(u_NCHW), self.spec)
-
 
 class BeforeSquash(_InSpace):
     """The inner estimator perturbs u: every probe is a legal image after squashing, whatever the step.
@@ -59,7 +53,8 @@ class BeforeSquash(_InSpace):
 
     def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         if isinstance(objective, Objective):
-            return self.inner.estimate(replace(objective, carry=self._over_u, remembered=()), point_BCHW, rng)
+            objective = replace(objective, carry=lambda u: carried(self.squash(u), self.spec), remembered=())
+            return self.inner.estimate(objective, point_BCHW, rng)
         return self.inner.estimate(lambda u_NCHW: objective(self.squash(u_NCHW)), point_BCHW, rng)
 
 
@@ -71,7 +66,7 @@ class AfterSquash(_InSpace):
             u_BCHW = point_BCHW.detach().requires_grad_()
             x_BCHW = self.squash(u_BCHW)
         if isinstance(objective, Objective):
-            objective = replace(objective, carry=self._over_images)
+            objective = replace(objective, carry=lambda x: carried(x, self.spec))
         over_images = self.inner.estimate(objective, x_BCHW.detach(), rng)
         (grad_BCHW,) = torch.autograd.grad(x_BCHW, u_BCHW, over_images.grad_BCHW)
         return replace(over_images, grad_BCHW=grad_BCHW)

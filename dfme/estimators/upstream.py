@@ -1,11 +1,9 @@
-"""The seam this project exists for: a gradient made without autograd, handed to autograd.
+"""The only place where a gradient made without autograd enters a graph.
 
-The teacher behind an API gives answers, not gradients. What its part of the chain rule would have contributed
-is estimated from answers alone (``dfme.estimators``), and from the generator's output backwards autograd goes
-on as if nothing were missing: by the chain rule a graph cut at any tensor ``t`` needs to know of everything
-behind the cut only d loss / d t, one number for each of t's elements. This module is that cut, and the
-only place where such a gradient enters a graph. autograd would accept some wrong ones in silence (it casts
-dtypes, and a NaN reaches every weight), so they are refused here, in words.
+The teacher behind an API gives answers, not gradients. Its part of the chain rule is estimated from answers alone
+(``dfme.estimators``): a graph cut at a tensor ``t`` needs to know of everything behind the cut only d loss / d t.
+autograd would accept some wrong ones in silence (it casts dtypes, and a NaN reaches every weight), so they are
+refused here, in words.
 """
 
 from __future__ import annotations
@@ -33,7 +31,17 @@ def check_upstream(output: Tensor, upstream_grads: Tensor, deferred: DeferredChe
             f"got requires_grad={output.requires_grad} and no grad_fn; "
             "was it detached, or made under no_grad? Hand over the output itself"
         )
-    _check_fit(output, upstream_grads)
+    advice = {
+        "shape": "give one number per element, without broadcasting",
+        "dtype": "convert it with .to(output.dtype)",
+        "device": "move it with .to(output.device)",
+    }
+    unlike = [name for name in advice if getattr(output, name) != getattr(upstream_grads, name)]
+    if unlike:
+        raise SeamError(
+            f"upstream gradient: expected {_describe(output)} like the output, got {_describe(upstream_grads)}; "
+            f"{' and '.join(unlike)} must match: {'; '.join(advice[name] for name in unlike)}"
+        )
     _check_finite(upstream_grads, deferred)
 
 
@@ -44,21 +52,6 @@ def backward(output: Tensor, upstream_grads: Tensor, deferred: DeferredChecks | 
     """
     check_upstream(output, upstream_grads, deferred)
     output.backward(gradient=upstream_grads)
-
-
-def _check_fit(output: Tensor, upstream: Tensor) -> None:
-    """Refuse another shape, dtype or device, all differences in one message."""
-    advice = {
-        "shape": "give one number per element, without broadcasting",
-        "dtype": "convert it with .to(output.dtype)",
-        "device": "move it with .to(output.device)",
-    }
-    unlike = [name for name in advice if getattr(output, name) != getattr(upstream, name)]
-    if unlike:
-        raise SeamError(
-            f"upstream gradient: expected {_describe(output)} like the output, got {_describe(upstream)}; "
-            f"{' and '.join(unlike)} must match: {'; '.join(advice[name] for name in unlike)}"
-        )
 
 
 def _check_finite(upstream: Tensor, deferred: DeferredChecks | None) -> None:

@@ -54,7 +54,12 @@ def run_job(
     budget gives its result again. Global random state is as it was afterwards.
     """
     if resume and (result := finished_result(job)) is not None:
-        _show_again(result, console)
+        shown, budget = Console(result.summary["budget"], quiet=not console), result.summary["budget"]
+        shown.note(
+            f"{result.run_dir}: finished before with all of its {budget:,} queries, nothing was asked now; to go on, "
+            "give a larger --budget"
+        )
+        shown.table(result.summary, result.run_dir)
         return result
     device = choose_device(job.config.device)
     gpus = [device] if device.type == "cuda" else []
@@ -92,29 +97,12 @@ def finished_result(job: Job) -> Result | None:
     return Result(student, summary, path)
 
 
-def _show_again(result: Result, console: bool) -> None:
-    shown = Console(result.summary["budget"], quiet=not console)
-    shown.note(
-        f"{result.run_dir}: finished before with all of its {result.summary['budget']:,} queries, nothing was asked "
-        "now; to go on, give a larger --budget"
-    )
-    shown.table(result.summary, result.run_dir)
-
-
 def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device: torch.device) -> Teacher:
     """The job's teacher, or the one given, wrapped as the job's common keys say."""
     if teacher is None:
         return make_teacher(job.teacher, job.teacher_options, device)
-    facts = job.teacher
-    return wrap_callable(
-        teacher,
-        shape=facts.shape,
-        num_classes=facts.num_classes,
-        label_mode=facts.label_mode,
-        bounds=facts.bounds,
-        levels=facts.levels,
-        max_batch=facts.max_batch,
-    )
+    names = ("shape", "num_classes", "label_mode", "bounds", "levels", "max_batch")
+    return wrap_callable(teacher, **{name: getattr(job.teacher, name) for name in names})
 
 
 def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, resume: bool, console: bool) -> Run:
@@ -139,37 +127,18 @@ def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
 
     examination = build_examination(data, oracle, device)
     hold_out = examination.hold_out if isinstance(examination, HoldOut) else None
-    components = build_components(
-        job, nets, oracle, streams, deferred, pool=pool, directory=directory.path, hold_out=hold_out
-    )
+    path = directory.path
+    components = build_components(job, nets, oracle, streams, deferred, pool=pool, directory=path, hold_out=hold_out)
     method = build_method(job, components)
     if method.students.replay is not None:
         held.callback(method.students.replay.close)
+    budget, at = int(config.budget), oracle.ledger.spent
     recorder = Recorder.open(
-        directory.path,
-        int(config.budget),
-        document(job),
-        config.wandb,
-        bounds=spec.bounds,
-        resume_at=oracle.ledger.spent,
-        quiet=not console,
+        path, budget, document(job), config.wandb, bounds=spec.bounds, resume_at=at, quiet=not console
     )
     held.enter_context(recorder)
     oracle.report_to(recorder.note)
-    run = Run(
-        job=job,
-        directory=directory,
-        oracle=oracle,
-        method=method,
-        trainer=method.students,
-        examination=examination,
-        recorder=recorder,
-        streams=streams,
-        deferred=deferred,
-        progress=Progress(),
-        device=device,
-        arch=nets.arch,
-    )
+    run = Run(job, directory, oracle, method, examination, recorder, streams, deferred, Progress(), device, nets.arch)
     if state:
         with fitting(directory.checkpoint):
             run.load_state_dict(state)
@@ -194,11 +163,11 @@ def _require_estimator(job: Job, spec: ImageSpec) -> None:
     """UserError if the estimator does not fit the teacher's images, or the budget the check that it is left to."""
     if "estimator" not in METHODS[job.method].sections:
         return
-    drafted = default_settings(job.estimator, spec)
-    if needs_preflight(job.estimator):
+    drafted, left_open = default_settings(job.estimator, spec), needs_preflight(job.estimator)
+    if left_open:
         drafted = replace(drafted, step=1.0 if drafted.space == "lattice" else 1e-3)
     make_estimator(drafted, spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
-    if needs_preflight(job.estimator):
+    if left_open:
         require_budget(int(job.config.budget), preflight_images(job.estimator, spec))
 
 

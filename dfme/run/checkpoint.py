@@ -57,12 +57,18 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # a pickle that somebody changed can raise anything at all
-            problem = _in_words(error)
+            text = " ".join(str(error).split())
+            problem = f"{type(error).__name__}: {text[:200]}"
+            if "weights_only" in text:  # PyTorch's advice would be to load it in a way that runs code
+                problem = "it holds Python objects beside tensors, which are never loaded: that could run any code"
         else:
             if isinstance(state, dict) and state:
                 return state
             problem = "it holds no state of a run"
-    raise RunError(f"{path}: expected a whole checkpoint, but {problem}; {_advice(path)}")
+    before, advice = previous(path), "there is no whole one before it either; start a new run in another --out"
+    if path != before and _damage(before) is None:
+        advice = f"{before.name} is whole: rename it to {path.name} and resume, nothing is paid twice"
+    raise RunError(f"{path}: expected a whole checkpoint, but {problem}; {advice}")
 
 
 class _HashingWriter:
@@ -116,21 +122,6 @@ def _damage(path: Path) -> str | None:
     if body < 0 or not trailer.startswith(MARK):
         return f"it is cut short ({size} bytes)"
     return None if trailer == MARK + sha256.digest() else "its bytes are not those that were saved"
-
-
-def _in_words(error: Exception) -> str:
-    """What PyTorch says about a file, in a line; not its advice to load it in a way that runs code."""
-    text = " ".join(str(error).split())
-    if "weights_only" in text:
-        return "it holds Python objects beside tensors, which are never loaded: that could run any code"
-    return f"{type(error).__name__}: {text[:200]}"
-
-
-def _advice(path: Path) -> str:
-    before = previous(path)
-    if path != before and _damage(before) is None:
-        return f"{before.name} is whole: rename it to {path.name} and resume, nothing is paid twice"
-    return "there is no whole one before it either; start a new run in another --out"
 
 
 def space_for_checkpoints(nets: Iterable[nn.Module], replayed: int) -> int:

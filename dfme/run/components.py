@@ -5,7 +5,7 @@ Used by whatever runs a method: a run (``dfme.run.build``), the benchmarks, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +25,8 @@ from dfme.queries.programs import ProceduralImages
 from dfme.queries.sampler import QuerySampler
 from dfme.randomness import Streams, derived_seed
 from dfme.run.checkpoint import space_for_checkpoints
-from dfme.run.method_checks import keeps_answers, students_of
-from dfme.spec import ImageSpec, Teacher
+from dfme.run.checks import keeps_answers, students_of
+from dfme.spec import ImageSpec, LabelMode, Teacher
 from dfme.students.losses import make_distance
 from dfme.students.replay import Replay
 from dfme.students.schedule import factor
@@ -117,6 +117,20 @@ def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Mo
     return net
 
 
+def build_trainer(
+    config: ExtractConfig,
+    students: Sequence[nn.Module],
+    mode: LabelMode,
+    replay: Replay | None,
+    share: Callable[[], float],
+    rng: Streams,
+    fresh: Callable[[int], list[nn.Module]] | None = None,
+) -> StudentTrainer:
+    """The students' training on answers in ``mode``; ``share``: of the budget that is spent."""
+    distance = make_distance(config.student.loss, mode)
+    return StudentTrainer(config, students, distance, replay, share, rng["augment"], fresh)
+
+
 def build_components(
     job: Job,
     nets: Nets,
@@ -133,17 +147,13 @@ def build_components(
     ``pool``: what ``open_pool`` gave. ``directory``: the run's, for a replay that is kept on disk. Global random
     state is that of the run's ``global`` seed afterwards.
     """
-    config, spec = job.config, oracle.spec
-    distance = make_distance(config.student.loss, oracle.label_mode)
-    replay = _replay(job, spec, rng, directory)
-    students = StudentTrainer(
-        config, nets.students, distance, replay, lambda: oracle.ledger.share, rng["augment"], nets.fresh
-    )
+    config, spec, mode = job.config, oracle.spec, oracle.label_mode
+    replay, draw = _replay(job, spec, rng, directory), procedural_images(job, spec)
+    students = build_trainer(config, nets.students, mode, replay, lambda: oracle.ledger.share, rng, nets.fresh)
     evolution = None
     if job.queries.evolve and replay is not None:
-        evolution = Evolution(replay, oracle.label_mode, oracle.num_classes)
+        evolution = Evolution(replay, mode, oracle.num_classes)
     batch_size = job.method_config.batch_size
-    draw = procedural_images(job, spec)
     torch.manual_seed(derived_seed(config.seed, "global"))
     return Components(
         oracle=oracle,

@@ -8,11 +8,10 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from dfme.errors import RunError, UserError
-from dfme.files import disk_error, replacing
+from dfme.files import disk_error, write_text
 
 LOCK = ".lock"
 
@@ -20,7 +19,7 @@ TRACES = (LOCK, "config.yaml.tmp")
 """What a process killed before its config.yaml was whole may have left: not a run, and in nobody's way."""
 
 
-class RunDirectory:
+class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """The files of one run, locked for this process until ``close`` or its end, however it ends.
 
     Made by ``create`` or ``open_for_resume``.
@@ -90,21 +89,18 @@ class RunDirectory:
         """Raise UserError if fewer than ``needed`` bytes are free."""
         free = shutil.disk_usage(self.path).free
         if free < needed:
+            asked, found = f"{needed / 1e6:.1f} MB", f"{free / 1e6:.1f} MB"
             raise UserError(
-                f"--out {self.path}: expected {_megabytes(needed)} of free space, got {_megabytes(free)}; "
-                "free some or choose another --out"
+                f"--out {self.path}: expected {asked} of free space, got {found}; free some or choose another --out"
             )
 
     def write_config(self, text: str) -> None:
         """Write config.yaml, whole or not at all. Raises RunError where the disk refuses."""
-        with replacing(self.config) as file:
-            file.write(text.encode())
+        write_text(self.config, text)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json, whole or not at all, last of all files. Raises RunError if the disk refuses."""
-        text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
-        with replacing(self.summary) as file:
-            file.write(text.encode())
+        write_text(self.summary, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
     def withdraw_summary(self) -> None:
         """Remove the summary of a run that goes on after its end. Raises RunError where the disk refuses."""
@@ -119,12 +115,7 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = -1
 
-    def __enter__(self) -> RunDirectory:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -155,7 +146,3 @@ def acquire_lock(path: Path) -> int:
             os.close(fd)
         raise UserError(f"--out {path}: cannot write to the run directory: {error.strerror}") from error
     return fd
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"

@@ -51,6 +51,11 @@ def score_all(examination: Examination, student: nn.Module, vote: nn.Module | No
     return found | {f"vote_{name}": value for name, value in of_vote.items() if name != "teacher_accuracy"}
 
 
+def evaluated(examination: EvaluationSet | HoldOut) -> dict[str, Any]:
+    """What summary.json says of the images that students were scored on."""
+    return {"name": examination.name, "images": len(examination), "held_back": examination.held_back}
+
+
 @dataclass
 class EvaluationSet:
     """Labelled images with the teacher's answers to them, asked once and not charged.
@@ -107,11 +112,8 @@ class HoldOut:
     teacher_accuracy: float | None = None
 
     def __init__(self, mode: LabelMode, device: torch.device | str = "cpu", every: int = 20, keep: int = 2_000) -> None:
-        self._mode = mode
-        self._device = torch.device(device)
-        self._every = every
-        self._keep = keep
-        self._seen = 0
+        self._mode, self._device = mode, torch.device(device)
+        self._every, self._keep, self._seen = every, keep, 0
         self._images: Tensor | None = None
         self._answers: Tensor | None = None
 

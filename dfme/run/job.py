@@ -1,4 +1,4 @@
-"""A job on paper: the document that config.yaml holds, its hash, and what differs between two.
+"""A job as a document: what config.yaml holds, its hash, and what differs between two.
 
 No torch here. A document has every default written out and gives an equal job when it is loaded again.
 """
@@ -77,20 +77,17 @@ def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -
     left, right = _decisive(before), _decisive(after)
     absent = object()
     keys = [key for key in {**left, **right} if left.get(key, absent) != right.get(key, absent)]
-    return (["budget"] if _departs(int(before["budget"]), int(after["budget"]), before) else []) + keys
-
-
-def _departs(before: int, after: int, paper: Mapping[str, Any]) -> bool:
-    """Whether a budget cannot follow another: a smaller one, and any other where steps were planned to its end."""
-    student = paper.get("student")
+    # A smaller budget cannot follow, nor any other where the student's steps were planned to the end of the first.
+    student, (old_budget, new_budget) = before.get("student"), (int(paper["budget"]) for paper in (before, after))
     planned = isinstance(student, Mapping) and bool(student.get("steps"))
-    return after != before if planned else after < before
+    departs = new_budget != old_budget if planned else new_budget < old_budget
+    return (["budget"] if departs else []) + keys
 
 
-def _decisive(paper: Mapping[str, Any]) -> dict[str, Any]:
+def _decisive(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
-        for key, value in flatten(paper, ())
+        for key, value in flatten(content, ())
         if not any(key == skipped or key.startswith(skipped + ".") for skipped in MAY_CHANGE_ON_RESUME)
     }
 

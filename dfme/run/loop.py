@@ -16,7 +16,6 @@ from dfme.methods.base import Method, Metrics
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.run.evaluation import Examination, score_all
-from dfme.students.trainer import StudentTrainer
 
 LOG_SECONDS = 0.5
 """Least time between two logged training steps; reading metrics makes an accelerator wait."""
@@ -26,7 +25,6 @@ SAMPLE_SHEETS = 5
 
 SHEET_IMAGES = 64
 """Queries on one sheet."""
-
 
 STEPS_AT_ONCE = 50
 """Student steps between two looks at the clock, while nothing is paid for."""
@@ -69,7 +67,6 @@ def numbers(metrics: Metrics) -> dict[str, float]:
 
 def run(
     method: Method,
-    trainer: StudentTrainer,
     oracle: Oracle,
     examination: Examination,
     listener: Listener,
@@ -87,7 +84,7 @@ def run(
     ``points``: evaluations, evenly spaced over the budget. ``price``: of a thousand images, if they have one. ``keep``
     saves a checkpoint.
     """
-    ledger = oracle.ledger
+    ledger, trainer = oracle.ledger, method.students
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
     while ledger.remaining + trainer.steps_left > 0:
@@ -104,8 +101,9 @@ def run(
             deferred.verify()
             metrics |= score_all(examination, trainer.delivered, trainer.vote)
             listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
-            if done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS:
-                _show(method, listener, ledger.spent)
+            if method.recent is not None and (done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS):
+                images, answers = (each[:SHEET_IMAGES].cpu().numpy() for each in method.recent)
+                listener.samples(ledger.spent, images, answers)
             logged = time.monotonic()
         # Log, now and then.
         elif time.monotonic() - logged >= LOG_SECONDS:
@@ -147,13 +145,6 @@ def _spend(method: Method, ledger: Ledger) -> Metrics | None:
     return metrics
 
 
-def _show(method: Method, listener: Listener, queries: int) -> None:
-    """Hand over the last images paid for, if there are any."""
-    if method.recent is not None:
-        images, answers = method.recent
-        listener.samples(queries, images[:SHEET_IMAGES].cpu().numpy(), answers[:SHEET_IMAGES].cpu().numpy())
-
-
 def _accounts(ledger: Ledger, progress: Progress, price: float | None) -> dict[str, float]:
     """The ledger's figures so far, and the time they took."""
     by_purpose = {f"queries_{purpose}": images for purpose, images in ledger.spent_by_purpose.items()}
@@ -161,10 +152,7 @@ def _accounts(ledger: Ledger, progress: Progress, price: float | None) -> dict[s
         **by_purpose,
         **({} if price is None else {"cost": ledger.totals().served * price / 1000}),
         "queries_evaluation": ledger.evaluation_queries,
-        "requests": ledger.requests,
-        "refused": ledger.refused,
-        "failed": ledger.failed,
-        "lost": ledger.lost,
+        **{name: getattr(ledger, name) for name in ("requests", "refused", "failed", "lost")},
         "seconds": round(progress.seconds, 3),
         "queries_per_second": ledger.spent / max(progress.seconds, 1e-9),
     }

@@ -13,23 +13,23 @@ from torch import Tensor
 
 from dfme import __version__
 from dfme.compute import choose_device, device_name, within_memory
-from dfme.config.settings import ExtractConfig, StudentConfig
+from dfme.config.settings import ExtractConfig
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
 from dfme.randomness import Streams, derived_seed
 from dfme.report.summary_file import read_summary
-from dfme.run.components import build_students
+from dfme.run.components import build_students, build_trainer
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, HoldOut, evaluation_images, score_all
+from dfme.run.evaluation import EvaluationSet, HoldOut, evaluated, evaluation_images, score_all
 from dfme.run.job import plain
 from dfme.run.loop import numbers
 from dfme.run.paid_answers import PaidAnswers, paid_answers
 from dfme.run.resume import fitting
+from dfme.run.run import ACCOUNTS
 from dfme.run.student_file import save_student
-from dfme.students.losses import make_distance
 from dfme.students.trainer import StudentTrainer
 
-TOLD = 10
+LINES = 10
 """Lines of progress over the whole training."""
 
 
@@ -52,21 +52,25 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
         if paid.shortfall is not None:
             tell(paid.shortfall)
         examination = recorded_examination(run, settings, paid, device)
-        settings = replace(settings, student=_whole_course(settings.student, int(paid.state["trainer"]["steps"])))
-        arch, trainer = _trainer(settings, paid, streams, device)
+        # All answers are there from the first step on, so every step comes after the spending.
+        steps = settings.student.steps or int(paid.state["trainer"]["steps"])
+        student = replace(settings.student, steps=steps, final_share=1.0, rounds=())
+        settings = replace(settings, student=student)
+        arch, nets = build_students(settings, max(1, settings.student.count), paid.spec, paid.num_classes, device)
+        torch.manual_seed(derived_seed(settings.seed, "global"))
+        trainer = build_trainer(settings, nets, paid.label_mode, paid.replay, lambda: 1.0, streams)
         with RunDirectory.create(out) as directory:
             seconds = _train(trainer, examination, tell)
-            net = trainer.delivered.eval()
-            save_student(directory.student, net, arch, paid.spec, paid.num_classes)
-            directory.write_config(dump_yaml(_paper(run, settings)))
-            results = {
-                **_scores(examination, trainer),
+            save_student(directory.student, trainer.delivered.eval(), arch, paid.spec, paid.num_classes)
+            directory.write_config(dump_yaml(_document(run, settings)))
+            summary = _summary(run, settings, paid, examination, device_name(device)) | {
+                **dict.fromkeys(("teacher_accuracy", "accuracy", "agreement", "kl")),
+                **score_all(examination, trainer.delivered, trainer.vote),
                 "student_arch": arch,
                 "students": len(trainer.nets),
                 "student_steps": trainer.steps,
                 "wall_seconds": round(seconds, 3),
             }
-            summary = _summary(run, settings, paid, examination, device_name(device)) | results
             directory.write_summary(summary)
     return summary
 
@@ -101,24 +105,10 @@ def _no_teacher(images: Tensor) -> NoReturn:
     raise AssertionError("no teacher is asked: every answer is on record")
 
 
-def _whole_course(student: StudentConfig, steps_of_the_run: int) -> StudentConfig:
-    """The student's training with every step after the spending: all answers are there from the first step on."""
-    return replace(student, steps=student.steps or steps_of_the_run, final_share=1.0, rounds=())
-
-
-def _trainer(
-    settings: ExtractConfig, paid: PaidAnswers, streams: Streams, device: torch.device
-) -> tuple[str, StudentTrainer]:
-    distance = make_distance(settings.student.loss, paid.label_mode)
-    arch, nets = build_students(settings, max(1, settings.student.count), paid.spec, paid.num_classes, device)
-    torch.manual_seed(derived_seed(settings.seed, "global"))
-    return arch, StudentTrainer(settings, nets, distance, paid.replay, lambda: 1.0, streams["augment"])
-
-
 def _train(trainer: StudentTrainer, examination: EvaluationSet | HoldOut, tell: Callable[[str], None]) -> float:
     """All the steps; the seconds that they took. DfmeError for a student that diverges."""
     started, whole = time.monotonic(), trainer.steps_left
-    at_once = max(1, whole // TOLD)
+    at_once = max(1, whole // LINES)
     while trainer.steps_left:
         metrics = numbers(trainer.train_pending(at_once))
         scores = examination.score(trainer.delivered)
@@ -128,12 +118,7 @@ def _train(trainer: StudentTrainer, examination: EvaluationSet | HoldOut, tell: 
     return time.monotonic() - started
 
 
-def _scores(examination: EvaluationSet | HoldOut, trainer: StudentTrainer) -> dict[str, Any]:
-    none = dict.fromkeys(("teacher_accuracy", "accuracy", "agreement", "kl"))
-    return none | score_all(examination, trainer.delivered, trainer.vote)
-
-
-def _paper(run: Path, settings: ExtractConfig) -> dict[str, Any]:
+def _document(run: Path, settings: ExtractConfig) -> dict[str, Any]:
     """What config.yaml says: the settings, the run's own teacher, and, as the method, whose answers these are."""
     own: dict[str, Any] = plain(settings, "config") | {"budget": 0}
     teacher = load_yaml(run / "config.yaml").get("teacher")
@@ -146,17 +131,15 @@ def _summary(
     """The entries of summary.json that are known before the student is; its form is a run's."""
     source = read_summary(run / "summary.json") or {}
     known = ("method", "seed", "spent", "accuracy", "agreement", "kl", "student_steps", "config_hash")
-    nothing = ("budget", "spent", "evaluation_queries", "requests", "refused", "failed", "lost")
-    held_back = isinstance(examination, HoldOut)
     return {
         "method": "retrain",
         "source": {"run": str(run), "method": "unfinished", **{name: source[name] for name in known if name in source}},
         "answers": len(paid.replay),
         "seed": settings.seed,
-        **dict.fromkeys(nothing, 0),
+        **dict.fromkeys(ACCOUNTS, 0),
         "spent_by_purpose": {},
         "label_mode": str(paid.label_mode),
-        "evaluation": {"name": examination.name, "images": len(examination), "held_back": held_back},
+        "evaluation": evaluated(examination),
         "queries_per_second": None,
         "device": device,
         "version": __version__,

@@ -1,4 +1,4 @@
-"""One run on disk and in memory: taken up, carried through, kept, and delivered."""
+"""One run on disk and in memory: resumed, run, saved, and delivered."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from dfme.report.recorder import Recorder
 from dfme.run import loop
 from dfme.run.checkpoint import save_checkpoint
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, HoldOut, score_all
+from dfme.run.evaluation import EvaluationSet, HoldOut, evaluated, score_all
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
 from dfme.run.student_file import save_student
 from dfme.students.trainer import StudentTrainer
+
+ACCOUNTS = ("budget", "spent", "spent_by_purpose", "evaluation_queries", "requests", "refused", "failed", "lost")
+"""Figures of the ledger that summary.json has."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,6 @@ class Run:
     directory: RunDirectory
     oracle: Oracle
     method: Method
-    trainer: StudentTrainer
     examination: EvaluationSet | HoldOut
     recorder: Recorder
     streams: Streams
@@ -56,6 +58,10 @@ class Run:
     progress: loop.Progress
     device: torch.device
     arch: str
+
+    @property
+    def trainer(self) -> StudentTrainer:
+        return self.method.students
 
     def go(self, interrupt: Interrupt) -> Result:
         """Carry the run to the end of its budget, or to the interruption, and deliver what there is."""
@@ -68,7 +74,6 @@ class Run:
         config = self.job.config
         finished = loop.run(
             self.method,
-            self.trainer,
             self.oracle,
             self.examination,
             self.recorder,
@@ -125,29 +130,16 @@ class Run:
         return {
             "method": self.job.method,
             "seed": config.seed,
-            "budget": totals.budget,
-            "spent": totals.spent,
-            "spent_by_purpose": totals.spent_by_purpose,
-            "evaluation_queries": totals.evaluation_queries,
-            "requests": totals.requests,
-            "refused": totals.refused,
-            "failed": totals.failed,
-            "lost": totals.lost,
+            **{name: getattr(totals, name) for name in ACCOUNTS},
             "cost": None if price is None else round(totals.served * price / 1000, 6),
             "authorised_by": self.job.teacher_options.get("authorised_by"),
             "service": self.oracle.service,
             "label_mode": str(self.oracle.label_mode),
             **self.method.facts,
             "teacher_accuracy": self.examination.teacher_accuracy,
-            "accuracy": scores.get("accuracy"),
-            "agreement": scores.get("agreement"),
-            "kl": scores.get("kl"),
+            **{name: scores.get(name) for name in ("accuracy", "agreement", "kl")},
             **{name: value for name, value in scores.items() if name.startswith("vote_")},
-            "evaluation": {
-                "name": self.examination.name,
-                "images": len(self.examination),
-                "held_back": self.examination.held_back,
-            },
+            "evaluation": evaluated(self.examination),
             "student_arch": self.arch,
             "students": len(self.trainer.nets),
             "student_steps": self.trainer.steps,

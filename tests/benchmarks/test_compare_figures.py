@@ -14,8 +14,18 @@ import pytest
 from dfme.benchmarks.compare.figures import Figures, has_collapsed, num_classes, read_figures
 from dfme.benchmarks.compare.picture import draw, mean_and_band
 from dfme.benchmarks.compare.plan import Cell, count_text
-from dfme.benchmarks.compare.spread import Reached, Spread, reached, spread
-from dfme.benchmarks.compare.table import HEADS, ComparisonResult, Outcome, as_json, markdown, overview
+from dfme.benchmarks.compare.table import (
+    HEADS,
+    ComparisonResult,
+    Outcome,
+    Reached,
+    Spread,
+    as_json,
+    markdown,
+    overview,
+    reached,
+    spread,
+)
 from dfme.errors import RunError
 
 # Arithmetic over seeds

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dfme.benchmarks.compare.fitness import not_applicable
 from dfme.benchmarks.compare.plan import Cell, ComparisonPlan
+from dfme.benchmarks.compare.session import not_applicable
 from dfme.cli.compare import plan_of
 from dfme.cli.main import main
 from dfme.config.yaml_files import dump_yaml, load_yaml

@@ -11,10 +11,8 @@ from gradient_toys import CPU, SPEC, figures, net, untrained, white_box
 from tiers import exhaustive, exhaustive_rows
 from torch import nn
 
-from dfme.benchmarks.gradients.arithmetic import Within, arithmetic
-from dfme.benchmarks.gradients.candidates import CANDIDATES
-from dfme.benchmarks.gradients.conditions import CONDITIONS
-from dfme.benchmarks.gradients.measure import Setting, Sizes
+from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS
+from dfme.benchmarks.gradients.measure import Setting, Sizes, Within, arithmetic
 from dfme.benchmarks.gradients.stages import Stage
 from dfme.compute import ieee_fp32, tf32
 from teachers.local.white_box import TorchWhiteBox

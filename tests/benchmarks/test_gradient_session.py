@@ -12,8 +12,7 @@ import torch
 from gradient_toys import SPEC, job, white_box
 from torch import Tensor
 
-from dfme.benchmarks.gradients.candidates import CANDIDATES, LIMIT, PUBLISHED
-from dfme.benchmarks.gradients.conditions import CONDITIONS
+from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS, LIMIT, PUBLISHED
 from dfme.benchmarks.gradients.measure import GradientRow
 from dfme.benchmarks.gradients.options import GradientsConfig
 from dfme.benchmarks.gradients.session import FILES, compare_gradients

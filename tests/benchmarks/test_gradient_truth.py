@@ -7,8 +7,7 @@ import torch
 from gradient_toys import CPU, L1, SPEC, TEACHER, figures, net, untrained, white_box
 from torch import Tensor, nn
 
-from dfme.benchmarks.gradients.candidates import CANDIDATES, LIMIT
-from dfme.benchmarks.gradients.conditions import CONDITIONS
+from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS, LIMIT
 from dfme.benchmarks.gradients.measure import Sizes, measure
 from dfme.benchmarks.gradients.stages import Stage
 from dfme.benchmarks.gradients.truth import true_gradient, true_gradients, weights_gradient

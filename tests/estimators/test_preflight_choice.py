@@ -74,7 +74,7 @@ def test_a_run_whose_answers_are_saturated_is_warned_with_number_cause_and_remed
     line = warning(finding, chosen)
     assert line is not None
     assert "\n" not in line
-    assert f"{finding.rung(float(chosen.step)).forward:.2f}" in line
+    assert f"{finding.candidate(float(chosen.step)).forward:.2f}" in line
     assert "rounded to 2 decimals" in line
     assert "--estimator.objective kl" in line
     assert saturated.correlation(OPEN, float(chosen.step)) < 0.5

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from preflight_toys import LOGITS, SHAPE
+from preflight_toys import SHAPE
 from torch import Tensor
 
 from dfme.config.settings import EstimatorConfig
@@ -50,7 +50,7 @@ def test_signal_to_noise_by_arithmetic():
     rng = torch.Generator().manual_seed(1)
     ratio = difference_snr(differences, first_score, answers, answers, Resolution(2), rng)
     assert ratio.item() == pytest.approx(0.05 / (2**0.5 * 0.01 / 12**0.5), rel=0.02)
-    exact = difference_snr(differences, first_score, answers, answers, Resolution.declared(LOGITS), rng)
+    exact = difference_snr(differences, first_score, answers, answers, Resolution(), rng)
     assert exact > 1e5
 
 

@@ -50,10 +50,10 @@ def test_the_chosen_step_is_about_the_best_of_those_tried(mode, levels, gain, fo
     setting, finding = found(mode, levels, gain)
     config = dataclasses.replace(OPEN, form=form)
     chosen = choose(config, finding, setting.teacher.spec, reuse=False)
-    measured = {rung.step: setting.correlation(config, rung.step) for rung in finding.rungs}
+    measured = {rung.step: setting.correlation(config, rung.step) for rung in finding.candidates}
     assert max(measured.values()) > 0.7, "the toy would prove nothing"
     assert measured[float(chosen.step)] > 0.95 * max(measured.values())
-    assert finding.rung(float(chosen.step)).of(form) == pytest.approx(measured[float(chosen.step)], abs=0.15)
+    assert finding.candidate(float(chosen.step)).of(form) == pytest.approx(measured[float(chosen.step)], abs=0.15)
     assert dataclasses.replace(chosen, step="auto") == config, "step: auto sets the step alone"
 
 
@@ -61,8 +61,8 @@ def test_the_chosen_step_is_about_the_best_of_those_tried(mode, levels, gain, fo
 def test_the_published_step_is_predicted_to_fail_where_it_does(mode, levels):
     setting, finding = found(mode, levels)
     assert setting.correlation(EstimatorConfig(), 1e-3) < 0.35
-    assert finding.rung(1e-3).forward < 0.35
-    assert found("logits")[1].rung(1e-3).forward > 0.99
+    assert finding.candidate(1e-3).forward < 0.35
+    assert found("logits")[1].candidate(1e-3).forward > 0.99
 
 
 def test_an_arithmetic_of_few_bits_is_noticed_in_the_differences():
@@ -70,7 +70,7 @@ def test_an_arithmetic_of_few_bits_is_noticed_in_the_differences():
     setting = Setting(Toy(gain=1.0, noise=lambda logits: logits.bfloat16().float() * (1 + 1e-4) - logits))
     finding = setting.probe()
     assert (finding.decimals, finding.relative, finding.repeat) == (None, 2.0**-23, 0.0)
-    assert finding.rung(1e-3).central < 0.3
+    assert finding.candidate(1e-3).central < 0.3
     chosen = choose(OPEN, finding, setting.teacher.spec, reuse=False)
     assert chosen.step >= 0.1
     assert setting.correlation(OPEN, float(chosen.step)) > 0.9
@@ -144,8 +144,8 @@ def test_noise_is_counted_in_and_larger_steps_are_taken():
     noisy = Setting(Toy(noise=lambda logits: 0.05 * torch.randn(logits.shape, generator=rng)))
     finding = noisy.probe()
     value_noise = 0.05 / CLASSES**0.5
-    assert finding.rung(1e-3).noise == pytest.approx(2**0.5 * value_noise, rel=0.7)
-    assert finding.rung(1e-3).central < 0.1
+    assert finding.candidate(1e-3).noise == pytest.approx(2**0.5 * value_noise, rel=0.7)
+    assert finding.candidate(1e-3).central < 0.1
     chosen = choose(OPEN, finding, noisy.teacher.spec, reuse=False)
     assert chosen.step > choose(OPEN, found("logits")[1], noisy.teacher.spec, reuse=False).step
     assert "not repeatable" in explain(finding, chosen)[1]

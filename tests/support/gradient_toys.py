@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dfme.benchmarks.gradients.candidates import CANDIDATES
-from dfme.benchmarks.gradients.conditions import CONDITIONS
+from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS
 from dfme.benchmarks.gradients.measure import GradientRow, Sizes, measure
 from dfme.benchmarks.gradients.stages import Stage
 from dfme.config.settings import EstimatorConfig, EvaluationConfig, ExtractConfig, Job, StudentConfig, TeacherConfig

@@ -29,7 +29,6 @@ def run(method, parts, points=5, stopped=lambda: False, kept=None):
     listener = Listener()
     finished = loop.run(
         method,
-        parts.students,
         parts.oracle,
         HoldOut(parts.oracle.label_mode),
         listener,

@@ -15,7 +15,7 @@ from dfme.config.settings import EstimatorConfig, ObjectiveName
 from dfme.estimators.base import Objective
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight import Channel, Finding, run_preflight
-from dfme.estimators.preflight.resolution import ObjectiveOfAnswers
+from dfme.estimators.preflight.diagnostics import ObjectiveOfAnswers
 from dfme.nets.generators import Generator
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle

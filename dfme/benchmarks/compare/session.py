@@ -6,20 +6,22 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from dfme.benchmarks.compare.figures import read_figures
-from dfme.benchmarks.compare.fitness import not_applicable
 from dfme.benchmarks.compare.plan import PAPER, Cell, ComparisonPlan
 from dfme.benchmarks.compare.processes import WorkerPool, cores, last_line, start, threads_each
 from dfme.benchmarks.compare.table import ComparisonResult, Outcome, as_json, markdown, overview
 from dfme.config.yaml_files import dump_yaml
 from dfme.errors import DfmeError, UserError
-from dfme.files import replacing
+from dfme.files import write_text
+from dfme.methods import METHODS
 from dfme.report.summary_file import read_summary
 from dfme.run.directory import acquire_lock
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash, document, resume_command
+from dfme.spec import LabelMode
+from dfme.students.losses import make_distance
 
 REPORT, DATA, PICTURE = "comparison.md", "comparison.json", "comparison.png"
 
@@ -65,8 +67,7 @@ def _open(plan: ComparisonPlan) -> int:
     except OSError as error:
         raise UserError(f"--out {plan.out}: cannot create the directory: {error.strerror}") from error
     lock = acquire_lock(plan.out)
-    with replacing(plan.out / PAPER) as file:
-        file.write(dump_yaml(plan.paper).encode())
+    write_text(plan.out / PAPER, dump_yaml(plan.paper))
     return lock
 
 
@@ -121,16 +122,17 @@ class Session:
         """Start a cell's run, or go on with it."""
         directory = self._plan.directory(cell)
         recipe, log = directory.with_name(f"{cell.name}.yaml"), directory.with_name(f"{cell.name}.log")
-        with replacing(recipe) as file:
-            file.write(dump_yaml(document(cell.job)).encode())
+        write_text(recipe, dump_yaml(document(cell.job)))
         again = ["--resume"] if (directory / "config.yaml").is_file() else []
         return start(["extract", "--config", str(recipe), "--out", str(directory), *again], log, self._threads)
 
     def _ended(self, cell: Cell, code: int, stopping: bool) -> None:
         """Take up what a cell's process has left, and say so."""
-        outcome = self._after(cell, code, stopping)
-        self._outcomes[cell.name] = outcome
-        self._tell(self._progress(outcome))
+        outcome = self._outcomes[cell.name] = self._after(cell, code, stopping)
+        states = [each.state for each in self._outcomes.values()]
+        waiting = states.count("waiting")
+        left = f"{self._pool.running} running, {waiting - self._pool.running} to go"
+        self._tell(f"[{len(states) - waiting}/{len(states)}] {outcome.cell.name}: {_in_a_line(outcome)}; {left}")
         self._write()
 
     def _after(self, cell: Cell, code: int, stopping: bool) -> Outcome:
@@ -146,37 +148,55 @@ class Session:
         signalled = f"killed by signal {-code}; " if code < 0 else ""
         return Outcome(cell, "failed", f"{signalled}{last_line(log)} ({log})")
 
-    def _progress(self, outcome: Outcome) -> str:
-        states = [each.state for each in self._outcomes.values()]
-        done = len(states) - states.count("waiting")
-        left = f"{self._pool.running} running, {states.count('waiting') - self._pool.running} to go"
-        return f"[{done}/{len(states)}] {outcome.cell.name}: {_told(outcome)}; {left}"
-
     def _findings(self) -> ComparisonResult:
+        plan = self._plan
         made_with = dict.fromkeys(each.figures.made_with for each in self._outcomes.values() if each.figures)
-        seeds = dict.fromkeys(str(cell.seed) for cell in self._plan.cells)
-        beside = f"{self._plan.jobs} runs at once, of {self._threads} threads each"
+        beside = f"{plan.jobs} runs at once, of {self._threads} threads each"
         facts = {
-            "command": shlex.join(self._plan.command),
-            "seeds": ", ".join(seeds),
-            "student steps": f"{self._plan.student_steps:,} of each student",
+            "command": shlex.join(plan.command),
+            "seeds": ", ".join(dict.fromkeys(str(cell.seed) for cell in plan.cells)),
+            "student steps": f"{plan.student_steps:,} of each student",
             "machine": f"{cores()} cores ({platform.machine()}), {beside}",
             "made with": "; ".join(made_with) or "nothing yet",
         }
-        return ComparisonResult(f"Comparison {self._plan.name}", facts, tuple(self._outcomes.values()))
+        return ComparisonResult(f"Comparison {plan.name}", facts, tuple(self._outcomes.values()))
 
     def _write(self) -> None:
         findings = self._findings()
-        for name, text in ((REPORT, markdown(findings)), (DATA, as_json(findings))):
-            with replacing(self._plan.out / name) as file:
-                file.write(text.encode())
+        write_text(self._plan.out / REPORT, markdown(findings))
+        write_text(self._plan.out / DATA, as_json(findings))
 
 
-def _told(outcome: Outcome) -> str:
-    """One cell's outcome in a line."""
+def _in_a_line(outcome: Outcome) -> str:
     if outcome.figures is None:
         return {"waiting": "stopped and kept", "failed": f"FAILED: {outcome.reason}"}[outcome.state]
     found = outcome.figures
     shares = {"agreement": found.agreement, "accuracy": found.accuracy}
     known = [f"{name} {value:.2%}" for name, value in shares.items() if value is not None]
     return ", ".join([*known, f"{found.seconds:,.1f} s"])
+
+
+def not_applicable(cells: Iterable[Cell]) -> dict[tuple[str, str], str]:
+    """(row, label mode) and the reason, of cells whose method cannot learn from such answers: they are not run.
+
+    Raises:
+        UserError: for a loss that a row names and that does not fit its answers, or where nothing is left to run.
+    """
+    reasons: dict[tuple[str, str], str] = {}
+    problems: list[str] = []
+    pairs = {(cell.row, cell.mode): cell.job for cell in cells}
+    for (row, mode), job in pairs.items():
+        able = METHODS[job.method].load().label_modes
+        kind = LabelMode.parse(mode).kind
+        if kind not in able:
+            reasons[row, mode] = f"{job.method} needs answers of {' or '.join(able)}"
+            continue
+        try:
+            make_distance(job.config.student.loss, LabelMode.parse(mode))
+        except UserError as error:
+            problems.append(f"row {row}: {error}")
+    if len(reasons) == len(pairs):
+        problems.append("; ".join(dict.fromkeys(f"row {row}: {reason}" for (row, _), reason in reasons.items())))
+    if problems:
+        raise UserError("; ".join(problems))
+    return reasons

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from dfme.benchmarks.compare.figures import LOST, OF_THE_TEACHER, Figures
 from dfme.benchmarks.compare.plan import Cell, count_text
-from dfme.benchmarks.compare.spread import Reached, reached, spread
 from dfme.report.facts import LEVELS
 from dfme.report.markdown import table
 
@@ -21,6 +22,57 @@ first evaluation with at least that agreement, or with {OF_THE_TEACHER:.0%} of t
 than any number. A run has `collapsed` whose last agreement is below {LOST:.0%} of its own best on the way, or at most
 2/K (of K classes; with fewer than ten, ten points above chance). `steps` are the optimiser steps of each student;
 `seconds` are those of a run among all that ran beside it."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """``mean`` and standard deviation (n - 1) of ``count`` values; one value has no deviation."""
+
+    mean: float
+    sd: float | None
+    count: int
+
+    def text(self, form: str) -> str:
+        """The mean, and +- its deviation, each in ``form``."""
+        return form.format(self.mean) + ("" if self.sd is None else f" +- {form.format(self.sd)}")
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Queries until a level was reached, over seeds: ``spread`` where all did, else how many and the median.
+
+    The median is over all seeds, one that did not reach the level counting as more than any number; None where it
+    is one of those.
+    """
+
+    reached: int
+    seeds: int
+    spread: Spread | None
+    median: float | None
+
+    def __str__(self) -> str:
+        if self.spread is not None:
+            return self.spread.text("{:,.0f}")
+        if not self.reached:
+            return "not reached"
+        return f"{self.reached} of {self.seeds}" + ("" if self.median is None else f": {self.median:,.0f}")
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """Of the values there are; None if there are none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+
+def reached(queries: Sequence[int | None]) -> Reached:
+    """Of the queries that each seed needed; None is a seed that never got there."""
+    known = [count for count in queries if count is not None]
+    if len(known) == len(queries):
+        return Reached(len(known), len(queries), spread(known), None)
+    middle = statistics.median([math.inf if count is None else count for count in queries])
+    return Reached(len(known), len(queries), None, middle if math.isfinite(middle) else None)
 
 
 @dataclass(frozen=True)
@@ -62,12 +114,18 @@ HEADS = (
 
 
 def overview(findings: ComparisonResult) -> str:
-    """The tables, one per label mode and budget, and what is not in them."""
+    """The tables, one per label mode and budget, and the cells that failed or were never to be run."""
     parts = []
     for mode, budget in findings.groups():
         lines = [_line(row, outcomes) for row, outcomes in findings.rows(mode, budget).items()]
         parts.append(f"### {mode}, {count_text(budget)} queries\n\n{table(HEADS, lines)}")
-    return "\n\n".join([*parts, *_left_out(findings)])
+    of = findings.outcomes
+    left_out = [f"- failed: `{each.cell.name}`: {each.reason}" for each in of if each.state == "failed"]
+    never = [each for each in of if each.state == "not applicable"]
+    left_out += dict.fromkeys(
+        f"- not applicable: `{each.cell.row}` with {each.cell.mode}: {each.reason}" for each in never
+    )
+    return "\n\n".join([*parts, *(["\n".join(left_out)] if left_out else [])])
 
 
 def markdown(findings: ComparisonResult) -> str:
@@ -85,19 +143,12 @@ def markdown(findings: ComparisonResult) -> str:
 
 def as_json(findings: ComparisonResult) -> str:
     """Facts, every row of every table with its spreads, and every cell with its figures."""
-    content = {
-        "title": findings.title,
-        "facts": findings.facts,
-        "tables": [
-            {
-                "label_mode": mode,
-                "budget": budget,
-                "rows": [_row_json(*row) for row in findings.rows(mode, budget).items()],
-            }
-            for mode, budget in findings.groups()
-        ],
-        "cells": [_cell_json(outcome) for outcome in findings.outcomes],
-    }
+    tables = [
+        {"label_mode": mode, "budget": budget, "rows": [_row_json(*row) for row in findings.rows(mode, budget).items()]}
+        for mode, budget in findings.groups()
+    ]
+    cells = [_cell_json(outcome) for outcome in findings.outcomes]
+    content = {"title": findings.title, "facts": findings.facts, "tables": tables, "cells": cells}
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
@@ -109,11 +160,12 @@ def _line(row: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     names = ("accuracy", "agreement", "vote_accuracy", "vote_agreement")
     percent = [_spread(done, name, "{:.2f}", scale=100) for name in names]
     collapsed = [figures.collapsed for figures in done if figures.collapsed is not None]
+    share = f"{sum(collapsed)} of {len(collapsed)}" if collapsed else "-"
+    steps = _spread(done, "student_steps", "{:,.0f}").removesuffix(" +- 0")
+    students = max(figures.students for figures in done)
     return (
-        *(row, _seeds(outcomes), *percent[:2], _spread(done, "kl", "{:.4f}"), *percent[2:]),
-        *_queries(done),
-        f"{sum(collapsed)} of {len(collapsed)}" if collapsed else "-",
-        *(_spread(done, "seconds", "{:,.1f}"), _steps(done)),
+        *(row, _seeds(outcomes), *percent[:2], _spread(done, "kl", "{:.4f}"), *percent[2:], *_queries(done), share),
+        *(_spread(done, "seconds", "{:,.1f}"), steps if students == 1 else f"{students} x {steps}"),
     )
 
 
@@ -173,27 +225,8 @@ def _reached(done: Sequence[Figures]) -> dict[str, Reached]:
 def _queries(done: Sequence[Figures]) -> list[str]:
     """What each level cost; where nothing could be counted, no level was missed either."""
     levels = {name: str(found) for name, found in _reached(done).items()}
-    if all(not figures.curve for figures in done):
+    if not any(figures.curve for figures in done):
         return ["-"] * len(levels)
     if all(figures.teacher_accuracy is None for figures in done):
         levels["teacher"] = "-"
     return list(levels.values())
-
-
-def _steps(done: Sequence[Figures]) -> str:
-    """The steps of each student, and how many there are if more than one."""
-    steps = _spread(done, "student_steps", "{:,.0f}").removesuffix(" +- 0")
-    students = max(figures.students for figures in done)
-    return steps if students == 1 else f"{students} x {steps}"
-
-
-def _left_out(findings: ComparisonResult) -> list[str]:
-    """Cells that failed or were never to be run, with the reason."""
-    failed = [f"- failed: `{each.cell.name}`: {each.reason}" for each in findings.outcomes if each.state == "failed"]
-    never = dict.fromkeys(
-        f"- not applicable: `{each.cell.row}` with {each.cell.mode}: {each.reason}"
-        for each in findings.outcomes
-        if each.state == "not applicable"
-    )
-    lines = [*failed, *never]
-    return ["\n".join(lines)] if lines else []

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dfme.benchmarks.gradients.arithmetic import Within, arithmetic
-from dfme.benchmarks.gradients.candidates import Candidate, limit_of, loss_of
-from dfme.benchmarks.gradients.conditions import Condition
-from dfme.benchmarks.gradients.stages import Stage
-from dfme.benchmarks.gradients.truth import Truth, limit_gradient, true_gradients, weights_gradient
-from dfme.benchmarks.gradients.white_box import WhiteBox
+from dfme.benchmarks.gradients.candidates import Candidate, Condition, FloatArithmetic, limit_of, loss_of
+from dfme.benchmarks.gradients.stages import Stage, WhiteBox
+from dfme.benchmarks.gradients.truth import Truth, beside_truth, cosine, limit_gradient, true_gradients
+from dfme.benchmarks.speed import clock
+from dfme.compute import autocast, ieee_fp32, tf32
 from dfme.config.settings import EstimatorConfig, ObjectiveName
 from dfme.estimators.approximate import CHUNK, REMEMBERED
 from dfme.estimators.base import Objective
@@ -70,6 +70,28 @@ class GradientRow:
     settings: dict[str, Any]
 
 
+@contextmanager
+def arithmetic(kind: FloatArithmetic, device: torch.device) -> Iterator[None]:
+    """Run what is inside in IEEE fp32, TF32 or under bf16 autocast, whatever holds outside; all is put back."""
+    with tf32() if kind == "tf32" else ieee_fp32(), autocast(device, "bf16" if kind == "bf16" else "fp32"):
+        yield
+
+
+class Within(nn.Module):
+    """A net that runs in an arithmetic of its own and answers float32."""
+
+    def __init__(self, net: nn.Module, kind: FloatArithmetic, device: torch.device) -> None:
+        super().__init__()
+        self.net = net
+        self._kind = kind
+        self._device = device
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        with arithmetic(self._kind, self._device):
+            scores_NK: Tensor = self.net(x_NCHW).float()
+        return scores_NK
+
+
 @dataclass
 class _Tally:
     """One row's figures so far, a list entry per batch. ``make`` gives the gradient of ``loss`` at a batch."""
@@ -78,13 +100,8 @@ class _Tally:
     make: Callable[[Truth, torch.Generator], Tensor]
     settings: dict[str, Any]
     reuse: bool = False
-    figures: dict[str, list[float]] = field(default_factory=dict)
-    weights_P: Tensor | None = None
-
-    def add(self, weights_P: Tensor, figures: Mapping[str, float]) -> None:
-        for name, value in figures.items():
-            self.figures.setdefault(name, []).append(value)
-        self.weights_P = weights_P if self.weights_P is None else self.weights_P + weights_P
+    figures: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    weights_P: Tensor = field(default_factory=lambda: torch.zeros(()))
 
 
 class Setting:
@@ -143,22 +160,18 @@ def measure(
     tallies = {key: _candidate(setting, each, sizes) for key, each in candidates.items() if each.fits(condition)}
     objectives: dict[str, ObjectiveName] = {tally.loss: tally.settings["objective"] for tally in tallies.values()}
     tallies |= {limit_of(loss, sizes.loss): _limit(setting, box, loss, by) for loss, by in objectives.items()}
-    totals: dict[str, Tensor] = {}
-    for truths, number in _truths(box, stage, sizes, objectives):
+    distances = {loss: make_distance(loss, LabelMode("logits")) for loss in objectives}
+    totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
+    latents = Streams(sizes.seed, box.device)["latent"]
+    for number in range(sizes.batches if distances else 0):
+        # The same for every condition, made anew to hold one graph at a time.
+        truths = true_gradients(box, stage, distances, sizes.batch_size, latents)
         for loss, truth in truths.items():
-            totals[loss] = totals[loss] + truth.weights_P if loss in totals else truth.weights_P
+            totals[loss] = totals[loss] + truth.weights_P
         for tally in tallies.values():
             rng = Streams(sizes.seed, box.device)[f"directions/{number}"]
             _observe(setting, tally, truths[tally.loss], rng, box.device)
     return [_row(tally, totals[tally.loss], stage.share, name, key) for key, tally in tallies.items()]
-
-
-def _truths(box: WhiteBox, stage: Stage, sizes: Sizes, losses: Iterable[str]) -> Iterator[tuple[dict[str, Truth], int]]:
-    """The batches and their truths: the same for every condition, made anew to hold one graph at a time."""
-    distances = {loss: make_distance(loss, LabelMode("logits")) for loss in losses}
-    latents = Streams(sizes.seed, box.device)["latent"]
-    for number in range(sizes.batches if distances else 0):
-        yield true_gradients(box, stage, distances, sizes.batch_size, latents), number
 
 
 def _candidate(setting: Setting, candidate: Candidate, sizes: Sizes) -> _Tally:
@@ -182,26 +195,20 @@ def _limit(setting: Setting, box: WhiteBox, loss: str, objective: ObjectiveName)
 def _observe(setting: Setting, tally: _Tally, truth: Truth, rng: torch.Generator, device: torch.device) -> None:
     """One gradient of one row, and how it compares."""
     batch, asked = len(truth.gen_op), setting.queries
-    started = _clock(device)
+    started = clock(device)
     grad_BCHW = tally.make(truth, rng)
-    seconds = _clock(device) - started
+    seconds = clock(device) - started
     paid = setting.queries - asked - (batch if tally.reuse else 0)
-    weights_P = weights_gradient(setting.stage.generator, truth.gen_op, grad_BCHW)
-    cosine_B = cosine(grad_BCHW.flatten(1), truth.grad_BCHW.flatten(1))
+    weights_P, cosines = beside_truth(setting.stage, truth, grad_BCHW)
     along, whole = (grad_BCHW.double() * truth.grad_BCHW).sum(), truth.grad_BCHW.double().square().sum()
-    figures = {
-        "queries": paid / batch,
-        "cosine": float(cosine_B.mean()),
-        "scale": float(along / whole),
-        "weights_cosine": float(cosine(weights_P, truth.weights_P)),
-        "milliseconds": 1e3 * seconds,
-    }
-    tally.add(weights_P, figures)
+    figures = {"queries": paid / batch, "scale": float(along / whole), "milliseconds": 1e3 * seconds}
+    for name, value in (figures | cosines).items():
+        tally.figures[name].append(value)
+    tally.weights_P = tally.weights_P + weights_P
 
 
 def _row(tally: _Tally, total_P: Tensor, share: float, condition: str, estimator: str) -> GradientRow:
     figures = tally.figures
-    assert tally.weights_P is not None, "there is at least one batch"
     means = {name: statistics.fmean(figures[name]) for name in ("queries", "cosine", "scale", "weights_cosine")}
     spreads = {f"{name}_sd": statistics.stdev(figures[name]) for name in ("cosine", "scale", "weights_cosine")}
     return GradientRow(
@@ -215,17 +222,3 @@ def _row(tally: _Tally, total_P: Tensor, share: float, condition: str, estimator
         **means,
         **spreads,
     )
-
-
-def cosine(left: Tensor, right: Tensor) -> Tensor:
-    """Cosine along the last axis, in double precision; 0 where one of the two is zero."""
-    left, right = left.double(), right.double()
-    norms = left.square().sum(-1).sqrt() * right.square().sum(-1).sqrt()
-    return (left * right).sum(-1) / norms.clamp_min(torch.finfo(torch.float64).tiny)
-
-
-def _clock(device: torch.device) -> float:
-    """Seconds, once the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

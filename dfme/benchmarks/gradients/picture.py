@@ -10,8 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dfme.benchmarks.gradients.candidates import CANDIDATES, LIMITS
-from dfme.benchmarks.gradients.conditions import CONDITIONS
+from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS, LIMITS
 from dfme.benchmarks.gradients.measure import GradientRow
 from dfme.benchmarks.gradients.table import GradientsResult
 from dfme.config.settings import EstimatorConfig

@@ -10,18 +10,16 @@ from typing import TypeVar
 import torch
 
 from dfme import __version__
-from dfme.benchmarks.gradients.candidates import CANDIDATES
-from dfme.benchmarks.gradients.conditions import CONDITIONS, Condition
+from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS, Condition
 from dfme.benchmarks.gradients.measure import Sizes, measure
 from dfme.benchmarks.gradients.options import EVERYTHING, GradientsConfig
-from dfme.benchmarks.gradients.stages import stages
+from dfme.benchmarks.gradients.stages import WhiteBox, stages
 from dfme.benchmarks.gradients.synthetic_course import synthetic_section
 from dfme.benchmarks.gradients.table import WHITE_BOX, GradientsResult, StageFacts, as_json, details, markdown, overview
-from dfme.benchmarks.gradients.white_box import WhiteBox
 from dfme.compute import within_memory
 from dfme.config.settings import Job
 from dfme.errors import UserError
-from dfme.files import replacing
+from dfme.files import write_text
 from dfme.run.directory import RunDirectory
 from dfme.spec import LabelMode
 from dfme.students.losses import AUTO_LOSS, FITTING_LOSSES
@@ -123,7 +121,6 @@ def _write(findings: GradientsResult, out: Path) -> None:
     """The three files, whole or not at all."""
     from dfme.benchmarks.gradients.picture import draw
 
-    for name, text in zip(FILES, (markdown(findings), as_json(findings)), strict=False):
-        with replacing(out / name) as file:
-            file.write(text.encode())
-    draw(findings, out / FILES[-1])
+    write_text(out / FILES[0], markdown(findings))
+    write_text(out / FILES[1], as_json(findings))
+    draw(findings, out / FILES[2])

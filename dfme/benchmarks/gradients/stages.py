@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dfme.benchmarks.gradients.white_box import WhiteBox
 from dfme.compute import DeferredChecks, ieee_fp32
 from dfme.config.settings import Job
 from dfme.estimators.base import Estimator
@@ -21,10 +22,38 @@ from dfme.oracle.oracle import Oracle
 from dfme.randomness import Streams
 from dfme.run.components import build_components, build_method, build_nets, open_pool
 from dfme.run.evaluation import evaluation_images, scores
-from dfme.spec import LabelMode
+from dfme.spec import ImageSpec, LabelMode, Teacher
 
 GENERATED = 2_000
 """Images that agreement is counted on where there is no evaluation set."""
+
+
+class WhiteBox(Protocol):
+    """What no auditor knows: a teacher with its gradients, beside the same network behind any API."""
+
+    @property
+    def spec(self) -> ImageSpec:
+        """The images, before any rounding: ``levels`` is None."""
+        ...
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def logits(self, x_NCHW: Tensor) -> Tensor:
+        """Logits (N, K) of images within the bounds, normalisation included; autograd goes through."""
+        ...
+
+    def as_seen(
+        self, levels: int | None, mode: LabelMode, arithmetic: Callable[[], AbstractContextManager[None]]
+    ) -> Teacher:
+        """The network behind an API: pixels of so many levels (None: floats), answers in ``mode``.
+
+        It computes in the context that ``arithmetic`` makes.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -52,6 +81,7 @@ def stages(box: WhiteBox, job: Job, shares: Sequence[float]) -> Iterator[Stage]:
     deferred = DeferredChecks()
     method = _method(box, job, deferred)
     ledger, student = method.oracle.ledger, method.student
+    estimated = method.approximate_gradients if isinstance(method, Dfme) else None
     images_NCHW = _examined(box, job, method.generator)
     for share in shares:
         while ledger.spent < share * ledger.budget:
@@ -68,7 +98,7 @@ def stages(box: WhiteBox, job: Job, shares: Sequence[float]) -> Iterator[Stage]:
             _agreement(box, student, images_NCHW),
             copy.deepcopy(student).eval(),
             copy.deepcopy(method.generator).train(),
-            _own_estimator(method) if ledger.spent else None,
+            copy.deepcopy(estimated.estimator) if ledger.spent and estimated is not None else None,
         )
 
 
@@ -79,10 +109,6 @@ def _method(box: WhiteBox, job: Job, deferred: DeferredChecks) -> Method:
     oracle = Oracle(box.as_seen(job.teacher.levels, mode, ieee_fp32), ledger, None, deferred)
     nets = build_nets(job, oracle.spec, box.num_classes, box.device)
     return build_method(job, build_components(job, nets, oracle, rng, deferred, pool=open_pool(job, oracle.spec)))
-
-
-def _own_estimator(method: Method) -> Estimator | None:
-    return copy.deepcopy(method.approximate_gradients.estimator) if isinstance(method, Dfme) else None
 
 
 def _examined(box: WhiteBox, job: Job, generator: GeneratorNet) -> Tensor:

@@ -7,15 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
-from dfme.benchmarks.gradients.candidates import loss_of
-from dfme.benchmarks.gradients.conditions import Condition
-from dfme.benchmarks.gradients.measure import Setting, Sizes, cosine
-from dfme.benchmarks.gradients.stages import Stage, stages
+from dfme.benchmarks.gradients.candidates import Condition, loss_of
+from dfme.benchmarks.gradients.measure import Setting, Sizes
+from dfme.benchmarks.gradients.stages import WhiteBox, stages
 from dfme.benchmarks.gradients.table import Section
-from dfme.benchmarks.gradients.truth import Truth, true_gradient, weights_gradient
-from dfme.benchmarks.gradients.white_box import WhiteBox
+from dfme.benchmarks.gradients.truth import beside_truth, true_gradient
 from dfme.config.settings import Job, ObjectiveName
 from dfme.estimators.synthetic import Synthetic
 from dfme.randomness import Streams
@@ -58,8 +54,12 @@ def synthetic_section(box: WhiteBox, job: Job, sizes: Sizes, out: Path) -> Secti
     """Run the recipe once more, measure on the way, draw ``PICTURE`` into ``out``; the table for the report."""
     moments = list(course(box, job, sizes, SHARES))
     draw(moments, out / PICTURE)
-    legend = LEGEND.format(batches=sizes.batches, batch_size=sizes.batch_size)
-    return TITLE, f"{legend}\n\n{table(moments)}\n\n{saved(job)}\n\n![{TITLE}]({PICTURE})"
+    legend, every = LEGEND.format(batches=sizes.batches, batch_size=sizes.batch_size), job.estimator.every
+    saved = (
+        f"One step of the generator in {every} is paid for, besides the first few: in the long run it asks for "
+        f"{1 - 1 / every:.0%} fewer images."
+    )
+    return TITLE, f"{legend}\n\n{table(moments)}\n\n{saved}\n\n![{TITLE}]({PICTURE})"
 
 
 def course(box: WhiteBox, job: Job, sizes: Sizes, shares: Sequence[float]) -> Iterator[Moment]:
@@ -83,24 +83,22 @@ def _moment(box: WhiteBox, setting: Setting, estimator: Synthetic, wanted: Objec
     for number in range(sizes.batches):
         truth = true_gradient(box, stage, distance, sizes.batch_size, streams["latent"])
         objective, u_BCHW = setting.objective(wanted, truth.features_BFHW), truth.gen_op.detach()
-        predicted_BCHW = estimator.predict(objective, u_BCHW)
-        paid = estimator.inner.estimate(objective, u_BCHW, streams[f"directions/{number}"])
-        figures.append(_compare(stage, truth, predicted_BCHW, paid.grad_BCHW))
+        predicted_P, predicted = beside_truth(stage, truth, estimator.predict(objective, u_BCHW))
+        estimate = estimator.inner.estimate(objective, u_BCHW, streams[f"directions/{number}"])
+        paid_P, paid = beside_truth(stage, truth, estimate.grad_BCHW)
+        figures.append(
+            {
+                "predicted": predicted["cosine"],
+                "paid": paid["cosine"],
+                "predicted_weights": predicted["weights_cosine"],
+                "paid_weights": paid["weights_cosine"],
+                "length": float(predicted_P.norm() / paid_P.norm()),
+            }
+        )
     columns = {name: [each[name] for each in figures] for name in figures[0]}
     means = {name: statistics.fmean(column) for name, column in columns.items()}
     spreads = {f"{name}_sd": statistics.stdev(columns[name]) for name in ("predicted_weights", "paid_weights")}
     return Moment(stage.share, stage.queries, stage.agreement, **means, **spreads)
-
-
-def _compare(stage: Stage, truth: Truth, predicted_BCHW: Tensor, paid_BCHW: Tensor) -> dict[str, float]:
-    """Cosines of both at the output, of both in the weights, and how their lengths in the weights compare."""
-    found, lengths = {}, {}
-    for name, grad_BCHW in (("predicted", predicted_BCHW), ("paid", paid_BCHW)):
-        weights_P = weights_gradient(stage.generator, truth.gen_op, grad_BCHW)
-        found[name] = float(cosine(grad_BCHW.flatten(1), truth.grad_BCHW.flatten(1)).mean())
-        found[f"{name}_weights"] = float(cosine(weights_P, truth.weights_P))
-        lengths[name] = weights_P.norm()
-    return found | {"length": float(lengths["predicted"] / lengths["paid"])}
 
 
 def table(moments: Sequence[Moment]) -> str:
@@ -119,15 +117,6 @@ def table(moments: Sequence[Moment]) -> str:
         for moment in moments
     ]
     return markdown_table(heads, lines)
-
-
-def saved(job: Job) -> str:
-    """What a generator's steps cost, against what they would if each were paid for."""
-    every = job.estimator.every
-    return (
-        f"One step of the generator in {every} is paid for, besides the first few: in the long run it asks for "
-        f"{1 - 1 / every:.0%} fewer images."
-    )
 
 
 def draw(moments: Sequence[Moment], path: Path) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dfme.benchmarks.gradients.candidates import CANDIDATES, LIMITS, PUBLISHED
-from dfme.benchmarks.gradients.conditions import CONDITIONS
+from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS, LIMITS, PUBLISHED
 from dfme.config.settings import EstimatorConfig
 from dfme.config.values import leaves
 from dfme.report.markdown import table

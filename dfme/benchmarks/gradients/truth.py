@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dfme.benchmarks.gradients.stages import Stage
-from dfme.benchmarks.gradients.white_box import WhiteBox
+from dfme.benchmarks.gradients.stages import Stage, WhiteBox
 from dfme.compute import ieee_fp32
 from dfme.estimators.base import ImageFunction
 from dfme.estimators.spaces import carried
@@ -81,6 +80,20 @@ def limit_gradient(
         known_BK = torch.where(answers_BK.isnan(), answers_BK, p_BK + (answers_BK - p_BK).detach())
         (grad_BCHW,) = torch.autograd.grad(value(seen_BCHW, known_BK).sum(), u_BCHW)
     return grad_BCHW
+
+
+def beside_truth(stage: Stage, truth: Truth, grad_BCHW: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """What a gradient at the generator's output gives in its weights (P,), and the cosines of both to the truth."""
+    weights_P = weights_gradient(stage.generator, truth.gen_op, grad_BCHW)
+    at_output = float(cosine(grad_BCHW.flatten(1), truth.grad_BCHW.flatten(1)).mean())
+    return weights_P, {"cosine": at_output, "weights_cosine": float(cosine(weights_P, truth.weights_P))}
+
+
+def cosine(left: Tensor, right: Tensor) -> Tensor:
+    """Cosine along the last axis, in double precision; 0 where one of the two is zero."""
+    left, right = left.double(), right.double()
+    norms = left.square().sum(-1).sqrt() * right.square().sum(-1).sqrt()
+    return (left * right).sum(-1) / norms.clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def weights_gradient(generator: GeneratorNet, gen_op: Tensor, grad_BCHW: Tensor) -> Tensor:

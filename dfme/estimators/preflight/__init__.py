@@ -1,10 +1,17 @@
 """The pre-flight check: what an API's answers are like, which finite differences survive them, and what to choose."""
 
-from dfme.estimators.preflight.choose import choose, default_settings, explain, flags, needs_preflight, warning
-from dfme.estimators.preflight.diagnostics import difference_snr, probe_alignment
-from dfme.estimators.preflight.finding import Finding, StepCandidate
+from dfme.estimators.preflight.choose import (
+    Finding,
+    StepCandidate,
+    choose,
+    default_settings,
+    explain,
+    flags,
+    needs_preflight,
+    warning,
+)
+from dfme.estimators.preflight.diagnostics import Resolution, decimals, difference_snr, probe_alignment
 from dfme.estimators.preflight.measure import POINTS, Channel, preflight_images, require_budget, run_preflight
-from dfme.estimators.preflight.resolution import Resolution, decimals
 
 __all__ = [
     "POINTS",

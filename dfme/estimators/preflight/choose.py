@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from dfme.config.settings import EstimatorConfig
-from dfme.estimators.preflight.finding import Finding, StepCandidate
+from dfme.config.settings import EstimatorConfig, ObjectiveName
 from dfme.spec import ImageSpec, LabelMode
 
 FINEST_LATTICE = 65_536
@@ -23,6 +22,62 @@ DOUBTFUL = 0.5
 """Predicted correlation below which a run is warned."""
 
 Form = Literal["forward", "central"]
+
+
+@dataclass(frozen=True)
+class StepCandidate:
+    """One candidate step, and what a difference along it is predicted to say.
+
+    ``step`` is in units of the perturbed space (of a lattice: levels). ``signal``: rms of central differences;
+    ``noise``: rms of what they owe to the answers' resolution and to noise. ``carried``: cosine between the way
+    intended and the way the wire carries. ``forward`` and ``central``: predicted correlation of the difference
+    with the true slope along its direction. ``steady``: that correlation if curvature were all; ``clear``: if
+    noise and rounding were all (both of central differences).
+    """
+
+    step: float
+    signal: float
+    noise: float
+    carried: float
+    forward: float
+    central: float
+    steady: float
+    clear: float
+
+    def of(self, form: str) -> float:
+        """The predicted correlation of differences of this form."""
+        return self.central if form == "central" else self.forward
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a few hundred images said about a teacher's answers and the steps that survive them.
+
+    ``declared``: its label mode; ``answers``: the form seen. ``decimals``: that the scores are rounded to, none if
+    they are not; ``relative``: their resolution as floats. ``levels``: pixel values the wire carries. ``repeat``
+    and ``batch``: largest change of an answer when the same images come again, and when they come among others.
+    ``hidden``: share of the scores that were answered as exactly zero, or not at all. ``objective``, ``space`` and
+    ``direction``: of what, where and along what the steps were tried; no ``candidates`` where answers have
+    no scores. ``images``: charged.
+    """
+
+    declared: str
+    answers: str
+    decimals: int | None
+    relative: float
+    levels: int | None
+    repeat: float
+    batch: float
+    hidden: float
+    objective: ObjectiveName
+    space: str
+    direction: str
+    candidates: tuple[StepCandidate, ...]
+    images: int
+
+    def candidate(self, step: float) -> StepCandidate:
+        """The candidate nearest to a step, in proportion."""
+        return min(self.candidates, key=lambda each: max(each.step / step, step / each.step))
 
 
 def needs_preflight(config: EstimatorConfig) -> bool:
@@ -64,22 +119,24 @@ def best_form(finding: Finding, directions: int, reuse: bool) -> Form:
     """
     if reuse:
         return "forward"
-    forward, central = (max((rung.of(form) for rung in finding.rungs), default=0.0) for form in ("forward", "central"))
+    forward = max((candidate.forward for candidate in finding.candidates), default=0.0)
+    central = max((candidate.central for candidate in finding.candidates), default=0.0)
     return "central" if central * ((directions + 1) / (2 * directions)) ** 0.5 >= forward else "forward"
 
 
 def best_step(finding: Finding, form: Form) -> float:
     """The middle, in proportion, of the steps around the best that are nearly as good: room on both sides."""
-    if not finding.rungs:
+    if not finding.candidates:
         return 1.0 if finding.space == "lattice" else 1e-3
-    worth = [rung.of(form) for rung in finding.rungs]
-    best = max(range(len(worth)), key=lambda j: (worth[j], finding.rungs[j].clear, finding.rungs[j].step))
-    low = high = best
-    while low > 0 and worth[low - 1] >= WITHIN_OF_BEST * worth[best]:
+    correlations = [candidate.of(form) for candidate in finding.candidates]
+    tried = finding.candidates
+    best = max(range(len(tried)), key=lambda j: (correlations[j], tried[j].clear, tried[j].step))
+    enough, low, high = WITHIN_OF_BEST * correlations[best], best, best
+    while low > 0 and correlations[low - 1] >= enough:
         low -= 1
-    while high < len(worth) - 1 and worth[high + 1] >= WITHIN_OF_BEST * worth[best]:
+    while high < len(tried) - 1 and correlations[high + 1] >= enough:
         high += 1
-    return finding.rungs[(low + high) // 2].step
+    return tried[(low + high) // 2].step
 
 
 def explain(finding: Finding, chosen: EstimatorConfig) -> tuple[str, str]:
@@ -90,23 +147,24 @@ def explain(finding: Finding, chosen: EstimatorConfig) -> tuple[str, str]:
         f"{chosen.direction}, objective {chosen.objective} ({cost} images a point); "
         f"the check took {finding.images} images"
     )
-    if not finding.rungs:
+    if not finding.candidates:
         return what, f"because: {_answers(finding)}, which differences see nothing of"
-    rung = finding.rung(float(chosen.step))
+    candidate = finding.candidate(float(chosen.step))
+    images = "images as floats" if finding.levels is None else f"images of {finding.levels} levels"
     why = (
-        f"because: {_answers(finding)}; {_images(finding)}; at this step a difference is {_ratio(rung)} the noise "
-        f"and its predicted correlation with the true slope {rung.of(chosen.form):.2f}; {_window(finding)}"
+        f"because: {_answers(finding)}; {images}; at this step a difference is {_ratio(candidate)} the noise "
+        f"and its predicted correlation with the true slope {candidate.of(chosen.form):.2f}; {_window(finding)}"
     )
     return what, why
 
 
 def warning(finding: Finding, chosen: EstimatorConfig) -> str | None:
     """One line where the gradients will be little but noise: how little, the likely cause, the remedy."""
-    rung = finding.rung(float(chosen.step)) if finding.rungs else None
-    found = 0.0 if rung is None else rung.of(chosen.form)
+    candidate = finding.candidate(float(chosen.step)) if finding.candidates else None
+    found = 0.0 if candidate is None else candidate.of(chosen.form)
     if found >= DOUBTFUL:
         return None
-    cause, remedy = _diagnosis(finding, chosen, rung)
+    cause, remedy = _diagnosis(finding, chosen, candidate)
     return (
         f"warning: the predicted correlation of a difference with the true slope is {found:.2f}: the generator will "
         f"mostly follow noise; likely cause: {cause}; {remedy}"
@@ -115,20 +173,18 @@ def warning(finding: Finding, chosen: EstimatorConfig) -> str | None:
 
 def flags(chosen: EstimatorConfig) -> str:
     """The command line's words for what was chosen."""
-    words = ["kind", "objective", "space", "direction", "form"]
-    return " ".join(
-        [*(f"--estimator.{name} {getattr(chosen, name)}" for name in words), f"--estimator.step {_step(chosen)}"]
-    )
+    words = {name: getattr(chosen, name) for name in ("kind", "objective", "space", "direction", "form")}
+    return " ".join(f"--estimator.{name} {value}" for name, value in (words | {"step": _step(chosen)}).items())
 
 
-def _diagnosis(finding: Finding, chosen: EstimatorConfig, rung: StepCandidate | None) -> tuple[str, str]:
+def _diagnosis(finding: Finding, chosen: EstimatorConfig, candidate: StepCandidate | None) -> tuple[str, str]:
     """The likely cause of differences that say nothing, and what would help."""
     no_queries = "take a method whose generator needs no such differences (--method.name static)"
-    if finding.answers in ("labels", "one-hot") or rung is None:
+    if finding.answers in ("labels", "one-hot") or candidate is None:
         return f"the answers are {finding.answers} and change in jumps only", no_queries
-    if rung.carried < DOUBTFUL:
+    if candidate.carried < DOUBTFUL:
         return (
-            f"images travel as {finding.levels} levels, which {1 - rung.carried:.0%} of the step is lost to",
+            f"images travel as {finding.levels} levels, which {1 - candidate.carried:.0%} of the step is lost to",
             "try --estimator.space lattice --estimator.step auto, or --estimator.kind auto",
         )
     if max(finding.repeat, finding.batch) > _quantum(finding):
@@ -160,28 +216,24 @@ def _answers(finding: Finding) -> str:
     hidden = f" ({finding.hidden:.0%} of them zero or not told)" if finding.hidden >= 0.01 else ""
     steady = "" if max(finding.repeat, finding.batch) <= _quantum(finding) else ", not repeatable"
     declared = LabelMode.parse(finding.declared)
-    told = "" if finding.decimals == declared.decimals else f", declared as {declared}"
-    return f"{finding.answers} {rounded}{told}{hidden}{steady}"
-
-
-def _images(finding: Finding) -> str:
-    return "images as floats" if finding.levels is None else f"images of {finding.levels} levels"
+    otherwise = "" if finding.decimals == declared.decimals else f", declared as {declared}"
+    return f"{finding.answers} {rounded}{otherwise}{hidden}{steady}"
 
 
 def _step(chosen: EstimatorConfig) -> str:
     return f"{chosen.step:g}" if isinstance(chosen.step, float) else str(chosen.step)
 
 
-def _ratio(rung: StepCandidate) -> str:
-    if rung.noise == 0:
-        return "all signal, with no sign of" if rung.signal > 0 else "as small as"
-    times = rung.signal / rung.noise
+def _ratio(candidate: StepCandidate) -> str:
+    if candidate.noise == 0:
+        return "all signal, with no sign of" if candidate.signal > 0 else "as small as"
+    times = candidate.signal / candidate.noise
     return f"{times:.2g} times" if times < 1000 else "over 1,000 times"
 
 
 def _window(finding: Finding) -> str:
     """The smallest step with enough signal and the largest before curvature, as far as the candidates tell."""
-    clear = [rung.step for rung in finding.rungs if rung.clear >= ENOUGH]
-    steady = [rung.step for rung in finding.rungs if rung.steady >= ENOUGH]
+    clear = [candidate.step for candidate in finding.candidates if candidate.clear >= ENOUGH]
+    steady = [candidate.step for candidate in finding.candidates if candidate.steady >= ENOUGH]
     low = f"enough signal from {min(clear):g} on" if clear else "no step tried has enough signal"
     return f"{low}, curvature " + (f"beyond {max(steady):g}" if steady else "at every step tried")

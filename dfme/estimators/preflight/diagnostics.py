@@ -1,8 +1,9 @@
-"""What can be told about differences without asking for anything: everything here is computed on our own side."""
+"""What answers and differences show without another query: resolution, alignment, signal to noise."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from torch.nn.functional import cosine_similarity
 from dfme.config.settings import EstimatorConfig
 from dfme.estimators.base import Objective
 from dfme.estimators.build import make_estimator
-from dfme.estimators.preflight.resolution import ObjectiveOfAnswers, Resolution, rms
 from dfme.estimators.spaces import Squash
 from dfme.spec import ImageSpec
 
@@ -20,6 +20,69 @@ DOUBT = 0.3
 
 DRAWS = 8
 """Draws of such factors for each image."""
+
+
+MAX_DECIMALS = 7
+"""float32 probabilities carry about seven decimals: answers with more are not rounded."""
+
+FLOAT32 = 2.0**-23
+"""Distance of neighbouring float32 numbers, relative to them."""
+
+FORMATS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+"""The same of the short formats that an answer may have been cast from, the coarsest first."""
+
+ObjectiveOfAnswers = Callable[[Tensor, Tensor], Tensor]
+"""Our own side of an objective: images (N, C, H, W) and their answers -> (N,)."""
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What distance between two answers is lost: a rounding step of ``decimals``, or ``relative`` to the answer.
+
+    Both are exact knowledge of the wire, no guess at noise: a teacher may well compute less precisely.
+    """
+
+    decimals: int | None = None
+    relative: float = FLOAT32
+
+    @classmethod
+    def seen(cls, answers_NK: Tensor) -> Resolution:
+        """What scores show: decimals, or a short floating-point format that carries them all."""
+        places = decimals(answers_NK)
+        known = answers_NK[torch.isfinite(answers_NK)]
+        if places is None:
+            for dtype, relative in FORMATS.items():
+                if torch.equal(known.to(dtype).to(known.dtype), known):
+                    return cls(None, relative)
+        return cls(places)
+
+    def jitter(self, answers_NK: Tensor, rng: torch.Generator) -> Tensor:
+        """Scores (N, K) that would have been answered alike: moved by up to half a step; unknown ones stay so.
+
+        Answers of exactly 0 stay too: how small they were is not known to within anything (``hidden_weight``).
+        """
+        part_NK = torch.rand(answers_NK.shape, generator=rng, device=answers_NK.device) - 0.5
+        if self.decimals is None:
+            return answers_NK + part_NK * self.relative * answers_NK.abs()
+        return torch.where(answers_NK == 0, answers_NK, answers_NK + part_NK * 10.0**-self.decimals)
+
+
+def decimals(scores: Tensor) -> int | None:
+    """The fewest decimals that carry the scores exactly (to float32), or None if they are not rounded."""
+    known = scores[torch.isfinite(scores)].double()
+    slack = 2 * FLOAT32 * known.abs()
+    for places in range(1, MAX_DECIMALS):
+        step = 10.0**-places
+        if slack.numel() and slack.max() > step / 4:
+            return None
+        if (((known / step).round() * step - known).abs() <= slack).all():
+            return places
+    return None
+
+
+def rms(values: Tensor) -> Tensor:
+    """Root of the mean square, in float64."""
+    return values.double().square().mean().sqrt()
 
 
 def pair_of_images(
@@ -108,7 +171,7 @@ def revealed_share(
     resolution: Resolution,
     rng: torch.Generator,
 ) -> float:
-    """Correlation between changes of the objective as they are and as they are told where classes are hidden.
+    """Correlation between changes of the objective as they are and as they are answered where classes are hidden.
 
     All scores are moved at random, by factors before they are normalised again; of the hidden ones, which stand
     at one rounding step here, nobody hears (heuristic). An l1 distance between logits lives by the small classes
@@ -120,7 +183,7 @@ def revealed_share(
     base_NK = answers_NK.nan_to_num(nan=least).clamp_min(least).repeat(DRAWS, 1)
     noise_NK = torch.randn(base_NK.shape, generator=rng, device=base_NK.device)
     moved_NK = (base_NK.log() + DOUBT * noise_NK).softmax(dim=1)
-    told_NK = torch.where(hidden_NK.repeat(DRAWS, 1), base_NK, moved_NK)
+    heard_NK = torch.where(hidden_NK.repeat(DRAWS, 1), base_NK, moved_NK)
     images_NCHW = images_NCHW.repeat(DRAWS, 1, 1, 1)
-    before_N, true_N, heard_N = (value(images_NCHW, each_NK) for each_NK in (base_NK, moved_NK, told_NK))
+    before_N, true_N, heard_N = (value(images_NCHW, each_NK) for each_NK in (base_NK, moved_NK, heard_NK))
     return max(0.0, cosine_similarity(true_N - before_N, heard_N - before_N, dim=0).item())

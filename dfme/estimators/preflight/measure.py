@@ -13,11 +13,16 @@ from torch import Tensor
 from dfme.compute import ieee_fp32
 from dfme.config.settings import EstimatorConfig, ObjectiveName
 from dfme.errors import UserError
-from dfme.estimators.preflight.choose import default_settings
-from dfme.estimators.preflight.diagnostics import alignment, hidden_rms, pair_of_images, revealed_share
-from dfme.estimators.preflight.finding import Finding, StepCandidate
-from dfme.estimators.preflight.resolution import ObjectiveOfAnswers, Resolution
-from dfme.estimators.preflight.steps import Values, candidate_steps, predicted_correlation
+from dfme.estimators.preflight.choose import Finding, StepCandidate, default_settings
+from dfme.estimators.preflight.diagnostics import (
+    ObjectiveOfAnswers,
+    Resolution,
+    alignment,
+    hidden_rms,
+    pair_of_images,
+    revealed_share,
+)
+from dfme.estimators.preflight.steps import Values, candidate_steps, predicted
 from dfme.nets.generators import GeneratorNet
 from dfme.spec import ImageSpec, LabelMode
 
@@ -76,21 +81,12 @@ def run_preflight(
     require_budget(channel.left, images)
     with torch.no_grad(), ieee_fp32():
         settings = default_settings(config, channel.spec)
-        return _Measurement(channel, value_of, settings, rng, config.kind == "auto").finding(generator, images)
+        return _Check(channel, value_of, settings, rng, config.kind == "auto").finding(generator, images)
 
 
 @dataclass(frozen=True, eq=False)
-class _Points:
-    """Where to probe: u (N, C, H, W), what the generator's last convolution read, and as many other images."""
-
-    u_NCHW: Tensor
-    features_NFHW: Tensor
-    others_NCHW: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class _Measurement:
-    """One check under way."""
+class _Check:
+    """One check under way; ``free``: to choose the objective."""
 
     channel: Channel
     value_of: ValueOf
@@ -100,18 +96,28 @@ class _Measurement:
 
     def finding(self, generator: GeneratorNet, images: int) -> Finding:
         spec, squash = self.channel.spec, generator.squash
-        points = _points(generator, self.rng)
-        base_NCHW = squash(points.u_NCHW)
-        base, again, among = self._answers_at(base_NCHW, squash(points.others_NCHW))
+        # Points as a step of training has them; a copy makes them, for the generator's running statistics' sake.
+        twin = copy.deepcopy(generator).train()
+        with twin.watched() as read:
+            drawn_NCHW = twin(twin.draw(2 * POINTS, self.rng))
+        u_NCHW, features_NFHW = drawn_NCHW[:POINTS], read[0][:POINTS]
+        base_NCHW, others_NCHW = squash(u_NCHW), squash(drawn_NCHW[POINTS:])
+        # Ask for the same images twice over, then in another order among others.
+        base, again = self._ask(base_NCHW), self._ask(base_NCHW)
+        mixed_NCHW = torch.stack([base_NCHW.flip(0), others_NCHW], dim=1).flatten(0, 1)
+        among = self._ask(mixed_NCHW)[::2].flip(0)
         objective = self._objective(torch.cat([base, again, among]))
+        # Ask for both ends of central differences; every step goes along the same directions.
         steps = candidate_steps(self.config, spec) if base.ndim == 2 else ()
-        pairs = [self._pair(points, step, generator) for step in steps]
+        central = [replace(self.config, step=step, form="central") for step in steps]
+        pairs = [pair_of_images(config, spec, squash, u_NCHW, self._same_chance(), features_NFHW) for config in central]
         asked = [self._ask(torch.cat(pair)) for pair in pairs]
         answers = torch.cat([base, again, among, *asked])
         resolution = Resolution.seen(answers) if base.ndim == 2 else Resolution()
-        rungs: tuple[StepCandidate, ...] = ()
+        candidates: tuple[StepCandidate, ...] = ()
         if steps:
-            rungs = self._rungs(self.value_of(objective), steps, pairs, asked, base_NCHW, (base, again), resolution)
+            value = self.value_of(objective)
+            candidates = self._candidates(value, steps, pairs, asked, base_NCHW, (base, again), resolution)
         return Finding(
             declared=str(self.channel.label_mode),
             answers=form_of(answers),
@@ -120,11 +126,11 @@ class _Measurement:
             levels=spec.levels,
             repeat=largest_change(base, again),
             batch=largest_change(base, among),
-            hidden=_untold(answers).float().mean().item() if base.ndim == 2 else 1.0,
+            hidden=_hidden(answers).float().mean().item() if base.ndim == 2 else 1.0,
             objective=objective,
             space=self.config.space,
             direction=self.config.direction,
-            rungs=rungs,
+            candidates=candidates,
             images=images,
         )
 
@@ -132,24 +138,11 @@ class _Measurement:
         """What to differentiate: where it is free to choose, kl if probabilities are rounded or in part hidden."""
         if not self.free or answers.ndim != 2 or self.channel.label_mode.kind == "logits":
             return self.config.objective
-        told = Resolution.seen(answers).decimals is None and not _untold(answers).any()
-        return self.config.objective if told else "kl"
+        whole = Resolution.seen(answers).decimals is None and not _hidden(answers).any()
+        return self.config.objective if whole else "kl"
 
     def _ask(self, x_NCHW: Tensor) -> Tensor:
         return self.channel.ask(self.channel.spec.quantise(x_NCHW))
-
-    def _answers_at(self, x_NCHW: Tensor, others_NCHW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Answers to the same images twice over, then in another order among others."""
-        first, second = self._ask(x_NCHW), self._ask(x_NCHW)
-        mixed_NCHW = torch.stack([x_NCHW.flip(0), others_NCHW], dim=1).flatten(0, 1)
-        return first, second, self._ask(mixed_NCHW)[::2].flip(0)
-
-    def _pair(self, points: _Points, step: float, generator: GeneratorNet) -> tuple[Tensor, Tensor]:
-        """Both ends of central differences with this step; every step goes along the same directions."""
-        config = replace(self.config, step=step, form="central")
-        return pair_of_images(
-            config, self.channel.spec, generator.squash, points.u_NCHW, self._same_chance(), points.features_NFHW
-        )
 
     def _same_chance(self) -> torch.Generator:
         """The same draws every time, so that steps differ in nothing else."""
@@ -157,7 +150,7 @@ class _Measurement:
         same.set_state(self.rng.get_state())
         return same
 
-    def _rungs(
+    def _candidates(
         self,
         value: ObjectiveOfAnswers,
         steps: Sequence[float],
@@ -172,53 +165,27 @@ class _Measurement:
         base_N = value(images_NCHW, base).double()
         repeated = (value(images_NCHW, again) - base_N).square().mean().item() / 2
         unresolved = hidden_rms(value, images_NCHW, base, resolution, self._same_chance()).item() ** 2
-        told = []
-        for (plus_NCHW, _), answers in zip(pairs, asked, strict=True):
+        revealed, ends = [], []
+        for (plus_NCHW, minus_NCHW), answers in zip(pairs, asked, strict=True):
             plus, minus = answers.chunk(2)
-            hidden = _untold(plus) & _untold(minus)
-            told.append(revealed_share(value, spec.quantise(plus_NCHW), plus, hidden, resolution, self._same_chance()))
-        ends = [
-            value(spec.quantise(torch.cat(pair)), answers).double().chunk(2)
-            for pair, answers in zip(pairs, asked, strict=True)
-        ]
-        values = Values(
-            steps_J=base_N.new_tensor(steps),
-            plus_JN=torch.stack([plus_N for plus_N, _ in ends]),
-            minus_JN=torch.stack([minus_N for _, minus_N in ends]),
-            base_N=base_N,
-            noise=unresolved + repeated,
-            carried_J=torch.stack([alignment(plus, minus, spec).mean() for plus, minus in pairs]).double(),
-            carried_forward_J=torch.stack([alignment(plus, base_NCHW, spec).mean() for plus, _ in pairs]).double(),
-            told_J=base_N.new_tensor(told),
+            hidden, chance = _hidden(plus) & _hidden(minus), self._same_chance()
+            revealed.append(revealed_share(value, spec.quantise(plus_NCHW), plus, hidden, resolution, chance))
+            ends.append(value(spec.quantise(torch.cat([plus_NCHW, minus_NCHW])), answers).double().chunk(2))
+        return predicted(
+            Values(
+                steps_J=base_N.new_tensor(steps),
+                plus_JN=torch.stack([plus_N for plus_N, _ in ends]),
+                minus_JN=torch.stack([minus_N for _, minus_N in ends]),
+                base_N=base_N,
+                noise=unresolved + repeated,
+                carried_J=torch.stack([alignment(plus, minus, spec).mean() for plus, minus in pairs]).double(),
+                carried_forward_J=torch.stack([alignment(plus, base_NCHW, spec).mean() for plus, _ in pairs]).double(),
+                revealed_J=base_N.new_tensor(revealed),
+            )
         )
-        return _as_rungs(values)
 
 
-def _points(generator: GeneratorNet, rng: torch.Generator) -> _Points:
-    """Points as a step of training has them; a copy of the generator makes them, for its running statistics' sake."""
-    twin = copy.deepcopy(generator).train()
-    with twin.watched() as read:
-        u_NCHW = twin(twin.draw(2 * POINTS, rng))
-    return _Points(u_NCHW[:POINTS], read[0][:POINTS], u_NCHW[POINTS:])
-
-
-def _as_rungs(values: Values) -> tuple[StepCandidate, ...]:
-    found = predicted_correlation(values)
-    signal_J = (values.plus_JN - values.minus_JN).square().mean(1).sqrt()
-    columns = (
-        values.steps_J,
-        signal_J,
-        torch.full_like(signal_J, (2 * found.noise) ** 0.5),
-        values.carried_J,
-        found.forward_J,
-        found.central_J,
-        found.steady_J,
-        found.clear_J,
-    )
-    return tuple(StepCandidate(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True))
-
-
-def _untold(answers_NK: Tensor) -> Tensor:
+def _hidden(answers_NK: Tensor) -> Tensor:
     """The scores of which nothing is told: answered as exactly zero, or not at all."""
     return (answers_NK == 0) | answers_NK.isnan()
 

@@ -1,4 +1,4 @@
-"""Which steps to try, and what each is worth: predicted from pairs of values at a few images.
+"""Which steps to try, and how well slopes there follow the true ones: predicted from pairs of values.
 
 At image i the half difference over the step, s_i(h) = (f(+h) - f(-h)) / 2h, is the true slope t_i blurred by
 the answers' resolution and noise (less, the larger h) and bent by curvature (more, the larger h). The correlation
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from dfme.config.settings import EstimatorConfig
+from dfme.estimators.preflight.choose import StepCandidate
 from dfme.spec import ImageSpec
 
 LENGTHS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
@@ -74,7 +75,7 @@ class Values:
     """The objective at both ends of every step (J steps, N images) and at the images themselves, in float64.
 
     ``noise``: variance of one value, as far as it is known. ``carried_J``: alignment of the ways between both
-    ends; ``carried_forward_J``: between an end and the image. ``told_J``: correlation left by classes of which
+    ends; ``carried_forward_J``: between an end and the image. ``revealed_J``: correlation left by classes of which
     nothing is told.
     """
 
@@ -85,22 +86,11 @@ class Values:
     noise: float
     carried_J: Tensor
     carried_forward_J: Tensor
-    told_J: Tensor
+    revealed_J: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class PredictedCorrelation:
-    """Predicted of every step (J): correlations of both forms; of central differences, what noise and bend cost."""
-
-    central_J: Tensor
-    forward_J: Tensor
-    clear_J: Tensor
-    steady_J: Tensor
-    noise: float
-
-
-def predicted_correlation(values: Values) -> PredictedCorrelation:
-    """What each step is worth, by the model at the head of this file; nothing (0) where no value ever differs."""
+def predicted(values: Values) -> tuple[StepCandidate, ...]:
+    """Every step with its correlations, by the model at the head of this file: 0 where no value ever differs."""
     h_J1 = values.steps_J.unsqueeze(1)
     slope_JN = (values.plus_JN - values.minus_JN) / (2 * h_J1)
     ahead_JN = (values.plus_JN - values.base_N) / h_J1
@@ -113,16 +103,21 @@ def predicted_correlation(values: Values) -> PredictedCorrelation:
     likeness_J[j] = likeness(other_N, slope_JN[j]) / own
     ahead_J = likeness(ahead_JN, slope_JN[j]) / own
     ahead_J[j] = likeness(ahead_JN[j], other_N) / own
-    told_J = values.told_J * (truth > TINY)
+    revealed_J = values.revealed_J * (truth > TINY)
     clear_J = torch.minimum(values.carried_J, (1 + blur_J).rsqrt())
     ahead_clear_J = torch.minimum(values.carried_forward_J, (1 + 4 * blur_J).rsqrt())
-    return PredictedCorrelation(
-        central_J=torch.minimum(clear_J, likeness_J) * told_J,
-        forward_J=torch.minimum(ahead_clear_J, ahead_J) * told_J,
-        clear_J=clear_J * told_J,
-        steady_J=torch.where(values.steps_J > values.steps_J[j], likeness_J.clamp_max(1.0), 1.0),
-        noise=noise,
+    signal_J = (values.plus_JN - values.minus_JN).square().mean(1).sqrt()
+    columns = (
+        values.steps_J,
+        signal_J,
+        torch.full_like(signal_J, (2 * noise) ** 0.5),
+        values.carried_J,
+        torch.minimum(ahead_clear_J, ahead_J) * revealed_J,
+        torch.minimum(clear_J, likeness_J) * revealed_J,
+        torch.where(values.steps_J > values.steps_J[j], likeness_J.clamp_max(1.0), 1.0),
+        clear_J * revealed_J,
     )
+    return tuple(StepCandidate(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True))
 
 
 def reference(slope_JN: Tensor, known_J: Tensor) -> tuple[int, Tensor, Tensor]:

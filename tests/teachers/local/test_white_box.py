@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dfme.benchmarks.gradients.arithmetic import arithmetic
+from dfme.benchmarks.gradients.measure import arithmetic
 from dfme.benchmarks.gradients.options import require_local
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
