@@ -1,4 +1,4 @@
-"""What a command is asked for: its recipe, its kind of teacher and its method, and so all its options.
+"""What a command is asked for: its recipe, its kind of teacher and its method, so all its options, and their values.
 
 Precedence: a flag, then the YAML file, then the default. A recipe's teacher section belongs to the recipe's
 kind, its method section to the recipe's method: a flag that names another kind or method sets it aside.
@@ -9,22 +9,22 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dfme.cli.flags import Flag, is_on, last_text, split_flags
-from dfme.cli.reading import Given, Reading, given_by_file, given_by_flags
+from dfme.cli.flags import Flag, last_text, split_flags
 from dfme.cli.signature import own_options
 from dfme.cli.teacher_side import KINDS, kind_problems
 from dfme.config.imports import find_target
-from dfme.config.messages import Problem, did_you_mean, unknown_choice
+from dfme.config.messages import Problem, did_you_mean, nearest, unknown_choice
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
-from dfme.config.values import Option, build, options_of, validate
+from dfme.config.values import Option, build, flatten, options_of, validate
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
 from dfme.run.checks import teacher_problems
-from dfme.run.job import DEFAULT_RECIPE, locate, plain
+from dfme.run.job import DEFAULT_RECIPE, is_plain, locate
 
 T = TypeVar("T")
 
@@ -36,13 +36,31 @@ RecipeFinder = Callable[[Sequence[Flag]], Path | None]
 RECIPE_ONLY = frozenset({field.name for field in dataclasses.fields(ExtractConfig)} | {"method", *SECTIONS})
 """Sections of an extraction's recipe besides its teacher: what other commands with a teacher may skip."""
 
+MAX_SHOWN = 8
+"""Problems named in one message; a file of other options than the command's has one per line."""
+
+REMOVED: dict[str, Any] = {
+    "student.distil_share": 0.0,
+    "student.replay_order": "uniform",
+    "student.replay_precision": "float32",
+    "queries.generators": 1,
+    "queries.ceiling": 1.0,
+    "estimator.control": "auto",
+}
+"""Options of 0.4.0 that are gone, and the values at which a file may still have them: they changed nothing."""
+
 
 def default_recipe(flags: Sequence[Flag]) -> Path | None:
     """Without --config: a resumed run's own; the digits', unless a teacher is named; else none."""
-    if is_on(flags, "resume"):
+    if asks_to_resume(flags):
         return resumed(flags, "config.yaml", "the run directory", "a run directory")
     names_teacher = any(flag.key in ("teacher.kind", "teacher.checkpoint") for flag in flags)
     return None if names_teacher else DEFAULT_RECIPE
+
+
+def asks_to_resume(flags: Sequence[Flag]) -> bool:
+    """Whether --resume is given and not as false."""
+    return any(flag.key == "resume" and flag.text in (None, "true", "True", "yes") for flag in flags)
 
 
 def resumed(flags: Sequence[Flag], file: str, directory: str, expected: str) -> Path:
@@ -71,92 +89,118 @@ class CommandInputs:
 
 
 class Arguments:
-    """One command's words, with the options that hold for them.
+    """One command's words, with the options that hold for them, their values, and what is wrong with those.
 
     Raises:
         UserError: for words that are no flags, a recipe that cannot be read, an unknown kind or method.
     """
 
-    def __init__(self, words: Sequence[str], layout: CommandInputs, recipe: Recipe | None = None) -> None:
+    def __init__(self, words: Sequence[str], inputs: CommandInputs, recipe: Recipe | None = None) -> None:
         """``recipe``: what stands in the place of a file's, whatever the words name."""
         flags = split_flags(words)
-        self._flags = [flag for flag in flags if flag.key != "config"]
-        self._file, content = recipe or read_recipe(flags, layout.recipe)
-        self._content = {name: value for name, value in content.items() if name not in layout.ignored}
-        self._layout = layout
-        self.kind = self._choose("teacher", "kind", "torch") if layout.teacher else ""
-        self.method = self._choose("method", "name", "dfme") if layout.method else ""
-        self._own = self._own_options() if layout.teacher else []
-        self.options = {option.key: option for option in self._all_options()}
+        self._flags = {flag.key: flag for flag in flags if flag.key != "config"}
+        self._file, content = recipe or read_recipe(flags, inputs.recipe)
+        self._content = {name: value for name, value in content.items() if name not in inputs.ignored}
+        self._problems: dict[str, str] = {}
+        self.kind = self._choose("teacher", "kind", "torch") if inputs.teacher else ""
+        self.method = self._choose("method", "name", "dfme") if inputs.method else ""
+        self._own = self._own_options() if inputs.teacher else []
+        self.options = {option.key: option for option in self._all_options(inputs)}
+        pairs = flatten(self._content, self.options)
+        self._in_file = {key: value for key, value in pairs if REMOVED.get(key, pairs) != value}
 
-    def read(self) -> Reading:
-        """Every value given, checked by itself; problems are in the reading, not yet raised."""
-        given: list[Given] = [
-            *given_by_file(self._content, self.options, self._file),
-            *given_by_flags(self._flags),
-        ]
-        chosen = {"teacher": self.kind, "method": self.method}
-        owners = {section: f"{section} {name}" for section, name in chosen.items() if name}
-        if self.method:
-            owners |= dict.fromkeys(SECTIONS, owners["method"])
-        return Reading(self.options, given, owners)
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """What is given, each checked by itself; what is wrong is said when ``finish`` is called."""
+        given = dict(self._in_file)
+        for key, flag in self._flags.items():
+            option = self.options.get(key)
+            given[key] = "true" if flag.text is None else flag.text
+            if flag.text is None and option and not option.is_switch:
+                del given[key]
+                self.report([Problem(key, f"expected a value: {option.help or option.name}")])
+        values, problems = validate(self.options, given, self._unknown)
+        self.report(problems)
+        return values
 
-    def settings(self, root: type[T], find_problems: Callable[[T], Iterable[Problem]]) -> T:
-        """The command's own model, for commands without a teacher; UserError names everything wrong."""
-        reading = self.read()
-        required = {key: "" for key, option in self.options.items() if option.required}
-        config = build(root, required | reading.values)
-        reading.report(find_problems(config))
-        reading.finish()
-        return config
+    def report(self, problems: Iterable[Problem]) -> None:
+        """Add problems; one about a value that is already known to be wrong is left out."""
+        for key, text in problems:
+            name = f"{self._file}: {key}" if key in self._in_file else spelled_flag(key)
+            name = f"--{self._flags[key].name}" if key in self._flags else name
+            self._problems.setdefault(key, f"{name}: {text}")
 
-    def teacher(self, reading: Reading) -> tuple[TeacherConfig, dict[str, Any]]:
+    def finish(self, problems: Iterable[Problem] = ()) -> None:
+        """Raise one UserError that names everything wrong, if anything is; of a great many, the first."""
+        self.report(problems)
+        if self._problems:
+            shown, more = [*self._problems.values()][:MAX_SHOWN], len(self._problems) - MAX_SHOWN
+            raise UserError("; ".join(shown) + (f"; and {more} more like these" if more > 0 else ""))
+
+    def settings(self, model: type[T]) -> T:
+        """The command's own model; a text that must be given and is not is empty in it."""
+        missing = {key: "" for key, option in self.options.items() if option.required}
+        return build(model, missing | self.values)
+
+    def teacher(self) -> tuple[TeacherConfig, dict[str, Any]]:
         """The teacher's common keys and its kind's options; a parameter named like a common key is both."""
         common = _common()
-        values = {key: reading.value(key) for key in common if key in reading.values}
+        values = {key: self.values[key] for key in common if key in self.values} | {"teacher.kind": self.kind}
         own: dict[str, Any] = {}
-        for option in self._own:
-            value = reading.value(option.key)
-            if option.key in reading.values or (not option.required and _is_plain(value)):
+        for key, option in ((option.key, option) for option in self._own):
+            value = self.values.get(key, None if option.required else option.default)
+            if key in self.values or (not option.required and is_plain(value)):
                 own[option.name] = value
-            if option.key in common and value is not None:
+            if key in common and value is not None:
                 # As the common key of its name has it; None where it has another meaning there.
-                values[option.key] = validate({option.key: common[option.key]}, {option.key: value})[0].get(option.key)
+                values[key] = validate({key: common[key]}, {key: value})[0].get(key)
         file = KINDS[self.kind].file if self.kind in KINDS else None
         if file is not None and isinstance(own.get(file.option), str):
             own[file.option] = locate(own[file.option])
-        teacher = build(TeacherConfig, {**values, "teacher.kind": self.kind}, "teacher.")
-        reading.report(teacher_problems(teacher))
-        reading.report(kind_problems(self.kind, own))
+        teacher = build(TeacherConfig, values, "teacher.")
+        self.report([*teacher_problems(teacher), *kind_problems(self.kind, own)])
         return teacher, own
 
-    def job(self, reading: Reading, config: ExtractConfig) -> Job:
+    def job(self, config: ExtractConfig) -> Job:
         """The job of these settings with the teacher and the method that are asked for."""
-        teacher, options = self.teacher(reading)
+        teacher, options = self.teacher()
         entry = METHODS[self.method]
-        method = build(entry.config, reading.values, "method.")
-        sections = {name: build(entry.section(name), reading.values, f"{name}.") for name in SECTIONS}
+        method = build(entry.config, self.values, "method.")
+        sections = {name: build(entry.section(name), self.values, f"{name}.") for name in SECTIONS}
         return Job(config, teacher, options, self.method, method, **sections)
 
+    def _unknown(self, key: str) -> str:
+        is_flag = key in self._flags
+        spelled = spelled_flag if is_flag else str
+        group = [known for known in self.options if known.startswith(key + ".")]
+        if group:
+            return f"a group of options; expected one of its own such as {', '.join(map(spelled, group[:3]))}"
+        if key in REMOVED:
+            return "this option was removed; leave it out"
+        section = key.partition(".")[0]
+        of = f" of teacher {self.kind}" if section == "teacher" and self.kind else ""
+        of = f" of method {self.method}" if section in ("method", *SECTIONS) and self.method else of
+        close = nearest(key, self.options)
+        hint = f"did you mean {spelled(close)}?" if close else "--help-all lists all"
+        return f"unknown {'flag' if is_flag else 'key'}{of}; {hint}"
+
     def _choose(self, section: str, name: str, default: str) -> str:
-        """The kind or method that is asked for; a recipe's section about another one is set aside."""
+        """The kind or method that is asked for; a recipe's section about another one is set aside.
+
+        With the method go the sections that were chosen for it: how gradients are estimated, above all.
+        """
         if isinstance(self._content.get(section), str):  # `method: static` is short for its name
             self._content[section] = {name: self._content[section]}
         written = self._content.get(section) or {}
         by_recipe = str(written.get(name, default)) if isinstance(written, Mapping) else default
-        by_flag = last_text(self._flags, f"{section}.{name}")
-        if by_flag is not None and by_flag != by_recipe:
+        flag = self._flags.get(f"{section}.{name}")
+        if flag is not None and flag.text is not None and flag.text != by_recipe:
             self._content.pop(section, None)
-            if section == "method":
-                self._set_aside(by_flag)
-        return by_flag or by_recipe
-
-    def _set_aside(self, method: str) -> None:
-        """Forget the recipe's sections that were chosen for its own method: how gradients are estimated, above all."""
-        heeded = METHODS[method].sections if method in METHODS else ()
-        for section in SECTIONS:
-            if section == "estimator" or section not in heeded:
-                self._content.pop(section, None)
+            heeded = METHODS[flag.text].sections if flag.text in METHODS else ()
+            for other in SECTIONS if section == "method" else ():
+                if other == "estimator" or other not in heeded:
+                    self._content.pop(other, None)
+        return (flag and flag.text) or by_recipe
 
     def _own_options(self) -> list[Option]:
         if self.kind in KINDS:
@@ -169,19 +213,24 @@ class Arguments:
         choices = ", ".join(KINDS)
         raise UserError(f"--teacher: expected {choices}, module:Class or module:function, got {self.kind!r}{hint}")
 
-    def _all_options(self) -> list[Option]:
-        options = options_of(self._layout.root)
-        if self._layout.teacher:
+    def _all_options(self, inputs: CommandInputs) -> list[Option]:
+        options = options_of(inputs.root)
+        if inputs.teacher:
             own = {option.key for option in self._own}
             options += [*(option for key, option in _common().items() if key not in own), *self._own]
-        if self._layout.method:
+        if inputs.method:
             if self.method not in METHODS:
                 raise UserError(f"--method.name: {unknown_choice('method', self.method, METHODS)}")
+            entry = METHODS[self.method]
             options.append(Option("method.name", str, "dfme", f"extraction method: {', '.join(METHODS)}"))
-            options += options_of(METHODS[self.method].config, "method.")
-            for section in METHODS[self.method].sections:
-                options += options_of(METHODS[self.method].section(section), f"{section}.")
+            options += options_of(entry.config, "method.")
+            options += (option for name in entry.sections for option in options_of(entry.section(name), f"{name}."))
         return options
+
+
+def spelled_flag(key: str) -> str:
+    """An option as one types it."""
+    return "--" + key.replace("_", "-")
 
 
 def read_recipe(flags: Sequence[Flag], find: RecipeFinder) -> Recipe:
@@ -205,11 +254,3 @@ def _common() -> dict[str, Option]:
     options = {option.key: option for option in options_of(TeacherConfig, "teacher.")}
     kind = options["teacher.kind"]
     return options | {kind.key: dataclasses.replace(kind, help=f"{', '.join(KINDS)}, or {kind.help}")}
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        plain(value, "")
-    except UserError:
-        return False
-    return True

@@ -20,7 +20,9 @@ INPUTS = CommandInputs(BenchConfig)
 
 def run(words: Sequence[str]) -> int:
     """Time, and print the tables."""
-    config = Arguments(words, INPUTS).settings(BenchConfig, lambda config: ())
+    asked = Arguments(words, INPUTS)
+    config = asked.settings(BenchConfig)
+    asked.finish()
     kernels = tuple(case for case in config.cases if case != "http")
     if kernels:
         from dfme.benchmarks.speed import run_bench

@@ -11,7 +11,6 @@ from pydantic.dataclasses import dataclass
 from dfme.cli import teacher_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_recipe
 from dfme.config.fields import CONFIG, Count, Device, Seed
-from dfme.config.values import build
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -34,10 +33,8 @@ INPUTS = CommandInputs(CheckConfig, teacher=True, recipe=default_recipe, ignored
 def run(words: Sequence[str]) -> int:
     """Ask, and print what was seen."""
     asked = Arguments(words, INPUTS)
-    reading = asked.read()
-    teacher, kind_options = asked.teacher(reading)
-    reading.finish()
-    config = build(CheckConfig, reading.values)
+    config, (teacher, kind_options) = asked.settings(CheckConfig), asked.teacher()
+    asked.finish()
     teacher_side.check_teacher(teacher, kind_options)
     from dfme.cli.preflight import examine
 

@@ -12,14 +12,13 @@ from dfme.benchmarks.compare.plan import PAPER, ComparisonPlan, cells_of
 from dfme.benchmarks.compare.rows import ELSEWHERE, Content, elsewhere_problems, own_problems, row_content, tidy
 from dfme.benchmarks.options import CompareConfig
 from dfme.cli import extract
-from dfme.cli.arguments import Arguments, read_recipe, resumed
-from dfme.cli.flags import Flag, is_on, last_text, split_flags
-from dfme.cli.reading import Reading, given_by_file, given_by_flags
+from dfme.cli.arguments import Arguments, CommandInputs, asks_to_resume, read_recipe, resumed
+from dfme.cli.flags import Flag, last_text, split_flags
 from dfme.cli.teacher_side import check_teacher
 from dfme.config.fields import parse_count
 from dfme.config.messages import nearest
 from dfme.config.settings import ExtractConfig, Job
-from dfme.config.values import Option, build, options_of
+from dfme.config.values import Option, options_of
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
@@ -87,7 +86,7 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
 
 def _recipe(flags: Sequence[Flag]) -> Path:
     """Without --config: a resumed comparison's own file, else the digits'."""
-    if not is_on(flags, "resume"):
+    if not asks_to_resume(flags):
         return DEFAULT
     return resumed(flags, PAPER, "the directory of the comparison", "the directory of a comparison")
 
@@ -108,10 +107,9 @@ def _parted(file: str, content: Content) -> tuple[Content, list[Flag], Content, 
 def _own(file: str, written: Content, flags: Sequence[Flag], rows: Sequence[str]) -> CompareConfig:
     """The comparison's own options. In a file a list may be a single value: ``seeds: 0``, ``budgets: 30k``."""
     listed = {name: _as_list(OWN[name], value) for name, value in written.items()}
-    reading = Reading(OWN, [*given_by_file(listed, OWN, file), *given_by_flags(flags)])
-    config = build(CompareConfig, reading.values)
-    reading.report(own_problems(config, rows))
-    reading.finish()
+    asked = Arguments([flag.word for flag in flags], CommandInputs(CompareConfig), (file, listed))
+    config = asked.settings(CompareConfig)
+    asked.finish(own_problems(config, rows))
     return config
 
 

@@ -16,7 +16,6 @@ from dfme.cli.teacher_side import check_teacher
 from dfme.config.fields import CONFIG, Device
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
-from dfme.config.values import build
 from dfme.methods import METHODS
 from dfme.run.checks import evaluation_problems, file_problems
 
@@ -62,16 +61,13 @@ def plan_of(words: Sequence[str]) -> tuple[Path, Job]:
         UserError: one line that names everything wrong.
     """
     asked = Arguments(words, INPUTS)
-    reading = asked.read()
-    teacher, kind_options = asked.teacher(reading)
-    config = build(EvaluateConfig, {"student": "", **reading.values})
+    config, (teacher, kind_options) = asked.settings(EvaluateConfig), asked.teacher()
     student = Path(config.student)
     weights = student / "student.safetensors" if student.is_dir() else student
-    reading.report(file_problems("student", str(weights)))
+    asked.report(file_problems("student", str(weights)))
     if config.evaluation.dataset == "none":
-        reading.report([Problem("evaluation.dataset", "expected a data set or a folder of images, got none")])
-    reading.report(evaluation_problems(config.evaluation))
-    reading.finish()
+        asked.report([Problem("evaluation.dataset", "expected a data set or a folder of images, got none")])
+    asked.finish(evaluation_problems(config.evaluation))
     settings = ExtractConfig(device=config.device, evaluation=config.evaluation)
     return weights, Job(settings, teacher, kind_options, "dfme", METHODS["dfme"].config())
 

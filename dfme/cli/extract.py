@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dfme.cli.arguments import Arguments, CommandInputs, default_recipe
 from dfme.cli.teacher_side import check_teacher
 from dfme.config.settings import ExtractConfig, Job
-from dfme.config.values import build
 from dfme.run.checks import find_problems
 from dfme.run.job import resume_command
 
@@ -41,8 +40,6 @@ def parse_extract(words: Sequence[str]) -> Job:
 
 def job_of(asked: Arguments) -> Job:
     """The job, complete and plausible; UserError is one line that names everything wrong."""
-    reading = asked.read()
-    job = asked.job(reading, build(ExtractConfig, reading.values))
-    reading.report(find_problems(job))
-    reading.finish()
+    job = asked.job(asked.settings(ExtractConfig))
+    asked.finish(find_problems(job))
     return job

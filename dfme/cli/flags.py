@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 from dfme.errors import UserError
 
-ALIASES: dict[str, str] = {"teacher": "teacher.kind", "method": "method.name"}
+ALIASES = {"teacher": "teacher.kind", "method": "method.name"}
 """A group's flag without a leaf, and the leaf it stands for."""
 
 HELP = ("-h", "--help", "--help-all")
 
-_NEGATIVE_NUMBER = re.compile(r"-[.\d]")
+_VALUE = re.compile(r"(?!-)|-$|-[.\d]")
+"""What a word begins with that can be a flag's value; ``--flag=--value`` can have any."""
 
 
 class Flag(NamedTuple):
@@ -35,13 +36,7 @@ class Flag(NamedTuple):
 
 
 def split_flags(words: Sequence[str]) -> list[Flag]:
-    """Flags in the order given, those that ask for help left out.
-
-    A word that starts with ``--`` is never a value (``--flag=--value`` is).
-
-    Raises:
-        UserError: for a word that is neither a flag nor a flag's value.
-    """
+    """Flags in the order given, those that ask for help left out; UserError for a word that is none nor a value."""
     flags: list[Flag] = []
     left = [word for word in words if word not in HELP]
     while left:
@@ -49,20 +44,11 @@ def split_flags(words: Sequence[str]) -> list[Flag]:
         if not word.startswith("--") or len(word) == 2:
             raise UserError(f"expected a flag such as --budget 300k, got {word!r}")
         name, equals, text = word[2:].partition("=")
-        if equals:
-            flags.append(Flag(name, text))
-        elif left and (not left[0].startswith("-") or left[0] == "-" or _NEGATIVE_NUMBER.match(left[0])):
-            flags.append(Flag(name, left.pop(0)))
-        else:
-            flags.append(Flag(name, None))
+        valued = not equals and bool(left) and _VALUE.match(left[0])
+        flags.append(Flag(name, text if equals else left.pop(0) if valued else None))
     return flags
 
 
 def last_text(flags: Sequence[Flag], key: str) -> str | None:
     """The text of the last flag that sets this key, or None."""
     return next((flag.text for flag in reversed(flags) if flag.key == key), None)
-
-
-def is_on(flags: Sequence[Flag], key: str) -> bool:
-    """Whether a switch is given and not as false."""
-    return any(flag.key == key and flag.text in (None, "true", "True", "yes") for flag in flags)

@@ -46,12 +46,9 @@ def plan_of(words: Sequence[str]) -> tuple[GradientsConfig, Job]:
     """
     asked = Arguments(words, INPUTS)
     require_local(asked.kind)
-    reading = asked.read()
-    config = build(GradientsConfig, reading.values)
-    job = asked.job(reading, build(ExtractConfig, {k: v for k, v in leaves(config).items() if k != "out"}))
-    reading.report(_problems(config, job))
-    reading.report(find_problems(job))
-    reading.finish()
+    config = asked.settings(GradientsConfig)
+    job = asked.job(build(ExtractConfig, {k: v for k, v in leaves(config).items() if k != "out"}))
+    asked.finish([*_problems(config, job), *find_problems(job)])
     return config, job
 
 

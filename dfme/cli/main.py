@@ -6,37 +6,25 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol, cast
+from types import ModuleType
 
 from dfme import __version__
-from dfme.cli.arguments import Arguments, CommandInputs
+from dfme.cli.arguments import Arguments
 from dfme.cli.flags import HELP
 from dfme.cli.help import command_help, overview
 from dfme.config.messages import did_you_mean
-from dfme.config.values import Option
 from dfme.errors import DfmeError, UserError
-
-
-class Verb(Protocol):
-    """A command: a module with the line that says what it does, the options it reads, and its function.
-
-    ``options(words)`` lists the options where ``INPUTS`` alone does not say them.
-    """
-
-    SUMMARY: str
-    INPUTS: CommandInputs | None
-
-    def run(self, words: Sequence[str]) -> int:
-        """Do what the words after the command ask for; the exit code."""
-
 
 VERBS = ("extract", "compare", "retrain", "train-teacher", "evaluate", "check", "serve", "report", "gradients", "bench")
 """The commands; extract is meant when none is named."""
 
 
-def find(name: str) -> Verb:
-    """The module of a command."""
-    return cast(Verb, importlib.import_module(f"dfme.cli.{name.replace('-', '_')}"))
+def find(name: str) -> ModuleType:
+    """The module of a command: SUMMARY says what it does, ``run(words)`` does it and gives the exit code.
+
+    ``options(words)`` lists its options where INPUTS alone does not say them.
+    """
+    return importlib.import_module(f"dfme.cli.{name.replace('-', '_')}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    if words and len(words) == 1 and words[0] in HELP[:2]:
+    if len(words) == 1 and words[0] in HELP[:2]:
         print(overview({name: find(name).SUMMARY for name in VERBS}))
         return 0
     if words == ["--version"]:
@@ -72,12 +60,7 @@ def _dispatch(words: list[str]) -> int:
             raise UserError(f"expected a command ({', '.join(VERBS)}) or a flag, got {name!r}{hint}")
     verb = find(name)
     if not set(HELP) & set(words):
-        return verb.run(words)
-    print(command_help(name, verb.SUMMARY, _options(verb, words), everything="--help-all" in words))
+        return int(verb.run(words))
+    options = verb.options(words) if hasattr(verb, "options") else Arguments(words, verb.INPUTS).options.values()
+    print(command_help(name, verb.SUMMARY, options, everything="--help-all" in words))
     return 0
-
-
-def _options(verb: Verb, words: Sequence[str]) -> list[Option]:
-    if hasattr(verb, "options"):
-        return list(verb.options(words))
-    return [] if verb.INPUTS is None else list(Arguments(words, verb.INPUTS).options.values())

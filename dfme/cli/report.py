@@ -8,7 +8,11 @@ from pathlib import Path
 from dfme.errors import UserError
 
 SUMMARY = "draw the curves and the report of a run again"
-INPUTS = None
+
+
+def options(words: Sequence[str]) -> tuple[()]:
+    """None: a run directory is all that it is told."""
+    return ()
 
 
 def run(words: Sequence[str]) -> int:

@@ -63,7 +63,9 @@ INPUTS = CommandInputs(RetrainConfig, recipe=_recipe, ignored=(RECIPE_ONLY | {"t
 
 def run(words: Sequence[str]) -> int:
     """Train, and print what came of it."""
-    config = Arguments(words, INPUTS).settings(RetrainConfig, _problems)
+    asked = Arguments(words, INPUTS)
+    config = asked.settings(RetrainConfig)
+    asked.finish(_problems(config))
     from dfme.run.retrain import retrain
 
     out = Path(config.out) if config.out else RunDirectory.free_name(Path(f"{config.run.rstrip('/')}-retrained"))

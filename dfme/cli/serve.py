@@ -16,7 +16,6 @@ from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_re
 from dfme.cli.teacher_side import ServeConfig
 from dfme.config.messages import Problem
 from dfme.config.settings import TeacherConfig
-from dfme.config.values import build
 from dfme.errors import UserError
 
 SUMMARY = "serve a teacher over the Open Inference Protocol v2, to rehearse an audit"
@@ -43,11 +42,8 @@ def plan_of(words: Sequence[str]) -> tuple[ServeConfig, TeacherConfig, dict[str,
         UserError: one line that names everything wrong, or the extra that is not installed.
     """
     asked = Arguments(words, INPUTS)
-    reading = asked.read()
-    teacher, kind_options = asked.teacher(reading)
-    config = build(ServeConfig, reading.values)
-    reading.report(_problems(config))
-    reading.finish()
+    config, (teacher, kind_options) = asked.settings(ServeConfig), asked.teacher()
+    asked.finish(_problems(config))
     if not all(importlib.util.find_spec(module) for module in ("starlette", "uvicorn")):
         raise UserError('serve needs starlette and uvicorn, which are not installed: pip install "dfme[serve]"')
     named = dataclasses.replace(config, model=config.model or default_name(teacher, kind_options))

@@ -8,10 +8,9 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pydantic import PydanticUserError, TypeAdapter
+from pydantic import PydanticUserError
 
-from dfme.config.fields import CONFIG
-from dfme.config.values import REQUIRED, Option
+from dfme.config.values import REQUIRED, Option, reader
 from dfme.errors import UserError
 
 PREFIX = "teacher."
@@ -55,7 +54,7 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
 def _readable(hint: Any) -> Any:
     """The type, or any if pydantic has no idea of it."""
     try:
-        TypeAdapter(hint, config=None if getattr(hint, "__pydantic_fields__", None) else CONFIG)
+        reader(hint)
     except (PydanticUserError, NameError):
         return Any
     return hint

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from dfme.cli import teacher_side
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.teacher_side import TrainTeacherConfig
-from dfme.config.messages import Problem
 from dfme.run.checks import dataset_problems, net_problems
 
 SUMMARY = "train a teacher to practise on, and save its weights"
@@ -18,16 +17,18 @@ INPUTS = CommandInputs(TrainTeacherConfig)
 
 def run(words: Sequence[str]) -> int:
     """Train, and print where the weights are."""
-    config = Arguments(words, INPUTS).settings(TrainTeacherConfig, _problems)
+    asked = Arguments(words, INPUTS)
+    config = asked.settings(TrainTeacherConfig)
+    asked.finish(
+        [
+            *dataset_problems("data.name", config.data.name, config.data.root, config.data.download),
+            *net_problems("arch", config.arch),
+        ]
+    )
     teacher_side.check_training(config)
     done = teacher_side.train(config, show_epoch)
     print(result(done.path, done.card.accuracy, done.seconds))
     return 0
-
-
-def _problems(config: TrainTeacherConfig) -> Iterator[Problem]:
-    yield from dataset_problems("data.name", config.data.name, config.data.root, config.data.download)
-    yield from net_problems("arch", config.arch)
 
 
 def show_epoch(metrics: dict[str, float]) -> None:

@@ -11,13 +11,12 @@ import enum
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
-from typing import Annotated, Any, NotRequired, Required, TypeVar, cast, get_origin
+from typing import Annotated, Any, TypeVar, cast, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
-from typing_extensions import TypedDict
 
 from dfme.config.fields import BASIC, CONFIG
 from dfme.config.messages import Problem, did_you_mean, fault_text, members
@@ -140,32 +139,21 @@ def validate(
 
     ``unknown`` words what is said of a key that is no option.
     """
-    texts = {key: spelled(options[key].type, value) if key in options else value for key, value in given.items()}
-    try:
-        return cast("dict[str, Any]", _form(options.values()).validate_python(texts)), []
-    except ValidationError as error:
-        faults: dict[str, list[Any]] = {}
-        for fault in error.errors(include_url=False):
-            faults.setdefault(str(fault["loc"][0]), []).append(fault)
     name_of = unknown or (lambda key: f"unknown option{did_you_mean(key, options)}")
-    sound = [option for key, option in options.items() if key in given and key not in faults]
-    values = _form(sound).validate_python({option.key: texts[option.key] for option in sound})
-    problems = [Problem(key, name_of(key)) for key in faults if key not in options]
-    known = [*(key for key in given if key in faults and key in options), *(key for key in faults if key not in given)]
-    return values, problems + [Problem(key, _text(options[key], given, faults[key])) for key in known]
+    values: dict[str, Any] = {}
+    problems = [Problem(key, name_of(key)) for key in given if key not in options]
+    for key, kind in [(key, options[key].type) for key in given if key in options]:
+        try:
+            values[key] = reader(kind).validate_python(spelled(kind, given[key]))
+        except ValidationError as error:
+            problems.append(Problem(key, fault_text(kind, given[key], error.errors(include_url=False))))
+    missing = [option for key, option in options.items() if option.required and key not in given]
+    return values, problems + [Problem(each.key, f"missing; expected {each.help or 'a value'}") for each in missing]
 
 
-def _form(options: Iterable[Option]) -> TypeAdapter[Any]:
-    fields = {option.key: (Required if option.required else NotRequired)[option.type] for option in options}
-    form = TypedDict("form", fields)  # type: ignore[misc]
-    form.__pydantic_config__ = CONFIG  # type: ignore[attr-defined]
-    return TypeAdapter(form)
-
-
-def _text(option: Option, given: Mapping[str, Any], faults: Sequence[Any]) -> str:
-    if option.key in given:
-        return fault_text(option.type, given[option.key], faults)
-    return f"missing; expected {option.help or 'a value'}"
+def reader(kind: Any) -> TypeAdapter[Any]:
+    """What checks a value of this type; PydanticUserError or NameError if pydantic has no idea of it."""
+    return TypeAdapter(kind, config=None if hasattr(kind, "__pydantic_fields__") else CONFIG)
 
 
 def spelled(kind: Any, value: Any) -> Any:

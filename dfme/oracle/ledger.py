@@ -43,6 +43,7 @@ class Ledger:
 
     ``path``: the file; without one nothing is written. ``state``: from a checkpoint's ``state_dict``.
 
+    ``spent``: images charged; ``position``: number of the last charge that is counted.
     Raises UserError for a budget below 1 or below what is spent, RunError for a damaged file or one that the
     checkpoint does not fit.
     """
@@ -54,10 +55,10 @@ class Ledger:
         history = _history(path, state)
         if budget < history.spent:
             raise UserError(f"--budget: expected at least the {history.spent} images spent so far, got {budget}")
-        self._seq: int = state["seq"]
+        self.position: int = state["seq"]
         self._images: dict[Purpose, int] = dict.fromkeys(PURPOSES, 0) | state["images"]
-        self._spent: int = sum(self._images[purpose] for purpose in CHARGED)
-        ahead = {seq: charge for seq, charge in history.kept.items() if seq > self._seq}
+        self.spent: int = sum(self._images[purpose] for purpose in CHARGED)
+        ahead = {seq: charge for seq, charge in history.kept.items() if seq > self.position}
         self._unanswered = {seq: charge for seq, charge in ahead.items() if seq not in history.failed}
         self._failed_ahead = {seq: charge for seq, charge in ahead.items() if seq in history.failed}
         self._history = history
@@ -72,22 +73,17 @@ class Ledger:
     @property
     def budget(self) -> int:
         """Images that may be charged; the one of old while a resumed run repeats what it did under it."""
-        return self._wanted_budget if self._settled else self._history.budget(self._seq) or self._wanted_budget
-
-    @property
-    def spent(self) -> int:
-        """Images charged."""
-        return self._spent
+        return self._wanted_budget if self._settled else self._history.budget(self.position) or self._wanted_budget
 
     @property
     def remaining(self) -> int:
         """Images that may still be charged."""
-        return self.budget - self._spent
+        return self.budget - self.spent
 
     @property
     def share(self) -> float:
         """Share of the budget that is spent, from 0 to 1."""
-        return self._spent / self.budget
+        return self.spent / self.budget
 
     @property
     def spent_by_purpose(self) -> dict[str, int]:
@@ -111,11 +107,6 @@ class Ledger:
             self.failed,
             self.lost,
         )
-
-    @property
-    def position(self) -> int:
-        """Number of the last charge that is counted."""
-        return self._seq
 
     @property
     def useful(self) -> int:
@@ -143,7 +134,7 @@ class Ledger:
         if images < 1:
             raise ValueError(f"images: expected at least 1 in a request, got {images}")
         seq = self.requests + 1
-        spent = self._spent + (images if purpose in CHARGED else 0)
+        spent = self.spent + (images if purpose in CHARGED else 0)
         self._write(f'{{"seq":{seq},"event":"charge","purpose":"{purpose}","images":{images},"spent":{spent}}}\n')
         self.requests = seq
         self._unanswered[seq] = Charge(images, purpose)
@@ -161,7 +152,7 @@ class Ledger:
         del self._unanswered[seq]
         self.refused += images
         count_reason(self.reasons, "refused", reason)
-        self._count(self._seq, -images, purpose)
+        self._count(self.position, -images, purpose)
 
     def fail(self, seq: int, reason: str) -> None:
         """Keep charge ``seq``, which may have been served, though there will be no answer to it."""
@@ -182,7 +173,7 @@ class Ledger:
                 f"ledger: expected charge {seq} to be {images} images for {purpose}, as the journal and this "
                 f"run have it, got {charge}; ledger.jsonl and journal/ are not of one run, restore both"
             )
-        self._count(max(seq, self._seq), *self._unanswered.pop(seq))
+        self._count(max(seq, self.position), *self._unanswered.pop(seq))
 
     def replay_failures(self, seq: int) -> None:
         """Count again the failed charges up to number ``seq``; nothing is written."""
@@ -191,7 +182,7 @@ class Ledger:
         for number in [number for number in self._failed_ahead if number <= seq]:
             charge = self._failed_ahead.pop(number)
             self.failed += charge.images
-            self._count(max(number, self._seq), *charge)
+            self._count(max(number, self.position), *charge)
 
     def settle(self) -> None:
         """End the replay: write off charges whose answers are lost, and put the new budget in force."""
@@ -201,15 +192,15 @@ class Ledger:
             self._write_event("lost", seq, images=charge.images, reason="no answer on record after a restart")
             self.lost += charge.images
             del self._unanswered[seq]
-        if self._history.budget(self._seq) != self._wanted_budget:
-            self._write_event("budget", self._seq, budget=self._wanted_budget, run=self.run)
+        if self._history.budget(self.position) != self._wanted_budget:
+            self._write_event("budget", self.position, budget=self._wanted_budget, run=self.run)
         self._settled = True
         self._history = History()
 
     def state_dict(self) -> dict[str, Any]:
         """The counters, for a checkpoint: plain numbers."""
         return {
-            "seq": self._seq,
+            "seq": self.position,
             "images": dict(self._images),
             "requests": self.requests,
             "refused": self.refused,
@@ -228,9 +219,9 @@ class Ledger:
             self._file.close()
 
     def _count(self, seq: int, images: int, purpose: Purpose) -> None:
-        self._seq = seq
+        self.position = seq
         self._images[purpose] += images
-        self._spent += images if purpose in CHARGED else 0
+        self.spent += images if purpose in CHARGED else 0
 
     def _write_event(self, event: str, seq: int, **details: int | str) -> None:
         self._write(json.dumps({"seq": seq, "event": event, **details}, separators=(",", ":")) + "\n")

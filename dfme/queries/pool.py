@@ -103,26 +103,6 @@ class Pool:
         self._order = torch.randperm(self.size, generator=torch.Generator().manual_seed(seed))
 
 
-class EndlessPool:
-    """Programs behind a pool's call: there is always another image, and nothing to remember."""
-
-    name = PROCEDURAL
-    size = None
-    remaining = None
-
-    def __init__(self, procedural: ProceduralImages) -> None:
-        self._procedural = procedural
-
-    def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        return self._procedural.draw(count, rng)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        assert not state, "an endless pool has no state"
-
-
 class ImageFolder(Protocol):
     """A method's configuration that says where images lie."""
 
@@ -133,7 +113,7 @@ class ImageFolder(Protocol):
     def download(self) -> bool: ...
 
 
-def open_pool(name: str, spec: ImageSpec, place: ImageFolder) -> Pool | EndlessPool:
+def open_pool(name: str, spec: ImageSpec, place: ImageFolder) -> ImageSource:
     """The images called ``name``, fitted to the shape of ``spec``.
 
     ``procedural`` draws from programs without end. The training part of a data set, a folder of pictures (flat, or
@@ -144,7 +124,7 @@ def open_pool(name: str, spec: ImageSpec, place: ImageFolder) -> Pool | EndlessP
     """
     check_pool(name, place.root, download=place.download)
     if name == PROCEDURAL:
-        return EndlessPool(ProceduralImages(spec, ("leaves",)))
+        return ProceduralImages(spec, ("leaves",))
     if name in DATASETS:
         shape = None
         if name == "shapes":  # drawn at the size asked for, as far as it can be
@@ -172,7 +152,7 @@ def require_enough(pool: ImageSource, images: int, flag: str) -> None:
 
 def by_programs(pool: ImageSource, spec: ImageSpec, programs: tuple[str, ...]) -> ImageSource:
     """The pool; one without an end draws by these programs."""
-    return pool if pool.size is not None else EndlessPool(ProceduralImages(spec, programs))
+    return pool if pool.size is not None else ProceduralImages(spec, programs)
 
 
 class Passes:

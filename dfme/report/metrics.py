@@ -127,13 +127,14 @@ def _fits(name: str, value: object) -> bool:
 class MetricsFile:
     """Appends one JSON line per record and hands each to the operating system at once.
 
-    Values that are not finite are written as ``null``, since JSON has no word for them. Raises ``RunError``
-    for a disk that does not take a record, or a file that holds something else.
+    What was logged beyond ``keep`` queries is dropped: a run resumed from there logs it again. Values that are not
+    finite are written as ``null``, since JSON has no word for them. Raises ``RunError`` for a disk that does not take
+    a record, or a file that holds something else.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = self._open(math.inf)
+    def __init__(self, path: Path, keep: float = math.inf) -> None:
+        ends = [end for record, end in _records(path) if (record["queries"] or 0) <= keep]
+        self._file = AppendFile(path, ends[-1] if ends else 0)
 
     def write(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Append one record. Raises ``KeyError`` for a name that METRICS does not define."""
@@ -144,15 +145,6 @@ class MetricsFile:
                 record[name] = value if abs(value) < LARGEST else None
         self._file.append(json.dumps(record, allow_nan=False).encode() + b"\n")
 
-    def trim(self, queries: int) -> None:
-        """Drop what was logged beyond ``queries``: a run resumed from there logs it again."""
-        self._file.close()
-        self._file = self._open(queries)
-
     def close(self) -> None:
         """Close the file; nothing may be written afterwards."""
         self._file.close()
-
-    def _open(self, last: float) -> AppendFile:
-        ends = [end for record, end in _records(self._path) if (record["queries"] or 0) <= last]
-        return AppendFile(self._path, ends[-1] if ends else 0)

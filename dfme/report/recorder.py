@@ -42,8 +42,7 @@ class Recorder:
     ) -> None:
         self._run_dir, self._console, self._wandb, self._bounds = run_dir, console, wandb, bounds
         self._watch = GradientWatch(checked)
-        self._metrics = MetricsFile(run_dir / "metrics.jsonl")
-        self._metrics.trim(resume_at)
+        self._metrics = MetricsFile(run_dir / "metrics.jsonl", resume_at)
         self._trim_samples(resume_at)
         console.start(resume_at)
 

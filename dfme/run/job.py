@@ -113,6 +113,15 @@ def plain(value: Any, where: str) -> Any:
     raise UserError(f"{where}: expected a number, text, list or mapping, got an object of type {type(value).__name__}")
 
 
+def is_plain(value: Any) -> bool:
+    """Whether the value has a form in YAML and JSON."""
+    try:
+        plain(value, "")
+    except UserError:
+        return False
+    return True
+
+
 def _fields(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 

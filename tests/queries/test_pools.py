@@ -16,13 +16,14 @@ from dfme.errors import UserError
 from dfme.methods.configs import KnockoffConfig
 from dfme.queries import pool as pools
 from dfme.queries.names import check_pool
-from dfme.queries.pool import EndlessPool, Pool, by_programs, require_enough
+from dfme.queries.pool import ImageSource, Pool, by_programs, require_enough
+from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec
 
 GREY = ImageSpec((1, 2, 2))
 
 
-def open_pool(name: str, spec: ImageSpec, root: str = "datasets") -> Pool | EndlessPool:
+def open_pool(name: str, spec: ImageSpec, root: str = "datasets") -> ImageSource:
     return pools.open_pool(name, spec, KnockoffConfig(root=root))
 
 
@@ -124,7 +125,7 @@ def test_a_pool_too_small_is_named_with_what_would_do() -> None:
 def test_the_procedural_pool_has_no_end() -> None:
     spec = ImageSpec((3, 8, 8))
     pool = by_programs(open_pool("procedural", spec), spec, ("leaves", "noise"))
-    assert isinstance(pool, EndlessPool)
+    assert isinstance(pool, ProceduralImages)
     assert (pool.size, pool.remaining) == (None, None)
     require_enough(pool, 10**9, "--method.pool")
     rng = seeded()

@@ -66,11 +66,12 @@ def test_unknown_metric_is_refused_with_the_nearest_name_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(("resume_at", "kept"), [(0, [0]), (299, [0, 100, 200]), (300, [0, 100, 200, 300])])
-def test_trim_keeps_what_the_checkpoint_covers(tmp_path: Path, resume_at: int, kept: list[int]) -> None:
+def test_reopening_keeps_what_the_checkpoint_covers(tmp_path: Path, resume_at: int, kept: list[int]) -> None:
     file = MetricsFile(tmp_path / "m.jsonl")
     for queries in range(0, 500, 100):
         file.write(queries, {"student_loss": queries / 7})
-    file.trim(resume_at)
+    file.close()
+    file = MetricsFile(tmp_path / "m.jsonl", resume_at)
     file.write(resume_at + 1, {})
     assert [record["queries"] for record in read_metrics(tmp_path / "m.jsonl")] == [*kept, resume_at + 1]
 

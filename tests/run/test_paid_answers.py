@@ -115,7 +115,7 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
 def test_a_missing_folder_is_explained(tmp_path: Path) -> None:
     finished(tmp_path / "run", replay_store="disk")
     (tmp_path / "run" / "replay").rename(tmp_path / "elsewhere")
-    with pytest.raises(RunError, match=r"layout.json: cannot read the paid answers kept for replay: No such file"):
+    with pytest.raises(RunError, match=r"000000.items: cannot read kept answers: No such file"):
         paid_answers(tmp_path / "run")
 
 

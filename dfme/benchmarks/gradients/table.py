@@ -210,7 +210,8 @@ def _choices(rows: Iterable[GradientRow]) -> list[str]:
         if row.estimator in CANDIDATES and CANDIDATES[row.estimator].config.kind == "auto":
             keys = ("objective", "space", "direction", "form", "directions", "step")
             chosen = {key: row.settings[key] for key in keys}
-            text = ", ".join(f"{key} {_short(value)}" for key, value in chosen.items())
+            short = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in chosen.items()}
+            text = ", ".join(f"{key} {value}" for key, value in short.items())
             lines.append(f"- `{row.estimator}` under {CONDITIONS[row.condition].title} at {row.share:.0%}: {text}")
     return lines
 
@@ -221,10 +222,6 @@ def _weights(row: GradientRow) -> str:
 
 def _with_spread(mean: float, deviation: float) -> str:
     return f"{mean:.3f} +- {deviation:.3f}"
-
-
-def _short(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _finite(value: Any) -> Any:

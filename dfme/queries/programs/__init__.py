@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dfme.queries.names import PROGRAMS, check_pool, check_programs
+from dfme.queries.names import PROCEDURAL, PROGRAMS, check_pool, check_programs
 from dfme.spec import ImageSpec
 
 if TYPE_CHECKING:
@@ -20,11 +20,17 @@ DrawProgram = Callable[[int, ImageSpec, "torch.Generator"], "Tensor"]
 
 
 class ProceduralImages:
-    """Images of one or more programs, evenly and in random order; a name that stands twice weighs twice.
+    """Images of one or more programs, evenly and in random order: a pool without end, and without a state.
+
+    A name that stands twice weighs twice.
 
     Raises:
         UserError: for a name that is no program's.
     """
+
+    name = PROCEDURAL
+    size = None
+    remaining = None
 
     def __init__(self, spec: ImageSpec, programs: Sequence[str]) -> None:
         check_programs(programs)
@@ -41,6 +47,12 @@ class ProceduralImages:
         share = -(-count // self._names)
         drawn = [program(share * weight, self._spec, rng) for program, weight in self._weights.items()]
         return drawn[0][:count] if len(drawn) == 1 else shuffled(torch.cat(drawn), count, rng)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert not state, "programs have no state"
 
 
 def _load(name: str) -> DrawProgram:

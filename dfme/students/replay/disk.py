@@ -1,6 +1,5 @@
 """A replay's items on disk: files that only grow, read item by item.
 
-    replay/layout.json                       the form of an item (``SegmentLayout``)
     replay/000000.items, 000001.items, ...   segments: whole items one after the other, in the order they came
 
 An item's number says where it lies, for good. So a checkpoint holds no items: a resumed run cuts what came after
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from dfme.errors import RunError
 from dfme.files import AppendFile, make_folder, open_file
-from dfme.students.replay.layout import Coding, SegmentLayout, load_layout, segment_items
+from dfme.students.replay.layout import Coding, SegmentLayout, segment_items
 
 MAX_OPEN = 128
 """Segments open for reading at once, far below what a process may have."""
@@ -58,7 +57,8 @@ class DiskStore:
         """Append items ``first`` and on; whatever lay there from that number on is cut."""
         if self._layout is None:
             assert first == 0, "a store that goes on is loaded first"
-            self._layout = self._begin(SegmentLayout.of(coded_BCHW, answers))
+            make_folder(self._folder)
+            self._layout = SegmentLayout.of(coded_BCHW, answers)
         items = self._layout.pack(coded_BCHW, answers)
         while len(items):
             segment, place = divmod(first, self._layout.segment)
@@ -84,7 +84,8 @@ class DiskStore:
         self._drop_before(self._needed[0])
         if first > self._needed[1]:
             self._needed = [self._needed[1], first]
-        return {"kind": "disk", "needed": list(self._needed)}
+        layout = None if self._layout is None else self._layout.state()
+        return {"kind": "disk", "needed": list(self._needed), "layout": layout}
 
     def load_state_dict(self, state: dict[str, Any], first: int, end: int, shape: tuple[int, ...]) -> None:
         """Take up items ``first`` to ``end``, images of ``shape``; nothing in the folder is changed.
@@ -97,7 +98,7 @@ class DiskStore:
         self.close()
         self._needed, self._layout = [older, newer], None
         if end:
-            self._layout = load_layout(self._folder, shape, self._coding.dtype)
+            self._layout = SegmentLayout.from_state(state["layout"], shape, self._coding.dtype)
             self._require(self._layout, first, end)
 
     def close(self) -> None:
@@ -106,13 +107,6 @@ class DiskStore:
             self._writer.close()
             self._writer = None
         self._close_readers()
-
-    def _begin(self, layout: SegmentLayout) -> SegmentLayout:
-        """An empty store: what a run killed before its first checkpoint left here is of no use."""
-        make_folder(self._folder)
-        self._refuse_link()
-        layout.save(self._folder)
-        return layout
 
     def _refuse_link(self) -> None:
         """Reading through a link does no harm; writing through one could, in a run that came from somebody else."""

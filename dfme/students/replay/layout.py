@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dfme.errors import RunError
-from dfme.files import open_file, replacing
 from dfme.spec import ImageSpec
-
-HEADER = "layout.json"
-VERSION = 1
-MAX_BYTES = 1 << 16
-"""Bytes of the longest header; ours have a few hundred."""
 
 SEGMENT_BYTES = 64 << 20
 """Bytes of a whole segment: few files, and little that stays only because a neighbour is needed."""
@@ -69,15 +60,24 @@ class SegmentLayout:
     image_dtype: str
     answer: tuple[int, ...]
     answer_dtype: str
-    segment: int
-    version: int = VERSION
 
     @classmethod
     def of(cls, coded_BCHW: Tensor, answers: Tensor) -> SegmentLayout:
         """The layout of items such as these."""
         image, answer = tuple(coded_BCHW.shape[1:]), tuple(answers.shape[1:])
-        drafted = cls(image, DTYPES[coded_BCHW.dtype], answer, DTYPES[answers.dtype], 1)
-        return cls(image, drafted.image_dtype, answer, drafted.answer_dtype, segment_items(drafted.item_bytes))
+        return cls(image, DTYPES[coded_BCHW.dtype], answer, DTYPES[answers.dtype])
+
+    @classmethod
+    def from_state(cls, state: list[Any], shape: tuple[int, ...], dtype: torch.dtype) -> SegmentLayout:
+        """The layout that ``state`` was made from. ValueError if it is not one of images of this shape and dtype."""
+        image, image_dtype, answer, answer_dtype = state
+        if (tuple(image), image_dtype) != (shape, DTYPES[dtype]) or answer_dtype not in ("<f4", "<i8"):
+            raise ValueError(f"replay: expected images {shape} as {DTYPES[dtype]}, got {state}, of another replay")
+        return cls(shape, image_dtype, tuple(answer), answer_dtype)
+
+    def state(self) -> list[Any]:
+        """The layout in plain values, for a checkpoint."""
+        return [list(self.shape), self.image_dtype, list(self.answer), self.answer_dtype]
 
     @cached_property
     def record(self) -> np.dtype[Any]:
@@ -88,6 +88,11 @@ class SegmentLayout:
     def item_bytes(self) -> int:
         """Bytes of one item."""
         return int(self.record.itemsize)
+
+    @cached_property
+    def segment(self) -> int:
+        """Items in a whole file."""
+        return segment_items(self.item_bytes)
 
     def pack(self, coded_BCHW: Tensor, answers: Tensor) -> np.ndarray[Any, Any]:
         """Items as records."""
@@ -101,30 +106,3 @@ class SegmentLayout:
         """The coded images and the answers of whole items."""
         records = np.frombuffer(items, self.record)
         return torch.from_numpy(records["image"].copy()), torch.from_numpy(records["answer"].copy())
-
-    def save(self, folder: Path) -> None:
-        """Write the header, whole or not at all. RunError where the disk refuses."""
-        with replacing(folder / HEADER) as file:
-            file.write((json.dumps(asdict(self), indent=2) + "\n").encode())
-
-
-def load_layout(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> SegmentLayout:
-    """The header in ``folder``. RunError where there is none, or one of other images than these."""
-    path = folder / HEADER
-    advice = "restore the folder as the run left it, or start a new run in another --out"
-    try:
-        with open_file(path) as file:
-            found = json.loads(file.read(MAX_BYTES))
-        layout = SegmentLayout(**{**found, "shape": tuple(found["shape"]), "answer": tuple(found["answer"])})
-        known = layout.answer_dtype in ("<f4", "<i8") and all(type(size) is int and size > 0 for size in layout.answer)
-        known = known and layout.item_bytes > 0 and type(layout.segment) is int and layout.segment > 0
-        if layout.version != VERSION or not known:
-            raise ValueError(f"it says {json.dumps(found)[:200]}")
-    except OSError as error:
-        raise RunError(f"{path}: cannot read the paid answers kept for replay: {error.strerror}; {advice}") from error
-    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
-        raise RunError(f"{path}: expected the header of kept answers, but {error}; {advice}") from error
-    if (layout.shape, layout.image_dtype) != (shape, DTYPES[dtype]):
-        expected, got = f"images {shape} as {DTYPES[dtype]}", f"{layout.shape} as {layout.image_dtype}"
-        raise RunError(f"{path}: expected {expected}, got {got}, of another run; {advice}")
-    return layout
