@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dfme.benchmarks.compare.plan import PAPER, ComparisonPlan, cells_of
+from dfme.benchmarks.compare.plan import OPTIONS, ComparisonPlan, cells_of
 from dfme.benchmarks.compare.rows import ELSEWHERE, Content, elsewhere_problems, own_problems, row_content, tidy
 from dfme.benchmarks.options import CompareConfig
 from dfme.cli import extract
@@ -77,7 +77,7 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
         student_steps=config.student_steps,
         jobs=config.jobs,
         cells=cells_of(jobs, config.seeds, budgets, out),
-        paper=_paper(config, names, rows, flags) | shared,
+        options=_paper(config, names, rows, flags) | shared,
         command=("python", "run.py", "compare", *words),
     )
     _require_same(plan)
@@ -88,7 +88,7 @@ def _recipe(flags: Sequence[Flag]) -> Path:
     """Without --config: a resumed comparison's own file, else the digits'."""
     if not asks_to_resume(flags):
         return DEFAULT
-    return resumed(flags, PAPER, "the directory of the comparison", "the directory of a comparison")
+    return resumed(flags, OPTIONS, "the directory of the comparison", "the directory of a comparison")
 
 
 def _parted(file: str, content: Content) -> tuple[Content, list[Flag], Content, Content]:
@@ -143,8 +143,8 @@ def _out(config: CompareConfig, file: str) -> Path:
             raise UserError(
                 f"--out: {config.out!r} exists; give another --out, or --resume to go on with what is in it"
             )
-        if not (path / PAPER).is_file():
-            raise UserError(f"--out: expected the directory of a comparison, but {config.out!r} has no {PAPER}")
+        if not (path / OPTIONS).is_file():
+            raise UserError(f"--out: expected the directory of a comparison, but {config.out!r} has no {OPTIONS}")
     return path
 
 

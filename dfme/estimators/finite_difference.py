@@ -78,7 +78,8 @@ class FiniteDifference(Estimator):
 
         ``objective`` is called under ``no_grad`` and IEEE fp32, with at most ``chunk`` images. Directions are
         drawn on the point's device, where ``rng`` must live too, one after the other for all images. Nothing
-        here waits for an accelerator. A step too small to move any coordinate gives NaN; the seam refuses it.
+        here waits for an accelerator. A step too small to move any coordinate gives NaN, which
+        ``estimators.upstream`` refuses.
 
         Raises:
             UserError: the point or the objective's answer has another form than stated in ``estimators.base``,

@@ -78,7 +78,7 @@ def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -
     absent = object()
     keys = [key for key in {**left, **right} if left.get(key, absent) != right.get(key, absent)]
     # A smaller budget cannot follow, nor any other where the student's steps were planned to the end of the first.
-    student, (old_budget, new_budget) = before.get("student"), (int(paper["budget"]) for paper in (before, after))
+    student, (old_budget, new_budget) = before.get("student"), (int(each["budget"]) for each in (before, after))
     planned = isinstance(student, Mapping) and bool(student.get("steps"))
     departs = new_budget != old_budget if planned else new_budget < old_budget
     return (["budget"] if departs else []) + keys
@@ -131,12 +131,9 @@ def locate(path: str) -> str:
 
     Files inside the project come back absolute, so that a job means the same file from any directory.
     """
-    candidates = [Path(path), PROJECT / path]
-    found = next((candidate for candidate in candidates if os.path.exists(candidate)), None)
-    if found is None:
-        return path
-    inside = found.resolve()
-    return str(inside) if inside.is_relative_to(PROJECT) else path
+    found = next((each for each in (Path(path), PROJECT / path) if os.path.exists(each)), None)
+    inside = found is not None and found.resolve().is_relative_to(PROJECT)
+    return str(found.resolve()) if found is not None and inside else path
 
 
 def _portable(value: Any) -> Any:

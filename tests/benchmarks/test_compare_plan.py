@@ -233,11 +233,11 @@ def test_the_comparison_s_own_file_gives_it_again_with_its_flags() -> None:
     rows = {"wild": {"method": "static", "student": {"lr": 9.0}}}
     made = plan("--methods wild,dfme --student.lr .3 --estimator.directions 2 --out out --jobs 3", rows=rows)
     made.out.mkdir()
-    (made.out / "comparison.yaml").write_text(dump_yaml(made.paper))
+    (made.out / "comparison.yaml").write_text(dump_yaml(made.options))
     again = plan_of(["--resume", "--out", "out"])
     assert again.cells == made.cells
     assert (again.jobs, again.student_steps) == (3, 40)
-    assert json.dumps(again.paper) == json.dumps(made.paper)
+    assert json.dumps(again.options) == json.dumps(made.options)
     narrower = plan_of(["--resume", "--out", "out", "--methods", "wild", "--student.lr", ".4"])
     assert [each.job.config.student.lr for each in narrower.cells] == [0.4]
 
@@ -246,7 +246,7 @@ def test_a_cell_that_was_run_with_other_values_is_refused() -> None:
     made = plan("--out out")
     folder = made.directory(made.cells[0])
     folder.mkdir(parents=True)
-    (made.out / "comparison.yaml").write_text(dump_yaml(made.paper))
+    (made.out / "comparison.yaml").write_text(dump_yaml(made.options))
     (folder / "config.yaml").write_text(dump_yaml(document(made.cells[0].job)))
     assert plan("--out out --resume").cells == made.cells
     said = refusal("--out out --resume --student-steps 41")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS, LIMIT
 from dfme.benchmarks.gradients.measure import Sizes, measure
 from dfme.benchmarks.gradients.stages import Stage
-from dfme.benchmarks.gradients.truth import true_gradient, true_gradients, weights_gradient
+from dfme.benchmarks.gradients.truth import true_gradients, weights_gradient
 from dfme.randomness import Streams
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
@@ -31,7 +31,7 @@ def stage() -> Stage:
 
 
 def test_the_truth_is_the_slope_of_the_objective_written_out_by_hand(box, stage):
-    truth = true_gradient(box, stage, L1, 4, Streams(0, CPU)["latent"])
+    truth = true_gradients(box, stage, {"l1": L1}, 4, Streams(0, CPU)["latent"])["l1"]
     student, teacher = net(2).double(), net(1, TEACHER).double()
     u_BCHW, v_BCHW = truth.gen_op.detach().double(), torch.randn(4, *SPEC.shape, dtype=torch.double)
 
@@ -46,7 +46,7 @@ def test_the_truth_is_the_slope_of_the_objective_written_out_by_hand(box, stage)
 def test_truths_by_several_distances_are_of_one_batch_each_by_its_own(box, stage):
     kl = make_distance("kl", LabelMode("logits"))
     both = true_gradients(box, stage, {"l1": L1, "kl": kl}, 4, Streams(0, CPU)["latent"])
-    alone = true_gradient(box, stage, L1, 4, Streams(0, CPU)["latent"])
+    alone = true_gradients(box, stage, {"l1": L1}, 4, Streams(0, CPU)["latent"])["l1"]
     assert torch.equal(both["l1"].grad_BCHW, alone.grad_BCHW)
     x_BCHW = both["kl"].gen_op.detach().tanh().requires_grad_()
     log_p, log_q = net(1, TEACHER)(x_BCHW).log_softmax(1), net(2)(x_BCHW).log_softmax(1)

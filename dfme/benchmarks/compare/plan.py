@@ -10,7 +10,7 @@ from typing import Any
 
 from dfme.config.settings import Job
 
-PAPER = "comparison.yaml"
+OPTIONS = "comparison.yaml"
 """A comparison's own file of options, in its directory."""
 
 
@@ -33,14 +33,14 @@ class Cell:
 class ComparisonPlan:
     """A comparison before it begins, its ``cells`` in the order in which they run.
 
-    ``paper`` is its own file of options, with the flags that were given; ``command`` are the words that asked for it.
+    ``options`` is its own file of options, with the flags that were given; ``command`` are the words that asked for it.
     """
 
     out: Path
     student_steps: int
     jobs: int
     cells: tuple[Cell, ...]
-    paper: dict[str, Any]
+    options: dict[str, Any]
     command: tuple[str, ...]
 
     @property

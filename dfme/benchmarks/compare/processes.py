@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 20.0
-"""For a run that was told twice to stop; then it is killed. What it had paid for is in its journal."""
+"""For a run that was asked twice to stop; then it is killed. What it had paid for is in its journal."""
 
 LOG_END = 8_192
 
@@ -68,25 +68,22 @@ class WorkerPool(Generic[T]):
 
         ``ended`` hears each task's exit code, as it ends. An interruption on top of that stops them at once.
         """
-        waiting, told = list(tasks), False
+        waiting, signalled = list(tasks), False
         try:
             while self._running or (waiting and not stopped()):
                 while waiting and len(self._running) < self._jobs and not stopped():
                     task = waiting.pop(0)
                     self._running.append((task, self._begin(task)))
-                if stopped() and not told:
+                if stopped() and not signalled:
                     self._signal(signal.SIGINT)
-                    told = True
-                for task, code in self._reaped():
-                    ended(task, code)
+                    signalled = True
+                done = [(task, process) for task, process in self._running if process.poll() is not None]
+                self._running = [pair for pair in self._running if pair[1].returncode is None]
+                for task, process in done:
+                    ended(task, process.returncode)
                 time.sleep(POLL_SECONDS)
         finally:
             self._end()
-
-    def _reaped(self) -> list[tuple[T, int]]:
-        done = [(task, process.returncode) for task, process in self._running if process.poll() is not None]
-        self._running = [(task, process) for task, process in self._running if process.returncode is None]
-        return done
 
     def _signal(self, number: signal.Signals) -> None:
         for _, process in self._running:

@@ -1,4 +1,4 @@
-"""A comparison from its plan to its files: what is finished is kept, the rest is run, and all of it is told."""
+"""A comparison from its plan to its files: what is finished is kept, the rest is run, and the tables are written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 
 from dfme.benchmarks.compare.figures import read_figures
-from dfme.benchmarks.compare.plan import PAPER, Cell, ComparisonPlan
+from dfme.benchmarks.compare.plan import OPTIONS, Cell, ComparisonPlan
 from dfme.benchmarks.compare.processes import WorkerPool, cores, last_line, start, threads_each
 from dfme.benchmarks.compare.table import ComparisonResult, Outcome, as_json, markdown, overview
 from dfme.config.yaml_files import dump_yaml
@@ -38,37 +38,28 @@ def compare(plan: ComparisonPlan, tell: Tell, show: Tell) -> int:
         UserError: for cells that cannot work, before any is started, or a directory in use.
     """
     reasons = not_applicable(plan.cells)
-    lock = _open(plan)
+    again = f"stopped; all that was paid is kept; go on with:\n  {resume_command(plan.out, 'compare')}"
     try:
+        (plan.out / "cells").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {plan.out}: cannot create the directory: {error.strerror}") from error
+    lock = acquire_lock(plan.out)
+    try:
+        write_text(plan.out / OPTIONS, dump_yaml(plan.options))
         with Interrupt(announce=True) as interrupt:
             session = Session(plan, reasons, tell)
             stopped = session.run(interrupt.requested)
     except KeyboardInterrupt:
-        tell(_again(plan))
+        tell(again)
         raise
     finally:
         os.close(lock)
     session.draw()
     show(session.result())
     if stopped:
-        tell(_again(plan))
+        tell(again)
         return 130
     return 1 if session.failed else 0
-
-
-def _again(plan: ComparisonPlan) -> str:
-    return f"stopped; all that was paid is kept; go on with:\n  {resume_command(plan.out, 'compare')}"
-
-
-def _open(plan: ComparisonPlan) -> int:
-    """The comparison's directory, made and locked, with its own file of options in it. UserError where it cannot be."""
-    try:
-        (plan.out / "cells").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {plan.out}: cannot create the directory: {error.strerror}") from error
-    lock = acquire_lock(plan.out)
-    write_text(plan.out / PAPER, dump_yaml(plan.paper))
-    return lock
 
 
 class Session:

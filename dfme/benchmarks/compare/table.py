@@ -147,7 +147,12 @@ def as_json(findings: ComparisonResult) -> str:
         {"label_mode": mode, "budget": budget, "rows": [_row_json(*row) for row in findings.rows(mode, budget).items()]}
         for mode, budget in findings.groups()
     ]
-    cells = [_cell_json(outcome) for outcome in findings.outcomes]
+    cells = []
+    for outcome in findings.outcomes:
+        cell, figures = outcome.cell, None if outcome.figures is None else asdict(outcome.figures)
+        named = {"row": cell.row, "label_mode": cell.mode, "budget": cell.budget, "seed": cell.seed}
+        state = {"run": f"cells/{cell.name}", "state": outcome.state, "reason": outcome.reason}
+        cells.append(named | state | {"figures": figures})
     content = {"title": findings.title, "facts": findings.facts, "tables": tables, "cells": cells}
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
@@ -189,13 +194,6 @@ def _row_json(row: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "queries_to": {name: asdict(found) for name, found in _reached(done).items()},
         "collapse_rate": sum(collapsed) / len(collapsed) if collapsed else None,
     }
-
-
-def _cell_json(outcome: Outcome) -> dict[str, Any]:
-    cell = outcome.cell
-    named = {"row": cell.row, "label_mode": cell.mode, "budget": cell.budget, "seed": cell.seed}
-    figures = None if outcome.figures is None else asdict(outcome.figures)
-    return {**named, "run": f"cells/{cell.name}", "state": outcome.state, "reason": outcome.reason, "figures": figures}
 
 
 def _done(outcomes: Iterable[Outcome]) -> list[Figures]:

@@ -1,4 +1,4 @@
-"""The laboratory: how good estimated gradients are, measured against the true ones of a teacher one owns.
+"""How good estimated gradients are, measured against the true ones of a teacher one owns.
 
 The only place beyond ``teachers/`` that looks through the API: it is handed a ``WhiteBox``, and no method is.
 """

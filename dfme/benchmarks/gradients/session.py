@@ -33,7 +33,7 @@ T = TypeVar("T")
 def compare_gradients(box: WhiteBox, job: Job, config: GradientsConfig, tell: Callable[[str], None]) -> Path:
     """Measure every estimator under every condition at every stage; the directory of table, JSON and picture.
 
-    What is done is told as it comes, beginning with the line that says whose gradients are looked at, and kept
+    What is done is printed as it comes, beginning with the line that says whose gradients are looked at, and kept
     stage by stage. Global random state is as it was afterwards.
 
     Raises:

@@ -83,6 +83,8 @@ def stages(box: WhiteBox, job: Job, shares: Sequence[float]) -> Iterator[Stage]:
     ledger, student = method.oracle.ledger, method.student
     estimated = method.approximate_gradients if isinstance(method, Dfme) else None
     images_NCHW = _examined(box, job, method.generator)
+    with torch.no_grad():
+        teacher_N = torch.cat([box.logits(part).argmax(1) for part in images_NCHW.split(GENERATED)])
     for share in shares:
         while ledger.spent < share * ledger.budget:
             if ledger.spent == 0:
@@ -95,7 +97,7 @@ def stages(box: WhiteBox, job: Job, shares: Sequence[float]) -> Iterator[Stage]:
         yield Stage(
             share,
             ledger.spent,
-            _agreement(box, student, images_NCHW),
+            (scores(student, images_NCHW).argmax(1) == teacher_N).double().mean().item(),
             copy.deepcopy(student).eval(),
             copy.deepcopy(method.generator).train(),
             copy.deepcopy(estimated.estimator) if ledger.spent and estimated is not None else None,
@@ -119,9 +121,3 @@ def _examined(box: WhiteBox, job: Job, generator: GeneratorNet) -> Tensor:
     with torch.no_grad():
         z_NZ = generator.draw(GENERATED, Streams(job.config.seed, box.device)["examined"])
         return generator.squash(copy.deepcopy(generator)(z_NZ))
-
-
-def _agreement(box: WhiteBox, student: nn.Module, images_NCHW: Tensor) -> float:
-    with torch.no_grad():
-        teacher_N = torch.cat([box.logits(part).argmax(1) for part in images_NCHW.split(GENERATED)])
-    return (scores(student, images_NCHW).argmax(1) == teacher_N).double().mean().item()

@@ -11,7 +11,7 @@ from dfme.benchmarks.gradients.candidates import Condition, loss_of
 from dfme.benchmarks.gradients.measure import Setting, Sizes
 from dfme.benchmarks.gradients.stages import WhiteBox, stages
 from dfme.benchmarks.gradients.table import Section
-from dfme.benchmarks.gradients.truth import beside_truth, true_gradient
+from dfme.benchmarks.gradients.truth import beside_truth, true_gradients
 from dfme.config.settings import Job, ObjectiveName
 from dfme.estimators.synthetic import Synthetic
 from dfme.randomness import Streams
@@ -77,11 +77,12 @@ def course(box: WhiteBox, job: Job, sizes: Sizes, shares: Sequence[float]) -> It
 
 def _moment(box: WhiteBox, setting: Setting, estimator: Synthetic, wanted: ObjectiveName, sizes: Sizes) -> Moment:
     stage = setting.stage
-    distance = make_distance(loss_of(wanted, sizes.loss), LabelMode("logits"))
+    loss = loss_of(wanted, sizes.loss)
+    distances = {loss: make_distance(loss, LabelMode("logits"))}
     streams = Streams(sizes.seed, box.device)
     figures: list[dict[str, float]] = []
     for number in range(sizes.batches):
-        truth = true_gradient(box, stage, distance, sizes.batch_size, streams["latent"])
+        truth = true_gradients(box, stage, distances, sizes.batch_size, streams["latent"])[loss]
         objective, u_BCHW = setting.objective(wanted, truth.features_BFHW), truth.gen_op.detach()
         predicted_P, predicted = beside_truth(stage, truth, estimator.predict(objective, u_BCHW))
         estimate = estimator.inner.estimate(objective, u_BCHW, streams[f"directions/{number}"])
@@ -106,10 +107,7 @@ def table(moments: Sequence[Moment]) -> str:
     heads = ("queries", "agreement", "predicted", "paid", "weights, predicted", "weights, paid", "length")
     lines = [
         (
-            f"{moment.queries:,}",
-            f"{moment.agreement:.1%}",
-            f"{moment.predicted:.3f}",
-            f"{moment.paid:.3f}",
+            *(f"{moment.queries:,}", f"{moment.agreement:.1%}", f"{moment.predicted:.3f}", f"{moment.paid:.3f}"),
             f"{moment.predicted_weights:.3f} +- {moment.predicted_weights_sd:.3f}",
             f"{moment.paid_weights:.3f} +- {moment.paid_weights_sd:.3f}",
             f"{moment.length:.2f}",

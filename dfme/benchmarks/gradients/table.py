@@ -118,28 +118,23 @@ def markdown(findings: GradientsResult) -> str:
     ]
     further = [f"## {title}\n\n{text}" for title, text in findings.sections]
     parts = [
-        "# Estimated gradients beside the true ones",
-        WHITE_BOX,
-        facts,
-        "## Overview",
-        overview(findings),
-        *further,
-        "## The estimators",
-        _glossary(findings.rows),
-        "## Every figure",
-        LEGEND,
-        *measured,
+        *("# Estimated gradients beside the true ones", WHITE_BOX, facts, "## Overview", overview(findings), *further),
+        *("## The estimators", _glossary(findings.rows), "## Every figure", LEGEND, *measured),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def as_json(findings: GradientsResult) -> str:
     """Facts, stages and rows; a figure that is no number is null."""
+
+    def finite(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
     content = {
         "facts": findings.facts,
         "pixels": findings.pixels,
         "stages": [asdict(stage) for stage in findings.stages],
-        "rows": [{name: _finite(value) for name, value in asdict(row).items()} for row in findings.rows],
+        "rows": [{name: finite(value) for name, value in asdict(row).items()} for row in findings.rows],
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
@@ -161,15 +156,13 @@ def _best(here: Iterable[GradientRow], published: GradientRow, exact: GradientRo
     clear = best.weights_cosine > CLEAR * best.weights_cosine_sd
     beside: list[str] = []
     for row in (published, exact):
-        beside += ["", ""] if row is None else [_weights(row), _times(best, row) if clear else ""]
+        times = ""
+        if clear and row is not None:
+            noise = row.weights_cosine <= row.weights_cosine_sd
+            times = "noise" if noise else f"{best.weights_cosine / row.weights_cosine:.1f}"
+        beside += ["" if row is None else _weights(row), times]
     title = CONDITIONS[published.condition].title
     return (title, best.estimator if clear else "none is clear", best.objective, _weights(best), *beside)
-
-
-def _times(row: GradientRow, beside: GradientRow) -> str:
-    if beside.weights_cosine <= beside.weights_cosine_sd:
-        return "noise"
-    return f"{row.weights_cosine / beside.weights_cosine:.1f}"
 
 
 def _bound(pixels: int) -> str:
@@ -185,7 +178,7 @@ def _bound(pixels: int) -> str:
     )
 
 
-def _glossary(rows: Iterable[GradientRow]) -> str:
+def _glossary(rows: Sequence[GradientRow]) -> str:
     """What each row is, as settings that depart from the published ones."""
     plain = leaves(EstimatorConfig())
     lines = []
@@ -194,7 +187,12 @@ def _glossary(rows: Iterable[GradientRow]) -> str:
         changed = {key: value for key, value in leaves(candidate.config).items() if value != plain[key]}
         settings = ", ".join(f"{key} {value}" for key, value in changed.items()) or "as published: DFME's estimator"
         lines.append(f"- `{name}`: {settings}{', answers at the point reused' if candidate.reuse else ''}")
-    return "\n".join(lines + _choices(rows))
+    for row in rows:  # what auto settled on, once per condition and stage
+        if row.estimator in CANDIDATES and CANDIDATES[row.estimator].config.kind == "auto":
+            chosen = {key: row.settings[key] for key in ("objective", "space", "direction", "form", "directions")}
+            text = ", ".join(f"{key} {value}" for key, value in chosen.items()) + f", step {row.settings['step']:.3g}"
+            lines.append(f"- `{row.estimator}` under {CONDITIONS[row.condition].title} at {row.share:.0%}: {text}")
+    return "\n".join(lines)
 
 
 def _in_order(rows: Iterable[GradientRow]) -> list[str]:
@@ -203,26 +201,9 @@ def _in_order(rows: Iterable[GradientRow]) -> list[str]:
     return [name for name in (*CANDIDATES, *LIMITS) if name in measured]
 
 
-def _choices(rows: Iterable[GradientRow]) -> list[str]:
-    """What auto settled on, once per condition and stage."""
-    lines = []
-    for row in rows:
-        if row.estimator in CANDIDATES and CANDIDATES[row.estimator].config.kind == "auto":
-            keys = ("objective", "space", "direction", "form", "directions", "step")
-            chosen = {key: row.settings[key] for key in keys}
-            short = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in chosen.items()}
-            text = ", ".join(f"{key} {value}" for key, value in short.items())
-            lines.append(f"- `{row.estimator}` under {CONDITIONS[row.condition].title} at {row.share:.0%}: {text}")
-    return lines
-
-
 def _weights(row: GradientRow) -> str:
     return _with_spread(row.weights_cosine, row.weights_cosine_sd)
 
 
 def _with_spread(mean: float, deviation: float) -> str:
     return f"{mean:.3f} +- {deviation:.3f}"
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -34,11 +34,6 @@ class Truth:
     weights_P: Tensor
 
 
-def true_gradient(box: WhiteBox, stage: Stage, distance: Distance, batch_size: int, rng: torch.Generator) -> Truth:
-    """The truth at a fresh batch, by one distance: see ``true_gradients``."""
-    return true_gradients(box, stage, {"": distance}, batch_size, rng)[""]
-
-
 def true_gradients(
     box: WhiteBox, stage: Stage, distances: Mapping[str, Distance], batch_size: int, rng: torch.Generator
 ) -> dict[str, Truth]:

@@ -68,7 +68,7 @@ def require_budget(left: int, images: int) -> None:
 def run_preflight(
     channel: Channel, generator: GeneratorNet, value_of: ValueOf, config: EstimatorConfig, rng: torch.Generator
 ) -> Finding:
-    """Ask for ``preflight_images`` images and say what differences of their answers are worth.
+    """Ask for ``preflight_images`` images and say how well differences of their answers follow true slopes.
 
     Kind auto takes kl where the answers are rounded or in part hidden. The student behind ``value_of`` is in eval
     mode. Points are the generator's, whose state does not change. All chance comes from ``rng``.
@@ -186,7 +186,7 @@ class _Check:
 
 
 def _hidden(answers_NK: Tensor) -> Tensor:
-    """The scores of which nothing is told: answered as exactly zero, or not at all."""
+    """The scores of which nothing is known: answered as exactly zero, or not at all."""
     return (answers_NK == 0) | answers_NK.isnan()
 
 

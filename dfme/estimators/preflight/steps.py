@@ -76,7 +76,7 @@ class Values:
 
     ``noise``: variance of one value, as far as it is known. ``carried_J``: alignment of the ways between both
     ends; ``carried_forward_J``: between an end and the image. ``revealed_J``: correlation left by classes of which
-    nothing is told.
+    nothing is known.
     """
 
     steps_J: Tensor
