@@ -154,30 +154,24 @@ def _dct(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
 
 def _range(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
     batch, channels, height, width = place.like_BCHW.shape
-    features_BFHW = _fitting_features(place)
-    # One group of channels per image gives every image a kernel of its own in a single convolution.
-    read_1NHW = features_BFHW.reshape(1, -1, height, width)
-    kernels = place.like_BCHW.new_empty(batch * channels, features_BFHW.shape[1], KERNEL, KERNEL)
-    while True:
-        v_1NHW = conv2d(read_1NHW, _normal(kernels, rng), padding=KERNEL // 2, groups=batch)
-        yield _unit(v_1NHW.view(place.like_BCHW.shape))
-
-
-def _fitting_features(place: PerturbedPoint) -> Tensor:
-    batch, _, height, width = place.like_BCHW.shape
     features_BFHW = place.features_BFHW
     if features_BFHW is None:
         raise UserError(
             "direction range: expected an Objective with features_BFHW, what the generator's last "
             "convolution reads, got none; take another direction"
         )
-    batch_and_size = (len(features_BFHW), *features_BFHW.shape[2:])
-    if batch_and_size != (batch, height, width):
+    if (len(features_BFHW), *features_BFHW.shape[2:]) != (batch, height, width):
         raise UserError(
             f"direction range: expected features of {batch} images of {height} x {width}, as the points are, "
             f"got shape {tuple(features_BFHW.shape)}; take another direction"
         )
-    return features_BFHW.detach().to(place.like_BCHW.dtype)
+    features_BFHW = features_BFHW.detach().to(place.like_BCHW.dtype)
+    # One group of channels per image gives every image a kernel of its own in a single convolution.
+    read_1NHW = features_BFHW.reshape(1, -1, height, width)
+    kernels = place.like_BCHW.new_empty(batch * channels, features_BFHW.shape[1], KERNEL, KERNEL)
+    while True:
+        v_1NHW = conv2d(read_1NHW, _normal(kernels, rng), padding=KERNEL // 2, groups=batch)
+        yield _unit(v_1NHW.view(place.like_BCHW.shape))
 
 
 DIRECTIONS: dict[DirectionName, Direction] = {

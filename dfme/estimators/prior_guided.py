@@ -34,7 +34,7 @@ from dfme.errors import UserError
 from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
 from dfme.estimators.differences import FORMS, Form, Probing, check_point, signs
 from dfme.estimators.directions import DIRECTIONS, PerturbedPoint
-from dfme.estimators.priors import PRIORS, PriorName, in_two_parts, observed
+from dfme.estimators.priors import PRIORS, PriorName, in_two_parts
 
 SHARE = 8
 """One image in so many probes the prior alone, and as many leave it out, to measure alpha^2."""
@@ -164,7 +164,8 @@ class PriorGuided(Estimator):
             raise UserError("point: expected images of at least 2 numbers, got 1; use finite_difference")
         with torch.no_grad(), ieee_fp32():
             centre_BCHW = self.probing.centre(point_BCHW)
-            answers = observed(objective, centre_BCHW, self.chunk)
+            calls = centre_BCHW.split(self.chunk or len(centre_BCHW))
+            answers = torch.cat([objective.observe(call_BCHW) for call_BCHW in calls])
             base_B = objective.value_at(centre_BCHW, answers)
             prior_BCHW = PRIORS[self.prior](objective, centre_BCHW, answers, rng)
             if self.lattice is not None:  # where all pixels move equally, a probe can follow the signs alone

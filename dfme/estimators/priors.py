@@ -47,12 +47,6 @@ def in_two_parts(objective: ImageFunction, kind: str) -> Objective:
     return objective
 
 
-def observed(objective: Objective, point_BCHW: Tensor, chunk: int | None) -> Tensor:
-    """The answers at the points, asked for in order, at most ``chunk`` images a call; B images are paid for."""
-    calls = point_BCHW.split(chunk or len(point_BCHW))
-    return torch.cat([objective.observe(call_NCHW) for call_NCHW in calls])
-
-
 def student_term(objective: Objective, point_BCHW: Tensor, answers: Tensor) -> Tensor:
     """d value(x, a) / d x with the answers held (B, C, H, W): what the student contributes to the gradient.
 

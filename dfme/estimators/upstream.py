@@ -42,24 +42,10 @@ def check_upstream(output: Tensor, upstream_grads: Tensor, deferred: DeferredChe
             f"upstream gradient: expected {_describe(output)} like the output, got {_describe(upstream_grads)}; "
             f"{' and '.join(unlike)} must match: {'; '.join(advice[name] for name in unlike)}"
         )
-    _check_finite(upstream_grads, deferred)
+    finite = torch.isfinite(upstream_grads).sum()
+    total, described = upstream_grads.numel(), _describe(upstream_grads)
 
-
-def backward(output: Tensor, upstream_grads: Tensor, deferred: DeferredChecks | None = None) -> None:
-    """Back-propagate through ``output``'s graph, with ``upstream_grads`` for d loss / d output, once it is checked.
-
-    Gradients add up in the leaves' ``grad``, as after any backward pass; averaging over the batch is the caller's.
-    """
-    check_upstream(output, upstream_grads, deferred)
-    output.backward(gradient=upstream_grads)
-
-
-def _check_finite(upstream: Tensor, deferred: DeferredChecks | None) -> None:
-    """Refuse NaN and infinities; the error keeps a count, not the tensor, until it is read."""
-    finite = torch.isfinite(upstream).sum()
-    total, described = upstream.numel(), _describe(upstream)
-
-    def error() -> Exception:
+    def error() -> Exception:  # keeps a count, not the tensor, until it is read
         return SeamError(
             f"upstream gradient: expected finite numbers for an output of {described}, got "
             f"{total - int(finite)} of {total} that are NaN or infinite in a gradient of {described}; "
@@ -70,6 +56,15 @@ def _check_finite(upstream: Tensor, deferred: DeferredChecks | None) -> None:
     checker.expect(finite == total, error)
     if deferred is None:
         checker.verify()
+
+
+def backward(output: Tensor, upstream_grads: Tensor, deferred: DeferredChecks | None = None) -> None:
+    """Back-propagate through ``output``'s graph, with ``upstream_grads`` for d loss / d output, once it is checked.
+
+    Gradients add up in the leaves' ``grad``, as after any backward pass; averaging over the batch is the caller's.
+    """
+    check_upstream(output, upstream_grads, deferred)
+    output.backward(gradient=upstream_grads)
 
 
 def _describe(tensor: Tensor) -> str:

@@ -60,19 +60,15 @@ def cells_of(
     The first seed of every row comes before the second of any: a table that is not finished is fair all the same.
     """
     rows, modes = (dict.fromkeys(pair[place] for pair in jobs) for place in (0, 1))
-    listed = product(seeds, budgets, modes, rows)
-    bare = [Cell(row, mode, budget, seed, jobs[row, mode]) for seed, budget, mode, row in listed]
-    return tuple(replace(cell, job=_placed(cell, out)) for cell in bare)
-
-
-def _placed(cell: Cell, out: Path) -> Job:
-    """The cell's job with its seed, its budget, its directory, and its place in wandb."""
-    config = cell.job.config
-    group = config.wandb.group or out.resolve().name
-    wandb = replace(config.wandb, group=group, name=config.wandb.name or cell.name)
-    directory = str(out / "cells" / cell.name)
-    placed = replace(config, seed=cell.seed, budget=cell.budget, out=directory, resume=False, wandb=wandb)
-    return replace(cell.job, config=placed)
+    cells = []
+    for seed, budget, mode, row in product(seeds, budgets, modes, rows):
+        cell = Cell(row, mode, budget, seed, jobs[row, mode])
+        config, directory = cell.job.config, str(out / "cells" / cell.name)
+        group, name = config.wandb.group or out.resolve().name, config.wandb.name or cell.name
+        wandb = replace(config.wandb, group=group, name=name)
+        config = replace(config, seed=seed, budget=budget, out=directory, resume=False, wandb=wandb)
+        cells.append(replace(cell, job=replace(cell.job, config=config)))
+    return tuple(cells)
 
 
 def count_text(images: int) -> str:

@@ -26,7 +26,6 @@ from dfme.students.losses import AUTO_LOSS, FITTING_LOSSES
 
 FILES = ("gradients.md", "gradients.json", "gradients.png")
 
-
 T = TypeVar("T")
 
 
@@ -44,7 +43,11 @@ def compare_gradients(box: WhiteBox, job: Job, config: GradientsConfig, tell: Ca
     sizes = Sizes(config.batches, config.batch_size, config.seed, loss)
     conditions = _conditions(config, box, loss)
     candidates = _named(CANDIDATES, config.estimators)
-    out = _directory(config, job)
+    out = Path(config.out or free_name(job, "gradients"))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot make the directory: {error.strerror}; choose another") from error
     findings = GradientsResult(_facts(job, config, box), box.spec.numel, [], [], [])
     gpus = [box.device] if box.device.type == "cuda" else []
     with within_memory(box.device, "--batch-size or --method.batch-size"), torch.random.fork_rng(gpus):
@@ -89,16 +92,6 @@ def _lacking(condition: Condition, box: WhiteBox, loss: str) -> str:
     if loss not in FITTING_LOSSES[mode.kind]:
         return f"expected a loss among {', '.join(FITTING_LOSSES[mode.kind])}, got --student.loss {loss}"
     return ""
-
-
-def _directory(config: GradientsConfig, job: Job) -> Path:
-    """The directory for the files, made."""
-    path = Path(config.out or free_name(job, "gradients"))
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {path}: cannot make the directory: {error.strerror}; choose another") from error
-    return path
 
 
 def _facts(job: Job, config: GradientsConfig, box: WhiteBox) -> dict[str, str]:

@@ -67,8 +67,7 @@ def course(box: WhiteBox, job: Job, sizes: Sizes, shares: Sequence[float]) -> It
 
     What is paid for here, to compare with, is charged to nobody and learnt from by nobody.
     """
-    mode = job.teacher.label_mode or "probabilities"
-    condition = Condition("as in the recipe", job.teacher.levels, mode)
+    condition = Condition("as in the recipe", job.teacher.levels, job.teacher.label_mode or "probabilities")
     for stage in stages(box, job, shares):
         if isinstance(stage.estimator, Synthetic):
             setting = Setting(box, stage, condition, sizes)
