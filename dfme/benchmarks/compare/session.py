@@ -54,12 +54,15 @@ def compare(plan: ComparisonPlan, tell: Tell, show: Tell) -> int:
         raise
     finally:
         os.close(lock)
-    session.draw()
-    show(session.result())
+    from dfme.benchmarks.compare.picture import draw
+
+    findings, files = session.findings(), [plan.out / name for name in (REPORT, DATA, PICTURE)]
+    draw(findings, plan.out / PICTURE)
+    show(f"{overview(findings)}\n\n" + "\n".join(str(file) for file in files if file.exists()))
     if stopped:
         tell(again)
         return 130
-    return 1 if session.failed else 0
+    return 1 if any(outcome.state == "failed" for outcome in findings.outcomes) else 0
 
 
 class Session:
@@ -71,10 +74,6 @@ class Session:
         self._pool: WorkerPool[Cell] = WorkerPool(self._begin, plan.jobs)
         self._outcomes = {cell.name: self._before(cell, reasons.get((cell.row, cell.mode))) for cell in plan.cells}
 
-    @property
-    def failed(self) -> bool:
-        return any(outcome.state == "failed" for outcome in self._outcomes.values())
-
     def run(self, stopped: Callable[[], bool]) -> bool:
         """Run every cell that waits; whether it was stopped before the last had finished."""
         waiting = [cell for cell in self._plan.cells if self._outcomes[cell.name].state == "waiting"]
@@ -83,17 +82,6 @@ class Session:
         self._write()
         self._pool.run(waiting, lambda cell, code: self._ended(cell, code, stopped()), stopped)
         return any(outcome.state == "waiting" for outcome in self._outcomes.values())
-
-    def draw(self) -> None:
-        """Draw the curves of all that is finished."""
-        from dfme.benchmarks.compare.picture import draw
-
-        draw(self._findings(), self._plan.out / PICTURE)
-
-    def result(self) -> str:
-        """The tables, and where everything lies."""
-        files = [self._plan.out / name for name in (REPORT, DATA, PICTURE)]
-        return f"{overview(self._findings())}\n\n" + "\n".join(str(file) for file in files if file.exists())
 
     def _before(self, cell: Cell, reason: str | None) -> Outcome:
         """What is known of a cell before anything runs: it may be finished by an earlier call."""
@@ -139,7 +127,7 @@ class Session:
         signalled = f"killed by signal {-code}; " if code < 0 else ""
         return Outcome(cell, "failed", f"{signalled}{last_line(log)} ({log})")
 
-    def _findings(self) -> ComparisonResult:
+    def findings(self) -> ComparisonResult:
         plan = self._plan
         made_with = dict.fromkeys(each.figures.made_with for each in self._outcomes.values() if each.figures)
         beside = f"{plan.jobs} runs at once, of {self._threads} threads each"
@@ -153,7 +141,7 @@ class Session:
         return ComparisonResult(f"Comparison {plan.name}", facts, tuple(self._outcomes.values()))
 
     def _write(self) -> None:
-        findings = self._findings()
+        findings = self.findings()
         write_text(self._plan.out / REPORT, markdown(findings))
         write_text(self._plan.out / DATA, as_json(findings))
 

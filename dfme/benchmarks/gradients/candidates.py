@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dfme.config.settings import EstimatorConfig as Config
@@ -93,6 +93,7 @@ class Candidate:
 _EXACT: tuple[Fact, ...] = ("exact",)
 _COARSE: tuple[Fact, ...] = ("inexact", "unrounded")
 _LATTICE: tuple[Fact, ...] = ("lattice", "unrounded")
+_LEVEL = Config(space="lattice", step=1.0)
 
 CANDIDATES: dict[str, Candidate] = {
     "sphere": Candidate(Config(), drawn=True),
@@ -118,25 +119,17 @@ CANDIDATES: dict[str, Candidate] = {
     "dct_step_0.1_reused": Candidate(Config(direction="dct", step=0.1, directions=2), _COARSE, reuse=True),
     "range_step_0.1": Candidate(Config(direction="range", step=0.1), _COARSE, drawn=True),
     "range_step_0.1_reused": Candidate(Config(direction="range", step=0.1, directions=2), _COARSE, reuse=True),
-    "lattice": Candidate(Config(space="lattice", step=1.0), ("lattice",)),
-    "lattice_dct": Candidate(Config(space="lattice", step=1.0, direction="dct"), ("lattice",), drawn=True),
-    "lattice_dct_reused": Candidate(
-        Config(space="lattice", step=1.0, direction="dct", directions=2), _LATTICE, reuse=True
-    ),
-    "lattice_range": Candidate(Config(space="lattice", step=1.0, direction="range"), _LATTICE, drawn=True),
-    "lattice_range_reused": Candidate(
-        Config(space="lattice", step=1.0, direction="range", directions=2), _LATTICE, reuse=True
-    ),
-    "lattice_student_prior": Candidate(
-        Config(kind="prior_guided", prior="student", space="lattice", step=1.0), _LATTICE, drawn=True
-    ),
+    "lattice": Candidate(_LEVEL, ("lattice",)),
+    "lattice_dct": Candidate(replace(_LEVEL, direction="dct"), ("lattice",), drawn=True),
+    "lattice_dct_reused": Candidate(replace(_LEVEL, direction="dct", directions=2), _LATTICE, reuse=True),
+    "lattice_range": Candidate(replace(_LEVEL, direction="range"), _LATTICE, drawn=True),
+    "lattice_range_reused": Candidate(replace(_LEVEL, direction="range", directions=2), _LATTICE, reuse=True),
+    "lattice_student_prior": Candidate(replace(_LEVEL, kind="prior_guided", prior="student"), _LATTICE, drawn=True),
     "lattice_neighbour_prior": Candidate(
-        Config(kind="prior_guided", prior="neighbours", space="lattice", step=1.0), _LATTICE, drawn=True
+        replace(_LEVEL, kind="prior_guided", prior="neighbours"), _LATTICE, drawn=True
     ),
     "sphere_kl": Candidate(Config(objective="kl"), ("rounded",)),
     "dct_kl": Candidate(Config(objective="kl", direction="dct", step=0.1), ("rounded",), drawn=True),
-    "lattice_dct_kl": Candidate(
-        Config(objective="kl", space="lattice", step=1.0, direction="dct"), ("lattice", "rounded"), drawn=True
-    ),
+    "lattice_dct_kl": Candidate(replace(_LEVEL, objective="kl", direction="dct"), ("lattice", "rounded"), drawn=True),
     "auto": Candidate(Config(kind="auto", step="auto"), drawn=True),
 }
