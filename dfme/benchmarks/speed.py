@@ -12,7 +12,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,8 +54,7 @@ CASES = {
 }
 
 
-@dataclass(frozen=True)
-class SpeedRow:
+class SpeedRow(NamedTuple):
     """One case's figures; seconds are per iteration, medians over the rounds."""
 
     case: str
@@ -72,9 +72,7 @@ class _NetTeacher:
     label_mode = LabelMode("probabilities")
 
     def __init__(self, net: nn.Module, spec: ImageSpec, device: torch.device) -> None:
-        self.net = net.to(device).eval()
-        self.spec = spec
-        self.device = device
+        self.net, self.spec, self.device = net.to(device).eval(), spec, device
 
     def __call__(self, images: Tensor, /) -> Tensor:
         return self.net(images).softmax(dim=1)  # type: ignore[no-any-return]
@@ -97,18 +95,14 @@ class Work:
     """One case's networks, to be run through the loop or bare."""
 
     def __init__(self, case: Case, config: BenchConfig, device: torch.device) -> None:
-        self.device = device
-        self.spec = ImageSpec(case.shape)
+        self.device, self.spec = device, ImageSpec(case.shape)
         self.batch = config.batch_size or (case.cpu_batch if device.type == "cpu" else 256)
         self.method_config = DfmeConfig(batch_size=self.batch)
         self.queries = self.batch * (1 + 1 + self.method_config.student_steps)
         student = StudentConfig(arch=case.student, replay_steps=case.replay_steps, replay_batch=self.batch)
-        settings = ExtractConfig(
-            precision=config.precision,
-            channels_last=config.channels_last,
-            compile=config.compile,
-            schedule=ScheduleConfig(kind="constant"),
-            student=student,
+        settings = ExtractConfig(schedule=ScheduleConfig(kind="constant"), student=student)
+        settings = replace(
+            settings, precision=config.precision, channels_last=config.channels_last, compile=config.compile
         )
         self.job = Job(settings, TeacherConfig(), {}, "dfme", self.method_config)
         self.teacher = _NetTeacher(build_net(case.teacher, case.shape, CLASSES), self.spec, device)
@@ -117,27 +111,16 @@ class Work:
 
     def prepare(self, iterations: int, folder: Path) -> Callable[[], None]:
         """The loop over so many iterations in a new run directory, ready to be called once."""
-        config, streams, deferred = self.job.config, Streams(0, self.device), DeferredChecks()
-        budget = iterations * self.queries
-        directory = RunDirectory.create(folder)
-        job = replace(self.job, config=replace(config, budget=budget))
+        streams, deferred, directory = Streams(0, self.device), DeferredChecks(), RunDirectory.create(folder)
+        job = replace(self.job, config=replace(self.job.config, budget=iterations * self.queries))
         oracle = build_oracle(job, self.teacher, directory, {}, deferred)
         method, silent = build_method(job, build_components(job, self.nets, oracle, streams, deferred)), _Silent()
         assert method.cost == self.queries
 
+        run = partial(loop.run, method, oracle, silent, silent, loop.Progress(), deferred, points=1)
+
         def go() -> None:
-            loop.run(
-                method,
-                oracle,
-                silent,
-                silent,
-                loop.Progress(),
-                deferred,
-                points=1,
-                checkpoint_seconds=1e9,
-                keep=lambda: None,
-                stopped=lambda: False,
-            )
+            run(checkpoint_seconds=1e9, keep=lambda: None, stopped=lambda: False)
             directory.close()
 
         return go

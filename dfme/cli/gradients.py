@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS
-from dfme.benchmarks.gradients.options import EVERYTHING, GradientsConfig, require_local
+from dfme.benchmarks.options import EVERYTHING, GradientsConfig, require_local
 from dfme.cli import teacher_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_recipe
 from dfme.cli.flags import Flag

@@ -76,9 +76,6 @@ def load_dataset(
     loader: Callable[[DatasetRequest], LabelledImages] = getattr(importlib.import_module(module), function)
     images = loader(DatasetRequest(name, split, shape, root, download, download_flag))
     if shape is not None and images.shape != tuple(shape):
-        raise UserError(f"data set {name}: its images are {_text(images.shape)}, but {_text(shape)} was asked for")
+        found, wanted = ("x".join(map(str, sizes)) for sizes in (images.shape, shape))
+        raise UserError(f"data set {name}: its images are {found}, but {wanted} was asked for")
     return images
-
-
-def _text(shape: Shape) -> str:
-    return "x".join(str(size) for size in shape)

@@ -23,8 +23,6 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 MAX_BYTES = 1 << 36
 """Bytes of all arrays in an .npz file together."""
 
-NPZ_KEYS = "expected arrays images and labels (or train_images, train_labels, test_images and test_labels)"
-
 
 def load(request: DatasetRequest) -> LabelledImages:
     """One part of a folder or an .npz file.
@@ -53,12 +51,11 @@ def read_images(path: Path, shape: Shape) -> Tensor:
     """
     if path.suffix == ".npz":
         arrays = _arrays(path)
-        key = next((key for key in ("train_images", "images") if key in arrays), None)
-        if key is None:
-            raise UserError(
-                f"data set {path}: expected an array train_images or images, got {', '.join(arrays) or 'none'}"
-            )
-        return _image_tensor(arrays[key], path)
+        found = [arrays[key] for key in ("train_images", "images") if key in arrays]
+        if not found:
+            names = ", ".join(arrays) or "none"
+            raise UserError(f"data set {path}: expected an array train_images or images, got {names}")
+        return _image_tensor(found[0], path)
     both = all((path / part).is_dir() for part in ("train", "test"))
     folder = path / "train" if both else path
     files = _pictures(folder)
@@ -84,7 +81,8 @@ def _from_folder(path: Path, request: DatasetRequest) -> LabelledImages:
     if not files:
         kinds = ", ".join(sorted(SUFFIXES))
         raise UserError(f"data set {folder}: expected one folder of images ({kinds}) per class, found no image")
-    shape = request.shape or _shape_of(files[0][0])
+    first = _opened(files[0][0])
+    shape = request.shape or (1 if first.mode in ("1", "L", "I;16") else 3, first.height, first.width)
     images = np.stack([_picture(file, shape) for file, _ in files])
     labels = torch.tensor([label for _, label in files])
     return LabelledImages(path.name, torch.from_numpy(images), labels, tuple(classes))
@@ -97,11 +95,6 @@ def _class_names(folder: Path) -> list[str]:
 def _pictures(folder: Path) -> list[Path]:
     """In the order of their names, so that a run is the same on every file system; none where there is no folder."""
     return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
-
-
-def _shape_of(file: Path) -> Shape:
-    image = _opened(file)
-    return (1 if image.mode in ("1", "L", "I;16") else 3, image.height, image.width)
 
 
 def _picture(file: Path, shape: Shape) -> NDArray[np.uint8]:
@@ -133,7 +126,8 @@ def _from_arrays(path: Path, request: DatasetRequest) -> LabelledImages:
     arrays = _arrays(path)
     prefix = f"{request.split}_" if f"{request.split}_images" in arrays else ""
     if f"{prefix}images" not in arrays or f"{prefix}labels" not in arrays or (not prefix and request.split == "train"):
-        raise UserError(f"data set {path}: {NPZ_KEYS}, got {', '.join(arrays) or 'none'}")
+        wanted = "expected arrays images and labels (or train_images, train_labels, test_images and test_labels)"
+        raise UserError(f"data set {path}: {wanted}, got {', '.join(arrays) or 'none'}")
     images = _image_tensor(arrays[f"{prefix}images"], path)
     labels = arrays[f"{prefix}labels"]
     if labels.shape != (len(images),) or labels.dtype.kind not in "iu" or not len(labels) or labels.min() < 0:

@@ -26,7 +26,9 @@ def fitted(images_NCHW: Tensor, shape: tuple[int, int, int]) -> Tensor:
         return images_NCHW
     result = torch.empty(len(images_NCHW), *shape, dtype=images_NCHW.dtype)
     for source, target in zip(images_NCHW.split(CHUNK), result.split(CHUNK), strict=True):
-        floats = _resized(_recoloured(source.float(), shape[0]), shape)
+        floats = _recoloured(source.float(), shape[0])
+        if floats.shape[2:] != shape[1:]:
+            floats = interpolate(floats, shape[1:], mode="bilinear", antialias=True)
         target.copy_(floats if target.is_floating_point() else floats.round_())
     return result
 
@@ -41,10 +43,3 @@ def _recoloured(images_NCHW: Tensor, channels: int) -> Tensor:
         raise UserError(f"images of {have} channels cannot become images of {channels}: only 1 and 3 are converted")
     weights_311 = torch.tensor(LUMA).view(3, 1, 1)
     return (images_NCHW * weights_311).sum(1, keepdim=True)
-
-
-def _resized(images_NCHW: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    size = shape[1:]
-    if tuple(images_NCHW.shape[2:]) == size:
-        return images_NCHW
-    return interpolate(images_NCHW, size, mode="bilinear", antialias=True)

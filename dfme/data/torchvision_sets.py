@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from dfme.data.images import DatasetRequest, LabelledImages
 from dfme.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 IDX_FILES = tuple(f"raw/{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 CIFAR10_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta")
 
 
-@dataclass(frozen=True)
-class TorchvisionSource:
+class TorchvisionSource(NamedTuple):
     """A set's class in ``torchvision.datasets``, its folder under the root, and the files that must lie in it."""
 
     reader: str
@@ -51,16 +46,16 @@ def check_files(name: str, root: str, download_flag: str) -> None:
 
 def load(request: DatasetRequest) -> LabelledImages:
     """Read one part, its pixels kept as uint8; fetch it first only if the request says so."""
-    root = Path(request.root).expanduser()
-    dataset = _read(request, root)
+    import torch
+
+    dataset = _read(request, Path(request.root).expanduser())
+    images = torch.as_tensor(dataset.data)
     if request.name == "svhn":
-        images, labels = _tensor(dataset.data), _tensor(dataset.labels)
-        class_names = tuple(str(digit) for digit in range(10))
+        labels, class_names = dataset.labels, tuple(str(digit) for digit in range(10))
     else:
-        images, labels = _tensor(dataset.data), _tensor(dataset.targets)
         images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)
-        class_names = tuple(dataset.classes)
-    return LabelledImages(request.name, images.contiguous(), labels.long(), class_names)
+        labels, class_names = dataset.targets, tuple(dataset.classes)
+    return LabelledImages(request.name, images.contiguous(), torch.as_tensor(labels).long(), class_names)
 
 
 def _read(request: DatasetRequest, root: Path) -> Any:
@@ -82,9 +77,3 @@ def _read(request: DatasetRequest, root: Path) -> Any:
         if request.download:
             doing, remedy = "fetch or read it", "check the network and the disk, or put its files there by hand"
         raise UserError(f"data set {request.name}: could not {doing} in {root}: {reason}; {remedy}") from error
-
-
-def _tensor(values: Any) -> Tensor:
-    import torch
-
-    return torch.as_tensor(values)

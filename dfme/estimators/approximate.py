@@ -149,11 +149,9 @@ class ApproximateGradients:
     def _snr(self, objective: Objective, estimate: Estimate) -> Tensor:
         """The differences over what the answers' resolution hides in one, as the student sees them now."""
         x_NCHW, answers = objective.asked[0]
-        rng = self._scratch(x_NCHW)
+        rng, seen = self._scratch(x_NCHW), Resolution.seen(answers)
         with evaluating(self._student):
-            return difference_snr(
-                estimate.differences_BM, objective.value, x_NCHW, answers, Resolution.seen(answers), rng
-            )
+            return difference_snr(estimate.differences_BM, objective.value, x_NCHW, answers, seen, rng)
 
     def _scratch(self, near: Tensor) -> torch.Generator:
         """Chance for what is only looked at: nothing that is learnt from depends on how often somebody looks."""

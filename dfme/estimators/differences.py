@@ -84,10 +84,11 @@ class Probing:
         if self.chunk is not None and self.chunk < 1:
             raise UserError(f"chunk: expected at least 1 image a call, got {self.chunk}")
         if self.lattice is None:
-            if self.bounds is not None and not 2 * self._longest < self.bounds[1] - self.bounds[0]:
+            longest = self.step * self.reach
+            if self.bounds is not None and not 2 * longest < self.bounds[1] - self.bounds[0]:
                 raise UserError(
                     f"step {self.step}: expected probes that reach less than half of the bounds {self.bounds}, "
-                    f"got a reach of {self._longest} with these directions; take a smaller step"
+                    f"got a reach of {longest} with these directions; take a smaller step"
                 )
             return
         if self.bounds is None:
@@ -114,7 +115,7 @@ class Probing:
             return point_BCHW.detach()
         low, high = self.bounds
         if self.lattice is None:
-            return point_BCHW.clamp(low + self._longest, high - self._longest)
+            return point_BCHW.clamp(low + self.step * self.reach, high - self.step * self.reach)
         index_BCHW = ((point_BCHW - low) / self.lattice).round_()
         return self._carried(index_BCHW.clamp_(self.step, self._highest - self.step))
 
@@ -167,10 +168,6 @@ class Probing:
                 )
             values.append(value_N)
         return torch.cat(values)
-
-    @property
-    def _longest(self) -> float:
-        return self.step * self.reach
 
     @property
     def _highest(self) -> int:

@@ -96,13 +96,8 @@ def _best(alpha2: Tensor, size: int, directions: int) -> _Plan:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Probed:
-    """What a plan brought for the images that it was made for."""
-
-    grad_BCHW: Tensor
-    slope_BM: Tensor
-    difference_BM: Tensor
+_Probed = tuple[Tensor, Tensor, Tensor]
+"""Of images in order: gradients (B, C, H, W), slopes and differences along each direction (B, M)."""
 
 
 @dataclass(frozen=True)
@@ -175,8 +170,7 @@ class PriorGuided(Estimator):
             if self.lattice is not None:  # where all pixels move equally, a probe can follow the signs alone
                 prior_BCHW = signs(prior_BCHW).mul_(prior_BCHW[0].numel() ** -0.5)
             probed = self._in_stages(objective, centre_BCHW, prior_BCHW, base_B, rng)
-        grad_BCHW = torch.cat([part.grad_BCHW for part in probed])
-        differences_BM = torch.cat([part.difference_BM for part in probed])
+        grad_BCHW, _, differences_BM = (torch.cat(parts) for parts in zip(*probed, strict=True))
         return Estimate(grad_BCHW, base_B, differences_BM, self.cost(len(point_BCHW)))
 
     def _in_stages(
@@ -196,15 +190,15 @@ class PriorGuided(Estimator):
                 grad_BCHW.addcmul_(probe.v_BCHW, step_B.view(-1, 1, 1, 1))
                 slopes.append(probe.slope_B)
                 differences.append(probe.difference_B)
-            return _Probed(grad_BCHW, torch.stack(slopes, dim=1), torch.stack(differences, dim=1))
+            return grad_BCHW, torch.stack(slopes, dim=1), torch.stack(differences, dim=1)
 
         if measuring < MIN_MEASURING:
             # The scale is that of a prior with alpha^2 = 1/2, since something must be assumed.
             return [probed(slice(None), _mixed(half, half, size, m))]
         along = probed(slice(measuring), _apart(half, size, m))
         aside = probed(slice(measuring, 2 * measuring), _mixed(torch.zeros_like(half), half, size, m))
-        slopes_aside = torch.cat([along.slope_BM[:, 1:].flatten(), aside.slope_BM.flatten()])
-        alpha2 = measured_alpha2(along.slope_BM[:, 0], slopes_aside, size)
+        slopes_aside = torch.cat([along[1][:, 1:].flatten(), aside[1].flatten()])
+        alpha2 = measured_alpha2(along[1][:, 0], slopes_aside, size)
         return [along, aside, probed(slice(2 * measuring, None), _best(alpha2, size, m))]
 
 

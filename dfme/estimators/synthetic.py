@@ -102,6 +102,14 @@ class Synthetic:
 WIDTH = 16
 
 
+class Inputs(NamedTuple):
+    """What is free to see at a point u: u itself, its image scaled to -1 to 1, the student's probabilities there."""
+
+    point_NCHW: Tensor
+    image_NCHW: Tensor
+    chances_NK: Tensor
+
+
 class GradientNet(nn.Module):
     """Predicts a gradient (N, C, H, W) from ``Inputs``.
 
@@ -140,14 +148,6 @@ AVERAGE = 0.97
 """Decay, per step, of the moving average of the weights, which predicts."""
 RECENT = 0.9
 """Decay, per paid estimate, of the running mean square of the paid estimates."""
-
-
-class Inputs(NamedTuple):
-    """What is free to see at a point u: u itself, its image scaled to -1 to 1, the student's probabilities there."""
-
-    point_NCHW: Tensor
-    image_NCHW: Tensor
-    chances_NK: Tensor
 
 
 class GradientPredictor:
@@ -243,6 +243,7 @@ class _TrainedNet:
             self.net = GradientNet(channels, inputs.chances_NK.shape[1]).to(device)
         self.average = copy.deepcopy(self.net)
         self._optimizer = torch.optim.Adam(self.net.parameters(), lr)
+        self._parts: dict[str, Any] = {"net": self.net, "average": self.average, "optimizer": self._optimizer}
 
     def step(self, inputs: Inputs, targets_BCHW: Tensor) -> None:
         """One step of Adam on the squared error, which the average follows."""
@@ -256,13 +257,8 @@ class _TrainedNet:
                 slow.lerp_(fast, 1 - AVERAGE)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "net": self.net.state_dict(),
-            "average": self.average.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-        }
+        return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.net.load_state_dict(state["net"])
-        self.average.load_state_dict(state["average"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -48,8 +49,7 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
         axes.fill_between([queries for queries, _ in agreement], low, high, color=BLUE, alpha=0.13, linewidth=0)
     if (teacher := run.teacher_accuracy) is not None:
         axes.axhline(teacher, color=GREY, linewidth=1.0, linestyle=":", label=f"teacher's accuracy ({teacher:.1%})")
-    axes.set_ylim(0.0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
+    share_axis(axes)
     axes.set_ylabel(f"share of {scored_on(run).phrase.removeprefix('the ')}")
     query_axis(axes)
     axes.legend(loc="lower right", frameon=False, fontsize=9)
@@ -101,9 +101,29 @@ def query_axis(axes: Axes, label: str = "queries") -> None:
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
     axes.set_xlabel(label)
-    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    frame(axes)
+
+
+def share_axis(axes: Axes) -> None:
+    """The axis of a share, in percent."""
+    axes.set_ylim(0.0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
+
+
+def frame(axes: Axes, grid: Literal["both", "y"] = "both") -> None:
+    """A pale grid below what is drawn, and no box around it."""
+    axes.grid(visible=True, axis=grid, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def legend_entries(panels: Iterable[Axes]) -> dict[str, Any]:
+    """What stands for each label, once, whichever panel has it."""
+    found: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return found
 
 
 def short_count(value: float) -> str:

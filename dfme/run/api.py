@@ -79,10 +79,10 @@ def extract(
         "schedule": _mapping(schedule),
         "wandb": _mapping(wandb),
     }
-    described = {"kind": _name(teacher), "shape": shape, "num_classes": num_classes, "bounds": bounds}
-    described |= {
-        "levels": levels,
-        "max_batch": max_batch,
+    named = teacher if hasattr(teacher, "__qualname__") else type(teacher)
+    described = {
+        **{"kind": f"{named.__module__}:{named.__qualname__}", "shape": shape, "num_classes": num_classes},
+        **{"bounds": bounds, "levels": levels, "max_batch": max_batch},
         "label_mode": None if label_mode is None else str(label_mode),
     }
     job = _job(method, settings, described, method_options, {"estimator": estimator, "queries": queries})
@@ -126,9 +126,3 @@ def _mapping(config: object) -> Mapping[str, Any]:
     if not isinstance(config, Mapping) and not dataclasses.is_dataclass(config):
         raise UserError(f"expected a configuration or a mapping of options, got {config!r}")
     return config if isinstance(config, Mapping) else leaves(config)
-
-
-def _name(teacher: object) -> str:
-    """``module:name`` of a teacher that was handed over, for the run's record."""
-    named = teacher if hasattr(teacher, "__qualname__") else type(teacher)
-    return f"{named.__module__}:{named.__qualname__}"

@@ -13,6 +13,7 @@ import torch
 
 from dfme.compute import DeferredChecks, choose_device, within_memory
 from dfme.config.settings import Job
+from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.data import LabelledImages
 from dfme.errors import TeacherError, UserError
 from dfme.estimators.approximate import CHUNK
@@ -26,13 +27,13 @@ from dfme.randomness import Streams
 from dfme.report.console import Console
 from dfme.report.recorder import Recorder
 from dfme.report.summary_file import read_summary
+from dfme.run.checkpoint import fitting, load_checkpoint
 from dfme.run.components import build_components, build_method, build_nets, needed_space, open_pool
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import EvaluationSet, HoldOut, evaluation_images
 from dfme.run.interrupt import Interrupt
-from dfme.run.job import document, resume_command
+from dfme.run.job import differing_keys, document, resume_command
 from dfme.run.loop import Progress
-from dfme.run.resume import fitting, open_directory, recipe, require_same_run
 from dfme.run.run import Result, Run
 from dfme.run.student_file import load_student
 from dfme.spec import ImageSpec, Teacher
@@ -193,3 +194,44 @@ def build_oracle(
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
     journal = None if on_gpu else Journal(directory.journal, place)
     return Oracle(teacher, ledger, journal, deferred)
+
+
+def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, dict[str, Any]]:
+    """The run's directory, locked, and the state of its checkpoint; empty without one.
+
+    UserError where a new run would find fewer than ``space`` bytes of free disk.
+    """
+    out = Path(job.config.out) if job.config.out else free_name(job, job.method)
+    directory = RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
+    try:
+        if resume:
+            require_same_run(job, directory.config)
+            return directory, load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
+        directory.require_space(space)
+        directory.write_config(recipe(job))
+    except BaseException:
+        directory.close()
+        raise
+    return directory, {}
+
+
+def free_name(job: Job, what: str) -> Path:
+    """A directory under runs/ that does not exist yet, named after the data, what is done with it, and the seed."""
+    dataset = job.config.evaluation.dataset
+    subject = "run" if dataset == "none" else Path(dataset).name
+    return RunDirectory.free_name(Path("runs") / f"{subject}-{what}-seed{job.config.seed}")
+
+
+def recipe(job: Job) -> str:
+    """config.yaml: the job with every default, fit for --config; resuming is no part of a recipe."""
+    return dump_yaml(document(replace(job, config=replace(job.config, resume=False))))
+
+
+def require_same_run(job: Job, config: Path) -> None:
+    """UserError, with the keys, where the run on record was started with values that decide another result."""
+    keys = differing_keys(load_yaml(config), job)
+    if keys:
+        raise UserError(
+            f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
+            "leave those flags out, or start a new run in another --out"
+        )

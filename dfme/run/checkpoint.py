@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from dfme.errors import RunError
+from dfme.errors import DfmeError, RunError
 from dfme.files import is_inflated, open_file, replacing
 
 MARK = b"dfme-sha256:"
@@ -69,6 +70,24 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if path != before and _damage(before) is None:
         advice = f"{before.name} is whole: rename it to {path.name} and resume, nothing is paid twice"
     raise RunError(f"{path}: expected a whole checkpoint, but {problem}; {advice}")
+
+
+@contextmanager
+def fitting(checkpoint: Path) -> Iterator[None]:
+    """RunError for whatever goes wrong with the state of a checkpoint that is whole, but not of this run.
+
+    What a state must be is known by each part that takes its own up, so no error is excepted.
+    """
+    try:
+        yield
+    except DfmeError:
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise RunError(
+            f"{checkpoint}: is whole, but does not fit this run ({problem}); restore the one that belongs to it and "
+            "is of this version, or start a new run in another --out"
+        ) from error
 
 
 class _HashingWriter:

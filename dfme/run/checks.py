@@ -24,8 +24,7 @@ POOLS = ("pool", "proxy", "partial_data")
 
 def check(job: Job) -> None:
     """Raise one UserError that names everything wrong with the job."""
-    problems = [*find_problems(job), *teacher_problems(job.teacher)]
-    if problems:
+    if problems := [*find_problems(job), *teacher_problems(job.teacher)]:
         raise UserError("; ".join(f"{problem.key}: {problem.text}" for problem in problems))
 
 
@@ -43,24 +42,25 @@ def evaluation_problems(config: EvaluationConfig) -> Iterator[Problem]:
     """An unknown or missing evaluation set, or a normalisation that is not one."""
     if config.dataset != "none":
         yield from dataset_problems("evaluation.dataset", config.dataset, config.root, config.download)
-    yield from _normalisation_problems("evaluation.", config.mean, config.std, None)
+    yield from _normalisation_problems("evaluation.std", config.mean, config.std)
     if (config.mean is None) != (config.std is None):
         yield Problem("evaluation.std" if config.std is None else "evaluation.mean", "expected mean and std together")
 
 
 def teacher_problems(config: TeacherConfig) -> Iterator[Problem]:
     """A teacher's description that contradicts itself."""
-    yield from _normalisation_problems("teacher.", config.mean, config.std, config.shape)
+    if config.shape is None:
+        yield from _normalisation_problems("teacher.std", config.mean, config.std)
+        return
+    for name, values in (("mean", config.mean), ("std", config.std)):
+        if values is not None and len(values) not in (1, config.shape[0]):
+            text = f"expected {config.shape[0]} numbers, one per channel, got {listed(values)}"
+            yield Problem(f"teacher.{name}", text)
 
 
-def _normalisation_problems(
-    prefix: str, mean: Sequence[float] | None, std: Sequence[float] | None, shape: Sequence[int] | None
-) -> Iterator[Problem]:
-    for name, values in (("mean", mean), ("std", std)):
-        if values is not None and shape is not None and len(values) not in (1, shape[0]):
-            yield Problem(prefix + name, f"expected {shape[0]} numbers, one per channel, got {listed(values)}")
-    if shape is None and mean is not None and std is not None and len(mean) != len(std):
-        yield Problem(prefix + "std", f"expected as many numbers as mean has ({len(mean)}), got {listed(std)}")
+def _normalisation_problems(key: str, mean: Sequence[float] | None, std: Sequence[float] | None) -> Iterator[Problem]:
+    if mean is not None and std is not None and len(mean) != len(std):
+        yield Problem(key, f"expected as many numbers as mean has ({len(mean)}), got {listed(std)}")
 
 
 def dataset_problems(key: str, dataset: str, root: str, download: bool) -> Iterator[Problem]:
@@ -152,7 +152,6 @@ def caught(key: str, action: Callable[[], object]) -> Iterator[Problem]:
 
 
 def _estimator_problems(job: Job) -> Iterator[Problem]:
-    """Settings of the estimator that rule each other out."""
     config = job.estimator
     if config.kind == "auto":
         return

@@ -42,10 +42,6 @@ class Nets:
     generator: GeneratorNet | None
     fresh: Callable[[int], list[nn.Module]]
 
-    @property
-    def all(self) -> list[nn.Module]:
-        return [net for net in (*self.students, self.generator) if net is not None]
-
 
 def build_nets(job: Job, spec: ImageSpec, num_classes: int, device: torch.device) -> Nets:
     """The students and the generator as the seed initialises them, on their device."""
@@ -172,7 +168,6 @@ def build_components(
 
 
 def build_method(job: Job, components: Components) -> Method:
-    """The job's method."""
     method: Method = METHODS[job.method].load()(job.method_config, components)
     return method
 
@@ -185,12 +180,10 @@ def open_pool(job: Job, spec: ImageSpec) -> ImageSource | None:
 
 def needed_space(job: Job, nets: Nets, teacher: Teacher, directory: Path) -> int:
     """Bytes that the run's checkpoints, and a replay on disk, take at most."""
-    replay = _replay(job, teacher.spec, Streams(0, torch.device("cpu")), directory)
-    if replay is None:
-        return space_for_checkpoints(nets.all, 0)
-    classes = teacher.num_classes
-    beside = replay.disk_size(classes) if job.config.student.replay_store == "disk" else 0
-    return space_for_checkpoints(nets.all, replay.full_size(classes)) + beside
+    replay, classes = _replay(job, teacher.spec, Streams(0, torch.device("cpu")), directory), teacher.num_classes
+    beside = 0 if replay is None or job.config.student.replay_store != "disk" else replay.disk_size(classes)
+    weights = [net for net in (*nets.students, nets.generator) if net is not None]
+    return space_for_checkpoints(weights, 0 if replay is None else replay.full_size(classes)) + beside
 
 
 def _replay(job: Job, spec: ImageSpec, streams: Streams, directory: Path | None) -> Replay | None:

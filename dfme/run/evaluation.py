@@ -60,15 +60,15 @@ def evaluated(examination: EvaluationSet | HoldOut) -> dict[str, Any]:
 class EvaluationSet:
     """Labelled images with the teacher's answers to them, asked once and not charged.
 
-    ``images`` are as the teacher takes them, on the student's device. ``ask`` is called before the first
-    score, unless the answers came back with a checkpoint.
+    ``images`` are as the teacher takes them, on the student's device. ``ask`` is called before the first score,
+    unless the answers came back with a checkpoint; None: they always do.
     """
 
     name: str
     images: Tensor
     labels: Tensor
     mode: LabelMode
-    ask: Callable[[Tensor], Tensor]
+    ask: Callable[[Tensor], Tensor] | None
     answers: Tensor | None = None
     held_back: bool = False
 
@@ -78,6 +78,7 @@ class EvaluationSet:
     def prepare(self) -> None:
         """Ask the teacher, if that has not been done."""
         if self.answers is None:
+            assert self.ask is not None, "every answer is on record"
             self.answers = torch.cat([self.ask(part) for part in self.images.split(EVALUATION_BATCH)])
 
     @property
@@ -125,11 +126,10 @@ class HoldOut:
         self._seen += 1
         if self._seen % self._every:
             return False
-        if self._images is None or self._answers is None:
-            self._images, self._answers = images, answers
-        else:
-            self._images = torch.cat([self._images, images])[-self._keep :]
-            self._answers = torch.cat([self._answers, answers])[-self._keep :]
+        if self._images is not None and self._answers is not None:
+            images = torch.cat([self._images, images])[-self._keep :]
+            answers = torch.cat([self._answers, answers])[-self._keep :]
+        self._images, self._answers = images, answers
         return True
 
     def score(self, student: nn.Module) -> dict[str, float]:

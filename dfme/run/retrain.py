@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from dfme import __version__
 from dfme.compute import choose_device, device_name, within_memory
@@ -18,19 +17,90 @@ from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
 from dfme.randomness import Streams, derived_seed
 from dfme.report.summary_file import read_summary
+from dfme.run.checkpoint import fitting, load_checkpoint
 from dfme.run.components import build_students, build_trainer
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import EvaluationSet, HoldOut, evaluated, evaluation_images, score_all
 from dfme.run.job import plain
 from dfme.run.loop import numbers
-from dfme.run.paid_answers import PaidAnswers, paid_answers
-from dfme.run.resume import fitting
 from dfme.run.run import ACCOUNTS
-from dfme.run.student_file import save_student
+from dfme.run.student_file import load_student, save_student
+from dfme.spec import ImageSpec, LabelMode
+from dfme.students.replay import Replay
 from dfme.students.trainer import StudentTrainer
 
 LINES = 10
 """Lines of progress over the whole training."""
+
+
+@dataclass(frozen=True)
+class PaidAnswers:
+    """What a run kept, ready to be trained on: ``replay`` draws from it, or gives all of it in order (``batches``).
+
+    ``replayed``: answers that went into its replay, still there or not. ``spent``: images that it paid for in all.
+    ``state``: the rest of the run's checkpoint.
+    """
+
+    replay: Replay
+    spec: ImageSpec
+    label_mode: LabelMode
+    num_classes: int
+    replayed: int
+    spent: int
+    state: dict[str, Any]
+
+    @property
+    def shortfall(self) -> str | None:
+        """In a line, what of all that was paid for is not there, and why; None if all of it is."""
+        reasons = []
+        if self.replayed > len(self.replay):
+            reasons.append(f"{self.replayed - len(self.replay):,} older than the --student.replay-capacity last ones")
+        if self.spent > self.replayed:
+            other = self.spent - self.replayed
+            reasons.append(f"{other:,} that served other ends (gradient estimates, checks, scores)")
+        kept = f"{len(self.replay):,} of {self.spent:,} paid answers are kept"
+        return f"{kept}; not {' and not '.join(reasons)}" if reasons else None
+
+
+def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswers:
+    """What the run in ``run_dir`` kept, on the device of ``rng`` (or left on disk, if the run kept it there).
+
+    Raises UserError where the run kept nothing, naming the option that would have, or is no run; RunError for files
+    that are damaged or missing.
+    """
+    checkpoint = run_dir / "checkpoint.pt"
+    if not (run_dir / "config.yaml").is_file():
+        raise UserError(f"{run_dir}: expected the directory of a run, but it holds no config.yaml")
+    state = load_checkpoint(checkpoint)
+    with fitting(checkpoint):
+        kept = state["trainer"]["replay"]
+        if kept is None or not kept["held"]:
+            raise UserError(
+                f"{run_dir}: this run kept none of its paid answers; start one with --student.replay-steps 1 or more"
+            )
+        student = load_student(run_dir)
+        spec, num_classes = student.spec, student.num_classes
+        assert isinstance(spec, ImageSpec)
+        assert isinstance(num_classes, int)
+        folder = run_dir / "replay" if kept["items"]["kind"] == "disk" else None
+        # What never overflowed lies in the order of its numbers, and what did fills its window: both are of this size.
+        replay = Replay(kept["held"], spec, rng or torch.Generator().manual_seed(0), folder)
+        replay.load_state_dict(kept)
+        images = state["oracle"]["ledger"]["images"]
+        spent = sum(count for purpose, count in images.items() if purpose != "evaluation")
+        return PaidAnswers(replay, spec, _label_mode(run_dir), num_classes, replay.added, spent, state)
+
+
+def _label_mode(run_dir: Path) -> LabelMode:
+    """From the summary of a finished run, else from the configuration, if it was given there."""
+    summary = read_summary(run_dir / "summary.json")
+    found = summary["label_mode"] if summary else load_yaml(run_dir / "config.yaml")["teacher"]["label_mode"]
+    if found is None:
+        raise UserError(
+            f"{run_dir}: this run is not finished, and its config.yaml does not say teacher.label_mode; "
+            "resume it to its end first"
+        )
+    return LabelMode.parse(found)
 
 
 def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -84,11 +154,10 @@ def recorded_examination(
         UserError: where the images are no longer those that were answered.
     """
     data = evaluation_images(settings.evaluation, paid.spec, paid.num_classes)
-    if data is None:
-        examination: EvaluationSet | HoldOut = HoldOut(paid.label_mode, device)
-    else:
+    examination: EvaluationSet | HoldOut = HoldOut(paid.label_mode, device)
+    if data is not None:
         images, labels = data.images.to(device), data.labels.to(device)
-        examination = EvaluationSet(data.name, images, labels, paid.label_mode, _no_teacher)
+        examination = EvaluationSet(data.name, images, labels, paid.label_mode, None)
     with fitting(run / "checkpoint.pt"):
         examination.load_state_dict(paid.state["examination"])
     if isinstance(examination, EvaluationSet):
@@ -99,10 +168,6 @@ def recorded_examination(
                 f"images on record, but here are {len(examination)}; leave the run's evaluation as it is"
             )
     return examination
-
-
-def _no_teacher(images: Tensor) -> NoReturn:
-    raise AssertionError("no teacher is asked: every answer is on record")
 
 
 def _train(trainer: StudentTrainer, examination: EvaluationSet | HoldOut, tell: Callable[[str], None]) -> float:

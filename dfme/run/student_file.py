@@ -42,7 +42,9 @@ def load_student(path: str | Path) -> nn.Module:
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected the student.safetensors of a run")
     try:
-        state, facts = _read(path)
+        with safe_open(path, framework="pt") as file:
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            facts = file.metadata() or {}
         bounds, levels = tuple(json.loads(facts["bounds"])), json.loads(facts["levels"])
         spec = ImageSpec(tuple(json.loads(facts["shape"])), bounds, levels)
         arch, num_classes = facts["arch"], int(facts["num_classes"])
@@ -63,9 +65,3 @@ def load_student(path: str | Path) -> nn.Module:
 def _require_fit(net: nn.Module, arch: str, state: dict[str, Tensor]) -> None:
     if problems := state_dict_problems(net, state):
         raise UserError(f"its weights do not fit {arch}: {problems}")
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights in a safetensors file, and what it says about them."""
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 (no mapping)

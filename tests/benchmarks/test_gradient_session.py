@@ -14,10 +14,10 @@ from torch import Tensor
 
 from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS, LIMIT, PUBLISHED
 from dfme.benchmarks.gradients.measure import GradientRow
-from dfme.benchmarks.gradients.options import GradientsConfig
 from dfme.benchmarks.gradients.session import FILES, compare_gradients
 from dfme.benchmarks.gradients.stages import Stage, stages
 from dfme.benchmarks.gradients.table import GradientsResult, StageFacts, as_json, overview
+from dfme.benchmarks.options import GradientsConfig
 from dfme.cli.main import main
 from dfme.errors import DfmeError
 from dfme.estimators.build import make_estimator

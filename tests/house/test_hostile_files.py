@@ -26,8 +26,8 @@ from dfme.errors import DfmeError, RunError, UserError
 from dfme.nets import build_net
 from dfme.report import write_report
 from dfme.report.wandb_run import WandbRun
+from dfme.run.build import free_name
 from dfme.run.directory import RunDirectory
-from dfme.run.resume import _free_name
 from dfme.run.student_file import load_student
 from teachers.local.weights import read_weights
 
@@ -190,7 +190,7 @@ def test_the_name_of_a_run_stays_under_runs(tmp_path: Path, monkeypatch: pytest.
 
     def holds(dataset: str) -> None:
         object.__setattr__(job.config.evaluation, "dataset", dataset)
-        assert _free_name(job).resolve().parent == tmp_path / "runs"
+        assert free_name(job, job.method).resolve().parent == tmp_path / "runs"
 
     all_hold(holds, ((dataset,) for dataset in ("..", "/", "../..", "a/../../b", "digits")))
 

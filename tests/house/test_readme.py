@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from toys import LinearTeacher, make_method, make_parts
 
-from dfme.benchmarks.gradients.options import GradientsConfig
-from dfme.benchmarks.options import BenchConfig, CompareConfig
+from dfme.benchmarks.options import BenchConfig, CompareConfig, GradientsConfig
 from dfme.cli.evaluate import EvaluateConfig
 from dfme.cli.extract import parse_extract
 from dfme.cli.main import VERBS

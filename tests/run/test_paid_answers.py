@@ -14,7 +14,7 @@ from tiers import exhaustive
 from torch import Tensor
 
 from dfme.errors import RunError, TeacherError, UserError
-from dfme.run.paid_answers import PaidAnswers, paid_answers
+from dfme.run.retrain import PaidAnswers, paid_answers
 from dfme.spec import ImageSpec, LabelMode
 
 
@@ -63,7 +63,7 @@ def test_all_that_was_paid_for_comes_back_in_order(store: str, tmp_path: Path) -
     assert torch.equal(images, torch.cat(teacher.queries)[-BUDGET:])
     assert torch.equal(answers, torch.cat(teacher.answers)[-BUDGET:])
     assert (paid.spec, paid.label_mode, paid.num_classes) == (ImageSpec((1, 8, 8)), LabelMode("probabilities"), 10)
-    assert (paid.taught, paid.spent, paid.shortfall) == (BUDGET, BUDGET, None)
+    assert (paid.replayed, paid.spent, paid.shortfall) == (BUDGET, BUDGET, None)
     assert (tmp_path / "run" / "replay").is_dir() == (store == "disk")
 
 
@@ -79,8 +79,8 @@ def test_a_smaller_window_holds_the_last_in_order_and_says_so(store: str, tmp_pa
 def test_what_served_other_ends_is_counted(tmp_path: Path) -> None:
     assert clone(tmp_path / "run", Metered()).finished
     paid = paid_answers(tmp_path / "run")
-    assert paid.taught < paid.spent == BUDGET, "some were held back to score the student on"
-    assert f"not {BUDGET - paid.taught} that served other ends" in str(paid.shortfall)
+    assert paid.replayed < paid.spent == BUDGET, "some were held back to score the student on"
+    assert f"not {BUDGET - paid.replayed} that served other ends" in str(paid.shortfall)
 
 
 def test_draws_follow_the_generator_that_is_given(tmp_path: Path) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 from dfme.benchmarks.compare.plan import count_text
 from dfme.benchmarks.compare.table import ComparisonResult, Outcome
-from dfme.report.curves import GREY, query_axis, save_figure
+from dfme.report.curves import GREY, legend_entries, query_axis, save_figure, share_axis
 from dfme.report.run_files import Series
 
 # Told apart by colour-blind readers (Okabe and Ito); in grey print by their dashes and marks.
@@ -40,7 +39,7 @@ def draw(findings: ComparisonResult, path: Path) -> bool:
             _panel(axes, findings.rows(mode, budget), rows)
             axes.set_title(f"{mode}, {count_text(budget)} queries", loc="left", fontsize=10)
         grid[place, 0].set_ylabel("agreement with the teacher")
-    found = dict(pair for axes in grid.flat for pair in zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    found = legend_entries(grid.flat)
     labels = [label for label in (*rows, TEACHER) if label in found]
     handles = [found[label] for label in labels]
     figure.legend(
@@ -57,14 +56,9 @@ def mean_and_band(curves: Sequence[Series]) -> tuple[NDArray[Any], NDArray[Any],
     """
     first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
     at_N = np.array(sorted({queries for curve in curves for queries, _ in curve if first <= queries <= last}))
-    values_SN = np.stack([_at(at_N, _last_of_each(curve)) for curve in curves])
+    lines = [np.array(_last_of_each(curve), dtype=float).T for curve in curves]
+    values_SN = np.stack([np.interp(at_N, queries, values) for queries, values in lines])
     return at_N, values_SN.mean(axis=0), values_SN.min(axis=0), values_SN.max(axis=0)
-
-
-def _at(at_N: NDArray[Any], curve: Series) -> NDArray[Any]:
-    queries, values = np.array(curve, dtype=float).T
-    found: NDArray[Any] = np.interp(at_N, queries, values)
-    return found
 
 
 def _last_of_each(curve: Series) -> Series:
@@ -96,8 +90,7 @@ def _panel(axes: Axes, table: dict[str, list[Outcome]], rows: Sequence[str]) -> 
     teacher = {outcome.figures.teacher_accuracy for each in table.values() for outcome in each if outcome.figures}
     for accuracy in (value for value in teacher if value is not None):
         axes.axhline(accuracy, color=GREY, linewidth=0.9, linestyle=":", label=TEACHER)
-    axes.set_ylim(0.0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
+    share_axis(axes)
     query_axis(axes)
 
 

@@ -83,11 +83,10 @@ class Within(nn.Module):
     def __init__(self, net: nn.Module, kind: FloatArithmetic, device: torch.device) -> None:
         super().__init__()
         self.net = net
-        self._kind = kind
-        self._device = device
+        self._within = partial(arithmetic, kind, device)
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
-        with arithmetic(self._kind, self._device):
+        with self._within():
             scores_NK: Tensor = self.net(x_NCHW).float()
         return scores_NK
 
@@ -210,15 +209,7 @@ def _observe(setting: Setting, tally: _Tally, truth: Truth, rng: torch.Generator
 def _row(tally: _Tally, total_P: Tensor, share: float, condition: str, estimator: str) -> GradientRow:
     figures = tally.figures
     means = {name: statistics.fmean(figures[name]) for name in ("queries", "cosine", "scale", "weights_cosine")}
-    spreads = {f"{name}_sd": statistics.stdev(figures[name]) for name in ("cosine", "scale", "weights_cosine")}
-    return GradientRow(
-        share=share,
-        condition=condition,
-        estimator=estimator,
-        objective=tally.loss,
-        sum_cosine=float(cosine(tally.weights_P, total_P)),
-        milliseconds=statistics.median(figures["milliseconds"]),
-        settings=tally.settings,
-        **means,
-        **spreads,
-    )
+    means |= {f"{name}_sd": statistics.stdev(figures[name]) for name in ("cosine", "scale", "weights_cosine")}
+    means |= {"sum_cosine": float(cosine(tally.weights_P, total_P))}
+    means |= {"milliseconds": statistics.median(figures["milliseconds"])}
+    return GradientRow(share, condition, estimator, tally.loss, settings=tally.settings, **means)

@@ -14,7 +14,7 @@ from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS, LIMITS
 from dfme.benchmarks.gradients.measure import GradientRow
 from dfme.benchmarks.gradients.table import GradientsResult
 from dfme.config.settings import EstimatorConfig
-from dfme.report.curves import GREY, save_figure
+from dfme.report.curves import GREY, frame, legend_entries, save_figure
 
 # Told apart by colour-blind readers (Okabe and Ito): the shape says along what, the colour how it is sent.
 SHAPES = {"sphere": "o", "orthogonal": "h", "dct": "s", "range": "D", "student": "^", "neighbours": "v"}
@@ -92,19 +92,14 @@ def _frame(axes: Axes, conditions: int, title: str) -> None:
     for place in range(1, conditions):
         axes.axvline(place - 0.5, color="#e6e6e6", linewidth=0.8)
     axes.set_xlim(-0.5, conditions - 0.5)
-    axes.grid(visible=True, axis="y", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
+    frame(axes, "y")
     axes.tick_params(axis="x", length=0)
     axes.tick_params(axis="y", labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _legend(panels: Sequence[Axes], names: Sequence[str]) -> tuple[list[Any], list[str]]:
     """Each label once, whichever panel has it, in the order of the rows."""
-    found: dict[str, Any] = {}
-    for axes in panels:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
+    found = legend_entries(panels)
     order = {name: place for place, name in enumerate(names)}
     labels = sorted(found, key=lambda label: order.get(label.partition(" ")[0], len(order)))
     return [found[label] for label in labels], labels

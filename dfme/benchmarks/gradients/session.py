@@ -12,15 +12,15 @@ import torch
 from dfme import __version__
 from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS, Condition
 from dfme.benchmarks.gradients.measure import Sizes, measure
-from dfme.benchmarks.gradients.options import EVERYTHING, GradientsConfig
 from dfme.benchmarks.gradients.stages import WhiteBox, stages
 from dfme.benchmarks.gradients.synthetic_course import synthetic_section
 from dfme.benchmarks.gradients.table import WHITE_BOX, GradientsResult, StageFacts, as_json, details, markdown, overview
+from dfme.benchmarks.options import EVERYTHING, GradientsConfig
 from dfme.compute import within_memory
 from dfme.config.settings import Job
 from dfme.errors import UserError
 from dfme.files import write_text
-from dfme.run.directory import RunDirectory
+from dfme.run.build import free_name
 from dfme.spec import LabelMode
 from dfme.students.losses import AUTO_LOSS, FITTING_LOSSES
 
@@ -93,10 +93,7 @@ def _lacking(condition: Condition, box: WhiteBox, loss: str) -> str:
 
 def _directory(config: GradientsConfig, job: Job) -> Path:
     """The directory for the files, made."""
-    dataset = job.config.evaluation.dataset
-    subject = "run" if dataset == "none" else Path(dataset).name
-    free = RunDirectory.free_name(Path("runs") / f"{subject}-gradients-seed{config.seed}")
-    path = Path(config.out) if config.out else free
+    path = Path(config.out or free_name(job, "gradients"))
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from dfme.config.settings import EstimatorConfig, ObjectiveName
+from dfme.estimators.differences import Form
 from dfme.spec import ImageSpec, LabelMode
 
 FINEST_LATTICE = 65_536
@@ -20,8 +20,6 @@ ENOUGH = 0.9
 
 DOUBTFUL = 0.5
 """Predicted correlation below which a run is warned."""
-
-Form = Literal["forward", "central"]
 
 
 @dataclass(frozen=True)
@@ -128,8 +126,8 @@ def best_step(finding: Finding, form: Form) -> float:
     """The middle, in proportion, of the steps around the best that are nearly as good: room on both sides."""
     if not finding.candidates:
         return 1.0 if finding.space == "lattice" else 1e-3
-    correlations = [candidate.of(form) for candidate in finding.candidates]
     tried = finding.candidates
+    correlations = [candidate.of(form) for candidate in tried]
     best = max(range(len(tried)), key=lambda j: (correlations[j], tried[j].clear, tried[j].step))
     enough, low, high = WITHIN_OF_BEST * correlations[best], best, best
     while low > 0 and correlations[low - 1] >= enough:

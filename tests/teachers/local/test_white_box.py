@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dfme.benchmarks.gradients.measure import arithmetic
-from dfme.benchmarks.gradients.options import require_local
+from dfme.benchmarks.options import require_local
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.run.job import PROJECT
