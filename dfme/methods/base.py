@@ -166,23 +166,22 @@ class Method(ABC):
             "generator_grad_norm": partial(gradient_norm, self.generator),
         }
 
-    @property
-    def _trains_generator(self) -> bool:
-        return hasattr(self, "generator_optimizer")
-
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on but the students, which have a state of their own."""
-        remembers = (self.recent_batches.maxlen or 1) > 1
-        return {
-            "generator": None if self._generator is None else self._generator.state_dict(),
-            "generator_optimizer": self.generator_optimizer.state_dict() if self._trains_generator else None,
-            "recent": list(self.recent_batches) if remembers else [],
-        }
+        parts = {name: part.state_dict() for name, part in self._parts_with_state.items()}
+        return parts | {"recent": list(self.recent_batches) if (self.recent_batches.maxlen or 1) > 1 else []}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, part in self._parts_with_state.items():
+            part.load_state_dict(state[name])
         device = next(self.student.parameters()).device
-        if self._generator is not None:
-            self._generator.load_state_dict(state["generator"])
-        if self._trains_generator:
-            self.generator_optimizer.load_state_dict(state["generator_optimizer"])
         self.recent_batches.extend((images.to(device), answers.to(device)) for images, answers in state["recent"])
+
+    @property
+    def _parts_with_state(self) -> dict[str, GeneratorNet | ScheduledOptimizer]:
+        parts: dict[str, GeneratorNet | ScheduledOptimizer] = {}
+        if self._generator is not None:
+            parts["generator"] = self._generator
+        if hasattr(self, "generator_optimizer"):
+            parts["generator_optimizer"] = self.generator_optimizer
+        return parts
