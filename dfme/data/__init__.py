@@ -37,9 +37,9 @@ def check_dataset(
     ``download=False``, a torchvision set whose files are not under ``root``.
     """
     if name in DATASETS:
-        from dfme.data.torchvision_sets import check_files
-
         if not download:
+            from dfme.data.torchvision_sets import check_files
+
             check_files(name, root, download_flag)
         return
     path = Path(os.path.expanduser(name))

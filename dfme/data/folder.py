@@ -68,15 +68,16 @@ def read_images(path: Path, shape: Shape) -> Tensor:
 
 
 def _from_folder(path: Path, request: DatasetRequest) -> LabelledImages:
-    parts = [path / "train", path / "test"]
+    folder, parts = path, [path / "train", path / "test"]
     if all(part.is_dir() for part in parts):
         folder = path / request.split
-        # Both parts name the classes: one that is absent from a part must not shift the numbers of the others.
-        classes = sorted({name for part in parts for name in _class_names(part)})
     elif request.split == "train":
         raise UserError(f"data set {path}: expected the folders train and test in it, each with a folder per class")
     else:
-        folder, classes = path, sorted(_class_names(path))
+        parts = [path]
+    # Both parts name the classes: one that is absent from a part must not shift the numbers of the others.
+    inside = [entry for part in parts for entry in part.iterdir()]
+    classes = sorted({entry.name for entry in inside if entry.is_dir() and not entry.name.startswith(".")})
     files = [(file, label) for label, name in enumerate(classes) for file in _pictures(folder / name)]
     if not files:
         kinds = ", ".join(sorted(SUFFIXES))
@@ -86,10 +87,6 @@ def _from_folder(path: Path, request: DatasetRequest) -> LabelledImages:
     images = np.stack([_picture(file, shape) for file, _ in files])
     labels = torch.tensor([label for _, label in files])
     return LabelledImages(path.name, torch.from_numpy(images), labels, tuple(classes))
-
-
-def _class_names(folder: Path) -> list[str]:
-    return [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
 
 
 def _pictures(folder: Path) -> list[Path]:

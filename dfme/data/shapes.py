@@ -69,10 +69,8 @@ OUTLINES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def load(request: DatasetRequest) -> LabelledImages:
     """The default difficulty at the size asked for: 20,000 images to train with, 2,000 others held out."""
-    shape = request.shape or ShapesConfig.shape
-    if request.split == "train":
-        return generate(ShapesConfig(shape=shape, count=20_000, seed=0))
-    return generate(ShapesConfig(shape=shape, count=2_000, seed=1))
+    count, seed = (20_000, 0) if request.split == "train" else (2_000, 1)
+    return generate(ShapesConfig(shape=request.shape or ShapesConfig.shape, count=count, seed=seed))
 
 
 def generate(config: ShapesConfig) -> LabelledImages:

@@ -30,7 +30,7 @@ from dfme.report.summary_file import read_summary
 from dfme.run.checkpoint import fitting, load_checkpoint
 from dfme.run.components import build_components, build_method, build_nets, needed_space, open_pool
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, HoldOut, evaluation_images
+from dfme.run.evaluation import EvaluationSet, HoldOut, evaluation_images, examination_of
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import differing_keys, document, resume_command
 from dfme.run.loop import Progress
@@ -174,10 +174,7 @@ def _require_estimator(job: Job, spec: ImageSpec) -> None:
 
 def build_examination(data: LabelledImages | None, oracle: Oracle, device: torch.device) -> EvaluationSet | HoldOut:
     """What the student is scored on: labelled images, or generated ones that are held back."""
-    if data is None:
-        return HoldOut(oracle.label_mode, device)
-    ask = partial(oracle, purpose="evaluation")
-    return EvaluationSet(data.name, data.images.to(device), data.labels.to(device), oracle.label_mode, ask)
+    return examination_of(data, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
 
 
 def build_oracle(

@@ -147,6 +147,15 @@ class HoldOut:
             self._images, self._answers = (state[name].to(self._device) for name in ("images", "answers"))
 
 
+def examination_of(
+    data: LabelledImages | None, mode: LabelMode, device: torch.device, ask: Callable[[Tensor], Tensor] | None
+) -> EvaluationSet | HoldOut:
+    """What students are scored on: labelled images or, without any, generated ones that are held back."""
+    if data is None:
+        return HoldOut(mode, device)
+    return EvaluationSet(data.name, data.images.to(device), data.labels.to(device), mode, ask)
+
+
 def evaluation_images(config: EvaluationConfig, spec: ImageSpec, num_classes: int) -> LabelledImages | None:
     """The evaluation set as the teacher takes it; none without one. UserError if it does not fit the teacher."""
     if config.dataset == "none":

@@ -20,7 +20,7 @@ from dfme.report.summary_file import read_summary
 from dfme.run.checkpoint import fitting, load_checkpoint
 from dfme.run.components import build_students, build_trainer
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, HoldOut, evaluated, evaluation_images, score_all
+from dfme.run.evaluation import EvaluationSet, HoldOut, evaluated, evaluation_images, examination_of, score_all
 from dfme.run.job import plain
 from dfme.run.loop import numbers
 from dfme.run.run import ACCOUNTS
@@ -154,10 +154,7 @@ def recorded_examination(
         UserError: where the images are no longer those that were answered.
     """
     data = evaluation_images(settings.evaluation, paid.spec, paid.num_classes)
-    examination: EvaluationSet | HoldOut = HoldOut(paid.label_mode, device)
-    if data is not None:
-        images, labels = data.images.to(device), data.labels.to(device)
-        examination = EvaluationSet(data.name, images, labels, paid.label_mode, None)
+    examination = examination_of(data, paid.label_mode, device, None)
     with fitting(run / "checkpoint.pt"):
         examination.load_state_dict(paid.state["examination"])
     if isinstance(examination, EvaluationSet):
