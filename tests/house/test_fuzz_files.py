@@ -95,9 +95,9 @@ def test_a_checkpoint_of_another_structure_is_one_line_and_nothing_is_asked(
     states: Callable[[dict[str, Any]], dict[str, object]], cut_short: tuple[Path, int]
 ) -> None:
     out, _ = cut_short
-    teacher = Metered()
 
     def holds(case: str, state: object) -> None:
+        teacher = Metered()
         copy = shutil.copytree(out, out.with_name(case.replace("/", "_")))
         (copy / "checkpoint.pt").write_bytes(sealed(saved(state, True)))
         error = only_ours(lambda: clone(copy, teacher, resume=True))

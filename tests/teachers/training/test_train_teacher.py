@@ -203,6 +203,7 @@ def test_recipes_are_the_expected_ones() -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["digits", "shapes"])
 def test_the_recipe_makes_the_embedded_teacher_again(tmp_path: Path, name: str) -> None:
     embedded = ROOT / "teachers" / "checkpoints" / f"{name}.safetensors"
