@@ -25,7 +25,7 @@ from dfme.queries.programs import ProceduralImages
 from dfme.queries.sampler import QuerySampler
 from dfme.randomness import Streams, derived_seed
 from dfme.run.checkpoint import space_for_checkpoints
-from dfme.run.method_checks import keeps_answers, students_of
+from dfme.run.checks import keeps_answers, students_of
 from dfme.spec import ImageSpec, Teacher
 from dfme.students.losses import make_distance
 from dfme.students.replay import Replay

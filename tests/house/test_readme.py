@@ -27,7 +27,7 @@ from dfme.config.values import options_of
 from dfme.config.yaml_files import load_yaml
 from dfme.methods import METHODS, SECTIONS
 from dfme.report.metrics import metrics_table
-from dfme.run.method_checks import POOLS
+from dfme.run.checks import POOLS
 from dfme.spec import ImageSpec
 from teachers import KINDS
 from teachers.options import ServeConfig, TrainTeacherConfig

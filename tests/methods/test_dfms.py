@@ -17,8 +17,8 @@ from dfme.methods.configs import DfmsConfig
 from dfme.methods.gan import CrossEntropy
 from dfme.methods.generator_losses import class_diversity, predict
 from dfme.queries.pool import Passes, Pool
+from dfme.run.checks import method_problems
 from dfme.run.loop import numbers
-from dfme.run.method_checks import method_problems
 from dfme.spec import ImageSpec
 
 SPEC = ImageSpec((1, 8, 8))

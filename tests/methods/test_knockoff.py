@@ -13,7 +13,7 @@ from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.errors import UserError
 from dfme.methods.configs import KnockoffConfig
 from dfme.methods.knockoff import Knockoff
-from dfme.run.method_checks import method_problems
+from dfme.run.checks import method_problems
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import make_distance
 

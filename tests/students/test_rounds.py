@@ -9,7 +9,7 @@ from toys import LinearTeacher, make_method, make_parts
 
 from dfme.config.settings import ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.methods import METHODS
-from dfme.run.method_checks import method_problems
+from dfme.run.checks import method_problems
 from dfme.spec import ImageSpec
 from dfme.students.schedule import StepPlan
 from dfme.students.trainer import shrink_and_perturb
