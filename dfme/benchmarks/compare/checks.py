@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from dfme.benchmarks.compare.plan import PAPER, ComparisonPlan
 from dfme.benchmarks.options import CompareConfig
 from dfme.config.fields import parse_count
 from dfme.config.messages import Problem
+from dfme.config.yaml_files import load_yaml
+from dfme.errors import UserError
 from dfme.methods import METHODS
+from dfme.run.directory import RunDirectory, holds_something
+from dfme.run.job import differing_keys
 from dfme.spec import LabelMode
 
 ELSEWHERE = {
@@ -43,6 +49,36 @@ def elsewhere_problems(shared: Mapping[str, Any], flags: Sequence[str]) -> Itera
         known = "method" if key.startswith("method.") else key
         if known in ELSEWHERE:
             yield f"--{key.replace('_', '-')}: say {ELSEWHERE[known]} in a comparison"
+
+
+def directory_of(config: CompareConfig, file: str) -> Path:
+    """The comparison's directory: new or empty, unless it is gone on with."""
+    if config.out is None:
+        if config.resume:
+            raise UserError("--resume: expected --out as well: the directory of the comparison to go on with")
+        return RunDirectory.free_name(Path("runs") / (Path(file).stem or "compare"))
+    path = Path(config.out)
+    if not config.out or (path.exists() and not path.is_dir()):
+        raise UserError(f"--out: expected a directory, got {config.out!r}")
+    if path.exists() and holds_something(path):
+        if not config.resume:
+            raise UserError(
+                f"--out: {config.out!r} exists; give another --out, or --resume to go on with what is in it"
+            )
+        if not (path / PAPER).is_file():
+            raise UserError(f"--out: expected the directory of a comparison, but {config.out!r} has no {PAPER}")
+    return path
+
+
+def require_same(plan: ComparisonPlan) -> None:
+    """UserError for a cell that was begun with other values: it is neither kept nor resumed, nor overwritten."""
+    for cell in plan.cells:
+        config = plan.directory(cell) / "config.yaml"
+        if config.is_file() and (keys := differing_keys(load_yaml(config), cell.job)):
+            raise UserError(
+                f"--resume: {config.parent} was run with other values of {', '.join(keys)}; "
+                "leave those changes out, or choose another --out"
+            )
 
 
 def _list_problems(key: str, values: Sequence[Any], parse: Callable[[Any], Any] = str) -> Iterator[Problem]:

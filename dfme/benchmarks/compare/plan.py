@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from dfme.benchmarks.options import CompareConfig
 from dfme.config.settings import Job
 
 PAPER = "comparison.yaml"
@@ -73,6 +74,12 @@ def _placed(cell: Cell, out: Path) -> Job:
     directory = str(out / "cells" / cell.name)
     placed = replace(config, seed=cell.seed, budget=cell.budget, out=directory, resume=False, wandb=wandb)
     return replace(cell.job, config=placed)
+
+
+def own_paper(config: CompareConfig, rows: Sequence[str]) -> dict[str, Any]:
+    """The comparison's own options in its file."""
+    lists = {key: list(getattr(config, key)) for key in ("seeds", "budgets", "label_modes")}
+    return {"methods": list(rows), **lists, "student_steps": config.student_steps, "jobs": config.jobs}
 
 
 def count_text(images: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dfme.config.messages import did_you_mean, unknown_choice
@@ -36,6 +36,40 @@ def tidy(content: Mapping[str, Any]) -> Content:
         else:
             result[section] = value
     return result
+
+
+def parted(file: str, content: Content, own: Iterable[str]) -> tuple[Content, dict[str, str], Content, Content]:
+    """A comparison's file in its parts: rows, what beats all rows, the comparison's ``own`` keys, the shared recipe."""
+    parts = {}
+    for name in ("rows", "overrides"):
+        parts[name] = content.pop(name, None) or {}
+        if not isinstance(parts[name], Mapping):
+            raise UserError(f"{file}: {name}: expected a mapping, got {parts[name]!r}")
+    rows = {str(name): value for name, value in parts["rows"].items()}
+    written = {name: content.pop(name) for name in [*content] if name in own}
+    return rows, {str(key): str(value) for key, value in parts["overrides"].items()}, written, content
+
+
+def row_contents(
+    names: Iterable[str], rows: Mapping[str, Any], shared: Content, arch: str | None, file: str
+) -> dict[str, Content]:
+    """The complete recipe of each row; ``arch`` is the architecture that a flag names, which all rows are held to.
+
+    Raises:
+        UserError: for rows that are none, or that would make the comparison unfair: all that is wrong.
+    """
+    student = shared.get("student", {})
+    if arch and isinstance(student, dict):
+        shared = shared | {"student": {**student, "arch": arch}}
+    contents, problems = {}, []
+    for name in names:
+        try:
+            contents[name] = row_content(name, rows, shared)
+        except UserError as error:
+            problems.append(f"{file}: {error}" if str(error).startswith("rows.") else str(error))
+    if problems:
+        raise UserError("; ".join(dict.fromkeys(problems)))
+    return contents
 
 
 def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
