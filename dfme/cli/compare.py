@@ -119,8 +119,8 @@ def _jobs(
             others = set(SECTIONS) - set(METHODS[content["method"]["name"]].sections)
             words = [flag.word for flag in flags if flag.key.partition(".")[0] not in others]
             try:
-                asked = Arguments([*words, f"--teacher.label-mode={mode}"], extract.INPUTS, (file, dict(content)))
-                jobs[row, mode] = extract.job_of(asked)
+                words_of_mode = [*words, f"--teacher.label-mode={mode}"]
+                jobs[row, mode] = extract.parse_extract(words_of_mode, (file, dict(content)))
             except UserError as error:
                 problems.setdefault(str(error), {})[row] = None
     if problems:
