@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from dfme.config.fields import (
     CONFIG,
+    Arch,
     Basic,
     Count,
     Device,
@@ -37,7 +38,7 @@ class TorchOptions:
 
     checkpoint: Basic[str]
     """weights as .safetensors, or a state dict in .pt or .pth"""
-    arch: str | None = None
+    arch: Arch | None = None
     """a name from dfme.nets or a torchvision classifier; inferred from the weights where it can be"""
 
 
@@ -116,7 +117,7 @@ class TrainTeacherConfig:
 
     data: TrainDataConfig = field(default_factory=TrainDataConfig)
     """what it is trained and scored on"""
-    arch: str = "auto"
+    arch: Arch = "auto"
     """a name from dfme.nets, a torchvision classifier, or auto (by the size of the image)"""
     epochs: Count = 30
     """passes over the training images"""

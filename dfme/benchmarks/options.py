@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import field
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -9,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
+from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS
 from dfme.config.fields import (
     CONFIG,
     Basic,
@@ -23,7 +25,7 @@ from dfme.config.fields import (
     accepted_by,
     parse_count,
 )
-from dfme.config.messages import listed
+from dfme.config.messages import listed, unknown_choice
 from dfme.config.settings import EvaluationConfig, ScheduleConfig, StudentConfig
 from dfme.errors import UserError
 
@@ -95,6 +97,20 @@ def _require_stages(shares: tuple[float, ...]) -> None:
 Stages = Annotated[tuple[float, ...], accepted_by(_require_stages)]
 
 
+def _some_of(what: str, known: Iterable[str]) -> AfterValidator:
+    """Names of what is known, at least one."""
+    choices = [*EVERYTHING, *known]
+
+    def require(names: tuple[str, ...]) -> None:
+        wrong = next((name for name in names if name not in choices), None)
+        if wrong is not None:
+            raise UserError(unknown_choice(what, wrong, choices))
+        if not names:
+            raise UserError(f"expected at least one {what}, got none")
+
+    return accepted_by(require)
+
+
 def require_local(kind: str) -> None:
     """UserError for a kind of teacher whose gradients nobody has here."""
     if kind != "torch":
@@ -115,10 +131,10 @@ class GradientsConfig:
     stages: Basic[Stages] = (0.0, 0.04, 1.0)
     """shares of the budget at which student and generator are taken, increasing, within 0 and 1; the recipe's own
     method trains them up to there"""
-    conditions: Basic[tuple[str, ...]] = EVERYTHING
+    conditions: Basic[Annotated[tuple[str, ...], _some_of("condition", CONDITIONS)]] = EVERYTHING
     """all that the machine has, or some of exact, 8bit, 6decimals, 4decimals, 3decimals, 2decimals, 8bit_4decimals,
     top3, tf32 (CUDA only), bf16"""
-    estimators: Basic[tuple[str, ...]] = EVERYTHING
+    estimators: Basic[Annotated[tuple[str, ...], _some_of("row", CANDIDATES)]] = EVERYTHING
     """all, or names of rows such as sphere (the published one), dct, lattice_dct, dct_kl, auto"""
     out: Basic[str | None] = None
     """directory of table and picture; by default a free name under runs/"""

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dfme.cli.flags import Flag, last_text, split_flags
-from dfme.cli.signature import own_options
 from dfme.cli.teacher_side import KINDS, kind_problems
-from dfme.config.imports import find_target
+from dfme.config.imports import find_target, own_options
 from dfme.config.messages import Problem, did_you_mean, nearest, unknown_choice
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, build, flatten, options_of, validate
@@ -245,8 +244,8 @@ def read_recipe(flags: Sequence[Flag], find: RecipeFinder) -> Recipe:
     found = find(flags)
     if found is None:
         return "", {}
-    here = Path.cwd()
-    return str(found.relative_to(here) if found.is_relative_to(here) else found), load_yaml(found)
+    shown = found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
+    return str(shown), load_yaml(found)
 
 
 def _common() -> dict[str, Option]:

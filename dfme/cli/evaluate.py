@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_recipe
 from dfme.cli.flags import Flag, last_text
+from dfme.cli.help import aligned
 from dfme.cli.teacher_side import check_teacher
 from dfme.config.fields import CONFIG, Device
 from dfme.config.messages import Problem
@@ -74,9 +75,4 @@ def plan_of(words: Sequence[str]) -> tuple[Path, Job]:
 
 def table(scores: Mapping[str, float | str]) -> str:
     """One line per score."""
-    width = max(map(len, scores)) + 2
-    return "\n".join(f"{name:{width}}{_shown(value)}" for name, value in scores.items())
-
-
-def _shown(value: float | str) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return aligned((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in scores.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dfme.cli.arguments import Arguments, CommandInputs, default_recipe
+from dfme.cli.arguments import Arguments, CommandInputs, Recipe, default_recipe
 from dfme.cli.teacher_side import check_teacher
 from dfme.config.settings import ExtractConfig, Job
 from dfme.run.checks import find_problems
@@ -29,17 +29,12 @@ def run(words: Sequence[str]) -> int:
     return 130
 
 
-def parse_extract(words: Sequence[str]) -> Job:
+def parse_extract(words: Sequence[str], recipe: Recipe | None = None) -> Job:
     """The job that the words after ``extract`` describe, checked as far as that goes without torch.
 
-    Raises:
-        UserError: one line that names everything wrong.
+    ``recipe`` stands in the place of a file's. UserError is one line that names everything wrong.
     """
-    return job_of(Arguments(words, INPUTS))
-
-
-def job_of(asked: Arguments) -> Job:
-    """The job, complete and plausible; UserError is one line that names everything wrong."""
+    asked = Arguments(words, INPUTS, recipe)
     job = asked.job(asked.settings(ExtractConfig))
     asked.finish(find_problems(job))
     return job

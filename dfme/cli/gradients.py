@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS
-from dfme.benchmarks.options import EVERYTHING, GradientsConfig, require_local
+from dfme.benchmarks.options import GradientsConfig, require_local
 from dfme.cli import teacher_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_recipe
 from dfme.cli.flags import Flag
-from dfme.config.messages import Problem, unknown_choice
+from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import build, leaves
 from dfme.methods import SECTIONS
@@ -53,9 +52,7 @@ def plan_of(words: Sequence[str]) -> tuple[GradientsConfig, Job]:
 
 
 def _problems(config: GradientsConfig, job: Job) -> Iterator[Problem]:
-    """Unknown names, a directory that holds something already, and what no difference can be measured of."""
-    yield from _unknown("conditions", "condition", config.conditions, [*EVERYTHING, *CONDITIONS])
-    yield from _unknown("estimators", "row", config.estimators, [*EVERYTHING, *CANDIDATES])
+    """A directory that holds something already, and what no difference can be measured of."""
     yield from fresh_directory_problems(config.out)
     mode = job.teacher.label_mode
     if mode is not None and LabelMode.parse(mode).kind == "label":
@@ -63,11 +60,3 @@ def _problems(config: GradientsConfig, job: Job) -> Iterator[Problem]:
     if not hasattr(job.method_config, "latent_size"):
         text = f"expected a method with a generator, whose gradients are measured here, got {job.method}"
         yield Problem("method.name", text)
-
-
-def _unknown(key: str, what: str, names: Sequence[str], known: Sequence[str]) -> Iterator[Problem]:
-    if not names:
-        yield Problem(key, f"expected at least one {what}, got none")
-    for name in names:
-        if name not in known:
-            yield Problem(key, unknown_choice(what, name, known))

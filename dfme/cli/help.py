@@ -54,10 +54,16 @@ def _shown(default: object) -> str:
     return ",".join(map(str, default)) or "empty" if isinstance(default, list | tuple) else str(default)
 
 
+def aligned(rows: Iterable[tuple[str, str]]) -> str:
+    """A table of two columns, as commands print their results."""
+    listed = list(rows)
+    width = max(len(label) for label, _ in listed)
+    return "\n".join(f"{label:<{width}}  {value}" for label, value in listed)
+
+
 def overview(commands: Mapping[str, str]) -> str:
     """What ``run.py --help`` says: the commands and the flags most people need."""
-    width = max(map(len, commands)) + 2
-    listed = "\n".join(f"  {name:{width}}{summary}" for name, summary in commands.items())
+    listed = textwrap.indent(aligned(commands.items()), "  ")
     return f"""usage: run.py [COMMAND] [FLAGS]
 
 Data-Free Model Extraction: how many queries does it take to clone the classifier behind an API?

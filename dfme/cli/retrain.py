@@ -13,11 +13,12 @@ from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.flags import Flag, last_text
+from dfme.cli.help import aligned
 from dfme.config.fields import CONFIG, Basic, Device, Seed
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig
 from dfme.config.values import build, leaves
-from dfme.run.checks import evaluation_problems, fresh_directory_problems, net_problems
+from dfme.run.checks import evaluation_problems, fresh_directory_problems
 from dfme.run.directory import RunDirectory
 
 
@@ -75,7 +76,6 @@ def run(words: Sequence[str]) -> int:
 
 
 def _problems(config: RetrainConfig) -> Iterator[Problem]:
-    yield from net_problems("student.arch", config.student.arch)
     yield from evaluation_problems(config.evaluation)
     if not (Path(config.run) / "config.yaml").is_file():
         yield Problem("run", f"expected a run directory, but {config.run!r} has no config.yaml")
@@ -100,5 +100,4 @@ def table(summary: Mapping[str, Any], out: Path) -> str:
         ("time", f"{summary['wall_seconds']:,.1f} s"),
         ("weights", str(out / "student.safetensors")),
     ]
-    width = max(len(label) for label, _ in rows)
-    return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+    return aligned(rows)

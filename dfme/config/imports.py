@@ -1,16 +1,25 @@
-"""``module:Class`` and ``module:function``: what a person names on the command line, found. No torch here."""
+"""``module:Class`` and ``module:function``, a teacher of one's own: it is found, and its signature says its options.
+
+Their types, defaults and help are its author's. No torch here.
+"""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
+from pydantic import PydanticUserError
+
 from dfme.config.messages import did_you_mean
+from dfme.config.values import REQUIRED, Option, reader
 from dfme.errors import UserError
 
 
@@ -59,3 +68,71 @@ def _import(name: str, target: str) -> ModuleType:
         raise UserError(f"--teacher {target}: importing {name} failed: {what_and_where(error)}") from error
     except (Exception, SystemExit) as error:  # a script without a main guard may end the process
         raise UserError(f"--teacher {target}: importing {name} failed: {what_and_where(error)}") from error
+
+
+_ARGUMENT = re.compile(
+    r"^(?P<indent>[ \t]*)(?::param )?(?P<name>\w+)(?: ?\([^)\n]*\))?: +(?P<text>\S.*(?:\n(?P=indent)[ \t]+\S.*)*)", re.M
+)
+"""An argument in a docstring in Google's or Sphinx' style, with the lines that are indented below it."""
+
+
+def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> list[Option]:
+    """One option per parameter; where it has no type but the name of a common key, it has that key's type.
+
+    An object that is neither class nor function is the teacher itself and has no options.
+
+    Raises:
+        UserError: if a parameter without a default cannot be given by a flag.
+    """
+    documented = (target.__doc__, getattr(getattr(target, "__init__", None), "__doc__", None))
+    texts = {
+        found["name"]: " ".join(found["text"].split())
+        for text in reversed(documented)
+        for found in _ARGUMENT.finditer(inspect.cleandoc(text or ""))
+    }
+    what = getattr(target, "__name__", "the teacher")
+    # a function is easily taken for the teacher itself
+    undescribed = f"an argument of {what}" + ", which makes the teacher" * inspect.isroutine(target)
+    options: list[Option] = []
+    for parameter, hint in _parameters(target):
+        name, default = parameter.name, parameter.default
+        if name == "kind" or parameter.kind is parameter.POSITIONAL_ONLY:
+            if default is parameter.empty:
+                raise UserError(f"--teacher: {what}'s parameter {name!r} cannot be a flag; rename it")
+            continue
+        known = common.get(f"teacher.{name}")
+        kind = _readable(hint) if hint is not None else known.type if known else Any
+        kind = kind | None if default is None and kind is not Any else kind  # `token: str = None`, as people write it
+        text = texts.get(name) or (known.help if known else undescribed)
+        options.append(Option(f"teacher.{name}", kind, REQUIRED if default is parameter.empty else default, text))
+    return options
+
+
+def _readable(hint: Any) -> Any:
+    """The type, or any if pydantic has no idea of it."""
+    try:
+        reader(hint)
+    except (PydanticUserError, NameError):
+        return Any
+    return hint
+
+
+def _parameters(target: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, Any]]:
+    """Parameters with their types, None where untyped; a class's ``**kwargs`` goes on to its base classes."""
+    functions: list[Any] = [target] if inspect.isroutine(target) else []
+    if inspect.isclass(target):
+        functions = [vars(base)["__init__"] for base in target.__mro__[:-1] if "__init__" in vars(base)]
+    seen = {"self"}
+    for function in functions:
+        try:
+            hints = typing.get_type_hints(function, include_extras=True)
+        except (NameError, TypeError, AttributeError):  # a type that only exists for a type checker
+            raw = getattr(function, "__annotations__", {})
+            hints = {name: hint for name, hint in raw.items() if not isinstance(hint, str)}
+        parameters = inspect.signature(function).parameters.values()
+        for parameter in parameters:
+            if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) and parameter.name not in seen:
+                seen.add(parameter.name)
+                yield parameter, hints.get(parameter.name)
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+            return

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from dfme.config.fields import (
     CONFIG,
+    Arch,
     Basic,
     Classes,
     Count,
@@ -99,7 +100,7 @@ class ScheduleConfig:
 class StudentConfig:
     """The students and how they are trained. One is delivered; of several, each learns from the same batches."""
 
-    arch: Basic[str] = "auto"
+    arch: Basic[Arch] = "auto"
     """a name from dfme.nets, a torchvision classifier, or auto (by the size of the image)"""
     count: UpTo64 = 0
     """students trained side by side; 0: as many as the method needs"""

@@ -97,14 +97,9 @@ def build(model: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     return model(**arguments)
 
 
-def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
+def leaves(config: Any) -> dict[str, Any]:
     """The values of a configuration by dotted key: the inverse of ``build``."""
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        nested = dataclasses.is_dataclass(value)
-        values |= leaves(value, f"{prefix}{field.name}.") if nested else {prefix + field.name: value}
-    return values
+    return dict(flatten(dataclasses.asdict(config), ()))
 
 
 def flatten(mapping: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> list[tuple[str, Any]]:

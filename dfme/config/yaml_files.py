@@ -89,7 +89,10 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UserError(f"{path}: expected a YAML file of options, but cannot read it: {reason}") from error
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: expected YAML: {_yaml_problem(error)}") from error
+        problem = " ".join(str(error).split())
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            problem = f"line {error.problem_mark.line + 1}: {error.problem or error.context}"
+        raise UserError(f"{path}: expected YAML: {problem}") from error
     except RecursionError:
         raise UserError(f"{path}: expected a YAML file of options, got one nested too deeply") from None
     except (ValueError, LookupError, AttributeError) as error:  # which PyYAML lets pass
@@ -99,9 +102,3 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: expected options such as 'budget: 300k', got a {type(loaded).__name__}")
     return {str(name): value for name, value in loaded.items()}
-
-
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"line {error.problem_mark.line + 1}: {error.problem or error.context}"
-    return " ".join(str(error).split())

@@ -11,20 +11,26 @@ from dfme.config.settings import EstimatorConfig, ObjectiveName
 
 
 @dataclass(frozen=True, config=CONFIG)
-class StaticConfig:
-    """The honest baseline: a generator as it was initialised, never trained."""
+class ProceduralConfig:
+    """Queries drawn by a program (``queries.programs``), with no data and no training."""
 
     batch_size: Count = 256
     """images per query batch"""
     student_steps: Count = 5
     """student batches paid for per iteration"""
+
+
+@dataclass(frozen=True, config=CONFIG)
+class StaticConfig(ProceduralConfig):
+    """The honest baseline: a generator as it was initialised, never trained."""
+
     latent_size: Count = 256
     """size of the generator's input"""
 
 
 @dataclass(frozen=True, config=CONFIG)
-class DfmeConfig:
-    """Data-Free Model Extraction (Truong et al., CVPR 2021, arXiv 2011.14779)."""
+class GeneratorConfig:
+    """What methods that train a generator have in common."""
 
     batch_size: Count = 256
     """images per batch, of the generator and of the student"""
@@ -36,6 +42,12 @@ class DfmeConfig:
     """size of the generator's input"""
     generator_lr: Positive = 1e-4
     """learning rate of the generator's Adam"""
+
+
+@dataclass(frozen=True, config=CONFIG)
+class DfmeConfig(GeneratorConfig):
+    """Data-Free Model Extraction (Truong et al., CVPR 2021, arXiv 2011.14779)."""
+
     reuse: bool = False
     """let the answers at the generator's own batch, paid for by forward differences, be the student's first batch (as
     MAZE does): batch_size fewer images per iteration"""
@@ -50,17 +62,12 @@ class MazeEstimatorConfig(EstimatorConfig):
 
 
 @dataclass(frozen=True, config=CONFIG)
-class MazeConfig:
+class MazeConfig(GeneratorConfig):
     """MAZE (Kariyappa et al., CVPR 2021, arXiv 2005.03161), and with partial_data its variant PD-MAZE."""
 
     batch_size: Count = 128
-    """images per batch, of the generator and of the student"""
-    generator_steps: Count = 1
-    """generator updates per iteration (g)"""
     student_steps: Count = 5
     """student batches learnt from per iteration (d)"""
-    latent_size: Count = 256
-    """size of the generator's input"""
     generator_lr: Positive = 1e-4
     """learning rate of the generator's SGD"""
     reuse: bool = True
@@ -88,8 +95,8 @@ class MazeConfig:
 
 
 @dataclass(frozen=True, config=CONFIG)
-class DisguideConfig:
-    """DisGUIDE: disagreement-guided data-free model extraction (Rosenthal et al., AAAI 2023)."""
+class TwoStudentsConfig(GeneratorConfig):
+    """What methods that play students against each other have in common."""
 
     batch_size: Count = 256
     """images per batch, of the generator and of the students"""
@@ -97,10 +104,12 @@ class DisguideConfig:
     """generator updates per iteration, which cost no queries"""
     student_steps: Count = 5
     """student batches paid for per iteration"""
-    latent_size: Count = 256
-    """size of the generator's input"""
-    generator_lr: Positive = 1e-4
-    """learning rate of the generator's Adam"""
+
+
+@dataclass(frozen=True, config=CONFIG)
+class DisguideConfig(TwoStudentsConfig):
+    """DisGUIDE: disagreement-guided data-free model extraction (Rosenthal et al., AAAI 2023)."""
+
     diversity: NotNegative = 0.2
     """weight of the class-diversity term (lambda)"""
     grey_every: Natural = 8
@@ -108,36 +117,16 @@ class DisguideConfig:
 
 
 @dataclass(frozen=True, config=CONFIG)
-class DualStudentsConfig:
+class DualStudentsConfig(TwoStudentsConfig):
     """Dual Students (Beetham et al., ICLR 2023): two students, a generator of what they differ on."""
 
-    batch_size: Count = 256
-    """images per batch, of the generator and of the students"""
-    generator_steps: Count = 1
-    """generator updates per iteration, which cost no queries"""
-    student_steps: Count = 5
-    """student batches paid for per iteration"""
-    latent_size: Count = 256
-    """size of the generator's input"""
-    generator_lr: Positive = 1e-4
-    """learning rate of the generator's Adam"""
     before_tanh: bool = False
     """in the generator's step show the students its output before the squashing, as the published code does, in place
     of the image"""
 
 
 @dataclass(frozen=True, config=CONFIG)
-class ProceduralConfig:
-    """Queries drawn by a program (``queries.programs``), with no data and no training."""
-
-    batch_size: Count = 256
-    """images per query batch"""
-    student_steps: Count = 5
-    """student batches paid for per iteration"""
-
-
-@dataclass(frozen=True, config=CONFIG)
-class DfmsConfig:
+class DfmsConfig(GeneratorConfig):
     """DFMS: a GAN of proxy images (Sanyal et al., CVPR 2022, arXiv 2204.11022); HL on labels, SL on scores."""
 
     batch_size: Count = 128
@@ -146,10 +135,7 @@ class DfmsConfig:
     """steps of generator and discriminator per iteration, which cost no queries"""
     student_steps: Count = 1
     """student batches paid for per iteration"""
-    latent_size: Count = 256
-    """size of the generator's input"""
     generator_lr: Positive = 2e-4
-    """learning rate of the generator's Adam"""
     discriminator_lr: Positive = 2e-4
     """learning rate of the discriminator's Adam"""
     proxy: str = "procedural"

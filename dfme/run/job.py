@@ -49,14 +49,11 @@ def document(job: Job) -> dict[str, Any]:
     Raises:
         UserError: if an option of a teacher of one's own has a value that a file cannot hold.
     """
-    teacher = {**_fields(job.teacher), **job.teacher_options}
-    method = {"name": job.method, **_fields(job.method_config)}
-    plain_teacher = {name: _portable(plain(value, f"teacher.{name}")) for name, value in teacher.items()}
-    settings: dict[str, Any] = plain(job.config, "config")
-    sections = {"teacher": plain_teacher, "method": plain(method, "method")}
-    for name in METHODS[job.method].sections:
-        sections[name] = plain(getattr(job, name), name)
-    return settings | sections
+    teacher = {**dataclasses.asdict(job.teacher), **job.teacher_options}
+    sections: dict[str, Any] = plain(job.config, "config")
+    sections["teacher"] = {name: _portable(plain(value, f"teacher.{name}")) for name, value in teacher.items()}
+    sections["method"] = {"name": job.method, **plain(job.method_config, "method")}
+    return sections | {name: plain(getattr(job, name), name) for name in METHODS[job.method].sections}
 
 
 def config_hash(job: Job) -> str:
@@ -75,13 +72,10 @@ def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -
     """
     before, after = (document(job) if isinstance(job, Job) else job for job in (old, new))
     left, right = _decisive(before), _decisive(after)
-    absent = object()
-    keys = [key for key in {**left, **right} if left.get(key, absent) != right.get(key, absent)]
-    # A smaller budget cannot follow, nor any other where the student's steps were planned to the end of the first.
-    student, (old_budget, new_budget) = before.get("student"), (int(each["budget"]) for each in (before, after))
-    planned = isinstance(student, Mapping) and bool(student.get("steps"))
-    departs = new_budget != old_budget if planned else new_budget < old_budget
-    return (["budget"] if departs else []) + keys
+    keys = [key for key in {**left, **right} if left.get(key, ...) != right.get(key, ...)]
+    first, then = int(before["budget"]), int(after["budget"])
+    departs = then != first if left.get("student.steps") else then < first  # planned to its end, it stays
+    return ["budget"] * departs + keys
 
 
 def _decisive(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,10 +100,10 @@ def plain(value: Any, where: str) -> Any:
         return str(value)
     if isinstance(value, list | tuple):
         return [plain(item, where) for item in value]
-    if isinstance(value, Mapping):
-        return {str(name): plain(item, where) for name, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(item, f"{where}.{name}") for name, item in _fields(value).items()}
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): plain(item, f"{where}.{name}") for name, item in value.items()}
     raise UserError(f"{where}: expected a number, text, list or mapping, got an object of type {type(value).__name__}")
 
 
@@ -122,18 +116,13 @@ def is_plain(value: Any) -> bool:
     return True
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-
-
 def locate(path: str) -> str:
     """A file's path, tried against the current directory, then the project; as it came if it is in neither.
 
     Files inside the project come back absolute, so that a job means the same file from any directory.
     """
-    found = next((each for each in (Path(path), PROJECT / path) if os.path.exists(each)), None)
-    inside = found is not None and found.resolve().is_relative_to(PROJECT)
-    return str(found.resolve()) if found is not None and inside else path
+    found = next((place.resolve() for place in (Path(path), PROJECT / path) if os.path.exists(place)), None)
+    return str(found) if found is not None and found.is_relative_to(PROJECT) else path
 
 
 def _portable(value: Any) -> Any:

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfme.cli.signature import own_options
 from dfme.config.fields import parse_count
+from dfme.config.imports import own_options
 from dfme.config.messages import members, nearest
 from dfme.config.settings import ExtractConfig, StudentConfig, TeacherConfig
 from dfme.config.values import Option, build, from_mapping, leaves, options_of, validate

@@ -86,7 +86,8 @@ def other(option: Option) -> Any:
         return value / 2 if isinstance(value, float) and value else value + (1 if isinstance(value, int) else 0.5)
     if isinstance(value, tuple) or get_origin(kind) is tuple:
         return ("1",) if value == () and "tags" in option.key else (1.0,) if value == () else (0.25,)
-    choices = get_args(kind) if get_origin(kind) is Literal else ("cpu", "other")
+    texts = ("cnn_small", "cpu") if option.name == "arch" else ("cpu", "other")
+    choices = get_args(kind) if get_origin(kind) is Literal else texts
     return next(choice for choice in choices if choice != value)
 
 

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from dfme.benchmarks.options import CompareConfig
 from dfme.config.settings import Job
 
 OPTIONS = "comparison.yaml"
@@ -69,6 +70,12 @@ def cells_of(
         config = replace(config, seed=seed, budget=budget, out=directory, resume=False, wandb=wandb)
         cells.append(replace(cell, job=replace(cell.job, config=config)))
     return tuple(cells)
+
+
+def own_options(config: CompareConfig, rows: Sequence[str]) -> dict[str, Any]:
+    """The comparison's own options in its file."""
+    lists = {key: list(getattr(config, key)) for key in ("seeds", "budgets", "label_modes")}
+    return {"methods": list(rows), **lists, "student_steps": config.student_steps, "jobs": config.jobs}
 
 
 def count_text(images: int) -> str:

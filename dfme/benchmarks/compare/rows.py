@@ -1,18 +1,15 @@
-"""What a row of a comparison is, the shared recipe and where the row departs from it; and what options are wrong."""
+"""What a row of a comparison is: the shared recipe, and the sections in which the row departs from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dfme.benchmarks.options import CompareConfig
-from dfme.config.fields import parse_count
-from dfme.config.messages import Problem, did_you_mean, unknown_choice
+from dfme.config.messages import did_you_mean, unknown_choice
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
 from dfme.run.job import locate
-from dfme.spec import LabelMode
 
 Content = dict[str, Any]
 """A recipe as its file gives it, section by section."""
@@ -39,6 +36,40 @@ def tidy(content: Mapping[str, Any]) -> Content:
         else:
             result[section] = value
     return result
+
+
+def parted(file: str, content: Content, own: Iterable[str]) -> tuple[Content, dict[str, str], Content, Content]:
+    """A comparison's file in its parts: rows, what beats all rows, the comparison's ``own`` keys, the shared recipe."""
+    parts = {}
+    for name in ("rows", "overrides"):
+        parts[name] = content.pop(name, None) or {}
+        if not isinstance(parts[name], Mapping):
+            raise UserError(f"{file}: {name}: expected a mapping, got {parts[name]!r}")
+    rows = {str(name): value for name, value in parts["rows"].items()}
+    written = {name: content.pop(name) for name in [*content] if name in own}
+    return rows, {str(key): str(value) for key, value in parts["overrides"].items()}, written, content
+
+
+def row_contents(
+    names: Iterable[str], rows: Mapping[str, Any], shared: Content, arch: str | None, file: str
+) -> dict[str, Content]:
+    """The complete recipe of each row; ``arch`` is the architecture that a flag names, which all rows are held to.
+
+    Raises:
+        UserError: for rows that are none, or that would make the comparison unfair: all that is wrong.
+    """
+    student = shared.get("student", {})
+    if arch and isinstance(student, dict):
+        shared = shared | {"student": {**student, "arch": arch}}
+    contents, problems = {}, []
+    for name in names:
+        try:
+            contents[name] = row_content(name, rows, shared)
+        except UserError as error:
+            problems.append(f"{file}: {error}" if str(error).startswith("rows.") else str(error))
+    if problems:
+        raise UserError("; ".join(dict.fromkeys(problems)))
+    return contents
 
 
 def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
@@ -114,46 +145,3 @@ def _merged(below: Content, above: Content) -> Content:
 def _section(content: Content, name: str) -> Content:
     section = content.get(name)
     return section if isinstance(section, dict) else {}
-
-
-ELSEWHERE = {
-    "budget": "budgets",
-    "seed": "seeds",
-    "teacher.label_mode": "label_modes",
-    "student.steps": "student_steps",
-    "method": "methods and rows",
-}
-"""Options of a single run, and those of a comparison that say it instead."""
-
-
-def own_problems(config: CompareConfig, rows: Sequence[str]) -> Iterator[Problem]:
-    """Empty or doubled lists, and values that cannot be; ``rows`` are those of the file."""
-    if not config.methods and not rows:
-        yield Problem("methods", f"expected rows to compare, such as {', '.join(METHODS)}, got none")
-    for row in config.methods or rows:  # a row's name is a part of a directory's
-        if not (all(letter.isalnum() or letter in "_-." for letter in row) and row[:1].isalnum()):
-            yield Problem("methods", f"expected names of letters, digits, _ - and ., got {row!r}")
-    yield from _list_problems("methods", config.methods or rows)
-    yield from _list_problems("seeds", config.seeds)
-    yield from _list_problems("budgets", config.budgets, parse_count)
-    yield from _list_problems("label_modes", config.label_modes, LabelMode.parse)
-
-
-def elsewhere_problems(shared: Mapping[str, Any], flags: Sequence[str]) -> Iterator[str]:
-    """Keys of a file and of flags that belong to a single run."""
-    for section, value in shared.items():
-        keys = [section, *(f"{section}.{name}" for name in (value if isinstance(value, Mapping) else ()))]
-        yield from (f"{key}: say {ELSEWHERE[key]} in a comparison" for key in keys if key in ELSEWHERE)
-    for key in flags:
-        known = "method" if key.startswith("method.") else key
-        if known in ELSEWHERE:
-            yield f"--{key.replace('_', '-')}: say {ELSEWHERE[known]} in a comparison"
-
-
-def _list_problems(key: str, values: Sequence[Any], parse: Callable[[Any], Any] = str) -> Iterator[Problem]:
-    parsed = [parse(value) for value in values]
-    twice = next((value for value in parsed if parsed.count(value) > 1), None)
-    if twice is not None:
-        yield Problem(key, f"expected each once, got {twice} twice")
-    if not parsed and key != "methods":
-        yield Problem(key, "expected at least one, got none")

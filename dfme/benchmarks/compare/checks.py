@@ -1,0 +1,95 @@
+"""What is wrong with a comparison's own options, and with options of a single run where a comparison has others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dfme.benchmarks.compare.plan import OPTIONS, ComparisonPlan
+from dfme.benchmarks.options import CompareConfig
+from dfme.config.fields import parse_count
+from dfme.config.messages import Problem
+from dfme.config.yaml_files import load_yaml
+from dfme.errors import UserError
+from dfme.methods import METHODS
+from dfme.run.directory import RunDirectory, holds_something
+from dfme.run.job import differing_keys
+from dfme.spec import LabelMode
+
+ELSEWHERE = {
+    "budget": "budgets",
+    "seed": "seeds",
+    "teacher.label_mode": "label_modes",
+    "student.steps": "student_steps",
+    "method": "methods and rows",
+}
+"""Options of a single run, and those of a comparison that say it instead."""
+
+
+def own_problems(config: CompareConfig, rows: Sequence[str]) -> Iterator[Problem]:
+    """Empty or doubled lists, and values that cannot be; ``rows`` are those of the file."""
+    if not config.methods and not rows:
+        yield Problem("methods", f"expected rows to compare, such as {', '.join(METHODS)}, got none")
+    for row in config.methods or rows:
+        if not _is_name(row):
+            yield Problem("methods", f"expected names of letters, digits, _ - and ., got {row!r}")
+    yield from _list_problems("methods", config.methods or rows)
+    yield from _list_problems("seeds", config.seeds)
+    yield from _list_problems("budgets", config.budgets, parse_count)
+    yield from _list_problems("label_modes", config.label_modes, LabelMode.parse)
+
+
+def elsewhere_problems(shared: Mapping[str, Any], flags: Sequence[str]) -> Iterator[str]:
+    """Keys of a file and of flags that belong to a single run."""
+    for section, value in shared.items():
+        keys = [section, *(f"{section}.{name}" for name in (value if isinstance(value, Mapping) else ()))]
+        yield from (f"{key}: say {ELSEWHERE[key]} in a comparison" for key in keys if key in ELSEWHERE)
+    for key in flags:
+        known = "method" if key.startswith("method.") else key
+        if known in ELSEWHERE:
+            yield f"--{key.replace('_', '-')}: say {ELSEWHERE[known]} in a comparison"
+
+
+def directory_of(config: CompareConfig, file: str) -> Path:
+    """The comparison's directory: new or empty, unless it is gone on with."""
+    if config.out is None:
+        if config.resume:
+            raise UserError("--resume: expected --out as well: the directory of the comparison to go on with")
+        return RunDirectory.free_name(Path("runs") / (Path(file).stem or "compare"))
+    path = Path(config.out)
+    if not config.out or (path.exists() and not path.is_dir()):
+        raise UserError(f"--out: expected a directory, got {config.out!r}")
+    if path.exists() and holds_something(path):
+        if not config.resume:
+            raise UserError(
+                f"--out: {config.out!r} exists; give another --out, or --resume to go on with what is in it"
+            )
+        if not (path / OPTIONS).is_file():
+            raise UserError(f"--out: expected the directory of a comparison, but {config.out!r} has no {OPTIONS}")
+    return path
+
+
+def require_same(plan: ComparisonPlan) -> None:
+    """UserError for a cell that was begun with other values: it is neither kept nor resumed, nor overwritten."""
+    for cell in plan.cells:
+        config = plan.directory(cell) / "config.yaml"
+        if config.is_file() and (keys := differing_keys(load_yaml(config), cell.job)):
+            raise UserError(
+                f"--resume: {config.parent} was run with other values of {', '.join(keys)}; "
+                "leave those changes out, or choose another --out"
+            )
+
+
+def _list_problems(key: str, values: Sequence[Any], parse: Callable[[Any], Any] = str) -> Iterator[Problem]:
+    parsed = [parse(value) for value in values]
+    twice = next((value for value in parsed if parsed.count(value) > 1), None)
+    if twice is not None:
+        yield Problem(key, f"expected each once, got {twice} twice")
+    if not parsed and key != "methods":
+        yield Problem(key, "expected at least one, got none")
+
+
+def _is_name(row: str) -> bool:
+    """Whether a row's name can be a part of a directory's."""
+    return all(letter.isalnum() or letter in "_-." for letter in row) and row[:1].isalnum()
