@@ -15,7 +15,6 @@ from pydantic.dataclasses import dataclass
 
 from dfme.config.fields import (
     CONFIG,
-    Arch,
     Basic,
     Count,
     Device,
@@ -38,7 +37,7 @@ class TorchOptions:
 
     checkpoint: Basic[str]
     """weights as .safetensors, or a state dict in .pt or .pth"""
-    arch: Arch | None = None
+    arch: str | None = None
     """a name from dfme.nets or a torchvision classifier; inferred from the weights where it can be"""
 
 
@@ -117,7 +116,7 @@ class TrainTeacherConfig:
 
     data: TrainDataConfig = field(default_factory=TrainDataConfig)
     """what it is trained and scored on"""
-    arch: Arch = "auto"
+    arch: str = "auto"
     """a name from dfme.nets, a torchvision classifier, or auto (by the size of the image)"""
     epochs: Count = 30
     """passes over the training images"""

@@ -8,7 +8,7 @@ from typing import Any
 
 from dfme.config.messages import Problem
 from dfme.config.settings import Job, TeacherConfig
-from dfme.run.checks import file_problems
+from dfme.run.checks import file_problems, net_problems
 from dfme.spec import Teacher
 from teachers import KINDS, check_teacher
 from teachers.options import ServeConfig, TrainTeacherConfig, check_training
@@ -21,6 +21,8 @@ def kind_problems(kind: str, options: Mapping[str, Any]) -> Iterator[Problem]:
     file = KINDS[kind].file if kind in KINDS else None
     if file is not None:
         yield from file_problems(f"teacher.{file.option}", options.get(file.option), file.remedy, file.folder)
+    if kind in KINDS:
+        yield from net_problems("teacher.arch", options.get("arch"))
 
 
 def make(config: TeacherConfig, options: Mapping[str, Any], device: str) -> Teacher:

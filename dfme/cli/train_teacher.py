@@ -9,7 +9,7 @@ from pathlib import Path
 from dfme.cli import teacher_side
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.teacher_side import TrainTeacherConfig
-from dfme.run.checks import dataset_problems
+from dfme.run.checks import dataset_problems, net_problems
 
 SUMMARY = "train a teacher to practise on, and save its weights"
 INPUTS = CommandInputs(TrainTeacherConfig)
@@ -19,7 +19,8 @@ def run(words: Sequence[str]) -> int:
     """Train, and print where the weights are."""
     asked = Arguments(words, INPUTS)
     config = asked.settings(TrainTeacherConfig)
-    asked.finish(dataset_problems("data.name", config.data.name, config.data.root, config.data.download))
+    data = dataset_problems("data.name", config.data.name, config.data.root, config.data.download)
+    asked.finish([*data, *net_problems("arch", config.arch)])
     teacher_side.check_training(config)
     done = teacher_side.train(config, show_epoch)
     print(result(done.path, done.card.accuracy, done.seconds))

@@ -10,7 +10,6 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from dfme.errors import UserError
-from dfme.nets import check_net
 from dfme.spec import LabelMode
 
 T = TypeVar("T")
@@ -87,4 +86,3 @@ ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 ShareAboveZero = Annotated[float, Field(gt=0, le=1)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), Expected("auto, cpu, cuda or cuda:N")]
 LabelModeText = Annotated[str, accepted_by(LabelMode.parse)]
-Arch = Annotated[str, accepted_by(lambda name: name == "auto" or check_net(name))]

@@ -15,7 +15,6 @@ from pydantic.dataclasses import dataclass
 
 from dfme.config.fields import (
     CONFIG,
-    Arch,
     Basic,
     Classes,
     Count,
@@ -100,7 +99,7 @@ class ScheduleConfig:
 class StudentConfig:
     """The students and how they are trained. One is delivered; of several, each learns from the same batches."""
 
-    arch: Basic[Arch] = "auto"
+    arch: Basic[str] = "auto"
     """a name from dfme.nets, a torchvision classifier, or auto (by the size of the image)"""
     count: UpTo64 = 0
     """students trained side by side; 0: as many as the method needs"""

@@ -16,6 +16,7 @@ from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, QueriesCo
 from dfme.data import check_dataset
 from dfme.errors import UserError
 from dfme.methods import METHODS
+from dfme.nets import check_net
 from dfme.queries.names import check_pool, check_programs
 from dfme.run.directory import holds_something
 
@@ -36,7 +37,14 @@ def check(job: Job) -> None:
 def find_problems(job: Job) -> list[Problem]:
     """Everything wrong with the job, its teacher apart, that can be seen without loading torch or the data."""
     directory = _run_directory_problems(job.config)
-    return [*method_problems(job), *evaluation_problems(job.config.evaluation), *directory]
+    net = net_problems("student.arch", job.config.student.arch)
+    return [*method_problems(job), *net, *evaluation_problems(job.config.evaluation), *directory]
+
+
+def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
+    """An unknown architecture; none and auto are left to the builder."""
+    if arch not in (None, "auto"):
+        yield from _caught(key, partial(check_net, arch))
 
 
 def students_of(job: Job) -> int:

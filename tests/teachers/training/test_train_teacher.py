@@ -159,8 +159,6 @@ def test_all_wrong_settings_are_named_at_once() -> None:
         from_mapping(TrainTeacherConfig, wrong)
     for name in wrong:
         assert f"{name}: expected" in str(error.value)
-    with pytest.raises(UserError, match="arch: unknown net 'cnn_smal'; did you mean cnn_small"):
-        from_mapping(TrainTeacherConfig, {"arch": "cnn_smal"})
     with pytest.raises(UserError) as error:
         check_training(TrainTeacherConfig(mean=(0.5,), out="teacher.pt"))
     for flag in ("--mean", "--out"):
@@ -172,6 +170,7 @@ def test_all_wrong_settings_are_named_at_once() -> None:
     [
         ({"lr": 1e30, "augmentation": "none"}, r"the loss became (nan|inf) in epoch \d; lower --lr"),
         ({"device": "cuda:77"}, "CUDA devices"),
+        ({"arch": "cnn_smal"}, "cnn_small"),
         ({"data": TrainDataConfig("digts")}, "digits"),
         ({"data": TrainDataConfig("cifar10", root="nowhere")}, r"nowhere.*--data\.download true"),
         ({"data": TrainDataConfig("digits", shape=(3, 8, 8))}, "1x8x8.*3x8x8"),
