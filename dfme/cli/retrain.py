@@ -18,7 +18,7 @@ from dfme.config.fields import CONFIG, Basic, Device, Seed
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig
 from dfme.config.values import build, leaves
-from dfme.run.checks import evaluation_problems, fresh_directory_problems
+from dfme.run.checks import evaluation_problems, fresh_directory_problems, net_problems
 from dfme.run.directory import RunDirectory
 
 
@@ -76,6 +76,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _problems(config: RetrainConfig) -> Iterator[Problem]:
+    yield from net_problems("student.arch", config.student.arch)
     yield from evaluation_problems(config.evaluation)
     if not (Path(config.run) / "config.yaml").is_file():
         yield Problem("run", f"expected a run directory, but {config.run!r} has no config.yaml")
