@@ -185,7 +185,7 @@ def test_the_command_trains_as_the_run_did_unless_told_otherwise(
         ("--run run --out run", "--out: expected a new or empty directory, got 'run'; choose another --out"),
         ("--run run --device gpu", "--device: expected auto, cpu, cuda or cuda:N, got 'gpu'"),
         ("--run run --budget 3", "--budget: unknown flag"),
-        ("--run run --student.arch resnet18_9x", "--student.arch: unknown net 'resnet18_9x'; did you mean resnet18_8x?"),
+        ("--run run --student.arch lenet6", "--student.arch: unknown net 'lenet6'; did you mean lenet5?"),
     ],
 )
 def test_mistakes_are_named(
