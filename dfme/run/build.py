@@ -71,7 +71,7 @@ def run_job(
         run = open_run(job, made, device, held, resume, console)
         path = run.directory.path
         # How to go on: no command line knows a teacher that was handed over.
-        again = resume_command(path) if teacher is None else f"call extract again with out={str(path)!r}, resume=True"
+        again = resume_command(path, job) if teacher is None else f"call extract again with out={str(path)!r}, resume=True"
         try:
             return run.go(interrupt)
         except TeacherError as error:
@@ -226,7 +226,7 @@ def recipe(job: Job) -> str:
 
 def require_same_run(job: Job, config: Path) -> None:
     """UserError, with the keys, where the run on record was started with values that decide another result."""
-    keys = differing_keys(load_yaml(config), job)
+    keys = differing_keys(load_yaml(config, own=True), job)
     if keys:
         raise UserError(
             f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
