@@ -23,8 +23,8 @@ class Kind(NamedTuple):
     """A built-in kind of teacher: its options, ``module:function`` of its loader, what it reads from this machine.
 
     The loader is called with the options, the ``TeacherConfig`` and the torch device. ``check`` is called before
-    anything heavy is loaded, with the ``TeacherConfig`` and the options as a mapping; it may give a line that a run says
-    first, and raises UserError.
+    anything heavy is loaded, with the ``TeacherConfig`` and the options as a mapping; it raises UserError, and may give
+    the line that a run says first.
     """
 
     options: type[Any]

@@ -64,11 +64,13 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
     rows, overrides, written, shared = parted(file, tidy(content), OWN)
     config = _own(file, written, [flag for flag in typed if flag.key in OWN], tuple(rows))
     given = [Flag(*pair) for pair in overrides.items()]
-    wished = {flag.key: flag.text or "" for flag in given if flag.key in SAID_BY_THE_USER}  # once as flags, now by a file
+    # What were flags is now a file's to say, which for these is a record or a wish.
+    wished = {flag.key: flag.text or "" for flag in given if flag.key in SAID_BY_THE_USER}
     flags = [*(flag for flag in given if flag.key not in wished), *(flag for flag in typed if flag.key not in OWN)]
     _require_for_all(file, shared, flags)
     out = directory_of(config, file)
-    contents = row_contents(config.methods or tuple(rows), rows, shared | wished, last_text(flags, "student.arch"), file)
+    arch = last_text(flags, "student.arch")
+    contents = row_contents(config.methods or tuple(rows), rows, shared | wished, arch, file)
     modes = [str(LabelMode.parse(text)) for text in config.label_modes]
     jobs = _jobs(contents, modes, [*flags, Flag("student.steps", str(config.student_steps))], file)
     overrides = wished | {flag.key: "true" if flag.text is None else flag.text for flag in flags}

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import teachers
 from dfme.config.messages import Problem
 from dfme.config.settings import Job, TeacherConfig
 from dfme.run.checks import file_problems, net_problems
 from dfme.spec import Teacher
-import teachers
 from teachers import KINDS
 from teachers.options import ServeConfig, TrainTeacherConfig, check_training
 

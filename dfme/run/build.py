@@ -39,6 +39,7 @@ from dfme.run.student_file import load_student
 from dfme.spec import ImageSpec, Teacher
 from dfme.students.losses import make_distance
 from teachers.build import make_teacher, wrap_callable
+from teachers.facts import teacher_facts
 
 
 def run_job(
@@ -71,7 +72,8 @@ def run_job(
         run = open_run(job, made, device, held, resume, console)
         path = run.directory.path
         # How to go on: no command line knows a teacher that was handed over.
-        again = resume_command(path, job) if teacher is None else f"call extract again with out={str(path)!r}, resume=True"
+        again = f"call extract again with out={str(path)!r}, resume=True"
+        again = resume_command(path, job) if teacher is None else again
         try:
             return run.go(interrupt)
         except TeacherError as error:
@@ -112,19 +114,20 @@ def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     ``held`` closes what is opened: the run directory with its lock, ledger and journal, the recorder.
     """
     config, spec = job.config, teacher.spec
+    deferred, streams = DeferredChecks(), Streams(config.seed, device)
+    facts = teacher_facts(teacher, job.teacher.kind, job.teacher_options)
+    # A teacher that is another than the record's is refused as such, before anything else is judged by it.
+    record = open_record(job, teacher, facts, deferred, held) if resume else None
     _require_answers_fit(job.method, teacher)
     _require_estimator(job, spec)
     make_distance(config.student.loss, teacher.label_mode)
     data = evaluation_images(config.evaluation, spec, teacher.num_classes)
     pool = open_pool(job, spec)
     nets = build_nets(job, spec, teacher.num_classes, device)
-
-    deferred, streams = DeferredChecks(), Streams(config.seed, device)
-    directory, state = open_directory(job, resume, needed_space(job, nets, teacher, Path(config.out or "runs")))
-    held.enter_context(directory)
-    with fitting(directory.checkpoint) if state else nullcontext():
-        oracle = build_oracle(job, teacher, directory, state["oracle"] if state else {}, deferred)
-    held.callback(oracle.close)
+    if record is None:
+        space = needed_space(job, nets, teacher, Path(config.out or "runs"))
+        record = open_record(job, teacher, facts, deferred, held, space)
+    directory, state, oracle = record
 
     examination = build_examination(data, oracle, device)
     hold_out = examination.hold_out if isinstance(examination, HoldOut) else None
@@ -139,7 +142,8 @@ def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     )
     held.enter_context(recorder)
     oracle.report_to(recorder.note)
-    run = Run(job, directory, oracle, method, examination, recorder, streams, deferred, Progress(), device, nets.arch)
+    parts = (directory, oracle, method, examination, recorder, streams, deferred, Progress(), device, nets.arch)
+    run = Run(job, facts, *parts)
     if state:
         with fitting(directory.checkpoint):
             run.load_state_dict(state)
@@ -178,30 +182,53 @@ def build_examination(data: LabelledImages | None, oracle: Oracle, device: torch
 
 
 def build_oracle(
-    job: Job, teacher: Teacher, directory: RunDirectory, state: dict[str, Any], deferred: DeferredChecks
+    job: Job,
+    teacher: Teacher,
+    directory: RunDirectory,
+    state: dict[str, Any],
+    deferred: DeferredChecks,
+    facts: dict[str, Any] | None = None,
 ) -> Oracle:
-    """The oracle with its ledger and journal, as a checkpoint left them or new.
+    """The oracle with its ledger and journal, as a checkpoint left them or new; ``facts``: the teacher's, to be kept.
 
     A network of ours on a GPU needs no journal: it gives its answers again for nothing, while writing each
     one down would make the GPU wait for the host at every step. A resumed run then asks again what it asked
     since the checkpoint, and the ledger says so (``lost``).
     """
     counted, place = (state["ledger"], state["journal"]) if state else (None, None)
-    ledger = Ledger(int(job.config.budget), directory.ledger, counted)
+    ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts)
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
     journal = None if on_gpu else Journal(directory.journal, place)
     return Oracle(teacher, ledger, journal, deferred)
 
 
-def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, dict[str, Any]]:
-    """The run's directory, locked, and the state of its checkpoint; empty without one.
+def open_record(
+    job: Job,
+    teacher: Teacher,
+    facts: dict[str, Any],
+    deferred: DeferredChecks,
+    held: ExitStack,
+    space: int | None = None,
+) -> tuple[RunDirectory, dict[str, Any], Oracle]:
+    """The run's directory, locked, the state of its checkpoint (empty without one), and the oracle.
 
-    UserError where a new run would find fewer than ``space`` bytes of free disk.
+    A run is resumed where no ``space`` is given, the bytes that a new one needs. UserError where the disk has fewer,
+    and for a teacher of other ``facts`` than the record's.
     """
+    directory, state = open_directory(job, space)
+    held.enter_context(directory)
+    with fitting(directory.checkpoint) if state else nullcontext():
+        oracle = build_oracle(job, teacher, directory, state["oracle"] if state else {}, deferred, facts)
+    held.callback(oracle.close)
+    return directory, state, oracle
+
+
+def open_directory(job: Job, space: int | None) -> tuple[RunDirectory, dict[str, Any]]:
+    """The directory of a new run that needs so much ``space``, or of one that is resumed; locked."""
     out = Path(job.config.out) if job.config.out else free_name(job, job.method)
-    directory = RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
+    directory = RunDirectory.open_for_resume(out) if space is None else RunDirectory.create(out)
     try:
-        if resume:
+        if space is None:
             require_same_run(job, directory.config)
             return directory, load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
         directory.require_space(space)

@@ -1,4 +1,7 @@
-"""Who may be asked, this machine or a host that somebody has allowed, and what may be sent there. No torch, no client."""
+"""Who may be asked: this machine, or a host whose queries somebody has allowed; and what may be sent there.
+
+No torch, no client.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from dfme.errors import UserError
 
 EXAMPLE = "http://127.0.0.1:8080"
 
-RESERVED = frozenset(
-    ("user-agent", "host", "content-length", "transfer-encoding", "connection", "keep-alive")
-    + ("expect", "te", "trailer", "upgrade")
+RESERVED = (
+    *("user-agent", "host", "content-length", "transfer-encoding", "connection"),
+    *("keep-alive", "expect", "te", "trailer", "upgrade"),
 )
 """Headers in lower case that neither an adapter nor an option may set."""
 

@@ -69,10 +69,10 @@ class Secrets:
 
 
 def read_secrets(options: Mapping[str, Any], url: str, *asked: str) -> Secrets:
-    """The values that go to ``url``: of the variable that a service's options name, and those that a file has ``asked`` for.
+    """The values that go to ``url``: of the key that a service's options name, and of what a file has ``asked`` for.
 
-    UserError for a variable that is not in ``allow_env``, besides those of ``Secrets.from_environment``. Without
-    ``allow_env`` the options are a program's own, and their key is allowed.
+    UserError for a variable that is not in ``allow_env``, besides those of ``Secrets.from_environment``. Options
+    without ``allow_env`` are those of a program, which allows its key.
     """
     key, allowed = options.get("api_key_env"), options.get("allow_env")
     keys = [key] if key else []

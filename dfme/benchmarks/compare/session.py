@@ -38,7 +38,8 @@ def compare(plan: ComparisonPlan, tell: Tell, show: Tell) -> int:
         UserError: for cells that cannot work, before any is started, or a directory in use.
     """
     reasons = not_applicable(plan.cells)
-    again = f"stopped; all that was paid is kept; go on with:\n  {resume_command(plan.out, plan.cells[0].job, 'compare')}"
+    again = resume_command(plan.out, plan.cells[0].job, "compare")
+    again = f"stopped; all that was paid is kept; go on with:\n  {again}"
     try:
         (plan.out / "cells").mkdir(parents=True, exist_ok=True)
     except OSError as error:
