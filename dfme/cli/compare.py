@@ -45,8 +45,8 @@ def options(words: Sequence[str]) -> Iterable[Option]:
 def run(words: Sequence[str]) -> int:
     """Run what is not finished, and print the table."""
     plan = plan_of(words)
-    for job in {cell.mode: cell.job for cell in plan.cells}.values():
-        check_teacher(job.teacher, job.teacher_options)
+    job = plan.cells[0].job  # whose teacher is every cell's
+    check_teacher(job.teacher, job.teacher_options)
     from dfme.benchmarks.compare.session import compare
 
     return compare(plan, tell=partial(print, file=sys.stderr, flush=True), show=print)

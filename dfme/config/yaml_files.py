@@ -96,6 +96,11 @@ def load_yaml(path: str | Path, own: bool = False) -> dict[str, Any]:
         if len(content) > MAX_BYTES:
             raise UserError(f"{path}: expected a YAML file of options, got more than {MAX_BYTES:,} bytes")
         text = content.decode()
+        if own and not _is_as_written(text, Path(path)):
+            raise UserError(
+                f"{path}: expected the file as the run wrote it, but it was changed since; restore it and give what is "
+                f"to change as flags, or start a new run with --config {path}"
+            )
         loaded = parse_yaml(text)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected a YAML file of options") from None
@@ -111,11 +116,6 @@ def load_yaml(path: str | Path, own: bool = False) -> dict[str, Any]:
         raise UserError(f"{path}: expected a YAML file of options, got one nested too deeply") from None
     except (ValueError, LookupError, AttributeError) as error:  # which PyYAML lets pass
         raise UserError(f"{path}: expected YAML, but a value does not fit its tag: {str(error)[:200]}") from error
-    if own and not _is_as_written(text, Path(path)):
-        raise UserError(
-            f"{path}: expected the file as the run wrote it, but it was changed since; restore it and give what is to "
-            f"change as flags, or start a new run with --config {path}"
-        )
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
