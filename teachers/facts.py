@@ -16,12 +16,10 @@ from dfme.errors import UserError
 from dfme.files import open_file
 from dfme.spec import Teacher
 from teachers import KINDS
-from teachers.local.model_folder import CONFIG, INDEX, PROCESSOR, WEIGHTS, read_config
+from teachers.local.huggingface import PROCESSOR
+from teachers.local.model_folder import CONFIG, INDEX, WEIGHTS, read_config
 from teachers.remote.class_names import read_class_names
 from teachers.remote.json_api.adapter_file import load_adapter
-
-MAX_NAMES = 1_000
-"""Letters of class names that are kept as they are; of longer lists it is the digest."""
 
 MODELS = (
     *(".safetensors", ".pt", ".pth", ".ckpt", ".pt2", ".ts", ".onnx", ".npz", ".npy", ".h5", ".keras", ".pb"),
@@ -52,43 +50,36 @@ def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> di
 
 
 def _service(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a service is, without a query, which may be a secret; its model, and its classes where they have names."""
+    """Where a service is, without a query, which may be a secret; its model, and the beginning of its class names."""
     api = load_adapter(options["adapter"]) if kind == "json" else None
     url = urlsplit(options["url"] or (api.description.url if api else ""))
-    facts = {"url": f"{url.scheme}://{url.netloc}{url.path}", **{k: options[k] for k in ("model",) if k in options}}
     classes = read_class_names(options["classes"], "--teacher.classes") if kind == "hf-api" else api and api.classes
-    if classes:
-        names = json.dumps(classes.names)
-        facts["class_names"] = names if len(names) <= MAX_NAMES else hashlib.sha256(names.encode()).hexdigest()
-    return facts
+    return {
+        "url": f"{url.scheme}://{url.netloc}{url.path}",
+        **({"model": options["model"]} if "model" in options else {}),
+        **({"class_names": json.dumps(classes.names)[:1_000]} if classes else {}),
+    }
 
 
 def _files(kind: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     """The files that decide what a teacher answers, by the option that names them or, beside others, their own name."""
-    source = KINDS[kind].file if kind in KINDS else None
-    if source is None:
-        paths = ((name, Path(value)) for name, value in options.items() if isinstance(value, str | PurePath))
-        files = ((name, path) for name, path in paths if os.path.isfile(path))
-        yield from (each for each in files if each[0] == "classes" or (kind not in KINDS and each[1].suffix in MODELS))
+    if kind not in KINDS or (source := KINDS[kind].file) is None:
+        texts = {name: Path(value) for name, value in options.items() if isinstance(value, str | PurePath)}
+        wanted = {name for name, path in texts.items() if path.suffix in MODELS} if kind not in KINDS else {"classes"}
+        yield from ((name, path) for name, path in texts.items() if name in wanted and os.path.isfile(path))
         return
-    path = Path(options[source.option]).expanduser()
-    if not source.folder:
-        yield source.option, path
-    folder = path if source.folder else path.parent
-    yield from ((name, folder / name) for name in sorted(_beside(kind, path)) if os.path.isfile(folder / name))
-
-
-def _beside(kind: str, path: Path) -> set[str]:
-    """The names of further files: those of a folder, and those that a model or an adapter names beside itself."""
-    if path.is_dir():
+    path, beside = Path(options[source.option]).expanduser(), set[str]()
+    if source.folder:
         parts = {} if (path / WEIGHTS).is_file() else read_config(path, INDEX)["weight_map"]
-        return {CONFIG, PROCESSOR, WEIGHTS, INDEX, *parts.values()}
-    if kind == "onnx":
+        path, beside = path / CONFIG, {PROCESSOR, WEIGHTS, INDEX, *parts.values()}
+    elif kind == "onnx":
         with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            found = [content[each.end() : each.end() + each[1][0]] for each in _EXTERNAL.finditer(content)]
-            return {name.decode(errors="replace") for name in found}
-    names = load_adapter(path).description.answer.classes if kind == "json" else None
-    return {names} if isinstance(names, str) else set()
+            names = [content[each.end() : each.end() + each[1][0]] for each in _EXTERNAL.finditer(content)]
+        beside = {name.decode(errors="replace") for name in names}
+    elif kind == "json" and isinstance(classes := load_adapter(path).description.answer.classes, str):
+        beside = {classes}
+    yield CONFIG if source.folder else source.option, path
+    yield from ((name, path.parent / name) for name in sorted(beside) if os.path.isfile(path.parent / name))
 
 
 def _digest(path: Path) -> str:

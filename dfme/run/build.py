@@ -116,18 +116,24 @@ def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     config, spec = job.config, teacher.spec
     deferred, streams = DeferredChecks(), Streams(config.seed, device)
     facts = teacher_facts(teacher, job.teacher.kind, job.teacher_options)
-    # A teacher that is another than the record's is refused as such, before anything else is judged by it.
-    record = open_record(job, teacher, facts, deferred, held) if resume else None
+
+    def open_record(space: int = 0) -> tuple[RunDirectory, dict[str, Any], Oracle]:
+        directory, state = open_directory(job, resume, space)
+        held.enter_context(directory)
+        with fitting(directory.checkpoint) if state else nullcontext():
+            oracle = build_oracle(job, teacher, directory, state["oracle"] if state else {}, deferred, facts)
+        held.callback(oracle.close)
+        return directory, state, oracle
+
+    # Another teacher than the record's is refused as such, before anything else is judged by it.
+    record = open_record() if resume else None
     _require_answers_fit(job.method, teacher)
     _require_estimator(job, spec)
     make_distance(config.student.loss, teacher.label_mode)
     data = evaluation_images(config.evaluation, spec, teacher.num_classes)
     pool = open_pool(job, spec)
     nets = build_nets(job, spec, teacher.num_classes, device)
-    if record is None:
-        space = needed_space(job, nets, teacher, Path(config.out or "runs"))
-        record = open_record(job, teacher, facts, deferred, held, space)
-    directory, state, oracle = record
+    directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 
     examination = build_examination(data, oracle, device)
     hold_out = examination.hold_out if isinstance(examination, HoldOut) else None
@@ -142,8 +148,8 @@ def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     )
     held.enter_context(recorder)
     oracle.report_to(recorder.note)
-    parts = (directory, oracle, method, examination, recorder, streams, deferred, Progress(), device, nets.arch)
-    run = Run(job, facts, *parts)
+    parts = (examination, recorder, streams, deferred, Progress(), device, nets.arch)
+    run = Run(job, facts, directory, oracle, method, *parts)
     if state:
         with fitting(directory.checkpoint):
             run.load_state_dict(state)
@@ -202,33 +208,15 @@ def build_oracle(
     return Oracle(teacher, ledger, journal, deferred)
 
 
-def open_record(
-    job: Job,
-    teacher: Teacher,
-    facts: dict[str, Any],
-    deferred: DeferredChecks,
-    held: ExitStack,
-    space: int | None = None,
-) -> tuple[RunDirectory, dict[str, Any], Oracle]:
-    """The run's directory, locked, the state of its checkpoint (empty without one), and the oracle.
+def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, dict[str, Any]]:
+    """The run's directory, locked, and the state of its checkpoint; empty without one.
 
-    A run is resumed where no ``space`` is given, the bytes that a new one needs. UserError where the disk has fewer,
-    and for a teacher of other ``facts`` than the record's.
+    UserError where a new run would find fewer than ``space`` bytes of free disk.
     """
-    directory, state = open_directory(job, space)
-    held.enter_context(directory)
-    with fitting(directory.checkpoint) if state else nullcontext():
-        oracle = build_oracle(job, teacher, directory, state["oracle"] if state else {}, deferred, facts)
-    held.callback(oracle.close)
-    return directory, state, oracle
-
-
-def open_directory(job: Job, space: int | None) -> tuple[RunDirectory, dict[str, Any]]:
-    """The directory of a new run that needs so much ``space``, or of one that is resumed; locked."""
     out = Path(job.config.out) if job.config.out else free_name(job, job.method)
-    directory = RunDirectory.open_for_resume(out) if space is None else RunDirectory.create(out)
+    directory = RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
     try:
-        if space is None:
+        if resume:
             require_same_run(job, directory.config)
             return directory, load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
         directory.require_space(space)

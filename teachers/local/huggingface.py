@@ -15,20 +15,12 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec
 from teachers.local.checks import agreed, agreed_classes, first_line, import_extra
-from teachers.local.model_folder import (
-    CONFIG,
-    PROCESSOR,
-    Scale,
-    given_scale,
-    numbers,
-    read_config,
-    require_weights,
-    scaled,
-    whole,
-)
+from teachers.local.model_folder import CONFIG, Scale, given_scale, numbers, read_config, require_weights, scaled, whole
 from teachers.local.program import first_look
 from teachers.local.pytorch import LOGITS, TorchTeacher
 from teachers.options import HuggingFaceOptions
+
+PROCESSOR = "preprocessor_config.json"
 
 
 class _Logits(nn.Module):

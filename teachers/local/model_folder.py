@@ -13,7 +13,6 @@ from dfme.files import open_file
 
 LARGEST = sys.float_info.max
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-PROCESSOR = "preprocessor_config.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 MAX_CONFIG_BYTES = 10_000_000  # an index of weights names every tensor of a large model

@@ -1,7 +1,4 @@
-"""Who may be asked: this machine, or a host whose queries somebody has allowed; and what may be sent there.
-
-No torch, no client.
-"""
+"""Who may be asked, this machine or a host that somebody has allowed; what may go there. No torch, no client."""
 
 from __future__ import annotations
 

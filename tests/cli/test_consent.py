@@ -120,7 +120,7 @@ def test_every_place_of_an_adapter_is_looked_at() -> None:
 def test_the_first_line_says_which_variables_go_where(capsys: pytest.CaptureFixture[str]) -> None:
     strangers(FAR, {"headers": HEADERS})
     asked(ME, "--teacher.allow-env=STRANGE_KEY,STRANGE_WORD,NOT_ASKED_FOR")
-    assert capsys.readouterr().err == "sent to models.example: the environment variables STRANGE_KEY, STRANGE_WORD\n"
+    assert capsys.readouterr().err == "sent to models.example from the environment: STRANGE_KEY, STRANGE_WORD\n"
     strangers(NEAR)
     asked(ME)
     assert capsys.readouterr() == ("", "")

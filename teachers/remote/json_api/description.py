@@ -1,6 +1,6 @@
 """The description of an HTTP API with JSON answers, as a YAML file has it.
 
-The file's keys (examples in configs/adapters; ``${NAME}`` in texts, but not in a URL's host, is the environment variable
+The file's keys (examples in configs/adapters; ``${NAME}`` in texts, a URL's host excepted, is the environment variable
 NAME, if ``--teacher.allow-env`` or ``--teacher.api-key-env`` has it)::
 
     url: https://host/path          # where images are posted; --teacher.url goes first
