@@ -34,7 +34,7 @@ _EXTERNAL = re.compile(rb"\n\x08location\x12(.)", re.DOTALL)
 def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """What must not change between two stretches of a run, as plain data that JSON gives back unchanged.
 
-    ``kind`` and ``options`` are the configuration's. Raises UserError for a file that cannot be read.
+    ``kind`` and ``options`` are the configuration's; ``files`` are SHA-256 digests. Raises UserError for a file that cannot be read.
     """
     spec = teacher.spec
     return {
@@ -45,7 +45,7 @@ def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> di
         "num_classes": int(teacher.num_classes),
         "label_mode": str(teacher.label_mode),
         **(_service(kind, options) if kind in KINDS and "url" in options else {}),
-        **{f"sha256 of {name}": _digest(path) for name, path in _files(kind, options)},
+        "files": {name: _digest(path) for name, path in _files(kind, options)},
     }
 
 

@@ -54,7 +54,8 @@ def digests(kind: str, **options: Any) -> dict[str, str]:
     """The digests on record, by what they are of."""
     facts = teacher_facts(Known(), kind, options)
     assert json.loads(json.dumps(facts)) == facts, "plain data"
-    return {name.removeprefix("sha256 of "): value for name, value in facts.items() if name.startswith("sha256 of ")}
+    files: dict[str, str] = facts["files"]
+    return files
 
 
 def made(*names: str) -> dict[str, str]:
@@ -67,10 +68,10 @@ def made(*names: str) -> dict[str, str]:
 
 def test_what_a_teacher_is_is_plain_data() -> None:
     spec = {"shape": [1, 2, 2], "bounds": [-1.0, 1.0], "levels": 256, "num_classes": 3, "label_mode": "top_k:2"}
-    assert teacher_facts(Known(), "mine:T", {"url": "x", "n": 3}) == {"kind": "mine:T", **spec}
+    assert teacher_facts(Known(), "mine:T", {"url": "x", "n": 3}) == {"kind": "mine:T", **spec, "files": {}}
     options = {"url": "https://h.example:8/v2?key=s3cr3t", "model": "m", "authorised_by": "me"}
     facts = teacher_facts(Known(), "v2", options)
-    assert facts == {"kind": "v2", **spec, "url": "https://h.example:8/v2", "model": "m"}
+    assert facts == {"kind": "v2", **spec, "url": "https://h.example:8/v2", "model": "m", "files": {}}
 
 
 def test_the_files_of_every_kind_are_digested() -> None:
@@ -84,7 +85,7 @@ def test_the_files_of_every_kind_are_digested() -> None:
     Path("names.txt").write_text("cat\ndog\n")
     listed = teacher_facts(Known(), "hf-api", {"url": "http://h", "classes": "names.txt"})
     assert listed["class_names"] == '["cat", "dog"]'
-    assert listed["sha256 of classes"] == hashlib.sha256(b"cat\ndog\n").hexdigest()
+    assert listed["files"]["classes"] == hashlib.sha256(b"cat\ndog\n").hexdigest()
     assert digests("hf-api", url="http://h", classes=["cat", "dog"]) == {}
 
 
@@ -115,7 +116,7 @@ def test_folders_and_what_lies_beside_a_file() -> None:
     facts = teacher_facts(Known(), "json", {"adapter": "api/a.yaml", "url": ""})
     assert facts["url"] == "http://h/x"
     assert facts["class_names"] == '["a", "b"]'
-    assert {name for name in facts if name.startswith("sha256 of ")} == {"sha256 of adapter", "sha256 of labels.txt"}
+    assert set(facts["files"]) == {"adapter", "labels.txt"}
 
 
 def swap(weights: Path) -> tuple[str, str]:
@@ -145,14 +146,14 @@ def test_another_checkpoint_in_the_old_ones_place_is_refused(ended: bool, capsys
     for digest in swap(weights):
         assert main(["--resume", "--out", "run", "--budget", "200"]) == 2
         refused = capsys.readouterr().err
-        assert digest in refused
+        assert digest[:12] in refused
         assert "checkpoint" in refused
     assert refused.count("\n") == 1
     assert Path("run/ledger.jsonl").read_bytes() == ledger
     shutil.copy(PROJECT / "teachers/checkpoints/digits.safetensors", weights)
     assert main(["--resume", "--out", "run", "--budget", "200"]) == 0
     told = json.loads(Path("run/summary.json").read_text())["teacher"]
-    assert told["sha256 of checkpoint"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert told["files"]["checkpoint"] == hashlib.sha256(weights.read_bytes()).hexdigest()
     assert (told["kind"], told["num_classes"], told["label_mode"]) == ("torch", 10, "probabilities")
 
 
@@ -179,8 +180,9 @@ def test_a_network_on_a_gpu_has_no_journal_and_is_held_to_it_all_the_same(tmp_pa
         oracle.ledger.charge(10, "student")
         oracle.close()
         assert not directory.journal.exists()
-        other = facts | {"sha256 of checkpoint": "0" * 64}
-        with pytest.raises(UserError, match=f"{facts['sha256 of checkpoint']}.*{'0' * 64}"):
+        (digest,), zeros = facts["files"].values(), "0" * 64
+        other = facts | {"files": {"checkpoint": zeros}}
+        with pytest.raises(UserError, match=f"{digest[:12]}.*{zeros[:12]}"):
             build_oracle(job, OnGpu(), directory, {}, DeferredChecks(), other)
 
 
@@ -188,7 +190,7 @@ def test_a_network_on_a_gpu_has_no_journal_and_is_held_to_it_all_the_same(tmp_pa
 
 PARAMETERS = {"bounds": [0, 1], "label_mode": "probabilities", "levels": None}
 CHANGES: dict[str, tuple[dict[str, Any], str, str, str]] = {
-    "levels": ({"parameters": PARAMETERS | {"levels": 256}}, "levels", "None|null", "256"),
+    "levels": ({"parameters": PARAMETERS | {"levels": 256}}, "levels", "None|null|none", "256"),
     "bounds": ({"parameters": PARAMETERS | {"bounds": [0, 2]}}, "bounds", r"\[0.0, 1.0\]", r"\[0.0, 2.0\]"),
     "label mode": ({"parameters": PARAMETERS | {"label_mode": "label"}}, "label_mode", "probabilities", "label"),
     "decimals": (
@@ -235,5 +237,5 @@ def test_an_unchanged_service_goes_on_and_is_in_the_summary(begun: tuple[Hostile
     facts = summary(tmp_path / "run")["teacher"]
     assert facts == {
         "kind": "v2", "shape": [1, 8, 8], "bounds": [0.0, 1.0], "levels": None, "num_classes": 10,
-        "label_mode": "probabilities", "url": server.url, "model": "m",
+        "label_mode": "probabilities", "url": server.url, "model": "m", "files": {},
     }  # fmt: skip
