@@ -34,7 +34,8 @@ _EXTERNAL = re.compile(rb"\n\x08location\x12(.)", re.DOTALL)
 def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """What must not change between two stretches of a run, as plain data that JSON gives back unchanged.
 
-    ``kind`` and ``options`` are the configuration's; ``files`` are SHA-256 digests. Raises UserError for a file that cannot be read.
+    ``kind`` and ``options`` are the configuration's; ``files`` are their SHA-256. Raises UserError for one that cannot
+    be read.
     """
     spec = teacher.spec
     return {
