@@ -23,9 +23,8 @@ from dfme.files import archive_entries, open_file
 
 MAX_OPCODES = 1_000_000  # a network of 25,000 tensors takes as many
 MAX_DEPTH = 100
-MAX_SIZE = 10**8  # entries, letters and bytes, each counted wherever it is met
+MAX_SIZE = 10**8  # entries, letters and bytes put into containers, each counted wherever it is met
 MAX_KEY = 2**60  # larger numbers can share one hash, and a dictionary of n such takes n^2 steps
-
 MAX_AXES = 64
 KEYS = (str, bytes, bool, int, NoneType)
 
@@ -120,8 +119,9 @@ class _Thing:
     size: int = 1
     held: bool = False
 
-    def put(self, items: list[Any]) -> _Thing:
-        """Put things into it, keys and values in turns where it is a dictionary."""
+    def put(self, items: list[Any]) -> int:
+        """Put things into it, keys and values in turns where it is a dictionary; how much larger that makes it."""
+        before = self.size
         keys = items[::2] if self.kind == "dict" else []
         fine = all(type(key) in KEYS and (not isinstance(key, int) or abs(key) < MAX_KEY) for key in keys)
         _require(fine and 2 * len(keys) in (0, len(items)), "a key in it is no text and no whole number below 2^60")
@@ -132,9 +132,8 @@ class _Thing:
                 self.depth, self.size = max(self.depth, item.depth + 1), self.size + item.size
         _require(not self.held, "a container in it holds itself, or changes when it is in another one")
         _require(self.depth <= MAX_DEPTH, f"it is nested deeper than {MAX_DEPTH}")
-        _require(self.size <= MAX_SIZE, f"it unfolds to more than {MAX_SIZE:,} entries")
         self.items += items
-        return self
+        return self.size - before
 
 
 def _opcodes(file: IO[bytes]) -> list[tuple[str, Any]]:
@@ -163,6 +162,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.storages: dict[str, tuple[str, int]] = {}
+        self._made = 0
 
     def run(self, file: IO[bytes]) -> Any:
         """What the pickle at this place would make; whatever a damaged one causes is raised."""
@@ -171,6 +171,7 @@ class _Walk:
         self._memo: dict[int, Any] = {}
         for name, argument in _opcodes(file):
             self._step(name, argument)
+            _require(self._made <= MAX_SIZE, f"it unfolds to more than {MAX_SIZE:,} entries")
         return self._stack.pop()
 
     def _step(self, name: str, argument: Any) -> None:
@@ -194,7 +195,7 @@ class _Walk:
                 if kind == "tuple":
                     self._stack.append(_Thing("tuple", []))
                 _require(self._stack[-1].kind == kind, DAMAGED)
-                self._stack[-1].put(items)
+                self._made += self._stack[-1].put(items)
             case "GLOBAL":
                 stack.append(_Thing("name", [argument]))
             case "BINPERSID":
@@ -202,11 +203,12 @@ class _Walk:
             case "REDUCE":
                 arguments = stack.pop()
                 _require(stack[-1].kind == "name" and arguments.kind == "tuple", DAMAGED)
+                self._made += arguments.size
                 stack[-1] = _call(stack[-1].items[0], arguments.items)
             case "BUILD":  # what PyTorch keeps beside a state dict
                 state = stack.pop()
                 _require(stack[-1].kind == state.kind == "dict" and set(state.items[::2]) <= {"_metadata"}, DAMAGED)
-                stack[-1].put(["_metadata", state])
+                self._made += stack[-1].put(["_metadata", state])
             case "PROTO" | "STOP":
                 pass
             case _:
@@ -214,11 +216,9 @@ class _Walk:
 
     def _storage(self, told: _Thing) -> _Thing:
         match told.items:
-            case ["storage", _Thing("name", [kind]), str(key), str(), int(count), *rest] if (
-                kind in STORAGES and count >= 0
-            ):
-                known = rest in ([], [None]) and self.storages.setdefault(key, (kind, count)) == (kind, count)
-                _require(known, NOT_ORDINARY)
+            case ["storage", _Thing("name", [kind]), str(key), str(), int(count), *rest] if rest in ([], [None]):
+                known = kind in STORAGES and count >= 0 and key.isascii()
+                _require(known and self.storages.setdefault(key, (kind, count)) == (kind, count), NOT_ORDINARY)
                 return _Thing("storage", [count])
         raise NotPlainError(DAMAGED)
 
@@ -233,8 +233,8 @@ def _call(name: str, arguments: list[Any]) -> Any:
             for pair in pairs:
                 made.put(pair.items)
             return made
-        case "collections.Counter", [_Thing("dict", counts)]:  # in the schedule of a learning rate
-            return _Thing("dict", []).put(counts)
+        case "collections.Counter", [_Thing("dict", counts, depth, size)]:  # in the schedule of a learning rate
+            return _Thing("dict", list(counts), depth, size)
         case "_codecs.encode", [str(text), "latin1"]:  # bytes
             return text.encode("latin1")
         case ("torch.Size", [_Thing("tuple", parts)]) | ("torch.device", parts):
@@ -250,9 +250,9 @@ def _call(name: str, arguments: list[Any]) -> Any:
             last = offset + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
             _require(0 in sizes or max(math.prod(sizes) - 1, last) < count, NOT_ORDINARY)
             match rest:
-                case [] | [bool(), _Thing("dict", [])]:  # hooks on the gradient, which are never saved
+                case [] | [bool(), None | _Thing("dict", [])]:  # hooks on the gradient, which are never saved
                     return _Thing("tensor", [])
-        case "torch._utils._rebuild_parameter", [_Thing("tensor") as tensor, bool(), _Thing("dict", [])]:
+        case "torch._utils._rebuild_parameter", [_Thing("tensor") as tensor, bool(), None | _Thing("dict", [])]:
             return tensor
     raise NotPlainError(NOT_ORDINARY if name.startswith("torch._utils") else DAMAGED)
 

@@ -89,9 +89,11 @@ def test_what_training_scripts_save_is_what_pytorch_makes_of_it(tmp_path: Path) 
 
 
 def test_what_python_2_wrote_is_loaded(tmp_path: Path) -> None:
-    ordered = b"\x80\x02ccollections\nOrderedDict\n](](" + text("fc.weight") + tensor() + b"ee\x85R."
-    (tmp_path / "x.pt").write_bytes(series(ordered))
-    assert same(load_plain(tmp_path / "x.pt"), OrderedDict({"fc.weight": torch.ones(1)}))
+    """As are weights that are still passed on: their dictionaries are lists of pairs, and there were no hooks yet."""
+    for hooks in (b"N", b"ccollections\nOrderedDict\n]\x85R"):
+        pair = b"](" + text("a") + tensor(rest=b"\x89" + hooks) + b"e"
+        (tmp_path / "x.pt").write_bytes(series(b"\x80\x02ccollections\nOrderedDict\n](" + pair + b"e\x85R."))
+        assert same(load_plain(tmp_path / "x.pt"), OrderedDict({"a": torch.ones(1)}))
 
 
 @pytest.mark.timeout(60)

@@ -57,6 +57,12 @@ def call(function: str, arguments: bytes) -> bytes:
     return f"c{module}\n{name}\n(".encode() + arguments + b"tR"
 
 
+def call_often(function: str, arguments: bytes, times: int) -> bytes:
+    """Call it with the same arguments again and again; what it made stays on the stack."""
+    module, _, name = function.rpartition(".")
+    return f"c{module}\n{name}\nq\0(".encode() + arguments + b"tq\1R" + b"h\0h\1R" * times
+
+
 def entry(value: bytes, name: str = "fc.weight") -> bytes:
     """A dictionary with one entry."""
     return b"\x80\x02}" + text(name) + value + b"s."
@@ -129,6 +135,9 @@ PICKLES = {
     "10^20 letters by sharing": b"\x80\x02" + LAUGHS.replace(b"]", text("x" * 1_000), 1) + b".",
     "methods overwritten": b"\x80\x02" + HOOKS + text("a") + tensor() + b"s}" + text("values") + b"K\5sb.",
     "bytes by the square": entry(call("_codecs.encode", text("\u4e00\u4e01" * 50_000) + text("punycode"))),
+    "1,000 copies of a text": b"\x80\x02"
+    + call_often("_codecs.encode", text("x" * 200_000) + text("latin1"), 1_000)
+    + b"N.",
     "10^11 bytes": entry(call("builtins.bytearray", number(10**11))),
     "a set of a tuple of tuples": b"\x80\x02" + b"cbuiltins\nset\n](" + DOUBLED + b"e\x85R.",
     "counted tuples of tuples": b"\x80\x02" + b"ccollections\nCounter\n](" + DOUBLED + b"e\x85R.",
