@@ -76,6 +76,8 @@ def load_plain(path: Path, trailer: int = 0) -> Any:
             raise
         except Exception as error:  # a damaged file can raise anything at all
             text = " ".join(str(error).split()).partition(". ")[0][:200]
+            if isinstance(error, MemoryError) or "can't allocate" in text:
+                text = "there is not enough memory for it"
             damaged = isinstance(error, LookupError | AttributeError | TypeError) or not text
             raise NotPlainError(DAMAGED if damaged else text) from error
 

@@ -56,9 +56,10 @@ def load_pt2(options: Pt2Options, config: TeacherConfig, device: torch.device) -
 def load_torchscript(options: TorchScriptOptions, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
     """The teacher in a TorchScript archive, answering logits, or probabilities where ``options.answers`` says so.
 
-    An archive is a program in a language of its own, and its ``__setstate__`` methods run when it is loaded. It names
-    no image shape, so the configuration must.
+    An archive is a program, whose ``__setstate__`` methods run when it is loaded, and which can write any file
+    (``torch.from_file``): UserError without ``options.trust``. It names no image shape, so the configuration must.
     """
+    require_trust(config, vars(options))
     path = _archive(options.program, "torchscript")
     LOGGER.warning("teacher: PyTorch has deprecated TorchScript; save %s again with torch.export (.pt2)", path.name)
     try:
