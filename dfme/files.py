@@ -209,10 +209,13 @@ def archive_entries(file: IO[bytes], end: int, unpacked: int = 0) -> dict[str, t
         wide = locator[:4] == b"PK\6\7"
         length, begin = unpack("<40x2Q", wide_end) if wide else unpack("<12x2L2x", last)
         fine = last[:4] == b"PK\5\6" and last[20:] == b"\0\0" and begin + length == end - (98 if wide else 22)
-        if not fine or length > MAX_LISTING or (wide and unpack("<8xQ4x", locator)[0] != end - 98):
+        agree = not wide or (wide_end[:4], *unpack("<8xQ4x", locator)) == (b"PK\6\6", end - 98)
+        if not fine or not agree or length > MAX_LISTING:
             raise ValueError("its end is not that of an archive which PyTorch wrote")
         with zipfile.ZipFile(file) as archive:
-            listed, spans = archive.infolist(), [(archive.start_dir, begin), (begin, end)]
+            listed, spans = archive.infolist(), [(begin, end)]
+            if archive.start_dir != begin:
+                raise ValueError("its list of entries is not where it should be")
         for entry in listed:
             file.seek(entry.header_offset)
             mark, method, name_bytes, extra_bytes = unpack("<4s4xH16x2H", file.read(30))
