@@ -13,9 +13,11 @@ import errno
 import math
 import os
 import stat
+import struct
 import zipfile
 from collections.abc import Iterator, Sequence
 from io import BufferedReader
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 MAX_LINE = 1 << 20
 """Bytes of the longest line that a log of ours can hold, by far."""
+
+MAX_LISTING = 10_000_000
+"""Bytes of the longest list of entries in an archive: some 100,000 tensors."""
 
 NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EISDIR)
 """What the system says of a link, a pipe or a folder where a file was to be written."""
@@ -189,13 +194,51 @@ def read_npz(path: Path, most: int) -> dict[str, NDArray[Any]]:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def is_inflated(path: Path) -> bool:
-    """Whether an archive unpacks to more bytes than it has itself, which nothing that PyTorch saved does."""
+def archive_entries(file: IO[bytes], end: int, unpacked: int = 0) -> dict[str, tuple[int, int]]:
+    """Where each entry of a zip archive begins, and its bytes; ``end``: where the archive ends in the file.
+
+    PyTorch's reader is not Python's: each looks for the list of entries in its own way, and one takes names that differ
+    in case for the same. So there may be nothing here that can be read in two ways, nor what PyTorch does not write.
+    Compressed entries, which only its programs have, may unpack to ``unpacked`` bytes together.
+
+    Raises ValueError, in words, for everything else.
+    """
+    file.seek(max(end - 98, 0))
+    wide_end, locator, last = file.read(56), file.read(20), file.read(22)
+    entries: dict[str, tuple[int, int]] = {}
     try:
-        with zipfile.ZipFile(path) as archive:
-            return sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size
-    except Exception:  # whatever is wrong with it, PyTorch will say
-        return False
+        wide = locator[:4] == b"PK\6\7"
+        length, begin = struct.unpack("<40x2Q", wide_end) if wide else struct.unpack("<12x2L2x", last)
+        fine = last[:4] == b"PK\5\6" and last[20:] == b"\0\0" and begin + length == end - (98 if wide else 22)
+        agree = not wide or (wide_end[:4], *struct.unpack("<8xQ4x", locator)) == (b"PK\6\6", end - 98)
+        if not fine or not agree or length > MAX_LISTING:
+            raise ValueError("its end is not that of an archive which PyTorch wrote")
+        with zipfile.ZipFile(file) as archive:
+            listed, spans = archive.infolist(), [(begin, end)]
+            if archive.start_dir != begin:
+                raise ValueError("its list of entries is not where it should be")
+        for entry in listed:
+            file.seek(entry.header_offset)
+            mark, method, name_bytes, extra_bytes = struct.unpack("<4s4xH16x2H", file.read(30))
+            start, stored = entry.header_offset + 30 + name_bytes + extra_bytes, method == zipfile.ZIP_STORED
+            name = file.read(name_bytes).decode("utf-8" if entry.flag_bits & 0x800 else "cp437")
+            alike = (mark, method, name, name) == (b"PK\3\4", entry.compress_type, entry.filename, entry.orig_filename)
+            wider = not entry.extra or entry.extra[:4] == struct.pack(
+                "<HH", 1, len(entry.extra) - 4
+            )  # and no other field
+            known = entry.compress_size == entry.file_size if stored else method == zipfile.ZIP_DEFLATED
+            if not (alike and wider and known) or entry.flag_bits & 1:
+                raise ValueError(f"its entry {name[:80]!r} is none that PyTorch wrote")
+            unpacked -= 0 if stored else max(entry.file_size, 1)
+            entries[name] = (start, entry.compress_size)
+            spans.append((entry.header_offset, start + entry.compress_size))
+    except (zipfile.BadZipFile, NotImplementedError, struct.error, UnicodeDecodeError) as problem:
+        raise ValueError(f"it is no archive that PyTorch wrote: {problem}") from problem
+    if unpacked < 0:
+        raise ValueError("its entries are compressed, as only those of TorchScript may be, or unpack to too much")
+    if len({name.lower() for name in entries}) != len(listed) or any(a[1] > b[0] for a, b in pairwise(sorted(spans))):
+        raise ValueError("two of its entries share a name or a place")
+    return entries
 
 
 def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:

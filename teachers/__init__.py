@@ -53,7 +53,9 @@ KINDS: dict[str, Kind] = {
     "json": Kind(JsonOptions, "teachers.remote.json_api.api:connect_json", ADAPTER, JSON_FILE),
     "onnx": Kind(OnnxOptions, "teachers.local.onnx_runtime:load_onnx", ONNX),
     "pt2": Kind(Pt2Options, "teachers.local.exported:load_pt2", PROGRAM, "teachers.options:require_trust"),
-    "torchscript": Kind(TorchScriptOptions, "teachers.local.exported:load_torchscript", ARCHIVE),
+    "torchscript": Kind(
+        TorchScriptOptions, "teachers.local.exported:load_torchscript", ARCHIVE, "teachers.options:require_trust"
+    ),
     "hf": Kind(HuggingFaceOptions, "teachers.local.huggingface:load_huggingface", HF_FOLDER),
     "timm": Kind(TimmOptions, "teachers.local.timm_folder:load_timm", TIMM_FOLDER),
 }

@@ -74,8 +74,9 @@ class TorchScriptOptions:
     """A TorchScript archive on this machine; PyTorch has deprecated the format in favour of torch.export."""
 
     program: Basic[str]
-    """the archive, usually .pt or .ts; it is a program in a language of its own that loading may already run, so give
-    one whose maker you trust"""
+    """the archive, usually .pt or .ts"""
+    trust: Basic[bool] = False
+    """it is a program that loading may already run, and that can write files; say true for one whose maker you trust"""
     answers: Basic[Literal["logits", "probabilities"]] = "logits"
     """what the program answers: logits, or probabilities where it ends in a softmax or a sigmoid"""
 
@@ -200,6 +201,6 @@ def require_trust(config: TeacherConfig, options: Mapping[str, Any]) -> None:
     """UserError for a program that may do anything, unless its maker is trusted."""
     if not options.get("trust"):
         raise UserError(
-            "--teacher.trust: expected true, since loading a .pt2 file runs code that is in it; say so where you trust "
-            "its maker"
+            "--teacher.trust: expected true, since loading such a program runs code that is in it; say so where you "
+            "trust its maker"
         )

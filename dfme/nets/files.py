@@ -5,16 +5,21 @@ And what must be known of a stranger's file before memory is taken for what it c
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dfme.errors import UserError
 from dfme.files import replacing
+
+MAX_TENSORS = 20_000  # of a network; those of 1,202 layers have 4,000
 
 
 def save_module(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> None:
@@ -39,6 +44,24 @@ def on_meta_device(build: Callable[[], nn.Module]) -> nn.Module | None:
         raise
     except Exception as error:  # sizes that no tensor can have
         raise UserError(f"cannot build the network it describes: {' '.join(str(error).split())[:200]}") from error
+
+
+@contextmanager
+def of_bounded_size() -> Iterator[None]:
+    """Stop with UserError when a net is built that has more layers than any, since a file can name any number."""
+    built = itertools.count(1)
+
+    def count(*_: object) -> None:
+        if next(built) > MAX_TENSORS:
+            raise UserError(
+                f"the network it describes has more than {MAX_TENSORS:,} tensors; expected an image classifier"
+            )
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def state_dict_problems(net: nn.Module, state: Mapping[str, Tensor]) -> str:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from dfme.errors import DfmeError, RunError
-from dfme.files import is_inflated, open_file, replacing
+from dfme.files import open_file, replacing
+from dfme.nets.pickles import NotPlainError, load_plain
 
 MARK = b"dfme-sha256:"
 TRAILER_BYTES = len(MARK) + hashlib.sha256().digest_size
@@ -53,15 +54,14 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """
     if not path.exists() and previous(path).exists():
         path = previous(path)
-    problem = _damage(path) or ("it unpacks to more than it holds" if is_inflated(path) else None)
+    problem = _damage(path)
     if problem is None:
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # a pickle that somebody changed can raise anything at all
-            text = " ".join(str(error).split())
-            problem = f"{type(error).__name__}: {text[:200]}"
-            if "weights_only" in text:  # PyTorch's advice would be to load it in a way that runs code
-                problem = "it holds Python objects beside tensors, which are never loaded: that could run any code"
+            state = load_plain(path, trailer=TRAILER_BYTES)
+        except (NotPlainError, OSError) as error:
+            problem = str(error)
+            if isinstance(error, NotPlainError) and error.imports:
+                problem = f"{error}, which are never loaded: that could run any code"
         else:
             if isinstance(state, dict) and state:
                 return state

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch.export import ExportedProgram
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
+from dfme.files import archive_entries, open_file
 from teachers.local.checks import first_line
 from teachers.local.program import Program, ProgramTeacher, make_program_teacher
 from teachers.options import Pt2Options, TorchScriptOptions, require_trust
@@ -29,6 +29,8 @@ ARCHIVES = {
     "data.pkl": "a file of weights; say --teacher.checkpoint",
 }
 """What a zip archive is, by the name of a file that only such archives hold; the most specific first."""
+
+MAX_CODE = 100_000_000  # bytes to which the compressed code of a program may unpack
 
 UNLIMITED = 2**31  # a batch limit of as many images is none
 
@@ -54,9 +56,10 @@ def load_pt2(options: Pt2Options, config: TeacherConfig, device: torch.device) -
 def load_torchscript(options: TorchScriptOptions, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
     """The teacher in a TorchScript archive, answering logits, or probabilities where ``options.answers`` says so.
 
-    An archive is a program in a language of its own, and its ``__setstate__`` methods run when it is loaded. It names
-    no image shape, so the configuration must.
+    An archive is a program, whose ``__setstate__`` methods run when it is loaded, and which can write any file
+    (``torch.from_file``): UserError without ``options.trust``. It names no image shape, so the configuration must.
     """
+    require_trust(config, vars(options))
     path = _archive(options.program, "torchscript")
     LOGGER.warning("teacher: PyTorch has deprecated TorchScript; save %s again with torch.export (.pt2)", path.name)
     try:
@@ -81,9 +84,10 @@ def _archive(name: str, kind: str) -> Path:
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected a program for --teacher {kind}")
     try:
-        with zipfile.ZipFile(path) as archive:
-            inside = {entry.rpartition("/")[2] for entry in archive.namelist()}
-    except (zipfile.BadZipFile, OSError) as error:
+        with open_file(path) as file:
+            entries = archive_entries(file, path.stat().st_size, MAX_CODE)
+        inside = {entry.rpartition("/")[2] for entry in entries}
+    except (ValueError, OSError) as error:
         raise UserError(f"{path}: is no archive of PyTorch's, or is cut short: {first_line(error)}") from error
     found = next((what for entry, what in ARCHIVES.items() if entry in inside), "an archive of another kind")
     if not found.endswith(f"--teacher {kind}"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
+from dfme.nets.files import of_bounded_size
 from dfme.spec import ImageSpec
 from teachers.local.checks import agreed, agreed_classes, first_line, import_extra
 from teachers.local.model_folder import CONFIG, Scale, given_scale, numbers, read_config, require_weights, scaled, whole
@@ -21,6 +23,15 @@ from teachers.local.pytorch import LOGITS, TorchTeacher
 from teachers.options import HuggingFaceOptions
 
 PROCESSOR = "preprocessor_config.json"
+
+NOTHING, ATTENTION = re.compile("(?!)"), re.compile("eager|sdpa")
+FETCHING = {"auto_map": NOTHING, "quantization_config": NOTHING, "backbone": NOTHING, "experts_implementation": NOTHING}
+FETCHING |= {
+    "attn_implementation": ATTENTION,
+    "_attn_implementation": ATTENTION,
+    "model_type": re.compile("(?!timm).*"),
+}
+"""What in a configuration can make transformers import, fetch or open something else, and the values that do not."""
 
 
 class _Logits(nn.Module):
@@ -58,8 +69,15 @@ def load_huggingface(options: HuggingFaceOptions, config: TeacherConfig, device:
 
 def _require_plain(folder: Path, model_config: dict[str, Any]) -> None:
     """UserError for a folder that is no whole model of transformers' own."""
-    if "auto_map" in model_config:
-        raise UserError(f"{folder / CONFIG}: asks for Python code of its own (auto_map), which is never run here")
+    inside: list[Any] = [model_config]
+    for part in inside:
+        if isinstance(part, dict | list):
+            inside.extend(part.values() if isinstance(part, dict) else part)
+        for name, harmless in FETCHING.items() if isinstance(part, dict) else ():
+            if name in part and not (isinstance(part[name], str) and harmless.fullmatch(part[name])):
+                raise UserError(
+                    f"{folder / CONFIG}: asks for code or weights of others ({name}), which is never done here"
+                )
     if "model_type" not in model_config:
         hint = "; it looks like timm's: say --teacher timm" if "architecture" in model_config else ""
         raise UserError(f"{folder / CONFIG}: expected a model_type of transformers, found none{hint}")
@@ -71,7 +89,7 @@ def _load(folder: Path) -> Any:
     """The model, in fp32; the caller's random state is as it was."""
     auto = import_extra("transformers.models.auto.modeling_auto", "hf").AutoModelForImageClassification
     try:
-        with torch.random.fork_rng(devices=[]), _silent():
+        with torch.random.fork_rng(devices=[]), of_bounded_size(), _silent():
             model, loaded = auto.from_pretrained(
                 str(folder),
                 local_files_only=True,
@@ -79,6 +97,8 @@ def _load(folder: Path) -> Any:
                 use_safetensors=True,
                 output_loading_info=True,
             )
+    except UserError:
+        raise
     except Exception as error:  # a damaged or unknown configuration can raise anything at all
         raise UserError(f"{folder}: transformers cannot load it: {first_line(error)}") from error
     missing = sorted(loaded["missing_keys"])

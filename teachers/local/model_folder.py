@@ -15,6 +15,7 @@ LARGEST = sys.float_info.max
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
+MAX_SIZE = 1_000_000  # of a layer, or of how many there are of something
 MAX_CONFIG_BYTES = 10_000_000  # an index of weights names every tensor of a large model
 
 Scale = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
@@ -29,14 +30,21 @@ def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
             text = file.read(MAX_CONFIG_BYTES + 1)
         if len(text) > MAX_CONFIG_BYTES:
             raise ValueError(f"it is longer than {MAX_CONFIG_BYTES:,} bytes")
-        value = json.loads(text)
+        value = json.loads(text, parse_int=_integer if name != INDEX else int)
     except OSError as error:
         raise UserError(f"{path}: expected a model folder with {name}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: expected JSON, but it is none: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(f"{path}: expected the JSON of a model, but {' '.join(str(error).split())[:200]}") from error
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value
+
+
+def _integer(text: str) -> int:
+    """A whole number of a model's description, which may be a size or a count of anything."""
+    if len(text) > 1 + len(str(MAX_SIZE)) or abs(int(text)) > MAX_SIZE:
+        raise ValueError(f"{text[:20]} is too large for anything in a model; the largest is {MAX_SIZE:,}")
+    return int(text)
 
 
 def require_weights(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,13 +14,14 @@ from torch import nn
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
+from dfme.nets.files import of_bounded_size
 from dfme.spec import ImageSpec
 from teachers.local import model_folder
 from teachers.local.checks import agreed, agreed_classes, first_line, import_extra
 from teachers.local.model_folder import CONFIG, WEIGHTS, Scale, numbers, read_config, scaled, whole
 from teachers.local.program import first_look
 from teachers.local.pytorch import LOGITS, TorchTeacher
-from teachers.local.weights import load_into, read_weights
+from teachers.local.weights import load_into, read_weights, require_fit
 from teachers.options import TimmOptions
 
 
@@ -41,11 +43,16 @@ def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device)
     classes = agreed_classes(config.num_classes, outputs, f"the num_classes of {CONFIG} are", CONFIG)
     shape = _shape(source, arguments, config)
     scale = model_folder.given_scale(config) or _scale(folder, source, config)
-    module = _build(timm, folder, name, {**arguments, "num_classes": outputs, "in_chans": shape[0]})
+    build = partial(_build, timm, folder, name, {**arguments, "num_classes": outputs, "in_chans": shape[0]})
+    with torch.device("meta"):  # no memory for a network of the size that a file claims, before it is known to fit
+        outline = build()
     model_folder.require_weights(folder)
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"{folder}: expected {WEIGHTS} in one file, found {model_folder.INDEX}")
-    load_into(module, read_weights(folder / WEIGHTS)[0], source=f"{folder / WEIGHTS} as {name}")
+    state, source_name = read_weights(folder / WEIGHTS)[0], f"{folder / WEIGHTS} as {name}"
+    require_fit(outline, state, source=source_name)
+    module = build()
+    load_into(module, state, source=source_name)
     spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
     teacher = TorchTeacher(module, spec, classes, LOGITS, *scale, device, config.max_batch)
     first_look(str(folder), teacher, spec)
@@ -67,8 +74,10 @@ def _arguments(timm: ModuleType, folder: Path, model_config: dict[str, Any]) -> 
 def _build(timm: ModuleType, folder: Path, name: str, arguments: dict[str, Any]) -> nn.Module:
     """The network with fresh weights; the caller's random state is as it was."""
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), of_bounded_size():
             module: nn.Module = timm.create_model(name, pretrained=False, **arguments)
+    except UserError:
+        raise
     except Exception as error:  # a wrong argument can raise anything at all
         raise UserError(f"{folder}: timm cannot build {name}: {first_line(error)}") from error
     return module

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import pickletools
-import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from dfme.errors import UserError
-from dfme.files import is_inflated
 from dfme.nets.files import save_module, state_dict_problems
+from dfme.nets.pickles import NotPlainError, load_plain
 from teachers.local.card import Card
 from teachers.local.checks import first_line
 
@@ -25,7 +20,6 @@ State = dict[str, Tensor]
 WRAPPINGS = ("state_dict", "model_state_dict", "model", "net", "weights")
 
 MAX_HEADER = 100_000_000  # bytes of the longest header that the safetensors library reads
-_HARMLESS = re.compile(r"collections\.OrderedDict|torch\._utils\._rebuild\w+|torch\.\w*(Storage|Size|device)")
 
 
 def read_weights(path: str | Path) -> tuple[State, Card]:
@@ -44,7 +38,6 @@ def read_weights(path: str | Path) -> tuple[State, Card]:
         raise UserError(f"{path}: {_looks_like(head, path)}; expected .safetensors or a state dict in .pt/.pth")
     if not state:
         raise UserError(f"{path}: holds no tensors; expected the weights of a network")
-    _require_values(state, path)
     return _strip_prefixes(state), card
 
 
@@ -77,7 +70,7 @@ def _head(path: Path) -> bytes:
     if not path.exists():
         raise UserError(f"{path}: no such file; expected weights as .safetensors, .pt or .pth")
     if not path.is_file():
-        raise UserError(f"{path}: is a directory; expected a file of weights (.safetensors, .pt or .pth)")
+        raise UserError(f"{path}: is a directory, a pipe or a device; expected weights (.safetensors, .pt or .pth)")
     try:
         with path.open("rb") as file:
             return file.read(64)
@@ -111,54 +104,20 @@ def _read_safetensors(path: Path) -> tuple[State, Card]:
 
 
 def _read_pickle(path: Path) -> object:
-    """What ``torch.load`` makes of a file without running its code; every failure becomes one line."""
-    if is_inflated(path):
-        raise UserError(f"{path}: not loaded, since it unpacks to more than it holds; expected it as PyTorch saved it")
+    """What PyTorch saved; every failure becomes one line."""
     try:
-        # the open file, since torch reads some formats by the name's ending, and this one by its content
-        with path.open("rb") as file, warnings.catch_warnings(action="ignore"):
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can raise anything at all
-        names = _forbidden_globals(path)
-        if names:
-            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
-            raise UserError(
-                f"{path}: not loaded, since it holds Python objects beside tensors, and loading them can run "
-                f"any code: {shown}; where you trust it, save model.state_dict() alone and give that file"
-            ) from error
-        if "TorchScript" in str(error):
-            raise UserError(f"{path}: is a TorchScript archive; expected a state dict") from error
-        problem = first_line(error).partition(". ")[0]
-        raise UserError(f"{path}: cannot be read as weights, perhaps cut short: {problem}") from error
-
-
-def _forbidden_globals(path: Path) -> list[str]:
-    """The names a pickle would import that weights do not need, read without running it."""
-    try:
-        with path.open("rb") as file:
-            return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
-    except Exception:  # not a zip archive: a bare pickle, or the format before PyTorch 1.6
-        names = _imports(path.read_bytes())
-        return sorted(name for name in names if not _HARMLESS.fullmatch(name))
-
-
-def _imports(data: bytes) -> set[str]:
-    """The globals named in a series of pickles, as far as it can be read."""
-    names: set[str] = set()
-    stream = io.BytesIO(data)
-    texts: list[str] = []
-    try:
-        while stream.tell() < len(data):
-            for opcode, argument, _ in pickletools.genops(stream):
-                if opcode.name == "GLOBAL":
-                    names.add(str(argument).replace(" ", "."))
-                elif opcode.name == "STACK_GLOBAL":
-                    names.add(".".join(texts[-2:]))
-                elif isinstance(argument, str):
-                    texts.append(argument)
-    except Exception:  # noqa: S110 (the tensors' bytes follow the pickles, and can be taken for anything)
-        pass
-    return names
+        return load_plain(path)
+    except NotPlainError as error:
+        names = error.imports
+        if not names:
+            raise UserError(f"{path}: cannot be read as weights, perhaps cut short: {error}") from error
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
+        raise UserError(
+            f"{path}: not loaded, since it holds Python objects beside tensors, and loading them can run "
+            f"any code: {shown}; where you trust it, save model.state_dict() alone and give that file"
+        ) from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _unwrap(value: object, path: Path) -> State:
@@ -174,14 +133,6 @@ def _unwrap(value: object, path: Path) -> State:
         f"{path}: holds no state dict: its keys are {', '.join(str(key)[:40] for key in list(value)[:8]) or 'none'}; "
         f"expected tensors, or a dict of them under {', '.join(WRAPPINGS)}"
     )
-
-
-def _require_values(state: State, path: Path) -> None:
-    """UserError for a tensor that is not what it looks like: without a value of its own for every element."""
-    for name, value in state.items():
-        plain = value.device.type == "cpu" and value.layout == torch.strided and not value.is_nested
-        if not plain or value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise UserError(f"{path}: {name} is no ordinary tensor, with a value for every element; save it as one")
 
 
 def _strip_prefixes(state: State) -> State:

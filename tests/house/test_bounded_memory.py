@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 import subprocess
 import sys
 import zipfile
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from fuzzing import LAUGHS, saved, sealed, with_header
+from pickled import PICKLES, archive, series
 from report_runs import SUMMARY
 
 from dfme.nets import build_net
@@ -117,6 +119,13 @@ def make_files(folder: Path) -> None:
     (folder / "checkpoint.bomb").write_bytes(sealed(bomb))
     (folder / "checkpoint.legacy").write_bytes(sealed(legacy))
     (folder / "teacher.bomb").write_bytes(bomb)
+    newer = re.sub(rb"(PK\x01\x02..)..", lambda found: found[1] + b"\x64\0", bomb, flags=re.DOTALL)
+    (folder / "teacher.newer bomb").write_bytes(newer)
+    (folder / "checkpoint.newer bomb").write_bytes(sealed(newer))
+    for name, pickled in PICKLES.items():
+        (folder / f"teacher.{name}, in an archive").write_bytes(archive(pickled))
+        (folder / f"teacher.{name}, in a series").write_bytes(series(pickled))
+        (folder / f"checkpoint.{name}").write_bytes(sealed(archive(pickled)))
     (folder / "teacher.legacy").write_bytes(legacy)
     (folder / "teacher.expanded").write_bytes(saved({"fc.weight": torch.ones(1).expand(HUGE)}, True))
     (folder / "teacher.meta").write_bytes(saved({"fc.weight": torch.empty(HUGE, device="meta")}, True))

@@ -29,9 +29,8 @@ ANY_BATCH = ({0: torch.export.Dim("batch")},)
 
 def load(kind: str, path: Path, options: dict[str, Any] | None = None, **common: Any) -> Any:
     common.setdefault("label_mode", "logits")
-    trust = {"trust": True} if kind == "pt2" else {}
     config = TeacherConfig(kind=kind, **common)
-    return make_teacher(config, {"program": str(path), **trust, **(options or {})}, CPU)
+    return make_teacher(config, {"program": str(path), "trust": True, **(options or {})}, CPU)
 
 
 def net(end: nn.Module | None = None) -> nn.Module:
@@ -228,6 +227,33 @@ def test_nothing_of_a_pt2_is_loaded_without_trust(tmp_path: Path) -> None:
 
 
 # --- TorchScript -------------------------------------------------------------------------------------------
+
+
+def test_a_torchscript_archive_that_writes_a_file_is_not_loaded_without_trust(tmp_path: Path) -> None:
+    """A control stands last: where its maker is trusted, it does write."""
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"mine")
+    source = f"""
+    def forward(self, x):
+        mapped = torch.from_file("{precious}", True, 4, dtype=torch.uint8).fill_(33)
+        return x.flatten(1)[:, :3] + mapped.sum() * 0
+    """
+    module = torch.jit.ScriptModule()
+    module.define(source)
+    torch.jit.save(module, str(tmp_path / "net.ts"))
+    with pytest.raises(UserError, match=r"--teacher\.trust: expected true"):
+        load("torchscript", tmp_path / "net.ts", {"trust": False}, shape=SHAPE)
+    assert precious.read_bytes() == b"mine"
+    load("torchscript", tmp_path / "net.ts", shape=SHAPE)
+    assert precious.read_bytes() == b"!!!!"
+
+
+def test_an_archive_that_unpacks_to_far_more_is_not_loaded(tmp_path: Path) -> None:
+    path = script(tmp_path / "net.ts", nn.Flatten())
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("net/code/more.py", bytes(101_000_000))
+    with pytest.raises(UserError, match="is no archive of PyTorch's"):
+        load("torchscript", path, shape=SHAPE)
 
 
 def test_torchscript_is_said_to_be_deprecated_in_one_line(

@@ -201,7 +201,24 @@ def pickle_weights(folder: Path) -> None:
 
 
 SPOILT: dict[str, tuple[Any, str]] = {
-    "code": (lambda f: edit(f / "config.json", auto_map={"AutoConfig": "evil.Config"}), r"auto_map\), which is never"),
+    "code": (
+        lambda f: edit(f / "config.json", auto_map={"AutoConfig": "evil.Config"}),
+        r"\(auto_map\), which is never",
+    ),
+    "a kernel": (
+        lambda f: edit(f / "config.json", attn_implementation="kernels-community/flash-attn"),
+        r"asks for code or weights of others \(attn_implementation\)",
+    ),
+    "timm by another door": (
+        lambda f: edit(f / "config.json", model_type="timm_wrapper", architecture="hf_hub:someone/model"),
+        r"asks for code or weights of others \(model_type\)",
+    ),
+    "deep down": (
+        lambda f: edit(f / "config.json", a=[{"b": {"quantization_config": {}}}]),
+        r"asks for code or weights of others \(quantization_config\)",
+    ),
+    "labels": (lambda f: edit(f / "config.json", num_labels=10**9), r"config\.json: .*1000000000 is too large"),
+    "layers": (lambda f: edit(f / "config.json", num_hidden_layers=10**6), "more than 20,000 tensors"),
     "pickle": (pickle_weights, r"found pickled weights \(pytorch_model\.bin\), .* again as safetensors"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), r"expected model\.safetensors, found no weights"),
     "cut weights": (spoil_weights, "transformers cannot load it"),
@@ -212,7 +229,7 @@ SPOILT: dict[str, tuple[Any, str]] = {
     ),
     "no classifier": (lambda f: edit(f / "config.json", model_type="vit_mae"), "transformers cannot load it: "),
     "timm": (lambda f: (f / "config.json").write_text('{"architecture": "resnet18"}'), "say --teacher timm"),
-    "no JSON": (lambda f: (f / "config.json").write_text("{"), r"config\.json: expected JSON, but it is none"),
+    "no JSON": (lambda f: (f / "config.json").write_text("{"), r"config\.json: expected the JSON of a model"),
     "a list": (lambda f: (f / "config.json").write_text("[]"), "expected a JSON object, got list"),
     "no config": (lambda f: (f / "config.json").unlink(), r"expected a model folder with config\.json: No such file"),
     "adapter": (lambda f: (f / "adapter_config.json").write_text("{}"), "holds an adapter to another model"),
