@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfme.compute import DeferredChecks
-from dfme.errors import DfmeError, TeacherError, Unusable
+from dfme.errors import BudgetExhausted, DfmeError, TeacherError, Unusable
 from dfme.spec import LabelMode, Teacher
 
 NEGATIVE = 1e-6
@@ -18,6 +18,12 @@ NEGATIVE = 1e-6
 
 SUM = 1e-3
 """How far from one a row of probabilities may sum, besides what its dtype and its decimals round off."""
+
+MAX_DECIMALS = 45
+"""Decimals beyond which rounding changes no float32."""
+
+MAX_SHOWN = 500
+"""Letters shown of what a teacher raised."""
 
 NO_LABEL = -1
 """What stands for the label of scores that are NaN; no teacher may answer it."""
@@ -29,12 +35,19 @@ Verdict = tuple[Tensor, Callable[[], str]]
 
 
 def read_answers(
-    raw: object, batch: int, classes: int, mode: LabelMode, deferred: DeferredChecks, device: torch.device
+    raw: object,
+    batch: int,
+    classes: int,
+    mode: LabelMode,
+    deferred: DeferredChecks,
+    device: torch.device,
+    more: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """A teacher's raw answer to ``batch`` images as a tensor of our own on ``device``.
 
     Scores come back float32 (B, K), labels int64 (B,), detached and copied: a teacher may use its buffer
-    again. Arrays and lists are taken as well. Conditions on values go through the deferred.
+    again. Arrays and lists are taken as well. Conditions on values go through the deferred. What tells more than
+    ``mode`` reveals is cut to it, and on a CPU ``more`` is called.
 
     Raises TeacherError, with what was expected and what came, for an answer of another kind, shape or dtype,
     for NaN and infinities, probabilities that are none, and labels out of range.
@@ -58,24 +71,58 @@ def read_answers(
             hidden = max(classes - (mode.k or classes), 0)
             (ok, found), expected = (
                 _top_k(answers, hidden, tolerance),
-                f"{hidden} NaN (unrevealed) per row, the others ",
+                f"at most {hidden} NaN (unrevealed) per row, the others ",
             )
             expected += _sums("of at most one", tolerance)
     deferred.expect(ok, lambda: TeacherError(f"teacher: expected {expected}, got {found()}"))
-    return answers
+    if mode.decimals is None and mode.k is None:
+        return answers
+    kept = _cut(answers, mode)
+    if device.type == "cpu" and _tells_more(answers, kept, as_tensor(raw).dtype):
+        more()
+    return kept
 
 
 def as_tensor(raw: object) -> Tensor:
-    """A tensor as it is, an array or a list of numbers as a tensor; TeacherError for anything else."""
-    if isinstance(raw, Tensor):
-        return raw
+    """An ordinary tensor as it is, an array or a list of numbers as a tensor; TeacherError for anything else."""
     try:
-        return torch.as_tensor(raw)
+        if not isinstance(raw, Tensor):
+            return torch.as_tensor(raw)
+        if (
+            type(raw) is Tensor
+            and raw.layout is torch.strided
+            and not (raw.is_meta or raw.is_quantized or raw.is_nested)
+        ):
+            return raw
+        return torch.as_tensor(raw.tolist())
     except Exception as error:  # arrays and objects of every sort fail in their own way
+        kind = f" ({raw.layout}, {raw.dtype}, on {raw.device})" if isinstance(raw, Tensor) else ""
         raise TeacherError(
-            f"teacher: expected a tensor, an array or a list of numbers, got {type(raw).__name__}; "
+            f"teacher: expected a tensor, an array or a list of numbers, got {type(raw).__name__}{kind}; "
             "return the scores or labels alone"
         ) from error
+
+
+def keep_largest(scores_BK: Tensor, k: int, values_BK: Tensor) -> Tensor:
+    """``values_BK`` where the ``k`` largest known scores of a row are, NaN elsewhere."""
+    kept_Bk = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).topk(k, dim=1).indices
+    return torch.full_like(values_BK, torch.nan).scatter(1, kept_Bk, values_BK.gather(1, kept_Bk))
+
+
+def _cut(scores_BK: Tensor, mode: LabelMode) -> Tensor:
+    """What ``mode`` reveals of probabilities; as they are, bit by bit, where that is all."""
+    cut_BK = scores_BK
+    if mode.decimals is not None and mode.decimals <= MAX_DECIMALS:
+        scale = 10.0**mode.decimals  # in double precision: a float32 times 10^7 has no decimals left to round
+        cut_BK = scores_BK.double().mul_(scale).round_().div_(scale).float()
+    return cut_BK if mode.k is None else keep_largest(scores_BK, min(mode.k, scores_BK.shape[1]), cut_BK)
+
+
+def _tells_more(scores_BK: Tensor, cut_BK: Tensor, dtype: torch.dtype) -> bool:
+    """Whether more was cut than an answer of this dtype rounds off."""
+    slack = 4 * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+    revealed = scores_BK.isnan() != cut_BK.isnan()
+    return bool((revealed | ((scores_BK - cut_BK).abs() > slack * scores_BK.abs())).any())
 
 
 def _require_labels(answers: Tensor, batch: int, classes: int) -> None:
@@ -123,7 +170,7 @@ def _top_k(scores_BK: Tensor, hidden: int, tolerance: float) -> Verdict:
     fewest, most = unknown.sum(1).aminmax()
     revealed = scores_BK.masked_fill(unknown, 0.0)
     low, total = revealed.amin(), revealed.sum(1).amax()
-    ok = (fewest == hidden) & (most == hidden) & (low >= -NEGATIVE) & (total <= 1 + tolerance)
+    ok = (most <= hidden) & (low >= -NEGATIVE) & (total <= 1 + tolerance)
     return (
         ok,
         lambda: (
@@ -159,13 +206,22 @@ def _describe(low: float, total: float, off: float) -> str:
 class TeacherCall:
     """Asks ``teacher`` once at a time or from several threads; answers come to ``device``, checked.
 
-    ``run`` is a name of the run, which tells its requests from those of other runs.
+    ``run`` is a name of the run, which tells its requests from those of other runs. ``tell`` is called with a line, once,
+    where answers tell more than the label mode.
     """
 
-    def __init__(self, teacher: Teacher, deferred: DeferredChecks, run: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        teacher: Teacher,
+        deferred: DeferredChecks,
+        run: str,
+        device: torch.device,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self._teacher, self._deferred, self._run, self._device = teacher, deferred, run, device
         self._is_service = getattr(teacher, "wire", None) is not None
         self._ask_with_key: Callable[[Tensor, str], object] | None = getattr(teacher, "ask", None)
+        self._tell: Callable[[str], None] | None = tell
 
     @property
     def needs_key(self) -> bool:
@@ -183,13 +239,20 @@ class TeacherCall:
         raw = self._call(query_BCHW, position, code)
         teacher = self._teacher
         try:
-            return read_answers(
-                raw, len(query_BCHW), teacher.num_classes, teacher.label_mode, self._deferred, self._device
-            )
+            classes, mode, batch = teacher.num_classes, teacher.label_mode, len(query_BCHW)
+            return read_answers(raw, batch, classes, mode, self._deferred, self._device, self._more)
         except TeacherError as error:
             if self._is_service:
-                raise Unusable(str(error), "unusable answer") from error
+                raise Unusable(str(error), error.reason) from error
             raise
+        except Exception as error:  # there are tensors that can be neither read nor named
+            raise TeacherError(f"teacher: expected scores or labels, got a {type(raw).__name__} without") from error
+
+    def _more(self) -> None:
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            who = "service" if self._is_service else "teacher"
+            tell(f"the {who} tells more than {self._teacher.label_mode}; its answers are cut to that")
 
     def _call(self, query_BCHW: Tensor, position: int, code: bytes) -> object:
         try:
@@ -198,13 +261,14 @@ class TeacherCall:
                 if self._ask_with_key is None:
                     return self._teacher(asked_BCHW)
                 return self._ask_with_key(asked_BCHW, self._key(position, code))
-        except DfmeError:
-            raise
-        except (Exception, SystemExit) as error:  # a client may give up the whole process: it is not its own here
-            reason = " ".join(str(error).split())
+        except BaseException as error:  # a client may give up the whole process: it is not its own here
+            if isinstance(error, DfmeError | KeyboardInterrupt) and not isinstance(error, BudgetExhausted):
+                raise
+            name, text = type(error).__name__[:MAX_SHOWN], " ".join(str(error).split())[:MAX_SHOWN]
             raise TeacherError(
                 f"teacher: expected answers to {len(query_BCHW)} images {tuple(query_BCHW.shape)}, but it raised "
-                f"{type(error).__name__}: {reason}"
+                f"{name}: {text}",
+                f"raised {name}",
             ) from error
 
     def _key(self, position: int, code: bytes) -> str:

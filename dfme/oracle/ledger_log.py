@@ -1,24 +1,28 @@
 """What ledger.jsonl says: one JSON object per line, in the order things happened, the true history of a run.
 
-    {"seq":0,"event":"budget","budget":300000,"run":"1f.."}           the budget in force after answer ``seq``
+    {"seq":0,"event":"budget","budget":300000,"run":"1f..","teacher":{..}}     the budget in force after answer ``seq``
     {"seq":1,"event":"charge","purpose":"student","images":256,"spent":256}      written before the send
     {"seq":1,"event":"refused","images":256,"reason":"429"}           the server did not serve it: given back
     {"seq":2,"event":"failed","images":256,"reason":"timeout"}        it may have been served: stays charged
     {"seq":3,"event":"lost","images":256,"reason":".."}               sent, the answer is lost: written off
 
-Charges are numbered without a gap. ``spent`` is the total of charged purposes after the line, so every line
-vouches for the ones before it, and a file with a line changed or missing is not accepted. ``run`` is a random
-name for the run, the same in all its sessions.
+Charges are numbered without a gap. ``spent`` is the total of charged purposes after the line. Every line ends in a
+``check``: the CRC-32 of its other members, as they are written, and of all lines before it, so a file with a line
+changed or missing is not accepted. (A ledger whose first line has none was begun by 0.5.0, and goes on without.)
+``run`` is a random name for the run, the same in all its sessions; ``teacher`` is what it was started with.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from dfme.errors import RunError
+from dfme.errors import RunError, UserError
 from dfme.files import whole_lines
 
 Purpose = Literal["generator", "student", "seed", "check", "evaluation"]
@@ -30,6 +34,9 @@ CHARGED: tuple[Purpose, ...] = tuple(purpose for purpose in PURPOSES if purpose 
 
 MAX_SHOWN = 200
 """Letters shown of what is wrong with a line."""
+
+CHECK = b',"check":"'
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Charge(NamedTuple):
@@ -67,10 +74,13 @@ class History:
     """The lines of a ledger so far; ``kept`` holds the charges that were neither refused nor lost.
 
     ``failed`` numbers those of them that have no answer and stay charged. ``reasons`` counts requests that were
-    refused or failed by the reason given.
+    refused or failed by the reason given. ``teacher``: what the run was started with, if it says. ``check``: of the
+    last line; None in a ledger without checks.
     """
 
     run: str = ""
+    teacher: dict[str, Any] | None = None
+    check: int | None = 0
     kept: dict[int, Charge] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     reasons: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -98,6 +108,19 @@ class History:
         """The budget in force after charge ``seq`` was answered, if the file says."""
         return next((budget for since, budget in reversed(self.budgets) if since <= seq), None)
 
+    def verify(self, line: bytes) -> None:
+        """Hold one line to its check. Raises ValueError if it is not the line that was written here."""
+        body, mark, end = line.rpartition(CHECK)
+        if self.size == 0 and not mark:
+            self.check = None
+        if self.check is None:
+            if mark:
+                raise ValueError("it has a check, the lines before it have none")
+            return
+        self.check = zlib.crc32(body, self.check)
+        if end != b'%08x"}\n' % self.check:
+            raise ValueError("its check does not fit what it and the lines before it say")
+
     def add(self, entry: dict[str, Any]) -> None:
         """Take one line in. Raises ValueError, KeyError or TypeError if it cannot follow the others."""
         event, seq = entry["event"], _count(entry, "seq")
@@ -110,6 +133,7 @@ class History:
         elif event == "budget":
             self.budgets.append((seq, _count(entry, "budget")))
             self.run = self.run or _name(entry.get("run", ""))
+            self.teacher = self.teacher or _facts(entry.get("teacher"))
         else:
             raise ValueError(f"unknown event {event!r}")
 
@@ -160,6 +184,48 @@ def _name(run: object) -> str:
     return run
 
 
+def _facts(teacher: object) -> dict[str, Any] | None:
+    if not (teacher is None or isinstance(teacher, dict)):
+        raise ValueError(f"teacher: expected what it is by name, got {teacher!r}")
+    return teacher
+
+
+def checked_line(members: str, before: int | None) -> tuple[bytes, int | None]:
+    """The line of an object's ``members``, which begin with its brace, and its check; ``before``: that of the last."""
+    if before is None:
+        return f"{members}}}\n".encode(), None
+    check = zlib.crc32(members.encode(), before)
+    return f'{members},"check":"{check:08x}"}}\n'.encode(), check
+
+
+def require_same_teacher(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """UserError naming, with both values, every fact that is not as on record; compared as JSON has them."""
+    if differing := list(_differing(recorded, json.loads(json.dumps(now)))):
+        raise UserError(
+            f"--resume: this run was started with a teacher of {', '.join(differing)}; "
+            "resume with the teacher as it was, or start a new run in another --out"
+        )
+
+
+def _differing(recorded: Mapping[str, Any], now: Mapping[str, Any], of: str = "") -> Iterator[str]:
+    for name in {**recorded, **now}:
+        before, after = recorded.get(name), now.get(name)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _differing(before, after, "file " if name == "files" else f"{_shown(name)} ")
+        elif before != after:
+            yield f"{of}{_shown(name)} {_shown(before)} (now {_shown(after)})"
+
+
+def _shown(value: object) -> str:
+    """A fact for a message: a digest by its start, and nothing long or unprintable."""
+    if value is None:
+        return "none"
+    text = value if isinstance(value, str) and value.isprintable() else json.dumps(value)
+    if DIGEST.fullmatch(text):
+        return text[:12]
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
 def read_history(path: Path) -> History:
     """Read a ledger; ``size`` is the end of its last whole line.
 
@@ -172,6 +238,7 @@ def read_history(path: Path) -> History:
         for number, line in enumerate(whole_lines(path), 1):
             try:
                 history.add(json.loads(line))
+                history.verify(line)
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 problem = f"no {error}" if isinstance(error, KeyError) else str(error)[:MAX_SHOWN]
                 raise RunError(f"{path}, line {number}: expected a ledger's next line: {problem}") from error
