@@ -206,8 +206,8 @@ def _describe(low: float, total: float, off: float) -> str:
 class TeacherCall:
     """Asks ``teacher`` once at a time or from several threads; answers come to ``device``, checked.
 
-    ``run`` is a name of the run, which tells its requests from those of other runs. ``tell`` is called with a line, once,
-    where answers tell more than the label mode.
+    ``run`` is a name of the run, which tells its requests from those of other runs. ``tell`` is called with a line,
+    once, where answers tell more than the label mode.
     """
 
     def __init__(
@@ -245,8 +245,10 @@ class TeacherCall:
             if self._is_service:
                 raise Unusable(str(error), error.reason) from error
             raise
-        except Exception as error:  # there are tensors that can be neither read nor named
-            raise TeacherError(f"teacher: expected scores or labels, got a {type(raw).__name__} without") from error
+        except Exception as error:  # there are dtypes that nothing can be done with
+            raise TeacherError(
+                f"teacher: expected {mode.kind}, got what cannot be read: {error}"[:MAX_SHOWN]
+            ) from error
 
     def _more(self) -> None:
         tell, self._tell = self._tell, None
