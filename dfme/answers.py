@@ -19,12 +19,6 @@ NEGATIVE = 1e-6
 SUM = 1e-3
 """How far from one a row of probabilities may sum, besides what its dtype and its decimals round off."""
 
-MAX_DECIMALS = 45
-"""Decimals beyond which rounding changes no float32."""
-
-MAX_SHOWN = 500
-"""Letters shown of what a teacher raised."""
-
 NO_LABEL = -1
 """What stands for the label of scores that are NaN; no teacher may answer it."""
 
@@ -61,7 +55,8 @@ def read_answers(
     else:
         _require_scores(answers, batch, classes, mode)
         rounding = classes * 0.5 * 10.0**-mode.decimals if mode.decimals else 0.0
-        tolerance = SUM + rounding + (torch.finfo(answers.dtype).eps if answers.is_floating_point() else 0.0)
+        eps = torch.finfo(answers.dtype).eps if answers.is_floating_point() else 0.0
+        tolerance = SUM + rounding + eps
         answers = answers.detach().to(device, torch.float32, copy=True)
         if mode.kind == "logits":
             (ok, found), expected = _logits(answers), "finite logits"
@@ -78,7 +73,7 @@ def read_answers(
     if mode.decimals is None and mode.k is None:
         return answers
     kept = _cut(answers, mode)
-    if device.type == "cpu" and _tells_more(answers, kept, as_tensor(raw).dtype):
+    if device.type == "cpu" and _tells_more(answers, kept, eps):
         more()
     return kept
 
@@ -88,13 +83,8 @@ def as_tensor(raw: object) -> Tensor:
     try:
         if not isinstance(raw, Tensor):
             return torch.as_tensor(raw)
-        if (
-            type(raw) is Tensor
-            and raw.layout is torch.strided
-            and not (raw.is_meta or raw.is_quantized or raw.is_nested)
-        ):
-            return raw
-        return torch.as_tensor(raw.tolist())
+        odd = raw.layout is not torch.strided or raw.is_meta or raw.is_quantized or raw.is_nested
+        return torch.as_tensor(raw.tolist()) if odd or type(raw) is not Tensor else raw
     except Exception as error:  # arrays and objects of every sort fail in their own way
         kind = f" ({raw.layout}, {raw.dtype}, on {raw.device})" if isinstance(raw, Tensor) else ""
         raise TeacherError(
@@ -112,17 +102,16 @@ def keep_largest(scores_BK: Tensor, k: int, values_BK: Tensor) -> Tensor:
 def _cut(scores_BK: Tensor, mode: LabelMode) -> Tensor:
     """What ``mode`` reveals of probabilities; as they are, bit by bit, where that is all."""
     cut_BK = scores_BK
-    if mode.decimals is not None and mode.decimals <= MAX_DECIMALS:
+    if mode.decimals is not None and mode.decimals <= 45:  # beyond them a float32 has none
         scale = 10.0**mode.decimals  # in double precision: a float32 times 10^7 has no decimals left to round
         cut_BK = scores_BK.double().mul_(scale).round_().div_(scale).float()
     return cut_BK if mode.k is None else keep_largest(scores_BK, min(mode.k, scores_BK.shape[1]), cut_BK)
 
 
-def _tells_more(scores_BK: Tensor, cut_BK: Tensor, dtype: torch.dtype) -> bool:
-    """Whether more was cut than an answer of this dtype rounds off."""
-    slack = 4 * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
-    revealed = scores_BK.isnan() != cut_BK.isnan()
-    return bool((revealed | ((scores_BK - cut_BK).abs() > slack * scores_BK.abs())).any())
+def _tells_more(scores_BK: Tensor, cut_BK: Tensor, eps: float) -> bool:
+    """Whether more was cut than numbers of this precision round off."""
+    hidden_BK = scores_BK.isnan() != cut_BK.isnan()
+    return bool((hidden_BK | ((scores_BK - cut_BK).abs() > 4 * eps * scores_BK.abs())).any())
 
 
 def _require_labels(answers: Tensor, batch: int, classes: int) -> None:
@@ -206,22 +195,16 @@ def _describe(low: float, total: float, off: float) -> str:
 class TeacherCall:
     """Asks ``teacher`` once at a time or from several threads; answers come to ``device``, checked.
 
-    ``run`` is a name of the run, which tells its requests from those of other runs. ``tell`` is called with a line,
-    once, where answers tell more than the label mode.
+    ``run`` is a name of the run, which tells its requests from those of other runs. ``tells_more``: whether an answer
+    told more than the label mode.
     """
 
-    def __init__(
-        self,
-        teacher: Teacher,
-        deferred: DeferredChecks,
-        run: str,
-        device: torch.device,
-        tell: Callable[[str], None] = lambda line: None,
-    ) -> None:
+    tells_more = False
+
+    def __init__(self, teacher: Teacher, deferred: DeferredChecks, run: str, device: torch.device) -> None:
         self._teacher, self._deferred, self._run, self._device = teacher, deferred, run, device
         self._is_service = getattr(teacher, "wire", None) is not None
         self._ask_with_key: Callable[[Tensor, str], object] | None = getattr(teacher, "ask", None)
-        self._tell: Callable[[str], None] | None = tell
 
     @property
     def needs_key(self) -> bool:
@@ -246,15 +229,11 @@ class TeacherCall:
                 raise Unusable(str(error), error.reason) from error
             raise
         except Exception as error:  # there are dtypes that nothing can be done with
-            raise TeacherError(
-                f"teacher: expected {mode.kind}, got what cannot be read: {error}"[:MAX_SHOWN]
-            ) from error
+            what = f"what none can be read from ({type(error).__name__})"
+            raise TeacherError(f"teacher: expected {mode.kind}, got {what}") from error
 
     def _more(self) -> None:
-        tell, self._tell = self._tell, None
-        if tell is not None:
-            who = "service" if self._is_service else "teacher"
-            tell(f"the {who} tells more than {self._teacher.label_mode}; its answers are cut to that")
+        self.tells_more = True
 
     def _call(self, query_BCHW: Tensor, position: int, code: bytes) -> object:
         try:
@@ -266,10 +245,10 @@ class TeacherCall:
         except BaseException as error:  # a client may give up the whole process: it is not its own here
             if isinstance(error, DfmeError | KeyboardInterrupt) and not isinstance(error, BudgetExhausted):
                 raise
-            name, text = type(error).__name__[:MAX_SHOWN], " ".join(str(error).split())[:MAX_SHOWN]
+            name = type(error).__name__[:80]
             raise TeacherError(
                 f"teacher: expected answers to {len(query_BCHW)} images {tuple(query_BCHW.shape)}, but it raised "
-                f"{name}: {text}",
+                f"{name}: {' '.join(str(error).split())[:500]}",
                 f"raised {name}",
             ) from error
 

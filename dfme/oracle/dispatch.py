@@ -60,8 +60,9 @@ class Dispatcher:
         self._max_batch: int | None = getattr(teacher, "max_batch", None)
         self._limiter = RateLimiter(self._policy)
         self._ledger, self._journal = ledger, journal
-        place = device if journal is None else torch.device("cpu")
-        self._ask = TeacherCall(teacher, deferred, ledger.run, place, lambda line: self.tell(line))
+        self._ask = TeacherCall(teacher, deferred, ledger.run, device if journal is None else torch.device("cpu"))
+        who = "teacher" if policy is None else "service"
+        self._more = f"the {who} tells more than {teacher.label_mode}; its answers are cut to that"
         self._asked = set[int]()  # charges whose request is on its way
         self._lock = threading.Lock()
         self._closed = False
@@ -186,6 +187,9 @@ class Dispatcher:
             self._asked.discard(seq)  # before it is on record: what is, must never be written down as failed
             self.seconds += time.perf_counter() - started
             self._record(Record(seq, code, answers, part.start, part.batch))
+            if self._more and self._ask.tells_more:
+                self.tell(self._more)
+                self._more = ""
         return answers
 
     def _record(self, record: Record) -> None:

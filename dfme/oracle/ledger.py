@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,6 @@ from dfme.oracle.ledger_log import (
     Purpose,
     Totals,
     audit,
-    checked_line,
     count_reason,
     read_history,
     require_same_teacher,
@@ -243,8 +243,8 @@ class Ledger:
 
     def _write(self, members: str) -> None:
         if self._file is not None:
-            line, check = checked_line(members, self._check)
-            self._file.append(line)
+            check = None if self._check is None else zlib.crc32(members.encode(), self._check)
+            self._file.append((members + ("" if check is None else f',"check":"{check:08x}"') + "}\n").encode())
             self._check = check
 
 

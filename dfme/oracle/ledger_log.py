@@ -15,7 +15,6 @@ changed or missing is not accepted. (A ledger whose first line has none was begu
 from __future__ import annotations
 
 import json
-import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,9 +33,6 @@ CHARGED: tuple[Purpose, ...] = tuple(purpose for purpose in PURPOSES if purpose 
 
 MAX_SHOWN = 200
 """Letters shown of what is wrong with a line."""
-
-CHECK = b',"check":"'
-DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Charge(NamedTuple):
@@ -110,15 +106,12 @@ class History:
 
     def verify(self, line: bytes) -> None:
         """Hold one line to its check. Raises ValueError if it is not the line that was written here."""
-        body, mark, end = line.rpartition(CHECK)
+        members, mark, end = line.rpartition(b',"check":"')
         if self.size == 0 and not mark:
             self.check = None
-        if self.check is None:
-            if mark:
-                raise ValueError("it has a check, the lines before it have none")
-            return
-        self.check = zlib.crc32(body, self.check)
-        if end != b'%08x"}\n' % self.check:
+        if self.check is not None:
+            self.check = zlib.crc32(members, self.check)
+        if end != (line if self.check is None else b'%08x"}\n' % self.check):
             raise ValueError("its check does not fit what it and the lines before it say")
 
     def add(self, entry: dict[str, Any]) -> None:
@@ -133,7 +126,9 @@ class History:
         elif event == "budget":
             self.budgets.append((seq, _count(entry, "budget")))
             self.run = self.run or _name(entry.get("run", ""))
-            self.teacher = self.teacher or _facts(entry.get("teacher"))
+            self.teacher = self.teacher or entry.get("teacher")
+            if not isinstance(self.teacher, dict | None):
+                raise ValueError(f"teacher: expected what it is by name, got {self.teacher!r}")
         else:
             raise ValueError(f"unknown event {event!r}")
 
@@ -184,20 +179,6 @@ def _name(run: object) -> str:
     return run
 
 
-def _facts(teacher: object) -> dict[str, Any] | None:
-    if not (teacher is None or isinstance(teacher, dict)):
-        raise ValueError(f"teacher: expected what it is by name, got {teacher!r}")
-    return teacher
-
-
-def checked_line(members: str, before: int | None) -> tuple[bytes, int | None]:
-    """The line of an object's ``members``, which begin with its brace, and its check; ``before``: that of the last."""
-    if before is None:
-        return f"{members}}}\n".encode(), None
-    check = zlib.crc32(members.encode(), before)
-    return f'{members},"check":"{check:08x}"}}\n'.encode(), check
-
-
 def require_same_teacher(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """UserError naming, with both values, every fact that is not as on record; compared as JSON has them."""
     if differing := list(_differing(recorded, json.loads(json.dumps(now)))):
@@ -207,23 +188,22 @@ def require_same_teacher(recorded: Mapping[str, Any], now: Mapping[str, Any]) ->
         )
 
 
-def _differing(recorded: Mapping[str, Any], now: Mapping[str, Any], of: str = "") -> Iterator[str]:
+def _differing(
+    recorded: Mapping[str, Any], now: Mapping[str, Any], of: str = "", most: int = MAX_SHOWN
+) -> Iterator[str]:
+    """What differs, in words; the digests of ``files`` by their first 12 letters."""
     for name in {**recorded, **now}:
         before, after = recorded.get(name), now.get(name)
-        if isinstance(before, dict) and isinstance(after, dict):
-            yield from _differing(before, after, "file " if name == "files" else f"{_shown(name)} ")
+        if name == "files" and isinstance(before, dict) and isinstance(after, dict):
+            yield from _differing(before, after, "file ", 12)
         elif before != after:
-            yield f"{of}{_shown(name)} {_shown(before)} (now {_shown(after)})"
+            yield f"{of}{_shown(name)} {_shown(before, most)} (now {_shown(after, most)})"
 
 
-def _shown(value: object) -> str:
-    """A fact for a message: a digest by its start, and nothing long or unprintable."""
-    if value is None:
-        return "none"
+def _shown(value: object, most: int = MAX_SHOWN) -> str:
+    """The beginning of a fact, with nothing unprintable in it."""
     text = value if isinstance(value, str) and value.isprintable() else json.dumps(value)
-    if DIGEST.fullmatch(text):
-        return text[:12]
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return "none" if value is None else text[:most]
 
 
 def read_history(path: Path) -> History:

@@ -6,6 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import small_runs
@@ -15,10 +17,13 @@ from damage import file_size_limit
 from small_runs import BATCH, Metered, clone
 from torch import Tensor
 
+from dfme.compute import DeferredChecks
 from dfme.errors import BudgetExhausted, DfmeError, RunError, TeacherError, Unanswered, UserError
 from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import Ledger, audit
 from dfme.oracle.oracle import Oracle
+from dfme.run.build import build_oracle
+from dfme.run.directory import RunDirectory
 from dfme.spec import ImageSpec, LabelMode
 
 BUDGET, CLASSES = 48, 500
@@ -158,6 +163,18 @@ def test_where_the_disk_takes_no_line_either_it_is_lost_and_nothing_is_asked_bef
     again = Oracle(Server(), Ledger(BUDGET, tmp_path / "l"), Journal(tmp_path / "j"))
     again(torch.zeros(8, 1, 2, 2))
     assert (again.ledger.spent, again.ledger.lost) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "kept"), [("torch", "cpu", 1), ("torch", "cuda:0", 0), ("m:T", "cuda:0", 1)]
+)
+def test_only_a_network_of_ours_on_a_gpu_has_no_journal(kind: str, device: str, kept: int, tmp_path: Path) -> None:
+    job: Any = SimpleNamespace(config=SimpleNamespace(budget=BUDGET), teacher=SimpleNamespace(kind=kind))
+    server = Server()
+    server.device = device  # type: ignore[attr-defined]
+    with RunDirectory.create(tmp_path / "run") as directory:
+        build_oracle(job, server, directory, {}, DeferredChecks()).close()
+        assert directory.journal.is_dir() == bool(kept)
 
 
 def test_a_budget_used_up_by_failures_ends_in_a_line_and_a_larger_one_goes_on(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import exhaustive
 
 from dfme.errors import RunError, UserError
 from dfme.oracle.ledger import Ledger, audit
@@ -34,15 +35,15 @@ def written(path: Path, facts: dict[str, Any] | None = None) -> bytes:
     return path.read_bytes()
 
 
-def test_every_flipped_bit_is_found_and_its_line_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bit", [0, *exhaustive(*range(1, 8))])
+def test_every_flipped_bit_is_found_and_its_line_named(bit: int, tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     whole = written(path, {"levels": 256})
     for place in range(len(whole) - 1):  # without its last end of line, the last line is one that a kill tore
-        for bit in range(8):
-            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
-            line = whole[:place].count(b"\n") + 1
-            with pytest.raises(RunError, match=rf"ledger.jsonl, line ({line}|{line + 1}): expected"):
-                audit(path)
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+        line = whole[:place].count(b"\n") + 1
+        with pytest.raises(RunError, match=rf"ledger.jsonl, line ({line}|{line + 1}): expected"):
+            audit(path)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -105,13 +106,13 @@ def test_what_the_teacher_is_stands_on_the_first_line_and_may_be_said_again(tmp_
         ({"files": {"labels.txt": "cd" * 32}}, "a teacher of file teacher.onnx abababababab (now none);"),
         ({"files": None, "levels": 2}, "a teacher of levels 256 (now 2), files {"),
         ({"label_mode": "\x1b[2J"}, r"(now \"\\u001b[2J\");"),
-        ({"label_mode": "x" * 5000}, "xxx...);"),
+        ({"label_mode": "x" * 5000}, "(now xxx"),
     ],
 )
 def test_another_teacher_is_refused_with_both_values(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     before = written(path, FACTS)
-    with pytest.raises(UserError, match="^--resume: this run was started with a teacher of ") as caught:
+    with pytest.raises(UserError, match=r"^--resume: this run was started with a teacher of ") as caught:
         Ledger(100, path, facts={**FACTS, **change})
     assert words.replace("\\\\", "\\").replace('\\"', '"') in str(caught.value)
     assert str(caught.value).isprintable()
@@ -122,5 +123,5 @@ def test_another_teacher_is_refused_with_both_values(change: dict[str, Any], wor
 @pytest.mark.parametrize("facts", ["[]", '"levels"', "1"])
 def test_facts_that_are_no_facts_are_damage(facts: str, tmp_path: Path) -> None:
     (tmp_path / "l").write_text(f'{{"seq":0,"event":"budget","budget":100,"run":"1f","teacher":{facts}}}\n')
-    with pytest.raises(RunError, match="line 1: .*teacher: expected"):
+    with pytest.raises(RunError, match=r"line 1: .*teacher: expected"):
         audit(tmp_path / "l")
