@@ -15,6 +15,7 @@ import os
 import stat
 import zipfile
 from collections.abc import Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def disk_error(action: str, path: Path, error: OSError) -> RunError:
     )
 
 
-def open_file(path: Path) -> IO[bytes]:
+def open_file(path: Path) -> BufferedReader:
     """Open a file, or what a link leads to, to be read. OSError, without waiting, for a pipe, a device, a folder."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -23,7 +23,8 @@ class Kind(NamedTuple):
     """A built-in kind of teacher: its options, ``module:function`` of its loader, what it reads from this machine.
 
     The loader is called with the options, the ``TeacherConfig`` and the torch device. ``check`` is called before
-    anything heavy is loaded, with the ``TeacherConfig`` and the options as a mapping, and raises UserError.
+    anything heavy is loaded, with the ``TeacherConfig`` and the options as a mapping; it raises UserError, and may give
+    the line that a run says first.
     """
 
     options: type[Any]
@@ -58,9 +59,14 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> None:
-    """Check the options of a built-in kind before anything heavy is loaded. May raise UserError."""
+def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> str:
+    """Check the options of a built-in kind before anything heavy is loaded; what a run is to say first, if anything.
+
+    May raise UserError.
+    """
     check = KINDS[config.kind].check if config.kind in KINDS else None
-    if check is not None:
-        module, _, function = check.partition(":")
-        getattr(importlib.import_module(module), function)(config, options)
+    if check is None:
+        return ""
+    module, _, function = check.partition(":")
+    said: str | None = getattr(importlib.import_module(module), function)(config, options)
+    return said or ""

@@ -42,7 +42,7 @@ def make_teacher(config: TeacherConfig, options: Mapping[str, Any], device: torc
 def _built_in(config: TeacherConfig, options: Mapping[str, Any], device: torch.device) -> Teacher:
     kind = KINDS[config.kind]
     checked = from_mapping(kind.options, options, prefix="--teacher.")
-    check_teacher(config, options)
+    check_teacher(config, vars(checked))
     module, _, function = kind.loader.partition(":")
     load: Callable[..., Teacher] = getattr(importlib.import_module(module), function)
     teacher = load(checked, config, device)

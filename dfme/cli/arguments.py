@@ -1,7 +1,8 @@
 """What a command is asked for: its recipe, its kind of teacher and its method, so all its options, and their values.
 
 Precedence: a flag, then the YAML file, then the default. A recipe's teacher section belongs to the recipe's
-kind, its method section to the recipe's method: a flag that names another kind or method sets it aside.
+kind, its method section to the recipe's method: a flag that names another kind or method sets it aside. Who allowed a
+service to be asked, and which secrets may go there, is never a file's to say: ``Arguments._as_the_user_says``.
 """
 
 from __future__ import annotations
@@ -153,12 +154,26 @@ class Arguments:
             if key in common and value is not None:
                 # As the common key of its name has it; None where it has another meaning there.
                 values[key] = validate({key: common[key]}, {key: value})[0].get(key)
+        if self.kind in KINDS and "allow_env" in own:
+            own |= self._as_the_user_says(own)
         file = KINDS[self.kind].file if self.kind in KINDS else None
         if file is not None and isinstance(own.get(file.option), str):
             own[file.option] = locate(own[file.option])
         teacher = build(TeacherConfig, values, "teacher.")
         self.report([*teacher_problems(teacher), *kind_problems(self.kind, own)])
         return teacher, own
+
+    def _as_the_user_says(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The consent and the variables that may be sent by a service's options: what flags or environment say alone.
+
+        A file may come from the one who owns the host that it names. What a run's own file says of them is a record.
+        """
+        said = {name: own[name] for name in own if f"teacher.{name}" in self._flags}
+        key = said.get("api_key_env")
+        return {
+            "authorised_by": said.get("authorised_by", os.environ.get("DFME_AUTHORISED_BY")),
+            "allow_env": tuple(dict.fromkeys([*(said.get("allow_env") or ()), *([key] if key else [])])),
+        }
 
     def job(self, config: ExtractConfig) -> Job:
         """The job of these settings with the teacher and the method that are asked for."""
@@ -245,7 +260,7 @@ def read_recipe(flags: Sequence[Flag], find: RecipeFinder) -> Recipe:
     if found is None:
         return "", {}
     shown = found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
-    return str(shown), load_yaml(found)
+    return str(shown), load_yaml(found, own=True)
 
 
 def _common() -> dict[str, Option]:

@@ -21,7 +21,7 @@ from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import Option, options_of
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
-from dfme.run.job import PROJECT
+from dfme.run.job import PROJECT, SAID_BY_THE_USER
 from dfme.spec import LabelMode
 
 SUMMARY = "run methods x seeds x budgets x label modes side by side: one table, one picture"
@@ -45,8 +45,8 @@ def options(words: Sequence[str]) -> Iterable[Option]:
 def run(words: Sequence[str]) -> int:
     """Run what is not finished, and print the table."""
     plan = plan_of(words)
-    for job in {cell.mode: cell.job for cell in plan.cells}.values():
-        check_teacher(job.teacher, job.teacher_options)
+    job = plan.cells[0].job  # whose teacher is every cell's
+    check_teacher(job.teacher, job.teacher_options)
     from dfme.benchmarks.compare.session import compare
 
     return compare(plan, tell=partial(print, file=sys.stderr, flush=True), show=print)
@@ -63,13 +63,17 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
     file, content = read_recipe(flags, _recipe)
     rows, overrides, written, shared = parted(file, tidy(content), OWN)
     config = _own(file, written, [flag for flag in typed if flag.key in OWN], tuple(rows))
-    flags = [*(Flag(*pair) for pair in overrides.items()), *(flag for flag in typed if flag.key not in OWN)]
+    given = [Flag(*pair) for pair in overrides.items()]
+    # What were flags is now a file's to say, which for these is a record or a wish.
+    wished = {flag.key: flag.text or "" for flag in given if flag.key in SAID_BY_THE_USER}
+    flags = [*(flag for flag in given if flag.key not in wished), *(flag for flag in typed if flag.key not in OWN)]
     _require_for_all(file, shared, flags)
     out = directory_of(config, file)
-    contents = row_contents(config.methods or tuple(rows), rows, shared, last_text(flags, "student.arch"), file)
+    arch = last_text(flags, "student.arch")
+    contents = row_contents(config.methods or tuple(rows), rows, shared | wished, arch, file)
     modes = [str(LabelMode.parse(text)) for text in config.label_modes]
     jobs = _jobs(contents, modes, [*flags, Flag("student.steps", str(config.student_steps))], file)
-    overrides = {flag.key: "true" if flag.text is None else flag.text for flag in flags}
+    overrides = wished | {flag.key: "true" if flag.text is None else flag.text for flag in flags}
     paper = {**own_options(config, list(contents)), "rows": rows, "overrides": overrides} | shared
     cells = cells_of(jobs, config.seeds, [parse_count(text) for text in config.budgets], out)
     plan = ComparisonPlan(out, config.student_steps, config.jobs, cells, paper, ("python", "run.py", "compare", *words))

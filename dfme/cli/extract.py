@@ -24,7 +24,8 @@ def run(words: Sequence[str]) -> int:
     if result.finished:
         return 0
     print(
-        f"stopped and kept after {result.summary['spent']:,} queries; go on with:\n  {resume_command(result.run_dir)}"
+        f"stopped and kept after {result.summary['spent']:,} queries; go on with:\n"
+        f"  {resume_command(result.run_dir, job)}"
     )
     return 130
 

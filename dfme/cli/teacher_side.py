@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import teachers
 from dfme.config.messages import Problem
 from dfme.config.settings import Job, TeacherConfig
 from dfme.run.checks import file_problems, net_problems
 from dfme.spec import Teacher
-from teachers import KINDS, check_teacher
+from teachers import KINDS
 from teachers.options import ServeConfig, TrainTeacherConfig, check_training
 
 __all__ = ["KINDS", "ServeConfig", "TrainTeacherConfig", "check_teacher", "check_training", "kind_problems"]
+
+
+def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> None:
+    """Check a teacher before anything heavy is loaded, and say, as a command's first line, which secrets go where."""
+    if said := teachers.check_teacher(config, options):
+        print(said, file=sys.stderr, flush=True)
 
 
 def kind_problems(kind: str, options: Mapping[str, Any]) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ aliases of aliases would stand for more values than any memory holds).
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Hashable, Mapping
 from pathlib import Path
@@ -13,10 +14,14 @@ from typing import Any
 
 import yaml
 
-from dfme.errors import UserError
+from dfme.errors import RunError, UserError
+from dfme.files import whole_lines
 
 MAX_BYTES = 200_000
 """Bytes of the longest file; ours have a few thousand, and reading takes seconds per million."""
+
+SEAL = "# sha256 of the lines above: "
+"""Begins the last line, a comment, of a file of options that a run or a comparison wrote into its directory."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -71,18 +76,32 @@ def parse_yaml(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)  # noqa: S506 (a subclass of SafeLoader)
 
 
-def load_yaml(path: str | Path) -> dict[str, Any]:
+def sealed(text: str) -> str:
+    """The text of a file with the last line that shows whether it was changed since."""
+    return f"{text}{SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
+def load_yaml(path: str | Path, own: bool = False) -> dict[str, Any]:
     """The mapping in a YAML file; an empty file is an empty mapping.
 
+    ``own``: the file is the record of a run or a comparison, taken because it lies in its directory: it must be as it
+    was written. One of 0.5.0 says nothing of that, and neither does its ledger of the teacher.
+
     Raises:
-        UserError: if there is no such file, it cannot be read, is no YAML, or holds no mapping.
+        UserError: if there is no such file, it cannot be read, is no YAML, holds no mapping, or was changed.
     """
     try:
         with Path(path).open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise UserError(f"{path}: expected a YAML file of options, got more than {MAX_BYTES:,} bytes")
-        loaded = parse_yaml(content.decode())
+        text = content.decode()
+        if own and not _is_as_written(text, Path(path)):
+            raise UserError(
+                f"{path}: expected the file as the run wrote it, but it was changed since; restore it and give what is "
+                f"to change as flags, or start a new run with --config {path}"
+            )
+        loaded = parse_yaml(text)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected a YAML file of options") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -102,3 +121,14 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise UserError(f"{path}: expected options such as 'budget: 300k', got a {type(loaded).__name__}")
     return {str(name): value for name, value in loaded.items()}
+
+
+def _is_as_written(text: str, path: Path) -> bool:
+    """Whether the last line is that of ``sealed``; without one, whether the directory's ledger is of 0.5.0 or none."""
+    above, seal, _ = text.rpartition(SEAL)
+    if seal:
+        return text == sealed(above)
+    try:
+        return b'"teacher":' not in next(whole_lines(path.with_name("ledger.jsonl")), b"")
+    except (OSError, RunError):
+        return True

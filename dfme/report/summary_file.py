@@ -48,6 +48,7 @@ FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(("method", "label_mode", "student_arch", "device", "config_hash", "version", "torch"), _is_text),
     "wall_seconds": _is_number,
     "authorised_by": _or_none(_is_text),
+    "teacher": _has(kind=_is_text, num_classes=is_count),
     "spent_by_purpose": _is_count_each,
     "evaluation": _has(name=_is_text, images=is_count, held_back=lambda value: isinstance(value, bool)),
     "estimator": _or_none(

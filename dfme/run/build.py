@@ -40,6 +40,7 @@ from dfme.spec import ImageSpec, Teacher
 from dfme.students.losses import make_distance
 from teachers import KINDS
 from teachers.build import make_teacher, wrap_callable
+from teachers.facts import teacher_facts
 
 
 def run_job(
@@ -72,7 +73,8 @@ def run_job(
         run = open_run(job, made, device, held, resume, console)
         path = run.directory.path
         # How to go on: no command line knows a teacher that was handed over.
-        again = resume_command(path) if teacher is None else f"call extract again with out={str(path)!r}, resume=True"
+        again = f"call extract again with out={str(path)!r}, resume=True"
+        again = resume_command(path, job) if teacher is None else again
         try:
             return run.go(interrupt)
         except TeacherError as error:
@@ -113,19 +115,26 @@ def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     ``held`` closes what is opened: the run directory with its lock, ledger and journal, the recorder.
     """
     config, spec = job.config, teacher.spec
+    deferred, streams = DeferredChecks(), Streams(config.seed, device)
+    facts = teacher_facts(teacher, job.teacher.kind, job.teacher_options)
+
+    def open_record(space: int = 0) -> tuple[RunDirectory, dict[str, Any], Oracle]:
+        directory, state = open_directory(job, resume, space)
+        held.enter_context(directory)
+        with fitting(directory.checkpoint) if state else nullcontext():
+            oracle = build_oracle(job, teacher, directory, state["oracle"] if state else {}, deferred, facts)
+        held.callback(oracle.close)
+        return directory, state, oracle
+
+    # Another teacher than the record's is refused as such, before anything else is judged by it.
+    record = open_record() if resume else None
     _require_answers_fit(job.method, teacher)
     _require_estimator(job, spec)
     make_distance(config.student.loss, teacher.label_mode)
     data = evaluation_images(config.evaluation, spec, teacher.num_classes)
     pool = open_pool(job, spec)
     nets = build_nets(job, spec, teacher.num_classes, device)
-
-    deferred, streams = DeferredChecks(), Streams(config.seed, device)
-    directory, state = open_directory(job, resume, needed_space(job, nets, teacher, Path(config.out or "runs")))
-    held.enter_context(directory)
-    with fitting(directory.checkpoint) if state else nullcontext():
-        oracle = build_oracle(job, teacher, directory, state["oracle"] if state else {}, deferred)
-    held.callback(oracle.close)
+    directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 
     examination = build_examination(data, oracle, device)
     hold_out = examination.hold_out if isinstance(examination, HoldOut) else None
@@ -140,7 +149,8 @@ def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     )
     held.enter_context(recorder)
     oracle.report_to(recorder.note)
-    run = Run(job, directory, oracle, method, examination, recorder, streams, deferred, Progress(), device, nets.arch)
+    parts = (examination, recorder, streams, deferred, Progress(), device, nets.arch)
+    run = Run(job, facts, directory, oracle, method, *parts)
     if state:
         with fitting(directory.checkpoint):
             run.load_state_dict(state)
@@ -179,16 +189,21 @@ def build_examination(data: LabelledImages | None, oracle: Oracle, device: torch
 
 
 def build_oracle(
-    job: Job, teacher: Teacher, directory: RunDirectory, state: dict[str, Any], deferred: DeferredChecks
+    job: Job,
+    teacher: Teacher,
+    directory: RunDirectory,
+    state: dict[str, Any],
+    deferred: DeferredChecks,
+    facts: dict[str, Any] | None = None,
 ) -> Oracle:
-    """The oracle with its ledger and journal, as a checkpoint left them or new.
+    """The oracle with its ledger and journal, as a checkpoint left them or new; ``facts``: the teacher's, to be kept.
 
     A network of ours on a GPU needs no journal: it gives its answers again for nothing, while writing each
     one down would make the GPU wait for the host at every step. A resumed run then asks again what it asked
     since the checkpoint, and the ledger says so (``lost``). A teacher of one's own may cost money on any device.
     """
     counted, place = (state["ledger"], state["journal"]) if state else (None, None)
-    ledger = Ledger(int(job.config.budget), directory.ledger, counted)
+    ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts)
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
     journal = None if on_gpu and job.teacher.kind in KINDS else Journal(directory.journal, place)
     return Oracle(teacher, ledger, journal, deferred)
@@ -227,7 +242,7 @@ def recipe(job: Job) -> str:
 
 def require_same_run(job: Job, config: Path) -> None:
     """UserError, with the keys, where the run on record was started with values that decide another result."""
-    keys = differing_keys(load_yaml(config), job)
+    keys = differing_keys(load_yaml(config, own=True), job)
     if keys:
         raise UserError(
             f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "

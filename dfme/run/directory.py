@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from dfme.config.yaml_files import sealed
 from dfme.errors import RunError, UserError
 from dfme.files import disk_error, write_text
 
@@ -95,8 +96,8 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
             )
 
     def write_config(self, text: str) -> None:
-        """Write config.yaml, whole or not at all. Raises RunError where the disk refuses."""
-        write_text(self.config, text)
+        """Write config.yaml and its last line, whole or not at all. Raises RunError where the disk refuses."""
+        write_text(self.config, sealed(text))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json, whole or not at all, last of all files. Raises RunError if the disk refuses."""

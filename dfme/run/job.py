@@ -26,21 +26,37 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 DEFAULT_RECIPE = PROJECT / "configs" / "digits.yaml"
 
+SAID_BY_THE_USER = ("teacher.authorised_by", "teacher.api_key_env", "teacher.allow_env")
+"""Of a service, these count from the command line of who runs it; in a file they are a record, or a wish."""
+
 MAY_CHANGE_ON_RESUME = (
     *("out", "resume", "budget", "checkpoint_seconds", "wandb", "evaluation.download"),
-    *(f"teacher.{name}" for name in ("price_per_1000", "authorised_by", "api_key_env", "api_key_header", "ca_file")),
+    *SAID_BY_THE_USER,
+    *(f"teacher.{name}" for name in ("price_per_1000", "api_key_header", "ca_file")),
     *(f"teacher.{name}" for name in ("in_flight", "timeout", "attempts", "patience")),
     *(f"teacher.{name}" for name in ("images_per_second", "requests_per_second")),
 )
 """Keys that may change between a run and its resumption: they do not decide what a query or a weight is."""
 
 
-def resume_command(run_dir: Path, command: str = "") -> str:
-    """What to type, where this process was started, to go on with a run, or with what another ``command`` began."""
+def said_by_the_user(job: Job) -> list[str]:
+    """The words that allow this job's service to be asked, and secrets to be sent there, once more."""
+    authorised_by, key, allowed = (job.teacher_options.get(key.partition(".")[2]) for key in SAID_BY_THE_USER)
+    if ":" in job.teacher.kind:
+        return []
+    others = ",".join(name for name in allowed or () if name != key)
+    flags = {"authorised-by": authorised_by, "api-key-env": key, "allow-env": others}
+    return [f"--teacher.{name}={text}" for name, text in flags.items() if text]
+
+
+def resume_command(run_dir: Path, job: Job, command: str = "") -> str:
+    """What to type, where this process was started, to go on with a run of ``job``, or with what ``command`` began."""
     started = Path(sys.argv[0])
     program = f"python {shlex.quote(str(started))}" if started.name == "run.py" else "python run.py"
     program = "dfme" if started.name == "dfme" else program
-    return f"{' '.join(filter(None, [program, command]))} --resume --out {shlex.quote(str(run_dir))}"
+    return " ".join(
+        filter(None, [program, command, "--resume --out", shlex.quote(str(run_dir)), shlex.join(said_by_the_user(job))])
+    )
 
 
 def document(job: Job) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswe
 def _label_mode(run_dir: Path) -> LabelMode:
     """From the summary of a finished run, else from the configuration, if it was given there."""
     summary = read_summary(run_dir / "summary.json")
-    found = summary["label_mode"] if summary else load_yaml(run_dir / "config.yaml")["teacher"]["label_mode"]
+    found = summary["label_mode"] if summary else load_yaml(run_dir / "config.yaml", own=True)["teacher"]["label_mode"]
     if found is None:
         raise UserError(
             f"{run_dir}: this run is not finished, and its config.yaml does not say teacher.label_mode; "
@@ -183,7 +183,7 @@ def _train(trainer: StudentTrainer, examination: EvaluationSet | HoldOut, tell: 
 def _document(run: Path, settings: ExtractConfig) -> dict[str, Any]:
     """What config.yaml says: the settings, the run's own teacher, and, as the method, whose answers these are."""
     own: dict[str, Any] = plain(settings, "config") | {"budget": 0}
-    teacher = load_yaml(run / "config.yaml").get("teacher")
+    teacher = load_yaml(run / "config.yaml", own=True).get("teacher")
     return own | {"teacher": teacher, "method": {"name": "retrain", "run": str(run)}}
 
 

@@ -46,9 +46,10 @@ class Result:
 
 @dataclass
 class Run:
-    """Everything of one run, put together by ``dfme.run.build``."""
+    """Everything of one run, put together by ``dfme.run.build``; ``facts`` are those of its teacher."""
 
     job: Job
+    facts: dict[str, Any]
     directory: RunDirectory
     oracle: Oracle
     method: Method
@@ -140,6 +141,7 @@ class Run:
             **{name: getattr(totals, name) for name in ACCOUNTS},
             "cost": None if price is None else round(totals.served * price / 1000, 6),
             "authorised_by": self.job.teacher_options.get("authorised_by"),
+            "teacher": self.facts,
             "service": self.oracle.service,
             "label_mode": str(self.oracle.label_mode),
             **self.method.facts,

@@ -22,7 +22,7 @@ from teachers.open_inference.metadata import V2Model, read_model
 from teachers.open_inference.tensors import DATATYPES, NamedTensor, short
 from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.options import V2Options
-from teachers.remote.secrets import Secrets
+from teachers.remote.secrets import read_secrets
 from teachers.remote.teacher import Query, RemoteTeacher, request_policy_of
 
 UNREADABLE_STATUSES = ("400", "415", "422")  # statuses of a server that cannot read a request
@@ -36,7 +36,7 @@ def connect_v2(options: V2Options, config: TeacherConfig, device: torch.device) 
 
     UserError where it is not ready, and where flags and metadata leave something open or contradict each other.
     """
-    secrets = Secrets.from_environment([options.api_key_env])
+    secrets = read_secrets(vars(options), options.url)
     endpoint = Endpoint(options, options.url, secrets)
     try:
         return V2Teacher(endpoint, read_model(endpoint, options, config), options, config)

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from teachers.remote.consent import require_consent
-from teachers.remote.json_api.adapter_file import load_adapter
-from teachers.remote.secrets import Secrets
+from teachers.remote.consent import host_of, require_consent
+from teachers.remote.json_api.adapter_file import load_adapter, secrets_of
+from teachers.remote.secrets import read_secrets
 
 
-def check_service(config: TeacherConfig, options: Mapping[str, Any]) -> None:
-    """UserError for a host without consent, a URL that is none, or a key that the environment does not hold."""
+def check_service(config: TeacherConfig, options: Mapping[str, Any], asked: Sequence[str] = ()) -> str:
+    """What a command has to say first: which environment variables go to which host; empty if none do.
+
+    UserError for a host without consent, a URL that is none, or a key, or another variable that a file has ``asked``
+    for, that the environment does not hold or that nobody allowed to be sent.
+    """
     require_consent(options["url"], options.get("authorised_by"))
-    Secrets.from_environment([options.get("api_key_env")])
+    names = read_secrets(options, options["url"], *asked).names
+    return f"sent to {host_of(options['url'])} from the environment: {', '.join(names)}" if names else ""
 
 
-def check_plain_service(config: TeacherConfig, options: Mapping[str, Any]) -> None:
+def check_plain_service(config: TeacherConfig, options: Mapping[str, Any], asked: Sequence[str] = ()) -> str:
     """As ``check_service``, for kinds whose requests carry pixels as they are."""
     if config.mean is not None or config.std is not None:
         raise UserError(
             f"--teacher.mean and --teacher.std: {config.kind} sends pixels as they are; leave normalising to "
             "the service, or say with --teacher.bounds which pixels it takes"
         )
-    check_service(config, options)
+    return check_service(config, options, asked)
 
 
-def check_json(config: TeacherConfig, options: Mapping[str, Any]) -> None:
+def check_json(config: TeacherConfig, options: Mapping[str, Any]) -> str:
     """As ``check_plain_service``, for the URL of the flags or the adapter's file; and every fault of that file."""
-    api = load_adapter(options["adapter"])
-    check_plain_service(config, {**options, "url": options.get("url") or api.description.url})
+    description = load_adapter(options["adapter"]).description
+    url = options.get("url") or description.url
+    return check_plain_service(config, {**options, "url": url}, secrets_of(description, url))

@@ -1,15 +1,22 @@
-"""Who may be asked: this machine, or a host whose queries somebody has allowed. No torch, no client."""
+"""Who may be asked, this machine or a host that somebody has allowed; what may go there. No torch, no client."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 import socket
+from collections.abc import Container
 from urllib.parse import urlsplit
 
 from dfme.errors import UserError
 
 EXAMPLE = "http://127.0.0.1:8080"
+
+RESERVED = (
+    *("user-agent", "host", "content-length", "transfer-encoding", "connection"),
+    *("keep-alive", "expect", "te", "trailer", "upgrade"),
+)
+"""Headers in lower case that neither an adapter nor an option may set."""
 
 HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+(%\w+)?\]|[^][:@]*)(:\d*)?")  # only an IPv6 address has brackets
 
@@ -23,9 +30,26 @@ def require_consent(url: str, authorised_by: str | None) -> None:
     host = host_of(url)
     if not any(character.isalnum() for character in authorised_by or "") and not is_this_machine(host):
         raise UserError(
-            f"--teacher.url: {host} is not this machine; say who allowed these queries and why with "
-            '--teacher.authorised-by "WHO AND WHY"; nothing was sent'
+            f"--teacher.url: {host} is not this machine; expected your own --teacher.authorised-by "
+            '"WHO ALLOWED IT AND WHY" (or the variable DFME_AUTHORISED_BY), what a file says does not count; '
+            "nothing was sent"
         )
+
+
+def require_allowed(variable: str, allowed: Container[str], url: str) -> None:
+    """UserError for an environment variable that a file would have sent and that nobody allowed to be."""
+    if variable not in allowed:
+        raise UserError(
+            f"the environment variable {variable} would be sent to {host_of(url)}, because a file asks for it; where "
+            f"you want that, allow it with --teacher.allow-env {variable}; nothing was sent"
+        )
+
+
+def require_free(header: str) -> None:
+    """UserError for a header that HTTP itself needs, or by which a service tells who asks."""
+    name = header.strip().lower()
+    if name in RESERVED or name.startswith("proxy-"):
+        raise UserError(f"expected another header than {header}, which dfme sets itself or never sends")
 
 
 def host_of(url: str) -> str:
@@ -46,6 +70,8 @@ def host_of(url: str) -> str:
     if parts.scheme not in ("http", "https"):
         scheme = f"{parts.scheme}:" if parts.scheme else repr(url[:20])
         raise UserError(f"--teacher.url: expected http:// or https://, got {scheme}")
+    if "${" in parts.netloc:
+        raise UserError(f"{expected}, got one with ${{NAME}} in its host, which whoever looks the host up would learn")
     if not host or port == 0 or not HOST_AND_PORT.fullmatch(parts.netloc):
         raise UserError(f"{expected}, got one whose host or port is none")
     return host

@@ -24,7 +24,7 @@ from teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, dump, native_mode
 from teachers.remote.options import HfApiOptions
 from teachers.remote.outcomes import MAX_WAIT
 from teachers.remote.pictures import eight_bit, png, require_picture
-from teachers.remote.secrets import Secrets
+from teachers.remote.secrets import read_secrets
 from teachers.remote.teacher import Adapter, Query, RemoteTeacher, request_policy_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def connect_hf_api(options: HfApiOptions, config: TeacherConfig, device: torch.d
     if config.num_classes not in (None, len(names)):
         got = f"got {config.num_classes}, but --teacher.classes has {len(names)} names"
         raise UserError(f"--teacher.num-classes: {got}")
-    secrets = Secrets.from_environment([options.api_key_env])
+    secrets = read_secrets(vars(options), options.url)
     adapter = HfApiAdapter(names, spec, _mode(options.top_k, len(names), config), options.top_k)
     endpoint = Endpoint(options, options.url, secrets)
     return HfApiTeacher(endpoint, adapter, spec, len(names), adapter.mode, 1, request_policy_of(options))

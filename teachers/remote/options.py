@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from dfme.config.fields import CONFIG, Basic, Count, Natural, Positive, Rate
+from dfme.config.fields import CONFIG, Basic, Count, Natural, Positive, Rate, accepted_by
 from dfme.spec import RequestPolicy
+from teachers.remote.consent import require_free
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
@@ -18,10 +19,15 @@ class ServiceOptions:
     url: Basic[str]
     """where the service is, such as http://127.0.0.1:8080"""
     authorised_by: Basic[str | None] = None
-    """who allowed these queries and why; needed for a host that is not this machine, and kept in the run's records"""
+    """who allowed these queries and why; needed for a host that is not this machine, and kept in the run's records;
+    counts as a flag or as the environment variable DFME_AUTHORISED_BY, not from a file"""
     api_key_env: Basic[str | None] = None
-    """name of the environment variable that holds the key; the key itself is written nowhere"""
-    api_key_header: str = "Authorization"
+    """name of the environment variable that holds the key, which is written nowhere; one that a file names is read only
+    if allow_env has it"""
+    allow_env: Basic[tuple[str, ...] | None] = None
+    """names of the environment variables that files may have sent to the service, as api_key_env or as ${NAME} in an
+    adapter; counts as a flag, not from a file"""
+    api_key_header: Annotated[str, accepted_by(require_free)] = "Authorization"
     """header that carries the key; with Authorization it is sent as a Bearer token"""
     ca_file: str | None = None
     """certificates (PEM) to trust besides the system's, for a service with an authority of its own"""

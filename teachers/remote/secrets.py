@@ -8,9 +8,11 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 from dfme.errors import UserError
+from teachers.remote.consent import require_allowed
 
 PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")  # ``${NAME}`` in a text stands for the environment variable of that name
 HIDDEN = "***"
@@ -27,10 +29,10 @@ class Secrets:
         self._pattern = re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
 
     @classmethod
-    def from_environment(cls, names: Iterable[str | None]) -> Secrets:
+    def from_environment(cls, names: Iterable[str]) -> Secrets:
         """The values of these environment variables; UserError for one that is unset or that no header can carry."""
         values = {}
-        for name in filter(None, names):
+        for name in names:
             value = os.environ.get(name, "").strip()
             if not value:
                 raise UserError(f"the environment variable {name} should hold a key, but is not set: export {name}=...")
@@ -38,6 +40,11 @@ class Secrets:
                 raise UserError(f"the environment variable {name} should hold a key: printable ASCII on one line")
             values[name] = value
         return cls(values)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The environment variables whose values these are."""
+        return tuple(self._values)
 
     def fill(self, text: str) -> str:
         """The text with the values in place of ``${NAME}``; UserError for a name that is not among these secrets."""
@@ -59,6 +66,20 @@ class Secrets:
             known = ", ".join(self._values) or "none"
             raise UserError(f"${{{name}}}: expected the name of a secret read from the environment ({known})")
         return self._values[name]
+
+
+def read_secrets(options: Mapping[str, Any], url: str, *asked: str) -> Secrets:
+    """The values that go to ``url``: of the key that a service's options name, and of what a file has ``asked`` for.
+
+    UserError for a variable that is not in ``allow_env``, besides those of ``Secrets.from_environment``. Options
+    without ``allow_env`` are those of a program, which allows its key.
+    """
+    key, allowed = options.get("api_key_env"), options.get("allow_env")
+    keys = [key] if key else []
+    names = dict.fromkeys([*asked, *keys])
+    for name in names:
+        require_allowed(name, keys if allowed is None else allowed, url)
+    return Secrets.from_environment(names)
 
 
 def _forms(value: str) -> Iterator[str]:

@@ -26,7 +26,7 @@ from teachers.remote.json_bodies import shown
 from teachers.remote.options import TfServingOptions
 from teachers.remote.outcomes import quoted
 from teachers.remote.pictures import eight_bit
-from teachers.remote.secrets import Secrets
+from teachers.remote.secrets import Secrets, read_secrets
 from teachers.remote.teacher import Query, RemoteTeacher, answered_mode, request_policy_of
 from teachers.remote.tf_signature import (
     INTEGERS,
@@ -51,7 +51,7 @@ def connect_tf_serving(options: TfServingOptions, config: TeacherConfig, device:
 
     UserError where the signature leaves open what no flag gives, contradicts a flag, or takes what is no image.
     """
-    secrets = Secrets.from_environment([options.api_key_env])
+    secrets = read_secrets(vars(options), options.url)
     endpoint = Endpoint(options, options.url, secrets)
     try:
         path = f"/v1/models/{quote(options.model, safe='')}"

@@ -13,6 +13,7 @@ from small_runs import BUDGET, Metered, break_down, clone, ctrl_c, no_pictures
 from tiers import exhaustive
 from torch import Tensor
 
+from dfme.config.yaml_files import SEAL, sealed
 from dfme.errors import RunError, TeacherError, UserError
 from dfme.run.retrain import PaidAnswers, paid_answers
 from dfme.spec import ImageSpec, LabelMode
@@ -128,7 +129,11 @@ def test_an_unfinished_run_says_what_it_has_and_how_it_was_answered(tmp_path: Pa
         paid_answers(out)
     config = (out / "config.yaml").read_text()
     assert "label_mode: null" in config
-    (out / "config.yaml").write_text(config.replace("label_mode: null", "label_mode: probabilities:4"))
+    edited = config.replace("label_mode: null", "label_mode: probabilities:4")
+    (out / "config.yaml").write_text(edited)
+    with pytest.raises(UserError, match=r"config\.yaml: expected the file as the run wrote it"):
+        paid_answers(out)
+    (out / "config.yaml").write_text(sealed(edited.rpartition(SEAL)[0]))
     assert summary["label_mode"] == "probabilities"
     assert paid_answers(out).label_mode == LabelMode("probabilities", decimals=4)
 

@@ -28,7 +28,8 @@ time.sleep(60)
 def test_a_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "runs" / "x")
     directory.write_config("seed: 0\n")
-    assert directory.config.read_text() == "seed: 0\n"
+    said = "# sha256 of the lines above: 6a5a163cfb9d8459f178db8f04e1c14b22f30c274c8d68e806c982e03e48bbe3\n"
+    assert directory.config.read_text() == "seed: 0\n" + said  # by sha256sum
     assert not directory.has_checkpoint
 
 

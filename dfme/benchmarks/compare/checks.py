@@ -74,7 +74,7 @@ def require_same(plan: ComparisonPlan) -> None:
     """UserError for a cell that was begun with other values: it is neither kept nor resumed, nor overwritten."""
     for cell in plan.cells:
         config = plan.directory(cell) / "config.yaml"
-        if config.is_file() and (keys := differing_keys(load_yaml(config), cell.job)):
+        if config.is_file() and (keys := differing_keys(load_yaml(config, own=True), cell.job)):
             raise UserError(
                 f"--resume: {config.parent} was run with other values of {', '.join(keys)}; "
                 "leave those changes out, or choose another --out"

@@ -12,14 +12,14 @@ from dfme.benchmarks.compare.figures import read_figures
 from dfme.benchmarks.compare.plan import OPTIONS, Cell, ComparisonPlan
 from dfme.benchmarks.compare.processes import WorkerPool, cores, last_line, start, threads_each
 from dfme.benchmarks.compare.table import ComparisonResult, Outcome, as_json, markdown, overview
-from dfme.config.yaml_files import dump_yaml
+from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import DfmeError, UserError
 from dfme.files import write_text
 from dfme.methods import METHODS
 from dfme.report.summary_file import read_summary
 from dfme.run.directory import acquire_lock
 from dfme.run.interrupt import Interrupt
-from dfme.run.job import config_hash, document, resume_command
+from dfme.run.job import config_hash, document, resume_command, said_by_the_user
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
 
@@ -38,14 +38,15 @@ def compare(plan: ComparisonPlan, tell: Tell, show: Tell) -> int:
         UserError: for cells that cannot work, before any is started, or a directory in use.
     """
     reasons = not_applicable(plan.cells)
-    again = f"stopped; all that was paid is kept; go on with:\n  {resume_command(plan.out, 'compare')}"
+    again = resume_command(plan.out, plan.cells[0].job, "compare")
+    again = f"stopped; all that was paid is kept; go on with:\n  {again}"
     try:
         (plan.out / "cells").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {plan.out}: cannot create the directory: {error.strerror}") from error
     lock = acquire_lock(plan.out)
     try:
-        write_text(plan.out / OPTIONS, dump_yaml(plan.options))
+        write_text(plan.out / OPTIONS, sealed(dump_yaml(plan.options)))
         with Interrupt(announce=True) as interrupt:
             session = Session(plan, reasons, tell)
             stopped = session.run(interrupt.requested)
@@ -103,7 +104,8 @@ class Session:
         recipe, log = directory.with_name(f"{cell.name}.yaml"), directory.with_name(f"{cell.name}.log")
         write_text(recipe, dump_yaml(document(cell.job)))
         again = ["--resume"] if (directory / "config.yaml").is_file() else []
-        return start(["extract", "--config", str(recipe), "--out", str(directory), *again], log, self._threads)
+        words = ["--config", str(recipe), "--out", str(directory), *again, *said_by_the_user(cell.job)]
+        return start(["extract", *words], log, self._threads)
 
     def _ended(self, cell: Cell, code: int, stopping: bool) -> None:
         """Take up what a cell's process has left, and say so."""

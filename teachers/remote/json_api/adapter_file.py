@@ -13,6 +13,7 @@ from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
 from teachers.remote.class_names import ClassNames, read_class_names
+from teachers.remote.consent import require_free
 from teachers.remote.json_api.description import Description
 from teachers.remote.json_api.template import JsonPath, environment_names, problem_of, texts
 from teachers.remote.json_bodies import native_mode
@@ -35,9 +36,12 @@ def problems(description: Description) -> Iterator[str]:
     for name in description.headers:
         if not _TOKEN.fullmatch(name):
             yield f"headers: expected a name of letters, digits and hyphens, got {name!r}"
+        try:
+            require_free(name)
+        except UserError as error:
+            yield f"headers: {error}"
     try:
-        environment_names(description.url)
-        secrets_of(description)
+        secrets_of(description, description.url)
         teacher = description.teacher
         ImageSpec(teacher.shape or (1, 1, 1), teacher.bounds or (0.0, 1.0), teacher.levels)
         mode = LabelMode.parse(teacher.label_mode or "label")
@@ -91,10 +95,10 @@ def _answer_problems(description: Description) -> Iterator[str]:
         yield f"answer.values: expected none for form: {answer.form}, which tells no scores"
 
 
-def secrets_of(description: Description) -> list[str]:
-    """Names of the environment variables that a description needs, those of its URL not among them."""
+def secrets_of(description: Description, url: str) -> list[str]:
+    """Names of the environment variables that a description and the URL in use ask for."""
     request = description.request
-    return environment_names(*description.headers.values(), *request.fields.values(), *texts(request.json))
+    return environment_names(url, *description.headers.values(), *request.fields.values(), *texts(request.json))
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from teachers.arrays import Array
 from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.json_api.adapter_file import JsonApi, ModelSpec, load_adapter, model_spec, secrets_of
 from teachers.remote.json_api.description import AnswerForm, ImageForm
-from teachers.remote.json_api.template import JsonPath, environment_names, fill_images, with_environment
+from teachers.remote.json_api.template import JsonPath, fill_images, with_environment
 from teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, dump, labels, numbers, parse, settle, shown, table
 from teachers.remote.options import JsonOptions
 from teachers.remote.pictures import eight_bit, png
-from teachers.remote.secrets import Secrets
+from teachers.remote.secrets import Secrets, read_secrets
 from teachers.remote.teacher import Adapter, Query, RemoteTeacher, request_policy_of
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ def connect_json(options: JsonOptions, config: TeacherConfig, device: torch.devi
     if not url:
         raise UserError(f"--teacher.url: neither the flag nor {options.adapter} says where the service is")
     model = model_spec(api, config)
-    names = [*environment_names(url), *secrets_of(api.description), options.api_key_env]
-    secrets = Secrets.from_environment(dict.fromkeys(names))
+    secrets = read_secrets(vars(options), url, *secrets_of(api.description, url))
     endpoint = Endpoint(options, url, secrets, api.description.headers)
     adapter = JsonAdapter(api.description.image, body_of(api, secrets), api.description.answer, model)
     batch = min(config.max_batch or api.description.batch, api.description.batch)

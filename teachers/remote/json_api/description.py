@@ -1,9 +1,10 @@
 """The description of an HTTP API with JSON answers, as a YAML file has it.
 
-The file's keys (examples in configs/adapters; ``${NAME}`` in texts is the environment variable NAME)::
+The file's keys (examples in configs/adapters; ``${NAME}`` in texts, a URL's host excepted, is the environment variable
+NAME, if ``--teacher.allow-env`` or ``--teacher.api-key-env`` has it)::
 
     url: https://host/path          # where images are posted; --teacher.url goes first
-    headers: {Name: value}          # besides those of the body and of --teacher.api-key-env
+    headers: {Name: value}          # besides those of the body, of --teacher.api-key-env and of HTTP itself
     batch: 1                        # most images in one request
     image:
       encoding: png_base64          # png, data_url (PNG), png_base64; raw, raw_base64 (the numbers' bytes, little

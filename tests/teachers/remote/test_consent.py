@@ -30,6 +30,7 @@ BAD = [
     "http://user@127.0.0.1", "http://user:secret-word@127.0.0.1", "http://:secret-word@127.0.0.1", "http://@127.0.0.1",
     "http://127.0.0.1@example.com", "http://127.0.0.1:80@example.com", "http://127.0.0.1\\@example.com",
     "http://127.0.0.1 ", " http://127.0.0.1", "http://127.0.0.1\t.example.com", "http://127.0.0.1\n", "http://ex\u200bample.com",
+    "http://${KEY}", "http://${KEY}.example.com", "http://example.${KEY}:80/x", "${KEY}", "http:${KEY}//127.0.0.1",
     "http://127.0.0.1:99999", "http://127.0.0.1:0", "http://127.0.0.1:x", "http://[::1", "http://[::1]x", "http://[example.com]",
 ]  # fmt: skip
 

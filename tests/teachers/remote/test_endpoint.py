@@ -193,5 +193,5 @@ def test_a_server_that_takes_the_question_drop_by_drop_is_cut_off_too():
 
 
 def test_nobody_gets_past_the_consent_by_making_an_endpoint_of_their_own():
-    with pytest.raises(UserError, match=r"192\.0\.2\.1 is not this machine; say who allowed"):
+    with pytest.raises(UserError, match=r"192\.0\.2\.1 is not this machine; expected your own"):
         post("http://192.0.2.1:9")

@@ -54,7 +54,7 @@ def write(folder: Path, text: str) -> Path:
         ({"answer__classes": "../labels.txt"}, "answer.classes: "),
         ({"headers": {"A:b": "c"}}, "headers: expected a name"),
         ({"headers": {"A": "${not a name}"}}, "name of an environment variable"),
-        ({"headers": {"A": "${DFME_TEST_UNSET}"}}, "DFME_TEST_UNSET"),
+        ({"headers": {"A": "${DFME_TEST_UNSET}"}}, "DFME_TEST_UNSET should hold a key"),
         ({"answer__values": "logits", "teacher__label_mode": "top_k:2"}, "what teacher.label_mode says, top_k:2"),
         ({"teacher__label_mode": "best"}, "label mode: expected"),
         ({"teacher__levels": 16}, "--teacher.levels: got 16"),
@@ -69,8 +69,10 @@ def test_a_description_with_faults_is_refused_before_anything_is_sent(
     folder.mkdir()
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
     file = write(folder, yaml.safe_dump(described(**changes)))
-    with Service() as service, pytest.raises(UserError, match=words):
-        connect_json(JsonOptions(adapter=str(file), url=service.url), TeacherConfig(), torch.device("cpu"))
+    with Service() as service:
+        options = JsonOptions(adapter=str(file), url=service.url, allow_env=("DFME_TEST_UNSET",))
+        with pytest.raises(UserError, match=words):
+            connect_json(options, TeacherConfig(), torch.device("cpu"))
     assert service.requests == []
 
 

@@ -58,7 +58,8 @@ def connected(
         file = folder / "adapter.yaml"
         file.write_text(yaml.safe_dump(paper))
     with Service(answer) as service:
-        options = JsonOptions(adapter=str(file), url=f"{service.url}/classify/?version=2")
+        allowed = ("VISION_KEY", "VISION_TOKEN", "KEY")
+        options = JsonOptions(adapter=str(file), url=f"{service.url}/classify/?version=2", allow_env=allowed)
         teacher = connect_json(options, TeacherConfig(**flags), torch.device("cpu"))
         try:
             yield teacher, service

@@ -1,0 +1,235 @@
+"""Who allows a service to be asked, and which variables go there: whoever runs a command, and no file that it reads."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import one_line
+from tables import all_hold
+
+from dfme.cli import compare, teacher_side
+from dfme.cli.extract import parse_extract
+from dfme.cli.main import main
+from dfme.config.yaml_files import dump_yaml, sealed
+from dfme.errors import UserError
+from dfme.run.job import document, resume_command
+from teachers.remote.options import ServiceOptions, V2Options
+
+FAR, NEAR = "http://models.example/v2", "http://127.0.0.1:9"
+HEADERS = {"X-Key": "${STRANGE_KEY}", "X-Word": "${STRANGE_WORD}"}
+ADAPTER: dict[str, Any] = {
+    "image": {"encoding": "png_base64"},
+    "request": {"json": {"image": "${image}"}},
+    "answer": {"path": "scores"},
+    "teacher": {"shape": [1, 8, 8], "num_classes": 10},
+}
+ME = "--teacher.authorised-by=me: to test it"
+VERBS = (
+    "extract",
+    "check",
+    "evaluate --student run",
+    "serve",
+    "compare --config recipe.yaml --methods static --out c",
+    "--resume --out run",
+)
+
+
+@pytest.fixture(autouse=True)
+def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DFME_AUTHORISED_BY", raising=False)
+    for name in ("STRANGE_KEY", "STRANGE_WORD"):
+        monkeypatch.setenv(name, f"value-of-{name.lower()}")
+
+
+def strangers(url: str = FAR, adapter: dict[str, Any] | None = None, **options: Any) -> None:
+    """A recipe that says yes to itself, and the same as the record of a run."""
+    teacher = {"kind": "v2", "url": url, "model": "m"}
+    if adapter is not None:
+        Path("adapter.yaml").write_text(dump_yaml({**ADAPTER, "url": url, **adapter}))
+        teacher = {"kind": "json", "adapter": "adapter.yaml"}
+    consents = {"authorised_by": "the owner, really", "allow_env": ["STRANGE_KEY", "STRANGE_WORD"], **options}
+    paper = dump_yaml({"teacher": {**teacher, **consents}, "evaluation": {"dataset": "digits"}})
+    Path("run").mkdir(exist_ok=True)
+    Path("recipe.yaml").write_text(paper)
+    Path("run/config.yaml").write_text(sealed(paper))
+    Path("run/student.safetensors").touch()
+
+
+def words_of(verb: str) -> list[str]:
+    given = shlex.split(verb)
+    return given if {"--resume", "--config", "--student"} & set(given) else [*given, "--config", "recipe.yaml"]
+
+
+def asked(*words: str) -> None:
+    """What every command does before it asks."""
+    job = parse_extract(["--config", "recipe.yaml", "--out", "new", *words])
+    teacher_side.check_teacher(job.teacher, job.teacher_options)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_file_consents_to_nothing(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    strangers()
+    assert main(words_of(verb)) == 2
+    said = one_line(capsys)
+    assert "models.example is not this machine; expected your own --teacher.authorised-by" in said
+    assert "what a file says does not count" in said
+
+
+@pytest.mark.parametrize("url", [FAR, NEAR])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_variable_that_a_file_names_is_not_read(verb: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for how in ({"api_key_env": "STRANGE_KEY"}, {"adapter": {"headers": HEADERS}}):
+        strangers(url, **how)
+        assert main([*words_of(verb), ME]) == 2
+        said = one_line(capsys)
+        host = url.split("/")[2].partition(":")[0]
+        assert f"the environment variable STRANGE_KEY would be sent to {host}, because a file asks for it" in said
+        assert "--teacher.allow-env STRANGE_KEY" in said
+        assert "value-of" not in said
+
+
+PLACES = [
+    {"headers": {"X": "a ${STRANGE_WORD}"}},
+    {"request": {"json": {"image": "${image}", "b": [{"c": "${STRANGE_WORD}"}]}}},
+    {"request": {"multipart": "f", "fields": {"x": "${STRANGE_WORD}"}}, "image": {"encoding": "png"}},
+    {"url": f"{NEAR}/x?key=${{STRANGE_WORD}}"},
+]
+
+
+def is_not_read_unless_allowed(adapter: dict[str, Any]) -> None:
+    strangers(NEAR, adapter, api_key_env="STRANGE_KEY")
+    for words in (
+        [],
+        ["--teacher.allow-env=STRANGE_KEY"],
+        ["--teacher.api-key-env=STRANGE_KEY"],
+        ["--teacher.allow-env=WORD"],
+    ):
+        with pytest.raises(UserError, match=r"STRANGE_WORD would be sent to 127\.0\.0\.1"):
+            asked(*words)
+    asked("--teacher.allow-env=STRANGE_WORD,STRANGE_KEY")
+    asked("--teacher.allow-env=STRANGE_WORD", "--teacher.api-key-env=STRANGE_KEY")
+
+
+def test_every_place_of_an_adapter_is_looked_at() -> None:
+    all_hold(is_not_read_unless_allowed, [(adapter,) for adapter in PLACES])
+
+
+def test_the_first_line_says_which_variables_go_where(capsys: pytest.CaptureFixture[str]) -> None:
+    strangers(FAR, {"headers": HEADERS})
+    asked(ME, "--teacher.allow-env=STRANGE_KEY,STRANGE_WORD,NOT_ASKED_FOR")
+    assert capsys.readouterr().err == "sent to models.example from the environment: STRANGE_KEY, STRANGE_WORD\n"
+    strangers(NEAR)
+    asked(ME)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_environment_of_who_runs_it_consents_too_and_a_flag_beats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    strangers()
+    monkeypatch.setenv("DFME_AUTHORISED_BY", "me, for all day")
+    asked()
+    for words, by in (([], "me, for all day"), ([ME], "me: to test it")):
+        job = parse_extract(["--config", "recipe.yaml", *words])
+        assert document(job)["teacher"]["authorised_by"] == by, "what counted is what is recorded"
+    monkeypatch.setenv("DFME_AUTHORISED_BY", " ")
+    with pytest.raises(UserError, match="does not count"):
+        asked()
+
+
+def test_what_a_resumed_run_needs_is_in_the_command_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    strangers(FAR, {"headers": {"X": "${STRANGE_WORD}"}}, api_key_env="STRANGE_KEY")
+    job = parse_extract(["--resume", "--out", "run", ME, "--teacher.allow-env=STRANGE_WORD,STRANGE_KEY"])
+    _, _, *words = shlex.split(resume_command(Path("run"), job))
+    assert words[:3] == ["--resume", "--out", "run"]
+    again = parse_extract(words)
+    teacher_side.check_teacher(again.teacher, again.teacher_options)
+    assert {**again.teacher_options, "allow_env": set(again.teacher_options["allow_env"])} == {
+        **job.teacher_options, "allow_env": {"STRANGE_KEY", "STRANGE_WORD"},
+    }  # fmt: skip
+    assert len(shlex.split(resume_command(Path("run"), parse_extract(["--seed", "1"])))) == 5, "and else nothing more"
+
+
+def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What were flags once is in its file for the next time: there, and in a stranger's, it does not count."""
+    strangers(FAR, {"headers": HEADERS})
+    paper = {"teacher": {"kind": "json", "adapter": "adapter.yaml"}, "methods": ["static"], "seeds": [0]}
+    flags = {
+        "teacher.authorised-by": "the owner",
+        "teacher.allow_env": "STRANGE_WORD",
+        "teacher.api-key-env": "STRANGE_KEY",
+    }
+    Path("c.yaml").write_text(dump_yaml({**paper, "overrides": flags}))
+    first = ["--config", "c.yaml", "--out", "c"]
+    (cell,) = compare.plan_of(first).cells
+    said = {name: cell.job.teacher_options[name] for name in ("authorised_by", "allow_env", "api_key_env")}
+    assert said == {"authorised_by": None, "allow_env": (), "api_key_env": "STRANGE_KEY"}
+
+    from dfme.benchmarks.compare import session
+
+    started: list[list[str]] = []
+    monkeypatch.setattr(session, "start", lambda words, *_: started.append(words))
+    plan = compare.plan_of([*first, ME, "--teacher.allow-env", "STRANGE_WORD,STRANGE_KEY"])
+    (plan.out / "cells").mkdir(parents=True)
+    session.Session(plan, {}, print)._begin(plan.cells[0])
+    ((verb, *words),) = started
+    assert verb == "extract"
+    job = parse_extract(words)
+    teacher_side.check_teacher(job.teacher, job.teacher_options)
+    with pytest.raises(UserError, match="does not count"):
+        teacher_side.check_teacher(*_of(parse_extract(words[:4])))
+    for mark in ("authorised_by: 'me: to test it'", "STRANGE_WORD,STRANGE_KEY"):
+        assert mark in dump_yaml(plan.options), "the comparison's record has it"
+
+
+def _of(job: Any) -> tuple[Any, Any]:
+    return job.teacher, job.teacher_options
+
+
+def test_a_teacher_of_ones_own_has_options_of_these_names_as_before() -> None:
+    Path("mine.py").write_text("class T:\n    def __init__(self, authorised_by: str = '', allow_env: str = ''): pass\n")
+    Path("recipe.yaml").write_text(dump_yaml({"teacher": {"kind": "mine:T", "authorised_by": "x", "allow_env": "y"}}))
+    job = parse_extract(["--config", "recipe.yaml"])
+    assert job.teacher_options == {"authorised_by": "x", "allow_env": "y"}
+    assert len(shlex.split(resume_command(Path("run"), job))) == 5
+
+
+RESERVED = [
+    "User-Agent", "user-agent", "HOST", "Content-Length", "content-length", "Transfer-Encoding", "Connection",
+    "Keep-Alive", "Expect", "TE", "Trailer", "Upgrade", "Proxy-Authorization", "proxy-connection",
+]  # fmt: skip
+
+
+def is_no_header_for_an_adapter(name: str) -> None:
+    strangers(NEAR, {"headers": {name: "x"}})
+    with pytest.raises(UserError, match=rf"headers: expected another header than {name}"):
+        asked()
+    strangers(NEAR, api_key_header=name)
+    with pytest.raises(UserError, match=rf"api_key_header: expected another header than {name}"):
+        asked()
+
+
+def test_headers_by_which_http_works_and_a_client_is_known_are_not_an_adapters() -> None:
+    all_hold(is_no_header_for_an_adapter, [(name,) for name in RESERVED])
+    strangers(NEAR, {"headers": {"X-Forwarded-Host": "x", "Authorization": "Token x"}})
+    asked()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://${STRANGE_KEY}.evil.example/", "http://${STRANGE_KEY}/x", "https://a.${A}:80/"]
+)
+def test_a_secret_is_no_part_of_a_host(url: str) -> None:
+    for adapter in (None, {}):
+        strangers(url, adapter)
+        with pytest.raises(UserError, match=r"--teacher\.url: expected .* \$\{NAME\} in its host"):
+            asked(ME, "--teacher.allow-env=STRANGE_KEY,A")
+
+
+def test_from_python_the_options_are_the_programs_own() -> None:
+    from teachers.remote.secrets import read_secrets
+
+    options = vars(V2Options(url=NEAR, model="m", api_key_env="STRANGE_KEY"))
+    assert read_secrets(options, NEAR).fill("${STRANGE_KEY}") == "value-of-strange_key"
+    with pytest.raises(UserError, match=r"--teacher\.allow-env STRANGE_WORD"):
+        read_secrets(vars(ServiceOptions(url=NEAR)), NEAR, "STRANGE_WORD")
