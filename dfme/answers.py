@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfme.compute import DeferredChecks
-from dfme.errors import DfmeError, TeacherError, Unusable
+from dfme.errors import BudgetExhausted, DfmeError, TeacherError, Unusable
 from dfme.spec import LabelMode, Teacher
 
 NEGATIVE = 1e-6
@@ -29,12 +29,19 @@ Verdict = tuple[Tensor, Callable[[], str]]
 
 
 def read_answers(
-    raw: object, batch: int, classes: int, mode: LabelMode, deferred: DeferredChecks, device: torch.device
+    raw: object,
+    batch: int,
+    classes: int,
+    mode: LabelMode,
+    deferred: DeferredChecks,
+    device: torch.device,
+    more: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """A teacher's raw answer to ``batch`` images as a tensor of our own on ``device``.
 
     Scores come back float32 (B, K), labels int64 (B,), detached and copied: a teacher may use its buffer
-    again. Arrays and lists are taken as well. Conditions on values go through the deferred.
+    again. Arrays and lists are taken as well. Conditions on values go through the deferred. What tells more than
+    ``mode`` reveals is cut to it, and on a CPU ``more`` is called.
 
     Raises TeacherError, with what was expected and what came, for an answer of another kind, shape or dtype,
     for NaN and infinities, probabilities that are none, and labels out of range.
@@ -48,7 +55,8 @@ def read_answers(
     else:
         _require_scores(answers, batch, classes, mode)
         rounding = classes * 0.5 * 10.0**-mode.decimals if mode.decimals else 0.0
-        tolerance = SUM + rounding + (torch.finfo(answers.dtype).eps if answers.is_floating_point() else 0.0)
+        eps = torch.finfo(answers.dtype).eps if answers.is_floating_point() else 0.0
+        tolerance = SUM + rounding + eps
         answers = answers.detach().to(device, torch.float32, copy=True)
         if mode.kind == "logits":
             (ok, found), expected = _logits(answers), "finite logits"
@@ -58,24 +66,52 @@ def read_answers(
             hidden = max(classes - (mode.k or classes), 0)
             (ok, found), expected = (
                 _top_k(answers, hidden, tolerance),
-                f"{hidden} NaN (unrevealed) per row, the others ",
+                f"at most {hidden} NaN (unrevealed) per row, the others ",
             )
             expected += _sums("of at most one", tolerance)
     deferred.expect(ok, lambda: TeacherError(f"teacher: expected {expected}, got {found()}"))
-    return answers
+    if mode.decimals is None and mode.k is None:
+        return answers
+    kept = _cut(answers, mode)
+    if device.type == "cpu" and _tells_more(answers, kept, eps):
+        more()
+    return kept
 
 
 def as_tensor(raw: object) -> Tensor:
-    """A tensor as it is, an array or a list of numbers as a tensor; TeacherError for anything else."""
-    if isinstance(raw, Tensor):
-        return raw
+    """An ordinary tensor as it is, an array or a list of numbers as a tensor; TeacherError for anything else."""
     try:
-        return torch.as_tensor(raw)
+        if not isinstance(raw, Tensor):
+            return torch.as_tensor(raw)
+        odd = raw.layout is not torch.strided or raw.is_meta or raw.is_quantized or raw.is_nested
+        return torch.as_tensor(raw.tolist()) if odd or type(raw) is not Tensor else raw
     except Exception as error:  # arrays and objects of every sort fail in their own way
+        kind = f" ({raw.layout}, {raw.dtype}, on {raw.device})" if isinstance(raw, Tensor) else ""
         raise TeacherError(
-            f"teacher: expected a tensor, an array or a list of numbers, got {type(raw).__name__}; "
+            f"teacher: expected a tensor, an array or a list of numbers, got {type(raw).__name__}{kind}; "
             "return the scores or labels alone"
         ) from error
+
+
+def keep_largest(scores_BK: Tensor, k: int, values_BK: Tensor) -> Tensor:
+    """``values_BK`` where the ``k`` largest known scores of a row are, NaN elsewhere."""
+    kept_Bk = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).topk(k, dim=1).indices
+    return torch.full_like(values_BK, torch.nan).scatter(1, kept_Bk, values_BK.gather(1, kept_Bk))
+
+
+def _cut(scores_BK: Tensor, mode: LabelMode) -> Tensor:
+    """What ``mode`` reveals of probabilities; as they are, bit by bit, where that is all."""
+    cut_BK = scores_BK
+    if mode.decimals is not None and mode.decimals <= 45:  # beyond them a float32 has none
+        scale = 10.0**mode.decimals  # in double precision: a float32 times 10^7 has no decimals left to round
+        cut_BK = scores_BK.double().mul_(scale).round_().div_(scale).float()
+    return cut_BK if mode.k is None else keep_largest(scores_BK, min(mode.k, scores_BK.shape[1]), cut_BK)
+
+
+def _tells_more(scores_BK: Tensor, cut_BK: Tensor, eps: float) -> bool:
+    """Whether more was cut than numbers of this precision round off."""
+    hidden_BK = scores_BK.isnan() != cut_BK.isnan()
+    return bool((hidden_BK | ((scores_BK - cut_BK).abs() > 4 * eps * scores_BK.abs())).any())
 
 
 def _require_labels(answers: Tensor, batch: int, classes: int) -> None:
@@ -123,7 +159,7 @@ def _top_k(scores_BK: Tensor, hidden: int, tolerance: float) -> Verdict:
     fewest, most = unknown.sum(1).aminmax()
     revealed = scores_BK.masked_fill(unknown, 0.0)
     low, total = revealed.amin(), revealed.sum(1).amax()
-    ok = (fewest == hidden) & (most == hidden) & (low >= -NEGATIVE) & (total <= 1 + tolerance)
+    ok = (most <= hidden) & (low >= -NEGATIVE) & (total <= 1 + tolerance)
     return (
         ok,
         lambda: (
@@ -159,8 +195,11 @@ def _describe(low: float, total: float, off: float) -> str:
 class TeacherCall:
     """Asks ``teacher`` once at a time or from several threads; answers come to ``device``, checked.
 
-    ``run`` is a name of the run, which tells its requests from those of other runs.
+    ``run`` is a name of the run, which tells its requests from those of other runs. ``tells_more``: whether an answer
+    told more than the label mode.
     """
+
+    tells_more = False
 
     def __init__(self, teacher: Teacher, deferred: DeferredChecks, run: str, device: torch.device) -> None:
         self._teacher, self._deferred, self._run, self._device = teacher, deferred, run, device
@@ -183,13 +222,18 @@ class TeacherCall:
         raw = self._call(query_BCHW, position, code)
         teacher = self._teacher
         try:
-            return read_answers(
-                raw, len(query_BCHW), teacher.num_classes, teacher.label_mode, self._deferred, self._device
-            )
+            classes, mode, batch = teacher.num_classes, teacher.label_mode, len(query_BCHW)
+            return read_answers(raw, batch, classes, mode, self._deferred, self._device, self._more)
         except TeacherError as error:
             if self._is_service:
-                raise Unusable(str(error), "unusable answer") from error
+                raise Unusable(str(error), error.reason) from error
             raise
+        except Exception as error:  # there are dtypes that nothing can be done with
+            what = f"what none can be read from ({type(error).__name__})"
+            raise TeacherError(f"teacher: expected {mode.kind}, got {what}") from error
+
+    def _more(self) -> None:
+        self.tells_more = True
 
     def _call(self, query_BCHW: Tensor, position: int, code: bytes) -> object:
         try:
@@ -198,13 +242,14 @@ class TeacherCall:
                 if self._ask_with_key is None:
                     return self._teacher(asked_BCHW)
                 return self._ask_with_key(asked_BCHW, self._key(position, code))
-        except DfmeError:
-            raise
-        except (Exception, SystemExit) as error:  # a client may give up the whole process: it is not its own here
-            reason = " ".join(str(error).split())
+        except BaseException as error:  # a client may give up the whole process: it is not its own here
+            if isinstance(error, DfmeError | KeyboardInterrupt) and not isinstance(error, BudgetExhausted):
+                raise
+            name = type(error).__name__[:80]
             raise TeacherError(
                 f"teacher: expected answers to {len(query_BCHW)} images {tuple(query_BCHW.shape)}, but it raised "
-                f"{type(error).__name__}: {reason}"
+                f"{name}: {' '.join(str(error).split())[:500]}",
+                f"raised {name}",
             ) from error
 
     def _key(self, position: int, code: bytes) -> str:

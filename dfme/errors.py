@@ -18,9 +18,16 @@ class RunError(UserError):
 
 
 class TeacherError(DfmeError):
-    """The teacher failed for good or answered what its specification rules out; everything paid is kept."""
+    """The teacher failed for good or answered what its specification rules out; everything paid is kept.
+
+    ``reason`` as in ``Unanswered``.
+    """
 
     exit_code = 3
+
+    def __init__(self, message: str, reason: str = "unusable answer") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class BudgetExhausted(DfmeError):  # noqa: N818 (the name of the contract)

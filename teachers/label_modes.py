@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dfme.answers import NO_LABEL
+from dfme.answers import NO_LABEL, keep_largest
 from dfme.errors import UserError
 from dfme.spec import LABEL_KINDS, LabelMode, RequestPolicy, Teacher
 
@@ -25,15 +25,13 @@ def reveal(scores_BK: Tensor, given: LabelMode, wanted: LabelMode) -> Tensor:
     if given == wanted:
         return scores_BK
     if wanted.kind == "label":
-        labels_B = _known(scores_BK).argmax(1)
+        labels_B = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(1)
         return labels_B if given.kind == "top_k" else labels_B.masked_fill(scores_BK.isnan().any(1), NO_LABEL)
     p_BK = scores_BK.float().softmax(1) if given.kind == "logits" else scores_BK
     answer_BK = p_BK if wanted.decimals is None else p_BK.round(decimals=wanted.decimals)
     if wanted.k is None:
         return answer_BK
-    kept_Bk = _known(p_BK).topk(wanted.k, dim=1).indices
-    hidden_BK = torch.full_like(answer_BK, torch.nan)
-    return hidden_BK.scatter(1, kept_Bk, answer_BK.gather(1, kept_Bk))
+    return keep_largest(p_BK, wanted.k, answer_BK)
 
 
 def as_classes(scores: Tensor, num_classes: int, mode: LabelMode) -> Tensor:
@@ -66,7 +64,7 @@ class Wrapper:
 class Restricted(Wrapper):
     """A teacher that answers in ``label_mode``, which must reveal no more than the teacher it wraps does.
 
-    Answers that are labels already pass as they are.
+    Answers that are labels already pass as they are; so do the probabilities of a service, which the oracle cuts.
     """
 
     def __init__(self, teacher: Teacher, label_mode: LabelMode) -> None:
@@ -84,7 +82,9 @@ class Restricted(Wrapper):
         return self._cut(self._teacher(images))
 
     def _cut(self, scores_BK: Tensor) -> Tensor:
-        return scores_BK if scores_BK.ndim == 1 else reveal(scores_BK, self._teacher.label_mode, self.label_mode)
+        given, wanted = self._teacher.label_mode, self.label_mode
+        as_it_is = self.wire is not None and given.kind != "logits" and wanted.kind != "label"
+        return scores_BK if scores_BK.ndim == 1 or as_it_is else reveal(scores_BK, given, wanted)
 
 
 def restrict(teacher: Teacher, mode: LabelMode) -> Teacher:
@@ -101,8 +101,3 @@ def _reveals_less(given: LabelMode, wanted: LabelMode) -> bool:
     fewer_decimals = given.decimals is None or (wanted.decimals is not None and wanted.decimals <= given.decimals)
     fewer_classes = given.k is None or (wanted.k is not None and wanted.k <= given.k)
     return fewer_decimals and fewer_classes
-
-
-def _known(scores_BK: Tensor) -> Tensor:
-    """Scores in which an unknown class is never the largest."""
-    return scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)

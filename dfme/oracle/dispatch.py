@@ -1,12 +1,14 @@
 """The dispatcher sends a batch to the teacher in requests, several at once; it charges each one before it is sent.
 
-A request that the service says it did not serve (``Refused``) is given back; one that may have been served
-(``Unanswered``) stays charged; either may be made again, by the ``RequestPolicy`` that the teacher carries. Every
-answer is in the journal before it is handed on. Which answer belongs to which image never depends on timing.
+A request that the service says it did not serve (``Refused``) is given back. Whatever else an ask ends in without an
+answer on record, Ctrl-C and a full disk included, leaves it charged as ``failed``: it may have been served. Refused
+and ``Unanswered`` requests may be made again, by the ``RequestPolicy`` that the teacher carries. Every answer is in
+the journal before it is handed on. Which answer belongs to which image never depends on timing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from dfme.answers import TeacherCall
 from dfme.compute import DeferredChecks
-from dfme.errors import BatchTooLarge, BudgetExhausted, DfmeError, Refused, TeacherError, Unanswered
+from dfme.errors import BatchTooLarge, BudgetExhausted, DfmeError, Refused, RunError, TeacherError, Unanswered
 from dfme.oracle.journal import Journal, Record, digest
 from dfme.oracle.ledger import Ledger, Purpose
 from dfme.oracle.retry import RateLimiter, RetryPolicy
@@ -59,6 +61,9 @@ class Dispatcher:
         self._limiter = RateLimiter(self._policy)
         self._ledger, self._journal = ledger, journal
         self._ask = TeacherCall(teacher, deferred, ledger.run, device if journal is None else torch.device("cpu"))
+        who = "teacher" if policy is None else "service"
+        self._more = f"the {who} tells more than {teacher.label_mode}; its answers are cut to that"
+        self._asked = set[int]()  # charges whose request is on its way
         self._lock = threading.Lock()
         self._closed = False
         self._reported_at = -10.0
@@ -83,10 +88,13 @@ class Dispatcher:
         return self._side_by_side(parts, purpose)
 
     def close(self) -> None:
-        """Send nothing any more and end every wait."""
+        """Send nothing any more and end every wait; what is still on its way stays charged as failed."""
         self._limiter.close()
         with self._lock:
             self._closed = True
+            while self._asked:
+                with contextlib.suppress(RunError):
+                    self._ledger.fail(self._asked.pop(), KeyboardInterrupt.__name__)
 
     def _limit(self, images: int) -> int:
         limits = [limit for limit in (self._max_batch, self._limiter.max_images) if limit]
@@ -167,26 +175,40 @@ class Dispatcher:
         with self._lock:
             self._require_open()
             seq = self._ledger.charge(len(part.query_BCHW), purpose)
+            self._asked.add(seq)
         started = time.perf_counter()
         try:
             answers = self._ask(part.query_BCHW, part.position, code)
-        except (Refused, Unanswered) as error:
+        except BaseException as error:
             self._account(seq, error)
             raise
         with self._lock:
             self._require_open()
+            self._asked.discard(seq)  # before it is on record: what is, must never be written down as failed
             self.seconds += time.perf_counter() - started
-            if self._journal is not None:
-                self._journal.append(Record(seq, code, answers, part.start, part.batch))
-            self._ledger.answered(seq)
+            self._record(Record(seq, code, answers, part.start, part.batch))
+            if self._more and self._ask.tells_more:
+                self.tell(self._more)
+                self._more = ""
         return answers
 
-    def _account(self, seq: int, error: Refused | Unanswered) -> None:
+    def _record(self, record: Record) -> None:
+        try:
+            if self._journal is not None:
+                self._journal.append(record)
+        except RunError:
+            with contextlib.suppress(RunError):  # where the disk takes no line either, it is lost
+                self._ledger.fail(record.seq, "answer not kept")
+            raise
+        self._ledger.answered(record.seq)
+
+    def _account(self, seq: int, error: BaseException) -> None:
         """Give a refused charge back; keep one that may have been served."""
         with self._lock:
             self._require_open()
-            if isinstance(error, Unanswered):
-                self._ledger.fail(seq, error.reason)
+            self._asked.discard(seq)
+            if not isinstance(error, Refused):
+                self._ledger.fail(seq, getattr(error, "reason", type(error).__name__))
                 return
             self._ledger.refuse(seq, error.reason)
         self._limiter.hold(error.retry_after or 0.0)

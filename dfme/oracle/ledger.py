@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import json
 import secrets
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from dfme.oracle.ledger_log import (
     audit,
     count_reason,
     read_history,
+    require_same_teacher,
 )
 
 __all__ = ["CHARGED", "PURPOSES", "Ledger", "Purpose", "Totals", "audit"]
@@ -41,20 +44,30 @@ __all__ = ["CHARGED", "PURPOSES", "Ledger", "Purpose", "Totals", "audit"]
 class Ledger:
     """Counts images by purpose and refuses what would exceed ``budget`` (images, at least 1).
 
-    ``path``: the file; without one nothing is written. ``state``: from a checkpoint's ``state_dict``.
+    ``path``: the file; without one nothing is written. ``state``: from a checkpoint's ``state_dict``. ``facts``: what
+    the teacher is, plain JSON, for the file's first line.
 
-    ``spent``: images charged; ``position``: number of the last charge that is counted.
-    Raises UserError for a budget below 1 or below what is spent, RunError for a damaged file or one that the
-    checkpoint does not fit.
+    ``spent``: images charged; ``position``: number of the last charge that is counted; ``teacher``: the facts on
+    record. Raises UserError for a budget below 1 or below what is spent and for facts that are not those on record,
+    RunError for a damaged file or one that the checkpoint does not fit.
     """
 
-    def __init__(self, budget: int, path: Path | None = None, state: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        budget: int,
+        path: Path | None = None,
+        state: dict[str, Any] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
         if budget < 1:
             raise UserError(f"--budget: expected at least 1 image, got {budget}")
         state = state or {"seq": 0, "images": {}, "requests": 0, "refused": 0, "failed": 0, "lost": 0}
         history = _history(path, state)
         if budget < history.spent:
             raise UserError(f"--budget: expected at least the {history.spent} images spent so far, got {budget}")
+        if history.teacher is not None and facts is not None:
+            require_same_teacher(history.teacher, facts)
+        self.teacher = history.teacher if history.budgets else facts
         self.position: int = state["seq"]
         self._images: dict[Purpose, int] = dict.fromkeys(PURPOSES, 0) | state["images"]
         self.spent: int = sum(self._images[purpose] for purpose in CHARGED)
@@ -68,6 +81,7 @@ class Ledger:
         self.requests, self.refused, self.lost = history.requests, history.refused, history.lost
         self.reasons = history.reasons
         self.failed: int = state["failed"]
+        self._check = history.check
         self._file = None if path is None else AppendFile(path, history.size)
 
     @property
@@ -135,7 +149,7 @@ class Ledger:
             raise ValueError(f"images: expected at least 1 in a request, got {images}")
         seq = self.requests + 1
         spent = self.spent + (images if purpose in CHARGED else 0)
-        self._write(f'{{"seq":{seq},"event":"charge","purpose":"{purpose}","images":{images},"spent":{spent}}}\n')
+        self._write(f'{{"seq":{seq},"event":"charge","purpose":"{purpose}","images":{images},"spent":{spent}')
         self.requests = seq
         self._unanswered[seq] = Charge(images, purpose)
         self._count(seq, images, purpose)
@@ -193,7 +207,8 @@ class Ledger:
             self.lost += charge.images
             del self._unanswered[seq]
         if self._history.budget(self.position) != self._wanted_budget:
-            self._write_event("budget", self.position, budget=self._wanted_budget, run=self.run)
+            facts = {"teacher": self.teacher} if self.teacher and not self._history.budgets else {}
+            self._write_event("budget", self.position, budget=self._wanted_budget, run=self.run, **facts)
         self._settled = True
         self._history = History()
 
@@ -223,12 +238,14 @@ class Ledger:
         self._images[purpose] += images
         self.spent += images if purpose in CHARGED else 0
 
-    def _write_event(self, event: str, seq: int, **details: int | str) -> None:
-        self._write(json.dumps({"seq": seq, "event": event, **details}, separators=(",", ":")) + "\n")
+    def _write_event(self, event: str, seq: int, **details: Any) -> None:
+        self._write(json.dumps({"seq": seq, "event": event, **details}, separators=(",", ":"))[:-1])
 
-    def _write(self, line: str) -> None:
+    def _write(self, members: str) -> None:
         if self._file is not None:
-            self._file.append(line.encode())
+            check = None if self._check is None else zlib.crc32(members.encode(), self._check)
+            self._file.append((members + ("" if check is None else f',"check":"{check:08x}"') + "}\n").encode())
+            self._check = check
 
 
 def _history(path: Path | None, state: dict[str, Any]) -> History:

@@ -1,24 +1,27 @@
 """What ledger.jsonl says: one JSON object per line, in the order things happened, the true history of a run.
 
-    {"seq":0,"event":"budget","budget":300000,"run":"1f.."}           the budget in force after answer ``seq``
+    {"seq":0,"event":"budget","budget":300000,"run":"1f..","teacher":{..}}     the budget in force after answer ``seq``
     {"seq":1,"event":"charge","purpose":"student","images":256,"spent":256}      written before the send
     {"seq":1,"event":"refused","images":256,"reason":"429"}           the server did not serve it: given back
     {"seq":2,"event":"failed","images":256,"reason":"timeout"}        it may have been served: stays charged
     {"seq":3,"event":"lost","images":256,"reason":".."}               sent, the answer is lost: written off
 
-Charges are numbered without a gap. ``spent`` is the total of charged purposes after the line, so every line
-vouches for the ones before it, and a file with a line changed or missing is not accepted. ``run`` is a random
-name for the run, the same in all its sessions.
+Charges are numbered without a gap. ``spent`` is the total of charged purposes after the line. Every line ends in a
+``check``: the CRC-32 of its other members, as they are written, and of all lines before it, so a file with a line
+changed or missing is not accepted. (A ledger whose first line has none was begun by 0.5.0, and goes on without.)
+``run`` is a random name for the run, the same in all its sessions; ``teacher`` is what it was started with.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from dfme.errors import RunError
+from dfme.errors import RunError, UserError
 from dfme.files import whole_lines
 
 Purpose = Literal["generator", "student", "seed", "check", "evaluation"]
@@ -67,10 +70,13 @@ class History:
     """The lines of a ledger so far; ``kept`` holds the charges that were neither refused nor lost.
 
     ``failed`` numbers those of them that have no answer and stay charged. ``reasons`` counts requests that were
-    refused or failed by the reason given.
+    refused or failed by the reason given. ``teacher``: what the run was started with, if it says. ``check``: of the
+    last line; None in a ledger without checks.
     """
 
     run: str = ""
+    teacher: dict[str, Any] | None = None
+    check: int | None = 0
     kept: dict[int, Charge] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     reasons: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -98,6 +104,16 @@ class History:
         """The budget in force after charge ``seq`` was answered, if the file says."""
         return next((budget for since, budget in reversed(self.budgets) if since <= seq), None)
 
+    def verify(self, line: bytes) -> None:
+        """Hold one line to its check. Raises ValueError if it is not the line that was written here."""
+        members, mark, end = line.rpartition(b',"check":"')
+        if self.size == 0 and not mark:
+            self.check = None
+        if self.check is not None:
+            self.check = zlib.crc32(members, self.check)
+        if end != (line if self.check is None else b'%08x"}\n' % self.check):
+            raise ValueError("its check does not fit what it and the lines before it say")
+
     def add(self, entry: dict[str, Any]) -> None:
         """Take one line in. Raises ValueError, KeyError or TypeError if it cannot follow the others."""
         event, seq = entry["event"], _count(entry, "seq")
@@ -110,6 +126,9 @@ class History:
         elif event == "budget":
             self.budgets.append((seq, _count(entry, "budget")))
             self.run = self.run or _name(entry.get("run", ""))
+            self.teacher = self.teacher or entry.get("teacher")
+            if not isinstance(self.teacher, dict | None):
+                raise ValueError(f"teacher: expected what it is by name, got {self.teacher!r}")
         else:
             raise ValueError(f"unknown event {event!r}")
 
@@ -160,6 +179,33 @@ def _name(run: object) -> str:
     return run
 
 
+def require_same_teacher(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """UserError naming, with both values, every fact that is not as on record; compared as JSON has them."""
+    if differing := list(_differing(recorded, json.loads(json.dumps(now)))):
+        raise UserError(
+            f"--resume: this run was started with a teacher of {', '.join(differing)}; "
+            "resume with the teacher as it was, or start a new run in another --out"
+        )
+
+
+def _differing(
+    recorded: Mapping[str, Any], now: Mapping[str, Any], of: str = "", most: int = MAX_SHOWN
+) -> Iterator[str]:
+    """What differs, in words; the digests of ``files`` by their first 12 letters."""
+    for name in {**recorded, **now}:
+        before, after = recorded.get(name), now.get(name)
+        if name == "files" and isinstance(before, dict) and isinstance(after, dict):
+            yield from _differing(before, after, "file ", 12)
+        elif before != after:
+            yield f"{of}{_shown(name)} {_shown(before, most)} (now {_shown(after, most)})"
+
+
+def _shown(value: object, most: int = MAX_SHOWN) -> str:
+    """The beginning of a fact, with nothing unprintable in it."""
+    text = value if isinstance(value, str) and value.isprintable() else json.dumps(value)
+    return "none" if value is None else text[:most]
+
+
 def read_history(path: Path) -> History:
     """Read a ledger; ``size`` is the end of its last whole line.
 
@@ -172,6 +218,7 @@ def read_history(path: Path) -> History:
         for number, line in enumerate(whole_lines(path), 1):
             try:
                 history.add(json.loads(line))
+                history.verify(line)
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 problem = f"no {error}" if isinstance(error, KeyError) else str(error)[:MAX_SHOWN]
                 raise RunError(f"{path}, line {number}: expected a ledger's next line: {problem}") from error

@@ -156,7 +156,8 @@ class Oracle:
         while rest and journal is not None and journal.replaying:
             record = journal.peek()
             if record.abandoned:
-                self._abandoned(journal, record.seq)
+                self._abandoned(journal, record.seq, rest, purpose)
+                continue
             images, stop = len(record.answers), record.start + len(record.answers)
             part_BCHW = queries_BCHW[record.start : stop]
             if record.batch != len(queries_BCHW) or images > rest or digest(part_BCHW.cpu()) != record.digest:
@@ -171,13 +172,13 @@ class Oracle:
             self.ledger.settle()
         return answers
 
-    def _abandoned(self, journal: Journal, seq: int) -> None:
-        """Raise BudgetExhausted for this batch, as in the interrupted run."""
+    def _abandoned(self, journal: Journal, seq: int, rest: int, purpose: Purpose) -> None:
+        """Raise BudgetExhausted for the rest of this batch, as in the interrupted run; not under a larger budget."""
         self.ledger.replay_failures(seq)
         journal.advance()
         if not journal.replaying:
             self.ledger.settle()
-        raise BudgetExhausted("query budget: what was left did not reach for asking again what had failed")
+        self.ledger.require(rest, purpose)
 
     def _mismatch(self, journal: Journal, seq: int, images: int, purpose: Purpose) -> RunError:
         return RunError(

@@ -159,6 +159,7 @@ def _spent(summary: Mapping[str, Any]) -> str:
     purposes = ", ".join(f"{name} {count:,}" for name, count in summary["spent_by_purpose"].items() if count)
     evaluation = summary["evaluation_queries"]
     extra = f"; {evaluation:,} more for evaluation, not charged" if evaluation else ""
+    extra += f"; {summary['failed']:,} without an answer" if summary.get("failed") else ""
     return f"{summary['spent']:,} ({purposes}{extra})"
 
 

@@ -38,6 +38,7 @@ from dfme.run.run import Result, Run
 from dfme.run.student_file import load_student
 from dfme.spec import ImageSpec, Teacher
 from dfme.students.losses import make_distance
+from teachers import KINDS
 from teachers.build import make_teacher, wrap_callable
 from teachers.facts import teacher_facts
 
@@ -199,12 +200,12 @@ def build_oracle(
 
     A network of ours on a GPU needs no journal: it gives its answers again for nothing, while writing each
     one down would make the GPU wait for the host at every step. A resumed run then asks again what it asked
-    since the checkpoint, and the ledger says so (``lost``).
+    since the checkpoint, and the ledger says so (``lost``). A teacher of one's own may cost money on any device.
     """
     counted, place = (state["ledger"], state["journal"]) if state else (None, None)
     ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts)
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
-    journal = None if on_gpu else Journal(directory.journal, place)
+    journal = None if on_gpu and job.teacher.kind in KINDS else Journal(directory.journal, place)
     return Oracle(teacher, ledger, journal, deferred)
 
 

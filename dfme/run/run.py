@@ -12,6 +12,7 @@ from torch import nn
 from dfme import __version__
 from dfme.compute import DeferredChecks, device_name
 from dfme.config.settings import Job
+from dfme.errors import BudgetExhausted
 from dfme.methods.base import Method
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import Streams
@@ -86,6 +87,12 @@ class Run:
             keep=self.keep,
             stopped=interrupt.requested,
         )
+        if finished and not self.trainer.steps:
+            failures = ", ".join(self.oracle.ledger.reasons.get("failed", {}))
+            raise BudgetExhausted(
+                f"query budget: all {self.oracle.ledger.spent} images are charged, and no answer came to learn from "
+                f"({failures}); mend the teacher, then resume with a larger --budget"
+            )
         return self.deliver(finished)
 
     def keep(self) -> None:

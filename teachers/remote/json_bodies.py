@@ -117,7 +117,7 @@ def native_mode(wanted: LabelMode | None, logits: bool = False) -> LabelMode:
 
 
 def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
-    """Scores, NaN where a class was not revealed, as ``mode`` has them: float32 (B, K), or labels int64 (B,).
+    """Scores, NaN where a class was not revealed, float32 (B, K), or for ``mode`` label the labels int64 (B,).
 
     Unusable if a row reveals fewer classes than the mode needs: all, the k of top_k, or one for a label.
     """
@@ -133,4 +133,4 @@ def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
         hint = f"; if that is all it reveals, start a new run with --teacher.label-mode top_k:{known}" if fewer else ""
         raise Unusable(f"expected scores of {needed} classes for each image, got {known}{hint}", "too few scores")
     scores = torch.from_numpy(as_float32(scores_BK))
-    return scores if mode.kind == "logits" else reveal(scores, LabelMode("top_k", k=classes), mode)
+    return reveal(scores, LabelMode("top_k", k=classes), mode) if mode.kind == "label" else scores

@@ -18,7 +18,7 @@ from tiers import exhaustive, exhaustive_rows
 from torch import Tensor
 
 import dfme
-from dfme.errors import TeacherError
+from dfme.errors import Refused, TeacherError
 from dfme.methods import METHODS
 from dfme.queries import evolution
 from dfme.queries.evolution import Evolution
@@ -267,7 +267,7 @@ def test_a_stop_in_the_steps_after_the_budget(
     assert stopped.summary["student_steps"] == 4 + 2 * time
     conclusion.begin({2: break_down} if time < 12 else {})
     if time < 12:
-        with pytest.raises(ConnectionError):
+        with pytest.raises(Refused):
             clone(out, Metered(), resume=True)
         conclusion.begin({})
     teacher = Metered()

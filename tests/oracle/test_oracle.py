@@ -170,7 +170,8 @@ def test_a_teacher_that_raises_is_named_and_its_images_stay_charged(server: Serv
     with pytest.raises(TeacherError, match=r"answers to 5 images .*ConnectionError: no route") as caught:
         oracle(torch.rand(5, *SHAPE))
     assert isinstance(caught.value.__cause__, ConnectionError)
-    assert oracle.ledger.spent == 5
+    assert (oracle.ledger.spent, oracle.ledger.failed) == (5, 5)
+    assert oracle.ledger.reasons == {"failed": {"raised ConnectionError": 1}}
 
 
 def test_errors_of_our_own_pass_unchanged(server: Server) -> None:
@@ -194,7 +195,7 @@ def test_what_is_paid_before_a_failure_is_kept(tmp_path: Path) -> None:
     assert again.replaying
     assert torch.equal(again(x), server.truth(x))
     assert not again.replaying
-    assert (again.ledger.spent, again.ledger.lost, server.served) == (6, 2, 8)
+    assert (again.ledger.spent, again.ledger.failed, again.ledger.lost, server.served) == (8, 2, 0, 8)
 
 
 def test_charge_comes_before_the_send_and_record_before_the_use(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ Plan = list[tuple[int, Purpose, bool]]
 MAX_BATCH = 4
 
 
-class Killed(BaseException):
-    """What SIGKILL is to the code under test: nothing below may run any further."""
+class Killed(KeyboardInterrupt):
+    """What SIGKILL is to the code under test: nothing below may run any further, and nothing is written any more."""
 
 
 class Server:
@@ -71,6 +71,8 @@ class Kill:
             raise Killed
 
     def write(self, server: Server, file: dfme.files.AppendFile, *chunks: bytes | memoryview) -> None:
+        if self.after <= 0:
+            raise Killed
         whole = b"".join(chunks)
         last = self.after == 1
         APPEND(file, whole[: int(len(whole) * self.torn)] if last else whole)

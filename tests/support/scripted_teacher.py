@@ -15,15 +15,15 @@ from dfme.spec import ImageSpec, LabelMode, RequestPolicy
 SHAPE = (1, 2, 2)
 
 
-class Crash(BaseException):
-    """The process dies here: nothing after it is done."""
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C for the second time, in the middle of a request."""
 
 
 class ScriptedTeacher:
     """Answers by arithmetic; request number n (from 0) first does what ``plan[n]`` says.
 
-    ``ok``; ``429``: refused; ``500``: served, then failed; ``nan``: served, and answers with NaN; ``crash before`` and
-    ``crash after``: the client dies with the request not yet or already served; a number: refused for more images.
+    ``ok``; ``429``: refused; ``500``: served, then failed; ``nan``: served, and answers with NaN; ``stop before`` and
+    ``stop after``: the client is interrupted, the request not yet or already served; a number: refused for more images.
     """
 
     spec, num_classes, label_mode = ImageSpec(SHAPE), 3, LabelMode("probabilities")
@@ -32,7 +32,7 @@ class ScriptedTeacher:
         self, plan: Sequence[str | int] = (), wire: RequestPolicy | None = None, max_batch: int | None = None
     ) -> None:
         self.plan, self.wire, self.max_batch = list(plan), wire or RequestPolicy(patience=5.0), max_batch
-        self.requests = self.served = self.at_once = self.most_at_once = 0
+        self.requests = self.served = self.unserved = self.at_once = self.most_at_once = 0
         self.keys: list[str] = []
         self.delay: Callable[[int], float] = lambda number: 0.0
         self._lock = threading.Lock()
@@ -64,9 +64,10 @@ class ScriptedTeacher:
         if isinstance(outcome, int) and len(images) > outcome:
             raise BatchTooLarge(f"service: at most {outcome} images", outcome or None)
         with self._lock:
-            self.served += 0 if outcome == "crash before" else len(images)
-        if str(outcome).startswith("crash"):
-            raise Crash
+            self.served += 0 if outcome == "stop before" else len(images)
+            self.unserved += len(images) if outcome == "stop before" else 0
+        if str(outcome).startswith("stop"):
+            raise Interrupted
         if outcome == "500":
             raise Unanswered("service: internal error", "500")
         answers = self.truth(images)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import dfme
-from dfme.errors import TeacherError
+from dfme.errors import Refused, TeacherError
 
 BUDGET, BATCH = 400, 20
 
@@ -42,7 +42,8 @@ def ctrl_c() -> None:
 
 
 def break_down() -> None:
-    raise ConnectionError("gone")
+    """End the run without a checkpoint; nothing was served, so the images are given back."""
+    raise Refused("ConnectionError: gone", "gone", retry=False)
 
 
 def clone(out: Path, teacher: Metered, budget: int = BUDGET, resume: bool = False, **changes: Any) -> dfme.Result:

@@ -15,6 +15,7 @@ from service import Request, Service, http
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Refused, Unusable, UserError
+from dfme.oracle.oracle import Ledger, Oracle
 from dfme.spec import ImageSpec, LabelMode
 from teachers.remote.hf_api import connect_hf_api
 from teachers.remote.options import HfApiOptions
@@ -71,7 +72,7 @@ def connected(answer: Any, config: dict[str, Any] | None = None, **options: Any)
 
 def ask(teacher: RemoteTeacher, x_BCHW: torch.Tensor) -> torch.Tensor:
     assert teacher.max_batch == 1
-    return torch.cat([teacher(x_CHW[None]) for x_CHW in x_BCHW])
+    return Oracle(teacher, Ledger(len(x_BCHW)))(x_BCHW)
 
 
 def pixels(count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -76,7 +76,7 @@ class Broken(LinearTeacher):
         super().__call__(images)
         if isinstance(self._failure, BaseException):
             raise self._failure
-        return torch.full((len(images), 3), 0.125)  # would tell all three classes
+        return torch.full((len(images), 3), 0.125 if self._failure == "tells too much" else torch.nan)
 
 
 class Gated(LinearTeacher):
@@ -256,7 +256,7 @@ def test_over_the_rate_is_429_with_whole_seconds(limit: dict[str, float]) -> Non
 # A teacher that fails or takes its time
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("the weights lie in a vault"), SystemExit(1), "tells too much"])
+@pytest.mark.parametrize("failure", [RuntimeError("the weights lie in a vault"), SystemExit(1), "no numbers"])
 def test_a_failure_is_500_without_a_word_of_it_and_counts(failure: object, caplog: Any) -> None:
     teacher = Broken(failure)
     with caplog.at_level(logging.ERROR), Serving(teacher, "toy") as serving:
@@ -267,6 +267,13 @@ def test_a_failure_is_500_without_a_word_of_it_and_counts(failure: object, caplo
     assert seen['dfme_images_served_total{model="toy"}'] == teacher.images == 4
     assert seen['dfme_requests_failed_total{model="toy"}'] == 1
     assert any(record.exc_info for record in caplog.records)
+
+
+def test_an_answer_that_tells_too_much_is_cut():
+    with Serving(Broken("tells too much"), "toy") as serving:
+        answers = raw_answers(post(serving.url, images(4)))
+    assert np.isnan(answers).sum(1).tolist() == [2] * 4
+    assert np.nansum(answers, 1).tolist() == [0.125] * 4
 
 
 def test_health_and_metrics_answer_while_the_model_works_on_one_batch_at_a_time():
