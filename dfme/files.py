@@ -223,9 +223,8 @@ def archive_entries(file: IO[bytes], end: int, unpacked: int = 0) -> dict[str, t
             start, stored = entry.header_offset + 30 + name_bytes + extra_bytes, method == zipfile.ZIP_STORED
             name = file.read(name_bytes).decode("utf-8" if entry.flag_bits & 0x800 else "cp437")
             alike = (mark, method, name, name) == (b"PK\3\4", entry.compress_type, entry.filename, entry.orig_filename)
-            wider = not entry.extra or entry.extra[:4] == struct.pack(
-                "<HH", 1, len(entry.extra) - 4
-            )  # and no other field
+            only_sizes = struct.pack("<HH", 1, len(entry.extra) - 4) if entry.extra else b""  # and no other field
+            wider = entry.extra[:4] == only_sizes
             known = entry.compress_size == entry.file_size if stored else method == zipfile.ZIP_DEFLATED
             if not (alike and wider and known) or entry.flag_bits & 1:
                 raise ValueError(f"its entry {name[:80]!r} is none that PyTorch wrote")
