@@ -101,6 +101,8 @@ def require_paid(pairs: Iterable[tuple[Tensor, Tensor]], spec: ImageSpec, classe
         found = (*images.shape[1:], images.dtype), (tuple(answers.shape), answers.dtype)
         if not len(images) or found != ((*spec.shape, torch.float32), form):
             raise ValueError(f"expected images {spec.shape} and answers {form}, got {found}")
+        if not images.isfinite().all() or not (mode.kind == "top_k" or answers.isfinite().all()):
+            raise ValueError("expected images and answers of finite numbers, got NaN or infinity")
         if label and not 0 <= int(answers.min()) <= int(answers.max()) < classes:
             raise ValueError(f"expected labels from 0 to {classes - 1}, got others")
 

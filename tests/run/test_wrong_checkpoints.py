@@ -18,6 +18,7 @@ from fuzzing import only_ours
 from small_runs import student
 from tables import all_hold
 from tiers import exhaustive_rows
+from torch import Tensor
 from wrong_leaves import (
     SETUPS,
     WRONG,
@@ -35,8 +36,9 @@ from wrong_leaves import (
 )
 
 from dfme.errors import RunError
-from dfme.run.checkpoint import fitting
+from dfme.run.checkpoint import fitting, require_paid
 from dfme.run.run import Run
+from dfme.spec import ImageSpec, LabelMode
 
 PARTS = ("method", "trainer", "examination", "streams")
 TELLING = ("one element", "float64", "sparse", "expanded", "number", "text")
@@ -227,6 +229,27 @@ def test_values_out_of_range_are_refused_before_anything_is_asked(
         value = torch.full_like(state["trainer"]["replay"]["items"]["answers"], value)
     with pytest.raises(RunError, match=message):
         go_on("labels", out, replaced(state, path, value))
+
+
+def test_kept_answers_are_those_that_the_teacher_can_have_given() -> None:
+    spec, images, nan = ImageSpec((1, 2, 2)), torch.zeros(3, 1, 2, 2), torch.nan
+    labels, scores, hidden = (
+        torch.tensor([0, 1, 4]),
+        torch.full((3, 5), 0.2),
+        torch.tensor([[0.2, nan, nan, nan, nan]] * 3),
+    )
+    good = [("label", labels), ("probabilities:4", scores), ("logits", scores), ("top_k:1", hidden)]
+    for mode, answers in good:
+        require_paid([(images, answers)] * 2, spec, 5, LabelMode.parse(mode))
+    others = [(images, answers) for answers in (labels.int(), labels + 1, labels - 1, scores.double(), scores[:, :4])]
+    others += [(images[:2], scores), (images[:0], scores[:0]), (images.double(), scores), (images[:, :, :1], scores)]
+    others += [(images + nan, scores), (images, scores + torch.inf), (images, hidden), (images, labels[:, None])]
+
+    def is_refused(mode: str, images: Tensor, answers: Tensor) -> None:
+        with pytest.raises(ValueError, match="^expected "):
+            require_paid([(images, answers)], spec, 5, LabelMode.parse(mode))
+
+    all_hold(is_refused, ((mode, *pair) for mode in ("label", "probabilities", "logits") for pair in others))
 
 
 def test_the_table_of_wrong_entries_makes_what_it_says() -> None:
