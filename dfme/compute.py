@@ -229,9 +229,9 @@ def plain_tensor(found: Any, name: str) -> Tensor:
 
     Kernels work on memory as if every tensor were so. ValueError, with ``name``, for anything else.
     """
-    if type(found) is not Tensor or found.layout != torch.strided or found.is_meta or found.is_nested:
+    if type(found) is not Tensor or found.layout != torch.strided or found.is_meta or found.is_neg() or found.is_conj():
         raise ValueError(f"{name}: expected a plain tensor, got {_form(found)}")
-    if found.is_neg() or found.is_conj() or torch.empty_like(found, device="meta").stride() != found.stride():
+    if torch.empty_like(found, device="meta").stride() != found.stride():
         raise ValueError(f"{name}: expected a tensor with memory of its own, got a view of {_form(found)}")
     return found.detach()
 

@@ -100,6 +100,8 @@ def test_a_wrong_entry_is_refused_or_changes_nothing(setup: str, cases: int, tmp
     found = [case for case in every_case(state) if case[0][0] != "oracle"]
     some = [case for case in found if case[1] in TELLING]
     all_hold(holds, found if cases > len(found) else random.Random(0).sample(some, cases))
+    if run.trainer.replay is not None:
+        run.trainer.replay.close()
 
 
 @pytest.mark.exhaustive
@@ -246,7 +248,7 @@ def test_kept_answers_are_those_that_the_teacher_can_have_given() -> None:
     others += [(images + nan, scores), (images, scores + torch.inf), (images, hidden), (images, labels[:, None])]
 
     def is_refused(mode: str, images: Tensor, answers: Tensor) -> None:
-        with pytest.raises(ValueError, match="^expected "):
+        with pytest.raises(ValueError, match=r"^expected "):
             require_paid([(images, answers)], spec, 5, LabelMode.parse(mode))
 
     all_hold(is_refused, ((mode, *pair) for mode in ("label", "probabilities", "logits") for pair in others))
