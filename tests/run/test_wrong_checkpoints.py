@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import small_runs
 import torch
+from damage import flip
 from fuzzing import only_ours
-from small_runs import student
+from small_runs import Metered, clone, student
 from tables import all_hold
 from tiers import exhaustive_rows
 from torch import Tensor
@@ -252,6 +253,36 @@ def test_kept_answers_are_those_that_the_teacher_can_have_given() -> None:
             require_paid([(images, answers)], spec, 5, LabelMode.parse(mode))
 
     all_hold(is_refused, ((mode, *pair) for mode in ("label", "probabilities", "logits") for pair in others))
+
+
+def test_estimates_of_other_classes_are_refused_in_one_line(tmp_path: Path) -> None:
+    """They are of one form with the network that learnt from them, and not with the student."""
+    out, setup = tmp_path / "run", "synthetic gradients"
+    state = begin(setup, out)
+    lessons = state["method"]["approximate_gradients"]["estimator"]["lessons"]
+    chances = lessons["inputs"][2]
+    lessons["inputs"][2] = torch.cat([chances, chances[:, :1]], dim=1)
+    pupil = lessons["pupil"]
+    for net in (pupil["net"], pupil["average"]):
+        net["classes.weight"] = torch.zeros(16, 11)
+    number = list(pupil["net"]).index("classes.weight")
+    pupil["optimizer"]["state"][number] |= {name: torch.zeros(16, 11) for name in ("exp_avg", "exp_avg_sq")}
+    with pytest.raises(RunError, match="the checkpoint's estimates are of other classes than the student's"):
+        go_on(setup, out, state)
+
+
+def test_a_flipped_bit_in_a_kept_answer_is_found_before_anything_is_asked(tmp_path: Path) -> None:
+    """0.5.0 trained on it, and gave another student without a word."""
+    out, teacher = tmp_path / "run", Metered()
+    begin("replay on disk", out)
+    path = out / "replay" / "000000.items"
+    whole = path.read_bytes()
+    path.write_bytes(flip(0.3)(whole))
+    with pytest.raises(RunError, match=r"000000\.items, item 30: is cut short, or not as it was written; restore"):
+        clone(out, teacher, resume=True, **SETUPS["replay on disk"])
+    assert teacher.calls == 0
+    path.write_bytes(whole)
+    go_on("replay on disk", out)
 
 
 def test_the_table_of_wrong_entries_makes_what_it_says() -> None:
