@@ -18,7 +18,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -222,6 +222,54 @@ def within_memory(device: torch.device, large: str = LARGE) -> Iterator[None]:
             f"out of memory on {device}: {text.splitlines()[0] if text else 'no more to be had'}; start a new run "
             f"with a smaller {large}"
         ) from error
+
+
+def plain_tensor(found: Any, name: str) -> Tensor:
+    """``found``, from a file, if it is an ordinary tensor: every element has a place of its own in memory.
+
+    Kernels work on memory as if every tensor were so. ValueError, with ``name``, for anything else.
+    """
+    if type(found) is not Tensor or found.layout != torch.strided or found.is_meta or found.is_neg() or found.is_conj():
+        raise ValueError(f"{name}: expected a plain tensor, got {_form(found)}")
+    if torch.empty_like(found, device="meta").stride() != found.stride():
+        raise ValueError(f"{name}: expected a tensor with memory of its own, got a view of {_form(found)}")
+    return found.detach()
+
+
+def held_to(own: Any, found: Any, name: str) -> Any:
+    """``found``, from a file, once it has the form of ``own``, whose place it takes: no more and no less.
+
+    A dict has the same keys, a list the same length. A tensor has the same shape and dtype and is plain; a number has
+    the same type and lies between 0 and 2^63. Raises ValueError, naming the entry, for anything else.
+    """
+    if isinstance(own, dict):
+        if isinstance(found, dict) and found.keys() == own.keys():
+            return {key: held_to(value, found[key], f"{name}.{key}") for key, value in own.items()}
+    elif isinstance(own, list):
+        if isinstance(found, list) and len(found) == len(own):
+            return [held_to(*pair, f"{name}.{place}") for place, pair in enumerate(zip(own, found, strict=True))]
+    elif isinstance(own, Tensor):
+        found = plain_tensor(found, name)
+        if (found.shape, found.dtype) == (own.shape, own.dtype):
+            return found  # of any values: a student that diverged goes on as it would have without a stop
+    elif type(found) is type(own) and (not isinstance(own, int | float) or 0 <= found < 2**63):
+        return found
+    expected = f"{type(own).__name__} from 0 up" if type(own) in (int, float) else _form(own)
+    raise ValueError(f"{name}: expected {expected}, got {_form(found)}")
+
+
+def take_up(part: Any, found: Any, name: str) -> None:
+    """Load the state ``found``, from a file, into a net or an optimiser of ours. ValueError, naming the entry."""
+    if isinstance(part, nn.Module):
+        part.load_state_dict(held_to(part.state_dict(), found, name))
+    else:
+        part.load_state_dict(found, name)
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)} ({value.layout}, {value.device})"
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, dict | list) else repr(value)[:60]
 
 
 @contextmanager

@@ -70,7 +70,12 @@ def whole_lines(path: Path) -> Iterator[bytes]:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder, and those above it, unless it is there. RunError where the disk refuses."""
+    """Make a folder to write into, and those above it, unless it is there.
+
+    RunError where the disk refuses, or for a link: what is written, or deleted, would be elsewhere.
+    """
+    if path.is_symlink():
+        raise RunError(f"cannot write into {path}: it is a link; put the folder itself there")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

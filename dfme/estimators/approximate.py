@@ -18,6 +18,7 @@ from dfme.estimators.preflight import (
     Channel,
     Resolution,
     choose,
+    default_settings,
     difference_snr,
     explain,
     needs_preflight,
@@ -124,7 +125,11 @@ class ApproximateGradients:
         return {"settings": dataclasses.asdict(self.settings), "estimator": self.estimator.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._settle(dataclasses.replace(self.settings, **state["settings"]))
+        """Of the settings only what the pre-flight check chose is taken up; the rest is the configuration's."""
+        if self._estimator is None:
+            names = ("objective", "form", "step") if self.settings.kind == "auto" else ("step",)
+            chosen = {name: state["settings"][name] for name in names}
+            self._settle(dataclasses.replace(default_settings(self.settings, self._spec), **chosen))
         self.estimator.load_state_dict(state["estimator"])
 
     def _settle(self, settings: EstimatorConfig) -> None:

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, relu
 
-from dfme.compute import ieee_fp32
-from dfme.errors import UserError
+from dfme.compute import held_to, ieee_fp32, take_up
+from dfme.errors import RunError, UserError
 from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
 from dfme.estimators.spaces import Squash
-from dfme.spec import ImageSpec
+from dfme.spec import ImageSpec, Shape
+from dfme.students.optimizers import ScheduledOptimizer
 
 PAID_FIRST = 8
 """Estimates at the start that are all paid for: there must be something to predict from."""
@@ -48,7 +49,7 @@ class Synthetic:
         if not 0 < lr < float("inf"):
             raise UserError(f"synthetic_lr: expected a positive number, got {lr}")
         self.inner, self._every, self._squash, self._spec = inner, every, squash, spec
-        self._predictor = GradientPredictor(spec.shape[0], lr, seed)
+        self._predictor = GradientPredictor(spec.shape, lr, seed)
         self._made = 0
 
     def cost(self, batch: int, ahead: int = 0) -> int:
@@ -82,7 +83,7 @@ class Synthetic:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.inner.load_state_dict(state["inner"])
-        self._made = state["made"]
+        self._made = held_to(0, state["made"], "estimates made")
         self._predictor.load_state_dict(state["lessons"])
 
     def _pays(self, number: int) -> bool:
@@ -160,8 +161,8 @@ class GradientPredictor:
     predicts, which takes out part of the noise that single steps put in.
     """
 
-    def __init__(self, channels: int, lr: float, seed: int) -> None:
-        self._channels, self._lr, self._seed = channels, lr, seed
+    def __init__(self, shape: Shape, lr: float, seed: int) -> None:
+        self._shape, self._lr, self._seed = shape, lr, seed
         self._net: _TrainedNet | None = None
         self._inputs: Inputs | None = None
         self._estimates_NCHW = torch.empty(0)
@@ -198,20 +199,25 @@ class GradientPredictor:
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device | None = None) -> None:
-        """Take over what ``state_dict`` gave, on ``device`` (None: where it lies)."""
-        if not state:
+        """Take over what ``state_dict`` gave, on ``device`` (None: where it lies). ValueError for anything else."""
+        if state == {}:
             self._net, self._inputs = None, None
             return
-        self._inputs = Inputs(*(each.to(device) for each in state["inputs"]))
-        self._estimates_NCHW = state["estimates"].to(device)
-        self._mean_square = state["mean_square"].to(device)
-        self._net = _TrainedNet(self._channels, self._inputs, self._lr, self._seed)
+        kept, classes = max(1, len(state["estimates"])), state["inputs"][-1].shape[1]
+        like_NCHW, like_NK = torch.empty(kept, *self._shape, device="meta"), torch.empty(kept, classes, device="meta")
+        inputs = held_to([like_NCHW, like_NCHW, like_NK], state["inputs"], "estimates, inputs")
+        self._inputs = Inputs(*(each.to(device) for each in inputs))
+        self._estimates_NCHW = held_to(like_NCHW, state["estimates"], "estimates").to(device)
+        self._mean_square = held_to(torch.zeros(()), state["mean_square"], "mean square").to(device)
+        self._net = _TrainedNet(self._inputs, self._lr, self._seed)
         self._net.load_state_dict(state["pupil"])
 
     def _net_for(self, inputs: Inputs) -> _TrainedNet:
         """The network, made when the first batch shows how many classes there are, and where the inputs are."""
         if self._net is None:
-            self._net = _TrainedNet(self._channels, inputs, self._lr, self._seed)
+            self._net = _TrainedNet(inputs, self._lr, self._seed)
+        elif self._inputs is not None and self._inputs.chances_NK.shape[1] != inputs.chances_NK.shape[1]:
+            raise RunError("the checkpoint's estimates are of other classes than the student's; restore the run's own")
         elif self._estimates_NCHW.device != inputs.point_NCHW.device:
             self.load_state_dict(self.state_dict(), inputs.point_NCHW.device)
         return self._net
@@ -236,13 +242,13 @@ class GradientPredictor:
 class _TrainedNet:
     """The network with its optimiser and the moving average of its weights."""
 
-    def __init__(self, channels: int, inputs: Inputs, lr: float, seed: int) -> None:
-        device = inputs.point_NCHW.device
+    def __init__(self, inputs: Inputs, lr: float, seed: int) -> None:
+        channels, device = inputs.point_NCHW.shape[1], inputs.point_NCHW.device
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.net = GradientNet(channels, inputs.chances_NK.shape[1]).to(device)
         self.average = copy.deepcopy(self.net)
-        self._optimizer = torch.optim.Adam(self.net.parameters(), lr)
+        self._optimizer = ScheduledOptimizer(torch.optim.Adam(self.net.parameters(), lr), lambda: 1.0)
         self._parts: dict[str, Any] = {"net": self.net, "average": self.average, "optimizer": self._optimizer}
 
     def step(self, inputs: Inputs, targets_BCHW: Tensor) -> None:
@@ -261,4 +267,4 @@ class _TrainedNet:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, part in self._parts.items():
-            part.load_state_dict(state[name])
+            take_up(part, state[name], f"gradient net, {name}")

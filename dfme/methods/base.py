@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import DeferredChecks
+from dfme.compute import DeferredChecks, plain_tensor, take_up
 from dfme.config.settings import EstimatorConfig, QueriesConfig
 from dfme.nets.generators import GeneratorNet
 from dfme.oracle.oracle import Oracle
@@ -173,9 +173,11 @@ class Method(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, part in self._parts_with_state.items():
-            part.load_state_dict(state[name])
+            take_up(part, state[name], name)
         device = next(self.student.parameters()).device
-        self.recent_batches.extend((images.to(device), answers.to(device)) for images, answers in state["recent"])
+        for images, answers in state["recent"]:
+            pair = plain_tensor(images, "recent images"), plain_tensor(answers, "recent answers")
+            self.recent_batches.append((pair[0].to(device), pair[1].to(device)))
 
     @property
     def _parts_with_state(self) -> dict[str, GeneratorNet | ScheduledOptimizer]:

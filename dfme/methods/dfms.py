@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dfme.compute import held_to
 from dfme.methods.base import Components, Method, Metrics
 from dfme.methods.configs import DfmsConfig
 from dfme.methods.gan import CrossEntropy, Discriminator
@@ -155,4 +156,4 @@ class Dfms(Method):
         self._discriminator.load_state_dict(state["discriminator"])
         self._proxy.load_state_dict(state["proxy"])
         self._passes.load_state_dict(state["passes"])
-        self._pretrained = state["pretrained"]
+        self._pretrained = held_to(True, state["pretrained"], "pretrained")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dfme.compute import evaluating
+from dfme.compute import evaluating, held_to
 from dfme.methods.base import Components, Method, Metrics
 from dfme.methods.configs import DisguideConfig
 from dfme.methods.generator_losses import class_diversity, predict, students_disagreement
@@ -100,4 +100,4 @@ class Disguide(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._settled = state["settled"]
+        self._settled = held_to(True, state["settled"], "settled")

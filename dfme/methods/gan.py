@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from dfme.compute import take_up
 from dfme.methods.base import Components
 from dfme.nets.discriminators import discriminator, gradient_norms
 from dfme.randomness import derived_seed
@@ -91,5 +92,5 @@ class Discriminator:
         return {"net": self.net.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.net.load_state_dict(state["net"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        take_up(self.net, state["net"], "discriminator")
+        take_up(self._optimizer, state["optimizer"], "discriminator_optimizer")

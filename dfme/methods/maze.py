@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.compute import evaluating
+from dfme.compute import evaluating, held_to
 from dfme.errors import UserError
 from dfme.estimators.base import Objective
 from dfme.estimators.preflight import needs_preflight, preflight_images, require_budget
@@ -170,5 +170,6 @@ class Maze(Dfme):
         super().load_state_dict(state)
         if self._critic is not None:
             self._critic.load_state_dict(state["critic"])
-            seeds_NCHW = state["seeds"]
-            self._seeds_NCHW = None if seeds_NCHW is None else seeds_NCHW.to(self.rng["critic"].device)
+            if state["seeds"] is not None:
+                seeds_NCHW = torch.empty(self.config.seed_images, *self.oracle.spec.shape, device="meta")
+                self._seeds_NCHW = held_to(seeds_NCHW, state["seeds"], "seeds").to(self.rng["critic"].device)

@@ -174,9 +174,9 @@ class Journal:
         for segment in range(start.segment, last + 1):
             end = RecordPosition(segment, start.offset if segment == start.segment else 0)
             path = self._path(segment)
-            if not path.exists() and last > start.segment:
+            if not path.exists() and self._segments():
                 raise RunError(
-                    f"{path}: missing, with later segments there; restore it, or delete {self.folder} to pay "
+                    f"{path}: missing, with other segments there; restore it, or delete {self.folder} to pay "
                     "again for what was answered since the checkpoint"
                 )
             if not path.exists():  # nothing was answered yet, or the owner of the run deleted the journal

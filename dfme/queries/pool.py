@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dfme.compute import held_to
 from dfme.data import DATASETS, load_dataset
 from dfme.data.folder import read_images
 from dfme.data.resizing import fitted
@@ -93,10 +94,12 @@ class Pool:
         """Take up what ``state_dict`` gave. ValueError for the state of a pool of another size."""
         if state["size"] != self.size:
             raise ValueError(f"pool {self.name}: expected the {state['size']} images of before, got {self.size}")
-        self._position = int(state["position"])
-        self._order = None
+        position = held_to(0, state["position"], "pool position")
+        if position > (0 if state["seed"] is None else self.size):
+            raise ValueError(f"pool {self.name}: expected a position among {self.size} images, got {position}")
+        self._position, self._order = position, None
         if state["seed"] is not None:
-            self._shuffle(int(state["seed"]))
+            self._shuffle(held_to(0, state["seed"], "pool seed"))
 
     def _shuffle(self, seed: int) -> None:
         self._seed = seed

@@ -92,7 +92,6 @@ class Recorder:
         if answers is not None:
             arrays["answers"] = answers
         path = self._run_dir / "samples" / f"queries-{queries:09d}.npz"
-        make_folder(path.parent)
         with replacing(path) as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
         self._wandb.image(queries, contact_sheet(pixels_NCHW), f"after {queries:,} queries")
@@ -123,6 +122,7 @@ class Recorder:
             self._console.note(warned)
 
     def _trim_samples(self, queries: int) -> None:
+        make_folder(self._run_dir / "samples")
         for path in (self._run_dir / "samples").glob("queries-*.npz"):
             number = path.stem.removeprefix("queries-")
             if number.isdecimal() and int(number) > queries:

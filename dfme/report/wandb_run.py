@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfme.config.settings import WandbConfig
-from dfme.files import open_file, replacing
+from dfme.files import make_folder, open_file, replacing
 
 REACH_SECONDS = 4.0  # to find out whether the server answers at all
 INIT_SECONDS = 8.0  # for the server to accept the run
@@ -121,6 +121,7 @@ class WandbRun:
         return None if answers(server, REACH_SECONDS) else f"{server} does not answer"
 
     def _init(self, config: WandbConfig, document: Mapping[str, Any], mode: str) -> Any:
+        make_folder(self._run_dir / "wandb")
         return self._wandb.init(
             project=config.project,
             entity=config.entity,

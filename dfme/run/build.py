@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dfme.compute import DeferredChecks, choose_device, within_memory
+from dfme.compute import DeferredChecks, choose_device, held_to, within_memory
 from dfme.config.settings import Job
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.data import LabelledImages
@@ -20,7 +20,7 @@ from dfme.estimators.approximate import CHUNK
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight import default_settings, needs_preflight, preflight_images, require_budget
 from dfme.methods import METHODS
-from dfme.oracle.journal import Journal
+from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import Streams
@@ -202,8 +202,16 @@ def build_oracle(
     one down would make the GPU wait for the host at every step. A resumed run then asks again what it asked
     since the checkpoint, and the ledger says so (``lost``). A teacher of one's own may cost money on any device.
     """
+<<<<<<< HEAD
     counted, place = (state["ledger"], state["journal"]) if state else (None, None)
     ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts)
+=======
+    counted = place = None
+    if state:
+        counted = held_to(Ledger(1).state_dict(), state["ledger"], "ledger")
+        place = state["journal"] and held_to(RecordPosition(0, 0)._asdict(), state["journal"], "journal")
+    ledger = Ledger(int(job.config.budget), directory.ledger, counted)
+>>>>>>> state
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
     journal = None if on_gpu and job.teacher.kind in KINDS else Journal(directory.journal, place)
     return Oracle(teacher, ledger, journal, deferred)

@@ -17,11 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from dfme.errors import DfmeError, RunError
+<<<<<<< HEAD
 from dfme.files import open_file, replacing
 from dfme.nets.pickles import NotPlainError, load_plain
+=======
+from dfme.files import is_inflated, open_file, replacing
+from dfme.spec import ImageSpec, LabelMode
+>>>>>>> state
 
 MARK = b"dfme-sha256:"
 TRAILER_BYTES = len(MARK) + hashlib.sha256().digest_size
+PAID_AT_ONCE = 1_024
+"""Kept answers that are looked at together when a run goes on: bounds memory."""
 PLAIN = (Tensor, bool, int, float, str, bytes, type(None))
 
 
@@ -88,6 +95,20 @@ def fitting(checkpoint: Path) -> Iterator[None]:
             f"{checkpoint}: is whole, but does not fit this run ({problem}); restore the one that belongs to it and "
             "is of this version, or start a new run in another --out"
         ) from error
+
+
+def require_paid(pairs: Iterable[tuple[Tensor, Tensor]], spec: ImageSpec, classes: int, mode: LabelMode) -> None:
+    """ValueError unless all of these are images of ``spec`` with as many answers in ``mode``."""
+    label = mode.kind == "label"
+    for images, answers in pairs:
+        form = ((len(images),), torch.int64) if label else ((len(images), classes), torch.float32)
+        found = (*images.shape[1:], images.dtype), (tuple(answers.shape), answers.dtype)
+        if not len(images) or found != ((*spec.shape, torch.float32), form):
+            raise ValueError(f"expected images {spec.shape} and answers {form}, got {found}")
+        if not images.isfinite().all() or not (mode.kind == "top_k" or answers.isfinite().all()):
+            raise ValueError("expected images and answers of finite numbers, got NaN or infinity")
+        if label and not 0 <= int(answers.min()) <= int(answers.max()) < classes:
+            raise ValueError(f"expected labels from 0 to {classes - 1}, got others")
 
 
 class _HashingWriter:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import evaluating, ieee_fp32
+from dfme.compute import evaluating, held_to, ieee_fp32, plain_tensor
 from dfme.config.settings import EvaluationConfig
 from dfme.data import LabelledImages, load_dataset
 from dfme.errors import UserError
@@ -98,7 +98,12 @@ class EvaluationSet:
         return {"answers": self.answers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.answers = None if state["answers"] is None else state["answers"].to(self.images.device)
+        self.answers = plain_tensor(state["answers"], "evaluation answers").to(self.images.device)
+
+    @property
+    def paid(self) -> list[tuple[Tensor, Tensor]]:
+        """The images and their answers, once they were asked for."""
+        return [] if self.answers is None else [(self.images, self.answers)]
 
 
 class HoldOut:
@@ -142,9 +147,15 @@ class HoldOut:
         return {"seen": self._seen, "images": self._images, "answers": self._answers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._seen = state["seen"]
+        self._seen = held_to(0, state["seen"], "batches seen")
         if state["images"] is not None:
-            self._images, self._answers = (state[name].to(self._device) for name in ("images", "answers"))
+            found = (plain_tensor(state[name], f"held-back {name}") for name in ("images", "answers"))
+            self._images, self._answers = (each.to(self._device) for each in found)
+
+    @property
+    def paid(self) -> list[tuple[Tensor, Tensor]]:
+        """The held-back images and their answers."""
+        return [] if self._images is None or self._answers is None else [(self._images, self._answers)]
 
 
 def examination_of(

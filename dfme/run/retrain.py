@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from dfme import __version__
-from dfme.compute import choose_device, device_name, within_memory
+from dfme.compute import choose_device, device_name, held_to, within_memory
 from dfme.config.settings import ExtractConfig
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
+from dfme.oracle.ledger import Ledger
 from dfme.randomness import Streams, derived_seed
 from dfme.report.summary_file import read_summary
-from dfme.run.checkpoint import fitting, load_checkpoint
+from dfme.run.checkpoint import PAID_AT_ONCE, fitting, load_checkpoint, require_paid
 from dfme.run.components import build_students, build_trainer
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import EvaluationSet, HoldOut, evaluated, evaluation_images, examination_of, score_all
@@ -86,9 +87,11 @@ def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswe
         # What never overflowed lies in the order of its numbers, and what did fills its window: both are of this size.
         replay = Replay(kept["held"], spec, rng or torch.Generator().manual_seed(0), folder)
         replay.load_state_dict(kept)
-        images = state["oracle"]["ledger"]["images"]
-        spent = sum(count for purpose, count in images.items() if purpose != "evaluation")
-        return PaidAnswers(replay, spec, _label_mode(run_dir), num_classes, replay.added, spent, state)
+        counted, mode = held_to(Ledger(1).state_dict(), state["oracle"]["ledger"], "ledger"), _label_mode(run_dir)
+        spent = sum(count for purpose, count in counted["images"].items() if purpose != "evaluation")
+        held_to(0, state["trainer"]["steps"], "student steps")
+        require_paid(replay.batches(PAID_AT_ONCE), spec, num_classes, mode)
+        return PaidAnswers(replay, spec, mode, num_classes, replay.added, spent, state)
 
 
 def _label_mode(run_dir: Path) -> LabelMode:
@@ -123,7 +126,7 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
             tell(paid.shortfall)
         examination = recorded_examination(run, settings, paid, device)
         # All answers are there from the first step on, so every step comes after the spending.
-        steps = settings.student.steps or int(paid.state["trainer"]["steps"])
+        steps = settings.student.steps or paid.state["trainer"]["steps"]
         student = replace(settings.student, steps=steps, final_share=1.0, rounds=())
         settings = replace(settings, student=student)
         arch, nets = build_students(settings, max(1, settings.student.count), paid.spec, paid.num_classes, device)
@@ -164,6 +167,8 @@ def recorded_examination(
                 f"--evaluation.dataset {settings.evaluation.dataset}: {run} has answers to {answered} evaluation "
                 f"images on record, but here are {len(examination)}; leave the run's evaluation as it is"
             )
+    with fitting(run / "checkpoint.pt"):
+        require_paid(examination.paid, paid.spec, paid.num_classes, paid.label_mode)
     return examination
 
 

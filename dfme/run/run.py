@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from dfme import __version__
-from dfme.compute import DeferredChecks, device_name
+from dfme.compute import DeferredChecks, device_name, held_to
 from dfme.config.settings import Job
 from dfme.errors import BudgetExhausted
 from dfme.methods.base import Method
@@ -19,7 +20,7 @@ from dfme.randomness import Streams
 from dfme.report import write_report
 from dfme.report.recorder import Recorder
 from dfme.run import loop
-from dfme.run.checkpoint import save_checkpoint
+from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import EvaluationSet, HoldOut, evaluated, score_all
 from dfme.run.interrupt import Interrupt
@@ -116,7 +117,10 @@ class Run:
         self.trainer.load_state_dict(state["trainer"])
         self.examination.load_state_dict(state["examination"])
         self.streams.load_state_dict(state["streams"])
-        self.progress.seconds = float(state["seconds"])
+        self.progress.seconds = held_to(0.0, state["seconds"], "seconds")
+        replayed = () if self.trainer.replay is None else self.trainer.replay.batches(PAID_AT_ONCE)
+        paid = (*self.method.recent_batches, *self.examination.paid)
+        require_paid(chain(paid, replayed), self.oracle.spec, self.oracle.num_classes, self.oracle.label_mode)
 
     def deliver(self, finished: bool) -> Result:
         """Write the student and, at the end of the budget, everything that says how it went; the summary last."""

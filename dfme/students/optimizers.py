@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dfme.compute import held_to
 from dfme.config.settings import StudentConfig
 
 
@@ -53,10 +54,29 @@ class ScheduledOptimizer:
         self._optimizer.state.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        return self._optimizer.state_dict()
+        """The moments by the number of their parameter, of those that took a step. Settings are no state."""
+        moments = self._optimizer.state
+        return {"state": {n: dict(moments[own]) for n, own in enumerate(self._parameters) if moments.get(own)}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._optimizer.load_state_dict(state)
+    def load_state_dict(self, state: dict[str, Any], name: str = "optimizer") -> None:
+        """Take up what ``state_dict`` gave, copied into memory such as a step reserves: kernels check no size.
+
+        Raises ValueError, with ``name``, for moments that a step would not leave.
+        """
+        moments, fresh = self._optimizer.state, self._after_a_step()
+        found = held_to({number: fresh[number] for number in state["state"]}, state["state"], name)
+        moments.clear()
+        for number, kept in found.items():
+            moments[self._parameters[number]] = {key: fresh[number][key].copy_(value) for key, value in kept.items()}
+
+    def _after_a_step(self) -> dict[int, dict[str, Tensor]]:
+        """What a first step leaves, by the number of the parameter, in an optimiser of the same settings."""
+        others = [nn.Parameter(torch.zeros_like(parameter)) for parameter in self._parameters]
+        for other in others:
+            other.grad = torch.zeros_like(other)
+        optimizer = type(self._optimizer)(others, **self._optimizer.defaults)
+        optimizer.step()
+        return {number: dict(optimizer.state[other]) for number, other in enumerate(others)}
 
     def _set(self, option: str, value: float) -> None:
         for group in self._optimizer.param_groups:

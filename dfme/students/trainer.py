@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dfme.compute import autocast
+from dfme.compute import autocast, held_to, take_up
 from dfme.config.settings import ExtractConfig
 from dfme.students.augment import augment
 from dfme.students.ensemble import Ensemble, Vote
@@ -196,13 +196,15 @@ class StudentTrainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._whole.load_state_dict(state["nets"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        take_up(self._whole, state["nets"], "student")
+        take_up(self._optimizer, state["optimizer"], "student_optimizer")
         if self._average is not None:
-            self._average.load_state_dict(state["average"])
+            take_up(self._average, state["average"], "average")
         if self.replay is not None:
             self.replay.load_state_dict(state["replay"])
-        self.steps = state["steps"]
+        self.steps = held_to(0, state["steps"], "student steps")
+        if self.plan.during is not None and self.steps > self.plan.during + self.plan.final:
+            raise ValueError(f"student steps: expected at most those planned, got {self.steps}")
 
 
 def shrink_and_perturb(net: nn.Module, fresh: nn.Module, kept: float) -> None:

@@ -133,6 +133,31 @@ def test_damaged_runs(tmp_path: Path, file: str, content: bytes) -> None:
         read_figures(run) if file == "summary.json" else num_classes(run / file)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"students": "x"}, {"vote_accuracy": "x"}, {"vote_kl": [1]}, {"device": None}, {"student_steps": 0.5}]
+)
+def test_a_summary_with_a_wrong_entry_is_refused(wrong: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"summary\.json"):
+        read_figures(write_run(tmp_path / "run", 0.3, 0.5, **wrong))
+
+
+@pytest.mark.parametrize("name", ["wall_seconds", "student_steps", "device", "version", "torch"])
+def test_a_summary_that_lacks_an_entry_is_refused(name: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 0.3, 0.5)
+    summary = json.loads((run / "summary.json").read_text())
+    del summary[name]
+    (run / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(RunError, match=f"it has no {name}"):
+        read_figures(run)
+
+
+def test_a_student_of_no_classes_is_refused(tmp_path: Path) -> None:
+    header = json.dumps({"__metadata__": {"num_classes": "0"}}).encode()
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(RunError, match="says that it has 0 classes"):
+        num_classes(tmp_path / "x.safetensors")
+
+
 # All of them together
 
 FIGURES = Figures(

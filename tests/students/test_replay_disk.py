@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from dfme.spec import ImageSpec
 from dfme.students.replay import Replay
 
 SPEC = ImageSpec((1, 3, 5), levels=256)
-ITEM = 15 + 4 * 4
+ITEM = 15 + 4 * 4 + 4
 PER_SEGMENT = 7
 
 
@@ -58,14 +59,16 @@ def test_it_draws_bit_for_bit_what_memory_draws(tmp_path: Path) -> None:
 
 
 def test_items_lie_one_after_the_other(tmp_path: Path) -> None:
-    """A file read with nothing of ours: the image's bytes, then the answer's."""
+    """A file read with nothing of ours: the image's bytes, the answer's, and a checksum that starts at the number."""
     disk = on_disk(tmp_path)
     disk.add(*paid(0, 16))
     assert files(tmp_path) == {"000000.items": 7 * ITEM, "000001.items": 7 * ITEM, "000002.items": 2 * ITEM}
     content = (tmp_path / "000001.items").read_bytes()
-    image, answer = content[2 * ITEM : 2 * ITEM + 15], content[2 * ITEM + 15 : 3 * ITEM]
+    item = content[2 * ITEM : 3 * ITEM]
+    image, answer, checksum = item[:15], item[15:31], item[31:]
     assert list(image) == [(9 * 7 + pixel) % 256 for pixel in range(15)]
     assert torch.frombuffer(bytearray(answer), dtype=torch.float32)[:3].tolist() == [9.25, 9.5, 9.75]
+    assert int.from_bytes(checksum, "little") == zlib.crc32(image + answer, 9)
 
 
 def test_a_resumed_run_writes_the_same_files(tmp_path: Path) -> None:
@@ -172,8 +175,41 @@ def test_a_file_cut_short_in_use_is_an_error_and_no_crash(tmp_path: Path) -> Non
     disk = on_disk(tmp_path)
     disk.add(*paid(0, 16))
     os.truncate(tmp_path / "000001.items", 5)
-    with pytest.raises(RunError, match="cut short while it was in use"):
+    with pytest.raises(RunError, match=r"000001\.items, item \d+: is cut short, or not as it was written; restore"):
         disk.sample(100)
+
+
+@pytest.mark.parametrize("place", [0, 14, 15, 30, 31, 34])
+def test_a_flipped_bit_is_found_wherever_it_is(place: int, tmp_path: Path) -> None:
+    """In an image, an answer or the checksum itself, and named by file and item before anything is learnt from it."""
+    disk, path = on_disk(tmp_path), tmp_path / "000001.items"
+    disk.add(*paid(0, 16))
+    content = bytearray(path.read_bytes())
+    content[3 * ITEM + place] ^= 0x10
+    path.write_bytes(content)
+    with pytest.raises(
+        RunError, match=r"000001\.items, item 10: is cut short, or not as it was written; restore"
+    ) as caught:
+        everything(disk)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_item_in_the_place_of_another_is_found(tmp_path: Path) -> None:
+    """A file that was restored under another's name holds whole items, of other numbers."""
+    disk = on_disk(tmp_path)
+    disk.add(*paid(0, 16))
+    (tmp_path / "000001.items").write_bytes((tmp_path / "000000.items").read_bytes())
+    with pytest.raises(RunError, match=r"000001\.items, item 7: "):
+        everything(disk)
+
+
+def test_items_of_an_earlier_version_are_refused_in_words(tmp_path: Path) -> None:
+    disk = on_disk(tmp_path)
+    disk.add(*paid(0, 16))
+    state = disk.state_dict()
+    state["items"]["layout"] = state["items"]["layout"][:4]
+    with pytest.raises(ValueError, match="expected items with checksums, got those of an earlier version"):
+        on_disk(tmp_path).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +219,8 @@ def test_the_state_of_other_items_is_refused(layout: list[object], tmp_path: Pat
     disk = on_disk(tmp_path)
     disk.add(*paid(0, 16))
     state = disk.state_dict()
-    assert state["items"]["layout"] == [[1, 3, 5], "|u1", [4], "<f4"]
-    state["items"]["layout"] = layout
+    assert state["items"]["layout"] == [[1, 3, 5], "|u1", [4], "<f4", "crc32"]
+    state["items"]["layout"] = [*layout, "crc32"]
     with pytest.raises(ValueError, match="of another replay"):
         on_disk(tmp_path).load_state_dict(state)
 

@@ -59,6 +59,8 @@ def read_figures(run_dir: Path) -> Figures:
     records = read_metrics(run_dir / "metrics.jsonl")
     agreement, accuracy = (series(records, name, summary) for name in ("agreement", "accuracy"))
     teacher = summary.get("teacher_accuracy")
+    if missing := {"wall_seconds", "student_steps", "device", "version", "torch"} - summary.keys():
+        raise RunError(f"{run_dir}: expected a run's summary.json, but it has no {min(missing)}; resume the run")
     return Figures(
         **{name: summary.get(name) for name in ("accuracy", "agreement", "kl", "vote_accuracy", "vote_agreement")},
         teacher_accuracy=teacher,
@@ -102,6 +104,8 @@ def num_classes(student: Path) -> int:
         with open_file(student) as file:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(size, MAX_HEADER)))
-        return int(header["__metadata__"]["num_classes"])
+        if (classes := int(header["__metadata__"]["num_classes"])) < 1:
+            raise ValueError(f"it says that it has {classes} classes")
+        return classes
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise RunError(f"{student}: expected the student of a run: {error}; delete the run and go on") from error

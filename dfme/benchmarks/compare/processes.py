@@ -41,6 +41,8 @@ def start(words: Sequence[str], log: Path, threads: int) -> subprocess.Popen[byt
     """
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
+    if log.is_symlink():  # it would be written to what it leads to
+        log.unlink()
     with log.open("ab") as file:
         return subprocess.Popen(  # noqa: S603 (our own interpreter and program)
             [sys.executable, "-m", "dfme", *words],

@@ -14,7 +14,7 @@ from dfme.benchmarks.compare.processes import WorkerPool, cores, last_line, star
 from dfme.benchmarks.compare.table import ComparisonResult, Outcome, as_json, markdown, overview
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import DfmeError, UserError
-from dfme.files import write_text
+from dfme.files import make_folder, write_text
 from dfme.methods import METHODS
 from dfme.report.summary_file import read_summary
 from dfme.run.directory import acquire_lock
@@ -38,12 +38,17 @@ def compare(plan: ComparisonPlan, tell: Tell, show: Tell) -> int:
         UserError: for cells that cannot work, before any is started, or a directory in use.
     """
     reasons = not_applicable(plan.cells)
+<<<<<<< HEAD
     again = resume_command(plan.out, plan.cells[0].job, "compare")
     again = f"stopped; all that was paid is kept; go on with:\n  {again}"
     try:
         (plan.out / "cells").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {plan.out}: cannot create the directory: {error.strerror}") from error
+=======
+    again = f"stopped; all that was paid is kept; go on with:\n  {resume_command(plan.out, 'compare')}"
+    make_folder(plan.out / "cells")
+>>>>>>> state
     lock = acquire_lock(plan.out)
     try:
         write_text(plan.out / OPTIONS, sealed(dump_yaml(plan.options)))
@@ -101,6 +106,7 @@ class Session:
     def _begin(self, cell: Cell) -> subprocess.Popen[bytes]:
         """Start a cell's run, or go on with it."""
         directory = self._plan.directory(cell)
+        make_folder(directory)
         recipe, log = directory.with_name(f"{cell.name}.yaml"), directory.with_name(f"{cell.name}.log")
         write_text(recipe, dump_yaml(document(cell.job)))
         again = ["--resume"] if (directory / "config.yaml").is_file() else []

@@ -22,9 +22,10 @@ from typing import IO, Any
 
 from torch import Tensor
 
+from dfme.compute import held_to
 from dfme.errors import RunError
 from dfme.files import AppendFile, make_folder, open_file
-from dfme.students.replay.layout import Coding, SegmentLayout, segment_items
+from dfme.students.replay.layout import CRC_BYTES, Coding, SegmentLayout, segment_items
 
 MAX_OPEN = 128
 """Segments open for reading at once, far below what a process may have."""
@@ -34,7 +35,7 @@ ADVICE = "restore the file as the run left it, or start a new run in another --o
 
 def disk_bytes(coding: Coding, capacity: int, classes: int) -> int:
     """Bytes of the items of a full window, and of two segments that it only touches or has just left."""
-    item = coding.image_bytes + max(4 * classes, 8)
+    item = coding.image_bytes + max(4 * classes, 8) + CRC_BYTES
     return item * (capacity + 2 * min(segment_items(item), capacity))
 
 
@@ -57,9 +58,8 @@ class DiskStore:
         """Append items ``first`` and on; whatever lay there from that number on is cut."""
         if self._layout is None:
             assert first == 0, "a store that goes on is loaded first"
-            make_folder(self._folder)
             self._layout = SegmentLayout.of(coded_BCHW, answers)
-        items = self._layout.pack(coded_BCHW, answers)
+        items = self._layout.pack(first, coded_BCHW, answers)
         while len(items):
             segment, place = divmod(first, self._layout.segment)
             part, items = items[: self._layout.segment - place], items[self._layout.segment - place :]
@@ -72,10 +72,7 @@ class DiskStore:
         """The coded images and the answers of these items, on the CPU."""
         assert self._layout is not None, "nothing was added yet"
         slots = slots_B.tolist()
-        found = b"".join([self._item(slot, self._layout) for slot in slots])
-        if len(found) != len(slots) * self._layout.item_bytes:
-            raise RunError(f"{self._folder}: a file of kept answers was cut short while it was in use; {ADVICE}")
-        return self._layout.unpack(found)
+        return self._layout.unpack(b"".join([self._item(slot, self._layout) for slot in slots]))
 
     def state_dict(self, first: int, end: int) -> dict[str, Any]:
         """What a checkpoint needs beside the files, which are on the disk when this returns."""
@@ -87,18 +84,20 @@ class DiskStore:
         layout = None if self._layout is None else self._layout.state()
         return {"kind": "disk", "needed": list(self._needed), "layout": layout}
 
-    def load_state_dict(self, state: dict[str, Any], first: int, end: int, shape: tuple[int, ...]) -> None:
-        """Take up items ``first`` to ``end``, images of ``shape``; nothing in the folder is changed.
+    def load_state_dict(self, state: dict[str, Any], first: int, end: int, like_CHW: Tensor) -> None:
+        """Take up items ``first`` to ``end``, images such as this; nothing in the folder is changed.
 
         Raises ValueError for the state of another store, RunError for files that are missing, cut short or foreign.
         """
         if state["kind"] != "disk":
             raise ValueError(f"replay: expected items kept on disk, got items kept in {state['kind']}")
-        older, newer = (int(number) for number in state["needed"])
+        needed = held_to([0, 0], state["needed"], "replay, needed")
+        if not needed[0] <= needed[1] <= first:
+            raise ValueError(f"replay: expected items up to {first} to be needed, got {needed}")
         self.close()
-        self._needed, self._layout = [older, newer], None
+        self._needed, self._layout = needed, None
         if end:
-            self._layout = SegmentLayout.from_state(state["layout"], shape, self._coding.dtype)
+            self._layout = SegmentLayout.from_state(state["layout"], tuple(like_CHW.shape), like_CHW.dtype)
             self._require(self._layout, first, end)
 
     def close(self) -> None:
@@ -108,14 +107,9 @@ class DiskStore:
             self._writer = None
         self._close_readers()
 
-    def _refuse_link(self) -> None:
-        """Reading through a link does no harm; writing through one could, in a run that came from somebody else."""
-        if self._folder.is_symlink():
-            raise RunError(f"cannot write into {self._folder}: it is a link; put the folder itself there")
-
     def _open_writer(self, segment: int, size: int) -> AppendFile:
         """The segment to append to, cut to ``size``; the one before is on the disk, later ones are gone."""
-        self._refuse_link()
+        make_folder(self._folder)
         if self._writer is not None:
             self._writer.sync()
         self.close()
@@ -128,7 +122,10 @@ class DiskStore:
             if len(self._readers) == MAX_OPEN:
                 self._close_readers()
             self._readers[segment] = self._open_reader(segment)
-        return os.pread(self._readers[segment].fileno(), layout.item_bytes, place * layout.item_bytes)
+        item = os.pread(self._readers[segment].fileno(), layout.item_bytes, place * layout.item_bytes)
+        if not layout.is_whole(slot, item):
+            raise RunError(f"{self._path(segment)}, item {slot}: is cut short, or not as it was written; {ADVICE}")
+        return item
 
     def _open_reader(self, segment: int) -> IO[bytes]:
         path = self._path(segment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +15,8 @@ from dfme.spec import ImageSpec
 
 SEGMENT_BYTES = 64 << 20
 """Bytes of a whole segment: few files, and little that stays only because a neighbour is needed."""
+
+CRC_BYTES = 4
 
 DTYPES = {torch.uint8: "|u1", torch.float32: "<f4", torch.int64: "<i8"}
 """How each kind of number stands in a file: little-endian, on every machine."""
@@ -51,9 +54,9 @@ class Coding:
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """One item is its coded image, then its answer, without gaps; ``segment`` items are a whole file.
+    """One item is its coded image, its answer, and a checksum of both and its number; ``segment`` items are a file.
 
-    Dtypes as numpy writes them: ``|u1``, ``<f4``, ``<i8``. ``answer``: () for a label, (K,) for scores.
+    There are no gaps. Dtypes are numpy's: ``|u1``, ``<f4``, ``<i8``. ``answer``: () for a label, (K,) for scores.
     """
 
     shape: tuple[int, ...]
@@ -70,19 +73,22 @@ class SegmentLayout:
     @classmethod
     def from_state(cls, state: list[Any], shape: tuple[int, ...], dtype: torch.dtype) -> SegmentLayout:
         """The layout that ``state`` was made from. ValueError if it is not one of images of this shape and dtype."""
-        image, image_dtype, answer, answer_dtype = state
+        (image, image_dtype, answer, answer_dtype), checksum = state[:4], state[4:]
+        if checksum != ["crc32"]:
+            raise ValueError("replay: expected items with checksums, got those of an earlier version, which had none")
         if (tuple(image), image_dtype) != (shape, DTYPES[dtype]) or answer_dtype not in ("<f4", "<i8"):
             raise ValueError(f"replay: expected images {shape} as {DTYPES[dtype]}, got {state}, of another replay")
         return cls(shape, image_dtype, tuple(answer), answer_dtype)
 
     def state(self) -> list[Any]:
         """The layout in plain values, for a checkpoint."""
-        return [list(self.shape), self.image_dtype, list(self.answer), self.answer_dtype]
+        return [list(self.shape), self.image_dtype, list(self.answer), self.answer_dtype, "crc32"]
 
     @cached_property
     def record(self) -> np.dtype[Any]:
-        """An item as numpy reads it, with the fields ``image`` and ``answer``."""
-        return np.dtype([("image", self.image_dtype, self.shape), ("answer", self.answer_dtype, self.answer)])
+        """An item as numpy reads it, with the fields ``image``, ``answer`` and ``crc``."""
+        image, answer = ("image", self.image_dtype, self.shape), ("answer", self.answer_dtype, self.answer)
+        return np.dtype([image, answer, ("crc", "<u4")])
 
     @property
     def item_bytes(self) -> int:
@@ -94,13 +100,20 @@ class SegmentLayout:
         """Items in a whole file."""
         return segment_items(self.item_bytes)
 
-    def pack(self, coded_BCHW: Tensor, answers: Tensor) -> np.ndarray[Any, Any]:
-        """Items as records."""
+    def pack(self, first: int, coded_BCHW: Tensor, answers: Tensor) -> np.ndarray[Any, Any]:
+        """Items, numbered from ``first`` on, as records."""
         assert tuple(answers.shape[1:]) == self.answer, "answers of one form belong together"
         items = np.empty(len(coded_BCHW), self.record)
         items["image"] = coded_BCHW.detach().cpu().numpy()
         items["answer"] = answers.detach().cpu().numpy()
+        contents = items.view("u1").reshape(len(items), self.item_bytes)[:, :-CRC_BYTES]
+        items["crc"] = [zlib.crc32(content, number) for number, content in enumerate(contents, first)]
         return items
+
+    def is_whole(self, number: int, item: bytes) -> bool:
+        """Whether these bytes are all those that item ``number`` was written as."""
+        content, crc = item[:-CRC_BYTES], item[-CRC_BYTES:]
+        return len(item) == self.item_bytes and crc == zlib.crc32(content, number).to_bytes(CRC_BYTES, "little")
 
     def unpack(self, items: bytes) -> tuple[Tensor, Tensor]:
         """The coded images and the answers of whole items."""

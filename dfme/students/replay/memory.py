@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfme.compute import held_to, plain_tensor
+
 
 class MemoryStore:
     """The last ``capacity`` items; item n lies at place n modulo the capacity.
@@ -46,15 +48,16 @@ class MemoryStore:
             "answers": None if self._answers is None else self._answers[:held].clone(),
         }
 
-    def load_state_dict(self, state: dict[str, Any], first: int, end: int, shape: tuple[int, ...]) -> None:
-        """Take up what ``state_dict`` gave for items of this shape. ValueError for the state of another replay."""
+    def load_state_dict(self, state: dict[str, Any], first: int, end: int, like_CHW: Tensor) -> None:
+        """Take up what ``state_dict`` gave for images such as this. ValueError for the state of another replay."""
         if state["kind"] != "memory":
             raise ValueError(f"replay: expected items kept in memory, got items kept on {state['kind']}")
-        images, answers, held = state["images"], state["answers"], end - first
-        found = 0 if images is None else len(images)
-        if found != held or (held and (tuple(images.shape[1:]) != shape or len(answers) != held)):
-            raise ValueError(f"replay: expected {held} images {shape}, got {found} of another replay")
-        if held:
+        if held := end - first:
+            images = held_to(like_CHW.new_empty(held, *like_CHW.shape), state["images"], "replay, images")
+            answers = plain_tensor(state["answers"], "replay, answers")
+            if len(answers) != held:
+                raise ValueError(f"replay: expected {held} answers, got {len(answers)}")
+            self._images = self._answers = None  # room is made for answers such as these
             images_kept, answers_kept = self._reserved(images, answers)
             images_kept[:held] = images
             answers_kept[:held] = answers

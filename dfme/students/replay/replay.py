@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dfme.compute import held_to
 from dfme.spec import ImageSpec
 from dfme.students.replay.disk import DiskStore, disk_bytes
 from dfme.students.replay.layout import Coding
@@ -24,7 +25,7 @@ class Store(Protocol):
 
     def state_dict(self, first: int, end: int, /) -> dict[str, Any]: ...
 
-    def load_state_dict(self, state: dict[str, Any], first: int, end: int, shape: tuple[int, ...], /) -> None: ...
+    def load_state_dict(self, state: dict[str, Any], first: int, end: int, like_CHW: Tensor, /) -> None: ...
 
     def close(self) -> None: ...
 
@@ -94,10 +95,11 @@ class Replay:
         Raises ValueError for a state of another spec or capacity, or of items kept elsewhere, and RunError for files
         on disk that are missing, cut short or of another run.
         """
-        added, held = int(state["added"]), int(state["held"])
+        added, held = (held_to(0, state[name], f"replay, {name}") for name in ("added", "held"))
         if held != min(added, self._capacity):
             raise ValueError(f"replay: expected {min(added, self._capacity)} items, got {held}, of another replay")
-        self._store.load_state_dict(state["items"], added - held, added, self._coding.spec.shape)
+        like_CHW = torch.empty(self._coding.spec.shape, dtype=self._coding.dtype, device="meta")
+        self._store.load_state_dict(state["items"], added - held, added, like_CHW)
         self._added = added
 
     def close(self) -> None:
