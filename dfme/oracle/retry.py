@@ -46,7 +46,7 @@ class RetryPolicy:
         if asked is None:
             return True
         soonest: float = min(SOONEST * 2 ** self._failures["refused"], 5.0)
-        return max(asked, soonest)
+        return max(asked, min(soonest, left))
 
     def since_failure(self) -> float:
         """Seconds since the last failure; 0 before the first attempt."""
