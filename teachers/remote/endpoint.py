@@ -69,6 +69,7 @@ class Endpoint:
         self.secrets = secrets
         self._base = secrets.fill_url(url)
         self._addresses: dict[str, Address] = {}
+        self._left: dict[str, list[Address]] = {}  # by path: the addresses that redirects led away from, for now
         self.url = secrets.hide(self._base).rstrip("/")
         base = self._address("")
         require_consent(url, options.authorised_by)
@@ -91,7 +92,8 @@ class Endpoint:
         """One attempt; the answer if its status is 2xx and its body has at most ``most`` bytes.
 
         Raises:
-            Refused: nothing was served; for an answer with another status, ``body`` is the start of its body.
+            Refused: nothing was served; for an answer with another status, ``body`` is the start of its body. After a
+                redirect that may be followed, the next attempt goes to where it leads: each send is one attempt.
             Unanswered: it may have been served: the time is up, the connection broke, the server failed.
             Unusable: the answer's body is too long or compressed.
         """
@@ -105,14 +107,16 @@ class Endpoint:
 
     def _address(self, path: str) -> Address:
         """The address of a path, read once: adapters ask at very few."""
-        if path not in self._addresses:
+        address = self._addresses.get(path)
+        if address is None:
             if path and ("?" in self._base or "#" in self._base):
                 raise UserError(f"--teacher.url: expected a URL without a query, got {self.url}")
-            self._addresses[path] = address_of(self._base.rstrip("/") + path if path else self._base, self.secrets)
-        return self._addresses[path]
+            address = address_of(self._base.rstrip("/") + path if path else self._base, self.secrets)
+            self._addresses[path] = address
+        return address
 
     def _ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:
-        """One request, its redirects included, before the deadline."""
+        """One request before the deadline; one without a body follows its redirects."""
         address = self._address(path)
         sent = {**self._headers, **{name.lower(): value for name, value in headers.items()}}
         if method != "GET":
@@ -122,13 +126,34 @@ class Endpoint:
             for _ in range(MAX_REDIRECTS + 1):
                 reply = self._attempt(question, address)
                 if isinstance(reply, Reply):
+                    self._left.pop(path, None)
                     return reply
+                if method != "GET":
+                    raise self._moved(path, address, reply, question.where)
                 address = reply
+        except Refused as refusal:
+            if not refusal.retry:  # where a redirect led may be good for a while only
+                if path not in self._left and self._addresses.get(path) is address:
+                    self._addresses.pop(path, None)
+                refusal.retry = self._address(path).url != address.url
+            raise
         except CONNECTION_ERRORS as error:
             failure = failed_connection(question.where, error, self.secrets)
         else:
             failure = refused(question.where, f"more than {MAX_REDIRECTS} redirects", "redirect")
         raise failure
+
+    def _moved(self, path: str, address: Address, target: Address, where: str) -> Refused:
+        """Ask for ``path`` at another address from here on, unless redirects go round or on and on."""
+        if self._address(path) is address:  # else one of the requests beside this one was told already
+            left = [*self._left.get(path, []), address]
+            if len(left) > MAX_REDIRECTS or target.url in [each.url for each in left]:
+                return refused(where, f"redirects in a circle, or more than {MAX_REDIRECTS}", "redirect")
+            self._addresses[path], self._left[path] = target, left
+        to = quoted(str(target.shown), self.secrets)
+        moved = refused(where, f"the service answered with a redirect{to}", "redirect", retry=True)
+        moved.retry_after = 0.0
+        return moved
 
     def _attempt(self, question: _Question, address: Address) -> Reply | Address:
         """What the service answers at one address: a reply, or another address."""
@@ -171,7 +196,7 @@ class Endpoint:
         target = redirected(address, response.headers["location"], self.secrets)
         same = target is not None and target.origin == address.origin and not target.url.userinfo
         if target is None or not same or response.status_code not in (307, 308):
-            to = "what is no URL" if target is None else self.secrets.hide(target.origin)
+            to = "what is no URL" if target is None else self.secrets.hide(target.origin)[:200]
             came = f"{response.status_code}, a redirect from {self.secrets.hide(address.origin)} to {to}"
             raise refused(where, f"the service answered {came}, which is not followed", "redirect")
         return target
