@@ -68,10 +68,9 @@ class Endpoint:
         self._timeout = options.timeout
         self.secrets = secrets
         self._base = secrets.fill_url(url)
-        self._addresses: dict[str, Address] = {}
-        self._left: dict[str, list[Address]] = {}  # by path: the addresses that redirects led away from, for now
+        self._routes: dict[str, tuple[Address, ...]] = {}  # by path: where to ask last, redirects led there from the others
         self.url = secrets.hide(self._base).rstrip("/")
-        base = self._address("")
+        base = self._route("")[-1]
         require_consent(url, options.authorised_by)
         self._headers = _standing_headers(options, base, secrets, headers or {})
         self._client = httpx2.Client(
@@ -105,55 +104,51 @@ class Endpoint:
     def __repr__(self) -> str:
         return f"Endpoint({self.url})"
 
-    def _address(self, path: str) -> Address:
-        """The address of a path, read once: adapters ask at very few."""
-        address = self._addresses.get(path)
-        if address is None:
+    def _route(self, path: str) -> tuple[Address, ...]:
+        """The way to the address of a path, which is read once: adapters ask at very few."""
+        route = self._routes.get(path)
+        if route is None:
             if path and ("?" in self._base or "#" in self._base):
                 raise UserError(f"--teacher.url: expected a URL without a query, got {self.url}")
-            address = address_of(self._base.rstrip("/") + path if path else self._base, self.secrets)
-            self._addresses[path] = address
-        return address
+            route = (address_of(self._base.rstrip("/") + path if path else self._base, self.secrets),)
+            self._routes[path] = route
+        return route
 
     def _ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:
-        """One request before the deadline; one without a body follows its redirects."""
-        address = self._address(path)
+        """One request before the deadline; a GET follows its redirects."""
+        route = self._route(path)
+        where = f"{method} {route[-1].shown}"
         sent = {**self._headers, **{name.lower(): value for name, value in headers.items()}}
         if method != "GET":
             sent["content-length"] = str(len(body))
-        question = _Question(method, f"{method} {address.shown}", sent, body, most, time.monotonic() + self._timeout)
+        question = _Question(method, where, sent, body, most, time.monotonic() + self._timeout)
         try:
-            for _ in range(MAX_REDIRECTS + 1):
-                reply = self._attempt(question, address)
-                if isinstance(reply, Reply):
-                    self._left.pop(path, None)
-                    return reply
+            reply = self._attempt(question, route[-1])
+            while not isinstance(reply, Reply):
+                route = self._follow(route, reply, where)
+                self._routes[path] = route
                 if method != "GET":
-                    raise self._moved(path, address, reply, question.where)
-                address = reply
-        except Refused as refusal:
-            if not refusal.retry:  # where a redirect led may be good for a while only
-                if path not in self._left and self._addresses.get(path) is address:
-                    self._addresses.pop(path, None)
-                refusal.retry = self._address(path).url != address.url
-            raise
+                    to = quoted(str(reply.shown), self.secrets)
+                    raise refused(where, f"the service answered with a redirect{to}", "redirect", retry=True)
+                reply = self._attempt(question, route[-1])
         except CONNECTION_ERRORS as error:
-            failure = failed_connection(question.where, error, self.secrets)
+            failure: Refused | Unanswered = failed_connection(where, error, self.secrets)
+        except Refused as refusal:
+            if not refusal.retry:
+                if self._routes.get(path) == route[-1:]:
+                    self._routes.pop(path, None)  # where a redirect led may be good for a while only
+                refusal.retry = self._route(path)[-1].url != route[-1].url
+            failure = refusal
         else:
-            failure = refused(question.where, f"more than {MAX_REDIRECTS} redirects", "redirect")
+            self._routes[path] = route[-1:]
+            return reply
         raise failure
 
-    def _moved(self, path: str, address: Address, target: Address, where: str) -> Refused:
-        """Ask for ``path`` at another address from here on, unless redirects go round or on and on."""
-        if self._address(path) is address:  # else one of the requests beside this one was told already
-            left = [*self._left.get(path, []), address]
-            if len(left) > MAX_REDIRECTS or target.url in [each.url for each in left]:
-                return refused(where, f"redirects in a circle, or more than {MAX_REDIRECTS}", "redirect")
-            self._addresses[path], self._left[path] = target, left
-        to = quoted(str(target.shown), self.secrets)
-        moved = refused(where, f"the service answered with a redirect{to}", "redirect", retry=True)
-        moved.retry_after = 0.0
-        return moved
+    def _follow(self, route: tuple[Address, ...], target: Address, where: str) -> tuple[Address, ...]:
+        """The way on, unless it goes round or on and on."""
+        if len(route) > MAX_REDIRECTS or target.url in [address.url for address in route]:
+            raise refused(where, f"redirects in a circle, or more than {MAX_REDIRECTS}", "redirect")
+        return *route, target
 
     def _attempt(self, question: _Question, address: Address) -> Reply | Address:
         """What the service answers at one address: a reply, or another address."""
