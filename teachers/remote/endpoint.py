@@ -68,7 +68,9 @@ class Endpoint:
         self._timeout = options.timeout
         self.secrets = secrets
         self._base = secrets.fill_url(url)
-        self._routes: dict[str, tuple[Address, ...]] = {}  # by path: where to ask last, redirects led there from the others
+        self._routes: dict[
+            str, tuple[Address, ...]
+        ] = {}  # by path: where to ask last, redirects led there from the others
         self.url = secrets.hide(self._base).rstrip("/")
         base = self._route("")[-1]
         require_consent(url, options.authorised_by)
@@ -146,7 +148,7 @@ class Endpoint:
 
     def _follow(self, route: tuple[Address, ...], target: Address, where: str) -> tuple[Address, ...]:
         """The way on, unless it goes round or on and on."""
-        if len(route) > MAX_REDIRECTS or target.url in [address.url for address in route]:
+        if len(route) > MAX_REDIRECTS or target.url.raw_path in [address.url.raw_path for address in route]:
             raise refused(where, f"redirects in a circle, or more than {MAX_REDIRECTS}", "redirect")
         return *route, target
 
