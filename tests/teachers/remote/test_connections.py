@@ -7,7 +7,7 @@ import socket
 import ssl
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -47,7 +47,7 @@ def test_a_certificate_of_an_authority_that_is_named_is_taken(authority, ca_file
 
 
 def expired(authority) -> ssl.SSLContext:
-    past = datetime(2020, 1, 1, tzinfo=timezone.utc)
+    past = datetime(2020, 1, 1, tzinfo=UTC)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1", not_before=past, not_after=past + timedelta(days=9)).configure_cert(context)
     return context
