@@ -8,7 +8,7 @@ import time
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_SECONDS = 60.0  # a client may take to send a request's head, to send its body, and to read the answer
-MOST_CONNECTIONS = 128  # for each one more, the one that has waited for its client for the longest is closed
+MAX_CONNECTIONS = 128  # for each one more, the one that has waited for its client for the longest is closed
 
 
 class Connection(H11Protocol):
@@ -20,7 +20,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.watch()
-        if len(self.connections) > MOST_CONNECTIONS:
+        if len(self.connections) > MAX_CONNECTIONS:
             waiting = [each for each in self.connections if isinstance(each, Connection) and each.look()]
             min(waiting, key=lambda each: each.since).transport.abort()
 

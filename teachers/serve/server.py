@@ -20,7 +20,7 @@ from dfme.spec import Teacher
 from teachers.open_inference.server import Service
 from teachers.options import ServeConfig
 from teachers.serve.app import make_app
-from teachers.serve.connections import MOST_CONNECTIONS, Connection
+from teachers.serve.connections import MAX_CONNECTIONS, Connection
 from teachers.serve.meter import Meter
 from teachers.serve.model import Model
 
@@ -43,7 +43,7 @@ class Server:
             uvicorn.Config(
                 app,
                 http=Connection,
-                backlog=MOST_CONNECTIONS // 2,  # that many are taken before one is looked at
+                backlog=MAX_CONNECTIONS // 2,  # that many are taken before one is looked at
                 log_config=None,
                 log_level="warning",
                 access_log=False,

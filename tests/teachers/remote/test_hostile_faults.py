@@ -19,6 +19,7 @@ from faults import HARMLESS, REFUSALS, UNANSWERED, UNUSABLE
 from hostile import INFER, Hostile, Plan
 from http_runs import mostly, no_waiting
 from protocols import CLASSES, SHAPE, Asked, truth
+from service import http
 from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
@@ -218,3 +219,34 @@ def test_the_wait_that_a_service_asks_for_is_kept(header: str) -> None:
         waited = time.monotonic() - started
     assert (0.95 if header.endswith("1") else 0.0) <= waited < 5
     assert oracle.num_classes == CLASSES
+
+
+RAW = "\x1b[31mred \x1b]0;t\x07 \u202eevil\u202c \u2066 \r\n\t\x00 \u200b \ud800 \x9b31m" + 5_000 * "\u0301"
+"""What would colour, turn round, break or flood a terminal."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("status", [200, 404, 429, 500, 307])
+def test_nothing_that_a_service_says_reaches_a_terminal_raw(status: int, way: str) -> None:
+    pairs = [[{"label": RAW, "score": 0.5}], [{"label": "class 0", "score": RAW}], [{RAW: 1}]]
+    output = {"name": RAW, "datatype": RAW, "shape": [RAW], "data": [RAW]}
+    outputs = [{"error": RAW}, {"id": RAW, "outputs": [output]}, {"model_name": RAW, "outputs": []}]
+    rows = [{key: [[RAW] * CLASSES]} for key in ("scores", "predictions")]
+    bodies = [
+        RAW.encode("utf-8", "surrogatepass"),
+        *(json.dumps(each).encode() for each in (RAW, *pairs, *outputs, *rows)),
+    ]
+    given: list[bytes] = []
+    lines: list[str] = []
+    with hostile({}, way) as server, oracle_on(server, way, patience=0.001) as oracle:
+        ask, oracle_tells = server.what, lines.append
+        server.reply = lambda request: (  # type: ignore[method-assign]
+            http(given[0], status, Location="/\x1b[31m%1b") if request.body else ask(request)  # type: ignore[operator]
+        )
+        oracle.report_to(oracle_tells)
+        for body in bodies:
+            given[:] = [body]
+            with pytest.raises(TeacherError) as caught:
+                oracle(images(number=1))
+            lines.append(str(caught.value))
+    assert [line for line in lines if not line.isprintable() or len(line) > 700] == []

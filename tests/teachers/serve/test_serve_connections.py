@@ -120,7 +120,7 @@ def test_of_many_that_wait_the_oldest_go_first_and_none_that_is_served() -> None
         started = time.monotonic()
         assert honest(serving.url) == 200
         assert time.monotonic() - started < 2
-        assert len(serving.server._server.server_state.connections) <= connections.MOST_CONNECTIONS
+        assert len(serving.server._server.server_state.connections) <= connections.MAX_CONNECTIONS
         assert ended(first, b"") == b""
         last = stack.enter_context(opened(serving.server.port, ""))
         with pytest.raises(TimeoutError):
