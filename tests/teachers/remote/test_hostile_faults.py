@@ -19,7 +19,7 @@ from faults import HARMLESS, REFUSALS, UNANSWERED, UNUSABLE
 from hostile import INFER, Hostile, Plan
 from http_runs import mostly, no_waiting
 from protocols import CLASSES, SHAPE, Asked, truth
-from service import http
+from service import http as answered
 from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
@@ -241,7 +241,7 @@ def test_nothing_that_a_service_says_reaches_a_terminal_raw(status: int, way: st
     with hostile({}, way) as server, oracle_on(server, way, patience=0.001) as oracle:
         ask, oracle_tells = server.what, lines.append
         server.reply = lambda request: (  # type: ignore[method-assign]
-            http(given[0], status, Location="/\x1b[31m%1b") if request.body else ask(request)  # type: ignore[operator]
+            answered(given[0], status, Location="/\x1b[31m%1b") if request.body else ask(request)  # type: ignore[operator]
         )
         oracle.report_to(oracle_tells)
         for body in bodies:
