@@ -25,7 +25,7 @@ class RetryPolicy:
         self._policy, self._tell, self._in_vain = policy, tell, in_vain
         self._started = time.monotonic()
         self._failed_at: float | None = None
-        self._too_long: float | None = None
+        self._too_long = ""
         self._failures: dict[str, int] = {"refused": 0, "unanswered": 0, "unusable": 0}
 
     def __call__(self, error: Exception) -> bool | float:
@@ -37,14 +37,16 @@ class RetryPolicy:
         left = self._policy.patience - (time.monotonic() - self._started)
         asked = error.retry_after if isinstance(error, Refused) else None
         if left <= 0 or (asked or 0.0) > left:
-            self._too_long = asked
+            if asked and left > 0:
+                allowed = f"the {left:.1f} s left of {self._policy.patience:g} s of patience"
+                self._too_long = f"; it asks to wait {round(asked, 1):,g} s, longer than {allowed}"
             return False
         self._failed_at = time.monotonic()
-        self._tell(f"{error}; asking again" + (f" in {asked:.0f} s" if asked else ""))
+        self._tell(f"{error}; asking again" + (f" in {round(asked, 1):,g} s" if asked else ""))
         if asked is None:
             return True
         soonest: float = min(SOONEST * 2 ** self._failures["refused"], 5.0)
-        return max(asked, soonest)
+        return max(asked, min(soonest, left))
 
     def since_failure(self) -> float:
         """Seconds since the last failure; 0 before the first attempt."""
@@ -52,12 +54,9 @@ class RetryPolicy:
 
     def summary(self) -> str:
         """How much was tried, for the end of the error's message."""
-        if self._too_long is not None:
-            allowed = f"{self._policy.patience:g} s of patience"
-            return f"; it asks to wait {self._too_long:,.0f} s, longer than the {allowed} allow"
         tries = sum(self._failures.values())
-        if tries < 2:
-            return ""
+        if self._too_long or tries < 2:
+            return self._too_long
         return f"; given up after {tries} attempts in {time.monotonic() - self._started:.1f} s"
 
     def _may_try_again(self, error: Refused | Unanswered) -> bool:

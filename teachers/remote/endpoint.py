@@ -68,9 +68,11 @@ class Endpoint:
         self._timeout = options.timeout
         self.secrets = secrets
         self._base = secrets.fill_url(url)
-        self._addresses: dict[str, Address] = {}
+        self._routes: dict[
+            str, tuple[Address, ...]
+        ] = {}  # by path: where to ask last, redirects led there from the others
         self.url = secrets.hide(self._base).rstrip("/")
-        base = self._address("")
+        base = self._route("")[-1]
         require_consent(url, options.authorised_by)
         self._headers = _standing_headers(options, base, secrets, headers or {})
         self._client = httpx2.Client(
@@ -91,7 +93,8 @@ class Endpoint:
         """One attempt; the answer if its status is 2xx and its body has at most ``most`` bytes.
 
         Raises:
-            Refused: nothing was served; for an answer with another status, ``body`` is the start of its body.
+            Refused: nothing was served; for an answer with another status, ``body`` is the start of its body. After a
+                redirect that may be followed, the next attempt goes to where it leads: each send is one attempt.
             Unanswered: it may have been served: the time is up, the connection broke, the server failed.
             Unusable: the answer's body is too long or compressed.
         """
@@ -103,32 +106,51 @@ class Endpoint:
     def __repr__(self) -> str:
         return f"Endpoint({self.url})"
 
-    def _address(self, path: str) -> Address:
-        """The address of a path, read once: adapters ask at very few."""
-        if path not in self._addresses:
+    def _route(self, path: str) -> tuple[Address, ...]:
+        """The way to the address of a path, which is read once: adapters ask at very few."""
+        route = self._routes.get(path)
+        if route is None:
             if path and ("?" in self._base or "#" in self._base):
                 raise UserError(f"--teacher.url: expected a URL without a query, got {self.url}")
-            self._addresses[path] = address_of(self._base.rstrip("/") + path if path else self._base, self.secrets)
-        return self._addresses[path]
+            route = (address_of(self._base.rstrip("/") + path if path else self._base, self.secrets),)
+            self._routes[path] = route
+        return route
 
     def _ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:
-        """One request, its redirects included, before the deadline."""
-        address = self._address(path)
+        """One request before the deadline; a GET follows its redirects."""
+        route = self._route(path)
+        where = f"{method} {route[-1].shown}"
         sent = {**self._headers, **{name.lower(): value for name, value in headers.items()}}
         if method != "GET":
             sent["content-length"] = str(len(body))
-        question = _Question(method, f"{method} {address.shown}", sent, body, most, time.monotonic() + self._timeout)
+        question = _Question(method, where, sent, body, most, time.monotonic() + self._timeout)
         try:
-            for _ in range(MAX_REDIRECTS + 1):
-                reply = self._attempt(question, address)
-                if isinstance(reply, Reply):
-                    return reply
-                address = reply
+            reply = self._attempt(question, route[-1])
+            while not isinstance(reply, Reply):
+                route = self._follow(route, reply, where)
+                self._routes[path] = route
+                if method != "GET":
+                    to = quoted(str(reply.shown), self.secrets)
+                    raise refused(where, f"the service answered with a redirect{to}", "redirect", retry=True)
+                reply = self._attempt(question, route[-1])
         except CONNECTION_ERRORS as error:
-            failure = failed_connection(question.where, error, self.secrets)
+            failure: Refused | Unanswered = failed_connection(where, error, self.secrets)
+        except Refused as refusal:
+            if not refusal.retry:
+                if self._routes.get(path) == route[-1:]:
+                    self._routes.pop(path, None)  # where a redirect led may be good for a while only
+                refusal.retry = self._route(path)[-1].url != route[-1].url
+            failure = refusal
         else:
-            failure = refused(question.where, f"more than {MAX_REDIRECTS} redirects", "redirect")
+            self._routes[path] = route[-1:]
+            return reply
         raise failure
+
+    def _follow(self, route: tuple[Address, ...], target: Address, where: str) -> tuple[Address, ...]:
+        """The way on, unless it goes round or on and on."""
+        if len(route) > MAX_REDIRECTS or target.url.raw_path in [address.url.raw_path for address in route]:
+            raise refused(where, f"redirects in a circle, or more than {MAX_REDIRECTS}", "redirect")
+        return *route, target
 
     def _attempt(self, question: _Question, address: Address) -> Reply | Address:
         """What the service answers at one address: a reply, or another address."""
@@ -171,7 +193,7 @@ class Endpoint:
         target = redirected(address, response.headers["location"], self.secrets)
         same = target is not None and target.origin == address.origin and not target.url.userinfo
         if target is None or not same or response.status_code not in (307, 308):
-            to = "what is no URL" if target is None else self.secrets.hide(target.origin)
+            to = "what is no URL" if target is None else self.secrets.hide(target.origin)[:200]
             came = f"{response.status_code}, a redirect from {self.secrets.hide(address.origin)} to {to}"
             raise refused(where, f"the service answered {came}, which is not followed", "redirect")
         return target

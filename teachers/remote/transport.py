@@ -7,6 +7,7 @@ then. Only looking a host's name up takes as long as the system lets it.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import ssl
@@ -22,6 +23,7 @@ from dfme.errors import UserError
 from teachers.remote.consent import is_this_machine
 
 IDLE_SECONDS = 4.0  # a connection is kept for the next request: less than the five after which many servers hang up
+PROXY_HOST = re.compile(rb"[\w.~-]+|[\w.:%~-]*:[\w.:%~-]*")  # a name, or an IPv6 address
 
 
 class CertificateError(httpcore2.ConnectError):
@@ -200,25 +202,35 @@ def _addresses(host: str, port: int) -> list[str]:
 
 def _ssl_context(ca_file: str | None) -> ssl.SSLContext:
     """Certificates are verified by the system's authorities and those of ``ca_file``; UserError if it has none."""
-    context = httpx2.create_ssl_context()
-    if ca_file is not None:
-        try:
+    source = "the environment variables SSL_CERT_FILE and SSLKEYLOGFILE: expected files that can be used"
+    try:
+        context = httpx2.create_ssl_context()
+        if ca_file is not None:
+            source = f"--teacher.ca-file: expected certificates (PEM), got {ca_file}"
             context.load_verify_locations(cafile=ca_file)
-        except OSError as error:  # ssl's own errors among them
-            reason = "no certificates" if isinstance(error, ssl.SSLError) else error.strerror
-            raise UserError(f"--teacher.ca-file: expected certificates (PEM), got {ca_file}: {reason}") from None
+    except OSError as error:  # ssl's own errors among them
+        reason = "no certificates" if isinstance(error, ssl.SSLError) else error.strerror
+        raise UserError(f"{source}: {reason}") from None
     return context
 
 
 def _proxy(url: httpx2.URL) -> httpcore2.Proxy | None:
-    """The proxy that the environment names for a URL; none ever for this machine."""
+    """The proxy that the environment names for a URL; none ever for this machine. UserError for what is no proxy."""
     if is_this_machine(url.host):
         return None
     proxies = getproxies()
-    address = proxies.get(url.scheme) or proxies.get("all")
+    kind = url.scheme if proxies.get(url.scheme) else "all"
+    address = proxies.get(kind)
     if not address or proxy_bypass(f"{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}"):
         return None
-    proxy = httpx2.Proxy(address if "://" in address else f"http://{address}")
-    if proxy.url.scheme != "http":
-        raise UserError(f"the environment names a proxy {proxy.url.scheme}://...: expected an http:// proxy")
-    return httpcore2.Proxy(str(proxy.url), auth=proxy.raw_auth)
+    wrong = "one whose host or port is none"
+    try:
+        proxy = httpx2.Proxy(address if "://" in address else f"http://{address}")
+        if proxy.url.scheme == "http" and proxy.url.port != 0 and PROXY_HOST.fullmatch(proxy.url.raw_host):
+            return httpcore2.Proxy(str(proxy.url), auth=proxy.raw_auth)
+        if proxy.url.scheme != "http":
+            wrong = f"{proxy.url.scheme}://..."
+    except (ValueError, httpx2.InvalidURL):  # their words may hold a part of a password
+        pass
+    named = max((name for name in os.environ if name.lower() == f"{kind}_proxy"), default=f"{kind}_proxy")
+    raise UserError(f"{named}: expected a proxy such as http://HOST:PORT, got {wrong}; nothing was sent")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from teachers.open_inference import server as protocol
 from teachers.open_inference.message import HEADER_LENGTH, read_header_length
 from teachers.open_inference.tensors import short
+from teachers.serve.connections import REQUEST_SECONDS
 from teachers.serve.meter import Meter
 from teachers.serve.model import Model
 
@@ -62,10 +64,14 @@ class Endpoints:
         """One batch: refused in words, or the model's answers."""
         self._require(request)
         try:
-            body = await _body(request, self._service.most_bytes, self._service.max_batch)
-        except ClientDisconnect:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                body = await _body(request, self._service.most_bytes, self._service.max_batch)
+        except TimeoutError:
+            text = f"expected the request's body within {REQUEST_SECONDS:g} s"
+            raise Rejected(408, text, "too slow", {"Connection": "close"}) from None
+        except (ClientDisconnect, asyncio.CancelledError):  # nobody reads it, or the server is to end
             self._meter.refused["broken off"] += 1
-            return Response(status_code=400)  # nobody reads it
+            return _error(503, "not served: the request broke off")
         question = self._question(request, body)
         seconds = self._meter.admit(len(question.images))
         if seconds:

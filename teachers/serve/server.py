@@ -20,6 +20,7 @@ from dfme.spec import Teacher
 from teachers.open_inference.server import Service
 from teachers.options import ServeConfig
 from teachers.serve.app import make_app
+from teachers.serve.connections import MAX_CONNECTIONS, Connection
 from teachers.serve.meter import Meter
 from teachers.serve.model import Model
 
@@ -41,6 +42,8 @@ class Server:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
+                http=Connection,
+                backlog=MAX_CONNECTIONS // 2,  # that many are taken before one is looked at
                 log_config=None,
                 log_level="warning",
                 access_log=False,

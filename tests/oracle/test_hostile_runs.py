@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import small_runs
 from faults import REFUSALS, UNANSWERED, UNUSABLE
 from hostile import Hostile, every
-from http_runs import BATCH, Witness, extract, finished, meters_agree, mostly, no_waiting, student, summary
+from http_runs import BATCH, Witness, command, extract, finished, meters_agree, mostly, no_waiting, student, summary
 
 pytestmark = pytest.mark.integration
 
@@ -150,3 +151,15 @@ def test_the_student_does_not_depend_on_when_answers_come(in_flight: int, quiet:
     assert server.most_at_once == min(in_flight, 3)
     assert student(tmp_path / "run") == student(quiet)
     assert summary(tmp_path / "run")["refused"] > 0
+
+
+def test_a_clock_that_jumps_changes_nothing(quiet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, rng = time.time, random.Random(0)
+    monkeypatch.setattr(time, "time", lambda: real() + rng.choice([-1e6, 0.0, 1e6]))
+    out = tmp_path / "run"
+    with no_waiting(), Hostile(every(3, ["status:429/0"])) as server:
+        finished(extract(server, out, "--teacher.timeout", "5"))
+        assert meters_agree(server, out).spent == 400
+    assert student(out) == student(quiet)
+    assert 0 <= summary(out)["wall_seconds"] < 100
+    assert command(["report", str(out)]).code == 0

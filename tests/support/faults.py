@@ -9,7 +9,7 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING
 
 import numpy as np
-from protocols import LENGTH, answer, code, read, truth
+from protocols import LENGTH, code, truth
 from service import Do, Reply, Step, http
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def drip(call: Call, first: bytes | None = None, piece: bytes = b"") -> Iterator
 
 def flaky(call: Call) -> Reply:
     """No answer to about one query in ``argument``, always the same ones, the first time that they come."""
-    true, pixels = call.true(), read(call.request).pixels
+    true, pixels = call.true(), call.read().pixels
     queries = [code(x) for x in pixels]
     first = sum(entry.queries == queries for entry in list(call.server.served)) == 1
     return iter([Do.RESET]) if first and int(code(pixels), 16) % int(call.argument) == 0 else true
@@ -106,7 +106,8 @@ def changed(change: Callable[[np.ndarray], np.ndarray], **changes: object) -> Fa
 
     def fault(call: Call) -> bytes:
         asked = call.serve()
-        return answer(asked, change(truth(asked.pixels)), **changes)
+        body, headers = call.packed(asked, change(truth(asked.pixels)), **changes)
+        return http(body, **headers)
 
     return fault
 
@@ -116,12 +117,13 @@ def some_nan(call: Call) -> bytes:
     asked = call.serve()
     scores = truth(asked.pixels)
     scores[-1, 3] = np.nan
-    return answer(asked, scores, **({} if asked.wants_binary else {"data": scores.ravel().tolist()}))
+    body, headers = call.packed(asked, scores, **({} if asked.wants_binary else {"data": scores.ravel().tolist()}))
+    return http(body, **headers)
 
 
 def swapped(call: Call) -> bytes:
     """Binary said to be JSON for who wants binary, and JSON said to be binary for who wants JSON."""
-    return call.true(**({LENGTH: ""} | JSON if read(call.request).wants_binary else {LENGTH: "12"} | BYTES))
+    return call.true(**({LENGTH: ""} | JSON if call.read().wants_binary else {LENGTH: "12"} | BYTES))
 
 
 def noise(call: Call) -> bytes:

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dialects import V2_, Dialect, images_unread
 from faults import FAULTS
-from protocols import CLASSES, LENGTH, PIXELS, SHAPE, V2, Asked, code, packed, read, tensor, truth
+from protocols import SHAPE, Asked, Packed, code, truth
 from service import Reply, Request, Service, Step, http, steps
 
-INFER = "/v2/models/m/infer"
+INFER = V2_.path
 Plan = Mapping[int, str] | Callable[[int], str | None]
 
 
@@ -46,9 +47,9 @@ class Served(NamedTuple):
 class Hostile(Service):
     """The service.
 
-    ``pages``: what GET gives, by path. ``max_batch``: larger questions get a 400, as from Triton. ``need``: a header
-    that every request must have, else 401. ``log``: a file for the meter. ``when_served`` is called with the number
-    of each question once it is on the meter, before the answer is sent.
+    ``pages``: what GET gives, by path, in protocol v2; ``dialect``: another language. ``max_batch``: larger questions
+    get a 400, as from Triton. ``need``: a header that every request must have, else 401. ``log``: a file for the meter.
+    ``when_served`` is called with the number of each question once it is on the meter, before the answer is sent.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class Hostile(Service):
         tls: ssl.SSLContext | None = None,
         log: Path | None = None,
         port: int = 0,
+        dialect: Dialect = V2_,
     ) -> None:
-        image, scores = tensor("x", "FP32", [-1, *SHAPE]), tensor("y", "FP32", [-1, CLASSES])
-        super().__init__(V2([image], [scores], ["binary_tensor_data"], pages=pages or {}), tls, port)
+        super().__init__(dialect.pages(pages or {}), tls, port)
+        self.dialect = dialect
         self.plan: Plan = plan or {}
         self.max_batch, self.need, self.log = max_batch, need, log
         if log is not None:
@@ -115,11 +117,19 @@ class Call:
     number: int
     argument: str
 
+    def read(self) -> Asked:
+        """The question, which is not counted by that."""
+        return self.server.dialect.read(self.request)
+
+    def packed(self, asked: Asked, scores: Any, binary: bool | None = None, **changes: Any) -> Packed:
+        """An answer, which may be wrong."""
+        return self.server.dialect.packed(asked, scores, binary, **changes)
+
     def serve(self) -> Asked:
         """Compute the answer, and count it. ValueError for what cannot be answered, which is not counted."""
-        asked = read(self.request)
-        if (self.request.path, asked.pixels.shape[1:], asked.message["inputs"][0]["name"]) != (INFER, SHAPE, "x"):
-            raise ValueError(f"{self.request.path} {asked.message['inputs']}")
+        asked = self.read()
+        if (self.request.path, asked.pixels.shape[1:]) != (self.server.dialect.path, SHAPE):
+            raise ValueError(f"{self.request.path} {asked.pixels.shape}")
         if self.server.max_batch is not None and len(asked.pixels) > self.server.max_batch:
             raise ValueError(f"inference request batch-size must be <= {self.server.max_batch} for 'm'")
         digests = [code(x) for x in asked.pixels], [code(y) for y in truth(asked.pixels)]
@@ -132,17 +142,15 @@ class Call:
     ) -> bytes:
         """Serve; the true answer, or another body with its Content-Length if that is to be ``said``."""
         asked = self.serve()
-        body, own = packed(asked, truth(asked.pixels), binary)
+        body, own = self.packed(asked, truth(asked.pixels), binary)
         length = {"Content_Length": str(len(body))} if said else {}
         return http(change(body), **(own | length | headers))
 
     def drop(self) -> None:
         """Count what the question holds, without reading it where it is binary, and go no further."""
-        head = self.request.headers.get(LENGTH.lower())
-        if head is None:
-            images = len(read(self.request).pixels)
-        else:
-            images = (int(self.request.headers["content-length"]) - int(head)) // (4 * PIXELS)
+        images = images_unread(self.request)
+        if images is None:
+            images = len(self.read().pixels)
         with self.server._lock:
             self.server.dropped += images
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import ssl
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from clients import KEY, endpoint, get, post
 from service import Do, Service, http, then
 
-from dfme.errors import Refused, UserError
+from dfme.errors import Refused, Unanswered, Unusable, UserError
+from teachers.remote.json_bodies import parse
 
 trustme = pytest.importorskip("trustme")
 
@@ -42,12 +46,80 @@ def test_a_certificate_of_an_authority_that_is_named_is_taken(authority, ca_file
         assert post(server.url, ca_file=ca_file).body == b"safe"
 
 
-@pytest.mark.parametrize(("name", "known"), [("127.0.0.1", False), ("example.com", True)])
-def test_any_other_certificate_is_refused_before_anything_is_sent(authority, ca_file, name, known):
-    server = Service(http(b"unsafe"), serving(authority, name))
-    with server, pytest.raises(Refused, match="certificate") as refusal:
-        post(server.url, ca_file=ca_file if known else None)
+def expired(authority) -> ssl.SSLContext:
+    past = datetime(2020, 1, 1, tzinfo=UTC)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1", not_before=past, not_after=past + timedelta(days=9)).configure_cert(context)
+    return context
+
+
+def self_signed(folder: Path) -> ssl.SSLContext:
+    """As ``openssl req -x509`` makes it: with no authority at all."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the program openssl")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    out = ["-keyout", str(folder / "own.key"), "-out", str(folder / "own.pem")]
+    subprocess.run(["openssl", *words.split(), *out], check=True, capture_output=True)
+    context.load_cert_chain(folder / "own.pem", folder / "own.key")
+    return context
+
+
+def test_a_certificate_that_its_owner_signed_is_taken_where_it_is_named_itself(tmp_path):
+    with Service(http(b"safe"), self_signed(tmp_path)) as server:
+        assert post(server.url, ca_file=str(tmp_path / "own.pem")).body == b"safe"
+
+
+@pytest.mark.parametrize("whose", ["unknown", "another host's", "expired", "self-signed"])
+def test_any_other_certificate_is_refused_before_anything_is_sent(authority, ca_file, whose, tmp_path):
+    context = {
+        "unknown": lambda: serving(authority, "127.0.0.1"),
+        "another host's": lambda: serving(authority, "example.com"),
+        "expired": lambda: expired(authority),
+        "self-signed": lambda: self_signed(tmp_path),
+    }[whose]()
+    with Service(http(b"unsafe"), context) as server, pytest.raises(Refused, match=r"certificate \(") as refusal:
+        post(server.url, ca_file=None if whose == "unknown" else ca_file)
     assert (refusal.value.reason, refusal.value.retry, server.requests) == ("certificate", False, [])
+    assert str(refusal.value).isprintable()
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+@pytest.mark.parametrize("version", ["TLSv1", "TLSv1_1"])
+def test_a_service_with_an_old_tls_alone_is_not_talked_to(authority, ca_file, version):
+    context = serving(authority, "127.0.0.1")
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
+    with Service(http(b"unsafe"), context) as server, pytest.raises(Refused, match=r"no connection \(.*SSL") as refusal:
+        post(server.url, ca_file=ca_file)
+    assert server.requests == []
+    assert str(refusal.value).isprintable()
+
+
+def test_no_redirect_leads_out_of_tls(authority, ca_file):
+    with Service(http(b"unsafe")) as plain:
+
+        def move(_):
+            return http(b"", "307 T", Location=f"http://127.0.0.1:{server.port}/ask")
+
+        with Service(move, serving(authority, "127.0.0.1")) as server, pytest.raises(Refused, match="not followed"):
+            post(server.url, ca_file=ca_file)
+        assert (len(server.requests), plain.requests) == (1, [])
+
+
+@pytest.mark.parametrize("end", [Do.RESET, Do.CLOSE])
+@pytest.mark.parametrize("said", ["20", ""], ids=["of a length", "until the end"])
+def test_a_body_that_breaks_off_without_the_farewell_of_tls_is_no_answer(authority, ca_file, end, said):
+    """Neither end says close_notify. Only a body that says how long it is can be known to lack something."""
+    cut = http(b"[[0.25, 0.7", Content_Length=said, Connection="close")
+    with Service(then(cut, end), serving(authority, "127.0.0.1")) as server:
+        if said:
+            with pytest.raises(Unanswered, match="reset"):
+                post(server.url, ca_file=ca_file)
+        else:
+            with pytest.raises((Unanswered, Unusable)):
+                parse(post(server.url, ca_file=ca_file).body)
+        assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,42 +2,121 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
+import numpy as np
 import pytest
-from clients import KEY, post
+import torch
+from clients import KEY, endpoint, get, post, v2_teacher
 from hypothesis import given
 from hypothesis import strategies as st
+from protocols import V2, answer, read, scores
 from service import Service, http
 
 from dfme.errors import Refused
+from dfme.oracle.ledger import Ledger
+from dfme.oracle.oracle import Oracle
 from teachers.remote.address import address_of, redirected
+from teachers.remote.endpoint import Endpoint, Reply
 from teachers.remote.secrets import Secrets
 
 pytestmark = pytest.mark.integration
 
 
+def asked(service: Endpoint, path: str = "/ask") -> Reply:
+    """The answer to one question, made again as often as its refusals allow."""
+    while True:
+        try:
+            return service.post(path, b"question", {"Idempotency-Key": "k1"}, 1000)
+        except Refused as refusal:
+            if not refusal.retry:
+                raise
+
+
 @pytest.mark.parametrize("status", ["307 Temporary", "308 Permanent"])
-def test_a_redirect_on_the_same_host_gets_the_same_request(status):
+def test_after_a_redirect_on_the_same_host_the_same_request_is_one_of_its_own(status):
     def move(request):
         if request.line.startswith("POST /ask "):
             return http(b"moved", status, Location="there?x=1")
         return http(request.body)
 
-    with Service(move) as server:
-        assert post(server.url, api_key_env="DFME_KEY").body == b"question"
-    first, second = server.requests
-    assert second.line == "POST /there?x=1 HTTP/1.1"
+    with Service(move) as server, endpoint(server.url, api_key_env="DFME_KEY") as service:
+        with pytest.raises(Refused, match=r"redirect \(http.*/there\)") as refusal:
+            service.post("/ask", b"question", {"Idempotency-Key": "k1"}, 1000)
+        assert (refusal.value.reason, refusal.value.retry, refusal.value.retry_after) == ("redirect", True, None)
+        assert len(server.requests) == 1
+        assert asked(service).body == b"question"
+        assert asked(service).body == b"question"  # who was told once asks there at once
+    first, second, third = server.requests
+    assert second.line == third.line == "POST /there?x=1 HTTP/1.1"
     assert (second.headers, second.body) == (first.headers, first.body)
     assert server.connections == 1
 
 
-def test_redirects_that_never_end_are_left():
-    again = http(b"", "307 Again", Location="/ask")
-    with Service(again) as server, pytest.raises(Refused, match="redirects") as refusal:
-        post(server.url)
+def test_an_address_that_is_good_for_a_while_only_is_asked_for_anew():
+    """As where each redirect leads to a session that expires after two questions."""
+    good = [f"/session{number}" for number in range(4) for _ in range(2)]
+
+    def move(request):
+        if request.path == "/ask":
+            return http(b"", "307 T", Location=good[0])
+        return http(good.pop(0).encode()) if good and request.path == good[0] else http(b"", 404)
+
+    expected = [path.encode() for path in good]
+    with Service(move) as server, endpoint(server.url) as service:
+        assert [asked(service).body for _ in expected] == expected
+        good.append("/nowhere")
+        good[0] = "/ask"
+        with pytest.raises(Refused, match="redirect"):
+            asked(service)
+    assert len(server.requests) == 8 + 4 + 3 + 2
+
+
+@pytest.mark.parametrize(("path", "sends"), [("/ask", 1), ("/round/0", 2), ("/on/0", 4)])
+def test_redirects_that_never_end_are_left(path, sends):
+    """To itself, round, and on and on: no request is sent twice to one address."""
+
+    def move(request):
+        *way, last = request.path.split("/")
+        following = {"/round": lambda: 1 - int(last), "/on": lambda: int(last) + 1}.get("/".join(way), lambda: last)
+        return http(b"", "307 Again", Location=f"{'/'.join(way)}/{following()}")
+
+    with Service(move) as server, endpoint(server.url) as service, pytest.raises(Refused, match="circle") as refusal:
+        asked(service, path)
     assert (refusal.value.reason, refusal.value.retry) == ("redirect", False)
-    assert len(server.requests) == 4
+    assert len(server.requests) == sends
+
+
+def test_a_question_before_the_run_follows_redirects():
+    with Service(lambda request: http(b"", "307 T", Location="/b") if request.path == "/a" else http(b"b")) as server:
+        assert get(server.url, "/a").body == b"b"
+
+
+@pytest.mark.parametrize("most", [1, 5])
+@pytest.mark.parametrize("gone", [False, True])
+def test_each_image_that_was_sent_was_charged_or_given_back(gone, most):
+    """By the service's own count, with several requests at once; it moves now and then, and forgets where it was."""
+    moves = itertools.count()
+    where, received = [0], []
+
+    def move(request):
+        number = int(request.path[1:].removesuffix("infer") or 0) if request.path[1:2].isdigit() else 0
+        received.append(len(read(request).pixels))
+        if next(moves) % 7 == 6:
+            where[0] += 1
+        if number != where[0]:
+            return http(b"", 404) if gone and number else http(b"", 307, Location=f"/{where[0]}infer")
+        return answer(read(request), scores(read(request).pixels))
+
+    images = torch.rand(60, 1, 2, 2)
+    with v2_teacher(V2(infer=lambda asked: move(asked.request)), {"label_mode": "logits"}, in_flight=4) as teacher:
+        teacher.max_batch, ledger = most, Ledger(1000)
+        oracle = Oracle(teacher, ledger)
+        np.testing.assert_allclose(oracle(images).numpy(), scores(images.numpy()), rtol=1e-6)
+        oracle.close()
+    assert (ledger.spent, ledger.failed) == (60, 0)
+    assert sum(received) == ledger.spent + ledger.refused > 60
 
 
 @pytest.mark.parametrize("status", ["301 M", "302 F", "303 S", "307 T", "308 P"])

@@ -1,0 +1,45 @@
+"""Connections that wait for their client: closed when they are late or too many. uvicorn bounds idle ones only."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+REQUEST_SECONDS = 60.0  # a client may take to send a request's head, to send its body, and to read the answer
+MAX_CONNECTIONS = 128  # for each one more, the one that has waited for its client for the longest is closed
+
+
+class Connection(H11Protocol):
+    """A connection; ``waits`` says for what from its client, ``since`` when: nothing while a request is answered."""
+
+    waits, since = "", 0.0
+    request: object = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.watch()
+        if len(self.connections) > MAX_CONNECTIONS:
+            waiting = [each for each in self.connections if isinstance(each, Connection) and each.look()]
+            min(waiting, key=lambda each: each.since).transport.abort()
+
+    def watch(self) -> None:
+        """Once a second, until it is closed: late is late, however much has come meanwhile."""
+        if self.look() and self.waits != "idle" and time.monotonic() - self.since > REQUEST_SECONDS:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self.loop.call_later(1.0, self.watch)
+
+    def look(self) -> bool:
+        """Note for what, and in which request, it waits; whether for anything."""
+        cycle, waits = self.cycle, ""
+        if self.transport.get_write_buffer_size():
+            waits = "reader"
+        elif cycle is None or cycle.response_complete:
+            waits = "head" if self.timeout_keep_alive_task is None else "idle"
+        elif cycle.more_body:
+            waits = "body"
+        if (waits, cycle) != (self.waits, self.request):
+            self.waits, self.request, self.since = waits, cycle, time.monotonic()
+        return bool(waits) and not self.transport.is_closing()
