@@ -202,16 +202,11 @@ def build_oracle(
     one down would make the GPU wait for the host at every step. A resumed run then asks again what it asked
     since the checkpoint, and the ledger says so (``lost``). A teacher of one's own may cost money on any device.
     """
-<<<<<<< HEAD
-    counted, place = (state["ledger"], state["journal"]) if state else (None, None)
-    ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts)
-=======
     counted = place = None
     if state:
         counted = held_to(Ledger(1).state_dict(), state["ledger"], "ledger")
         place = state["journal"] and held_to(RecordPosition(0, 0)._asdict(), state["journal"], "journal")
-    ledger = Ledger(int(job.config.budget), directory.ledger, counted)
->>>>>>> state
+    ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts)
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
     journal = None if on_gpu and job.teacher.kind in KINDS else Journal(directory.journal, place)
     return Oracle(teacher, ledger, journal, deferred)

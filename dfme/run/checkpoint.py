@@ -17,13 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from dfme.errors import DfmeError, RunError
-<<<<<<< HEAD
 from dfme.files import open_file, replacing
 from dfme.nets.pickles import NotPlainError, load_plain
-=======
-from dfme.files import is_inflated, open_file, replacing
 from dfme.spec import ImageSpec, LabelMode
->>>>>>> state
 
 MARK = b"dfme-sha256:"
 TRAILER_BYTES = len(MARK) + hashlib.sha256().digest_size

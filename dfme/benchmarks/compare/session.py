@@ -38,17 +38,9 @@ def compare(plan: ComparisonPlan, tell: Tell, show: Tell) -> int:
         UserError: for cells that cannot work, before any is started, or a directory in use.
     """
     reasons = not_applicable(plan.cells)
-<<<<<<< HEAD
     again = resume_command(plan.out, plan.cells[0].job, "compare")
     again = f"stopped; all that was paid is kept; go on with:\n  {again}"
-    try:
-        (plan.out / "cells").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {plan.out}: cannot create the directory: {error.strerror}") from error
-=======
-    again = f"stopped; all that was paid is kept; go on with:\n  {resume_command(plan.out, 'compare')}"
     make_folder(plan.out / "cells")
->>>>>>> state
     lock = acquire_lock(plan.out)
     try:
         write_text(plan.out / OPTIONS, sealed(dump_yaml(plan.options)))
