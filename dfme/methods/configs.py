@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
-from dfme.config.fields import CONFIG, Count, Natural, NotNegative, Positive, Share
+from dfme.config.fields import CONFIG, Count, Natural, NotNegative, Positive, Share, ShareBelowOne
 from dfme.config.settings import EstimatorConfig, ObjectiveName
 
 
@@ -70,6 +70,10 @@ class MazeConfig(GeneratorConfig):
     """student batches learnt from per iteration (d)"""
     generator_lr: Positive = 1e-4
     """learning rate of the generator's SGD"""
+    generator_momentum: ShareBelowOne = 0.9
+    """of the generator's SGD"""
+    generator_weight_decay: NotNegative = 5e-4
+    """of the generator's SGD"""
     reuse: bool = True
     """let the answers at the generator's own batch, paid for by forward differences, be the student's first batch:
     batch_size fewer images per iteration"""
@@ -110,10 +114,12 @@ class TwoStudentsConfig(GeneratorConfig):
 class DisguideConfig(TwoStudentsConfig):
     """DisGUIDE: disagreement-guided data-free model extraction (Rosenthal et al., AAAI 2023)."""
 
+    student_steps: Count = 1
+    """student batches paid for per iteration"""
     diversity: NotNegative = 0.2
     """weight of the class-diversity term (lambda)"""
     grey_every: Natural = 8
-    """every so many-th image of a batch is made grey; 0: none"""
+    """every so many-th colour image of a batch is made grey, one of its channels in place of all three; 0: none"""
 
 
 @dataclass(frozen=True, config=CONFIG)

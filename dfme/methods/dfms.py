@@ -36,19 +36,25 @@ class Dfms(Method):
     last batch, then the generator's own, was paid for: how these change with the images it does not see, so that it
     is no gradient of the disagreement while the teacher's slopes are the steeper ones.
 
-    Differences from the paper, with the paper's values where we know them:
+    Differences from the paper and its published code, with their values where we know them:
 
     - proxy images are ``procedural`` unless ``proxy`` names a set; the paper has other sets or coloured shapes;
     - its five stages are three: the generator has its diversity term (w of 10, later 500) as soon as its images are
       paid for, not after a training of its own, and what was answered is trained on again by replay (``student``),
       not in stages; when w changes is ours;
-    - answers are to images as they are; the paper's student sees augmented ones (``student.augment``, of replays);
-    - the generator is DFME's, the discriminator DCGAN's, both with DCGAN's Adam (2e-4, beta .5) and batch of 128,
-      at a constant rate until the first query and on the run's schedule from then on;
+    - answers are to images as they are, which replays may augment (``student.augment``): one answer serves many steps;
+      the generator steps on a batch of its own, but for ``adversarial``. Published: the alternating stage asks
+      about the generator's own augmented batch and steps on that batch;
+    - the generator is DFME's, for images of any size; its normalisations undo the scale of its first weights. The
+      discriminator is DCGAN's. Published: transposed convolutions, weights from N(0, .02), ``latent_size`` 100;
+    - both learn by the published Adam (2e-4; beta .5 is DCGAN's), at a constant rate until the first query and on the
+      run's schedule from then on. Their batch is DCGAN's 128, the student's too. Published: 64;
+    - the student's training is one stage, by ``student`` and ``schedule``, its moving average has one decay, and
+      nothing is held out or chosen by a score (``configs/cifar10_dfms.yaml``). Published: SGD of .1 by a cosine, then
+      .01 with a warm-up; the average is the best of seven decays on held-out generated images;
     - -SL here is the same with soft answers; the term that the student's slope estimates (``adversarial``) is off by
       default, and its weight is ours;
-    - average of weights, optimiser and loss are options (``student``); the last student is reported, never the best
-      on the evaluation set.
+    - the student's loss is an option; the last student is reported, never the best on the evaluation set.
     """
 
     label_modes: ClassVar[tuple[LabelKind, ...]] = LABEL_KINDS

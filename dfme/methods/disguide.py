@@ -14,8 +14,8 @@ from dfme.methods.generator_losses import class_diversity, predict, students_dis
 from dfme.spec import LABEL_KINDS, LabelKind
 from dfme.students.optimizers import ScheduledOptimizer
 
-GREY = (0.299, 0.587, 0.114)
-"""Luma weights of red, green and blue (ITU-R BT.601)."""
+COLOURS = 3
+"""Channels of an image that can be made grey."""
 
 SETTLING = 50
 """Batches generated before the first step: what statistics were initialised with counts .9 to this power then."""
@@ -31,16 +31,20 @@ class Disguide(Method):
 
     p the probabilities of student e in eval mode, pbar their mean over students and batch.
 
-    Differences from the paper, with the paper's values where we know them:
+    B 256, d 1, a latent of 256 and Adam 1e-4 are published. Of colour images every ``grey_every``-th (8) of a batch is
+    made grey, one of its three channels in place of all, in the generator's loss as among those paid for, as published.
 
-    - students, optimiser, schedule and replay are options (``student``, ``schedule``); the paper's: two students, one
-      SGD of .03 over both, x0.3 at 40 and 80 % of the budget, three steps on uniform samples of a replay of a million
-      images after each fresh batch (``configs/cifar10_disguide.yaml``);
+    Differences from the paper and its published scripts, with their values where we know them:
+
+    - students, optimiser, schedule and replay are options (``student``, ``schedule``); published: two students, one SGD
+      of .03 over both with momentum .9 and weight decay 5e-4, x0.3 at 40 and 80 % of the budget, three steps on uniform
+      samples of a replay of a million images after each fresh batch (``configs/cifar10_disguide.yaml``);
     - lambda is .2 by default, the paper's for 10 classes (.04 for 100);
+    - the channel is drawn for each grey image; whether the scripts draw one for the whole batch, we do not know;
     - the images that are paid for come from the generator in eval mode, as published; before the first step its
       statistics are let settle on its own output, since at small budgets those that it is initialised with would
       decide what is asked (10 % agreement on digits at 20,000 queries without it);
-    - the generator is DFME's, with Adam 1e-4 as published; g of 1 and d of 5 are DFME's values;
+    - the generator and g of 1 are DFME's;
     - one student is reported beside the soft vote of both; the paper reports the vote;
     - the last students are reported, never the best on the evaluation set.
     """
@@ -71,8 +75,8 @@ class Disguide(Method):
         return self.generator_metrics(gen_op.grad) | {"generator_loss": loss.detach()}
 
     def generator_loss(self, gen_op: Tensor) -> Tensor:
-        """- mean std_e(p) + lambda * sum_k pbar_k log pbar_k of the students' probabilities on the images."""
-        scores_EBK = predict(self.students.nets, self.generator.squash(gen_op))
+        """- mean std_e(p) + lambda * sum_k pbar_k log pbar_k of the students' probabilities on images, some grey."""
+        scores_EBK = predict(self.students.nets, self.with_grey(self.generator.squash(gen_op)))
         return self.config.diversity * class_diversity(scores_EBK) - students_disagreement(scores_EBK)
 
     @torch.no_grad()
@@ -85,14 +89,19 @@ class Disguide(Method):
         return ()
 
     def query_images(self, count: int) -> Tensor:
-        """Images to pay for, from the generator in eval mode; every so many-th is made grey."""
+        """Images to pay for, from the generator in eval mode, some of them grey."""
         with evaluating(self.generator):
-            x_BCHW = self.queries.images(count)
+            return self.with_grey(self.queries.images(count))
+
+    def with_grey(self, x_BCHW: Tensor) -> Tensor:
+        """Every so many-th colour image with one of its channels, drawn evenly, in place of all three."""
         every = self.config.grey_every
-        if every and x_BCHW.shape[1] == len(GREY):
-            weight_C = torch.tensor(GREY, device=x_BCHW.device)
-            grey_BHW = torch.einsum("bchw,c->bhw", x_BCHW[::every], weight_C)
-            x_BCHW[::every] = self.oracle.spec.quantise(grey_BHW[:, None].expand_as(x_BCHW[::every]))
+        if not every or x_BCHW.shape[1] != COLOURS:
+            return x_BCHW
+        rng, of_B = self.rng["grey"], torch.arange(0, len(x_BCHW), every, device=x_BCHW.device)
+        channel_B = torch.randint(COLOURS, of_B.shape, generator=rng, device=rng.device)
+        x_BCHW = x_BCHW.clone()
+        x_BCHW[of_B] = x_BCHW[of_B, channel_B][:, None]
         return x_BCHW
 
     def state_dict(self) -> dict[str, Any]:

@@ -37,16 +37,22 @@ class Maze(Dfme):
 
     D a Wasserstein critic of a few real images, which are answered once (``seed``) and learnt from as well.
 
-    Differences from the paper, with the paper's values:
+    Differences from the paper and its published code, with their values:
 
     - the objective and m are the estimator's options, by default the paper's KL and 10, one-sided differences of
       1e-3 before the squashing; ``reuse`` false pays for the student's first batch again: B images more;
     - the student's loss, optimiser, schedule and replay are options (``student``, ``schedule``); the paper's: KL,
       SGD of .1 by a cosine, 10 replay steps an iteration (``configs/cifar10_maze.yaml``). ``store`` last holds the
       last student batch of each iteration for them, as published, ``all`` every one;
-    - the generator is DFME's with a latent of ``latent_size``, by SGD of 1e-4 as published;
-    - the paper gives 10 for the weight of the critic's term; steps and Adam of the critic are those of the gradient
-      penalty's own paper (five steps, 1e-4, betas 0 and .9), on the run's schedule;
+    - the generator learns by the published SGD (1e-4, momentum .9, weight decay 5e-4), on the run's schedule; it is
+      DFME's, whose last normalisation learns no scale, so that a probe's step stays the same share of the output's
+      spread. Published: a learnt scale and shift there; ``latent_size`` 100, of which the default is all methods';
+    - the student is in eval mode while the gradient is estimated, since batch statistics tie the images of a batch
+      together, and so may do better. Published: train mode;
+    - the published weight of the critic's term is 10, and its seed images are 100, as here. Published: a critic with
+      instance normalisation, by SGD of 1e-4 with momentum .9, one step for each of the clone's. Here it has none,
+      which would hide an image's brightness and contrast; its five steps before each of the generator's, and its Adam
+      (1e-4, betas 0 and .9), are those of the gradient penalty's own paper, on the run's schedule;
     - the last student is reported, never the best on the evaluation set.
     """
 
@@ -54,7 +60,9 @@ class Maze(Dfme):
 
     def __init__(self, config: MazeConfig, components: Components) -> None:
         super().__init__(config, components)
-        sgd = torch.optim.SGD(self.generator.parameters(), config.generator_lr, fused=True)
+        momentum, decay = config.generator_momentum, config.generator_weight_decay
+        weights, lr = self.generator.parameters(), config.generator_lr
+        sgd = torch.optim.SGD(weights, lr, momentum, weight_decay=decay, fused=True)
         self.generator_optimizer = ScheduledOptimizer(sgd, components.lr_factor)
         self._settings, self._programs = components.estimator, components.sources.programs
         self._pool = components.pool

@@ -87,12 +87,20 @@ def test_of_an_iteration_the_last_batch_is_held_or_all(store, batches, reuse):
     assert len(parts.students.replay) == 2 * batches * 8 + (4 if store == "last" else 12)
 
 
-def test_the_generator_takes_plain_steps_down_its_gradient():
-    _, parts, method = begun(generator_lr=0.5)
-    before = [parameter.detach().clone() for parameter in parts.generator.parameters()]
-    metrics = numbers(method.step())
-    for old, new in zip(before, parts.generator.parameters(), strict=True):
-        torch.testing.assert_close(new, old - 0.5 * new.grad)
+@pytest.mark.parametrize("published", [True, False])
+def test_the_generators_steps_are_sgds_with_momentum_and_weight_decay(published):
+    """Written out here: v = momentum * v + (grad + decay * w); w = w - lr * v. The defaults are the published ones."""
+    momentum, decay = (0.9, 5e-4) if published else (0.0, 0.0)
+    own = {} if published else {"generator_momentum": 0.0, "generator_weight_decay": 0.0}
+    _, parts, method = begun(generator_lr=0.5, **own)
+    weights = [parameter.detach().clone() for parameter in parts.generator.parameters()]
+    velocities = [torch.zeros_like(weight) for weight in weights]
+    for _ in range(4):
+        metrics = numbers(method.step())
+        for number, now in enumerate(parts.generator.parameters()):
+            velocities[number] = momentum * velocities[number] + (now.grad + decay * weights[number])
+            weights[number] = weights[number] - 0.5 * velocities[number]
+            torch.testing.assert_close(now.detach(), weights[number])
     assert metrics["generator_lr"] == 0.5
 
 
