@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -19,6 +20,10 @@ VERBS = ("extract", "compare", "retrain", "train-teacher", "evaluate", "check", 
 """The commands; extract is meant when none is named."""
 
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""What the system says of output that its file or terminal does not take."""
+
+
 def find(name: str) -> ModuleType:
     """The module of a command: SUMMARY says what it does, ``run(words)`` does it and gives the exit code.
 
@@ -34,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
     except DfmeError as error:
         sys.stderr.write(f"dfme: {' '.join(str(error).split())}\n")
         return error.exit_code
@@ -42,6 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of a pipe has gone: stop quietly, also at the flush on exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.errno not in NO_ROOM:  # files say so themselves: what is left is where the output goes
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write(f"dfme: cannot write the output: {error.strerror}; send it elsewhere, or free some space\n")
         return 1
 
 

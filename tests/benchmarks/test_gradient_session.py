@@ -21,6 +21,7 @@ from dfme.benchmarks.options import GradientsConfig
 from dfme.cli.main import main
 from dfme.errors import DfmeError
 from dfme.estimators.build import make_estimator
+from dfme.run.directory import LOCK
 from teachers.local.white_box import TorchWhiteBox
 
 
@@ -69,7 +70,7 @@ def test_a_comparison_tells_and_keeps_what_it_finds(box, tmp_path):
     assert compare_gradients(box, job(), config, told.append) == out
     assert torch.equal(torch.get_rng_state(), state)
     assert told[0].startswith("White box: the teacher's own gradients")
-    assert {path.name for path in out.iterdir()} == set(FILES)
+    assert {path.name for path in out.iterdir()} == {*FILES, LOCK}
     assert (out / "gradients.png").read_bytes()[:4] == b"\x89PNG"
 
     content = json.loads((out / "gradients.json").read_text())
