@@ -20,10 +20,6 @@ VERBS = ("extract", "compare", "retrain", "train-teacher", "evaluate", "check", 
 """The commands; extract is meant when none is named."""
 
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""What the system says of output that its file or terminal does not take."""
-
-
 def find(name: str) -> ModuleType:
     """The module of a command: SUMMARY says what it does, ``run(words)`` does it and gives the exit code.
 
@@ -47,14 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of a pipe has gone: stop quietly, also at the flush on exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:
-        if error.errno not in NO_ROOM:  # files say so themselves: what is left is where the output goes
+    except OSError as error:  # files say so themselves: what is left is where the output goes
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise
+        if error.errno != errno.EPIPE:  # the reader of a pipe has gone: stop quietly, also at the flush on exit
+            sys.stderr.write(
+                f"dfme: cannot write the output: {error.strerror}; send it elsewhere, or free some space\n"
+            )
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.stderr.write(f"dfme: cannot write the output: {error.strerror}; send it elsewhere, or free some space\n")
         return 1
 
 

@@ -152,15 +152,8 @@ class ApproximateGradients:
         x_BCHW, answers = (rows[:count] for rows in objective.asked[0])
         with torch.no_grad(), evaluating(self._student):
             scores_BK = self._student(x_BCHW).double()  # once, for the answers as they are and as they might have been
-        rng, seen = self._scratch(x_BCHW), Resolution.seen(answers)
-        return difference_snr(
-            estimate.differences_BM,
-            lambda _, either: self.distance(scores_BK, either.double()),
-            x_BCHW,
-            answers,
-            seen,
-            rng,
-        )
+        given = x_BCHW, answers, Resolution.seen(answers), self._scratch(x_BCHW)
+        return difference_snr(estimate.differences_BM, lambda _, each: self.distance(scores_BK, each.double()), *given)
 
     def _scratch(self, near: Tensor) -> torch.Generator:
         """Chance for what is only looked at: nothing that is learnt from depends on how often somebody looks."""

@@ -69,7 +69,7 @@ ANY = (-LARGEST, LARGEST)
 RANGES = {name: (0.0, 1.0) if metric.unit == "share" else ANY for name, metric in METRICS.items()}
 """What a value can be; those that another version logs, ``ANY``."""
 
-Record = dict[str, float | None]
+MetricRecord = dict[str, float | None]
 
 
 def require_known(names: Iterable[str]) -> None:
@@ -86,14 +86,14 @@ def metrics_table() -> str:
     return "\n".join(["| Metric | Unit | Meaning |", "| --- | --- | --- |", *rows]) + "\n"
 
 
-def read_metrics(path: Path) -> list[Record]:
+def read_metrics(path: Path) -> list[MetricRecord]:
     """The records of a metrics file, in order, by the names that METRICS defines; an absent file has none.
 
     However long the file is, memory is bounded: of more than ``MOST_STEPS`` training records a sample is kept, and of
     more than ``MOST_SCORED`` evaluations too. The last record with each name is always there.
     A torn last line is left out: a kill can leave one. A broken line anywhere else raises ``RunError``.
     """
-    steps, scored, latest = _Sample(MOST_STEPS), _Sample(MOST_SCORED), dict[str, tuple[int, Record]]()
+    steps, scored, latest = _Sample(MOST_STEPS), _Sample(MOST_SCORED), dict[str, tuple[int, MetricRecord]]()
     for number, (record, _) in enumerate(_records(path)):
         numbered = number, {name: value for name, value in record.items() if name in METRICS}
         latest.update(dict.fromkeys(numbered[1], numbered))
@@ -108,10 +108,10 @@ class _Sample:
     """
 
     def __init__(self, most: int) -> None:
-        self.kept: list[tuple[int, Record]] = []
+        self.kept: list[tuple[int, MetricRecord]] = []
         self._most, self._added, self._rng = most, 0, Random(0)  # noqa: S311 (no secret)
 
-    def add(self, numbered: tuple[int, Record]) -> None:
+    def add(self, numbered: tuple[int, MetricRecord]) -> None:
         self._added += 1
         if self._added <= self._most:
             self.kept.append(numbered)
@@ -119,7 +119,7 @@ class _Sample:
             self.kept[place] = numbered
 
 
-def _records(path: Path) -> Iterator[tuple[Record, int]]:
+def _records(path: Path) -> Iterator[tuple[MetricRecord, int]]:
     """Every whole record, and where in the file it ends."""
     end = 0
     try:
@@ -132,7 +132,7 @@ def _records(path: Path) -> Iterator[tuple[Record, int]]:
         raise RunError(f"{path}: cannot read the metrics: {error.strerror}") from error
 
 
-def _parse(line: bytes, path: Path, number: int) -> Record:
+def _parse(line: bytes, path: Path, number: int) -> MetricRecord:
     try:
         record = json.loads(line.decode())
     except (ValueError, RecursionError):
@@ -167,7 +167,7 @@ class MetricsFile:
     def write(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Append one record. Raises ``KeyError`` for a name that METRICS does not define."""
         require_known(metrics)
-        record: Record = {"queries": queries}
+        record: MetricRecord = {"queries": queries}
         for name, value in metrics.items():
             if name != "queries":
                 record[name] = value if abs(value) < LARGEST else None

@@ -16,14 +16,13 @@ from typing import Any
 import pytest
 from processes import Bench
 
-from dfme.benchmarks.compare import processes, session
+from dfme.benchmarks.compare import session
 from dfme.benchmarks.compare.plan import ComparisonPlan
 from dfme.cli.compare import plan_of
 from dfme.cli.extract import parse_extract
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
-from dfme.run.directory import acquire_lock
-from dfme.run.job import PROJECT, config_hash
+from dfme.run.job import config_hash
 
 pytestmark = pytest.mark.integration
 
@@ -145,49 +144,6 @@ def test_a_cell_that_says_nothing_at_all_has_a_reason(stand_in: list[Sequence[st
     """As on a full disk, which takes no log either; 0.5.0 gave an empty one."""
     Path("stand_in.py").write_text("raise SystemExit(3)")
     assert "FAILED: exit code 3, and nothing said (out/cells/" in compare(plan("--seeds 0", a=FINE))[1][0]
-
-
-CELL = """
-import pathlib, signal, sys, time
-signal.signal(signal.SIGINT, lambda *_: (pathlib.Path("told").touch(), sys.exit()))
-pathlib.Path("ready").touch()
-time.sleep(60)
-"""
-
-KILLED = """
-import os, pathlib, sys, time
-from dfme.benchmarks.compare import processes
-processes.PROJECT = ""  # where another dfme lies
-processes.start(["extract"], pathlib.Path("log"), 1)
-while not pathlib.Path("ready").exists():
-    time.sleep(0.02)
-os.kill(os.getpid(), 9)
-"""
-
-
-def test_the_cells_of_a_killed_comparison_are_told_to_stop(tmp_path: Path) -> None:
-    """0.5.0 left them behind, to go on spending."""
-    (tmp_path / "dfme").mkdir()
-    (tmp_path / "dfme" / "__main__.py").write_text(CELL)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    code = f"import sys; sys.path.insert(0, {str(PROJECT)!r})\n{KILLED}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, timeout=60)
-    assert done.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 20
-    while not (tmp_path / "told").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_a_cell_waits_for_the_one_that_a_killed_comparison_left(tmp_path: Path) -> None:
-    lock = acquire_lock(tmp_path)
-    timer = threading.Timer(0.3, os.close, [lock])
-    started = time.monotonic()
-    timer.start()
-    processes.free(tmp_path)
-    timer.join()
-    assert 0.2 < time.monotonic() - started < 10
-    os.close(acquire_lock(tmp_path))
 
 
 def test_finished_cells_are_kept_and_the_others_are_resumed(stand_in: list[Sequence[str]]) -> None:
