@@ -171,6 +171,14 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
+def remove(path: Path) -> None:
+    """Remove a file, if it is there. RunError where the disk refuses."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise disk_error("remove", path, error) from error
+
+
 def _sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY)
     try:

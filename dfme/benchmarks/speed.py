@@ -1,6 +1,6 @@
 """The framework's own loop beside the bare kernels of the same work, timed in turn in one process.
 
-The loop is ``loop.run`` with everything it does in a run: ledger and journal on disk, checks, losses, optimisers,
+The loop is ``loop.run`` with everything it does in a run: ledger, journal and log on disk, checks, losses, optimisers,
 replay. The bare work is the forward and backward passes of teacher, student and generator at the same sizes,
 counts, memory format and precision, and nothing else. Ratio = bare seconds / loop seconds; 1 is the most there is.
 """
@@ -28,6 +28,7 @@ from dfme.errors import UserError
 from dfme.methods.configs import DfmeConfig
 from dfme.nets import build_net
 from dfme.randomness import Streams
+from dfme.report.recorder import Recorder
 from dfme.run import loop
 from dfme.run.build import build_oracle
 from dfme.run.components import build_components, build_method, build_nets
@@ -55,7 +56,10 @@ CASES = {
 
 
 class SpeedRow(NamedTuple):
-    """One case's figures; seconds are per iteration, medians over the rounds."""
+    """One case's figures; seconds are per iteration, medians over the rounds. ``log_share``: of the loops' time.
+
+    On an accelerator the log's share includes the wait for what the steps before had queued.
+    """
 
     case: str
     batch: int
@@ -63,6 +67,7 @@ class SpeedRow(NamedTuple):
     loop_seconds: float
     bare_seconds: float
     ratio: float
+    log_share: float
 
 
 class _NetTeacher:
@@ -78,14 +83,8 @@ class _NetTeacher:
         return self.net(images).softmax(dim=1)  # type: ignore[no-any-return]
 
 
-class _Silent:
-    """A listener and an examination in one, which cost nothing."""
-
-    def step(self, queries: int, metrics: dict[str, float]) -> None: ...
-
-    def evaluation(self, queries: int, metrics: dict[str, float]) -> None: ...
-
-    def samples(self, queries: int, images: object, answers: object) -> None: ...
+class _NoExamination:
+    """An examination that costs nothing."""
 
     def score(self, student: nn.Module) -> dict[str, float]:
         return {}
@@ -109,19 +108,19 @@ class Work:
         self.nets = build_nets(self.job, self.spec, CLASSES, device)
         self.student = self.nets.students[0]
 
-    def prepare(self, iterations: int, folder: Path) -> Callable[[], None]:
-        """The loop over so many iterations in a new run directory, ready to be called once."""
+    def prepare(self, iterations: int, folder: Path, progress: loop.Progress) -> Callable[[], None]:
+        """The loop over so many iterations in a new run directory, with its log, ready to be called once."""
         streams, deferred, directory = Streams(0, self.device), DeferredChecks(), RunDirectory.create(folder)
         job = replace(self.job, config=replace(self.job.config, budget=iterations * self.queries))
         oracle = build_oracle(job, self.teacher, directory, {}, deferred)
-        method, silent = build_method(job, build_components(job, self.nets, oracle, streams, deferred)), _Silent()
+        method = build_method(job, build_components(job, self.nets, oracle, streams, deferred))
         assert method.cost == self.queries
-
-        run = partial(loop.run, method, oracle, silent, silent, loop.Progress(), deferred, points=1)
+        recorder = Recorder.open(folder, int(job.config.budget), {}, job.config.wandb, quiet=True)
+        run = partial(loop.run, method, oracle, _NoExamination(), recorder, progress, deferred, points=1)
 
         def go() -> None:
-            run(checkpoint_seconds=1e9, keep=lambda: None, stopped=lambda: False)
-            directory.close()
+            with directory, recorder:
+                run(checkpoint_seconds=1e9, keep=lambda: None, stopped=lambda: False)
 
         return go
 
@@ -164,26 +163,36 @@ def run_bench(config: BenchConfig) -> str:
 def time_case(name: str, config: BenchConfig, device: torch.device) -> SpeedRow:
     """Loop and bare work in turn, ``rounds`` times; medians, and the median of the ratios of each pair."""
     work = Work(CASES[name], config, device)
-    loops, bares = [], []
+    loops, bares, progress = [], [], loop.Progress()
     with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder:
-        _timed(work.prepare(1, Path(folder) / "warm-up"), device)
+        _timed(work.prepare(1, Path(folder) / "warm-up", loop.Progress()), device)
         once = _timed(lambda: work.bare(1), device)
         iterations = max(1, round(config.seconds / min(once, _timed(lambda: work.bare(1), device))))
         for number in range(config.rounds):
-            loops.append(_timed(work.prepare(iterations, Path(folder) / str(number)), device) / iterations)
+            loops.append(_timed(work.prepare(iterations, Path(folder) / str(number), progress), device) / iterations)
             bares.append(_timed(lambda: work.bare(iterations), device) / iterations)
     ratio = statistics.median(bare / whole for bare, whole in zip(bares, loops, strict=True))
-    return SpeedRow(name, work.batch, work.queries, statistics.median(loops), statistics.median(bares), ratio)
+    log_share = progress.logging / (iterations * sum(loops))
+    return SpeedRow(
+        name, work.batch, work.queries, statistics.median(loops), statistics.median(bares), ratio, log_share
+    )
 
 
 def table(rows: list[SpeedRow], config: BenchConfig, device: torch.device) -> str:
     """The rows as a Markdown table under a line that names machine, versions and settings."""
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     head = f"{machine}, {torch.get_num_threads()} threads, torch {torch.__version__}, {config.precision}"
-    lines = [head, "", "| case | batch | loop ms | bare ms | queries/s | bare / loop |", f"|---{'|---:' * 5}|"]
+    lines = [head, "", "| case | batch | loop ms | bare ms | queries/s | bare / loop | log % |", f"|---{'|---:' * 6}|"]
     for row in rows:
         loop_ms, bare_ms, speed = row.loop_seconds * 1e3, row.bare_seconds * 1e3, row.queries / row.loop_seconds
-        lines.append(f"| {row.case} | {row.batch} | {loop_ms:.1f} | {bare_ms:.1f} | {speed:,.0f} | {row.ratio:.3f} |")
+        figures = (
+            f"{loop_ms:.1f}",
+            f"{bare_ms:.1f}",
+            f"{speed:,.0f}",
+            f"{row.ratio:.3f}",
+            f"{100 * row.log_share:.2f}",
+        )
+        lines.append(f"| {row.case} | {row.batch} | {' | '.join(figures)} |")
     return "\n".join(lines)
 
 

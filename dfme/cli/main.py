@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -34,13 +35,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
     except DfmeError as error:
         sys.stderr.write(f"dfme: {' '.join(str(error).split())}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of a pipe has gone: stop quietly, also at the flush on exit
+    except OSError as error:  # files say so themselves: what is left is where the output goes
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        if error.errno != errno.EPIPE:  # the reader of a pipe has gone: stop quietly, also at the flush on exit
+            sys.stderr.write(
+                f"dfme: cannot write the output: {error.strerror}; send it elsewhere, or free some space\n"
+            )
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

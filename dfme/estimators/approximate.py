@@ -153,10 +153,12 @@ class ApproximateGradients:
 
     def _snr(self, objective: Objective, estimate: Estimate) -> Tensor:
         """The differences over what the answers' resolution hides in one, as the student sees them now."""
-        x_NCHW, answers = objective.asked[0]
-        rng, seen = self._scratch(x_NCHW), Resolution.seen(answers)
-        with evaluating(self._student):
-            return difference_snr(estimate.differences_BM, objective.value, x_NCHW, answers, seen, rng)
+        count = len(estimate.differences_BM)
+        x_BCHW, answers = (rows[:count] for rows in objective.asked[0])
+        with torch.no_grad(), evaluating(self._student):
+            scores_BK = self._student(x_BCHW).double()  # once, for the answers as they are and as they might have been
+        given = x_BCHW, answers, Resolution.seen(answers), self._scratch(x_BCHW)
+        return difference_snr(estimate.differences_BM, lambda _, each: self.distance(scores_BK, each.double()), *given)
 
     def _scratch(self, near: Tensor) -> torch.Generator:
         """Chance for what is only looked at: nothing that is learnt from depends on how often somebody looks."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from dfme.nets.resnet8x import SteadyBatchNorm2d
 from dfme.spec import ImageSpec
 
 NEAREST = 1e-3
@@ -83,19 +84,19 @@ class Generator(GeneratorNet):
         self.stem = nn.Sequential(
             nn.Linear(latent_size, 128 * math.prod(quarter)),
             nn.Unflatten(1, (128, *quarter)),
-            nn.BatchNorm2d(128),
+            SteadyBatchNorm2d(128),
         )
         self.blocks = nn.Sequential(
             nn.Upsample(size=half),
             nn.Conv2d(128, 128, 3, padding=1),
-            nn.BatchNorm2d(128),
+            SteadyBatchNorm2d(128),
             nn.LeakyReLU(0.2),
             nn.Upsample(size=(height, width)),
             nn.Conv2d(128, 64, 3, padding=1),
-            nn.BatchNorm2d(64),
+            SteadyBatchNorm2d(64),
             nn.LeakyReLU(0.2),
             nn.Conv2d(64, channels, 3, padding=1),
-            nn.BatchNorm2d(channels, affine=False),
+            SteadyBatchNorm2d(channels, affine=False),
         )
 
     def forward(self, z_BZ: Tensor) -> Tensor:
@@ -136,10 +137,10 @@ class Transforming(GeneratorNet):
         self.noise = nn.Linear(latent_size, WIDTH)
         self.reads = nn.Conv2d(channels, WIDTH, 3, padding=1)
         self.blocks = nn.Sequential(
-            nn.BatchNorm2d(WIDTH),
+            SteadyBatchNorm2d(WIDTH),
             nn.LeakyReLU(0.2),
             nn.Conv2d(WIDTH, WIDTH, 3, padding=1),
-            nn.BatchNorm2d(WIDTH),
+            SteadyBatchNorm2d(WIDTH),
             nn.LeakyReLU(0.2),
         )
         self.last = nn.Conv2d(WIDTH, channels, 3, padding=1)

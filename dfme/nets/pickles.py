@@ -56,7 +56,7 @@ class NotPlainError(ValueError):
 
     def __init__(self, problem: str, imports: Iterable[str] = ()) -> None:
         super().__init__(problem)
-        self.imports = sorted(imports)
+        self.imports = sorted(imports, key=lambda name: (name.startswith("builtins."), name))  # the worst first
 
 
 def load_plain(path: Path, trailer: int = 0) -> Any:

@@ -16,8 +16,8 @@ WIDTHS = (64, 128, 256, 512)
 class SteadyBatchNorm2d(nn.BatchNorm2d):
     """Batch normalisation that also takes a single value per channel while training.
 
-    One image of at most 8x8 pixels ends in 1x1 features, whose deviation does not exist and for which torch
-    raises. The running statistics stand in for it, so that a budget may leave a last batch of one.
+    One small image ends in 1x1 features, whose deviation does not exist and for which torch raises. The running
+    statistics stand in for it, so that a batch may be of one, as the last one that a budget leaves.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from itertools import pairwise
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from dfme.nets.resnet8x import SteadyBatchNorm2d
+
 
 class SmallCnn(nn.Module):
     """3x3 convolutions with batch normalisation, one linear layer: images (B, C, H, W) to scores (B, K).
@@ -22,7 +24,7 @@ class SmallCnn(nn.Module):
         layers: list[nn.Module] = []
         for (inputs, outputs), stride in zip(pairwise((channels, *widths)), strides, strict=True):
             layers.append(nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False))
-            layers += [nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+            layers += [SteadyBatchNorm2d(outputs), nn.ReLU(inplace=True)]
         self.grid = (grid, grid)
         self.features = nn.Sequential(*layers)
         self.linear = nn.Linear(widths[-1] * grid * grid, num_classes)

@@ -12,15 +12,17 @@ import math
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from dfme.nets.resnet8x import SteadyBatchNorm2d
+
 
 class WideBlock(nn.Module):
     """Normalise, rectify, convolve, twice; a 1x1 convolution carries the shortcut where the width changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.bn1 = nn.BatchNorm2d(inputs)
+        self.bn1 = SteadyBatchNorm2d(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
+        self.bn2 = SteadyBatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.convShortcut = None
         if inputs != outputs:
@@ -62,7 +64,7 @@ class WideResNet(nn.Module):
         self.block1 = WideStage(count, 16, 16 * factor, stride=1)
         self.block2 = WideStage(count, 16 * factor, 32 * factor, stride=2)
         self.block3 = WideStage(count, 32 * factor, 64 * factor, stride=2)
-        self.bn1 = nn.BatchNorm2d(64 * factor)
+        self.bn1 = SteadyBatchNorm2d(64 * factor)
         self.fc = nn.Linear(64 * factor, num_classes)
         for module in self.modules():
             # A meta tensor has no values, and filling one with normals imports half of torch first (3 s).

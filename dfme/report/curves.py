@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from dfme.files import replacing
+from dfme.files import remove, replacing
 from dfme.report.facts import scored_on, wilson_interval
 from dfme.report.run_files import RunFiles, Series
 
@@ -38,7 +38,7 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
     """
     agreement, accuracy = run.series("agreement"), run.series("accuracy")
     if not agreement and not accuracy:
-        return _without(path)
+        return without(path)
     figure = Figure(figsize=(6.4, 3.9), layout="constrained")
     axes = figure.add_subplot()
     # Open squares below solid dots: where both shares are the same, both can still be seen.
@@ -61,7 +61,7 @@ def draw_losses(run: RunFiles, path: Path) -> bool:
     panels = [(title, _logged(run, lines)) for title, lines in PANELS]
     panels = [(title, lines) for title, lines in panels if lines]
     if not panels:
-        return _without(path)
+        return without(path)
     figure = Figure(figsize=(6.4, 0.6 + 1.8 * len(panels)), layout="constrained")
     grid: Any = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
     for axes, (title, lines) in zip(grid[:, 0], panels, strict=True):
@@ -141,7 +141,7 @@ def save_figure(figure: Figure, path: Path) -> bool:
     return True
 
 
-def _without(path: Path) -> bool:
-    """Nothing to draw: remove what an earlier report drew, so that no stale picture stands."""
-    path.unlink(missing_ok=True)
+def without(path: Path) -> bool:
+    """Nothing to draw: remove what was drawn before, so that no stale picture stands; False. RunError as for files."""
+    remove(path)
     return False

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from random import Random
 
 from dfme.config.messages import did_you_mean
 from dfme.errors import RunError
@@ -62,6 +62,16 @@ METRICS: dict[str, Metric] = {
 }
 
 
+MOST_STEPS, MOST_SCORED = 2_000, 10_000
+"""Records of training steps, and of evaluations, that are kept of a longer file: a curve shows no more."""
+
+ANY = (-LARGEST, LARGEST)
+RANGES = {name: (0.0, 1.0) if metric.unit == "share" else ANY for name, metric in METRICS.items()}
+"""What a value can be; those that another version logs, ``ANY``."""
+
+MetricRecord = dict[str, float | None]
+
+
 def require_known(names: Iterable[str]) -> None:
     """Raise ``KeyError`` for a name that METRICS does not define: each logged quantity has one definition."""
     for name in names:
@@ -76,15 +86,40 @@ def metrics_table() -> str:
     return "\n".join(["| Metric | Unit | Meaning |", "| --- | --- | --- |", *rows]) + "\n"
 
 
-def read_metrics(path: Path) -> list[dict[str, float | None]]:
-    """Every record of a metrics file, in order; an absent file has none.
+def read_metrics(path: Path) -> list[MetricRecord]:
+    """The records of a metrics file, in order, by the names that METRICS defines; an absent file has none.
 
+    However long the file is, memory is bounded: of more than ``MOST_STEPS`` training records a sample is kept, and of
+    more than ``MOST_SCORED`` evaluations too. The last record with each name is always there.
     A torn last line is left out: a kill can leave one. A broken line anywhere else raises ``RunError``.
     """
-    return [record for record, _ in _records(path)]
+    steps, scored, latest = _Sample(MOST_STEPS), _Sample(MOST_SCORED), dict[str, tuple[int, MetricRecord]]()
+    for number, (record, _) in enumerate(_records(path)):
+        numbered = number, {name: value for name, value in record.items() if name in METRICS}
+        latest.update(dict.fromkeys(numbered[1], numbered))
+        (scored if "agreement" in record else steps).add(numbered)
+    return [record for _, record in sorted(dict([*steps.kept, *scored.kept, *latest.values()]).items())]
 
 
-def _records(path: Path) -> Iterator[tuple[dict[str, float | None], int]]:
+class _Sample:
+    """At most ``most`` of the records added, each as likely as any other, where every n-th could miss what alternates.
+
+    Source: Vitter 1985 (ACM Trans. Math. Softw. 11, 37-57), algorithm R.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.kept: list[tuple[int, MetricRecord]] = []
+        self._most, self._added, self._rng = most, 0, Random(0)  # noqa: S311 (no secret)
+
+    def add(self, numbered: tuple[int, MetricRecord]) -> None:
+        self._added += 1
+        if self._added <= self._most:
+            self.kept.append(numbered)
+        elif (place := self._rng.randrange(self._added)) < self._most:
+            self.kept[place] = numbered
+
+
+def _records(path: Path) -> Iterator[tuple[MetricRecord, int]]:
     """Every whole record, and where in the file it ends."""
     end = 0
     try:
@@ -97,31 +132,24 @@ def _records(path: Path) -> Iterator[tuple[dict[str, float | None], int]]:
         raise RunError(f"{path}: cannot read the metrics: {error.strerror}") from error
 
 
-def _parse(line: bytes, path: Path, number: int) -> dict[str, float | None]:
+def _parse(line: bytes, path: Path, number: int) -> MetricRecord:
     try:
-        record = json.loads(line)
+        record = json.loads(line.decode())
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict) or not is_count(record.get("queries")):
         raise RunError(f"{path}, line {number}: expected a JSON record with queries; remove the line to go on")
-    wrong = next((name for name, value in record.items() if value is not None and not _fits(name, value)), None)
-    if wrong is not None:
-        what = METRICS[wrong].unit if wrong in METRICS else "number"
-        raise RunError(f"{path}, line {number}: {wrong[:80]!r} is no {what}; remove the line to go on")
+    for name, value in record.items():
+        low, high = RANGES.get(name, ANY)
+        if value is not None and not (type(value) in (int, float) and low <= value <= high):
+            what = METRICS[name].unit if name in METRICS else "number"
+            raise RunError(f"{path}, line {number}: {name[:80]!r} is no {what}; remove the line to go on")
     return record
 
 
 def is_count(value: object) -> bool:
     """Whether a JSON value is a whole number that a file of ours can hold."""
     return type(value) is int and 0 <= value < 2**63
-
-
-def _fits(name: str, value: object) -> bool:
-    """Whether a value can be one of the metric, or of any that another version logs."""
-    if type(value) not in (int, float):
-        return False
-    number = cast(float, value)
-    return 0 <= number <= 1 if name in METRICS and METRICS[name].unit == "share" else -LARGEST < number < LARGEST
 
 
 class MetricsFile:
@@ -133,13 +161,13 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path, keep: float = math.inf) -> None:
-        ends = [end for record, end in _records(path) if (record["queries"] or 0) <= keep]
-        self._file = AppendFile(path, ends[-1] if ends else 0)
+        ends = (end for record, end in _records(path) if (record["queries"] or 0) <= keep)
+        self._file = AppendFile(path, max(ends, default=0))
 
     def write(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Append one record. Raises ``KeyError`` for a name that METRICS does not define."""
         require_known(metrics)
-        record: dict[str, float | None] = {"queries": queries}
+        record: MetricRecord = {"queries": queries}
         for name, value in metrics.items():
             if name != "queries":
                 record[name] = value if abs(value) < LARGEST else None

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfme.config.settings import WandbConfig
-from dfme.files import make_folder, replacing
+from dfme.files import make_folder, remove, replacing
 from dfme.report.console import Console
 from dfme.report.gradient_warnings import GradientWatch
 from dfme.report.metrics import MetricsFile, require_known
@@ -126,7 +126,7 @@ class Recorder:
         for path in (self._run_dir / "samples").glob("queries-*.npz"):
             number = path.stem.removeprefix("queries-")
             if number.isdecimal() and int(number) > queries:
-                path.unlink()
+                remove(path)
 
 
 def to_pixels(images_NCHW: NDArray[np.floating]) -> NDArray[np.uint8]:

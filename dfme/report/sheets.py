@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dfme.report.curves import save_figure
+from dfme.report.curves import save_figure, without
 from dfme.report.run_files import RunFiles, Samples
 
 COLUMNS, ROWS = 10, 2  # of each of the moments shown
@@ -21,8 +21,7 @@ HEADING, CAPTION = 0.30, 0.16  # inches: height of a moment's line and of an ima
 def draw_samples(run: RunFiles, path: Path) -> bool:
     """Draw the sheet; False, and no picture, for a run without samples."""
     if not run.samples:
-        path.unlink(missing_ok=True)
-        return False
+        return without(path)
     moments = choose(run.samples)
     cell = (WIDTH - 2 * MARGIN + GAP) / COLUMNS  # inches from one image to the next
     side = cell - GAP

@@ -12,7 +12,7 @@ from typing import Any
 
 from dfme.config.yaml_files import sealed
 from dfme.errors import RunError, UserError
-from dfme.files import disk_error, write_text
+from dfme.files import remove, write_text
 
 LOCK = ".lock"
 
@@ -105,10 +105,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     def withdraw_summary(self) -> None:
         """Remove the summary of a run that goes on after its end. Raises RunError where the disk refuses."""
-        try:
-            self.summary.unlink(missing_ok=True)
-        except OSError as error:
-            raise disk_error("remove", self.summary, error) from error
+        remove(self.summary)
 
     def close(self) -> None:
         """Give the lock back; closing twice is no error."""

@@ -20,6 +20,9 @@ from dfme.run.evaluation import Examination, score_all
 LOG_SECONDS = 0.5
 """Least time between two logged training steps; reading metrics makes an accelerator wait."""
 
+METRIC_SHARE = 0.01
+"""Most of the time between two readings of a metric that working it out may take."""
+
 SAMPLE_SHEETS = 5
 """Sheets of queries kept over a run, at evaluations, besides the first."""
 
@@ -45,9 +48,13 @@ class Listener(Protocol):
 
 @dataclass
 class Progress:
-    """Seconds of work so far, over all of a run's sessions; part of the checkpoint."""
+    """Seconds of work so far, over all of a run's sessions; part of the checkpoint.
+
+    ``logging``: those of this session that the log of training steps took.
+    """
 
     seconds: float = 0.0
+    logging: float = 0.0
 
 
 def numbers(metrics: Metrics) -> dict[str, float]:
@@ -63,6 +70,23 @@ def numbers(metrics: Metrics) -> dict[str, float]:
                 "start a new run with a lower --student.lr"
             )
     return values
+
+
+class MetricReader:
+    """Metrics as plain numbers, without those that must be worked out and are too dear to be read again yet."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+
+    def __call__(self, metrics: Metrics) -> dict[str, float]:
+        """Those that are there already, then the others: what the accelerator still had to do is no metric's cost."""
+        values = numbers({name: value for name, value in metrics.items() if not callable(value)})
+        for name, value in metrics.items():
+            started = time.monotonic()
+            if callable(value) and started >= self._due.get(name, 0.0):
+                values |= numbers({name: value})
+                self._due[name] = started + (time.monotonic() - started) / METRIC_SHARE
+        return values
 
 
 def run(
@@ -84,7 +108,7 @@ def run(
     ``points``: evaluations, evenly spaced over the budget. ``price``: of a thousand images, if they have one. ``keep``
     saves a checkpoint.
     """
-    ledger, trainer = oracle.ledger, method.students
+    ledger, trainer, read = oracle.ledger, method.students, MetricReader()
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
     while ledger.remaining + trainer.steps_left > 0:
@@ -100,16 +124,17 @@ def run(
         if due > done or (training and not trainer.steps_due):
             deferred.verify()
             metrics |= score_all(examination, trainer.delivered, trainer.vote)
-            listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
+            listener.evaluation(ledger.spent, read(metrics) | _accounts(ledger, progress, price))
             if method.recent is not None and (done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS):
                 images, answers = (each[:SHEET_IMAGES].cpu().numpy() for each in method.recent)
                 listener.samples(ledger.spent, images, answers)
             logged = time.monotonic()
         # Log, now and then.
-        elif time.monotonic() - logged >= LOG_SECONDS:
+        elif (now := time.monotonic()) - logged >= LOG_SECONDS:
             deferred.verify()
-            listener.step(ledger.spent, numbers(metrics))
+            listener.step(ledger.spent, read(metrics))
             logged = time.monotonic()
+            progress.logging += logged - now
         # Keep what was done.
         if time.monotonic() - kept >= checkpoint_seconds and not stopped():
             deferred.verify()

@@ -179,9 +179,11 @@ def findings(*outcomes: Outcome) -> ComparisonResult:
 
 
 def cells(text: str, row: str) -> dict[str, str]:
-    """The first line of a row in a table, by head."""
-    line = next(line for line in text.splitlines() if line.startswith(f"| {row} "))
-    return dict(zip(HEADS, (cell.strip() for cell in line.strip("|").split("|")), strict=True))
+    """The first line of a row in a table, by head; "-" in the columns that are left out."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    line = next(line for line in lines if line[0] == row)
+    assert set(lines[0]) <= set(HEADS)
+    return dict.fromkeys(HEADS, "-") | dict(zip(lines[0], line, strict=True))
 
 
 def test_a_row_is_the_mean_over_its_seeds() -> None:
@@ -215,6 +217,18 @@ def test_without_an_evaluation_set_no_level_is_called_missed() -> None:
     row = cells(overview(findings(outcome("a", 0, teacher_accuracy=None, accuracy=None))), "a")
     assert (row["accuracy %"], row["to teacher"], row["to 50%"]) == ("-", "-", "100")
     assert cells(overview(findings(outcome("a", 0, curve=[]))), "a")["to 50%"] == "-"
+
+
+def test_a_column_that_no_row_has_a_figure_in_is_left_out() -> None:
+    """0.5.0 printed KL and both votes of a comparison with labels, and nothing but dashes below."""
+    label = [outcome("a", 0, kl=None), outcome("duo", 0, kl=None, vote_agreement=0.93), outcome("b", 0, "failed")]
+    made = findings(*label, outcome("a", 0, mode="logits"))
+    heads = [line.split("|") for line in markdown(made).splitlines() if line.startswith("| row ")]
+    shown = [[name.strip() for name in line if "KL" in name or "vote" in name] for line in heads]
+    assert shown == [["vote agreement %"], ["KL"]] * 2  # over all seeds, then each seed
+    rows = {table["label_mode"]: table["rows"] for table in json.loads(as_json(made))["tables"]}
+    assert all(set(row) & {"kl", "vote_accuracy", "vote_agreement"} == {"vote_agreement"} for row in rows["label"])
+    assert rows["logits"][0]["kl"]["mean"] == 0.25
 
 
 def test_the_report_has_a_table_per_mode_and_every_seed() -> None:

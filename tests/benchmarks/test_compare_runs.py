@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.integration
 
 STAND_IN = '''
 """What a run leaves behind, in no time: finishes, fails, or waits to be interrupted, as its batch size says."""
-import json, pathlib, shutil, sys, time
+import json, os, pathlib, shutil, sys, time
 
 config, out, do, identity, budget = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
 out.mkdir(parents=True, exist_ok=True)
@@ -36,6 +37,9 @@ shutil.copy(config, out / "config.yaml")
 print("under way", flush=True)
 if do == 5:
     sys.exit("dfme: no such teacher")
+if do == 7 and not (out / "killed").exists():
+    (out / "killed").touch()
+    os.kill(os.getpid(), 9)
 if do == 6:
     try:
         time.sleep(60)
@@ -53,7 +57,7 @@ summary = {
 (out / "summary.json").write_text(json.dumps(summary))
 '''
 
-FINE, FAILS, WAITS = 4, 5, 6
+FINE, FAILS, WAITS, IS_KILLED = 4, 5, 6, 7
 """Batch sizes that tell the stand-in what to do."""
 
 
@@ -126,6 +130,22 @@ def test_a_failed_cell_is_reported_and_stops_nothing(stand_in: list[Sequence[str
     assert load_yaml("out/cells/good-probabilities-2k-seed1.yaml")["seed"] == 1
 
 
+def test_a_cell_that_the_system_kills_is_failed_and_resumed(stand_in: list[Sequence[str]]) -> None:
+    code, told, shown = compare(plan("--seeds 0", killed=IS_KILLED, good=FINE))
+    assert code == 1
+    said = "killed by signal 9 (the system does that when memory runs out); what was paid is kept; under way"
+    assert said in told[0]
+    assert said in shown
+    assert compare(plan("--seeds 0 --resume", killed=IS_KILLED, good=FINE))[0] == 0
+    assert set(states().values()) == {"finished"}
+
+
+def test_a_cell_that_says_nothing_at_all_has_a_reason(stand_in: list[Sequence[str]]) -> None:
+    """As on a full disk, which takes no log either; 0.5.0 gave an empty one."""
+    Path("stand_in.py").write_text("raise SystemExit(3)")
+    assert "FAILED: exit code 3, and nothing said (out/cells/" in compare(plan("--seeds 0", a=FINE))[1][0]
+
+
 def test_finished_cells_are_kept_and_the_others_are_resumed(stand_in: list[Sequence[str]]) -> None:
     assert compare(plan(bad=FAILS, good=FINE))[0] == 1
     stand_in.clear()
@@ -190,8 +210,6 @@ class after:  # noqa: N801 (reads as a word)
     """Within it, the signal comes to this process once the condition, asked by a thread, holds."""
 
     def __init__(self, condition: Callable[[], bool], number: signal.Signals) -> None:
-        import threading
-
         self._condition, self._number = condition, number
         self._thread = threading.Thread(target=self._watch, daemon=True)
 

@@ -19,8 +19,9 @@ from dfme.benchmarks.gradients.stages import Stage, stages
 from dfme.benchmarks.gradients.table import GradientsResult, StageFacts, as_json, overview
 from dfme.benchmarks.options import GradientsConfig
 from dfme.cli.main import main
-from dfme.errors import DfmeError
+from dfme.errors import DfmeError, UserError
 from dfme.estimators.build import make_estimator
+from dfme.run.directory import LOCK
 from teachers.local.white_box import TorchWhiteBox
 
 
@@ -69,7 +70,7 @@ def test_a_comparison_tells_and_keeps_what_it_finds(box, tmp_path):
     assert compare_gradients(box, job(), config, told.append) == out
     assert torch.equal(torch.get_rng_state(), state)
     assert told[0].startswith("White box: the teacher's own gradients")
-    assert {path.name for path in out.iterdir()} == set(FILES)
+    assert {path.name for path in out.iterdir()} == {*FILES, LOCK}
     assert (out / "gradients.png").read_bytes()[:4] == b"\x89PNG"
 
     content = json.loads((out / "gradients.json").read_text())
@@ -194,3 +195,13 @@ def test_all_rows_fit_a_wire_of_eight_bits():
         if candidate.config.kind != "auto":
             estimator = make_estimator(candidate.config, spec, torch.tanh, None, 0)
             assert estimator.cost(4) > 0, name
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_measured(box, tmp_path):
+    """0.5.0 measured a stage first."""
+    out, told = tmp_path / "found", []
+    (out / LOCK).mkdir(parents=True)  # which stands for a read-only directory: root writes into those
+    config = GradientsConfig(batches=2, batch_size=16, stages=(0.0,), conditions=("exact",), out=str(out))
+    with pytest.raises(UserError, match="cannot write to the run directory"):
+        compare_gradients(box, job(), config, told.append)
+    assert len(told) == 1

@@ -130,3 +130,15 @@ def test_a_closed_pipe_is_quiet() -> None:
     done = subprocess.run(words, shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "usage: run.py extract [FLAGS]\n"
     assert done.stderr == ""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_without_room_is_one_line(unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        words, environment = [sys.executable, "-m", "dfme", "--version"], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(words, cwd=PROJECT, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert (
+        done.stderr == "dfme: cannot write the output: No space left on device; send it elsewhere, or free some space\n"
+    )

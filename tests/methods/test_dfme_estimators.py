@@ -7,6 +7,7 @@ import torch
 from tiers import exhaustive
 from toys import LinearTeacher, make_method, make_parts
 
+from dfme.compute import evaluating
 from dfme.config.settings import EstimatorConfig
 from dfme.errors import UserError
 from dfme.estimators.preflight import preflight_images
@@ -165,3 +166,30 @@ def test_the_metrics_tell_a_wire_that_hides_the_published_step():
     assert hidden["probe_alignment"] < 0.3
     assert told["probe_alignment"] == pytest.approx(1, abs=1e-5)
     assert told["difference_snr"] > 100
+
+
+@pytest.mark.parametrize("options", [{}, {"form": "central", "directions": 2}])
+def test_the_signal_to_noise_costs_one_forward_of_the_first_rows(options, monkeypatch):
+    """0.5.0 put every image that was asked about, probes included, through the student twice."""
+    parts = make_parts(LinearTeacher(SPEC), 10_000)
+    method = make_method("dfme", parts, **options)
+    shown = method.approximate_gradients.metrics
+    estimates = []
+    monkeypatch.setattr(
+        method.approximate_gradients, "metrics", lambda *given: estimates.append(given[2]) or shown(*given)
+    )
+    read = method.step()["difference_snr"]
+    seen: list[int] = []
+    hook = parts.students.net.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    found = read()
+    hook.remove()
+    assert seen == [8]
+    # By hand: minus the distance at the first 8 images, at their answers and at those that would be told alike.
+    x_BCHW, answers = method.last_objective.first_asked(8)
+    rng = torch.Generator().manual_seed(0)
+    alike = answers + (torch.rand(answers.shape, generator=rng) - 0.5) * 2.0**-23 * answers.abs()
+    with torch.no_grad(), evaluating(parts.students.net):
+        told, other = (method.last_objective.value(x_BCHW, each) for each in (answers, alike))
+    differences = estimates[-1].differences_BM
+    hidden = 2**0.5 * (other - told).square().mean().sqrt()
+    assert found.item() == pytest.approx((differences.double().square().mean().sqrt() / hidden).item(), rel=1e-6)

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from dfme.errors import UserError
 from dfme.nets import NETS, auto_net, build_net, check_net
+from dfme.nets.generators import Generator
 from dfme.nets.infer import Guess, infer_net
 from dfme.nets.resnet8x import SteadyBatchNorm2d
 from dfme.nets.torchvision_nets import torchvision_names
+from dfme.spec import ImageSpec
 
 SHAPES = [(3, 17, 9), *exhaustive((1, 8, 8), (3, 16, 24), (3, 64, 64))]
 
@@ -274,3 +276,17 @@ def test_a_broken_torchvision_is_explained(monkeypatch: pytest.MonkeyPatch, erro
     with pytest.raises(UserError, match=f"cannot be imported .*{says}.*install the build that matches") as raised:
         build_net("resnet18", (3, 32, 32), 10)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 4), (3, 2, 2), (1, 1, 1)])
+def test_a_batch_of_one_small_image_is_normalised_too(shape):
+    """0.5.0 ended ``--method.batch-size 1`` in a traceback where an image ends in 1x1 features."""
+    generator = Generator(8, ImageSpec(shape))
+    nets = [build_net(name, shape, 3) for name in ("cnn_small", "wrn16_1")]
+    x_BCHW = generator.squash(generator(torch.randn(1, 8)))
+    scores = [net(x_BCHW) for net in nets]
+    sum(each.sum() for each in scores).backward()
+    assert all(each.shape == (1, 3) and each.isfinite().all() for each in scores)
+    whole = torch.nn.BatchNorm2d(4)  # of more values than one a channel nothing has changed
+    x_BCHW = torch.randn(1, 4, 1, 2)
+    assert torch.equal(SteadyBatchNorm2d(4)(x_BCHW), whole(x_BCHW))

@@ -95,6 +95,15 @@ def test_a_run_that_has_only_begun_has_no_pictures_and_loses_stale_ones(tmp_path
     assert not (tmp_path / "curve.png").exists()
 
 
+@pytest.mark.parametrize("name", ["curve.png", "losses.png", "samples.png"])
+def test_a_picture_that_cannot_be_removed_is_named(tmp_path: Path, name: str) -> None:
+    """0.5.0 ended in a traceback, as it did in a directory that is read-only."""
+    (tmp_path / "config.yaml").write_text("method:\n  name: dfme\n")
+    (tmp_path / name).mkdir()
+    with pytest.raises(RunError, match=f"cannot remove .*{re.escape(name)}"):
+        write_report(tmp_path)
+
+
 def test_held_back_queries_are_named_as_such(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", dataset="none")
     held = {"name": "held-back queries", "images": 2_000, "held_back": True}

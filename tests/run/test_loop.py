@@ -8,6 +8,7 @@ from toys import LinearTeacher, make_method, make_parts
 
 from dfme.errors import DfmeError
 from dfme.methods import METHODS
+from dfme.run import loop
 from dfme.run.evaluation import EvaluationSet, score_all
 from dfme.spec import ImageSpec
 
@@ -106,3 +107,37 @@ def test_a_step_is_held_to_what_it_was_to_cost_before_it(monkeypatch):
     method.step = step
     assert run(method, parts)[0]
     assert parts.oracle.ledger.spent == 24
+
+
+def test_a_metric_that_must_be_worked_out_takes_a_hundredth_of_the_time(monkeypatch):
+    """0.5.0 worked all of them out at every logged step: of a slow run, at every step."""
+    now, costs, read = [0.0], {"difference_snr": 0.1, "generator_grad_norm": 0.001, "probe_alignment": 3.0}, []
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
+
+    def worked_out(name):
+        def value():
+            now[0] += costs[name]
+            read.append(name)
+            return torch.tensor(1.5)
+
+        return value
+
+    reader, steps = loop.MetricReader(), 2_000
+    for _ in range(steps):
+        now[0] += 0.5
+        values = reader({"student_loss": torch.tensor(2.0), **{name: worked_out(name) for name in costs}})
+        assert values["student_loss"] == 2.0
+    for name, seconds in costs.items():
+        assert 0.8 * now[0] / (100 * max(0.005, seconds)) < read.count(name) <= 1 + now[0] / (100 * seconds)
+    assert read.count("generator_grad_norm") == steps  # a cheap one is in every record
+
+
+def test_what_is_learnt_depends_on_no_log(monkeypatch):
+    def final(seconds):
+        monkeypatch.setattr(loop, "LOG_SECONDS", seconds)
+        parts = make_parts(LinearTeacher(SPEC), 640)
+        run(make_method("dfme", parts), parts)
+        return parts.students.net.state_dict()
+
+    always, never = final(0.0), final(float("inf"))
+    assert all(torch.equal(always[key], never[key]) for key in always)

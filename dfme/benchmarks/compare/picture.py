@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dfme.benchmarks.compare.plan import count_text
 from dfme.benchmarks.compare.table import ComparisonResult, Outcome
-from dfme.report.curves import GREY, legend_entries, query_axis, save_figure, share_axis
+from dfme.report.curves import GREY, legend_entries, query_axis, save_figure, share_axis, without
 from dfme.report.run_files import Series
 
 # Told apart by colour-blind readers (Okabe and Ito); in grey print by their dashes and marks.
@@ -30,8 +30,7 @@ def draw(findings: ComparisonResult, path: Path) -> bool:
     modes, budgets = list(dict.fromkeys(mode for mode, _ in groups)), list(dict.fromkeys(count for _, count in groups))
     rows = list(dict.fromkeys(outcome.cell.row for outcome in findings.outcomes))
     if not any(_curves([outcome]) for outcome in findings.outcomes):
-        path.unlink(missing_ok=True)
-        return False
+        return without(path)
     figure = Figure(figsize=(1.0 + 4.6 * len(modes), 0.9 + 3.4 * len(budgets)), layout="constrained")
     grid: Any = figure.subplots(len(budgets), len(modes), squeeze=False, sharey=True)
     for place, budget in enumerate(budgets):

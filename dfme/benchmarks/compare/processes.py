@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from dfme.errors import UserError
+from dfme.files import disk_error
+from dfme.run.directory import acquire_lock
 from dfme.run.job import PROJECT
 
 T = TypeVar("T")
@@ -21,6 +26,9 @@ GRACE_SECONDS = 20.0
 """For a run that was asked twice to stop; then it is killed. What it had paid for is in its journal."""
 
 LOG_END = 8_192
+
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2): which signal a process gets when the one that started it ends."""
 
 
 def cores() -> int:
@@ -37,13 +45,19 @@ def threads_each(jobs: int) -> int:
 def start(words: Sequence[str], log: Path, threads: int) -> subprocess.Popen[bytes]:
     """``python -m dfme words`` with all that it says at the end of ``log``.
 
-    In a session of its own: Ctrl-C reaches it only from us, once, and so it stops after the step in progress.
+    In a session of its own: Ctrl-C reaches it only from us, once, and so it stops after the step in progress. Where
+    the system can (Linux), it stops so too if we are killed: nobody would see what it goes on to spend.
     """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
-    if log.is_symlink():  # it would be written to what it leads to
-        log.unlink()
-    with log.open("ab") as file:
+    try:
+        if log.is_symlink():  # it would be written to what it leads to
+            log.unlink()
+        file = log.open("ab")
+    except OSError as error:
+        raise disk_error("write", log, error) from error
+    with file:
         return subprocess.Popen(  # noqa: S603 (our own interpreter and program)
             [sys.executable, "-m", "dfme", *words],
             stdin=subprocess.DEVNULL,
@@ -51,7 +65,18 @@ def start(words: Sequence[str], log: Path, threads: int) -> subprocess.Popen[byt
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
+            preexec_fn=None if prctl is None else partial(prctl, PR_SET_PDEATHSIG, signal.SIGINT),
         )
+
+
+def free(directory: Path) -> None:
+    """Wait until no process works in a run's directory: a killed comparison's may still be ending its step."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    while directory.is_dir() and time.monotonic() < deadline:
+        try:
+            return os.close(acquire_lock(directory))
+        except UserError:  # in use
+            time.sleep(POLL_SECONDS)
 
 
 class WorkerPool(Generic[T]):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import signal
 import subprocess
 from collections.abc import Callable, Iterable
 
 from dfme.benchmarks.compare.figures import read_figures
 from dfme.benchmarks.compare.plan import OPTIONS, Cell, ComparisonPlan
-from dfme.benchmarks.compare.processes import WorkerPool, cores, last_line, start, threads_each
+from dfme.benchmarks.compare.processes import WorkerPool, cores, free, last_line, start, threads_each
 from dfme.benchmarks.compare.table import ComparisonResult, Outcome, as_json, markdown, overview
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import DfmeError, UserError
@@ -101,6 +102,7 @@ class Session:
         make_folder(directory)
         recipe, log = directory.with_name(f"{cell.name}.yaml"), directory.with_name(f"{cell.name}.log")
         write_text(recipe, dump_yaml(document(cell.job)))
+        free(directory)
         again = ["--resume"] if (directory / "config.yaml").is_file() else []
         words = ["--config", str(recipe), "--out", str(directory), *again, *said_by_the_user(cell.job)]
         return start(["extract", *words], log, self._threads)
@@ -124,8 +126,10 @@ class Session:
         if stopping:
             return Outcome(cell, "waiting")
         log = directory.with_name(f"{cell.name}.log")
-        signalled = f"killed by signal {-code}; " if code < 0 else ""
-        return Outcome(cell, "failed", f"{signalled}{last_line(log)} ({log})")
+        memory = " (the system does that when memory runs out)" if code == -signal.SIGKILL else ""
+        ended = f"killed by signal {-code}{memory}; what was paid is kept" if code < 0 else ""
+        said = [text for text in (ended, last_line(log)) if text] or [f"exit code {code}, and nothing said"]
+        return Outcome(cell, "failed", f"{'; '.join(said)} ({log})")
 
     def findings(self) -> ComparisonResult:
         plan = self._plan

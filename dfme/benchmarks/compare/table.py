@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import compress
 from typing import Any
 
 from dfme.benchmarks.compare.figures import LOST, OF_THE_TEACHER, Figures
@@ -118,7 +119,7 @@ def overview(findings: ComparisonResult) -> str:
     parts = []
     for mode, budget in findings.groups():
         lines = [_line(row, outcomes) for row, outcomes in findings.rows(mode, budget).items()]
-        parts.append(f"### {mode}, {count_text(budget)} queries\n\n{table(HEADS, lines)}")
+        parts.append(f"### {mode}, {count_text(budget)} queries\n\n{_table(HEADS, lines)}")
     of = findings.outcomes
     left_out = [f"- failed: `{each.cell.name}`: {each.reason}" for each in of if each.state == "failed"]
     never = [each for each in of if each.state == "not applicable"]
@@ -137,15 +138,15 @@ def markdown(findings: ComparisonResult) -> str:
         lines = [_seed_line(one.cell, one.figures) for one in each if one.figures is not None]
         if lines:
             heads = (HEADS[0], "seed", *HEADS[2:])
-            parts.append(f"### {mode}, {count_text(budget)} queries\n\n{table(heads, lines)}")
+            parts.append(f"### {mode}, {count_text(budget)} queries\n\n{_table(heads, lines)}")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def as_json(findings: ComparisonResult) -> str:
     """Facts, every row of every table with its spreads, and every cell with its figures."""
     tables = [
-        {"label_mode": mode, "budget": budget, "rows": [_row_json(*row) for row in findings.rows(mode, budget).items()]}
-        for mode, budget in findings.groups()
+        {"label_mode": mode, "budget": budget, "rows": _filled([_row_json(*row) for row in rows.items()])}
+        for mode, budget, rows in ((*group, findings.rows(*group)) for group in findings.groups())
     ]
     cells = []
     for outcome in findings.outcomes:
@@ -155,6 +156,18 @@ def as_json(findings: ComparisonResult) -> str:
         cells.append(named | state | {"figures": figures})
     content = {"title": findings.title, "facts": findings.facts, "tables": tables, "cells": cells}
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Without columns that no row has a figure in, such as KL where answers are labels."""
+    shown = [any(line[place] not in ("", "-") for line in lines) for place in range(len(heads))]
+    return table(list(compress(heads, shown)), [list(compress(line, shown)) for line in lines])
+
+
+def _filled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without what none of them has."""
+    known = {name for row in rows for name, value in row.items() if value is not None}
+    return [{name: value for name, value in row.items() if name in known} for row in rows]
 
 
 def _line(row: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:

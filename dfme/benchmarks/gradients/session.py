@@ -21,6 +21,7 @@ from dfme.config.settings import Job
 from dfme.errors import UserError
 from dfme.files import write_text
 from dfme.run.build import free_name
+from dfme.run.directory import RunDirectory
 from dfme.spec import LabelMode
 from dfme.students.losses import AUTO_LOSS, FITTING_LOSSES
 
@@ -36,7 +37,8 @@ def compare_gradients(box: WhiteBox, job: Job, config: GradientsConfig, tell: Ca
     stage by stage. Global random state is as it was afterwards.
 
     Raises:
-        UserError: a condition that this machine or teacher does not have, or a directory that cannot be written.
+        UserError: a condition that this machine or teacher does not have, or a directory that is taken or cannot be
+            written.
     """
     tell(WHITE_BOX)
     loss = AUTO_LOSS["probabilities"] if config.student.loss == "auto" else config.student.loss
@@ -44,13 +46,10 @@ def compare_gradients(box: WhiteBox, job: Job, config: GradientsConfig, tell: Ca
     conditions = _conditions(config, box, loss)
     candidates = _named(CANDIDATES, config.estimators)
     out = Path(config.out or free_name(job, "gradients"))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot make the directory: {error.strerror}; choose another") from error
     findings = GradientsResult(_facts(job, config, box), box.spec.numel, [], [], [])
     gpus = [box.device] if box.device.type == "cuda" else []
-    with within_memory(box.device, "--batch-size or --method.batch-size"), torch.random.fork_rng(gpus):
+    memory = within_memory(box.device, "--batch-size or --method.batch-size")
+    with RunDirectory.create(out), memory, torch.random.fork_rng(gpus):
         for stage in stages(box, job, config.stages):
             facts = StageFacts(stage.share, stage.queries, stage.agreement)
             findings.stages.append(facts)

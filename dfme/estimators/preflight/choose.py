@@ -15,6 +15,9 @@ COARSEST_LATTICE = 9
 WITHIN_OF_BEST = 0.98
 """Steps whose predicted correlation is at least this share of the best are as good as it."""
 
+TIE = 1e-4
+"""Predicted correlations that differ by less differ by what machines round, which must decide nothing."""
+
 ENOUGH = 0.9
 """Predicted correlation that noise alone, or curvature alone, may leave of a step that is said to do."""
 
@@ -119,7 +122,7 @@ def best_form(finding: Finding, directions: int, reuse: bool) -> Form:
         return "forward"
     forward = max((candidate.forward for candidate in finding.candidates), default=0.0)
     central = max((candidate.central for candidate in finding.candidates), default=0.0)
-    return "central" if central * ((directions + 1) / (2 * directions)) ** 0.5 >= forward else "forward"
+    return "central" if central * ((directions + 1) / (2 * directions)) ** 0.5 >= forward - TIE else "forward"
 
 
 def best_step(finding: Finding, form: Form) -> float:

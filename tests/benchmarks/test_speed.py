@@ -1,0 +1,29 @@
+"""The bench: the loop's time, with its log as a run has it, beside the bare work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dfme.benchmarks import speed
+from dfme.benchmarks.options import BenchConfig
+from dfme.report.metrics import read_metrics
+from dfme.run import loop
+
+
+def test_the_loop_is_timed_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.5.0 timed it with a listener that wrote nothing, and said nothing of what the metrics cost."""
+    monkeypatch.setattr(loop, "LOG_SECONDS", 0.0)
+    config = BenchConfig(cases=("digits_paper",), batch_size=2, seconds=0.01, rounds=1, device="cpu")
+    work, progress = speed.Work(speed.CASES["digits_paper"], config, torch.device("cpu")), loop.Progress()
+    work.prepare(3, tmp_path / "run", progress)()
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [record["queries"] for record in records] == [work.queries, 2 * work.queries, 3 * work.queries]
+    assert "difference_snr" in records[0]
+    assert 0 < progress.logging < progress.seconds
+    row = speed.SpeedRow("digits_paper", work.batch, work.queries, 0.5, 0.4, 0.8, log_share=0.0123)
+    heads, _, figures = speed.table([row], config, torch.device("cpu")).splitlines()[-3:]
+    cells = dict(zip(*([cell.strip() for cell in line.split("|")] for line in (heads, figures)), strict=True))
+    assert (cells["loop ms"], cells["bare / loop"], cells["log %"]) == ("500.0", "0.800", "1.23")
