@@ -1,7 +1,5 @@
 """Gradients from values: what stands in for the teacher's part of the chain rule."""
 
-import warnings
-
 from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
 from dfme.estimators.build import MAKERS, make_estimator
 from dfme.estimators.differences import FORMS, Form, Probe, Probing
@@ -30,10 +28,3 @@ __all__ = [
     "Space",
     "make_estimator",
 ]
-
-
-def __getattr__(name: str) -> type[Objective]:
-    if name != "Composed":
-        raise AttributeError(f"module 'dfme.estimators' has no attribute {name!r}")
-    warnings.warn("dfme.estimators.Composed is now Objective(query, value)", DeprecationWarning, stacklevel=2)
-    return Objective
