@@ -185,14 +185,8 @@ def table(rows: list[SpeedRow], config: BenchConfig, device: torch.device) -> st
     lines = [head, "", "| case | batch | loop ms | bare ms | queries/s | bare / loop | log % |", f"|---{'|---:' * 6}|"]
     for row in rows:
         loop_ms, bare_ms, speed = row.loop_seconds * 1e3, row.bare_seconds * 1e3, row.queries / row.loop_seconds
-        figures = (
-            f"{loop_ms:.1f}",
-            f"{bare_ms:.1f}",
-            f"{speed:,.0f}",
-            f"{row.ratio:.3f}",
-            f"{100 * row.log_share:.2f}",
-        )
-        lines.append(f"| {row.case} | {row.batch} | {' | '.join(figures)} |")
+        figures = f"{loop_ms:.1f} | {bare_ms:.1f} | {speed:,.0f} | {row.ratio:.3f} | {100 * row.log_share:.2f}"
+        lines.append(f"| {row.case} | {row.batch} | {figures} |")
     return "\n".join(lines)
 
 

@@ -68,9 +68,8 @@ class Endpoint:
         self._timeout = options.timeout
         self.secrets = secrets
         self._base = secrets.fill_url(url)
-        self._routes: dict[
-            str, tuple[Address, ...]
-        ] = {}  # by path: where to ask last, redirects led there from the others
+        # By path: where to ask stands last, and redirects led there from the others.
+        self._routes: dict[str, tuple[Address, ...]] = {}
         self.url = secrets.hide(self._base).rstrip("/")
         base = self._route("")[-1]
         require_consent(url, options.authorised_by)
