@@ -239,8 +239,8 @@ def plain_tensor(found: Any, name: str) -> Tensor:
 def held_to(own: Any, found: Any, name: str) -> Any:
     """``found``, from a file, once it has the form of ``own``, whose place it takes: no more and no less.
 
-    A dict has the same keys, a list the same length. A tensor has the same shape and dtype and is plain; a number has
-    the same type and lies between 0 and 2^63. Raises ValueError, naming the entry, for anything else.
+    A dict has the same keys, a list the same length. A tensor has the same shape and dtype, is plain and finite; a
+    number has the same type and lies between 0 and 2^63. Raises ValueError, naming the entry, for anything else.
     """
     if isinstance(own, dict):
         if isinstance(found, dict) and found.keys() == own.keys():
@@ -251,7 +251,9 @@ def held_to(own: Any, found: Any, name: str) -> Any:
     elif isinstance(own, Tensor):
         found = plain_tensor(found, name)
         if (found.shape, found.dtype) == (own.shape, own.dtype):
-            return found  # of any values: a student that diverged goes on as it would have without a stop
+            if not found.isfinite().all():  # nothing heals: what is paid for from here on would be lost
+                raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
+            return found
     elif type(found) is type(own) and (not isinstance(own, int | float) or 0 <= found < 2**63):
         return found
     expected = f"{type(own).__name__} from 0 up" if type(own) in (int, float) else _form(own)

@@ -178,6 +178,5 @@ class Maze(Dfme):
         super().load_state_dict(state)
         if self._critic is not None:
             self._critic.load_state_dict(state["critic"])
-            if state["seeds"] is not None:
-                seeds_NCHW = torch.empty(self.config.seed_images, *self.oracle.spec.shape, device="meta")
-                self._seeds_NCHW = held_to(seeds_NCHW, state["seeds"], "seeds").to(self.rng["critic"].device)
+            seeds_NCHW = torch.empty(self.config.seed_images, *self.oracle.spec.shape, device="meta")
+            self._seeds_NCHW = held_to(seeds_NCHW, state["seeds"], "seeds").to(self.rng["critic"].device)

@@ -124,7 +124,7 @@ def run(
         if due > done or (training and not trainer.steps_due):
             deferred.verify()
             metrics |= score_all(examination, trainer.delivered, trainer.vote)
-            listener.evaluation(ledger.spent, read(metrics) | _accounts(ledger, progress, price))
+            listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
             if method.recent is not None and (done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS):
                 images, answers = (each[:SHEET_IMAGES].cpu().numpy() for each in method.recent)
                 listener.samples(ledger.spent, images, answers)
