@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import evaluating
+from dfme.compute import evaluating, held_to
 from dfme.config.settings import EstimatorConfig, ObjectiveName
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.build import make_estimator
@@ -128,7 +128,7 @@ class ApproximateGradients:
         """Of the settings only what the pre-flight check chose is taken up; the rest is the configuration's."""
         if self._estimator is None:
             names = ("objective", "form", "step") if self.settings.kind == "auto" else ("step",)
-            chosen = {name: state["settings"][name] for name in names}
+            chosen = {name: held_to(1.0 if name == "step" else "", state["settings"][name], name) for name in names}
             self._settle(dataclasses.replace(default_settings(self.settings, self._spec), **chosen))
         self.estimator.load_state_dict(state["estimator"])
 
