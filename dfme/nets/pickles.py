@@ -46,8 +46,10 @@ STORAGES = {f"torch.{name}Storage": width for name, width in WIDTHS.items()}
 CALLS = {"collections.OrderedDict", "collections.Counter", "_codecs.encode", "torch.Size", "torch.device"}
 CALLS |= {f"torch._utils.{name}" for name in ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")}
 KNOWN = CALLS | STORAGES.keys() | {str(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-SPECIAL = ("torch._utils._rebuild", "torch._tensor._rebuild", "torch.Tensor", "torch.nn.parameter.Parameter")
-SPECIAL += ("torch.storage.UntypedStorage",)  # that of whole numbers without a sign, and of eight-bit floats
+SPECIAL = (
+    *("torch._utils._rebuild", "torch._tensor._rebuild", "torch.Tensor", "torch.nn.parameter.Parameter"),
+    "torch.storage.UntypedStorage",  # that of whole numbers without a sign, and of eight-bit floats
+)
 
 DAMAGED = "its pickle is damaged, or PyTorch did not write it"
 NOT_ORDINARY = "one of its tensors is no ordinary one, with a value in the file for every element; save it as one"
@@ -143,12 +145,17 @@ class _Thing:
 def _opcodes(file: IO[bytes]) -> list[tuple[str, Any]]:
     """The opcodes of one pickle with their arguments. NotPlainError, naming all, where it imports what is not known."""
     steps: list[tuple[str, Any]] = []
-    imports = set[str]()
+    imports, texts, memo = set[str](), ["", ""], list[str]()
     try:
         for opcode, argument, _ in pickletools.genops(file):
+            if isinstance(argument, str):
+                texts.append(argument)
+            elif opcode.name == "MEMOIZE":
+                memo.append(texts[-1])
+            elif opcode.name == "BINGET" and isinstance(argument, int) and argument < len(memo):
+                texts.append(memo[argument])
             if opcode.name in ("GLOBAL", "STACK_GLOBAL"):
-                before = ["", "", *(each for _, each in steps[-8:] if isinstance(each, str))]
-                argument = (argument or ".".join(before[-2:])).replace(" ", ".").replace("__builtin__", "builtins")
+                argument = (argument or ".".join(texts[-2:])).replace(" ", ".").replace("__builtin__", "builtins")
                 if argument not in KNOWN and not argument.startswith(SPECIAL):
                     imports.add(argument)
             steps.append((opcode.name, argument))
@@ -218,7 +225,9 @@ class _Walk:
             case "PROTO" | "STOP":
                 pass
             case _:
-                raise NotPlainError(f"its pickle has the opcode {name}, which PyTorch does not write")
+                raise NotPlainError(
+                    f"its pickle has the opcode {name}; PyTorch writes none, but with a pickle_protocol"
+                )
 
     def _storage(self, told: _Thing) -> _Thing:
         match told.items:
@@ -237,6 +246,7 @@ def _call(name: str, arguments: list[Any]) -> Any:
         case "collections.OrderedDict", [_Thing("list", pairs)]:  # written by Python 2
             made = _Thing("dict", [])
             for pair in pairs:
+                _require(pair.kind in ("list", "tuple"), DAMAGED)  # other things can be taken apart as well
                 made.put(pair.items)
             return made
         case "collections.Counter", [_Thing("dict", counts, depth, size)]:  # in the schedule of a learning rate

@@ -200,6 +200,7 @@ def test_a_teacher_of_ones_own_has_options_of_these_names_as_before() -> None:
 RESERVED = [
     "User-Agent", "user-agent", "HOST", "Content-Length", "content-length", "Transfer-Encoding", "Connection",
     "Keep-Alive", "Expect", "TE", "Trailer", "Upgrade", "Proxy-Authorization", "proxy-connection",
+    "User_Agent", "transfer_encoding",
 ]  # fmt: skip
 
 

@@ -172,6 +172,14 @@ def test_what_pytorch_writes_of_strange_tensors_is_called_no_ordinary_one(tmp_pa
         assert not caught.value.imports
 
 
+def test_another_pickle_protocol_is_named_and_not_called_code(tmp_path: Path) -> None:
+    net, _ = trained()
+    torch.save(net.state_dict(), tmp_path / "x.pt", pickle_protocol=4)
+    with pytest.raises(NotPlainError, match="pickle_protocol") as caught:
+        load_plain(tmp_path / "x.pt")
+    assert not caught.value.imports
+
+
 # Archives
 
 
