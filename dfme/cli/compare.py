@@ -63,7 +63,7 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
     file, content = read_recipe(flags, _recipe)
     rows, overrides, written, shared = parted(file, tidy(content), OWN)
     config = _own(file, written, [flag for flag in typed if flag.key in OWN], tuple(rows))
-    given = [Flag(*pair) for pair in overrides.items()]
+    given = split_flags([Flag(*pair).word for pair in overrides.items()])  # as each cell will read them
     # What were flags is now a file's to say, which for these is a record or a wish.
     wished = {flag.key: flag.text or "" for flag in given if flag.key in SAID_BY_THE_USER}
     flags = [*(flag for flag in given if flag.key not in wished), *(flag for flag in typed if flag.key not in OWN)]

@@ -19,6 +19,9 @@ from dfme.errors import DfmeError, UserError
 VERBS = ("extract", "compare", "retrain", "train-teacher", "evaluate", "check", "serve", "report", "gradients", "bench")
 """The commands; extract is meant when none is named."""
 
+MAX_SAID = 10_000
+"""Letters of the longest error that is shown."""
+
 
 def find(name: str) -> ModuleType:
     """The module of a command: SUMMARY says what it does, ``run(words)`` does it and gives the exit code.
@@ -39,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except DfmeError as error:
-        sys.stderr.write(f"dfme: {' '.join(str(error).split())}\n")
+        said = " ".join(str(error).split())[:MAX_SAID]
+        # it may quote a file, and what a stranger wrote does not steer the terminal
+        sys.stderr.write(f"dfme: {''.join(c if c.isprintable() else '?' for c in said)}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return 130

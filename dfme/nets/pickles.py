@@ -24,6 +24,7 @@ from dfme.files import archive_entries, open_file
 MAX_OPCODES = 1_000_000  # a network of 25,000 tensors takes as many
 MAX_DEPTH = 100
 MAX_SIZE = 10**8  # entries, letters and bytes put into containers, each counted wherever it is met
+MAX_GIVEN = 4  # of these for each byte of a pickle in what functions are called with, since some of them copy it
 MAX_KEY = 2**60  # larger numbers can share one hash, and a dictionary of n such takes n^2 steps
 MAX_AXES = 64
 KEYS = (str, bytes, bool, int, NoneType)
@@ -45,7 +46,10 @@ STORAGES = {f"torch.{name}Storage": width for name, width in WIDTHS.items()}
 CALLS = {"collections.OrderedDict", "collections.Counter", "_codecs.encode", "torch.Size", "torch.device"}
 CALLS |= {f"torch._utils.{name}" for name in ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")}
 KNOWN = CALLS | STORAGES.keys() | {str(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-SPECIAL = ("torch._utils._rebuild", "torch._tensor._rebuild", "torch.Tensor", "torch.nn.parameter.Parameter")
+SPECIAL = (
+    *("torch._utils._rebuild", "torch._tensor._rebuild", "torch.Tensor", "torch.nn.parameter.Parameter"),
+    "torch.storage.UntypedStorage",  # that of whole numbers without a sign, and of eight-bit floats
+)
 
 DAMAGED = "its pickle is damaged, or PyTorch did not write it"
 NOT_ORDINARY = "one of its tensors is no ordinary one, with a value in the file for every element; save it as one"
@@ -106,7 +110,7 @@ def _judge(file: IO[bytes], size: int) -> None:
         for mark in LEGACY:
             _require(walk.run(file) == mark, "it is a pickle that PyTorch did not write")
         _, _, keys = (walk.run(file) for _ in range(3))
-        _require(sorted(keys.items) == sorted(walk.storages), NOT_ORDINARY)
+        _require(keys.kind == "list" and sorted(keys.items) == sorted(walk.storages), NOT_ORDINARY)
         values = sum(8 + STORAGES[kind] * count for kind, count in walk.storages.values())
         _require(file.tell() + values <= size, "the values of its tensors end early")
 
@@ -141,12 +145,17 @@ class _Thing:
 def _opcodes(file: IO[bytes]) -> list[tuple[str, Any]]:
     """The opcodes of one pickle with their arguments. NotPlainError, naming all, where it imports what is not known."""
     steps: list[tuple[str, Any]] = []
-    imports = set[str]()
+    imports, texts, memo = set[str](), ["", ""], list[str]()
     try:
         for opcode, argument, _ in pickletools.genops(file):
+            if isinstance(argument, str):
+                texts.append(argument)
+            elif opcode.name == "MEMOIZE":
+                memo.append(texts[-1])
+            elif opcode.name == "BINGET" and isinstance(argument, int) and argument < len(memo):
+                texts.append(memo[argument])
             if opcode.name in ("GLOBAL", "STACK_GLOBAL"):
-                before = ["", "", *(each for _, each in steps[-8:] if isinstance(each, str))]
-                argument = (argument or ".".join(before[-2:])).replace(" ", ".").replace("__builtin__", "builtins")
+                argument = (argument or ".".join(texts[-2:])).replace(" ", ".").replace("__builtin__", "builtins")
                 if argument not in KNOWN and not argument.startswith(SPECIAL):
                     imports.add(argument)
             steps.append((opcode.name, argument))
@@ -171,9 +180,11 @@ class _Walk:
         self._stack: list[Any] = []
         self._marks: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
+        start, self._given = file.tell(), 0
         for name, argument in _opcodes(file):
             self._step(name, argument)
             _require(self._made <= MAX_SIZE, f"it unfolds to more than {MAX_SIZE:,} entries")
+            _require(self._given <= MAX_GIVEN * (file.tell() - start), "it copies what it holds again and again")
         return self._stack.pop()
 
     def _step(self, name: str, argument: Any) -> None:
@@ -205,7 +216,7 @@ class _Walk:
             case "REDUCE":
                 arguments = stack.pop()
                 _require(stack[-1].kind == "name" and arguments.kind == "tuple", DAMAGED)
-                self._made += arguments.size
+                self._given += arguments.size
                 stack[-1] = _call(stack[-1].items[0], arguments.items)
             case "BUILD":  # what PyTorch keeps beside a state dict
                 state = stack.pop()
@@ -214,7 +225,9 @@ class _Walk:
             case "PROTO" | "STOP":
                 pass
             case _:
-                raise NotPlainError(f"its pickle has the opcode {name}, which PyTorch does not write")
+                raise NotPlainError(
+                    f"its pickle has the opcode {name}; PyTorch writes none, but with a pickle_protocol"
+                )
 
     def _storage(self, told: _Thing) -> _Thing:
         match told.items:
@@ -233,6 +246,7 @@ def _call(name: str, arguments: list[Any]) -> Any:
         case "collections.OrderedDict", [_Thing("list", pairs)]:  # written by Python 2
             made = _Thing("dict", [])
             for pair in pairs:
+                _require(pair.kind in ("list", "tuple"), DAMAGED)  # other things can be taken apart as well
                 made.put(pair.items)
             return made
         case "collections.Counter", [_Thing("dict", counts, depth, size)]:  # in the schedule of a learning rate
@@ -256,7 +270,7 @@ def _call(name: str, arguments: list[Any]) -> Any:
                     return _Thing("tensor", [])
         case "torch._utils._rebuild_parameter", [_Thing("tensor") as tensor, bool(), None | _Thing("dict", [])]:
             return tensor
-    raise NotPlainError(NOT_ORDINARY if name.startswith("torch._utils") else DAMAGED)
+    raise NotPlainError(NOT_ORDINARY if name.startswith(SPECIAL) else DAMAGED)
 
 
 def _require(fine: bool, problem: str) -> None:

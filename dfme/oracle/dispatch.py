@@ -58,6 +58,7 @@ class Dispatcher:
         policy: RequestPolicy | None = getattr(teacher, "wire", None)
         self._policy, self.is_service = policy or RequestPolicy(), policy is not None
         self._max_batch: int | None = getattr(teacher, "max_batch", None)
+        self._limited: int | None = None  # the most that the service said to take
         self._limiter = RateLimiter(self._policy)
         self._ledger, self._journal = ledger, journal
         self._ask = TeacherCall(teacher, deferred, ledger.run, device if journal is None else torch.device("cpu"))
@@ -144,11 +145,12 @@ class Dispatcher:
         try:
             return [(part.start, self._persist(part, purpose, in_vain))]
         except BatchTooLarge as error:
-            images = len(part.query_BCHW)
-            limit = error.limit or images // 2
-            if not 1 <= limit < images:
+            images, limit = len(part.query_BCHW), error.limit
+            if limit is None or (self._limited and images <= self._limited):  # one by one it could go down for ever
+                limit = min(limit or images, images // 2)
+            if not isinstance(limit, int) or not 1 <= limit < images:
                 raise TeacherError(f"{error}; a request of {images} images cannot be made smaller to fit") from error
-            self._max_batch = min(limit, self._max_batch or limit)
+            self._limited = self._max_batch = min(limit, self._max_batch or limit)
             smaller = self._split(part, self._max_batch)
             return [each for one in smaller for each in self._answer(one, purpose, in_vain)]
 

@@ -65,8 +65,8 @@ def extract(
         UserError: before the first query, naming every option that cannot work.
         TeacherError: if the teacher fails for good; what was paid for is kept in the run directory.
     """
-    if method not in METHODS:
-        raise UserError(unknown_choice("method", method, METHODS))
+    if str(method) not in METHODS:
+        raise UserError(unknown_choice("method", str(method), METHODS))
     settings = {
         "budget": budget,
         "seed": seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -138,6 +139,5 @@ def _unwrap(value: object, path: Path) -> State:
 def _strip_prefixes(state: State) -> State:
     """Names as the network itself has them."""
     state = {name.replace("_orig_mod.", ""): value for name, value in state.items()}
-    while all(name.startswith("module.") for name in state):
-        state = {name.removeprefix("module."): value for name, value in state.items()}
-    return state
+    prefix = min(len(name) - len(re.sub(r"^(module\.)+", "", name)) for name in state)  # what all of them have
+    return {name[prefix:]: value for name, value in state.items()}

@@ -47,7 +47,7 @@ def require_allowed(variable: str, allowed: Container[str], url: str) -> None:
 
 def require_free(header: str) -> None:
     """UserError for a header that HTTP itself needs, or by which a service tells who asks."""
-    name = header.strip().lower()
+    name = header.strip().lower().replace("_", "-")  # some servers take one for the other
     if name in RESERVED or name.startswith("proxy-"):
         raise UserError(f"expected another header than {header}, which dfme sets itself or never sends")
 

@@ -159,6 +159,8 @@ def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(mon
         "teacher.authorised-by": "the owner",
         "teacher.allow_env": "STRANGE_WORD",
         "teacher.api-key-env": "STRANGE_KEY",
+        "teacher.authorised_by=the stranger": "says it twice",
+        "teacher.allow_env=STRANGE_WORD,": "in one word",
     }
     Path("c.yaml").write_text(dump_yaml({**paper, "overrides": flags}))
     first = ["--config", "c.yaml", "--out", "c"]
@@ -198,6 +200,7 @@ def test_a_teacher_of_ones_own_has_options_of_these_names_as_before() -> None:
 RESERVED = [
     "User-Agent", "user-agent", "HOST", "Content-Length", "content-length", "Transfer-Encoding", "Connection",
     "Keep-Alive", "Expect", "TE", "Trailer", "Upgrade", "Proxy-Authorization", "proxy-connection",
+    "User_Agent", "transfer_encoding",
 ]  # fmt: skip
 
 

@@ -68,6 +68,7 @@ def test_extract_from_python_makes_the_same_job(fake_build: list[tuple[Any, ...]
         ({"label_mode": "soft"}, "teacher.label_mode: expected logits"),
         ({"device": "gpu"}, "device: expected auto"),
         ({"resume": True}, "resume: expected --out as well"),
+        ({"method": {"name": "static"}}, "expected a method"),
     ],
 )
 def test_wrong_options_from_python_are_named(

@@ -6,10 +6,12 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from command_line import parse, run
 
 import dfme
@@ -34,6 +36,15 @@ def test_help_shows_the_options_of_the_teacher_and_method_that_are_named(
     assert "--teacher.checkpoint" not in text
     assert "--estimator.directions" not in text
     assert "--method.student-steps" in text
+
+
+def test_what_a_file_says_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    torch.save({"\x1b[31m\u202e" + "a" * 100_000: torch.ones(1)}, tmp_path / "x.pt")
+    assert run(f"check --teacher.checkpoint {tmp_path / 'x.pt'}") == 2
+    said = capsys.readouterr().err
+    assert said.removesuffix("\n").isprintable()
+    assert "its architecture cannot be told" in said
+    assert len(said) < 11_000
 
 
 def test_help_shows_what_matters_first_and_help_all_the_rest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import re
 import struct
 import zipfile
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from pickled import PICKLES, PLACE, VALUE, archive, entry, series, tensor, text, zipped
+from pickled import PICKLES, PLACE, VALUE, archive, entry, series, storage, tensor, text, zipped
 from tables import all_hold
 
 from dfme.nets import build_net
@@ -145,6 +146,38 @@ def test_two_tensors_may_share_a_storage_but_not_contradict_each_other(tmp_path:
     path.write_bytes(archive(entry(tensor()), values))
     with pytest.raises(NotPlainError, match="no ordinary"):
         load_plain(path)
+
+
+def test_the_older_format_has_a_value_for_each_storage_that_its_last_pickle_lists(tmp_path: Path) -> None:
+    """PyTorch would fill one for each key of a dictionary there, and leave memory as it is in the others."""
+    path, two = tmp_path / "x.pt", b"\x80\x02(" + tensor() + tensor(storage(key="1")) + b"t."
+    for keys, fine in ((["0", "1"], True), ({"0": "1"}, False), (["0"], False)):
+        content = series(two).replace(pickle.dumps(["0"], 2), pickle.dumps(keys, 2))
+        path.write_bytes(content + struct.pack("<q", 1) + VALUE)
+        if fine:
+            assert same(load_plain(path), (torch.ones(1), torch.ones(1)))
+        else:
+            with pytest.raises(NotPlainError, match="no ordinary"):
+                load_plain(path)
+
+
+def test_what_pytorch_writes_of_strange_tensors_is_called_no_ordinary_one(tmp_path: Path) -> None:
+    """Neither damaged, nor Python objects that could run code."""
+    marked = torch.ones(2)
+    marked.note = "a word"  # type: ignore[attr-defined]
+    for value in (torch.ones(2).to(torch.float8_e4m3fn), torch.ones(2, dtype=torch.uint16), marked):
+        torch.save({"fc.weight": value}, tmp_path / "x.pt")
+        with pytest.raises(NotPlainError, match="no ordinary") as caught:
+            load_plain(tmp_path / "x.pt")
+        assert not caught.value.imports
+
+
+def test_another_pickle_protocol_is_named_and_not_called_code(tmp_path: Path) -> None:
+    net, _ = trained()
+    torch.save(net.state_dict(), tmp_path / "x.pt", pickle_protocol=4)
+    with pytest.raises(NotPlainError, match="pickle_protocol") as caught:
+        load_plain(tmp_path / "x.pt")
+    assert not caught.value.imports
 
 
 # Archives

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_teacher import SHAPE, Interrupted, ScriptedTeacher
 
-from dfme.errors import BudgetExhausted, Refused, TeacherError
+from dfme.errors import BatchTooLarge, BudgetExhausted, Refused, TeacherError
 from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose, audit
 from dfme.oracle.oracle import Oracle
@@ -121,6 +121,31 @@ def test_a_service_that_takes_less_is_asked_for_less() -> None:
     assert (ledger.spent, ledger.refused, service.requests) == (10, 10, 4)
     oracle(x)
     assert service.requests == 7, "the limit is remembered"
+
+
+def test_a_limit_that_is_taken_back_again_and_again_is_halved() -> None:
+    """Else a batch of B would be sent B / 2 times, for nothing in the ledger and with a B-fold recursion."""
+    asked = list[int]()
+
+    class Wavering(ScriptedTeacher):
+        def ask(self, query: torch.Tensor, key: str) -> torch.Tensor:
+            asked.append(len(query))
+            if len(query) > 1:
+                raise BatchTooLarge("service: one less", len(query) - 1)
+            return self.truth(query)
+
+    service, ledger, x = Wavering([]), Ledger(1_024), images(1_024)
+    assert torch.equal(Oracle(service, ledger)(x), service.truth(x))
+    assert ledger.spent == 1_024
+    assert sum(asked) < 1_024 * 12
+
+
+@pytest.mark.parametrize("limit", [1.5, "3", -1, 0])
+def test_a_limit_that_is_none_is_an_error_of_the_teacher(limit: object) -> None:
+    service = ScriptedTeacher([])
+    service.ask = lambda query, key: (_ for _ in ()).throw(BatchTooLarge("service: no", limit))  # type: ignore[assignment, method-assign, arg-type]
+    with pytest.raises(TeacherError, match="cannot be made smaller"):
+        Oracle(service, Ledger(16))(images(16))
 
 
 def test_a_service_that_takes_nothing_is_named() -> None:

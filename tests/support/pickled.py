@@ -138,10 +138,19 @@ PICKLES = {
     "1,000 copies of a text": b"\x80\x02"
     + call_often("_codecs.encode", text("x" * 200_000) + text("latin1"), 1_000)
     + b"N.",
+    "100 copies of a dictionary": b"\x80\x02"
+    + call_often("collections.Counter", b"}(" + b"".join(number(each) + b"N" for each in range(3_000)) + b"u", 100)
+    + b"N.",
+    "200 copies of pairs": b"\x80\x02"
+    + call_often(
+        "collections.OrderedDict", b"](" + b"".join(number(each) + b"N\x86" for each in range(1_500)) + b"e", 200
+    )
+    + b"N.",
     "10^11 bytes": entry(call("builtins.bytearray", number(10**11))),
     "a set of a tuple of tuples": b"\x80\x02" + b"cbuiltins\nset\n](" + DOUBLED + b"e\x85R.",
     "counted tuples of tuples": b"\x80\x02" + b"ccollections\nCounter\n](" + DOUBLED + b"e\x85R.",
     "keyword arguments": b"\x80\x02ccollections\nOrderedDict\n}R.",
+    "a size as a pair": b"\x80\x02ccollections\nOrderedDict\n]" + call("torch.Size", numbers(1, 2)) + b"a\x85R.",
     "an odd number of items": b"\x80\x02}(K\1u.",
     "nothing on the stack": b"\x80\x02s.",
     "no mark": b"\x80\x02t.",

@@ -66,6 +66,13 @@ def test_published_forms_give_the_plain_state_dict(tmp_path: Path) -> None:
     all_hold(holds, itertools.product(PUBLISHED, (True, False)))
 
 
+@pytest.mark.timeout(20)
+def test_a_prefix_written_100000_times_is_taken_off_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "teacher.pth"
+    torch.save({"module." * 100_000 + name: torch.ones(1) for name in ("a", "module.b")}, path)
+    assert list(read_weights(path)[0]) == ["a", "module.b"]
+
+
 def test_saved_weights_come_back_with_their_card(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "teacher.safetensors"
     path.parent.mkdir()
