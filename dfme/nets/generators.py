@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from dfme.nets.resnet8x import SteadyBatchNorm2d
+from dfme.nets.batch_norm import SteadyBatchNorm2d
 from dfme.spec import ImageSpec
 
 NEAREST = 1e-3

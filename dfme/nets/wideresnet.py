@@ -12,7 +12,7 @@ import math
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from dfme.nets.resnet8x import SteadyBatchNorm2d
+from dfme.nets.batch_norm import SteadyBatchNorm2d
 
 
 class WideBlock(nn.Module):

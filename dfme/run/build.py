@@ -73,8 +73,8 @@ def run_job(
         run = open_run(job, made, device, held, resume, console)
         path = run.directory.path
         # How to go on: no command line knows a teacher that was handed over.
-        again = f"call extract again with out={str(path)!r}, resume=True"
-        again = resume_command(path, job) if teacher is None else again
+        in_python = f"call extract again with out={str(path)!r}, resume=True"
+        again = resume_command(path, job) if teacher is None else in_python
         try:
             return run.go(interrupt)
         except TeacherError as error:
@@ -149,8 +149,9 @@ def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     )
     held.enter_context(recorder)
     oracle.report_to(recorder.note)
-    parts = (examination, recorder, streams, deferred, Progress(), device, nets.arch)
-    run = Run(job, facts, directory, oracle, method, *parts)
+    run = Run(
+        job, facts, directory, oracle, method, examination, recorder, streams, deferred, Progress(), device, nets.arch
+    )
     if state:
         with fitting(directory.checkpoint):
             run.load_state_dict(state)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from dfme.errors import UserError
 from dfme.nets import NETS, auto_net, build_net, check_net
+from dfme.nets.batch_norm import SteadyBatchNorm2d
 from dfme.nets.generators import Generator
 from dfme.nets.infer import Guess, infer_net
-from dfme.nets.resnet8x import SteadyBatchNorm2d
 from dfme.nets.torchvision_nets import torchvision_names
 from dfme.spec import ImageSpec
 

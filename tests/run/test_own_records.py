@@ -8,22 +8,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_runs import BUDGET, Metered, clone
+from small_runs import BUDGET, SMALL, Metered, clone
 from tables import all_hold
 
 from dfme.cli.main import main
 from dfme.config.yaml_files import load_yaml, sealed
 from dfme.errors import UserError
 
-SMALL = ["--method.name", "static", "--method.batch-size", "20", "--method.latent-size", "16", "--budget", "100"]
-SMALL += ["--student.arch", "cnn_small", "--evaluation.dataset", "none", "--evaluation.points", "1"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dfme.run.run.write_report", lambda *_, **__: None)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_its_last_line_is_the_digest_of_all_above_it(whole: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from hostile import Hostile
 from http_runs import command, extract, finished, summary
 from protocols import tensor
-from small_runs import BUDGET, Metered, clone, ctrl_c
+from small_runs import BUDGET, SMALL, Metered, clone, ctrl_c
 from tiers import exhaustive
 
 from dfme.cli.extract import parse_extract
@@ -28,15 +28,7 @@ from dfme.run.job import PROJECT
 from dfme.spec import ImageSpec, LabelMode
 from teachers.facts import teacher_facts
 
-SMALL = ["--method.name", "static", "--method.batch-size", "20", "--method.latent-size", "16", "--budget", "100"]
-SMALL += ["--student.arch", "cnn_small", "--evaluation.dataset", "none", "--evaluation.points", "1"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dfme.run.run.write_report", lambda *_, **__: None)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 class Known:

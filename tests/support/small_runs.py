@@ -19,6 +19,10 @@ from dfme.errors import Refused, TeacherError
 
 BUDGET, BATCH = 400, 20
 
+SMALL = ["--method.name", "static", "--method.batch-size", "20", "--method.latent-size", "16", "--budget", "100"]
+SMALL += ["--student.arch", "cnn_small", "--evaluation.dataset", "none", "--evaluation.points", "1"]
+"""Flags of a small run by the command line."""
+
 
 class Metered:
     """A teacher that counts what it served, and does at some of its calls what ``at`` says, before it answers."""

@@ -39,8 +39,8 @@ def compare(plan: ComparisonPlan, tell: Tell, show: Tell) -> int:
         UserError: for cells that cannot work, before any is started, or a directory in use.
     """
     reasons = not_applicable(plan.cells)
-    again = resume_command(plan.out, plan.cells[0].job, "compare")
-    again = f"stopped; all that was paid is kept; go on with:\n  {again}"
+    command = resume_command(plan.out, plan.cells[0].job, "compare")
+    again = f"stopped; all that was paid is kept; go on with:\n  {command}"
     make_folder(plan.out / "cells")
     lock = acquire_lock(plan.out)
     try:
