@@ -7,8 +7,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dfme.config.settings import TeacherConfig
-from teachers.options import HuggingFaceOptions, OnnxOptions, Pt2Options, TimmOptions, TorchOptions, TorchScriptOptions
-from teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions, V2Options
+from dfme.teachers.options import (
+    HuggingFaceOptions,
+    OnnxOptions,
+    Pt2Options,
+    TimmOptions,
+    TorchOptions,
+    TorchScriptOptions,
+)
+from dfme.teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions, V2Options
 
 
 class Source(NamedTuple):
@@ -33,9 +40,10 @@ class Kind(NamedTuple):
     check: str | None = None
 
 
-SERVICE = "teachers.remote.checks:check_service"
-PLAIN_SERVICE = "teachers.remote.checks:check_plain_service"
-JSON_FILE = "teachers.remote.checks:check_json"
+SERVICE = "dfme.teachers.remote.checks:check_service"
+PLAIN_SERVICE = "dfme.teachers.remote.checks:check_plain_service"
+TRUSTED = "dfme.teachers.options:require_trust"
+JSON_FILE = "dfme.teachers.remote.checks:check_json"
 
 WEIGHTS = Source("checkpoint", "; give --teacher.checkpoint, or make one with run.py train-teacher")
 ADAPTER = Source("adapter", "; configs/adapters has examples")
@@ -46,18 +54,21 @@ HF_FOLDER = Source("folder", "; save one with the model's and the image processo
 TIMM_FOLDER = Source("folder", "; save one with timm.models.save_for_hf", folder=True)
 
 KINDS: dict[str, Kind] = {
-    "torch": Kind(TorchOptions, "teachers.local.pytorch:load_torch", WEIGHTS),
-    "v2": Kind(V2Options, "teachers.open_inference.client:connect_v2", check=SERVICE),
-    "tf-serving": Kind(TfServingOptions, "teachers.remote.tf_serving:connect_tf_serving", check=PLAIN_SERVICE),
-    "hf-api": Kind(HfApiOptions, "teachers.remote.hf_api:connect_hf_api", check=PLAIN_SERVICE),
-    "json": Kind(JsonOptions, "teachers.remote.json_api.api:connect_json", ADAPTER, JSON_FILE),
-    "onnx": Kind(OnnxOptions, "teachers.local.onnx_runtime:load_onnx", ONNX),
-    "pt2": Kind(Pt2Options, "teachers.local.exported:load_pt2", PROGRAM, "teachers.options:require_trust"),
+    "torch": Kind(TorchOptions, "dfme.teachers.local.pytorch:load_torch", WEIGHTS),
+    "v2": Kind(V2Options, "dfme.teachers.open_inference.client:connect_v2", check=SERVICE),
+    "tf-serving": Kind(TfServingOptions, "dfme.teachers.remote.tf_serving:connect_tf_serving", check=PLAIN_SERVICE),
+    "hf-api": Kind(HfApiOptions, "dfme.teachers.remote.hf_api:connect_hf_api", check=PLAIN_SERVICE),
+    "json": Kind(JsonOptions, "dfme.teachers.remote.json_api.api:connect_json", ADAPTER, JSON_FILE),
+    "onnx": Kind(OnnxOptions, "dfme.teachers.local.onnx_runtime:load_onnx", ONNX),
+    "pt2": Kind(Pt2Options, "dfme.teachers.local.exported:load_pt2", PROGRAM, TRUSTED),
     "torchscript": Kind(
-        TorchScriptOptions, "teachers.local.exported:load_torchscript", ARCHIVE, "teachers.options:require_trust"
+        TorchScriptOptions,
+        "dfme.teachers.local.exported:load_torchscript",
+        ARCHIVE,
+        "dfme.teachers.options:require_trust",
     ),
-    "hf": Kind(HuggingFaceOptions, "teachers.local.huggingface:load_huggingface", HF_FOLDER),
-    "timm": Kind(TimmOptions, "teachers.local.timm_folder:load_timm", TIMM_FOLDER),
+    "hf": Kind(HuggingFaceOptions, "dfme.teachers.local.huggingface:load_huggingface", HF_FOLDER),
+    "timm": Kind(TimmOptions, "dfme.teachers.local.timm_folder:load_timm", TIMM_FOLDER),
 }
 
 

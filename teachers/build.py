@@ -15,10 +15,10 @@ from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
 from dfme.errors import UserError
 from dfme.spec import LabelMode, Teacher
-from teachers import KINDS, check_teacher
-from teachers.custom import accepts, make_custom, wrap_callable
-from teachers.label_modes import Wrapper, restrict
-from teachers.local.pytorch import Normalise
+from dfme.teachers import KINDS, check_teacher
+from dfme.teachers.custom import accepts, make_custom, wrap_callable
+from dfme.teachers.label_modes import Wrapper, restrict
+from dfme.teachers.local.pytorch import Normalise
 
 __all__ = ["make_teacher", "wrap_callable"]
 

@@ -13,7 +13,7 @@ from dfme.answers import NEGATIVE, as_tensor
 from dfme.config.imports import find_target, what_and_where
 from dfme.errors import DfmeError, TeacherError, UserError
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher
-from teachers.label_modes import as_classes, restrict
+from dfme.teachers.label_modes import as_classes, restrict
 
 PROBABILITIES = LabelMode("probabilities")
 

@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 from dfme.errors import UserError
 from dfme.files import open_file
 from dfme.spec import Teacher
-from teachers import KINDS
-from teachers.local.huggingface import PROCESSOR
-from teachers.local.model_folder import CONFIG, INDEX, WEIGHTS, read_config
-from teachers.remote.class_names import read_class_names
-from teachers.remote.json_api.adapter_file import load_adapter
+from dfme.teachers import KINDS
+from dfme.teachers.local.huggingface import PROCESSOR
+from dfme.teachers.local.model_folder import CONFIG, INDEX, WEIGHTS, read_config
+from dfme.teachers.remote.class_names import read_class_names
+from dfme.teachers.remote.json_api.adapter_file import load_adapter
 
 MODELS = (
     *(".safetensors", ".pt", ".pth", ".ckpt", ".pt2", ".ts", ".onnx", ".npz", ".npy", ".h5", ".keras", ".pb"),

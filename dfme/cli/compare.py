@@ -21,11 +21,11 @@ from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import Option, options_of
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
-from dfme.run.job import PROJECT, SAID_BY_THE_USER
+from dfme.run.job import PACKAGE, SAID_BY_THE_USER
 from dfme.spec import LabelMode
 
 SUMMARY = "run methods x seeds x budgets x label modes side by side: one table, one picture"
-DEFAULT = PROJECT / "configs" / "compare_digits.yaml"
+DEFAULT = PACKAGE / "configs" / "compare_digits.yaml"
 
 OWN = {option.key: option for option in options_of(CompareConfig)}
 OF_RUNS = [option.key for option in options_of(ExtractConfig) if option.key not in ELSEWHERE]

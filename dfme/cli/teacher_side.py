@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import teachers
+from dfme import teachers
 from dfme.config.messages import Problem
 from dfme.config.settings import Job, TeacherConfig
 from dfme.run.checks import file_problems, net_problems
 from dfme.spec import Teacher
-from teachers import KINDS
-from teachers.options import ServeConfig, TrainTeacherConfig, check_training
+from dfme.teachers import KINDS
+from dfme.teachers.options import ServeConfig, TrainTeacherConfig, check_training
 
 __all__ = ["KINDS", "ServeConfig", "TrainTeacherConfig", "check_teacher", "check_training", "kind_problems"]
 
@@ -36,21 +36,21 @@ def kind_problems(kind: str, options: Mapping[str, Any]) -> Iterator[Problem]:
 def make(config: TeacherConfig, options: Mapping[str, Any], device: str) -> Teacher:
     """The teacher, on a device as the flag names it."""
     from dfme.compute import choose_device
-    from teachers.build import make_teacher
+    from dfme.teachers.build import make_teacher
 
     return make_teacher(config, options, choose_device(device))
 
 
 def train(config: TrainTeacherConfig, show: Callable[[dict[str, float]], None]) -> Any:
     """What comes of training a teacher: its path, its card, its seconds."""
-    from teachers.training.train import train_teacher
+    from dfme.teachers.training.train import train_teacher
 
     return train_teacher(config, show)
 
 
 def serve(config: ServeConfig, teacher: TeacherConfig, options: Mapping[str, Any], tell: Callable[[str], None]) -> str:
     """Serve until interrupted; a last line."""
-    from teachers.serve.server import serve as serve_teacher
+    from dfme.teachers.serve.server import serve as serve_teacher
 
     return serve_teacher(make(teacher, options, config.device), config, tell=tell)
 
@@ -58,13 +58,13 @@ def serve(config: ServeConfig, teacher: TeacherConfig, options: Mapping[str, Any
 def open_white_box(job: Job) -> Any:
     """The job's teacher with its gradients."""
     from dfme.compute import choose_device
-    from teachers.local.white_box import open_white_box as open_box
+    from dfme.teachers.local.white_box import open_white_box as open_box
 
     return open_box(job.teacher, job.teacher_options, choose_device(job.config.device))
 
 
 def http_ratios(job: Job, rounds: int, extract: Callable[[TeacherConfig, dict[str, Any], Path], float]) -> str:
     """What HTTP costs an extraction from the job's teacher, as a table; ``extract`` takes the seconds of one."""
-    from teachers.serve.throughput import ratio_table, time_http
+    from dfme.teachers.serve.throughput import ratio_table, time_http
 
     return ratio_table(time_http(job.teacher, job.teacher_options, rounds, extract))

@@ -38,9 +38,9 @@ from dfme.run.run import Result, Run
 from dfme.run.student_file import load_student
 from dfme.spec import ImageSpec, Teacher
 from dfme.students.losses import make_distance
-from teachers import KINDS
-from teachers.build import make_teacher, wrap_callable
-from teachers.facts import teacher_facts
+from dfme.teachers import KINDS
+from dfme.teachers.build import make_teacher, wrap_callable
+from dfme.teachers.facts import teacher_facts
 
 
 def run_job(

@@ -21,10 +21,13 @@ from dfme.config.values import flatten
 from dfme.errors import UserError
 from dfme.methods import METHODS
 
-PROJECT = Path(__file__).resolve().parents[2]
-"""Where configs/ and teachers/ lie, in a checkout as in an installation."""
+PACKAGE = Path(__file__).resolve().parents[1]
+"""Where configs/ and teachers/ are found: folders of an installation, links in a checkout."""
 
-DEFAULT_RECIPE = PROJECT / "configs" / "digits.yaml"
+PROJECT = PACKAGE.parent
+"""What a process of ours must be able to import from."""
+
+DEFAULT_RECIPE = PACKAGE / "configs" / "digits.yaml"
 
 SAID_BY_THE_USER = ("teacher.authorised_by", "teacher.api_key_env", "teacher.allow_env")
 """Of a service, these count from the command line of who runs it; in a file they are a record, or a wish."""
@@ -133,16 +136,24 @@ def is_plain(value: Any) -> bool:
 
 
 def locate(path: str) -> str:
-    """A file's path, tried against the current directory, then the project; as it came if it is in neither.
+    """A file's path, tried against the current directory, then what comes with dfme; as it came if it is in neither.
 
-    Files inside the project come back absolute, so that a job means the same file from any directory.
+    Files that come with dfme come back absolute, so that a job means the same file from any directory.
     """
-    found = next((place.resolve() for place in (Path(path), PROJECT / path) if os.path.exists(place)), None)
-    return str(found) if found is not None and found.is_relative_to(PROJECT) else path
+    found = next((place.resolve() for place in (Path(path), PACKAGE / path) if os.path.exists(place)), None)
+    return str(found) if found is not None and _with_dfme(found) is not None else path
 
 
 def _portable(value: Any) -> Any:
-    """A path inside the project relative to it, so that a run's record names no machine; others unchanged."""
-    if isinstance(value, str) and Path(value).is_absolute() and Path(value).is_relative_to(PROJECT):
-        return Path(value).relative_to(PROJECT).as_posix()
+    """The path of a file that comes with dfme as recipes name it, so that a record names no machine; else the value."""
+    if isinstance(value, str) and Path(value).is_absolute():
+        return _with_dfme(Path(value)) or value
     return value
+
+
+def _with_dfme(path: Path) -> str | None:
+    """The path below configs/ or teachers/ of a file that comes with dfme; None of any other."""
+    for name in ("configs", "teachers"):
+        if path.resolve().is_relative_to(folder := (PACKAGE / name).resolve()):
+            return f"{name}/{path.resolve().relative_to(folder).as_posix()}"
+    return None

@@ -16,9 +16,9 @@ from torch.export import ExportedProgram
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.files import archive_entries, open_file
-from teachers.local.checks import first_line
-from teachers.local.program import Program, ProgramTeacher, make_program_teacher
-from teachers.options import Pt2Options, TorchScriptOptions, require_trust
+from dfme.teachers.local.checks import first_line
+from dfme.teachers.local.program import Program, ProgramTeacher, make_program_teacher
+from dfme.teachers.options import Pt2Options, TorchScriptOptions, require_trust
 
 LOGGER = logging.getLogger("dfme")
 

@@ -16,11 +16,20 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets.files import of_bounded_size
 from dfme.spec import ImageSpec
-from teachers.local.checks import agreed, agreed_classes, first_line, import_extra
-from teachers.local.model_folder import CONFIG, Scale, given_scale, numbers, read_config, require_weights, scaled, whole
-from teachers.local.program import first_look
-from teachers.local.pytorch import LOGITS, TorchTeacher
-from teachers.options import HuggingFaceOptions
+from dfme.teachers.local.checks import agreed, agreed_classes, first_line, import_extra
+from dfme.teachers.local.model_folder import (
+    CONFIG,
+    Scale,
+    given_scale,
+    numbers,
+    read_config,
+    require_weights,
+    scaled,
+    whole,
+)
+from dfme.teachers.local.program import first_look
+from dfme.teachers.local.pytorch import LOGITS, TorchTeacher
+from dfme.teachers.options import HuggingFaceOptions
 
 PROCESSOR = "preprocessor_config.json"
 

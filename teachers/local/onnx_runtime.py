@@ -15,9 +15,9 @@ from torch import Tensor
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from teachers.local.checks import first_line, import_extra
-from teachers.local.program import Axes, Program, ProgramTeacher, make_program_teacher
-from teachers.options import OnnxOptions
+from dfme.teachers.local.checks import first_line, import_extra
+from dfme.teachers.local.program import Axes, Program, ProgramTeacher, make_program_teacher
+from dfme.teachers.options import OnnxOptions
 
 LOGGER = logging.getLogger("dfme")
 

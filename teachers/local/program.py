@@ -12,9 +12,9 @@ from torch import Tensor
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
-from teachers.label_modes import as_classes
-from teachers.local.checks import agreed, agreed_classes, as_text, first_line
-from teachers.local.pytorch import Normalise
+from dfme.teachers.label_modes import as_classes
+from dfme.teachers.local.checks import agreed, agreed_classes, as_text, first_line
+from dfme.teachers.local.pytorch import Normalise
 
 Axes = tuple[int | None, int | None, int | None]
 

@@ -14,12 +14,12 @@ from dfme.nets.files import on_meta_device, state_dict_problems
 from dfme.nets.infer import Guess, infer_net
 from dfme.nets.torchvision_nets import torchvision_net
 from dfme.spec import ImageSpec, LabelMode
-from teachers.label_modes import as_classes, reveal
-from teachers.local.card import Card
-from teachers.local.checks import agreed, agreed_classes
-from teachers.local.model_folder import given_scale
-from teachers.local.weights import State, load_into, read_weights, require_fit
-from teachers.options import TorchOptions
+from dfme.teachers.label_modes import as_classes, reveal
+from dfme.teachers.local.card import Card
+from dfme.teachers.local.checks import agreed, agreed_classes
+from dfme.teachers.local.model_folder import given_scale
+from dfme.teachers.local.weights import State, load_into, read_weights, require_fit
+from dfme.teachers.options import TorchOptions
 
 LOGITS = LabelMode("logits")
 SAYS, ORIGIN = "the weights are for", "the weights"

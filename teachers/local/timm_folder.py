@@ -16,13 +16,13 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets.files import of_bounded_size
 from dfme.spec import ImageSpec
-from teachers.local import model_folder
-from teachers.local.checks import agreed, agreed_classes, first_line, import_extra
-from teachers.local.model_folder import CONFIG, WEIGHTS, Scale, numbers, read_config, scaled, whole
-from teachers.local.program import first_look
-from teachers.local.pytorch import LOGITS, TorchTeacher
-from teachers.local.weights import load_into, read_weights, require_fit
-from teachers.options import TimmOptions
+from dfme.teachers.local import model_folder
+from dfme.teachers.local.checks import agreed, agreed_classes, first_line, import_extra
+from dfme.teachers.local.model_folder import CONFIG, WEIGHTS, Scale, numbers, read_config, scaled, whole
+from dfme.teachers.local.program import first_look
+from dfme.teachers.local.pytorch import LOGITS, TorchTeacher
+from dfme.teachers.local.weights import load_into, read_weights, require_fit
+from dfme.teachers.options import TimmOptions
 
 
 def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device) -> TorchTeacher:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from dfme.errors import UserError
 from dfme.nets.files import save_module, state_dict_problems
 from dfme.nets.pickles import NotPlainError, load_plain
-from teachers.local.card import Card
-from teachers.local.checks import first_line
+from dfme.teachers.local.card import Card
+from dfme.teachers.local.checks import first_line
 
 State = dict[str, Tensor]
 

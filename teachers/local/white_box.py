@@ -12,9 +12,9 @@ from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
 from dfme.spec import ImageSpec, LabelMode, Teacher
-from teachers.label_modes import restrict
-from teachers.local.pytorch import LOGITS, TorchTeacher, load_torch
-from teachers.options import TorchOptions
+from dfme.teachers.label_modes import restrict
+from dfme.teachers.local.pytorch import LOGITS, TorchTeacher, load_torch
+from dfme.teachers.options import TorchOptions
 
 Arithmetic = Callable[[], AbstractContextManager[None]]
 """Makes the context in which the network computes."""

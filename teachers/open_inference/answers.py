@@ -12,9 +12,9 @@ from torch import Tensor
 
 from dfme.errors import Unusable
 from dfme.spec import LabelMode
-from teachers.arrays import as_float32
-from teachers.label_modes import two_classes
-from teachers.open_inference.tensors import NamedTensor, datatype_of, short
+from dfme.teachers.arrays import as_float32
+from dfme.teachers.label_modes import two_classes
+from dfme.teachers.open_inference.tensors import NamedTensor, datatype_of, short
 
 CLASS = re.compile(rb"([^:]{1,40}):(\d{1,9})(:.*)?", re.DOTALL)  # ``score:index``, and perhaps ``:label``
 LIMITS = tuple(

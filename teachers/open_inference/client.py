@@ -14,16 +14,16 @@ from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unusable, UserError
-from teachers.arrays import Array
-from teachers.local.pytorch import Normalise
-from teachers.open_inference.answers import batch_limit, read_classes, read_scores
-from teachers.open_inference.message import HEADER_LENGTH, Envelope, pack, read_header_length, unpack
-from teachers.open_inference.metadata import V2Model, read_model
-from teachers.open_inference.tensors import DATATYPES, NamedTensor, short
-from teachers.remote.endpoint import Endpoint, Reply
-from teachers.remote.options import V2Options
-from teachers.remote.secrets import read_secrets
-from teachers.remote.teacher import Query, RemoteTeacher, request_policy_of
+from dfme.teachers.arrays import Array
+from dfme.teachers.local.pytorch import Normalise
+from dfme.teachers.open_inference.answers import batch_limit, read_classes, read_scores
+from dfme.teachers.open_inference.message import HEADER_LENGTH, Envelope, pack, read_header_length, unpack
+from dfme.teachers.open_inference.metadata import V2Model, read_model
+from dfme.teachers.open_inference.tensors import DATATYPES, NamedTensor, short
+from dfme.teachers.remote.endpoint import Endpoint, Reply
+from dfme.teachers.remote.options import V2Options
+from dfme.teachers.remote.secrets import read_secrets
+from dfme.teachers.remote.teacher import Query, RemoteTeacher, request_policy_of
 
 UNREADABLE_STATUSES = ("400", "415", "422")  # statuses of a server that cannot read a request
 SPARE = 1_000_000  # bytes of an answer for its JSON, and for outputs that nobody asked for

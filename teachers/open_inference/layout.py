@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from dfme.errors import UserError
-from teachers.remote.pictures import AxisOrder, Image, image_of, in_order
+from dfme.teachers.remote.pictures import AxisOrder, Image, image_of, in_order
 
 ORDERS: tuple[AxisOrder, ...] = ("nchw", "nhwc")
 CHANNELS = (1, 3, 4)  # sizes of an axis that is taken for the channels where the order is open

@@ -11,8 +11,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from teachers.arrays import Array
-from teachers.open_inference.tensors import NamedTensor, checked_shape, from_bytes, from_list, short, to_bytes, to_list
+from dfme.teachers.arrays import Array
+from dfme.teachers.open_inference.tensors import (
+    NamedTensor,
+    checked_shape,
+    from_bytes,
+    from_list,
+    short,
+    to_bytes,
+    to_list,
+)
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _ALIGNMENT = 8  # raw bytes begin at a multiple of it, so that a reader may take them as numbers where they lie

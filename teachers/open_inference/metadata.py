@@ -16,12 +16,12 @@ from dfme.config.messages import unknown_choice
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
-from teachers.open_inference.layout import ImageLayout, find_layout
-from teachers.open_inference.message import read_object
-from teachers.open_inference.tensors import short
-from teachers.remote.endpoint import Endpoint
-from teachers.remote.options import V2Options
-from teachers.remote.teacher import answered_mode
+from dfme.teachers.open_inference.layout import ImageLayout, find_layout
+from dfme.teachers.open_inference.message import read_object
+from dfme.teachers.open_inference.tensors import short
+from dfme.teachers.remote.endpoint import Endpoint
+from dfme.teachers.remote.options import V2Options
+from dfme.teachers.remote.teacher import answered_mode
 
 BINARY = ("binary_tensor_data", "binary_data")  # names under which servers announce the binary tensor data extension
 IMAGE_DATATYPES = ("FP32", "UINT8", "FP16", "FP64")

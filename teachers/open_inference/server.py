@@ -14,9 +14,9 @@ import numpy as np
 
 from dfme import __version__
 from dfme.spec import ImageSpec, LabelMode
-from teachers.arrays import Array
-from teachers.open_inference.message import pack, parameters_of, unpack
-from teachers.open_inference.tensors import NamedTensor, short
+from dfme.teachers.arrays import Array
+from dfme.teachers.open_inference.message import pack, parameters_of, unpack
+from dfme.teachers.open_inference.tensors import NamedTensor, short
 
 INPUT = "image"
 VERSION = "1"

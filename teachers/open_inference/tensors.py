@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from teachers.arrays import Array
+from dfme.teachers.arrays import Array
 
 DATATYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),

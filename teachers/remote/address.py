@@ -8,8 +8,8 @@ import httpcore2
 import httpx2
 
 from dfme.errors import UserError
-from teachers.remote.consent import host_of
-from teachers.remote.secrets import Secrets
+from dfme.teachers.remote.consent import host_of
+from dfme.teachers.remote.secrets import Secrets
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,9 +7,9 @@ from typing import Any
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from teachers.remote.consent import host_of, require_consent
-from teachers.remote.json_api.adapter_file import load_adapter, secrets_of
-from teachers.remote.secrets import read_secrets
+from dfme.teachers.remote.consent import host_of, require_consent
+from dfme.teachers.remote.json_api.adapter_file import load_adapter, secrets_of
+from dfme.teachers.remote.secrets import read_secrets
 
 
 def check_service(config: TeacherConfig, options: Mapping[str, Any], asked: Sequence[str] = ()) -> str:

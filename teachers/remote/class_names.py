@@ -12,7 +12,7 @@ import numpy as np
 
 from dfme.config.messages import did_you_mean
 from dfme.errors import Unusable, UserError
-from teachers.remote.json_bodies import shown
+from dfme.teachers.remote.json_bodies import shown
 
 _MAX_BYTES = 4_000_000
 _MAX_CLASSES = 10_000_000

@@ -17,12 +17,12 @@ import httpx2
 
 import dfme
 from dfme.errors import Refused, Unanswered, Unusable, UserError
-from teachers.remote.address import Address, address_of, redirected
-from teachers.remote.consent import require_consent
-from teachers.remote.options import ServiceOptions
-from teachers.remote.outcomes import CONNECTION_ERRORS, advice, failed_connection, failed_status, quoted, refused
-from teachers.remote.secrets import Secrets
-from teachers.remote.transport import Transport
+from dfme.teachers.remote.address import Address, address_of, redirected
+from dfme.teachers.remote.consent import require_consent
+from dfme.teachers.remote.options import ServiceOptions
+from dfme.teachers.remote.outcomes import CONNECTION_ERRORS, advice, failed_connection, failed_status, quoted, refused
+from dfme.teachers.remote.secrets import Secrets
+from dfme.teachers.remote.transport import Transport
 
 USER_AGENT = f"dfme/{dfme.__version__} (data-free model extraction, authorised measurement)"
 

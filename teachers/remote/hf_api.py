@@ -18,14 +18,14 @@ import numpy as np
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Refused, Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
-from teachers.remote.class_names import ClassNames, read_class_names
-from teachers.remote.endpoint import Endpoint, Reply
-from teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, dump, native_mode, parse, settle, shown
-from teachers.remote.options import HfApiOptions
-from teachers.remote.outcomes import MAX_WAIT
-from teachers.remote.pictures import eight_bit, png, require_picture
-from teachers.remote.secrets import read_secrets
-from teachers.remote.teacher import Adapter, Query, RemoteTeacher, request_policy_of
+from dfme.teachers.remote.class_names import ClassNames, read_class_names
+from dfme.teachers.remote.endpoint import Endpoint, Reply
+from dfme.teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, dump, native_mode, parse, settle, shown
+from dfme.teachers.remote.options import HfApiOptions
+from dfme.teachers.remote.outcomes import MAX_WAIT
+from dfme.teachers.remote.pictures import eight_bit, png, require_picture
+from dfme.teachers.remote.secrets import read_secrets
+from dfme.teachers.remote.teacher import Adapter, Query, RemoteTeacher, request_policy_of
 
 if TYPE_CHECKING:
     import torch

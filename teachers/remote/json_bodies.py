@@ -13,12 +13,12 @@ import numpy as np
 
 from dfme.errors import Unusable, UserError
 from dfme.spec import LabelMode
-from teachers.arrays import Array, as_float32
+from dfme.teachers.arrays import Array, as_float32
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from teachers.remote.endpoint import Endpoint
+    from dfme.teachers.remote.endpoint import Endpoint
 
 HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
 ROOM = 1_000_000  # bytes that an answer may take besides its numbers
@@ -123,7 +123,7 @@ def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
     """
     import torch
 
-    from teachers.label_modes import reveal
+    from dfme.teachers.label_modes import reveal
 
     classes = scores_BK.shape[1]
     needed = {"top_k": mode.k or 0, "label": 1}.get(mode.kind, classes)

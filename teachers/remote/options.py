@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from dfme.config.fields import CONFIG, Basic, Count, Natural, Positive, Rate, accepted_by
 from dfme.spec import RequestPolicy
-from teachers.remote.consent import require_free
+from dfme.teachers.remote.consent import require_free
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)

@@ -10,8 +10,8 @@ from email.utils import parsedate_to_datetime
 import httpcore2
 
 from dfme.errors import Refused, Unanswered
-from teachers.remote.secrets import Secrets
-from teachers.remote.transport import CertificateError
+from dfme.teachers.remote.secrets import Secrets
+from dfme.teachers.remote.transport import CertificateError
 
 CONNECTION_ERRORS = (
     httpcore2.TimeoutException,

@@ -10,7 +10,7 @@ import numpy as np
 
 from dfme.errors import UserError
 from dfme.spec import ImageSpec
-from teachers.arrays import Array
+from dfme.teachers.arrays import Array
 
 if TYPE_CHECKING:
     from torch import Tensor

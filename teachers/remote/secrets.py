@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 from dfme.errors import UserError
-from teachers.remote.consent import require_allowed
+from dfme.teachers.remote.consent import require_allowed
 
 PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")  # ``${NAME}`` in a text stands for the environment variable of that name
 HIDDEN = "***"

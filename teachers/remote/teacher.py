@@ -14,9 +14,9 @@ from torch import Tensor
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unusable
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy
-from teachers.remote.endpoint import Endpoint, Reply
-from teachers.remote.options import ServiceOptions
-from teachers.remote.secrets import Secrets
+from dfme.teachers.remote.endpoint import Endpoint, Reply
+from dfme.teachers.remote.options import ServiceOptions
+from dfme.teachers.remote.secrets import Secrets
 
 TOO_LARGE_STATUSES = ("400", "413", "422")  # with them services refuse a batch for its size, too
 

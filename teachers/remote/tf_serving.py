@@ -18,17 +18,17 @@ from torch import Tensor
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
-from teachers.arrays import as_float32
-from teachers.label_modes import two_classes
-from teachers.remote import json_bodies
-from teachers.remote.endpoint import Endpoint, Reply
-from teachers.remote.json_bodies import shown
-from teachers.remote.options import TfServingOptions
-from teachers.remote.outcomes import quoted
-from teachers.remote.pictures import eight_bit
-from teachers.remote.secrets import Secrets, read_secrets
-from teachers.remote.teacher import Query, RemoteTeacher, answered_mode, request_policy_of
-from teachers.remote.tf_signature import (
+from dfme.teachers.arrays import as_float32
+from dfme.teachers.label_modes import two_classes
+from dfme.teachers.remote import json_bodies
+from dfme.teachers.remote.endpoint import Endpoint, Reply
+from dfme.teachers.remote.json_bodies import shown
+from dfme.teachers.remote.options import TfServingOptions
+from dfme.teachers.remote.outcomes import quoted
+from dfme.teachers.remote.pictures import eight_bit
+from dfme.teachers.remote.secrets import Secrets, read_secrets
+from dfme.teachers.remote.teacher import Query, RemoteTeacher, answered_mode, request_policy_of
+from dfme.teachers.remote.tf_signature import (
     INTEGERS,
     Signature,
     TensorInfo,

@@ -13,9 +13,9 @@ from typing import Any
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from teachers.local.checks import agreed_classes, as_text, first_line
-from teachers.remote.json_bodies import shown
-from teachers.remote.pictures import AxisOrder, Image, image_of, in_order
+from dfme.teachers.local.checks import agreed_classes, as_text, first_line
+from dfme.teachers.remote.json_bodies import shown
+from dfme.teachers.remote.pictures import AxisOrder, Image, image_of, in_order
 
 PIXELS = ("DT_FLOAT", "DT_UINT8")
 INTEGERS = ("DT_INT32", "DT_INT64")

@@ -20,7 +20,7 @@ import httpcore2
 import httpx2
 
 from dfme.errors import UserError
-from teachers.remote.consent import is_this_machine
+from dfme.teachers.remote.consent import is_this_machine
 
 IDLE_SECONDS = 4.0  # a connection is kept for the next request: less than the five after which many servers hang up
 PROXY_HOST = re.compile(rb"[\w.~-]+|[\w.:%~-]*:[\w.:%~-]*")  # a name, or an IPv6 address

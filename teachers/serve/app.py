@@ -16,12 +16,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from teachers.open_inference import server as protocol
-from teachers.open_inference.message import HEADER_LENGTH, read_header_length
-from teachers.open_inference.tensors import short
-from teachers.serve.connections import REQUEST_SECONDS
-from teachers.serve.meter import Meter
-from teachers.serve.model import Model
+from dfme.teachers.open_inference import server as protocol
+from dfme.teachers.open_inference.message import HEADER_LENGTH, read_header_length
+from dfme.teachers.open_inference.tensors import short
+from dfme.teachers.serve.connections import REQUEST_SECONDS
+from dfme.teachers.serve.meter import Meter
+from dfme.teachers.serve.model import Model
 
 PUBLIC_PATHS = ("/v2/health/live", "/v2/health/ready")  # paths that need no key
 

@@ -12,8 +12,8 @@ from dfme.answers import read_answers
 from dfme.compute import DeferredChecks
 from dfme.errors import TeacherError
 from dfme.spec import Teacher
-from teachers.arrays import Array
-from teachers.serve.meter import Meter
+from dfme.teachers.arrays import Array
+from dfme.teachers.serve.meter import Meter
 
 CPU = torch.device("cpu")
 

@@ -17,12 +17,12 @@ from starlette.types import ASGIApp
 from dfme.compute import ieee_fp32
 from dfme.errors import UserError
 from dfme.spec import Teacher
-from teachers.open_inference.server import Service
-from teachers.options import ServeConfig
-from teachers.serve.app import make_app
-from teachers.serve.connections import MAX_CONNECTIONS, Connection
-from teachers.serve.meter import Meter
-from teachers.serve.model import Model
+from dfme.teachers.open_inference.server import Service
+from dfme.teachers.options import ServeConfig
+from dfme.teachers.serve.app import make_app
+from dfme.teachers.serve.connections import MAX_CONNECTIONS, Connection
+from dfme.teachers.serve.meter import Meter
+from dfme.teachers.serve.model import Model
 
 IDLE_SECONDS = 120  # a connection may idle; clients give theirs up sooner, so no request comes on a closing one
 SHUTDOWN_SECONDS = 30  # requests under way may take to end once the server is to stop

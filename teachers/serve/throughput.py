@@ -21,11 +21,11 @@ import torch
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import RunError
-from teachers.build import make_teacher
-from teachers.open_inference.client import connect_v2
-from teachers.open_inference.message import HEADER_LENGTH, pack
-from teachers.open_inference.tensors import NamedTensor
-from teachers.remote.options import V2Options
+from dfme.teachers.build import make_teacher
+from dfme.teachers.open_inference.client import connect_v2
+from dfme.teachers.open_inference.message import HEADER_LENGTH, pack
+from dfme.teachers.open_inference.tensors import NamedTensor
+from dfme.teachers.remote.options import V2Options
 
 BATCH = 256
 REQUESTS = 200

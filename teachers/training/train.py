@@ -23,11 +23,11 @@ from dfme.errors import UserError
 from dfme.nets import auto_net, build_net, check_net
 from dfme.randomness import derived_seed
 from dfme.spec import ImageSpec, LabelMode
-from teachers.local.card import Card
-from teachers.local.pytorch import Normalise, TorchTeacher
-from teachers.local.weights import save_weights
-from teachers.options import TrainTeacherConfig, check_training
-from teachers.training.augmentation import shift
+from dfme.teachers.local.card import Card
+from dfme.teachers.local.pytorch import Normalise, TorchTeacher
+from dfme.teachers.local.weights import save_weights
+from dfme.teachers.options import TrainTeacherConfig, check_training
+from dfme.teachers.training.augmentation import shift
 
 EpochCallback = Callable[[dict[str, float]], None]
 

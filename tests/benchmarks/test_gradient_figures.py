@@ -15,7 +15,7 @@ from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS
 from dfme.benchmarks.gradients.measure import Setting, Sizes, Within, arithmetic
 from dfme.benchmarks.gradients.stages import Stage
 from dfme.compute import ieee_fp32, tf32
-from teachers.local.white_box import TorchWhiteBox
+from dfme.teachers.local.white_box import TorchWhiteBox
 
 
 @pytest.fixture(scope="module")

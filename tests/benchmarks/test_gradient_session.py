@@ -22,7 +22,7 @@ from dfme.cli.main import main
 from dfme.errors import DfmeError, UserError
 from dfme.estimators.build import make_estimator
 from dfme.run.directory import LOCK
-from teachers.local.white_box import TorchWhiteBox
+from dfme.teachers.local.white_box import TorchWhiteBox
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from dfme.benchmarks.gradients.truth import true_gradients, weights_gradient
 from dfme.randomness import Streams
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
-from teachers.local.white_box import TorchWhiteBox
+from dfme.teachers.local.white_box import TorchWhiteBox
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from dfme.cli.main import main
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
 from dfme.run.job import document, resume_command
-from teachers.remote.options import ServiceOptions, V2Options
+from dfme.teachers.remote.options import ServiceOptions, V2Options
 
 FAR, NEAR = "http://models.example/v2", "http://127.0.0.1:9"
 HEADERS = {"X-Key": "${STRANGE_KEY}", "X-Word": "${STRANGE_WORD}"}
@@ -230,7 +230,7 @@ def test_a_secret_is_no_part_of_a_host(url: str) -> None:
 
 
 def test_from_python_the_options_are_the_programs_own() -> None:
-    from teachers.remote.secrets import read_secrets
+    from dfme.teachers.remote.secrets import read_secrets
 
     options = vars(V2Options(url=NEAR, model="m", api_key_env="STRANGE_KEY"))
     assert read_secrets(options, NEAR).fill("${STRANGE_KEY}") == "value-of-strange_key"

@@ -23,10 +23,10 @@ from dfme.errors import UserError
 from dfme.nets import build_net
 from dfme.run.student_file import load_student, save_student
 from dfme.spec import ImageSpec
-from teachers.local.card import Card
-from teachers.local.pytorch import load_torch
-from teachers.local.weights import save_weights
-from teachers.options import TorchOptions
+from dfme.teachers.local.card import Card
+from dfme.teachers.local.pytorch import load_torch
+from dfme.teachers.local.weights import save_weights
+from dfme.teachers.options import TorchOptions
 
 # Students and weights of teachers
 

@@ -19,7 +19,7 @@ from dfme.config.values import Option, build, from_mapping, leaves, options_of, 
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
-from teachers import KINDS
+from dfme.teachers import KINDS
 
 # Recipes (YAML)
 

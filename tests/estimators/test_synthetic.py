@@ -23,8 +23,8 @@ from dfme.estimators.synthetic import PAID_FIRST, Synthetic
 from dfme.methods.configs import DfmeConfig
 from dfme.run.checkpoint import load_checkpoint, save_checkpoint
 from dfme.spec import ImageSpec
-from teachers.local.pytorch import TorchTeacher
-from teachers.local.white_box import TorchWhiteBox
+from dfme.teachers.local.pytorch import TorchTeacher
+from dfme.teachers.local.white_box import TorchWhiteBox
 
 SPEC = ImageSpec((1, 4, 4), (-1.0, 1.0))
 LAB_SPEC = ImageSpec((1, 8, 8), (-1.0, 1.0))

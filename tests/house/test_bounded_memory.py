@@ -25,8 +25,8 @@ from dfme.nets import build_net
 from dfme.oracle.journal import CRC, HEADER, MAGIC
 from dfme.run.student_file import save_student
 from dfme.spec import ImageSpec
-from teachers.local.card import Card
-from teachers.local.weights import save_weights
+from dfme.teachers.local.card import Card
+from dfme.teachers.local.weights import save_weights
 
 pytestmark = pytest.mark.integration
 
@@ -48,8 +48,8 @@ from dfme.report.run_files import read_run
 from dfme.report.summary_file import read_summary
 from dfme.run.student_file import load_student
 from dfme.report.metrics import read_metrics
-from teachers.options import TorchOptions
-from teachers.local.pytorch import load_torch
+from dfme.teachers.options import TorchOptions
+from dfme.teachers.local.pytorch import load_torch
 
 READERS = {
     "checkpoint": load_checkpoint, "student": load_student, "journal": Journal, "ledger": audit, "recipe": load_yaml,

@@ -29,7 +29,7 @@ from dfme.report.wandb_run import WandbRun
 from dfme.run.build import free_name
 from dfme.run.directory import RunDirectory
 from dfme.run.student_file import load_student
-from teachers.local.weights import read_weights
+from dfme.teachers.local.weights import read_weights
 
 SECRET = b"a file of somebody else's, without a newline at its end"
 

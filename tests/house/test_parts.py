@@ -26,7 +26,7 @@ from dfme.methods import METHODS
 from dfme.nets import NETS, build_net
 from dfme.spec import LABEL_KINDS, LabelMode
 from dfme.students.losses import AUTO_LOSS, make_distance
-from teachers import KINDS
+from dfme.teachers import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT_FOR = (3, 32, 32)
@@ -139,8 +139,9 @@ def test_every_file_that_is_no_code_is_installed_too():
 
 def is_installed(path: Path, data: dict[str, list[str]], packages: list[str]) -> bool:
     """Whether package data names the file, relative to a package that is found."""
-    for folder in path.relative_to(ROOT).parents:
-        package, inside = ".".join(folder.parts), path.relative_to(ROOT / folder).as_posix()
+    place = Path("dfme", *path.relative_to(ROOT).parts[path.is_relative_to(ROOT / "dfme") :])
+    for folder in place.parents:
+        package, inside = ".".join(folder.parts), place.relative_to(folder).as_posix()
         globs = [glob for glob in data.get(package, []) if glob.count("/") == inside.count("/")]
         if any(fnmatch(package, each) for each in packages) and any(fnmatch(inside, glob) for glob in globs):
             return True

@@ -28,8 +28,8 @@ from dfme.methods import METHODS, SECTIONS
 from dfme.report.metrics import metrics_table
 from dfme.run.checks import POOLS
 from dfme.spec import ImageSpec
-from teachers import KINDS
-from teachers.options import ServeConfig, TrainTeacherConfig
+from dfme.teachers import KINDS
+from dfme.teachers.options import ServeConfig, TrainTeacherConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES_PAGE = ROOT / "configs" / "README.md"

@@ -21,8 +21,8 @@ from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy
-from teachers.custom import wrap_callable
-from teachers.label_modes import reveal
+from dfme.teachers.custom import wrap_callable
+from dfme.teachers.label_modes import reveal
 
 CPU = torch.device("cpu")
 shares = st.lists(st.floats(0.0, 1.0, width=32), min_size=1, max_size=6).map(

@@ -64,14 +64,17 @@ def test_document_refuses_an_option_that_no_file_can_hold() -> None:
         document(make_job(teacher_options={"session": object()}))
 
 
-def test_files_of_the_project_are_named_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_dfme_are_named_as_recipes_name_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.pt").touch()
-    assert locate("setup.cfg") == str(PROJECT / "setup.cfg")
+    weights = "teachers/checkpoints/digits.safetensors"
+    assert locate(weights) == str(PROJECT / weights)
     assert locate("own.pt") == "own.pt"
     assert locate("nowhere.pt") == "nowhere.pt"
-    paper = document(make_job(teacher_options={"checkpoint": locate("setup.cfg")}))
-    assert paper["teacher"]["checkpoint"] == "setup.cfg"
+    paper = document(make_job(teacher_options={"checkpoint": locate(weights)}))
+    assert paper["teacher"]["checkpoint"] == weights
 
 
 # Hashes and differences

@@ -26,7 +26,7 @@ from dfme.run.build import build_oracle
 from dfme.run.directory import RunDirectory
 from dfme.run.job import PROJECT
 from dfme.spec import ImageSpec, LabelMode
-from teachers.facts import teacher_facts
+from dfme.teachers.facts import teacher_facts
 
 pytestmark = pytest.mark.usefixtures("here")
 

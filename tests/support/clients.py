@@ -14,11 +14,11 @@ from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable
-from teachers.open_inference.client import connect_v2
-from teachers.remote.endpoint import Endpoint, Reply
-from teachers.remote.options import ServiceOptions, V2Options
-from teachers.remote.secrets import Secrets
-from teachers.remote.teacher import Adapter, RemoteTeacher
+from dfme.teachers.open_inference.client import connect_v2
+from dfme.teachers.remote.endpoint import Endpoint, Reply
+from dfme.teachers.remote.options import ServiceOptions, V2Options
+from dfme.teachers.remote.secrets import Secrets
+from dfme.teachers.remote.teacher import Adapter, RemoteTeacher
 
 KEY = "s3cr3t/k+y-of-mine"
 """What DFME_KEY holds for every endpoint."""

@@ -13,8 +13,8 @@ from dfme.methods.configs import DfmeConfig
 from dfme.nets.generators import Generator
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import make_distance
-from teachers.local.pytorch import TorchTeacher
-from teachers.local.white_box import TorchWhiteBox
+from dfme.teachers.local.pytorch import TorchTeacher
+from dfme.teachers.local.white_box import TorchWhiteBox
 
 SPEC = ImageSpec((1, 8, 8), (-1.0, 1.0))
 

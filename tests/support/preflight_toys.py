@@ -21,7 +21,7 @@ from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import make_distance
-from teachers.label_modes import reveal
+from dfme.teachers.label_modes import reveal
 
 SHAPE = (1, 8, 8)
 CLASSES = 5

@@ -28,7 +28,7 @@ from dfme.queries.sampler import QuerySampler
 from dfme.randomness import Streams
 from dfme.run.components import Nets, build_components
 from dfme.spec import ImageSpec, LabelMode
-from teachers.label_modes import reveal
+from dfme.teachers.label_modes import reveal
 
 
 class LinearTeacher:

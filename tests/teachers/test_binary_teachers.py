@@ -18,7 +18,7 @@ from dfme.errors import TeacherError, UserError
 from dfme.nets.small import cnn_small
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec, Teacher
-from teachers.build import make_teacher, wrap_callable
+from dfme.teachers.build import make_teacher, wrap_callable
 
 SHAPE = (1, 8, 8)
 CPU = torch.device("cpu")
@@ -164,7 +164,7 @@ def test_weights_that_tell_no_architecture_but_fit_one_with_one_output(
 ) -> None:
     """As of a torchvision classifier: by its name and two classes, the file's one output is found."""
     path, _ = checkpoint(tmp_path)
-    monkeypatch.setattr("teachers.local.pytorch.infer_net", lambda state: None)
+    monkeypatch.setattr("dfme.teachers.local.pytorch.infer_net", lambda state: None)
     teacher = loaded("torch", {"checkpoint": str(path), "arch": "cnn_small"}, num_classes=2, label_mode="logits")
     assert teacher(IMAGES)[:, 0].tolist() == [0.0] * len(IMAGES)
     with pytest.raises(UserError, match="of another shape"):

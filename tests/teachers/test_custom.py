@@ -17,8 +17,8 @@ from dfme.config.settings import TeacherConfig
 from dfme.config.values import options_of
 from dfme.errors import TeacherError, UserError
 from dfme.spec import ImageSpec, Teacher
-from teachers import KINDS
-from teachers.build import make_teacher, wrap_callable
+from dfme.teachers import KINDS
+from dfme.teachers.build import make_teacher, wrap_callable
 
 CPU = torch.device("cpu")
 
@@ -205,7 +205,7 @@ def test_a_module_in_training_mode_is_refused() -> None:
 
 @pytest.mark.integration
 def test_options_need_no_torch() -> None:
-    code = "import sys, teachers, teachers.options; assert 'torch' not in sys.modules"
+    code = "import sys, dfme.teachers, dfme.teachers.options; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode, Teacher
-from teachers.label_modes import restrict
+from dfme.teachers.label_modes import restrict
 
 
 class Fixed:

@@ -12,12 +12,12 @@ from dfme.config.values import from_mapping
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
-from teachers.remote.class_names import ClassNames, read_class_names
-from teachers.remote.consent import require_free
-from teachers.remote.json_api.description import Description
-from teachers.remote.json_api.template import JsonPath, environment_names, problem_of, texts
-from teachers.remote.json_bodies import native_mode
-from teachers.remote.pictures import require_picture
+from dfme.teachers.remote.class_names import ClassNames, read_class_names
+from dfme.teachers.remote.consent import require_free
+from dfme.teachers.remote.json_api.description import Description
+from dfme.teachers.remote.json_api.template import JsonPath, environment_names, problem_of, texts
+from dfme.teachers.remote.json_bodies import native_mode
+from dfme.teachers.remote.pictures import require_picture
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTENT_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w.+-]+=[\w.+-]+)*", re.ASCII)

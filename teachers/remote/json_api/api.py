@@ -13,16 +13,16 @@ import numpy as np
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable, UserError
 from dfme.spec import ImageSpec
-from teachers.arrays import Array
-from teachers.remote.endpoint import Endpoint, Reply
-from teachers.remote.json_api.adapter_file import JsonApi, ModelSpec, load_adapter, model_spec, secrets_of
-from teachers.remote.json_api.description import AnswerForm, ImageForm
-from teachers.remote.json_api.template import JsonPath, fill_images, with_environment
-from teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, dump, labels, numbers, parse, settle, shown, table
-from teachers.remote.options import JsonOptions
-from teachers.remote.pictures import eight_bit, png
-from teachers.remote.secrets import Secrets, read_secrets
-from teachers.remote.teacher import Adapter, Query, RemoteTeacher, request_policy_of
+from dfme.teachers.arrays import Array
+from dfme.teachers.remote.endpoint import Endpoint, Reply
+from dfme.teachers.remote.json_api.adapter_file import JsonApi, ModelSpec, load_adapter, model_spec, secrets_of
+from dfme.teachers.remote.json_api.description import AnswerForm, ImageForm
+from dfme.teachers.remote.json_api.template import JsonPath, fill_images, with_environment
+from dfme.teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, dump, labels, numbers, parse, settle, shown, table
+from dfme.teachers.remote.options import JsonOptions
+from dfme.teachers.remote.pictures import eight_bit, png
+from dfme.teachers.remote.secrets import Secrets, read_secrets
+from dfme.teachers.remote.teacher import Adapter, Query, RemoteTeacher, request_policy_of
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from dfme.errors import Unusable, UserError
-from teachers.remote.json_bodies import shown
+from dfme.teachers.remote.json_bodies import shown
 
 _STEP = re.compile(
     r'\.?(?P<name>[^\W\d][\w-]*)|\.?(?P<number>\d{1,6})(?!\w)|\[(?P<index>\d{1,6}|\*)\]|\["(?P<quoted>[^"]*)"\]'

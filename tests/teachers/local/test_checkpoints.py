@@ -16,11 +16,11 @@ from dfme.errors import UserError
 from dfme.nets import NETS, build_net
 from dfme.run.student_file import save_student
 from dfme.spec import ImageSpec, LabelMode, Teacher
-from teachers.build import make_teacher
-from teachers.label_modes import restrict
-from teachers.local.card import Card
-from teachers.local.pytorch import Normalise, TorchTeacher
-from teachers.local.weights import save_weights
+from dfme.teachers.build import make_teacher
+from dfme.teachers.label_modes import restrict
+from dfme.teachers.local.card import Card
+from dfme.teachers.local.pytorch import Normalise, TorchTeacher
+from dfme.teachers.local.weights import save_weights
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.oracle.oracle import Ledger, Oracle
 from dfme.spec import ImageSpec
-from teachers.build import make_teacher
+from dfme.teachers.build import make_teacher
 
 pytestmark = pytest.mark.integration
 

@@ -18,7 +18,7 @@ from dfme.cli.teacher_side import kind_problems
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec
-from teachers.build import make_teacher
+from dfme.teachers.build import make_teacher
 
 transformers = pytest.importorskip("transformers")
 

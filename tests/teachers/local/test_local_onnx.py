@@ -15,7 +15,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.oracle.oracle import Ledger, Oracle
 from dfme.spec import ImageSpec
-from teachers.build import make_teacher
+from dfme.teachers.build import make_teacher
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

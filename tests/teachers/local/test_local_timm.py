@@ -18,8 +18,8 @@ from dfme.cli.teacher_side import kind_problems
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec
-from teachers.build import make_teacher
-from teachers.local.checks import import_extra
+from dfme.teachers.build import make_teacher
+from dfme.teachers.local.checks import import_extra
 
 timm = pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))  # it needs torchvision
 

@@ -16,8 +16,8 @@ from tables import all_hold
 from torch import Tensor, nn
 
 from dfme.errors import UserError
-from teachers.local.card import Card
-from teachers.local.weights import load_into, read_weights, save_weights
+from dfme.teachers.local.card import Card
+from dfme.teachers.local.weights import load_into, read_weights, save_weights
 
 
 def net() -> nn.Sequential:

@@ -14,9 +14,9 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.run.job import PROJECT
 from dfme.spec import ImageSpec, LabelMode
-from teachers.build import make_teacher
-from teachers.local.pytorch import TorchTeacher
-from teachers.local.white_box import TorchWhiteBox, open_white_box
+from dfme.teachers.build import make_teacher
+from dfme.teachers.local.pytorch import TorchTeacher
+from dfme.teachers.local.white_box import TorchWhiteBox, open_white_box
 
 CPU = torch.device("cpu")
 OPTIONS = {"checkpoint": str(PROJECT / "teachers/checkpoints/shapes.safetensors")}

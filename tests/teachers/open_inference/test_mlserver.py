@@ -25,8 +25,8 @@ import torch
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unanswered, UserError
 from dfme.spec import LabelMode
-from teachers.open_inference.client import connect_v2
-from teachers.remote.options import V2Options
+from dfme.teachers.open_inference.client import connect_v2
+from dfme.teachers.remote.options import V2Options
 
 MLSERVER = os.environ.get("DFME_MLSERVER") or shutil.which("mlserver")
 

@@ -13,7 +13,7 @@ from toys import LinearTeacher
 from dfme.config.settings import TeacherConfig
 from dfme.run.job import PROJECT
 from dfme.spec import ImageSpec, Teacher
-from teachers.build import make_teacher
+from dfme.teachers.build import make_teacher
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -21,7 +21,7 @@ pytest.importorskip("tritonclient.http")
 
 import tritonclient.http as triton
 
-from teachers.serve.server import Serving
+from dfme.teachers.serve.server import Serving
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ from service import http
 
 from dfme.errors import Unusable, UserError
 from dfme.spec import LabelMode
-from teachers.label_modes import restrict
+from dfme.teachers.label_modes import restrict
 
 pytestmark = pytest.mark.integration
 

@@ -14,11 +14,11 @@ from protocols import tensor
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from teachers.open_inference.message import pack, read_object, unpack
-from teachers.open_inference.metadata import read_model
-from teachers.open_inference.tensors import DATATYPES, NamedTensor
-from teachers.remote.endpoint import Reply
-from teachers.remote.options import V2Options
+from dfme.teachers.open_inference.message import pack, read_object, unpack
+from dfme.teachers.open_inference.metadata import read_model
+from dfme.teachers.open_inference.tensors import DATATYPES, NamedTensor
+from dfme.teachers.remote.endpoint import Reply
+from dfme.teachers.remote.options import V2Options
 
 pytestmark = pytest.mark.exhaustive
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tables import all_hold
 
-from teachers.open_inference.message import Envelope, pack, read_header_length, unpack
-from teachers.open_inference.tensors import (
+from dfme.teachers.open_inference.message import Envelope, pack, read_header_length, unpack
+from dfme.teachers.open_inference.tensors import (
     DATATYPES,
     NamedTensor,
     datatype_of,

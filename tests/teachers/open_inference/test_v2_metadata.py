@@ -13,10 +13,10 @@ from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
-from teachers.open_inference.client import connect_v2
-from teachers.open_inference.layout import ImageLayout, find_layout
-from teachers.remote.options import V2Options
-from teachers.remote.teacher import RemoteTeacher
+from dfme.teachers.open_inference.client import connect_v2
+from dfme.teachers.open_inference.layout import ImageLayout, find_layout
+from dfme.teachers.remote.options import V2Options
+from dfme.teachers.remote.teacher import RemoteTeacher
 
 CPU = torch.device("cpu")
 ANNOUNCED = {

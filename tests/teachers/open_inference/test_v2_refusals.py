@@ -19,11 +19,11 @@ from service import http
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unusable
 from dfme.spec import ImageSpec, LabelMode
-from teachers.open_inference.answers import batch_limit
-from teachers.open_inference.client import RequestWriter, V2Adapter
-from teachers.open_inference.layout import find_layout
-from teachers.open_inference.metadata import TensorMetadata, V2Model
-from teachers.remote.endpoint import Reply
+from dfme.teachers.open_inference.answers import batch_limit
+from dfme.teachers.open_inference.client import RequestWriter, V2Adapter
+from dfme.teachers.open_inference.layout import find_layout
+from dfme.teachers.open_inference.metadata import TensorMetadata, V2Model
+from dfme.teachers.remote.endpoint import Reply
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from clients import KEY, endpoint, get, post
 from service import Do, Service, http, then
 
 from dfme.errors import Refused, Unanswered, Unusable, UserError
-from teachers.remote.json_bodies import parse
+from dfme.teachers.remote.json_bodies import parse
 
 trustme = pytest.importorskip("trustme")
 

@@ -11,7 +11,7 @@ import pytest
 from tables import all_hold
 
 from dfme.errors import UserError
-from teachers.remote.consent import host_of, is_this_machine, require_consent
+from dfme.teachers.remote.consent import host_of, is_this_machine, require_consent
 
 OWN = [
     "127.0.0.1", "127.5.5.5", "127.255.255.254", "[::1]", "[::ffff:127.0.0.1]", "[0:0:0:0:0:0:0:1]", "0.0.0.0", "[::]",
@@ -115,7 +115,7 @@ def test_the_host_of_a_url(url, host):
 @pytest.mark.integration
 def test_it_loads_neither_torch_nor_a_client():
     code = (
-        "import sys; from teachers.remote.consent import require_consent; require_consent('http://127.0.0.1', None); "
+        "import sys; from dfme.teachers.remote.consent import require_consent as r; r('http://127.0.0.1', None); "
         "print([m for m in ('torch', 'numpy', 'httpx2', 'httpcore2') if m in sys.modules])"
     )
     root = Path(__file__).resolve().parents[3]

@@ -18,7 +18,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.spec import Teacher
-from teachers.build import make_teacher
+from dfme.teachers.build import make_teacher
 
 pytestmark = pytest.mark.integration
 

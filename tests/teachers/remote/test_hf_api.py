@@ -17,9 +17,9 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import Refused, Unusable, UserError
 from dfme.oracle.oracle import Ledger, Oracle
 from dfme.spec import ImageSpec, LabelMode
-from teachers.remote.hf_api import connect_hf_api
-from teachers.remote.options import HfApiOptions
-from teachers.remote.teacher import RemoteTeacher
+from dfme.teachers.remote.hf_api import connect_hf_api
+from dfme.teachers.remote.options import HfApiOptions
+from dfme.teachers.remote.teacher import RemoteTeacher
 
 Image = pytest.importorskip("PIL.Image", reason="the independent reader of pictures")
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dfme.spec import ImageSpec, LabelMode
-from teachers.remote.class_names import ClassNames, read_class_names
-from teachers.remote.hf_api import HfApiAdapter, estimated_time
-from teachers.remote.pictures import eight_bit, png
+from dfme.teachers.remote.class_names import ClassNames, read_class_names
+from dfme.teachers.remote.hf_api import HfApiAdapter, estimated_time
+from dfme.teachers.remote.pictures import eight_bit, png
 
 Image = pytest.importorskip("PIL.Image", reason="the independent reader of pictures")
 

@@ -26,7 +26,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import TeacherError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from teachers.build import make_teacher
+from dfme.teachers.build import make_teacher
 
 pytestmark = pytest.mark.integration
 

@@ -19,12 +19,12 @@ from service import Service
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
-from teachers.remote.class_names import ClassNames
-from teachers.remote.json_api.adapter_file import ModelSpec, load_adapter
-from teachers.remote.json_api.api import JsonAdapter, connect_json
-from teachers.remote.json_api.description import AnswerForm, ImageForm
-from teachers.remote.json_api.template import JsonPath
-from teachers.remote.options import JsonOptions
+from dfme.teachers.remote.class_names import ClassNames
+from dfme.teachers.remote.json_api.adapter_file import ModelSpec, load_adapter
+from dfme.teachers.remote.json_api.api import JsonAdapter, connect_json
+from dfme.teachers.remote.json_api.description import AnswerForm, ImageForm
+from dfme.teachers.remote.json_api.template import JsonPath
+from dfme.teachers.remote.options import JsonOptions
 
 
 def write(folder: Path, text: str) -> Path:

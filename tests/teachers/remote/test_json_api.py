@@ -21,9 +21,9 @@ from service import Request, Service
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable
 from dfme.spec import ImageSpec, LabelMode
-from teachers.remote.json_api.api import connect_json
-from teachers.remote.options import JsonOptions
-from teachers.remote.teacher import RemoteTeacher
+from dfme.teachers.remote.json_api.api import connect_json
+from dfme.teachers.remote.options import JsonOptions
+from dfme.teachers.remote.teacher import RemoteTeacher
 
 Image = pytest.importorskip("PIL.Image", reason="the independent reader of pictures")
 

@@ -14,9 +14,9 @@ from service import Request, Service, http
 from tables import all_hold
 
 from dfme.errors import DfmeError, Refused
-from teachers.remote.endpoint import Endpoint
-from teachers.remote.options import ServiceOptions
-from teachers.remote.secrets import Secrets
+from dfme.teachers.remote.endpoint import Endpoint
+from dfme.teachers.remote.options import ServiceOptions
+from dfme.teachers.remote.secrets import Secrets
 
 pytestmark = pytest.mark.integration
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from service import Do, http, then
 
 from dfme.errors import Refused, Unanswered, Unusable
-from teachers.remote.outcomes import quoted, retry_after
-from teachers.remote.secrets import Secrets
+from dfme.teachers.remote.outcomes import quoted, retry_after
+from dfme.teachers.remote.secrets import Secrets
 
 
 @pytest.mark.integration

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from dfme.errors import UserError
-from teachers.remote.transport import _proxy, _ssl_context
+from dfme.teachers.remote.transport import _proxy, _ssl_context
 
 URL = "http://service.example/v2"
 

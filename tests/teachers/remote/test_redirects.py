@@ -17,9 +17,9 @@ from service import Service, http
 from dfme.errors import Refused
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from teachers.remote.address import address_of, redirected
-from teachers.remote.endpoint import Endpoint, Reply
-from teachers.remote.secrets import Secrets
+from dfme.teachers.remote.address import address_of, redirected
+from dfme.teachers.remote.endpoint import Endpoint, Reply
+from dfme.teachers.remote.secrets import Secrets
 
 pytestmark = pytest.mark.integration
 

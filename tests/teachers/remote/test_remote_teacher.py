@@ -17,9 +17,9 @@ from torch import Tensor
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unanswered
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher
-from teachers.remote.endpoint import Reply
-from teachers.remote.options import ServiceOptions
-from teachers.remote.teacher import Query, RemoteTeacher, answered_mode, request_policy_of
+from dfme.teachers.remote.endpoint import Reply
+from dfme.teachers.remote.options import ServiceOptions
+from dfme.teachers.remote.teacher import Query, RemoteTeacher, answered_mode, request_policy_of
 
 pytestmark = pytest.mark.integration
 

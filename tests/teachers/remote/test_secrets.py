@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfme.errors import UserError
-from teachers.remote.secrets import Secrets
+from dfme.teachers.remote.secrets import Secrets
 
 KEY = "s3cr+t/k=y?&\"<'\\ 7"
 

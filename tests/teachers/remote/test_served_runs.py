@@ -14,11 +14,11 @@ from toys import LinearTeacher
 from dfme.config.settings import TeacherConfig
 from dfme.oracle.ledger import audit
 from dfme.spec import ImageSpec, LabelMode
-from teachers.label_modes import restrict
-from teachers.open_inference.client import connect_v2
-from teachers.remote.options import V2Options
+from dfme.teachers.label_modes import restrict
+from dfme.teachers.open_inference.client import connect_v2
+from dfme.teachers.remote.options import V2Options
 
-Serving = pytest.importorskip("teachers.serve.server").Serving
+Serving = pytest.importorskip("dfme.teachers.serve.server").Serving
 
 pytestmark = pytest.mark.integration
 

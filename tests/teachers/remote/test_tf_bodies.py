@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
-from teachers.remote.json_bodies import numbers
-from teachers.remote.tf_serving import TfServingAdapter
-from teachers.remote.tf_signature import image_axes, most_images, number_of_classes, read_signature
+from dfme.teachers.remote.json_bodies import numbers
+from dfme.teachers.remote.tf_serving import TfServingAdapter
+from dfme.teachers.remote.tf_signature import image_axes, most_images, number_of_classes, read_signature
 
 H, W, C, K = 3, 4, 2, 3
 

@@ -14,9 +14,9 @@ from service import Request, Service, http
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, UserError
 from dfme.spec import ImageSpec, LabelMode
-from teachers.remote.options import TfServingOptions
-from teachers.remote.teacher import RemoteTeacher
-from teachers.remote.tf_serving import connect_tf_serving
+from dfme.teachers.remote.options import TfServingOptions
+from dfme.teachers.remote.teacher import RemoteTeacher
+from dfme.teachers.remote.tf_serving import connect_tf_serving
 
 pytestmark = pytest.mark.integration
 

@@ -19,12 +19,12 @@ from toys import LinearTeacher
 
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
-from teachers.label_modes import restrict
+from dfme.teachers.label_modes import restrict
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from teachers.serve.server import Server, Serving
+from dfme.teachers.serve.server import Server, Serving
 
 pytestmark = pytest.mark.integration
 

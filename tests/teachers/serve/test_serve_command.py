@@ -19,7 +19,7 @@ from dfme.cli.main import main
 from dfme.cli.serve import default_name
 from dfme.config.settings import TeacherConfig
 from dfme.spec import ImageSpec
-from teachers.options import ServeConfig
+from dfme.teachers.options import ServeConfig
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -89,7 +89,7 @@ def test_a_host_that_lets_others_in_is_said(
 ) -> None:
     import uvicorn
 
-    from teachers.serve.server import serve
+    from dfme.teachers.serve.server import serve
 
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
     monkeypatch.setenv("K", "secret")

@@ -23,8 +23,8 @@ from dfme.spec import ImageSpec
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from teachers.serve import app, connections
-from teachers.serve.server import Serving
+from dfme.teachers.serve import app, connections
+from dfme.teachers.serve.server import Serving
 
 pytestmark = pytest.mark.integration
 

@@ -7,7 +7,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teachers.serve.meter import Meter
+from dfme.teachers.serve.meter import Meter
 
 
 class Clock:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tables import all_hold
 
 from dfme.spec import ImageSpec, LabelMode
-from teachers.open_inference.server import (
+from dfme.teachers.open_inference.server import (
     BatchTooLargeError,
     Question,
     Service,

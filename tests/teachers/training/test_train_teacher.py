@@ -14,10 +14,10 @@ from torch import Tensor
 from dfme.config.values import from_mapping
 from dfme.data import load_dataset
 from dfme.errors import UserError
-from teachers.local.weights import read_weights
-from teachers.options import TrainDataConfig, TrainTeacherConfig, check_training
-from teachers.training.augmentation import shift
-from teachers.training.train import channel_statistics, train_teacher
+from dfme.teachers.local.weights import read_weights
+from dfme.teachers.options import TrainDataConfig, TrainTeacherConfig, check_training
+from dfme.teachers.training.augmentation import shift
+from dfme.teachers.training.train import channel_statistics, train_teacher
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPES = sorted((ROOT / "configs" / "teachers").glob("*.yaml"))
@@ -220,7 +220,7 @@ def test_the_recipe_makes_the_embedded_teacher_again(tmp_path: Path, name: str) 
 
 def labels(path: Path, x_BCHW: Tensor) -> Tensor:
     from dfme.config.settings import TeacherConfig
-    from teachers.build import make_teacher
+    from dfme.teachers.build import make_teacher
 
     teacher = make_teacher(TeacherConfig(label_mode="label"), {"checkpoint": str(path)}, torch.device("cpu"))
     return teacher(x_BCHW)
