@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import resource
 import subprocess
@@ -153,3 +154,24 @@ def test_an_output_without_room_is_one_line(unbuffered: str) -> None:
     assert (
         done.stderr == "dfme: cannot write the output: No space left on device; send it elsewhere, or free some space\n"
     )
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("words", [["-m", "dfme", "--version"], ["-c", "import dfme; dfme.extract"]], ids=" ".join)
+def test_folders_of_the_same_names_where_one_works_are_not_imported(words: list[str], tmp_path: Path) -> None:
+    for name in ("teachers", "configs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('a folder of somebody else was imported')")
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.integration
+def test_nothing_is_installed_under_another_name_than_ours() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(PROJECT / "setup.cfg")
+    include = setup["options.packages.find"]["include"].split()
+    assert {pattern.partition(".")[0] for pattern in include} == {"dfme"}
+    assert (PROJECT / "dfme/teachers").resolve() == PROJECT / "teachers"
+    assert (PROJECT / "dfme/configs").resolve() == PROJECT / "configs"
