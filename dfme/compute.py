@@ -218,10 +218,8 @@ def within_memory(device: torch.device, large: str = LARGE) -> Iterator[None]:
         text = str(error)
         if not isinstance(error, MemoryError) and "out of memory" not in text and "allocate memory" not in text:
             raise
-        raise DfmeError(
-            f"out of memory on {device}: {text.splitlines()[0] if text else 'no more to be had'}; start a new run "
-            f"with a smaller {large}"
-        ) from error
+        said = ". ".join(text.splitlines()[0].split(". ")[:3]) if text else "no more to be had"  # CUDA says much more
+        raise DfmeError(f"out of memory on {device}: {said}; start a new run with a smaller {large}") from error
 
 
 def plain_tensor(found: Any, name: str) -> Tensor:

@@ -47,6 +47,9 @@ class BenchConfig:
     """what to time: digits (cnn_small on 1x8x8, four replay steps a batch), digits_paper (the same without replay) and
     resnet (ResNet-34-8x to ResNet-18-8x on 3x32x32, without replay); http: the digits run through a served teacher
     beside the same one in process, and our client beside bare httpx2"""
+    against: Literal["bare", "published"] = "bare"
+    """what the loop is timed beside: bare (the kernels of the same work) or published (the published loop, which has no
+    replay, written anew from its description: TF32 throughout, probes made on the host)"""
     rounds: Count = 5
     """pairs of timings; the median of the ratios is reported"""
     seconds: Positive = 5.0

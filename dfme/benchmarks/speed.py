@@ -1,8 +1,9 @@
-"""The framework's own loop beside the bare kernels of the same work, timed in turn in one process.
+"""The framework's own loop beside the bare kernels of the same work, or the published loop, timed in turn.
 
 The loop is ``loop.run`` with everything it does in a run: ledger, journal and log on disk, checks, losses, optimisers,
 replay. The bare work is the forward and backward passes of teacher, student and generator at the same sizes,
 counts, memory format and precision, and nothing else. Ratio = bare seconds / loop seconds; 1 is the most there is.
+The published loop (``published.py``) may take longer than ours.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.benchmarks.options import BenchConfig
+from dfme.benchmarks.published import PublishedLoop
 from dfme.compute import DeferredChecks, autocast, choose_device, ieee_fp32
 from dfme.config.messages import unknown_choice
 from dfme.config.settings import ExtractConfig, Job, ScheduleConfig, StudentConfig, TeacherConfig
@@ -58,6 +60,8 @@ CASES = {
 class SpeedRow(NamedTuple):
     """One case's figures; seconds are per iteration, medians over the rounds. ``log_share``: of the loops' time.
 
+    ``other_seconds``: of what the loop is timed beside; ``ratio``: that by the loop's.
+
     On an accelerator the log's share includes the wait for what the steps before had queued.
     """
 
@@ -65,7 +69,7 @@ class SpeedRow(NamedTuple):
     batch: int
     queries: int
     loop_seconds: float
-    bare_seconds: float
+    other_seconds: float
     ratio: float
     log_share: float
 
@@ -154,6 +158,9 @@ def run_bench(config: BenchConfig) -> str:
     for name in config.cases:
         if name not in CASES:
             raise UserError(f"--cases: {unknown_choice('case', name, [*CASES, 'http'])}")
+        if config.against == "published" and CASES[name].replay_steps:
+            fitting = ", ".join(name for name, case in CASES.items() if not case.replay_steps)
+            raise UserError(f"--against published: it has no replay, {name} has; choose --cases {fitting}")
     device = choose_device(config.device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
@@ -161,20 +168,24 @@ def run_bench(config: BenchConfig) -> str:
 
 
 def time_case(name: str, config: BenchConfig, device: torch.device) -> SpeedRow:
-    """Loop and bare work in turn, ``rounds`` times; medians, and the median of the ratios of each pair."""
-    work = Work(CASES[name], config, device)
-    loops, bares, progress = [], [], loop.Progress()
+    """The loop and the other in turn, ``rounds`` times; medians, and the median of the ratios of each pair."""
+    case = CASES[name]
+    work = Work(case, config, device)
+    other = work.bare
+    if config.against == "published":
+        other = PublishedLoop(work.spec, case.teacher, case.student, CLASSES, work.batch, device).run
+    loops, others, progress = [], [], loop.Progress()
     with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder:
         _timed(work.prepare(1, Path(folder) / "warm-up", loop.Progress()), device)
-        once = _timed(lambda: work.bare(1), device)
-        iterations = max(1, round(config.seconds / min(once, _timed(lambda: work.bare(1), device))))
+        once = _timed(lambda: other(1), device)
+        iterations = max(1, round(config.seconds / min(once, _timed(lambda: other(1), device))))
         for number in range(config.rounds):
             loops.append(_timed(work.prepare(iterations, Path(folder) / str(number), progress), device) / iterations)
-            bares.append(_timed(lambda: work.bare(iterations), device) / iterations)
-    ratio = statistics.median(bare / whole for bare, whole in zip(bares, loops, strict=True))
+            others.append(_timed(lambda: other(iterations), device) / iterations)
+    ratio = statistics.median(beside / whole for beside, whole in zip(others, loops, strict=True))
     log_share = progress.logging / (iterations * sum(loops))
     return SpeedRow(
-        name, work.batch, work.queries, statistics.median(loops), statistics.median(bares), ratio, log_share
+        name, work.batch, work.queries, statistics.median(loops), statistics.median(others), ratio, log_share
     )
 
 
@@ -182,10 +193,11 @@ def table(rows: list[SpeedRow], config: BenchConfig, device: torch.device) -> st
     """The rows as a Markdown table under a line that names machine, versions and settings."""
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     head = f"{machine}, {torch.get_num_threads()} threads, torch {torch.__version__}, {config.precision}"
-    lines = [head, "", "| case | batch | loop ms | bare ms | queries/s | bare / loop | log % |", f"|---{'|---:' * 6}|"]
+    columns = f"case | batch | loop ms | {config.against} ms | queries/s | {config.against} / loop | log %"
+    lines = [head, "", f"| {columns} |", f"|---{'|---:' * 6}|"]
     for row in rows:
-        loop_ms, bare_ms, speed = row.loop_seconds * 1e3, row.bare_seconds * 1e3, row.queries / row.loop_seconds
-        figures = f"{loop_ms:.1f} | {bare_ms:.1f} | {speed:,.0f} | {row.ratio:.3f} | {100 * row.log_share:.2f}"
+        loop_ms, other_ms, speed = row.loop_seconds * 1e3, row.other_seconds * 1e3, row.queries / row.loop_seconds
+        figures = f"{loop_ms:.1f} | {other_ms:.1f} | {speed:,.0f} | {row.ratio:.3f} | {100 * row.log_share:.2f}"
         lines.append(f"| {row.case} | {row.batch} | {figures} |")
     return "\n".join(lines)
 

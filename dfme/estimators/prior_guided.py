@@ -77,7 +77,7 @@ def _mixed(mixing: Tensor, alpha2: Tensor, size: int, directions: int) -> _Plan:
 def _apart(alpha2: Tensor, size: int, directions: int) -> _Plan:
     """The first direction is the prior, the others are at right angles to it."""
     first_M = torch.zeros(directions, dtype=alpha2.dtype, device=alpha2.device)
-    first_M[0] = 1
+    first_M[0].fill_(1)  # to assign a number would make a GPU wait for it
     others, room = directions - 1, size - 1
     # With nothing else than the prior there is no other weight to know, and no division by 0 - 0.
     weight = room / (room + others - 1) if others else 1.0

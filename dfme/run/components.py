@@ -100,12 +100,11 @@ def procedural_images(job: Job, spec: ImageSpec) -> DrawImages | None:
 def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Module:
     """The net on its device, in the memory format and compiled as its configuration says.
 
-    ``auto`` is channels-last on a CPU, where it was measured to be faster (docs/results/speed.md), and on a GPU with
-    bf16, whose tensor cores want it.
+    ``auto`` is channels-last, which was measured to be faster on a CPU (docs/results/speed.md) and on a GPU
+    (docs/gpu.md).
     """
-    choice = config.channels_last
     net.to(device)
-    if choice == "yes" or (choice == "auto" and (device.type == "cpu" or config.precision == "bf16")):
+    if config.channels_last != "no":
         net.to(memory_format=torch.channels_last)
     if config.compile:
         require_compiler(device)

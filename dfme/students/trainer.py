@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dfme.compute import autocast, held_to, take_up
 from dfme.config.settings import ExtractConfig
 from dfme.students.augment import augment
+from dfme.students.average import MovingAverage
 from dfme.students.ensemble import Ensemble, Vote
 from dfme.students.losses import Distance
 from dfme.students.optimizers import ScheduledOptimizer, gradient_norm, make_optimizer
@@ -59,7 +59,7 @@ class StudentTrainer:
         self._optimizer = ScheduledOptimizer(make_optimizer(self._whole, config.student), self._lr_factor)
         self._average = None
         if decay := config.student.average:
-            self._average = AveragedModel(self._whole, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+            self._average = MovingAverage(self._whole, decay)
 
     def train_afterwards(self, epochs: int, images: int) -> None:
         """Plan so many passes over ``images`` once all of them are paid for, unless the configuration plans steps."""

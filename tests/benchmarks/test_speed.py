@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,11 @@ import torch
 
 from dfme.benchmarks import speed
 from dfme.benchmarks.options import BenchConfig
+from dfme.benchmarks.published import PublishedLoop
+from dfme.errors import UserError
 from dfme.report.metrics import read_metrics
 from dfme.run import loop
+from dfme.spec import ImageSpec
 
 
 def test_the_loop_is_timed_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +31,23 @@ def test_the_loop_is_timed_with_its_log(tmp_path: Path, monkeypatch: pytest.Monk
     heads, _, figures = speed.table([row], config, torch.device("cpu")).splitlines()[-3:]
     cells = dict(zip(*([cell.strip() for cell in line.split("|")] for line in (heads, figures)), strict=True))
     assert (cells["loop ms"], cells["bare / loop"], cells["log %"]) == ("500.0", "0.800", "1.23")
+
+
+def test_the_published_loop_is_timed_beside_ours() -> None:
+    """It trains both nets, and leaves the process's arithmetic as it was."""
+    loop_at = PublishedLoop(ImageSpec((1, 8, 8)), "cnn_small", "cnn_small", 10, 4, torch.device("cpu"))
+    nets = (loop_at.student, loop_at.generator, loop_at.teacher)
+    before = [[weight.clone() for weight in net.parameters()] for net in nets]
+    loop_at.run(2)
+    student, generator, teacher = (
+        all(torch.equal(*pair) for pair in zip(was, net.parameters(), strict=True))
+        for was, net in zip(before, nets, strict=True)
+    )
+    assert (student, generator, teacher) == (False, False, True)
+    assert torch.backends.cudnn.deterministic is False
+    config = BenchConfig(
+        cases=("digits_paper",), against="published", batch_size=2, seconds=0.01, rounds=1, device="cpu"
+    )
+    assert "| published ms | queries/s | published / loop |" in speed.run_bench(config)
+    with pytest.raises(UserError, match="no replay, digits has; choose --cases digits_paper, resnet"):
+        speed.run_bench(replace(config, cases=("digits",)))

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import SMALL, one_line, run
 from small_runs import no_pictures
 
+from dfme.compute import within_memory
+from dfme.errors import DfmeError
 from dfme.run import build
 from dfme.run.directory import RunDirectory
 
@@ -77,6 +80,14 @@ def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     line = one_line(capsys)
     assert "out of memory on cpu" in line
     assert "smaller --method.batch-size" in line
+
+
+def test_of_what_cuda_says_only_the_figures_are_told() -> None:
+    """Its advice is about memory that is reserved and not allocated, where a smaller batch is what helps."""
+    said = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 9 GiB of which 1 GiB is free"
+    with pytest.raises(DfmeError) as caught, within_memory(torch.device("cuda")):
+        raise RuntimeError(f"{said}. Including non-PyTorch memory, this process has 78 GiB. Try THIS=that")
+    assert str(caught.value).startswith(f"out of memory on cuda: {said}; start a new run with a smaller --method.")
 
 
 @pytest.mark.parametrize("method", ["dfme", "static"])

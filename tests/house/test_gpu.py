@@ -19,7 +19,7 @@ SPEC = ImageSpec((3, 16, 16))
 @pytest.mark.parametrize("name", METHODS)
 def test_a_step_never_makes_the_gpu_wait(name):
     teacher = LinearTeacher(SPEC, device="cuda")
-    method = make_method(name, make_parts(teacher, 10**6, replay_steps=2, average=0.9))
+    method = make_method(name, make_parts(teacher, 10**6, replay_steps=2, average=0.9, count=METHODS[name].students))
     for _ in range(2):
         method.step()
     torch.cuda.set_sync_debug_mode("error")
