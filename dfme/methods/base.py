@@ -57,7 +57,7 @@ class Components:
 class Method(ABC):
     """One extraction method; this class is the simplest one, which pays for images with its students alone.
 
-    ``label_modes``: answers that it can learn from. ``entry``: a MethodEntry; those of our own are in METHODS. A method that
+    ``label_modes``: answers that it can learn from. ``entry``: a MethodEntry; ours stand in METHODS. A method that
     trains its generator sets ``generator_optimizer``; both are then part of its state.
     """
 
