@@ -84,7 +84,7 @@ def _require(net: nn.Module, what: str, inputs: Tensor, shape: tuple[int, ...]) 
     """UserError unless the network, in eval mode, makes floats of this shape of these inputs, and can be trained."""
     expected = f"{what} {type(getattr(net, 'net', net)).__name__}: expected floats {shape} for {tuple(inputs.shape)}"
     try:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        with torch.enable_grad():
             made = net.eval()(inputs)
         net.train()
     except Exception as error:
