@@ -11,20 +11,37 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dfme.errors import DfmeError as DfmeError
+    from dfme.errors import TeacherError as TeacherError
+    from dfme.errors import UserError as UserError
+    from dfme.methods import METHODS as METHODS
+    from dfme.methods import MethodEntry as MethodEntry
+    from dfme.methods.base import Method as Method
     from dfme.run.api import extract as extract
+    from dfme.run.run import Result as Result
     from dfme.run.student_file import load_student as load_student
+    from dfme.spec import ImageSpec as ImageSpec
+    from dfme.spec import LabelMode as LabelMode
 
-__all__ = ["__version__", "extract", "load_student"]
+_LAZY = {
+    **{"extract": "dfme.run.api", "load_student": "dfme.run.student_file", "Result": "dfme.run.run"},
+    **{"Method": "dfme.methods.base", "MethodEntry": "dfme.methods", "METHODS": "dfme.methods"},
+    **dict.fromkeys(("ImageSpec", "LabelMode"), "dfme.spec"),
+    **dict.fromkeys(("DfmeError", "UserError", "TeacherError"), "dfme.errors"),
+}
+__all__ = ["__version__", *_LAZY]
 
 try:
     __version__ = version("dfme")
 except PackageNotFoundError:  # run from a checkout that is not installed
     __version__ = "0+checkout"
 
-_LAZY = {"extract": "dfme.run.api", "load_student": "dfme.run.student_file"}
-
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'dfme' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -141,7 +141,7 @@ def _given_once(name: str, example: str, given: Any, stated: Any) -> Any:
     if given is None and stated is None:
         raise UserError(
             f"the teacher's {name} is not known: give the object an attribute {name} = {example}, "
-            f"or say --teacher.{flag} (in Python, extract(..., {name}={example}))"
+            f"or say --teacher.{flag}"
         )
     if given is not None and stated is not None and given != stated:
         raise UserError(f"--teacher.{flag}: got {given}, but the teacher itself says {stated}")

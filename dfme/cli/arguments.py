@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 from dfme.cli.flags import Flag, last_text, split_flags
 from dfme.cli.teacher_side import KINDS, kind_problems
 from dfme.config.imports import find_target, own_options
-from dfme.config.messages import Problem, did_you_mean, nearest, unknown_choice
+from dfme.config.messages import Problem, did_you_mean, nearest, spelled_flag
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, build, flatten, options_of, validate
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
-from dfme.methods import METHODS, SECTIONS
+from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.run.checks import teacher_problems
 from dfme.run.job import DEFAULT_RECIPE, is_plain, locate
 
@@ -178,7 +178,7 @@ class Arguments:
     def job(self, config: ExtractConfig) -> Job:
         """The job of these settings with the teacher and the method that are asked for."""
         teacher, options = self.teacher()
-        entry = METHODS[self.method]
+        entry = find_method(self.method)
         method = build(entry.config, self.values, "method.")
         sections = {name: build(entry.section(name), self.values, f"{name}.") for name in SECTIONS}
         return Job(config, teacher, options, self.method, method, **sections)
@@ -210,7 +210,7 @@ class Arguments:
         flag = self._flags.get(f"{section}.{name}")
         if flag is not None and flag.text is not None and flag.text != by_recipe:
             self._content.pop(section, None)
-            heeded = METHODS[flag.text].sections if flag.text in METHODS else ()
+            heeded = find_method(flag.text).sections if section == "method" else ()
             for other in SECTIONS if section == "method" else ():
                 if other == "estimator" or other not in heeded:
                     self._content.pop(other, None)
@@ -233,18 +233,12 @@ class Arguments:
             own = {option.key for option in self._own}
             options += [*(option for key, option in _common().items() if key not in own), *self._own]
         if inputs.method:
-            if self.method not in METHODS:
-                raise UserError(f"--method.name: {unknown_choice('method', self.method, METHODS)}")
-            entry = METHODS[self.method]
-            options.append(Option("method.name", str, "dfme", f"extraction method: {', '.join(METHODS)}"))
-            options += options_of(entry.config, "method.")
+            entry = find_method(self.method)
+            options.append(Option("method.name", str, "dfme", f"{', '.join(METHODS)}, or module:Class of your own"))
+            for option in options_of(entry.config, "method."):
+                options.append(dataclasses.replace(option, basic=option.basic or ":" in self.method))
             options += (option for name in entry.sections for option in options_of(entry.section(name), f"{name}."))
         return options
-
-
-def spelled_flag(key: str) -> str:
-    """An option as one types it."""
-    return "--" + key.replace("_", "-")
 
 
 def read_recipe(flags: Sequence[Flag], find: RecipeFinder) -> Recipe:

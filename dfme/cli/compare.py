@@ -20,7 +20,7 @@ from dfme.config.messages import nearest
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import Option, options_of
 from dfme.errors import UserError
-from dfme.methods import METHODS, SECTIONS
+from dfme.methods import SECTIONS, find_method
 from dfme.run.job import PACKAGE, SAID_BY_THE_USER
 from dfme.spec import LabelMode
 
@@ -120,7 +120,7 @@ def _jobs(
     problems: dict[str, dict[str, None]] = {}
     for mode in modes:
         for row, content in contents.items():
-            others = set(SECTIONS) - set(METHODS[content["method"]["name"]].sections)
+            others = set(SECTIONS) - set(find_method(content["method"]["name"]).sections)
             words = [flag.word for flag in flags if flag.key.partition(".")[0] not in others]
             try:
                 words_of_mode = [*words, f"--teacher.label-mode={mode}"]

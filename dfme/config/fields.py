@@ -34,7 +34,7 @@ class Expected(NamedTuple):
     words: str
 
 
-_SUBJECT = re.compile(r"^(arch|data set|label mode|image \w+|programs|pool of images): ")
+_SUBJECT = re.compile(r"^(arch(?: \S+:\S+)?|data set|label mode|image \w+|programs|pool of images): ")
 _UNITS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 

@@ -1,4 +1,4 @@
-"""``module:Class`` and ``module:function``, a teacher of one's own: it is found, and its signature says its options.
+"""``module:Class`` and ``module:function`` of one's own: they are found; a teacher's signature says its options.
 
 Their types, defaults and help are its author's. No torch here.
 """
@@ -23,16 +23,16 @@ from dfme.config.values import REQUIRED, Option, reader
 from dfme.errors import UserError
 
 
-def find_target(target: str) -> Callable[..., Any]:
-    """What ``module:name`` names; the current directory is searched after everything installed.
+def find_target(target: str, flag: str = "--teacher") -> Callable[..., Any]:
+    """What ``module:name``, the value of ``flag``, names; the current directory is searched after all installed.
 
     Raises:
         UserError: if the module is not there or fails on import, or has no callable of that name.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
-        raise UserError(f"--teacher: expected module:Class or module:function, got {target!r}")
-    module = _import(module_name, target)
+        raise UserError(f"{flag}: expected module:Class or module:function, got {target!r}")
+    module = _import(module_name, f"{flag} {target}")
     found = getattr(module, name, None)
     if callable(found):
         return found  # type: ignore[no-any-return]
@@ -41,7 +41,13 @@ def find_target(target: str) -> Callable[..., Any]:
         f"no {name!r} in it" if found is None else f"{name} is of type {type(found).__name__}, no class or function"
     )
     place = getattr(module, "__file__", None) or module_name
-    raise UserError(f"--teacher {target}: {place}: {problem}{did_you_mean(name, callables)}")
+    raise UserError(f"{flag} {target}: {place}: {problem}{did_you_mean(name, callables)}")
+
+
+def name_of(thing: object) -> str:
+    """``module:name`` of a class or a function, or of what an object is."""
+    named: Any = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def what_and_where(error: BaseException) -> str:
@@ -54,7 +60,7 @@ def what_and_where(error: BaseException) -> str:
     return f"{type(error).__name__}: {message} ({place})"
 
 
-def _import(name: str, target: str) -> ModuleType:
+def _import(name: str, subject: str) -> ModuleType:
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.append(folder)
@@ -64,10 +70,10 @@ def _import(name: str, target: str) -> ModuleType:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             beside = [entry[:-3] for entry in os.listdir(folder) if entry.endswith(".py")]
             hint = did_you_mean(name, beside)
-            raise UserError(f"--teacher {target}: no module {error.name!r} in {folder} or installed{hint}") from None
-        raise UserError(f"--teacher {target}: importing {name} failed: {what_and_where(error)}") from error
+            raise UserError(f"{subject}: no module {error.name!r} in {folder} or installed{hint}") from None
+        raise UserError(f"{subject}: importing {name} failed: {what_and_where(error)}") from error
     except (Exception, SystemExit) as error:  # a script without a main guard may end the process
-        raise UserError(f"--teacher {target}: importing {name} failed: {what_and_where(error)}") from error
+        raise UserError(f"{subject}: importing {name} failed: {what_and_where(error)}") from error
 
 
 _ARGUMENT = re.compile(

@@ -31,6 +31,11 @@ class Problem(NamedTuple):
     text: str
 
 
+def spelled_flag(key: str) -> str:
+    """An option as one types it."""
+    return "--" + key.replace("_", "-")
+
+
 def listed(values: Iterable[float]) -> str:
     """Numbers as one writes them on the command line."""
     return ",".join(f"{value:g}" for value in values)

@@ -100,7 +100,7 @@ class StudentConfig:
     """The students and how they are trained. One is delivered; of several, each learns from the same batches."""
 
     arch: Basic[str] = "auto"
-    """a name from dfme.nets, a torchvision classifier, or auto (by the size of the image)"""
+    """a name from dfme.nets, a torchvision classifier, module:Net of your own, or auto (by the size of the image)"""
     count: UpTo64 = 0
     """students trained side by side; 0: as many as the method needs"""
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -278,7 +278,7 @@ class Job:
     """Everything that decides a run. ``teacher_options`` are the own arguments of the teacher's kind.
 
     ``estimator`` and ``queries`` are of no effect, and in no document, where the method estimates no gradient or
-    draws nothing.
+    draws nothing. ``nets``: what was handed over in Python to make a network, by the key that has its name.
     """
 
     config: ExtractConfig
@@ -288,3 +288,4 @@ class Job:
     method_config: Any
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
     queries: QueriesConfig = field(default_factory=QueriesConfig)
+    nets: dict[str, Any] = field(default_factory=dict)

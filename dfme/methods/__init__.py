@@ -1,11 +1,20 @@
-"""The extraction methods by name. A new method is one file, one configuration and one line here."""
+"""The extraction methods by name, and those of one's own. A new one here is one file, one configuration, one line."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
 from typing import Any, NamedTuple
 
+from pydantic.dataclasses import dataclass as as_model
+
+from dfme.config.fields import CONFIG
+from dfme.config.imports import find_target
+from dfme.config.messages import unknown_choice
 from dfme.config.settings import EstimatorConfig, QueriesConfig
+from dfme.config.values import options_of
+from dfme.errors import UserError
 from dfme.methods.configs import (
     DfmeConfig,
     DfmsConfig,
@@ -17,6 +26,7 @@ from dfme.methods.configs import (
     ProceduralConfig,
     StaticConfig,
 )
+from dfme.spec import LABEL_KINDS
 
 SECTIONS: dict[str, type[Any]] = {"estimator": EstimatorConfig, "queries": QueriesConfig}
 """Sections of a recipe, besides ``method``, that some methods take their options from."""
@@ -25,13 +35,14 @@ SECTIONS: dict[str, type[Any]] = {"estimator": EstimatorConfig, "queries": Queri
 class MethodEntry(NamedTuple):
     """A method's configuration class, and ``module:Class`` of its implementation, imported when it is built.
 
+    A method of one's own has it as its class attribute ``entry``, without ``implementation``.
     ``sections``: those of ``SECTIONS`` that it heeds. ``students``: how many it needs at least.
     ``keeps``: whether its students learn from what was paid for before, however they are configured.
     ``estimator``: the class of its estimator section, whose defaults are the method's.
     """
 
     config: type[Any]
-    implementation: str
+    implementation: str = ""
     sections: tuple[str, ...] = ("queries",)
     students: int = 1
     keeps: bool = False
@@ -57,3 +68,37 @@ METHODS: dict[str, MethodEntry] = {
     "static": MethodEntry(StaticConfig, "dfme.methods.static:Static"),
     "procedural": MethodEntry(ProceduralConfig, "dfme.methods.procedural:Procedural"),
 }
+
+
+def find_method(name: str) -> MethodEntry:
+    """The entry of a method by its name, or of one's own by ``module:Class``; UserError where there is none."""
+    if ":" not in name:
+        if name not in METHODS:
+            raise UserError(f"--method.name: {unknown_choice('method', name, [*METHODS, 'module:Class of your own'])}")
+        return METHODS[name]
+    try:
+        return _own_entry(find_target(name, "--method.name"))._replace(implementation=name)
+    except (ValueError, TypeError, NameError) as error:
+        raise UserError(f"--method.name {name}: {error}") from error
+
+
+@functools.cache
+def _own_entry(method: Any) -> MethodEntry:
+    """The entry of a class, its configuration a checked model. ValueError with what it lacks."""
+    from dfme.methods.base import Method
+
+    if not isinstance(method, type) or not issubclass(method, Method):
+        raise ValueError("expected a class derived from dfme.Method")
+    entry, kinds = getattr(method, "entry", None), getattr(method, "label_modes", ())
+    if not isinstance(entry, MethodEntry) or not dataclasses.is_dataclass(entry.config):
+        raise ValueError("expected entry = dfme.MethodEntry(Config) on the class, Config a dataclass of its options")
+    if not kinds or not {*kinds, *entry.sections} <= {*LABEL_KINDS, *SECTIONS}:
+        choices = f"label_modes among {', '.join(LABEL_KINDS)} and sections among {', '.join(SECTIONS)}"
+        raise ValueError(f"expected {choices}, got {kinds} and {entry.sections}")
+    config: Any = entry.config
+    if not hasattr(config, "__pydantic_fields__"):
+        config = as_model(config=CONFIG, frozen=config.__dataclass_params__.frozen)(config)
+    options = {option.key: option.required for option in options_of(config)}
+    if "batch_size" not in options or "name" in options or any(options.values()):
+        raise ValueError(f"expected options with defaults in {config.__name__}, one called batch_size and none name")
+    return entry._replace(config=config)

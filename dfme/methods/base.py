@@ -1,6 +1,6 @@
 """What every method is: what the loop asks of it, what it is given, and what methods share.
 
-A method does no I/O, no logging, no evaluation. A new one is a subclass with ``step`` and a line in METHODS.
+A method does no I/O, no logging, no evaluation. A new one is a subclass with ``step`` and its entry.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ class Components:
 class Method(ABC):
     """One extraction method; this class is the simplest one, which pays for images with its students alone.
 
-    ``label_modes``: answers that it can learn from. A method that trains its generator sets ``generator_optimizer``;
-    both are then part of its state.
+    ``label_modes``: answers that it can learn from. ``entry``: a MethodEntry; ours stand in METHODS. A method that
+    trains its generator sets ``generator_optimizer``; both are then part of its state.
     """
 
     label_modes: ClassVar[tuple[LabelKind, ...]]
+    entry: ClassVar[Any]
     config: Any
     generator_optimizer: ScheduledOptimizer
 

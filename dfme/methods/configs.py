@@ -26,6 +26,8 @@ class StaticConfig(ProceduralConfig):
 
     latent_size: Count = 256
     """size of the generator's input"""
+    generator: str = "auto"
+    """auto (that of DFME's paper), or module:Net of your own: latents (B, latent_size) to images before tanh"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -40,6 +42,8 @@ class GeneratorConfig:
     """student batches paid for per iteration (d)"""
     latent_size: Count = 256
     """size of the generator's input"""
+    generator: str = "auto"
+    """auto (that of DFME's paper), or module:Net of your own: latents (B, latent_size) to images before tanh"""
     generator_lr: Positive = 1e-4
     """learning rate of the generator's Adam"""
 

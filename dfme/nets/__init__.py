@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dfme.config.imports import find_target
 from dfme.errors import UserError
 from dfme.spec import Shape
 
@@ -54,15 +55,26 @@ def auto_net(shape: Shape) -> str:
     return "cnn_medium" if longest <= 16 else "resnet18_8x"
 
 
-def build_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
+def find_net(name: str) -> Callable[..., Any] | None:
+    """What makes a network of one's own, ``module:Net``; None for other names. UserError if there is no such thing."""
+    return find_target(name, "arch") if ":" in name else None
+
+
+def build_net(name: str, shape: Shape, num_classes: int, own: Callable[..., Any] | None = None) -> nn.Module:
     """A freshly initialised net for images of (C, H, W), in train mode, on torch's default device.
 
+    ``own`` makes a network of one's own in place of the one of that name: no name is imported here.
     Initial weights come from torch's global random state, as torch's own layers do: the caller seeds it.
     Raises UserError for an unknown name, fewer than two classes, or a size the architecture cannot take.
     """
-    check_net(name)
+    if own is None:
+        check_net(name)
     if num_classes < 2:
         raise UserError(f"num_classes: expected at least 2, got {num_classes}")
+    if own is not None:
+        from dfme.nets.own import own_classifier
+
+        return own_classifier(own, shape, num_classes)
     if name in NETS:
         return builder(name)(shape, num_classes)
     from dfme.nets.torchvision_nets import torchvision_net

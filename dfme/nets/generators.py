@@ -24,13 +24,15 @@ class GeneratorNet(nn.Module, ABC):
     the teacher's bounds (plain tanh for bounds of -1 and 1).
     """
 
+    latent_size: int
+
     def __init__(self, spec: ImageSpec) -> None:
         super().__init__()
         self.bounds = spec.bounds
 
-    @abstractmethod
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        """``count`` latents, on the device of ``rng``."""
+        """``count`` latents, here from N(0, I), on the device of ``rng``."""
+        return torch.randn(count, self.latent_size, generator=rng, device=rng.device)
 
     @property
     @abstractmethod
@@ -107,10 +109,6 @@ class Generator(GeneratorNet):
     @property
     def last_convolution(self) -> nn.Module:
         return next(layer for layer in reversed(self.blocks) if isinstance(layer, nn.Conv2d))
-
-    def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        """``count`` latents from N(0, I), drawn on the generator's device."""
-        return torch.randn(count, self.latent_size, generator=rng, device=rng.device)
 
 
 DrawImages = Callable[[int, torch.Generator], Tensor]

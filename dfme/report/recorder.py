@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +17,9 @@ from dfme.report.gradient_warnings import GradientWatch
 from dfme.report.metrics import MetricsFile, require_known
 from dfme.report.wandb_run import WandbRun
 
+Callback = Callable[[int, dict[str, float]], object]
+"""A function of the user's, called with the queries so far and the metrics of a record."""
+
 SHEET_COLUMNS = 8
 SHEET_IMAGES = 32
 SHEET_PIXELS = 32  # least edge of one image on the sheet sent to wandb
@@ -28,8 +31,13 @@ class Recorder:
     ``resume_at`` is the checkpoint's number of charged images: what was recorded beyond it is dropped, since
     the resumed run records it again. Save a checkpoint after the records of its own number of images.
     ``bounds``: the teacher's lowest and highest pixel value, of the images handed to ``samples``. ``checked``:
-    the pre-flight check chose how gradients are estimated.
+    the pre-flight check chose how gradients are estimated. ``callback`` hears every record; the run is asked to stop
+    (``stopped``) once it returns True or raises ``error``.
     """
+
+    callback: Callback | None = None
+    stopped = False
+    error: Exception | None = None
 
     def __init__(
         self,
@@ -120,6 +128,10 @@ class Recorder:
         warned = self._watch.see(metrics)
         if warned is not None:
             self._console.note(warned)
+        try:
+            self.stopped |= self.callback is not None and self.callback(queries, dict(metrics)) is True
+        except Exception as error:  # what is paid is kept first
+            self.stopped, self.error = True, error
 
     def _trim_samples(self, queries: int) -> None:
         make_folder(self._run_dir / "samples")

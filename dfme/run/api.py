@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dfme.config.messages import unknown_choice
+from dfme.config.imports import find_target, name_of
+from dfme.config.in_python import in_python
 from dfme.config.settings import (
     EstimatorConfig,
     EvaluationConfig,
@@ -19,23 +22,38 @@ from dfme.config.settings import (
     TeacherConfig,
     WandbConfig,
 )
-from dfme.config.values import from_mapping, leaves
-from dfme.errors import UserError
-from dfme.methods import METHODS
+from dfme.config.values import from_mapping, leaves, options_of
+from dfme.errors import DfmeError, UserError
+from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.run.checks import check
 from dfme.spec import LabelMode
 
 if TYPE_CHECKING:
+    from dfme.methods.base import Method
     from dfme.run.run import Result
 
 
+@contextmanager
+def _speaking_python() -> Iterator[None]:
+    """Errors name the arguments of ``extract`` where they would name flags."""
+    try:
+        yield
+    except DfmeError as error:
+        sections = [option for name, model in SECTIONS.items() for option in options_of(model, f"{name}.")]
+        options = [*options_of(ExtractConfig), *options_of(TeacherConfig, "teacher."), *sections]
+        said = in_python(str(error), {option.key: option for option in options}, signature(extract).parameters)
+        error.args = (said, *error.args[1:])
+        raise
+
+
+@_speaking_python()
 def extract(
     teacher: Callable[..., Any],
     *,
     shape: tuple[int, int, int] | None = None,
     num_classes: int | None = None,
     budget: int | str = 1_000_000,
-    method: str = "dfme",
+    method: str | type[Method] = "dfme",
     seed: int = 0,
     out: str | Path | None = None,
     bounds: tuple[float, float] = (0.0, 1.0),
@@ -45,7 +63,7 @@ def extract(
     method_options: Mapping[str, Any] | None = None,
     estimator: EstimatorConfig | Mapping[str, Any] | None = None,
     queries: QueriesConfig | Mapping[str, Any] | None = None,
-    student: StudentConfig | Mapping[str, Any] | None = None,
+    student: StudentConfig | Mapping[str, Any] | Callable[..., Any] | None = None,
     evaluation: EvaluationConfig | Mapping[str, Any] | str | None = None,
     schedule: ScheduleConfig | Mapping[str, Any] | None = None,
     wandb: WandbConfig | Mapping[str, Any] | None = None,
@@ -53,20 +71,24 @@ def extract(
     precision: Literal["fp32", "bf16"] = "fp32",
     resume: bool = False,
     progress: bool = False,
+    callback: Callable[[int, dict[str, float]], object] | None = None,
 ) -> Result:
     """Clone ``teacher``, a ``dfme.spec.Teacher`` or a function images -> scores, within ``budget`` images.
 
     Images reach it as float32 (B, C, H, W) within ``bounds``; it answers scores (B, K) or labels (B,), as
     tensors, arrays or lists. ``shape`` and ``num_classes`` may stand on the teacher as attributes instead.
-    ``evaluation`` is the name of a data set, or its configuration. The result has the ``student`` (a torch
-    module), the ``summary`` (the content of summary.json) and the ``run_dir``.
+    ``evaluation`` is the name of a data set, or its configuration. ``method`` may be a class of one's own, ``student``
+    (or its ``arch``) and ``method_options["generator"]`` a torch module, of which a copy is trained, or what makes one
+    (docs/extending.md). ``callback(queries, metrics)`` hears every line of metrics.jsonl; where it returns True the run
+    stops, where it raises too, and all that is paid is kept: call again with ``resume=True`` to go on. The result has
+    the ``student`` (a torch module), the ``summary`` (that of summary.json), the ``metrics`` and the ``run_dir``.
 
     Raises:
         UserError: before the first query, naming every option that cannot work.
         TeacherError: if the teacher fails for good; what was paid for is kept in the run directory.
     """
-    if str(method) not in METHODS:
-        raise UserError(unknown_choice("method", str(method), METHODS))
+    name, described, own = _name_of_method(method), _mapping(student, "arch"), _mapping(method_options)
+    nets = {**_handed_over(described, "arch", "student.arch"), **_handed_over(own, "generator", "method.generator")}
     settings = {
         "budget": budget,
         "seed": seed,
@@ -74,38 +96,58 @@ def extract(
         "resume": resume,
         "device": device,
         "precision": precision,
-        "student": _mapping(student),
+        "student": described,
         "evaluation": {"dataset": evaluation} if isinstance(evaluation, str) else _mapping(evaluation),
         "schedule": _mapping(schedule),
         "wandb": _mapping(wandb),
     }
-    named = teacher if hasattr(teacher, "__qualname__") else type(teacher)
-    described = {
-        **{"kind": f"{named.__module__}:{named.__qualname__}", "shape": shape, "num_classes": num_classes},
+    stated = {
+        **{"kind": name_of(teacher), "shape": shape, "num_classes": num_classes},
         **{"bounds": bounds, "levels": levels, "max_batch": max_batch},
         "label_mode": None if label_mode is None else str(label_mode),
     }
-    job = _job(method, settings, described, method_options, {"estimator": estimator, "queries": queries})
+    job = _job(name, settings, stated, own, {"estimator": estimator, "queries": queries}, nets)
     from dfme.run.build import run_job
 
-    return run_job(job, teacher=teacher, resume=resume, console=progress)
+    return run_job(job, teacher=teacher, resume=resume, console=progress, callback=callback)
+
+
+def _name_of_method(method: object) -> str:
+    """A class as ``module:Class``, by which a resumed run finds it again. UserError where that would be another."""
+    if isinstance(method, str):
+        return method
+    name = name_of(method)
+    if "<" in name or not isinstance(method, type) or find_target(name, "--method.name") is not method:
+        raise UserError(f"--method.name: expected a name, or a class at the top of a module, got {name}")
+    return name
+
+
+def _handed_over(options: dict[str, Any], name: str, key: str) -> dict[str, Any]:
+    """What makes a network, by its key, if one stands among the options in place of a name, which it leaves there."""
+    made = options.get(name)
+    if made is None or isinstance(made, str) or not callable(made):
+        return {}
+    options[name] = name_of(made)
+    return {key: made}
 
 
 def _job(
     method: str,
     settings: Mapping[str, Any],
     teacher: Mapping[str, Any],
-    options: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
     sections: Mapping[str, object],
+    nets: dict[str, Any],
 ) -> Job:
     """The job that these describe, checked; a section of ``settings`` without an option is left to its defaults."""
     job = Job(
-        from_mapping(ExtractConfig, {name: value for name, value in settings.items() if value != {}}),
-        from_mapping(TeacherConfig, teacher, "teacher."),
+        from_mapping(ExtractConfig, {name: value for name, value in settings.items() if value != {}}, "--"),
+        from_mapping(TeacherConfig, teacher, "--teacher."),
         {},
         method,
-        from_mapping(METHODS[method].config, options or {}, "method_options."),
+        from_mapping(find_method(method).config, options, "--method."),
         **{name: _section(name, method, config) for name, config in sections.items()},
+        nets=nets,
     )
     check(job)
     return job
@@ -113,16 +155,21 @@ def _job(
 
 def _section(name: str, method: str, config: object) -> Any:
     """The configuration of a section that only some methods heed."""
-    if config is not None and name not in METHODS[method].sections:
+    if config is not None and name not in find_method(method).sections:
         heeding = ", ".join(other for other, entry in METHODS.items() if name in entry.sections)
-        raise UserError(f"{name}: method {method} does not use it; leave it out, or take one of {heeding}")
-    return from_mapping(METHODS[method].section(name), _mapping(config), f"{name}.")
+        raise UserError(f"--{name}: method {method} does not use it; leave it out, or take one of {heeding}")
+    return from_mapping(find_method(method).section(name), _mapping(config), f"--{name}.")
 
 
-def _mapping(config: object) -> Mapping[str, Any]:
-    """A configuration, given as its dataclass or as a mapping, as a mapping; none is an empty one."""
-    if config is None:
-        return {}
-    if not isinstance(config, Mapping) and not dataclasses.is_dataclass(config):
-        raise UserError(f"expected a configuration or a mapping of options, got {config!r}")
-    return config if isinstance(config, Mapping) else leaves(config)
+def _mapping(config: object, alone: str = "") -> dict[str, Any]:
+    """A configuration, given as its dataclass or as a mapping, as a mapping; none is an empty one.
+
+    What else can be called is the option ``alone``, if there is one.
+    """
+    if config is None or isinstance(config, Mapping):
+        return dict(config or {})
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return leaves(config)
+    if not alone or not callable(config):
+        raise UserError(f"expected a configuration or a mapping of options, got {config!r}"[:200])
+    return {alone: config}

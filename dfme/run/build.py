@@ -19,13 +19,13 @@ from dfme.errors import TeacherError, UserError
 from dfme.estimators.approximate import CHUNK
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight import default_settings, needs_preflight, preflight_images, require_budget
-from dfme.methods import METHODS
+from dfme.methods import METHODS, find_method
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import Streams
 from dfme.report.console import Console
-from dfme.report.recorder import Recorder
+from dfme.report.recorder import Callback, Recorder
 from dfme.report.summary_file import read_summary
 from dfme.run.checkpoint import fitting, load_checkpoint
 from dfme.run.components import build_components, build_method, build_nets, needed_space, open_pool
@@ -49,6 +49,7 @@ def run_job(
     teacher: Teacher | Callable[..., Any] | None = None,
     resume: bool = False,
     console: bool = True,
+    callback: Callback | None = None,
 ) -> Result:
     """Run a job to the end of its budget, or to the first interruption, and deliver its student.
 
@@ -71,7 +72,7 @@ def run_job(
         if teacher is None:
             held.callback(getattr(made, "close", lambda: None))
         run = open_run(job, made, device, held, resume, console)
-        path = run.directory.path
+        path, run.recorder.callback = run.directory.path, callback
         # How to go on: no command line knows a teacher that was handed over.
         in_python = f"call extract again with out={str(path)!r}, resume=True"
         again = resume_command(path, job) if teacher is None else in_python
@@ -94,7 +95,7 @@ def finished_result(job: Job) -> Result | None:
         summary = read_summary(path / "summary.json")
         if summary is None or int(job.config.budget) > summary["budget"]:
             return None
-        student = load_student(path)
+        student = load_student(path, job.nets.get("student.arch"))
     except UserError:
         return None
     require_same_run(job, path / "config.yaml")
@@ -163,7 +164,7 @@ def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
 
 def _require_answers_fit(name: str, teacher: Teacher) -> None:
     """UserError if the method cannot learn from what the teacher answers, with those that can."""
-    label_modes, kind = METHODS[name].load().label_modes, teacher.label_mode.kind
+    label_modes, kind = find_method(name).load().label_modes, teacher.label_mode.kind
     if kind not in label_modes:
         able = [other for other, entry in METHODS.items() if kind in entry.load().label_modes]
         raise UserError(
@@ -174,7 +175,7 @@ def _require_answers_fit(name: str, teacher: Teacher) -> None:
 
 def _require_estimator(job: Job, spec: ImageSpec) -> None:
     """UserError if the estimator does not fit the teacher's images, or the budget the check that it is left to."""
-    if "estimator" not in METHODS[job.method].sections:
+    if "estimator" not in find_method(job.method).sections:
         return
     drafted, left_open = default_settings(job.estimator, spec), needs_preflight(job.estimator)
     if left_open:
@@ -250,5 +251,5 @@ def require_same_run(job: Job, config: Path) -> None:
     if keys:
         raise UserError(
             f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
-            "leave those flags out, or start a new run in another --out"
+            "leave those out, or start a new run in another --out"
         )

@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 
 from dfme.config.fields import problem_of
-from dfme.config.messages import Problem, did_you_mean, listed
+from dfme.config.imports import find_target
+from dfme.config.messages import Problem, did_you_mean, listed, spelled_flag
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, QueriesConfig, TeacherConfig
 from dfme.data import check_dataset
 from dfme.errors import UserError
-from dfme.methods import METHODS
-from dfme.nets import check_net
+from dfme.methods import find_method
+from dfme.nets import check_net, find_net
 from dfme.queries.names import check_pool, check_programs
 from dfme.run.directory import holds_something
 
@@ -31,36 +32,45 @@ def check(job: Job) -> None:
     """Raise one UserError that names everything wrong with the job."""
     problems = [*find_problems(job), *teacher_problems(job.teacher)]
     if problems:
-        raise UserError("; ".join(f"{problem.key}: {problem.text}" for problem in problems))
+        raise UserError("; ".join(f"{spelled_flag(problem.key)}: {problem.text}" for problem in problems))
 
 
 def find_problems(job: Job) -> list[Problem]:
     """Everything wrong with the job, its teacher apart, that can be seen without loading torch or the data."""
     directory = _run_directory_problems(job.config)
-    net = net_problems("student.arch", job.config.student.arch)
-    return [*method_problems(job), *net, *evaluation_problems(job.config.evaluation), *directory]
+    return [*method_problems(job), *_nets_of(job), *evaluation_problems(job.config.evaluation), *directory]
 
 
 def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
-    """An unknown architecture; none and auto are left to the builder."""
+    """An unknown architecture; none and auto are left to the builder. Only a student may be a ``module:Net``."""
     if arch not in (None, "auto"):
-        yield from _caught(key, partial(check_net, arch))
+        own = key == "student.arch" and ":" in arch
+        yield from _caught(key, partial(find_net if own else check_net, arch))
+
+
+def _nets_of(job: Job) -> Iterator[Problem]:
+    """A student or a generator that there is not; one that was handed over in Python is tried when it is built."""
+    if "student.arch" not in job.nets:
+        yield from net_problems("student.arch", job.config.student.arch)
+    generator = getattr(job.method_config, "generator", "auto")
+    if generator != "auto" and "method.generator" not in job.nets:
+        yield from _caught("method.generator", partial(find_target, generator, "--method.generator"))
 
 
 def students_of(job: Job) -> int:
     """How many students the job trains."""
-    return job.config.student.count or METHODS[job.method].students
+    return job.config.student.count or find_method(job.method).students
 
 
 def keeps_answers(job: Job) -> bool:
     """Whether the students' replay holds what is paid for."""
     student = job.config.student
-    return bool(student.steps or student.replay_steps or METHODS[job.method].keeps)
+    return bool(student.steps or student.replay_steps or find_method(job.method).keeps)
 
 
 def method_problems(job: Job) -> Iterator[Problem]:
     """Everything that rules each other out among method, estimator, queries and students."""
-    heeded, method = METHODS[job.method].sections, job.method_config
+    heeded, method = find_method(job.method).sections, job.method_config
     yield from _broken(_student_rules(job))
     for name, pool in ((name, getattr(method, name, None)) for name in POOLS):
         if pool is not None:
@@ -85,7 +95,7 @@ def _caught(key: str, action: Callable[[], object]) -> Iterator[Problem]:
 
 
 def _student_rules(job: Job) -> list[Rule]:
-    config, needed = job.config.student, METHODS[job.method].students
+    config, needed = job.config.student, find_method(job.method).students
     few = f"expected at least {needed}, which method {job.method} plays against each other, got {config.count}"
     divides = "expected --student.steps as well, which it divides"
     held = "expected --student.steps or --student.replay-steps as well: images are held for replay"
@@ -122,6 +132,7 @@ def _queries_rules(job: Job) -> list[Rule]:
     slope = getattr(job.method_config, "adversarial", 0) and (config.pool > 1 or config.procedural)
     own = "expected queries.pool 1 and queries.procedural 0 with it: it looks at what the generator makes itself"
     kept = "expected --student.replay-steps or --student.steps as well: what is paid for is kept for replay"
+    other = "expected none with method.generator: it is a generator of its own kind"
     none = f"method {job.method} has no generator; leave it out"
     return [
         (alone, "queries.choose", "expected entropy, or --student.count of 2 or more, which can differ"),
@@ -129,6 +140,7 @@ def _queries_rules(job: Job) -> list[Rule]:
         (config.evolve and not keeps_answers(job), "queries.evolve", kept),
         (not generated and config.procedural != QueriesConfig.procedural, "queries.procedural", none),
         (not generated and config.base != QueriesConfig.base, "queries.base", none),
+        (config.base != "none" and getattr(job.method_config, "generator", "auto") != "auto", "queries.base", other),
     ]
 
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dfme.compute import DeferredChecks, require_compiler
+from dfme.config.imports import find_target
 from dfme.config.settings import ExtractConfig, Job
-from dfme.methods import METHODS
+from dfme.errors import UserError
+from dfme.methods import find_method
 from dfme.methods.base import Components, Method
-from dfme.nets import auto_net, build_net
+from dfme.nets import auto_net, build_net, find_net
 from dfme.nets.generators import DrawImages, Generator, GeneratorNet, Transforming
+from dfme.nets.own import own_generator
 from dfme.oracle.oracle import Oracle
 from dfme.queries.evolution import Evolution
 from dfme.queries.pool import ImageSource
@@ -45,29 +49,41 @@ class Nets:
 
 def build_nets(job: Job, spec: ImageSpec, num_classes: int, device: torch.device) -> Nets:
     """The students and the generator as the seed initialises them, on their device."""
-    arch, students = build_students(job.config, students_of(job), spec, num_classes, device)
+    own = job.nets.get("student.arch") or find_net(job.config.student.arch)
+    arch, students = build_students(job.config, students_of(job), spec, num_classes, device, own)
 
     def fresh(number: int) -> list[nn.Module]:
         seed = derived_seed(job.config.seed, f"student round {number}")
-        return fresh_nets(arch, spec, num_classes, seed, len(students))
+        return fresh_nets(arch, spec, num_classes, seed, len(students), own)
 
     return Nets(arch, students, build_generator(job, spec, device), fresh)
 
 
 def build_students(
-    config: ExtractConfig, count: int, spec: ImageSpec, num_classes: int, device: torch.device
+    config: ExtractConfig, count: int, spec: ImageSpec, num_classes: int, device: torch.device, own: Any = None
 ) -> tuple[str, list[nn.Module]]:
-    """The architecture and so many students, as the seed initialises them, on their device."""
+    """The architecture and so many students, as the seed initialises them, on their device.
+
+    ``own``: what was handed over in Python to make them. A module is one student, with the weights that it has.
+    """
     arch = auto_net(spec.shape) if config.student.arch == "auto" else config.student.arch
-    nets = fresh_nets(arch, spec, num_classes, derived_seed(config.seed, "student"), count)
+    own = own or find_net(arch)
+    if isinstance(own, nn.Module) and (count > 1 or config.student.rounds):
+        needed = f"{count} students" if count > 1 else "--student.rounds, which begin with fresh weights"
+        raise UserError(
+            f"--student.arch: a torch module is one student, but this needs {needed}; give its class instead"
+        )
+    nets = fresh_nets(arch, spec, num_classes, derived_seed(config.seed, "student"), count, own)
     return arch, [_place(net, config, device) for net in nets]
 
 
-def fresh_nets(arch: str, spec: ImageSpec, num_classes: int, seed: int, number: int) -> list[nn.Module]:
+def fresh_nets(
+    arch: str, spec: ImageSpec, num_classes: int, seed: int, number: int, own: Any = None
+) -> list[nn.Module]:
     """So many nets as ``seed`` initialises them, on the CPU; global random state stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return [build_net(arch, spec.shape, num_classes) for _ in range(number)]
+        return [build_net(arch, spec.shape, num_classes, own) for _ in range(number)]
 
 
 def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> GeneratorNet | None:
@@ -77,12 +93,19 @@ def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generato
         return None
     torch.manual_seed(derived_seed(job.config.seed, "generator"))
     net: GeneratorNet
-    if job.queries.base == "none":
+    name = getattr(job.method_config, "generator", "auto")
+    if name != "auto":
+        made = job.nets.get("method.generator") or find_target(name, "--method.generator")
+        net = own_generator(made, latent_size, spec)
+    elif job.queries.base == "none":
         net = Generator(latent_size, spec)
     else:
         draw = procedural_images(job, spec)
         assert draw is not None
         net = Transforming(latent_size, spec, draw)
+    looks_inside = job.estimator.direction == "range" or job.estimator.kind == "auto"
+    if looks_inside and "estimator" in find_method(job.method).sections:
+        _ = net.last_convolution  # UserError for one of one's own without, before anything is asked
     _place(net, job.config, device)
     return net
 
@@ -90,7 +113,7 @@ def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generato
 def procedural_images(job: Job, spec: ImageSpec) -> DrawImages | None:
     """Images by the programs that the job names, where it draws any."""
     queries, generates = job.queries, hasattr(job.method_config, "latent_size")
-    if "queries" not in METHODS[job.method].sections:
+    if "queries" not in find_method(job.method).sections:
         return None
     if generates and not queries.procedural and queries.base == "none":
         return None
@@ -167,13 +190,13 @@ def build_components(
 
 
 def build_method(job: Job, components: Components) -> Method:
-    method: Method = METHODS[job.method].load()(job.method_config, components)
+    method: Method = find_method(job.method).load()(job.method_config, components)
     return method
 
 
 def open_pool(job: Job, spec: ImageSpec) -> ImageSource | None:
     """Images that the job's method reads from disk; UserError where they are missing."""
-    pool: ImageSource | None = METHODS[job.method].load().open_pool(job.method_config, spec, int(job.config.budget))
+    pool: ImageSource | None = find_method(job.method).load().open_pool(job.method_config, spec, int(job.config.budget))
     return pool
 
 

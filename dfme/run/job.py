@@ -19,7 +19,7 @@ from typing import Any
 from dfme.config.settings import Job
 from dfme.config.values import flatten
 from dfme.errors import UserError
-from dfme.methods import METHODS
+from dfme.methods import find_method
 
 PACKAGE = Path(__file__).resolve().parents[1]
 """Where configs/ and teachers/ are found: folders of an installation, links in a checkout."""
@@ -40,6 +40,10 @@ MAY_CHANGE_ON_RESUME = (
     *(f"teacher.{name}" for name in ("images_per_second", "requests_per_second")),
 )
 """Keys that may change between a run and its resumption: they do not decide what a query or a weight is."""
+
+
+ADDED = {"method.generator": "auto"}
+"""Options that 0.6.0 did not have, with the values at which a run is what it was."""
 
 
 def said_by_the_user(job: Job) -> list[str]:
@@ -72,7 +76,7 @@ def document(job: Job) -> dict[str, Any]:
     sections: dict[str, Any] = plain(job.config, "config")
     sections["teacher"] = {name: _portable(plain(value, f"teacher.{name}")) for name, value in teacher.items()}
     sections["method"] = {"name": job.method, **plain(job.method_config, "method")}
-    return sections | {name: plain(getattr(job, name), name) for name in METHODS[job.method].sections}
+    return sections | {name: plain(getattr(job, name), name) for name in find_method(job.method).sections}
 
 
 def config_hash(job: Job) -> str:
@@ -101,7 +105,8 @@ def _decisive(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in flatten(content, ())
-        if not any(key == skipped or key.startswith(skipped + ".") for skipped in MAY_CHANGE_ON_RESUME)
+        if ADDED.get(key, ...) != value
+        and not any(key == skipped or key.startswith(skipped + ".") for skipped in MAY_CHANGE_ON_RESUME)
     }
 
 

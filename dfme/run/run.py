@@ -18,6 +18,7 @@ from dfme.methods.base import Method
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import Streams
 from dfme.report import write_report
+from dfme.report.metrics import MetricRecord, read_metrics
 from dfme.report.recorder import Recorder
 from dfme.run import loop
 from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
@@ -44,6 +45,11 @@ class Result:
     run_dir: Path
     finished: bool = True
 
+    @property
+    def metrics(self) -> list[MetricRecord]:
+        """The lines of metrics.jsonl as dicts, in order; of more than 12,000 a sample, evenly drawn."""
+        return read_metrics(self.run_dir / "metrics.jsonl")
+
 
 @dataclass
 class Run:
@@ -67,7 +73,7 @@ class Run:
         return self.method.students
 
     def go(self, interrupt: Interrupt) -> Result:
-        """Carry the run to the end of its budget, or to the interruption, and deliver what there is."""
+        """Carry the run to the end of its budget, or to where it is stopped, and deliver what there is."""
         if isinstance(self.examination, EvaluationSet):
             self.examination.prepare()
         for line in self.method.prepare():
@@ -86,8 +92,10 @@ class Run:
             price=self.job.teacher.price_per_1000,
             checkpoint_seconds=config.checkpoint_seconds,
             keep=self.keep,
-            stopped=interrupt.requested,
+            stopped=lambda: self.recorder.stopped or interrupt.requested(),
         )
+        if self.recorder.error is not None:
+            raise self.recorder.error
         if finished and not self.trainer.steps:
             failures = ", ".join(self.oracle.ledger.reasons.get("failed", {}))
             raise BudgetExhausted(

@@ -178,7 +178,7 @@ def run_section(section: str, folder: Path) -> str:
 
 def test_the_marked_blocks_are_the_ones_tested_here():
     assert {block.section for block in marked_blocks()} == {
-        *("seam", "gradients", "checkpoint", "own-teacher", "python", "rehearsal")
+        *("seam", "gradients", "checkpoint", "own-teacher", "own-parts", "python", "rehearsal")
     }
     assert ALL.count("<!-- tested:") == len(marked_blocks())
 
@@ -210,6 +210,18 @@ def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_pat
         "only these are not always there"
     )
     assert found <= listed
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_a_method_and_networks_of_ones_own_as_printed(tmp_path):
+    printed = run_section("own-parts", tmp_path)
+    entropy, nets = (
+        json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("entropy", "nets")
+    )
+    assert (entropy["method"], entropy["spent"]) == ("my_method:Entropy", 12_000)
+    assert (nets["student_arch"], nets["spent"]) == ("my_nets:Net", 10_000)
+    assert "load_student" in printed
 
 
 @pytest.mark.integration

@@ -247,7 +247,7 @@ def test_a_check_that_no_longer_fits_beside_the_seeds_is_refused_before_the_firs
 
 def test_labels_alone_are_refused_with_the_methods_that_can_use_them(tmp_path):
     teacher = LinearTeacher(SPEC, mode="label")
-    with pytest.raises(UserError, match="maze needs a teacher that answers logits or") as refused:
+    with pytest.raises(UserError, match='method="maze" needs a teacher that answers logits or') as refused:
         dfme.extract(teacher, budget=100, method="maze", out=tmp_path / "run", evaluation="none")
     for able in ("disguide", "dual_students", "knockoff", "procedural"):
         assert able in str(refused.value)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import small_runs
 import torch
-from small_runs import Metered, break_down, ctrl_c, student
+from small_runs import Metered, break_down, ctrl_c, small_options, student
 from tiers import exhaustive, exhaustive_rows
 from torch import Tensor
 
@@ -28,17 +28,7 @@ from dfme.students.trainer import StudentTrainer
 
 BATCH, BUDGET = 8, 93
 
-GENERATED = {"batch_size": BATCH, "student_steps": 2, "latent_size": 6}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "dfme": GENERATED,
-    "maze": GENERATED,
-    "disguide": GENERATED,
-    "dual_students": GENERATED,
-    "dfms": {**GENERATED, "gan_steps": 3, "proxy_share": 0.4},
-    "knockoff": {"batch_size": BATCH, "epochs": 2},
-    "static": GENERATED,
-    "procedural": {"batch_size": BATCH, "student_steps": 2},
-}
+SIZES = {"batch_size": BATCH, "student_steps": 2, "latent_size": 6, "gan_steps": 3, "proxy_share": 0.4, "epochs": 2}
 STUDENT = {"arch": "cnn_small", "lr": 0.02, "replay_steps": 1, "replay_batch": BATCH}
 PLANNED = {"arch": "cnn_small", "lr": 0.02, "replay_batch": BATCH, "steps": 30}
 
@@ -121,7 +111,7 @@ def cloning(
             budget=BUDGET,
             method=method,
             label_mode="label" if hard else None,
-            method_options={**OPTIONS[method], **(options or {})},
+            method_options={**small_options(method, **SIZES), **(options or {})},
             estimator={"directions": 2} if "estimator" in METHODS[method].sections else None,
             queries=queries or None,
             student={**planned, **student},

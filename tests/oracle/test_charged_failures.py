@@ -189,7 +189,7 @@ def test_a_budget_used_up_by_failures_ends_in_a_line_and_a_larger_one_goes_on(tm
         with pytest.raises(TeacherError, match="NaN"):
             clone(out, teacher, 3 * BATCH, resume=number > 0)
     for _ in range(2):
-        with pytest.raises(BudgetExhausted, match=r"all 60 images are charged.*unusable answer.*larger --budget$"):
+        with pytest.raises(BudgetExhausted, match=r"all 60 images are charged.*unusable answer.*larger budget=\.\.\.$"):
             clone(out, teacher, 3 * BATCH, resume=True)
         assert not (out / "summary.json").exists()
     teacher.broken = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import time
@@ -16,12 +17,19 @@ from torch import Tensor
 
 import dfme
 from dfme.errors import Refused, TeacherError
+from dfme.methods import METHODS
 
 BUDGET, BATCH = 400, 20
 
 SMALL = ["--method.name", "static", "--method.batch-size", "20", "--method.latent-size", "16", "--budget", "100"]
 SMALL += ["--student.arch", "cnn_small", "--evaluation.dataset", "none", "--evaluation.points", "1"]
 """Flags of a small run by the command line."""
+
+
+def small_options(method: str, **sizes: float) -> dict[str, float]:
+    """Those of the sizes that are options of the method."""
+    own = {field.name for field in dataclasses.fields(METHODS[method].config)}
+    return {name: size for name, size in sizes.items() if name in own}
 
 
 class Metered:

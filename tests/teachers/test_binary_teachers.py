@@ -121,7 +121,7 @@ def test_one_class_is_no_number_of_classes() -> None:
 
 @pytest.mark.parametrize("classes", [3, 10])
 def test_one_score_of_several_classes_is_refused_with_what_to_do(classes: int, tmp_path: Path) -> None:
-    with pytest.raises(TeacherError, match=r"got \(20, 1\); if it is a binary model.*--teacher\.num-classes 2"):
+    with pytest.raises(TeacherError, match=r"got \(20, 1\); if it is a binary model.*num_classes=2"):
         run(own("probabilities", "column"), tmp_path / "run", num_classes=classes)
 
 

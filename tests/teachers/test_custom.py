@@ -108,7 +108,7 @@ def test_own_teacher_behind_normalisation(own_module: str) -> None:
         (
             "MODULE:make_teacher",
             {},
-            r"shape = \(C, H, W\), or say --teacher\.shape .*extract\(\.\.\., shape=",
+            r"shape = \(C, H, W\), or say --teacher\.shape$",
         ),
         ("torhc", {}, "did you mean torch"),
         ("torch", {}, r"--teacher\.checkpoint: missing; expected weights"),

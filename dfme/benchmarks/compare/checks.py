@@ -33,7 +33,7 @@ def own_problems(config: CompareConfig, rows: Sequence[str]) -> Iterator[Problem
         yield Problem("methods", f"expected rows to compare, such as {', '.join(METHODS)}, got none")
     for row in config.methods or rows:
         if not _is_name(row):
-            yield Problem("methods", f"expected names of letters, digits, _ - and ., got {row!r}")
+            yield Problem("methods", f"expected names of letters, digits, _ - . and :, got {row!r}")
     yield from _list_problems("methods", config.methods or rows)
     yield from _list_problems("seeds", config.seeds)
     yield from _list_problems("budgets", config.budgets, parse_count)
@@ -92,4 +92,4 @@ def _list_problems(key: str, values: Sequence[Any], parse: Callable[[Any], Any] 
 
 def _is_name(row: str) -> bool:
     """Whether a row's name can be a part of a directory's."""
-    return all(letter.isalnum() or letter in "_-." for letter in row) and row[:1].isalnum()
+    return all(letter.isalnum() or letter in "_-.:" for letter in row) and row[:1].isalnum()

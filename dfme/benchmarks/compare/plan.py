@@ -27,7 +27,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"{self.row}-{self.mode.replace(':', '_')}-{count_text(self.budget)}-seed{self.seed}"
+        return f"{self.row.replace(':', '.')}-{self.mode.replace(':', '_')}-{count_text(self.budget)}-seed{self.seed}"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from dfme.config.messages import did_you_mean, unknown_choice
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
-from dfme.methods import METHODS, SECTIONS
+from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.run.job import locate
 
 Content = dict[str, Any]
@@ -85,7 +85,7 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
     if isinstance(given, str):
         return _by_file(row, given, shared)
     if given is None:
-        if row not in METHODS:
+        if row not in METHODS and ":" not in row:
             raise UserError(f"methods: {unknown_choice('row or method', row, dict.fromkeys([*rows, *METHODS]))}")
         given = {}
     if not isinstance(given, Mapping):
@@ -93,7 +93,7 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
     own = tidy(given)
     _require_fair(row, own, shared)
     own["method"] = _named(row, own.get("method", {}))
-    heeded = METHODS[own["method"]["name"]].sections
+    heeded = find_method(own["method"]["name"]).sections
     kept = {name: value for name, value in shared.items() if name not in SECTIONS or name in heeded}
     return _merged(kept, own)
 
@@ -125,11 +125,13 @@ def _named(row: str, method: Any) -> Content:
     """The row's method section with the method's name: its own, or the row's."""
     if not isinstance(method, dict):
         raise UserError(f"rows.{row}.method: expected a method or its options, got {method!r}")
-    if "name" not in method and row not in METHODS:
+    if "name" not in method and row not in METHODS and ":" not in row:
         raise UserError(f"rows.{row}: expected method: {{name: ...}}, one of {', '.join(METHODS)}")
     name = str(method.get("name", row))
-    if name not in METHODS:
-        raise UserError(f"rows.{row}.method.name: {unknown_choice('method', name, METHODS)}")
+    try:
+        find_method(name)
+    except UserError as error:
+        raise UserError(f"rows.{row}.{str(error).removeprefix('--')}") from error
     return {"name": name, **method}
 
 

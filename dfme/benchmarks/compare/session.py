@@ -16,7 +16,7 @@ from dfme.benchmarks.compare.table import ComparisonResult, Outcome, as_json, ma
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import DfmeError, UserError
 from dfme.files import make_folder, write_text
-from dfme.methods import METHODS
+from dfme.methods import find_method
 from dfme.report.summary_file import read_summary
 from dfme.run.directory import acquire_lock
 from dfme.run.interrupt import Interrupt
@@ -169,7 +169,7 @@ def not_applicable(cells: Iterable[Cell]) -> dict[tuple[str, str], str]:
     problems: list[str] = []
     pairs = {(cell.row, cell.mode): cell.job for cell in cells}
     for (row, mode), job in pairs.items():
-        able = METHODS[job.method].load().label_modes
+        able = find_method(job.method).load().label_modes
         kind = LabelMode.parse(mode).kind
         if kind not in able:
             reasons[row, mode] = f"{job.method} needs answers of {' or '.join(able)}"

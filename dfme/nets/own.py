@@ -1,0 +1,101 @@
+"""Students and generators of one's own: made by what ``module:Net`` names or Python hands over, and tried at once."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dfme.config.imports import name_of, what_and_where
+from dfme.errors import UserError
+from dfme.nets.generators import GeneratorNet
+from dfme.spec import ImageSpec, Shape
+
+
+class OwnGenerator(GeneratorNet):
+    """Any network from z (B, Z) to u (B, C, H, W), before the squashing, as the generator."""
+
+    def __init__(self, net: nn.Module, latent_size: int, spec: ImageSpec) -> None:
+        super().__init__(spec)
+        self.net, self.latent_size = net, latent_size
+
+    def forward(self, z_BZ: Tensor) -> Tensor:
+        u_BCHW: Tensor = self.net(z_BZ)
+        return u_BCHW
+
+    @property
+    def last_convolution(self) -> nn.Module:
+        found = [layer for layer in self.net.modules() if isinstance(layer, nn.Conv2d)]
+        if not found:
+            raise UserError(
+                "the generator: expected a Conv2d in it, for --estimator.direction range and --estimator.kind auto"
+            )
+        return found[-1]
+
+
+def own_classifier(make: Callable[..., Any], shape: Shape, num_classes: int) -> nn.Module:
+    """A student of one's own: ``make`` called with ``shape`` (C, H, W) and ``num_classes``, or a copy of a module.
+
+    Raises:
+        UserError: if it cannot be made, or is no network from images (B, C, H, W) to scores (B, num_classes).
+    """
+    net = _made(make, "the student", shape=shape, num_classes=num_classes)
+    _require(net, "the student", torch.zeros(2, *shape), (2, num_classes))
+    return net
+
+
+def own_generator(make: Callable[..., Any], latent_size: int, spec: ImageSpec) -> GeneratorNet:
+    """A generator of one's own: ``make`` called with ``latent_size``, ``shape`` and ``spec``, or a copy of a module.
+
+    Raises:
+        UserError: if it cannot be made, or is no network from latents (B, latent_size) to (B, C, H, W).
+    """
+    net = _made(make, "the generator", latent_size=latent_size, shape=spec.shape, spec=spec)
+    whole = net if isinstance(net, GeneratorNet) else OwnGenerator(net, latent_size, spec)
+    _require(whole, "the generator", whole.draw(2, torch.Generator().manual_seed(0)), (2, *spec.shape))
+    return whole
+
+
+def _made(make: Callable[..., Any], what: str, **arguments: Any) -> nn.Module:
+    """The network. A file may name ``make``: only what takes one of the arguments by name is called."""
+    if isinstance(make, nn.Module):
+        return copy.deepcopy(make).cpu().train()
+    name = name_of(make)
+    try:
+        taken = {key: arguments[key] for key in inspect.signature(make).parameters if key in arguments}
+    except (TypeError, ValueError):
+        taken = {}
+    if not taken:
+        raise UserError(f"{what} {name}: expected a parameter named {' or '.join(arguments)}, got none of them")
+    try:
+        net = make(**taken)
+    except Exception as error:
+        raise UserError(f"{what} {name}: called with {', '.join(taken)}, it failed: {_said(error)}") from error
+    if not isinstance(net, nn.Module):
+        raise UserError(f"{what} {name}: expected a torch module, got an object of type {type(net).__name__}")
+    return net
+
+
+def _require(net: nn.Module, what: str, inputs: Tensor, shape: tuple[int, ...]) -> None:
+    """UserError unless the network, in eval mode, makes floats of this shape of these inputs, and can be trained."""
+    expected = f"{what} {type(getattr(net, 'net', net)).__name__}: expected floats {shape} for {tuple(inputs.shape)}"
+    try:
+        with torch.enable_grad():
+            made = net.eval()(inputs)
+        net.train()
+    except Exception as error:
+        raise UserError(f"{expected}, but it failed: {_said(error)}") from error
+    if not isinstance(made, Tensor) or not made.is_floating_point() or made.shape != shape:
+        raise UserError(f"{expected}, got {tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__}")
+    if not made.requires_grad:
+        raise UserError(f"{expected} by parameters to train, got none that its output depends on")
+
+
+def _said(error: Exception) -> str:
+    """What went wrong, and where in their code."""
+    assert error.__traceback__ is not None
+    return what_and_where(error.with_traceback(error.__traceback__.tb_next))

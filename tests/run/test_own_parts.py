@@ -1,0 +1,299 @@
+"""Methods, students and generators of one's own, by name and from Python: ours, named so, give the same run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import small_runs
+import torch
+from small_runs import BATCH, Metered, break_down, clone, ctrl_c, student
+from torch import Tensor, nn
+
+import dfme
+from dfme.cli.extract import parse_extract
+from dfme.cli.main import main
+from dfme.config.yaml_files import load_yaml
+from dfme.errors import TeacherError, UserError
+from dfme.methods.configs import StaticConfig
+from dfme.nets.generators import Generator, GeneratorNet
+from dfme.nets.small import cnn_small
+from dfme.run.components import build_nets
+from dfme.run.job import config_hash, differing_keys, document
+from dfme.run.student_file import save_student
+from dfme.spec import ImageSpec
+
+SPEC = ImageSpec((1, 8, 8))
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures() -> Iterator[None]:
+    with small_runs.no_pictures():
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    batch_size: int = 256
+    """images a batch"""
+    student_steps: int = 5
+    latent_size: int = 256
+
+
+class Mine(dfme.Method):
+    """As static, with a dataclass of the standard library."""
+
+    entry: ClassVar = dfme.MethodEntry(Options)
+    label_modes: ClassVar = ("probabilities",)
+
+
+def small(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    return cnn_small(shape, num_classes)
+
+
+def usual(latent_size: int, spec: ImageSpec) -> nn.Module:
+    return Generator(latent_size, spec)
+
+
+class Net(nn.Sequential):
+    def __init__(self, num_classes: int = 10, width: int = 4) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, num_classes))
+
+
+class Flat(nn.Linear):
+    """A generator that is no GeneratorNet, and has no convolution."""
+
+    def __init__(self, latent_size: int, shape: tuple[int, int, int]) -> None:
+        super().__init__(latent_size, shape[1] * shape[2])
+
+    def forward(self, z_BZ: Tensor) -> Tensor:
+        return super().forward(z_BZ).unflatten(1, (1, 8, 8))
+
+
+PLAIN = {"batch_size": BATCH, "latent_size": 16}
+OURS: dict[str, dict[str, Any]] = {
+    "a method": {"method": f"{__name__}:Mine"},
+    "a method's class": {"method": Mine},
+    "a student": {"student": {"arch": f"{__name__}:small"}},
+    "a student's function": {"student": {"arch": small}},
+    "a generator": {"method_options": {**PLAIN, "generator": f"{__name__}:usual"}},
+    "a generator's function": {"method_options": {**PLAIN, "generator": usual}},
+}
+
+
+@pytest.mark.parametrize("what", OURS)
+def test_what_is_ours_under_another_name_gives_the_same_student(what: str, tmp_path: Path) -> None:
+    settings = {"student": {"arch": "cnn_small"}}
+    clone(tmp_path / "ours", Metered(), **settings)
+    result = clone(tmp_path / "own", Metered(), **settings | OURS[what])
+    ours, own = (torch.load(tmp_path / each / "checkpoint.pt")["trainer"]["nets"] for each in ("ours", "own"))
+    assert all(torch.equal(value, own[name]) for name, value in ours.items())
+    written = load_yaml(tmp_path / "own" / "config.yaml")
+    named = [written["method"]["name"], written["student"]["arch"], written["method"].get("generator", "auto")]
+    assert sum(name.startswith(f"{__name__}:") for name in named) == 1
+    assert result.summary["method"] == written["method"]["name"]
+
+
+OWN: dict[str, Any] = {
+    "method": Mine,
+    "method_options": {"batch_size": BATCH, "latent_size": 16},
+    "student": {"arch": Net, "lr": 0.01, "replay_steps": 1, "replay_batch": 8, "count": 2},
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"student": Net(width=3)}, {"method": "dfme", "method_options": {**PLAIN, "generator": Flat}}],
+    ids=["two students of a class", "a module", "a generator"],
+)
+def test_a_run_that_is_stopped_goes_on_and_its_student_loads_again(changes: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**OWN, **changes}
+    clone(tmp_path / "whole", Metered(), **settings)
+    out = tmp_path / "run"
+    assert not clone(out, Metered({6: ctrl_c}), **settings).finished
+    with pytest.raises(TeacherError):
+        clone(out, Metered({3: break_down}), resume=True, **settings)
+    result = clone(out, Metered(), resume=True, **settings)
+    assert student(out) == student(tmp_path / "whole")
+    arch = settings["student"] if isinstance(settings["student"], nn.Module) else None
+    again = dfme.load_student(out, arch=arch)
+    assert again.arch == f"{__name__}:Net"
+    x = torch.rand(3, 1, 8, 8)
+    assert torch.equal(again(x), result.student(x))
+    if arch is not None:
+        with pytest.raises(
+            UserError, match=r"its network is \w+:Net: .* or by dfme.load_student\(path, arch=...\): its w"
+        ):
+            dfme.load_student(out)
+
+
+def test_a_module_is_copied_and_trained_from_its_own_weights(tmp_path: Path) -> None:
+    net = Net()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    result = clone(tmp_path / "run", Metered(), student={"arch": net, "lr": 1e-9}, schedule={"kind": "constant"})
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    for name, value in result.student.state_dict().items():
+        torch.testing.assert_close(value, before[name], atol=1e-5, rtol=0)
+
+
+def test_the_whole_command_line_knows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "run")
+    words = ["--method", f"{__name__}:Mine", "--student.arch", f"{__name__}:Net", "--method.batch-size", "20"]
+    words += ["--method.latent-size", "8", "--student.replay-steps", "1", "--evaluation.limit", "20"]
+    assert main([*words, "--budget", "200", "--out", out]) == 0
+    assert main(["--resume", "--out", out, "--budget", "300"]) == 0
+    assert main(["evaluate", "--student", out]) == 0
+    assert main(["retrain", "--run", out, "--out", f"{out}-2", "--student.count", "2", "--device", "cpu"]) == 0
+    capsys.readouterr()
+    assert main(["--method", f"{__name__}:Mine", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--method.batch-size images a batch (a whole number; default: 256)" in shown
+
+
+def refusal(words: list[str]) -> str:
+    with pytest.raises(UserError) as caught:
+        parse_extract(words)
+    return str(caught.value)
+
+
+class NoEntry(dfme.Method):
+    label_modes: ClassVar = ("label",)
+
+
+class NoModes(Mine):
+    label_modes: ClassVar = ()
+
+
+class NoSection(Mine):
+    entry: ClassVar = dfme.MethodEntry(Options, sections=("estimators",))
+
+
+@dataclasses.dataclass(frozen=True)
+class NoBatch:
+    latent_size: int = 8
+
+
+class NoSize(Mine):
+    entry: ClassVar = dfme.MethodEntry(NoBatch)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--method nowhere:Mine", "--method.name nowhere:Mine: no module 'nowhere' in"),
+        (f"--method {__name__}:Minee", "no 'Minee' in it; did you mean Mine?"),
+        (f"--method {__name__}:Net", "expected a class derived from dfme.Method"),
+        (f"--method {__name__}:small", "expected a class derived from dfme.Method"),
+        (f"--method {__name__}:NoEntry", "expected entry = dfme.MethodEntry(Config) on the class"),
+        (f"--method {__name__}:NoModes", "expected label_modes among logits, probabilities, top_k, label"),
+        (f"--method {__name__}:NoSection", "sections among estimator, queries, got ('probabilities',) and ('est"),
+        (f"--method {__name__}:NoSize", "expected options with defaults in NoBatch, one called batch_size"),
+        (f"--method {__name__}:Mine --method.batch-size x", "--method.batch-size: expected a whole number, got 'x'"),
+        (f"--method {__name__}:Mine --method.batch 1", "did you mean --method.batch-size?"),
+        (f"--method {__name__}:Mine --estimator.step 1", "--estimator.step: unknown flag of method"),
+        ("--student.arch nowhere:Net", "--student.arch: no module 'nowhere'"),
+        (f"--student.arch {__name__}:Nett", "no 'Nett' in it; did you mean Net?"),
+        (f"--method.generator {__name__}:Flatt", "did you mean Flat?"),
+        ("--method.generator flat", "expected module:Class or module:function, got 'flat'"),
+        (f"--method.generator {__name__}:Flat --queries.base procedural", "--queries.base: expected none with method"),
+        (f"--teacher.checkpoint teachers/checkpoints/digits.safetensors --teacher.arch {__name__}:Net", "unknown net"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_found_is_one_line(words: str, message: str) -> None:
+    said = refusal(words.split())
+    assert message in said
+    assert "\n" not in said
+
+
+def fails(shape: object, num_classes: int) -> nn.Module:
+    raise ValueError("too deep")
+
+
+class Late(Net):
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        raise RuntimeError("no forward")
+
+
+NETS: dict[str, tuple[dict[str, Any], str]] = {
+    "not a module": ({"student": lambda shape: 3}, "expected a torch module, got an object of type int"),
+    "nothing taken": ({"student": lambda: Net()}, "expected a parameter named shape or num_classes, got none of them"),
+    "fails": ({"student": fails}, r"fails: called with shape, num_classes, it failed: ValueError: too deep \(test_own"),
+    "fails later": ({"student": Late()}, r"it failed: RuntimeError: no forward \(test_own_parts.py"),
+    "other classes": ({"student": Net(7)}, r"Net: expected floats \(2, 10\) for \(2, 1, 8, 8\), got \(2, 7\)"),
+    "no parameters": ({"student": nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(10))}, "parameters to train, got"),
+    "two of a module": ({"student": Net(), "method": "disguide"}, "one student, but this needs 2 students; give its c"),
+    "rounds": ({"student": {"arch": Net(), "steps": 9, "rounds": (1.0,)}}, r'needs student=\{"rounds": ...\}, which'),
+    "images": ({"method_options": {"generator": nn.Linear(256, 9)}}, r"floats \(2, 1, 8, 8\) for \(2, 256\), got"),
+    "range": (
+        {"method": "dfme", "method_options": {"generator": Flat}, "estimator": {"direction": "range"}},
+        r'expected a Conv2d in it, for estimator=\{"direction": "range"\}',
+    ),
+    "local": ({"method": type("Local", (Mine,), {"__qualname__": "f.<locals>.Local"})}, "class at the top of a mod"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NETS)
+def test_a_network_that_does_not_fit_is_refused_before_the_first_query(what: str, tmp_path: Path) -> None:
+    settings, message = NETS[what]
+    teacher = Metered()
+    with pytest.raises(UserError, match=message) as caught:
+        clone(tmp_path / "run", teacher, **{"method_options": {}, **settings})
+    assert teacher.calls == 0
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_answers_that_a_method_cannot_use_are_refused_before_the_first_query(tmp_path: Path) -> None:
+    teacher = Metered()
+    with pytest.raises(UserError, match=rf'method="{__name__}:Mine" needs a teacher that answers probabilities, this'):
+        clone(tmp_path / "run", teacher, **OWN, label_mode="label")
+    assert teacher.calls == 0
+
+
+class Greedy(Mine):
+    """Asks for more than it states."""
+
+    def step(self) -> Any:
+        return self.pay_in_batches(self.cost + 1)
+
+
+def test_the_loop_holds_them_to_their_cost(tmp_path: Path) -> None:
+    with pytest.raises(dfme.DfmeError, match="Greedy spent 101 images in a step that costs 100"):
+        clone(tmp_path / "run", Metered(), method=Greedy)
+
+
+@pytest.mark.parametrize(
+    "name", ["os:system", "shutil:rmtree", "builtins:exec", "nowhere:Net", "a:b:c", ":", f"{__name__}:boom"]
+)
+def test_a_weights_file_has_nothing_called_that_makes_no_network(name: str, tmp_path: Path) -> None:
+    save_student(tmp_path / "student.safetensors", Net(), name, SPEC, 10)
+    with pytest.raises(UserError, match="its network is "):
+        dfme.load_student(tmp_path)
+
+
+def boom(*arguments: object, **options: object) -> None:
+    raise SystemExit("called")
+
+
+def test_a_run_of_0_6_0_which_had_no_option_for_the_generator_is_the_same_run(tmp_path: Path) -> None:
+    job = parse_extract(["--method", "static", "--out", str(tmp_path / "run")])
+    old = document(job)
+    del old["method"]["generator"]
+    assert differing_keys(old, job) == []
+    other = dataclasses.replace(job, method_config=StaticConfig(generator=f"{__name__}:usual"))
+    assert differing_keys(old, other) == ["method.generator"]
+    assert config_hash(other) != config_hash(job)
+
+
+def test_the_seed_makes_the_weights_of_each_of_several() -> None:
+    job = parse_extract(
+        ["--student.arch", f"{__name__}:Net", "--student.count", "2", "--method.generator", f"{__name__}:Flat"]
+    )
+    made = [build_nets(job, SPEC, 10, torch.device("cpu")) for _ in range(2)]
+    one, other = (list(each.parameters()) for each in made[0].students)
+    assert not torch.equal(one[0], other[0])
+    assert all(torch.equal(a, b) for a, b in zip(one, made[1].students[0].parameters(), strict=True))
+    assert isinstance(made[0].generator, GeneratorNet)

@@ -1,0 +1,120 @@
+"""What ``dfme.extract`` says is wrong names its own arguments, and no flag of the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import Metered
+
+import dfme
+from dfme.config.in_python import in_python
+from dfme.config.settings import EstimatorConfig
+from dfme.config.values import options_of
+from dfme.errors import DfmeError
+from dfme.run.job import PROJECT
+
+LATTICE = {"space": "lattice", "step": 1}
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"budget": 0}, "budget=...: expected at least 1, got 0"),
+    ({"budget": "x"}, "budget=...: expected a number of images"),
+    ({"seed": -1}, "seed=...: expected a whole number from 0"),
+    ({"device": "gpu"}, "device=...: expected auto"),
+    ({"device": "cuda:77"}, 'device="cuda:77": this machine has'),
+    ({"precision": "fp8"}, "precision=...: expected one of fp32, bf16"),
+    ({"out": ""}, "out=...: expected a directory"),
+    ({"out": "taken"}, "out=...: 'taken' exists; give another out=..., or resume=... to go on"),
+    ({"resume": True}, "resume=...: expected out=... as well"),
+    ({"resume": True, "out": "nowhere"}, "out=...: expected a run directory to resume"),
+    ({"method": "dfne"}, "method=...: expected a method"),
+    ({"method": "nowhere:Mine"}, 'method="nowhere:Mine": no module'),
+    ({"method_options": {"batchsize": 1}}, 'method_options={"batchsize": ...}: unknown option; did you mean batch'),
+    ({"method": "knockoff", "method_options": {"pool": "digits"}, "budget": 3000}, "lower budget=... to 1438"),
+    ({"method": "maze", "method_options": {"partial_data": "x"}}, 'method_options={"partial_data": ...}: expected'),
+    ({"method": "maze", "method_options": {"partial_data": "digits"}, "budget": 9}, '{"seed_images": ...}'),
+    ({"estimator": {"direction": "ball"}}, 'estimator={"direction": ...}: expected one of sphere'),
+    ({"estimator": LATTICE}, 'estimator={"space": "lattice"}: expected a teacher that declares levels=... (256'),
+    ({"estimator": {**LATTICE, "step": 0.5}}, 'estimator={"step": ...}: expected whole levels'),
+    ({"estimator": {"kind": "auto"}, "budget": 10}, 'the check that estimator={"kind": "auto"} and est'),
+    ({"estimator": {"form": "central"}, "method_options": {"reuse": True}}, 'with method_options={"reuse": True}, w'),
+    ({"method": "static", "estimator": {"step": 1}}, "estimator=...: method static does not use it"),
+    ({"queries": {"programs": ["x"]}}, 'queries={"programs": ...}: expected a program'),
+    ({"queries": {"evolve": 0.5}}, 'expected student={"replay_steps": ...} or student={"steps": ...} as well: what'),
+    ({"queries": {"pool": 3, "choose": "disagreement"}}, 'or student={"count": ...} of 2 or more, which can differ'),
+    ({"student": {"lrr": 1}}, 'student={"lrr": ...}: unknown option'),
+    ({"student": {"arch": "resnte"}}, 'student={"arch": ...}: unknown net'),
+    ({"student": {"final_share": 0.5}}, 'student={"final_share": ...}: expected student={"steps": ...} as well'),
+    ({"method": "static", "student": {"loss": "l1"}, "label_mode": "label"}, 'student={"loss": "l1"} cannot use'),
+    ({"label_mode": "label"}, 'method="dfme" needs a teacher that answers'),
+    ({"label_mode": "soft"}, "label_mode=...: expected logits"),
+    ({"evaluation": "nowhere"}, 'evaluation={"dataset": ...}: '),
+    ({"evaluation": "mnist"}, 'or fetch them with evaluation={"download": True}'),
+    ({"schedule": {"milestones": (1, 2)}}, 'schedule={"milestones": ...}: expected increasing shares'),
+    ({"wandb": {"mode": "x"}}, 'wandb={"mode": ...}: expected one of off'),
+    ({"shape": (3, 8)}, "shape=...: expected 3 whole numbers"),
+    ({"shape": None}, "or say shape=..."),
+    ({"num_classes": 1}, "num_classes=...: expected at least 2"),
+    ({"student": [1]}, "expected a configuration or a mapping of options, got [1]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=[message[:40] for _, message in WRONG])
+def test_what_is_wrong_is_said_in_python(
+    options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "config.yaml").touch()
+    teacher = Metered()
+    with pytest.raises(DfmeError) as caught:
+        dfme.extract(teacher, **{"shape": (1, 8, 8), "num_classes": 10, "budget": 100, **options})
+    said = str(caught.value)
+    assert message in said
+    assert "--" not in said
+    assert "flag" not in said
+    assert teacher.calls == 0
+    assert list(tmp_path.iterdir()) == [tmp_path / "taken"]
+
+
+def test_what_goes_wrong_on_the_way_is_said_in_python_too(tmp_path: Path) -> None:
+    def column(images: torch.Tensor) -> torch.Tensor:
+        return images.mean((1, 2, 3))[:, None]
+
+    with pytest.raises(
+        dfme.TeacherError, match=r"start a new run with num_classes=2; .* call extract again with out="
+    ) as e:
+        dfme.extract(column, shape=(1, 8, 8), num_classes=10, budget=100, out=tmp_path / "run")
+    assert (e.value.reason, e.value.exit_code) == ("unusable answer", 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("--budget 2k: x", 'budget="2k": x'),
+        ("a larger --budget to go on", "a larger budget=... to go on"),
+        ("try --estimator.step 1e-3, or", 'try estimator={"step": 1e-3}, or'),
+        ("--method.reuse true.", 'method_options={"reuse": True}.'),
+        ("--teacher.url http://x/y: no", "teacher.url http://x/y: no"),
+        ("--estimator.space image or lattice", 'estimator={"space": "image"} or lattice'),
+        ("my--file -- or --", "my--file -- or --"),
+    ],
+)
+def test_flags_in_a_sentence(text: str, said: str) -> None:
+    options = {option.key: option for option in options_of(EstimatorConfig, "estimator.")}
+    assert in_python(text, options, ["budget", "estimator", "method_options"]) == said
+
+
+@pytest.mark.integration
+def test_the_package_lists_what_it_has_without_loading_it() -> None:
+    code = (
+        "import dfme, sys\nnames = dir(dfme)\nassert not {'torch', 'pydantic', 'numpy'} & set(sys.modules)\n"
+        "assert all(getattr(dfme, name) is not None for name in names)\nprint(*names)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert {"extract", "load_student", "Method", "MethodEntry", "Result", "UserError"} <= set(done.stdout.split())
+    assert set(done.stdout.split()) == set(dfme.__all__) == set(dir(dfme))
