@@ -172,7 +172,7 @@ class Dispatcher:
 
     def _attempt(self, part: Part, purpose: Purpose) -> Tensor:
         """Charge a part, ask once, and record the answer or what became of the charge."""
-        self._limiter.wait(len(part.query_BCHW))
+        left = self._limiter.wait(len(part.query_BCHW))
         code = digest(part.query_BCHW.cpu()) if self._journal is not None or self._ask.needs_key else b""
         with self._lock:
             self._require_open()
@@ -183,7 +183,9 @@ class Dispatcher:
             answers = self._ask(part.query_BCHW, part.position, code)
         except BaseException as error:
             self._account(seq, error)
+            self._limiter.learn(left, len(part.query_BCHW), error)
             raise
+        self._limiter.learn(left, len(part.query_BCHW))
         with self._lock:
             self._require_open()
             self._asked.discard(seq)  # before it is on record: what is, must never be written down as failed
@@ -209,11 +211,10 @@ class Dispatcher:
         with self._lock:
             self._require_open()
             self._asked.discard(seq)
-            if not isinstance(error, Refused):
+            if isinstance(error, Refused):
+                self._ledger.refuse(seq, error.reason)
+            else:
                 self._ledger.fail(seq, getattr(error, "reason", type(error).__name__))
-                return
-            self._ledger.refuse(seq, error.reason)
-        self._limiter.hold(error.retry_after or 0.0)
 
     def _require_open(self) -> None:
         if self._closed:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from dfme.errors import Refused, Unanswered, Unusable
+from dfme.oracle.pace import Pace
 from dfme.spec import RequestPolicy
 
 SOONEST = 0.01
@@ -71,16 +72,11 @@ class RetryPolicy:
 
 
 class RateLimiter:
-    """Keeps requests below the rates of ``policy``, by one clock for all threads.
-
-    A request leaves when the one before it has had its time: the longer of images / images_per_second and
-    1 / requests_per_second.
-    """
+    """Lets requests of all threads leave at one ``Pace``, by one clock."""
 
     def __init__(self, policy: RequestPolicy) -> None:
         self._images_per_second = policy.images_per_second
-        self._seconds_per_request = 1 / policy.requests_per_second if policy.requests_per_second else 0.0
-        self._free_at = 0.0
+        self._pace = Pace(policy)
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self.waited = 0.0
@@ -91,21 +87,28 @@ class RateLimiter:
         """Images that one request may carry: a second's worth, so that no burst exceeds the rate. None: any number."""
         return max(1, int(self._images_per_second)) if self._images_per_second else None
 
-    def wait(self, images: int) -> None:
-        """Wait for the turn of a request with so many images."""
-        with self._lock:
-            now = time.monotonic()
-            leaves = max(now, self._free_at)
-            per_image = images / self._images_per_second if self._images_per_second else 0.0
-            self._free_at = leaves + max(per_image, self._seconds_per_request)
-        if leaves > now:
-            self._closed.wait(leaves - now)
-            self.add_wait(leaves - now)
+    def wait(self, images: int) -> float:
+        """Wait for the turn of a request with so many images; when it came, on ``time.monotonic()``."""
+        arrived = time.monotonic()
+        while not self._closed.is_set():
+            with self._lock:
+                now = time.monotonic()
+                seconds = self._pace.claim(now, arrived, images)
+            if seconds <= 0:
+                break
+            self._closed.wait(seconds)
+        now = time.monotonic()
+        self.add_wait(now - arrived)
+        return now
 
-    def hold(self, seconds: float) -> None:
-        """Let no request of any thread leave for so long."""
+    def learn(self, left: float, images: int, error: BaseException | None = None) -> None:
+        """What became of a request that ``wait`` let leave then: a 429 or a wish to wait are about the pace."""
+        now = time.monotonic()
         with self._lock:
-            self._free_at = max(self._free_at, time.monotonic() + seconds)
+            if not isinstance(error, Refused):
+                self._pace.passed(now, images)
+            elif error.reason == "429" or error.retry_after is not None:
+                self._pace.refused(now, left, error.retry_after)
 
     def add_wait(self, seconds: float) -> None:
         """Add to ``waited``."""
