@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 from dfme.cli import teacher_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_recipe
 from dfme.config.fields import CONFIG, Count, Device, Seed
+from dfme.report.notes import Notes
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -39,5 +40,7 @@ def run(words: Sequence[str]) -> int:
     from dfme.cli.preflight import examine
 
     made = teacher_side.make(teacher, kind_options, config.device)
-    print(examine(made, config.images, config.seed, tell=partial(print, file=sys.stderr, flush=True)))
+    with Notes(partial(print, file=sys.stderr, flush=True)) as tell:
+        found = examine(made, config.images, config.seed, tell=tell)
+    print(found)
     return 0

@@ -15,6 +15,7 @@ from dfme.cli.flags import Flag, last_text
 from dfme.cli.help import aligned
 from dfme.cli.teacher_side import check_teacher
 from dfme.config.fields import CONFIG, Device
+from dfme.report.notes import Notes
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
 from dfme.methods import METHODS
@@ -51,7 +52,9 @@ def run(words: Sequence[str]) -> int:
     check_teacher(job.teacher, job.teacher_options)
     from dfme.cli.scoring import score
 
-    print(table(score(student, job, tell=partial(print, file=sys.stderr, flush=True))))
+    with Notes(partial(print, file=sys.stderr, flush=True)) as tell:
+        scores = score(student, job, tell=tell)
+    print(table(scores))
     return 0
 
 

@@ -49,7 +49,7 @@ class Part(NamedTuple):
 class Dispatcher:
     """Sends a batch in requests; charges each in ``ledger`` before it is sent; retries; records in ``journal``.
 
-    ``tell`` is called with a line, at most every ten seconds, while requests fail.
+    ``tell`` is called with a line for each request that fails.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Dispatcher:
         self._asked = set[int]()  # charges whose request is on its way
         self._lock = threading.Lock()
         self._closed = False
-        self._reported_at = -10.0
+        self._told: dict[str, str] = {}
         self.tell: Callable[[str], None] = lambda line: None
         self.seconds = 0.0
 
@@ -220,9 +220,7 @@ class Dispatcher:
         if self._closed:
             raise DfmeError("the run has ended; nothing more is sent")
 
-    def _report(self, line: str) -> None:
-        """Tell a line, at most every ten seconds."""
-        now = time.monotonic()
-        if now - self._reported_at >= 10:
-            self._reported_at = now
-            self.tell(line)
+    def _report(self, reason: str, line: str) -> None:
+        """Tell of a failure, of all for one reason in the same words: whoever shows them counts what is the same."""
+        with self._lock:
+            self.tell(self._told.setdefault(reason, line))

@@ -17,11 +17,12 @@ SOONEST = 0.01
 class RetryPolicy:
     """Decides after each failure of one request whether, and when, ``stamina`` makes it again.
 
-    ``policy`` limits the attempts and the time; ``in_vain`` says whether the rest of the batch has failed for good.
+    ``policy`` limits the attempts and the time; ``tell`` hears the reason of a failure and a line about it; ``in_vain``
+    says whether the rest of the batch has failed for good.
     """
 
     def __init__(
-        self, policy: RequestPolicy, tell: Callable[[str], None], in_vain: Callable[[], bool] = lambda: False
+        self, policy: RequestPolicy, tell: Callable[[str, str], None], in_vain: Callable[[], bool] = lambda: False
     ) -> None:
         self._policy, self._tell, self._in_vain = policy, tell, in_vain
         self._started = time.monotonic()
@@ -43,7 +44,7 @@ class RetryPolicy:
                 self._too_long = f"; it asks to wait {round(asked, 1):,g} s, longer than {allowed}"
             return False
         self._failed_at = time.monotonic()
-        self._tell(f"{error}; asking again" + (f" in {round(asked, 1):,g} s" if asked else ""))
+        self._tell(error.reason, f"{error}; asking again" + (f" in {round(asked, 1):,g} s" if asked else ""))
         if asked is None:
             return True
         soonest: float = min(SOONEST * 2 ** self._failures["refused"], 5.0)

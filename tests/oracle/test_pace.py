@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -118,7 +119,7 @@ def test_refusals_are_few_and_most_of_what_is_allowed_is_used(row: tuple[str, st
     later = sum(moment > 1 for moment in heard.refused)
     assert later < 0.1 * (later + sum(moment > 1 for moment, _ in heard.served))
     assert len(heard.served) > 0.8 * rate * seconds
-    assert len(heard.refused) <= later + 2 * in_flight + 3, "in the first second: what was on its way, and a few more"
+    assert len(heard.refused) <= later + 3 * in_flight + 10, "in the first second: what was on its way, and a few more"
 
 
 def test_it_stays_lowered_for_the_rest_of_the_run() -> None:
@@ -180,3 +181,18 @@ def test_a_service_that_is_away_is_tried_seldom_and_once_it_is_back_it_is_asked_
     heard = asked(Pace(RequestPolicy()), Away(50, 50), HINTS["no hint"], seconds=300)
     assert sum(20 < moment < 80 for moment in heard.refused) < 20
     assert sum(200 < moment < 300 for moment, _ in heard.served) > 0.8 * 50 * 100
+
+
+
+@pytest.mark.parametrize("hint", ["no hint", "at once"])
+def test_a_service_that_refuses_whatever_the_pace_is_not_asked_ever_more_slowly(hint: str) -> None:
+    """One request in twenty: going slower is no use, and growth holds what is taken away."""
+
+    class Moody:
+        rng = random.Random(0)
+
+        def admit(self, now: float, units: int) -> float | None:
+            return 0.1 if self.rng.random() < 0.05 else None
+
+    heard = asked(Pace(RequestPolicy()), Moody(), HINTS[hint], 1, seconds=2_000)
+    assert sum(moment > 1_000 for moment, _ in heard.served) > 1_000
