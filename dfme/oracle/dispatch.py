@@ -68,6 +68,7 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._closed = False
         self._told: dict[str, str] = {}
+        self._fits = False  # whether an answer came yet that has the form that is read
         self.tell: Callable[[str], None] = lambda line: None
         self.seconds = 0.0
 
@@ -84,9 +85,9 @@ class Dispatcher:
             TeacherError: if the service failed for good; what was answered meanwhile is in the journal.
         """
         parts = self._split(batch, self._limit(len(batch.query_BCHW)))
-        if len(parts) == 1 or self._policy.in_flight == 1:
-            return [each for part in parts for each in self._answer(part, purpose, lambda: False)]
-        return self._side_by_side(parts, purpose)
+        alone = len(parts) if self._policy.in_flight == 1 else int(not self._fits)  # the first one may be in vain
+        answers = [each for part in parts[:alone] for each in self._answer(part, purpose, lambda: False)]
+        return answers + (self._side_by_side(parts[alone:], purpose) if parts[alone:] else [])
 
     def close(self) -> None:
         """Send nothing any more and end every wait; what is still on its way stays charged as failed."""
@@ -156,7 +157,7 @@ class Dispatcher:
 
     def _persist(self, part: Part, purpose: Purpose, in_vain: Callable[[], bool]) -> Tensor:
         """Ask until there is an answer, or until ``RetryPolicy`` gives up."""
-        retry = RetryPolicy(self._policy, self._report, in_vain)
+        retry = RetryPolicy(self._policy, self._report, in_vain, self._fits)
         try:
             for attempt in stamina.retry_context(
                 on=retry, attempts=None, timeout=None, wait_initial=0.2, wait_max=30.0, wait_jitter=0.2
@@ -188,6 +189,7 @@ class Dispatcher:
         self._limiter.learn(left, len(part.query_BCHW))
         with self._lock:
             self._require_open()
+            self._fits = True
             self._asked.discard(seq)  # before it is on record: what is, must never be written down as failed
             self.seconds += time.perf_counter() - started
             self._record(Record(seq, code, answers, part.start, part.batch))

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from dfme.errors import Refused, Unanswered, Unusable
+from dfme.errors import Misfit, Refused, Unanswered, Unusable
 from dfme.oracle.pace import Pace
 from dfme.spec import RequestPolicy
 
@@ -18,13 +18,13 @@ class RetryPolicy:
     """Decides after each failure of one request whether, and when, ``stamina`` makes it again.
 
     ``policy`` limits the attempts and the time; ``tell`` hears the reason of a failure and a line about it; ``in_vain``
-    says whether the rest of the batch has failed for good.
+    says whether the rest of the batch has failed for good, ``fits`` whether the service has ever answered as expected.
     """
 
     def __init__(
-        self, policy: RequestPolicy, tell: Callable[[str, str], None], in_vain: Callable[[], bool] = lambda: False
+        self, policy: RequestPolicy, tell: Callable[[str, str], None], in_vain: Callable[[], bool] = lambda: False, fits: bool = True
     ) -> None:
-        self._policy, self._tell, self._in_vain = policy, tell, in_vain
+        self._policy, self._tell, self._in_vain, self._fits = policy, tell, in_vain, fits
         self._started = time.monotonic()
         self._failed_at: float | None = None
         self._too_long = ""
@@ -34,7 +34,7 @@ class RetryPolicy:
         """False: give up. True: again, after a wait that grows. A number: again, after so many seconds."""
         if not isinstance(error, Refused | Unanswered) or not self._may_try_again(error):
             return False
-        if self._in_vain():
+        if self._in_vain() or (isinstance(error, Misfit) and (error.for_good or not self._fits)):
             return False
         left = self._policy.patience - (time.monotonic() - self._started)
         asked = error.retry_after if isinstance(error, Refused) else None
