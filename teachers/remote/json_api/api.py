@@ -36,8 +36,6 @@ def connect_json(options: JsonOptions, config: TeacherConfig, device: torch.devi
     """The API that ``options.adapter`` describes; nothing is asked here. UserError for whatever would stop a run."""
     api = load_adapter(options.adapter)
     url = options.url or api.description.url
-    if not url:
-        raise UserError(f"--teacher.url: neither the flag nor {options.adapter} says where the service is")
     model = model_spec(api, config)
     secrets = read_secrets(vars(options), url, *secrets_of(api.description, url))
     endpoint = Endpoint(options, url, secrets, api.description.headers)
