@@ -15,10 +15,10 @@ from dfme.cli.flags import Flag, last_text
 from dfme.cli.help import aligned
 from dfme.cli.teacher_side import check_teacher
 from dfme.config.fields import CONFIG, Device
-from dfme.report.notes import Notes
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
 from dfme.methods import METHODS
+from dfme.report.notes import Notes
 from dfme.run.checks import evaluation_problems, file_problems
 
 

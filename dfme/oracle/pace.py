@@ -28,7 +28,7 @@ class Pace:
     """
 
     def __init__(self, policy: RequestPolicy) -> None:
-        self._stated = [rate for rate in (policy.requests_per_second, policy.images_per_second)]
+        self._stated = policy.requests_per_second, policy.images_per_second
         self._learnt: list[float] | None = None  # requests and images per second
         self._unit: int | None = None  # which of them the service counts, once it is known
         self._reference = 0.0  # the highest rate of requests that was measured between two refusals

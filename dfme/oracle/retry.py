@@ -22,7 +22,11 @@ class RetryPolicy:
     """
 
     def __init__(
-        self, policy: RequestPolicy, tell: Callable[[str, str], None], in_vain: Callable[[], bool] = lambda: False, fits: bool = True
+        self,
+        policy: RequestPolicy,
+        tell: Callable[[str, str], None],
+        in_vain: Callable[[], bool] = lambda: False,
+        fits: bool = True,
     ) -> None:
         self._policy, self._tell, self._in_vain, self._fits = policy, tell, in_vain, fits
         self._started = time.monotonic()

@@ -156,7 +156,9 @@ def discreet(body: bytes, secrets: Secrets) -> Iterator[None]:
         if secrets.hide(text) == text:
             raise
         said = "expected an answer, got one that repeats a secret and is not shown"
-        hidden = Misfit(said, error.reason, error.for_good) if isinstance(error, Misfit) else Unusable(said, error.reason)
+        hidden = (
+            Misfit(said, error.reason, error.for_good) if isinstance(error, Misfit) else Unusable(said, error.reason)
+        )
     else:
         return
     raise hidden

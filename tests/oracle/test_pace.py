@@ -183,7 +183,6 @@ def test_a_service_that_is_away_is_tried_seldom_and_once_it_is_back_it_is_asked_
     assert sum(200 < moment < 300 for moment, _ in heard.served) > 0.8 * 50 * 100
 
 
-
 @pytest.mark.parametrize("hint", ["no hint", "at once"])
 def test_a_service_that_refuses_whatever_the_pace_is_not_asked_ever_more_slowly(hint: str) -> None:
     """One request in twenty: going slower is no use, and growth holds what is taken away."""

@@ -63,7 +63,7 @@ class Log:
         return None
 
 
-KEY, NAMES = "s3cret-of-the-service", "zero one two three four five six seven eight nine".split()
+KEY, NAMES = "s3cret-of-the-service", ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 
 class TopThree:

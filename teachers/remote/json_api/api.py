@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dfme.config.settings import TeacherConfig
-from dfme.errors import Unusable, UserError
+from dfme.errors import Unusable
 from dfme.spec import ImageSpec
 from dfme.teachers.arrays import Array
 from dfme.teachers.remote.class_names import ClassNames

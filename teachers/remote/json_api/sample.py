@@ -57,7 +57,9 @@ def write_adapter(sample: str, path: str) -> str:
         raise UserError(f"--write-adapter: cannot write {path}: {reason}; name another file") from None
     what = f"{len(found.values)} scores" if found.values else f"the {found.form} of a class"
     where = f"at {found.path}" if found.path else "as the whole answer"
-    return f"{path}: answer.form {found.form}, {what} {where}; fill in what is marked TODO ({text.count('TODO')} places)"
+    return (
+        f"{path}: answer.form {found.form}, {what} {where}; fill in what is marked TODO ({text.count('TODO')} places)"
+    )
 
 
 def recognise(document: object) -> Found:
@@ -201,7 +203,9 @@ def _mode(found: Found) -> str:
         return "label"
     if min(found.values) < 0 or sum(found.values) > 1 + _NEAR_ONE:
         return "logits"
-    return f"top_k:{len(found.values)}" if found.form == "pairs" or not _is_distribution(found.values) else "probabilities"
+    return (
+        f"top_k:{len(found.values)}" if found.form == "pairs" or not _is_distribution(found.values) else "probabilities"
+    )
 
 
 def _text(value: str) -> str:

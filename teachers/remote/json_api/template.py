@@ -42,7 +42,7 @@ class JsonPath:
 
     @classmethod
     def read(cls, text: str, key: str = "") -> JsonPath:
-        """``key``: of the adapter, for messages. ValueError, with what was expected and what came, for a text that is no path."""
+        """``key``: of the adapter, for messages. ValueError, with what was expected and came, for what is no path."""
         steps: list[_Step] = []
         position = 0
         while position < len(text) and len(steps) <= _MAX_STEPS:

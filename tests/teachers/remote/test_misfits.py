@@ -172,7 +172,11 @@ def test_an_outline_shows_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_outline_is_short_and_harmless_whatever_comes() -> None:
-    hostile = {"a\x1b[2J\n" + "b" * 10_000: {"c": [[[[[[1]]]]]]}, "d": [{"e": None}] * 9, **{str(i): i for i in range(99)}}
+    hostile = {
+        "a\x1b[2J\n" + "b" * 10_000: {"c": [[[[[[1]]]]]]},
+        "d": [{"e": None}] * 9,
+        **{str(i): i for i in range(99)},
+    }
     text = outline(hostile)
     assert text.isprintable()
     assert len(text) < 400

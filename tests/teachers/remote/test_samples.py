@@ -35,8 +35,12 @@ SAMPLES: dict[str, tuple[Any, str, dict[str, float] | list[float] | str | int, s
         *("pairs", {"tench": 0.6, "shark, white": 0.3}, "top_k:2"),
     ),
     "ids, boxes and times beside it": (
-        {"took_ms": 12, "size": {"w": 32, "h": 32}, "out": [{"class_id": 7, "index": 0, "probability": 0.5}] * 1
-         + [{"class_id": 3, "index": 1, "probability": 0.25}]},
+        {
+            "took_ms": 12,
+            "size": {"w": 32, "h": 32},
+            "out": [{"class_id": 7, "index": 0, "probability": 0.5}] * 1
+            + [{"class_id": 3, "index": 1, "probability": 0.25}],
+        },
         *("pairs", {"7": 0.5, "3": 0.25}, "top_k:2"),
     ),
     "lists of lists": ([[0.1, 0.2, 0.7]], "scores", [0.1, 0.2, 0.7], "probabilities"),
@@ -75,7 +79,9 @@ def test_what_is_found_is_what_the_adapters_in_configs_say(name: str, tmp_path: 
     (tmp_path / "answer.json").write_text(json.dumps(SAMPLES[name][0]))
     write_adapter(str(tmp_path / "answer.json"), str(tmp_path / "my.yaml"))
     made = load_adapter(tmp_path / "my.yaml").description.answer
-    meant = load_adapter(Path(__file__).resolve().parents[3] / "configs" / "adapters" / f"{name}.yaml").description.answer
+    meant = load_adapter(
+        Path(__file__).resolve().parents[3] / "configs" / "adapters" / f"{name}.yaml"
+    ).description.answer
     assert (made.path, made.form) == (meant.path, meant.form)
     assert set(made.classes or ()) <= set(meant.classes or ())
     assert (made.label, made.score) == (meant.label, meant.score)
