@@ -85,7 +85,8 @@ class Dispatcher:
             TeacherError: if the service failed for good; what was answered meanwhile is in the journal.
         """
         parts = self._split(batch, self._limit(len(batch.query_BCHW)))
-        alone = len(parts) if self._policy.in_flight == 1 else int(not self._fits)  # the first one may be in vain
+        one_by_one = len(parts) == 1 or self._policy.in_flight == 1
+        alone = len(parts) if one_by_one else int(not self._fits)  # the first of all may be in vain
         answers = [each for part in parts[:alone] for each in self._answer(part, purpose, lambda: False)]
         return answers + (self._side_by_side(parts[alone:], purpose) if parts[alone:] else [])
 

@@ -10,9 +10,6 @@ from dfme.errors import Misfit, Refused, Unanswered, Unusable
 from dfme.oracle.pace import Pace
 from dfme.spec import RequestPolicy
 
-SOONEST = 0.01
-"""Seconds before asking again when the service says at once; doubled with each refusal."""
-
 
 class RetryPolicy:
     """Decides after each failure of one request whether, and when, ``stamina`` makes it again.
@@ -49,10 +46,7 @@ class RetryPolicy:
             return False
         self._failed_at = time.monotonic()
         self._tell(error.reason, f"{error}; asking again" + (f" in {round(asked, 1):,g} s" if asked else ""))
-        if asked is None:
-            return True
-        soonest: float = min(SOONEST * 2 ** self._failures["refused"], 5.0)
-        return max(asked, min(soonest, left))
+        return True if asked is None else asked  # where it says at once, the pace sees to it that there is a pause
 
     def since_failure(self) -> float:
         """Seconds since the last failure; 0 before the first attempt."""
