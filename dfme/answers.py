@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfme.compute import DeferredChecks
-from dfme.errors import BudgetExhausted, DfmeError, TeacherError, Unusable
+from dfme.errors import BudgetExhausted, DfmeError, Misfit, TeacherError, Unusable
 from dfme.spec import LabelMode, Teacher
 
 NEGATIVE = 1e-6
@@ -226,7 +226,8 @@ class TeacherCall:
             return read_answers(raw, batch, classes, mode, self._deferred, self._device, self._more)
         except TeacherError as error:
             if self._is_service:
-                raise Unusable(str(error), error.reason) from error
+                whole = isinstance(raw, Tensor) and bool(raw.isfinite().all())
+                raise (Misfit if whole else Unusable)(str(error), error.reason) from error
             raise
         except Exception as error:  # there are dtypes that nothing can be done with
             what = f"what none can be read from ({type(error).__name__})"

@@ -79,3 +79,14 @@ class Unanswered(DfmeError):  # noqa: N818 (an outcome, too)
 
 class Unusable(Unanswered):
     """An answer came that cannot be one: garbage, another shape, NaN, too long. Asked again a few times only."""
+
+
+class Misfit(Unusable):
+    """A whole answer came that has another form than is read: the same question would get the same again.
+
+    It is not asked again before the service has once answered in the form that is read; ``for_good``: nor afterwards.
+    """
+
+    def __init__(self, message: str, reason: str, for_good: bool = False) -> None:
+        super().__init__(message, reason)
+        self.for_good = for_good

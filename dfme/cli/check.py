@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -11,6 +12,8 @@ from pydantic.dataclasses import dataclass
 from dfme.cli import teacher_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_recipe
 from dfme.config.fields import CONFIG, Count, Device, Seed
+from dfme.config.messages import Problem
+from dfme.report.notes import Notes
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -24,6 +27,10 @@ class CheckConfig:
     """seed of the images"""
     device: Device = "auto"
     """auto, cpu, cuda or cuda:N; where a teacher of kind torch runs"""
+    sample: str | None = None
+    """a file with one answer of a JSON API, of which write_adapter makes a first adapter; nothing is asked then"""
+    write_adapter: str | None = None
+    """the YAML file to write, which must not be there yet"""
 
 
 SUMMARY = "ask a teacher a few hundred images and say what its answers are good for"
@@ -33,11 +40,21 @@ INPUTS = CommandInputs(CheckConfig, teacher=True, recipe=default_recipe, ignored
 def run(words: Sequence[str]) -> int:
     """Ask, and print what was seen."""
     asked = Arguments(words, INPUTS)
-    config, (teacher, kind_options) = asked.settings(CheckConfig), asked.teacher()
+    config = asked.settings(CheckConfig)
+    if config.sample or config.write_adapter:
+        given = {"sample": config.sample, "write_adapter": config.write_adapter}
+        asked.finish(Problem(key, "expected both --sample and --write-adapter") for key in given if not given[key])
+        print(teacher_side.write_adapter(str(config.sample), str(config.write_adapter)))
+        file = shlex.quote(str(config.write_adapter))
+        print(f"then look at the service: run.py check --teacher json --teacher.adapter {file} --teacher.url URL")
+        return 0
+    teacher, kind_options = asked.teacher()
     asked.finish()
     teacher_side.check_teacher(teacher, kind_options)
     from dfme.cli.preflight import examine
 
     made = teacher_side.make(teacher, kind_options, config.device)
-    print(examine(made, config.images, config.seed, tell=partial(print, file=sys.stderr, flush=True)))
+    with Notes(partial(print, file=sys.stderr, flush=True)) as tell:
+        found = examine(made, config.images, config.seed, tell=tell)
+    print(found)
     return 0

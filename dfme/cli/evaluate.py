@@ -18,6 +18,7 @@ from dfme.config.fields import CONFIG, Device
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
 from dfme.methods import METHODS
+from dfme.report.notes import Notes
 from dfme.run.checks import evaluation_problems, file_problems
 
 
@@ -51,7 +52,9 @@ def run(words: Sequence[str]) -> int:
     check_teacher(job.teacher, job.teacher_options)
     from dfme.cli.scoring import score
 
-    print(table(score(student, job, tell=partial(print, file=sys.stderr, flush=True))))
+    with Notes(partial(print, file=sys.stderr, flush=True)) as tell:
+        scores = score(student, job, tell=tell)
+    print(table(scores))
     return 0
 
 

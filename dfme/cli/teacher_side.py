@@ -33,6 +33,13 @@ def kind_problems(kind: str, options: Mapping[str, Any]) -> Iterator[Problem]:
         yield from net_problems("teacher.arch", options.get("arch"))
 
 
+def write_adapter(sample: str, path: str) -> str:
+    """Write a first adapter of kind json from one sample answer; a line that says what was found."""
+    from dfme.teachers.remote.json_api.sample import write_adapter as write
+
+    return write(sample, path)
+
+
 def make(config: TeacherConfig, options: Mapping[str, Any], device: str) -> Teacher:
     """The teacher, on a device as the flag names it."""
     from dfme.compute import choose_device

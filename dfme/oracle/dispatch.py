@@ -49,7 +49,7 @@ class Part(NamedTuple):
 class Dispatcher:
     """Sends a batch in requests; charges each in ``ledger`` before it is sent; retries; records in ``journal``.
 
-    ``tell`` is called with a line, at most every ten seconds, while requests fail.
+    ``tell`` is called with a line for each request that fails.
     """
 
     def __init__(
@@ -67,7 +67,8 @@ class Dispatcher:
         self._asked = set[int]()  # charges whose request is on its way
         self._lock = threading.Lock()
         self._closed = False
-        self._reported_at = -10.0
+        self._told: dict[str, str] = {}
+        self._fits = False  # whether an answer came yet that has the form that is read
         self.tell: Callable[[str], None] = lambda line: None
         self.seconds = 0.0
 
@@ -84,9 +85,10 @@ class Dispatcher:
             TeacherError: if the service failed for good; what was answered meanwhile is in the journal.
         """
         parts = self._split(batch, self._limit(len(batch.query_BCHW)))
-        if len(parts) == 1 or self._policy.in_flight == 1:
-            return [each for part in parts for each in self._answer(part, purpose, lambda: False)]
-        return self._side_by_side(parts, purpose)
+        one_by_one = len(parts) == 1 or self._policy.in_flight == 1
+        alone = len(parts) if one_by_one else int(not self._fits)  # the first of all may be in vain
+        answers = [each for part in parts[:alone] for each in self._answer(part, purpose, lambda: False)]
+        return answers + (self._side_by_side(parts[alone:], purpose) if parts[alone:] else [])
 
     def close(self) -> None:
         """Send nothing any more and end every wait; what is still on its way stays charged as failed."""
@@ -156,7 +158,7 @@ class Dispatcher:
 
     def _persist(self, part: Part, purpose: Purpose, in_vain: Callable[[], bool]) -> Tensor:
         """Ask until there is an answer, or until ``RetryPolicy`` gives up."""
-        retry = RetryPolicy(self._policy, self._report, in_vain)
+        retry = RetryPolicy(self._policy, self._report, in_vain, self._fits)
         try:
             for attempt in stamina.retry_context(
                 on=retry, attempts=None, timeout=None, wait_initial=0.2, wait_max=30.0, wait_jitter=0.2
@@ -172,7 +174,7 @@ class Dispatcher:
 
     def _attempt(self, part: Part, purpose: Purpose) -> Tensor:
         """Charge a part, ask once, and record the answer or what became of the charge."""
-        self._limiter.wait(len(part.query_BCHW))
+        left = self._limiter.wait(len(part.query_BCHW))
         code = digest(part.query_BCHW.cpu()) if self._journal is not None or self._ask.needs_key else b""
         with self._lock:
             self._require_open()
@@ -183,9 +185,12 @@ class Dispatcher:
             answers = self._ask(part.query_BCHW, part.position, code)
         except BaseException as error:
             self._account(seq, error)
+            self._limiter.learn(left, len(part.query_BCHW), error)
             raise
+        self._limiter.learn(left, len(part.query_BCHW))
         with self._lock:
             self._require_open()
+            self._fits = True
             self._asked.discard(seq)  # before it is on record: what is, must never be written down as failed
             self.seconds += time.perf_counter() - started
             self._record(Record(seq, code, answers, part.start, part.batch))
@@ -209,19 +214,16 @@ class Dispatcher:
         with self._lock:
             self._require_open()
             self._asked.discard(seq)
-            if not isinstance(error, Refused):
+            if isinstance(error, Refused):
+                self._ledger.refuse(seq, error.reason)
+            else:
                 self._ledger.fail(seq, getattr(error, "reason", type(error).__name__))
-                return
-            self._ledger.refuse(seq, error.reason)
-        self._limiter.hold(error.retry_after or 0.0)
 
     def _require_open(self) -> None:
         if self._closed:
             raise DfmeError("the run has ended; nothing more is sent")
 
-    def _report(self, line: str) -> None:
-        """Tell a line, at most every ten seconds."""
-        now = time.monotonic()
-        if now - self._reported_at >= 10:
-            self._reported_at = now
-            self.tell(line)
+    def _report(self, reason: str, line: str) -> None:
+        """Tell of a failure, of all for one reason in the same words: whoever shows them counts what is the same."""
+        with self._lock:
+            self.tell(self._told.setdefault(reason, line))

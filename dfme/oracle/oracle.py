@@ -30,7 +30,7 @@ class Oracle:
 
     With a journal that holds answers of an interrupted run, the same queries get those answers again,
     unpaid. ``deferred`` collects the conditions on an accelerator's values for the loop to verify; without
-    one they are read after each call. ``tell`` is called with a line, now and then, while a service makes trouble.
+    one they are read after each call. ``tell`` is called with a line for each request to a service that fails.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Oracle:
         }
 
     def report_to(self, tell: Callable[[str], None]) -> None:
-        """Call ``tell`` with a line, at most every ten seconds, while requests to a service fail."""
+        """Call ``tell`` with a line for each request to a service that fails; the same line for the same reason."""
         self._dispatcher.tell = tell
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,23 +6,26 @@ import threading
 import time
 from collections.abc import Callable
 
-from dfme.errors import Refused, Unanswered, Unusable
+from dfme.errors import Misfit, Refused, Unanswered, Unusable
+from dfme.oracle.pace import Pace
 from dfme.spec import RequestPolicy
-
-SOONEST = 0.01
-"""Seconds before asking again when the service says at once; doubled with each refusal."""
 
 
 class RetryPolicy:
     """Decides after each failure of one request whether, and when, ``stamina`` makes it again.
 
-    ``policy`` limits the attempts and the time; ``in_vain`` says whether the rest of the batch has failed for good.
+    ``policy`` limits the attempts and the time; ``tell`` hears the reason of a failure and a line about it; ``in_vain``
+    says whether the rest of the batch has failed for good, ``fits`` whether the service has ever answered as expected.
     """
 
     def __init__(
-        self, policy: RequestPolicy, tell: Callable[[str], None], in_vain: Callable[[], bool] = lambda: False
+        self,
+        policy: RequestPolicy,
+        tell: Callable[[str, str], None],
+        in_vain: Callable[[], bool] = lambda: False,
+        fits: bool = True,
     ) -> None:
-        self._policy, self._tell, self._in_vain = policy, tell, in_vain
+        self._policy, self._tell, self._in_vain, self._fits = policy, tell, in_vain, fits
         self._started = time.monotonic()
         self._failed_at: float | None = None
         self._too_long = ""
@@ -32,7 +35,7 @@ class RetryPolicy:
         """False: give up. True: again, after a wait that grows. A number: again, after so many seconds."""
         if not isinstance(error, Refused | Unanswered) or not self._may_try_again(error):
             return False
-        if self._in_vain():
+        if self._in_vain() or (isinstance(error, Misfit) and (error.for_good or not self._fits)):
             return False
         left = self._policy.patience - (time.monotonic() - self._started)
         asked = error.retry_after if isinstance(error, Refused) else None
@@ -42,11 +45,8 @@ class RetryPolicy:
                 self._too_long = f"; it asks to wait {round(asked, 1):,g} s, longer than {allowed}"
             return False
         self._failed_at = time.monotonic()
-        self._tell(f"{error}; asking again" + (f" in {round(asked, 1):,g} s" if asked else ""))
-        if asked is None:
-            return True
-        soonest: float = min(SOONEST * 2 ** self._failures["refused"], 5.0)
-        return max(asked, min(soonest, left))
+        self._tell(error.reason, f"{error}; asking again" + (f" in {round(asked, 1):,g} s" if asked else ""))
+        return True if asked is None else asked  # where it says at once, the pace sees to it that there is a pause
 
     def since_failure(self) -> float:
         """Seconds since the last failure; 0 before the first attempt."""
@@ -71,16 +71,11 @@ class RetryPolicy:
 
 
 class RateLimiter:
-    """Keeps requests below the rates of ``policy``, by one clock for all threads.
-
-    A request leaves when the one before it has had its time: the longer of images / images_per_second and
-    1 / requests_per_second.
-    """
+    """Lets requests of all threads leave at one ``Pace``, by one clock."""
 
     def __init__(self, policy: RequestPolicy) -> None:
         self._images_per_second = policy.images_per_second
-        self._seconds_per_request = 1 / policy.requests_per_second if policy.requests_per_second else 0.0
-        self._free_at = 0.0
+        self._pace = Pace(policy)
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self.waited = 0.0
@@ -91,21 +86,28 @@ class RateLimiter:
         """Images that one request may carry: a second's worth, so that no burst exceeds the rate. None: any number."""
         return max(1, int(self._images_per_second)) if self._images_per_second else None
 
-    def wait(self, images: int) -> None:
-        """Wait for the turn of a request with so many images."""
-        with self._lock:
-            now = time.monotonic()
-            leaves = max(now, self._free_at)
-            per_image = images / self._images_per_second if self._images_per_second else 0.0
-            self._free_at = leaves + max(per_image, self._seconds_per_request)
-        if leaves > now:
-            self._closed.wait(leaves - now)
-            self.add_wait(leaves - now)
+    def wait(self, images: int) -> float:
+        """Wait for the turn of a request with so many images; when it came, on ``time.monotonic()``."""
+        arrived = time.monotonic()
+        while not self._closed.is_set():
+            with self._lock:
+                now = time.monotonic()
+                seconds = self._pace.claim(now, arrived, images)
+            if seconds <= 0:
+                break
+            self._closed.wait(seconds)
+        now = time.monotonic()
+        self.add_wait(now - arrived)
+        return now
 
-    def hold(self, seconds: float) -> None:
-        """Let no request of any thread leave for so long."""
+    def learn(self, left: float, images: int, error: BaseException | None = None) -> None:
+        """What became of a request that ``wait`` let leave then: a 429 or a wish to wait are about the pace."""
+        now = time.monotonic()
         with self._lock:
-            self._free_at = max(self._free_at, time.monotonic() + seconds)
+            if not isinstance(error, Refused):
+                self._pace.passed(now, images)
+            elif error.reason == "429" or error.retry_after is not None:
+                self._pace.refused(now, left, error.retry_after)
 
     def add_wait(self, seconds: float) -> None:
         """Add to ``waited``."""

@@ -11,6 +11,8 @@ from typing import Any, NoReturn, TextIO
 
 from tqdm import tqdm
 
+from dfme.report.notes import Notes
+
 LINE_SHARE = 0.05  # of the budget between two plain lines ...
 LINE_SECONDS = 300.0  # ... unless so much time has passed: a slow teacher is not a dead one
 BAR = "{percentage:3.0f}% |{bar}| {n:,}/{total:,} [{elapsed} < {remaining}, {rate_fmt}] {desc}"
@@ -37,6 +39,7 @@ class Console:
         self._results = sys.stdout if results is None else results
         self._latest: dict[str, float] = {}
         self._bar: tqdm[NoReturn] | None = None
+        self._notes = Notes(self._note, clock)
         self._begin(0)
 
     def start(self, queries: int) -> None:
@@ -61,7 +64,10 @@ class Console:
         self._show(queries, metrics, line=True)
 
     def note(self, line: str) -> None:
-        """Show one line at once, above the bar where there is one."""
+        """Show one line at once, above the bar where there is one; one that comes again is counted."""
+        self._notes(line)
+
+    def _note(self, line: str) -> None:
         LOGGER.info(line)
         if self._bar is not None:
             self._bar.write(line, file=self._stream)
@@ -75,6 +81,7 @@ class Console:
 
     def close(self) -> None:
         """Remove the bar's hold on the terminal; more than once does no harm."""
+        self._notes.count()
         if self._bar is not None:
             self._bar.close()
             self._bar = None

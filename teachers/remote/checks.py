@@ -37,4 +37,6 @@ def check_json(config: TeacherConfig, options: Mapping[str, Any]) -> str:
     """As ``check_plain_service``, for the URL of the flags or the adapter's file; and every fault of that file."""
     description = load_adapter(options["adapter"]).description
     url = options.get("url") or description.url
+    if not url:
+        raise UserError(f"--teacher.url: neither the flag nor {options['adapter']} says where the service is")
     return check_plain_service(config, {**options, "url": url}, secrets_of(description, url))

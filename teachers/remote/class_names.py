@@ -21,9 +21,10 @@ _MAX_COMPARED = 50_000  # letters, so that looking for a close name takes no not
 
 @dataclass(frozen=True)
 class ClassNames:
-    """Names in the order of the student's classes; each stands there once."""
+    """Names in the order of the student's classes; each stands there once. ``option``: where they are given."""
 
     names: tuple[str, ...]
+    option: str = "classes"
 
     def __len__(self) -> int:
         return len(self.names)
@@ -44,7 +45,8 @@ class ClassNames:
         if number is None:
             close = isinstance(text, str) and len(text) * len(self) < _MAX_COMPARED
             hint = did_you_mean(str(text), self.names) if close else ""
-            raise Unusable(f"expected one of the {len(self)} classes given, got {shown(name)}{hint}", "unknown class")
+            text = f"{self.option}: expected one of the {len(self)} given, got {shown(name)}{hint}"
+            raise Unusable(text, "unknown class")
         return number
 
     def row(self, pairs: Iterable[tuple[object, object]]) -> list[float]:
@@ -77,7 +79,7 @@ def read_class_names(given: Sequence[str] | str, option: str, folder: Path | Non
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise UserError(f"{option}: expected each class once, got {twice[0]!r} twice")
-    return ClassNames(tuple(names))
+    return ClassNames(tuple(names), option)
 
 
 def _from_text(given: str, option: str, folder: Path | None) -> list[str]:

@@ -122,7 +122,8 @@ def _pairs(document: object) -> Iterator[tuple[object, object]]:
         document = document[0]  # some services answer as if to several images
     if not isinstance(document, list):
         what = shown(document.get("error", document)) if isinstance(document, dict) else shown(document)
-        raise Unusable(f"expected a list of labels and scores, got {what}", "no answer")
+        failed = isinstance(document, dict) and "error" in document
+        raise Unusable(f"expected a list of labels and scores, got {what}", "an error" if failed else "no answer")
     for entry in document:
         if not isinstance(entry, dict) or "label" not in entry or "score" not in entry:
             raise Unusable(f"expected a label and a score in each entry, got {shown(entry)}", "no answer")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ ROOM = 1_000_000  # bytes that an answer may take besides its numbers
 NUMBER = 64  # bytes that a number may take in an answer, with what stands around it
 _NUMBERS = {int, float, type(None)}
 _SHOWN = 60
+_ENTRIES, _DEPTH, _LONGEST_KEY = 6, 4, 30  # of an outline: keys of an object, levels, characters of a key
 
 
 def numbers(array: Array) -> list[Any]:
@@ -75,6 +77,24 @@ def shown(value: object) -> str:
     if isinstance(value, list | dict):
         text = f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def outline(value: object, depth: int = 0) -> str:
+    """Keys, types and lengths of a document, never a value; of what is large or deep the beginning."""
+    if isinstance(value, dict | list) and value and depth == _DEPTH:
+        return "{...}" if isinstance(value, dict) else f"[{len(value)} x ...]"
+    if isinstance(value, dict):
+        each = [f"{dumped(key)}: {outline(item, depth + 1)}" for key, item in islice(value.items(), _ENTRIES)]
+        more = [f"{len(value) - _ENTRIES} more"] if len(value) > _ENTRIES else []
+        return "{" + ", ".join(each + more) + "}"
+    if isinstance(value, list):
+        return f"[{len(value)} x {outline(value[0], depth + 1)}]" if value else "[]"
+    return "null" if value is None else type(value).__name__
+
+
+def dumped(text: str) -> str:
+    """The start of a key in quotes, with nothing unprintable in it."""
+    return json.dumps(text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}...")
 
 
 def table(value: object, batch: int, classes: int) -> Array:

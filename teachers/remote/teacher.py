@@ -12,12 +12,17 @@ import torch
 from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
-from dfme.errors import BatchTooLarge, Refused, Unusable
+from dfme.errors import BatchTooLarge, Misfit, Refused, Unusable
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy
+from dfme.teachers.open_inference.message import HEADER_LENGTH
 from dfme.teachers.remote.endpoint import Endpoint, Reply
+from dfme.teachers.remote.json_bodies import outline, parse
 from dfme.teachers.remote.options import ServiceOptions
 from dfme.teachers.remote.secrets import Secrets
 
+PASSING = ("an error", "another's answer")  # reasons that may have gone by the next time
+FOR_GOOD = ("unknown class", "a class twice")  # of the very image that was asked
+MAX_OUTLINE = 400
 TOO_LARGE_STATUSES = ("400", "413", "422")  # with them services refuse a batch for its size, too
 
 
@@ -97,7 +102,10 @@ class RemoteTeacher:
                 raise refused from None
             raise BatchTooLarge(str(refused), limit) from None
         with discreet(reply.body, self._endpoint.secrets):
-            return adapter.decode(reply, batch)
+            try:
+                return adapter.decode(reply, batch)
+            except Unusable as error:
+                raise _judged(error, reply) from None
 
     def __call__(self, images: Tensor, /) -> Tensor:
         return self.ask(images, uuid4().hex)
@@ -124,6 +132,20 @@ def answered_mode(config: TeacherConfig) -> LabelMode:
     return LabelMode("logits" if mode.kind == "logits" else "probabilities")
 
 
+def _judged(error: Unusable, reply: Reply) -> Unusable:
+    """A Misfit with the answer's outline where a whole document came; else, and for an error's text, as it is."""
+    length = reply.headers.get(HEADER_LENGTH.lower(), "")
+    try:
+        document = parse(reply.body[: int(length)] if length.isdecimal() else reply.body)
+    except Unusable:
+        return error
+    if error.reason in PASSING:
+        return error
+    text = outline(document)
+    text = text if len(text) <= MAX_OUTLINE else f"{text[:MAX_OUTLINE]}..."
+    return Misfit(f"{error}; the answer was {text}", error.reason, for_good=error.reason in FOR_GOOD)
+
+
 @contextmanager
 def discreet(body: bytes, secrets: Secrets) -> Iterator[None]:
     """Unusable raised inside quotes nothing of an answer that repeats a secret: it might quote a part of one."""
@@ -133,7 +155,10 @@ def discreet(body: bytes, secrets: Secrets) -> Iterator[None]:
         text = body.decode(errors="replace")
         if secrets.hide(text) == text:
             raise
-        reason = error.reason
+        said = "expected an answer, got one that repeats a secret and is not shown"
+        hidden = (
+            Misfit(said, error.reason, error.for_good) if isinstance(error, Misfit) else Unusable(said, error.reason)
+        )
     else:
         return
-    raise Unusable("expected an answer, got one that repeats a secret and is not shown", reason)
+    raise hidden

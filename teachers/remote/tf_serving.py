@@ -172,7 +172,8 @@ class TfServingAdapter:
             value = document["outputs"]
         else:
             what = shown(document.get("error")) if isinstance(document, dict) else shown(document)
-            raise Unusable(f"expected predictions or outputs in the answer, got {what}", "no answer")
+            reason = "an error" if isinstance(document, dict) and "error" in document else "no answer"
+            raise Unusable(f"expected predictions or outputs in the answer, got {what}", reason)
         return self._named(value) if isinstance(value, dict) else value
 
     def _named(self, value: object) -> object:

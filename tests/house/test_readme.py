@@ -17,6 +17,7 @@ import pytest
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.benchmarks.options import BenchConfig, CompareConfig, GradientsConfig
+from dfme.cli.check import CheckConfig
 from dfme.cli.evaluate import EvaluateConfig
 from dfme.cli.extract import parse_extract
 from dfme.cli.main import VERBS
@@ -140,6 +141,7 @@ def known_flags() -> set[str]:
         *options_of(RetrainConfig),
         *options_of(BenchConfig),
         *options_of(EvaluateConfig),
+        *options_of(CheckConfig),
         *options_of(TrainTeacherConfig),
         *options_of(ServeConfig),
     ]
@@ -178,7 +180,8 @@ def run_section(section: str, folder: Path) -> str:
 
 def test_the_marked_blocks_are_the_ones_tested_here():
     assert {block.section for block in marked_blocks()} == {
-        *("seam", "gradients", "checkpoint", "own-teacher", "own-parts", "python", "rehearsal")
+        *("seam", "gradients", "checkpoint", "own-teacher", "own-parts", "python", "rehearsal"),
+        "adapter",  # in tests/teachers/remote/test_adapters_page.py
     }
     assert ALL.count("<!-- tested:") == len(marked_blocks())
 

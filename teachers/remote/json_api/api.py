@@ -1,4 +1,4 @@
-"""A teacher behind any HTTP API with JSON answers that a YAML file describes (``description`` is its reference)."""
+"""A teacher behind any HTTP API with JSON answers that a YAML file describes (docs/adapters.md)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dfme.config.settings import TeacherConfig
-from dfme.errors import Unusable, UserError
+from dfme.errors import Unusable
 from dfme.spec import ImageSpec
 from dfme.teachers.arrays import Array
+from dfme.teachers.remote.class_names import ClassNames
 from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.json_api.adapter_file import JsonApi, ModelSpec, load_adapter, model_spec, secrets_of
 from dfme.teachers.remote.json_api.description import AnswerForm, ImageForm
@@ -35,8 +36,6 @@ def connect_json(options: JsonOptions, config: TeacherConfig, device: torch.devi
     """The API that ``options.adapter`` describes; nothing is asked here. UserError for whatever would stop a run."""
     api = load_adapter(options.adapter)
     url = options.url or api.description.url
-    if not url:
-        raise UserError(f"--teacher.url: neither the flag nor {options.adapter} says where the service is")
     model = model_spec(api, config)
     secrets = read_secrets(vars(options), url, *secrets_of(api.description, url))
     endpoint = Endpoint(options, url, secrets, api.description.headers)
@@ -65,8 +64,8 @@ class JsonAdapter(Adapter):
         self._form = form
         self._body = body
         self._model = model
-        self._path, self._error = JsonPath.read(answer.path), JsonPath.read(answer.error)
-        label, score = JsonPath.read(answer.label), JsonPath.read(answer.score)
+        self._path, self._error = JsonPath.read(answer.path, "answer.path"), JsonPath.read(answer.error)
+        label, score = JsonPath.read(answer.label, "answer.label"), JsonPath.read(answer.score, "answer.score")
         self._kind = answer.form
         self._pair = lambda entry: (label.values(entry)[0], score.values(entry)[0])
 
@@ -76,6 +75,14 @@ class JsonAdapter(Adapter):
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
         values, classes = self._values(parse(reply.body), batch), self._model.classes
+        try:
+            return self._read(values, classes, batch)
+        except Unusable as error:
+            if "answer." in str(error):
+                raise
+            raise Unusable(f"answer.form {self._kind}: {error}", error.reason) from None
+
+    def _read(self, values: list[object], classes: ClassNames, batch: int) -> Tensor:
         if self._kind == "number":
             return labels(values, len(classes))
         if self._kind == "name":
@@ -96,7 +103,8 @@ class JsonAdapter(Adapter):
             raise Unusable(f"expected an answer, got the error {shown(error)}", "an error")
         values = self._path.values(document)
         if len(values) != batch:
-            raise Unusable(f"expected answers to {batch} images, got {len(values)}", "wrong shape")
+            text = f"answer.path: {self._path.text!r} found {len(values)} answers to {batch} images"
+            raise Unusable(text, "wrong shape")
         return values
 
     def _pairs(self, value: object) -> Iterable[tuple[object, object]]:

@@ -1,44 +1,6 @@
-"""The description of an HTTP API with JSON answers, as a YAML file has it.
+"""The description of an HTTP API with JSON answers, as a YAML file has it; docs/adapters.md lists its keys.
 
-The file's keys (examples in configs/adapters; ``${NAME}`` in texts, a URL's host excepted, is the environment variable
-NAME, if ``--teacher.allow-env`` or ``--teacher.api-key-env`` has it)::
-
-    url: https://host/path          # where images are posted; --teacher.url goes first
-    headers: {Name: value}          # besides those of the body, of --teacher.api-key-env and of HTTP itself
-    batch: 1                        # most images in one request
-    image:
-      encoding: png_base64          # png, data_url (PNG), png_base64; raw, raw_base64 (the numbers' bytes, little
-                                    # endian); list (nested lists of numbers)
-      dtype: uint8                  # of raw, raw_base64 and list: uint8 (0 to 255) or float32; pictures are uint8
-      layout: nhwc                  # of raw, raw_base64 and list: nhwc or nchw
-      scale: [0, 255]               # of float32: what the lowest and the highest pixel become; default: as they are
-      flat: false                   # of list: one list of numbers instead of nested ones
-    request:                        # one of these three
-      json: {inputs: "${image}"}    # any document; ${images} is the list of all, a list of one item with ${image} in
-                                    # it is repeated for each
-      bytes: image/png              # the encoded image (png or raw) is the body, of this content type
-      multipart: file               # the encoded image (png or raw) is a file of this field
-      filename: image.png           # of multipart
-      fields: {name: value}         # of multipart: further fields
-    answer:
-      path: predictions[*].scores   # names, numbers, ["odd names"]; [*]: one item for each image; default: all of it
-      form: scores                  # scores: a list of numbers, null: not revealed; mapping: names to numbers;
-                                    # pairs: a list of objects with a label and a score; name: of a class;
-                                    # number: of a class, from 0
-      label: label                  # of pairs: the path of the label in an object
-      score: score                  # of pairs: the path of the score in an object
-      classes: [cat, dog]           # names in the order of the classes, or a text file beside this one with one a
-                                    # line; default: their numbers
-      values: probabilities         # or logits; default: as --teacher.label-mode says
-      error: error.message          # path of an error text in answers that are none
-    teacher:                        # facts that no answer tells; the flags of the same names go first
-      shape: [3, 32, 32]
-      num_classes: 10
-      bounds: [0, 1]
-      levels: 256                   # the default and the only choice where pixels are sent as uint8
-      label_mode: probabilities
-
-No torch here.
+The text below a field is its meaning there. No torch here.
 """
 
 from __future__ import annotations
@@ -53,13 +15,19 @@ from dfme.config.fields import CONFIG, Count
 
 @dataclass(frozen=True, config=CONFIG)
 class ImageForm:
-    """How an image is encoded; the keys are explained above."""
+    """How an image is encoded."""
 
     encoding: Literal["png", "png_base64", "data_url", "raw", "raw_base64", "list"] = "png_base64"
+    """png, png_base64 or data_url (a PNG in base64); raw or raw_base64 (the numbers' bytes, little endian); list
+    (nested lists of numbers)"""
     dtype: Literal["uint8", "float32"] = "uint8"
+    """of raw, raw_base64 and list: uint8 (0 to 255) or float32; pictures are uint8"""
     layout: Literal["nhwc", "nchw"] = "nhwc"
+    """of raw, raw_base64 and list: order of the axes"""
     scale: tuple[float, float] | None = None
+    """of float32: what the lowest and the highest pixel become; none: they stay as they are"""
     flat: bool = False
+    """of list: one list of numbers in place of nested ones"""
 
     @property
     def picture(self) -> bool:
@@ -77,10 +45,16 @@ class RequestForm:
     """Where an image goes; ``json`` is any document, taken as it is."""
 
     json: object = None
+    """any document with ${image} in it, or ${images} for the list of all; a list of one item with ${image} in it is
+    repeated for each image"""
     bytes: str | None = None
+    """in place of json: the encoded image (png or raw) is the body, of this content type, such as image/png"""
     multipart: str | None = None
+    """in place of json: the encoded image (png or raw) is the file of this field of a form"""
     filename: str = "image.png"
+    """of multipart: the file's name"""
     fields: dict[str, str] = field(default_factory=dict)
+    """of multipart: further fields"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -88,12 +62,22 @@ class AnswerForm:
     """Where the scores are in an answer, and what they are."""
 
     path: str = ""
+    """where the scores are: names and numbers with dots, [*] for one item an image, ["odd name"]; empty: the whole
+    answer"""
     form: Literal["scores", "mapping", "pairs", "name", "number"] = "scores"
+    """scores (a list of numbers, null: not revealed), mapping (names to numbers), pairs (objects with a label and a
+    score), name (of a class) or number (of a class, from 0)"""
     label: str = "label"
+    """of pairs: the path of the label in an object"""
     score: str = "score"
+    """of pairs: the path of the score in an object"""
     classes: tuple[str, ...] | str | None = None
+    """the classes' names in the order of the student's, or a text file beside this one with one a line; none: their
+    numbers"""
     values: Literal["probabilities", "logits"] | None = None
+    """what the scores are; none: as the label mode says"""
     error: str = "error"
+    """path of a text that stands in answers that are none, and is shown"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -101,10 +85,15 @@ class TeacherSection:
     """What a service does not say of itself."""
 
     shape: tuple[int, int, int] | None = None
+    """an image's C, H, W; --teacher.shape goes first, as do the flags of the names below"""
     num_classes: int | None = None
+    """how many classes; none: as many as answer.classes names"""
     bounds: tuple[float, float] | None = None
+    """lowest and highest pixel; none: 0 and 1"""
     levels: int | None = None
+    """levels of a pixel; 256 where pixels are sent as bytes"""
     label_mode: str | None = None
+    """what an answer reveals, such as top_k:3; none: probabilities"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -112,8 +101,11 @@ class Description:
     """A whole file."""
 
     url: str = ""
+    """where images are posted; --teacher.url goes first"""
     headers: dict[str, str] = field(default_factory=dict)
+    """besides those of the body, of --teacher.api-key-env and of HTTP itself"""
     batch: Count = 1
+    """most images in one request"""
     image: ImageForm = field(default_factory=ImageForm)
     request: RequestForm = field(default_factory=RequestForm)
     answer: AnswerForm = field(default_factory=AnswerForm)

@@ -38,10 +38,11 @@ class JsonPath:
 
     text: str
     steps: tuple[_Step, ...]
+    key: str = ""
 
     @classmethod
-    def read(cls, text: str) -> JsonPath:
-        """ValueError, with what was expected and what came, for a text that is no path."""
+    def read(cls, text: str, key: str = "") -> JsonPath:
+        """``key``: of the adapter, for messages. ValueError, with what was expected and came, for what is no path."""
         steps: list[_Step] = []
         position = 0
         while position < len(text) and len(steps) <= _MAX_STEPS:
@@ -57,7 +58,7 @@ class JsonPath:
             raise ValueError(f"expected at most {_MAX_STEPS} steps, got {text[:80]!r}")
         if sum(step.each for step in steps) > 1:
             raise ValueError(f"expected [*] once, for the images, got {text!r}")
-        return cls(text, tuple(steps))
+        return cls(text, tuple(steps), key)
 
     @property
     def each(self) -> bool:
@@ -73,7 +74,7 @@ class JsonPath:
             elif isinstance(found[0], list):
                 found = found[0]
             else:
-                raise Unusable(f"expected a list at [*] of {self.text}, got {shown(found[0])}", "no answer")
+                raise self._nothing("no list at [*]", found[0])
         return found
 
     def first(self, document: object) -> object | None:
@@ -89,7 +90,10 @@ class JsonPath:
         name = step.name if step.index is None else str(step.index)
         if isinstance(value, dict) and name in value:
             return value[name]
-        raise Unusable(f"expected {name} of {self.text} in the answer, got {shown(value)}", "no answer")
+        raise self._nothing(f"nothing at {name!r}", value)
+
+    def _nothing(self, what: str, value: object) -> Unusable:
+        return Unusable(f"{self.key}: {self.text!r} found {what} in {shown(value)}", "no answer")
 
 
 def _step(found: re.Match[str]) -> _Step:

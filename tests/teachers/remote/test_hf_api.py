@@ -131,7 +131,7 @@ def test_a_service_that_gives_fewer_than_the_mode_needs_is_not_guessed_at() -> N
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ([{"label": "cat", "score": 1.0}], "expected one of the 4 classes given, got 'cat'"),
+        ([{"label": "cat", "score": 1.0}], "--teacher.classes: expected one of the 4 given, got 'cat'"),
         ([{"label": "tenc", "score": 1.0}], "did you mean tench"),
         ([{"label": "d", "score": 0.5}, {"label": "d", "score": 0.5}], "'d' twice"),
         ([{"label": "d", "score": "0.5"}], "expected a number as the score of 'd'"),

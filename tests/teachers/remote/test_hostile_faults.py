@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import stamina
 import torch
 from dialects import ADAPTER, HF, JSON_API, TF, V2_, Dialect
 from faults import HARMLESS, REFUSALS, UNANSWERED, UNUSABLE
@@ -131,6 +132,7 @@ QUICK = [
     for fault in (*UNANSWERED, "failed:502", "failed:504", *UNUSABLE)
     for way, (dialect, _) in WAYS.items()
     if fault not in (*SLOW, "crash") and fault not in V2_.only - dialect.only
+    if (fault, way) != ("one_class_more", "hf-api")  # a class without a place: asking again is no use
 ]
 REST = [(name, way) for name in SLOW for way in WAYS if way != "binary"]
 
@@ -140,8 +142,8 @@ def test_what_may_have_been_served_stays_charged_and_is_asked_again(case: tuple[
     fault, way = case
     started = time.monotonic()
     options = {"timeout": 0.7} if fault in SLOW else {}
-    with hostile({1: fault}, way) as server, oracle_on(server, way, **options) as oracle:
-        asked_truly(oracle)
+    with hostile({2: fault}, way) as server, oracle_on(server, way, **options) as oracle:
+        asked_truly(oracle)  # until then an answer of another form ends the run, see test_misfits
         asked_truly(oracle, seed=1)
         assert server.questions == 3
         number = number_of(oracle)
@@ -213,7 +215,7 @@ def test_a_batch_that_is_too_large_is_split_and_what_was_refused_costs_nothing()
 
 @pytest.mark.parametrize("header", ["status:429/1", "status:503/soon"])
 def test_the_wait_that_a_service_asks_for_is_kept(header: str) -> None:
-    with Hostile({1: header}) as server, oracle_on(server) as oracle:
+    with stamina.set_testing(False), Hostile({1: header}) as server, oracle_on(server) as oracle:
         started = time.monotonic()
         asked_truly(oracle)
         waited = time.monotonic() - started

@@ -1,0 +1,212 @@
+"""A first adapter from one sample answer: where the scores are in it and what form they have. No torch, no network."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dfme.config.values import from_mapping
+from dfme.config.yaml_files import parse_yaml
+from dfme.errors import Unusable, UserError
+from dfme.teachers.remote.class_names import read_class_names
+from dfme.teachers.remote.json_api.adapter_file import problems
+from dfme.teachers.remote.json_api.description import Description
+from dfme.teachers.remote.json_bodies import outline, parse
+
+_MAX_BYTES = 1_000_000
+_MAX_DEPTH = 16
+_PLAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_SCORES = re.compile("score|prob|confidence|logit|predict|output|result", re.IGNORECASE)
+_LABELS = re.compile("label|class|name|tag|categor|predict|result", re.IGNORECASE)
+_NEAR_ONE = 0.02  # how far a sum of rounded probabilities may be from one
+
+
+class Found(NamedTuple):
+    """A part of an answer that may be the scores of one image; ``weight``: how surely, a heuristic."""
+
+    weight: float
+    path: str
+    form: str
+    values: list[float]
+    names: list[str]
+    label: str = ""
+    score: str = ""
+
+
+def write_adapter(sample: str, path: str) -> str:
+    """Write a first adapter for a file with one sample answer, and say what was found and what is left to fill in.
+
+    UserError for a file that is none, an answer without scores or labels, and a path that exists.
+    """
+    found = recognise(_read(Path(sample)))
+    text = adapter_text(found)
+    description = from_mapping(Description, parse_yaml(text), prefix=f"{sample}: ")
+    for problem in problems(description):
+        raise UserError(f"{sample}: the answer's names fit into no adapter: {problem}")
+    if description.answer.classes:
+        read_class_names(description.answer.classes, f"{sample}: its labels")
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        reason = "it is there already" if isinstance(error, FileExistsError) else error.strerror
+        raise UserError(f"--write-adapter: cannot write {path}: {reason}; name another file") from None
+    what = f"{len(found.values)} scores" if found.values else f"the {found.form} of a class"
+    where = f"at {found.path}" if found.path else "as the whole answer"
+    return (
+        f"{path}: answer.form {found.form}, {what} {where}; fill in what is marked TODO ({text.count('TODO')} places)"
+    )
+
+
+def recognise(document: object) -> Found:
+    """The likeliest scores, or label, of one image in an answer; UserError where there are none."""
+    candidates = list(_candidates(document, "", 0))
+    if not candidates:
+        raise UserError(
+            f"--sample: expected an answer with scores or a label in it, got {outline(document)[:300]}; "
+            "docs/adapters.md has the forms that can be read"
+        )
+    best = max(candidates, key=lambda found: found.weight)
+    if best.values and min(best.values) >= 0 and abs(sum(best.values) - 100) < 100 * _NEAR_ONE:
+        raise UserError(f"--sample: the scores at {best.path or 'the top'} are percentages, which no adapter can read")
+    return best
+
+
+def _read(path: Path) -> object:
+    try:
+        with path.open("rb") as file:
+            body = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"--sample: cannot read {path}: {error.strerror}") from None
+    if len(body) > _MAX_BYTES:
+        raise UserError(f"--sample: expected at most {_MAX_BYTES:,} bytes, {path} has more")
+    try:
+        return parse(body)
+    except Unusable as error:
+        raise UserError(f"--sample: {path}: {error}") from None
+
+
+def _candidates(value: Any, path: str, depth: int) -> Iterator[Found]:
+    """Everything in a document that may be the scores or the label of one image."""
+    if depth > _MAX_DEPTH:
+        return
+    key = path.rpartition(".")[2]
+    if isinstance(value, dict):
+        numbers = {name: float(score) for name, score in value.items() if _is_number(score)}
+        if len(numbers) == len(value) > 1 and all(map(_is_name, value)):
+            yield Found(_weight(list(numbers.values()), key), path, "mapping", list(numbers.values()), list(numbers))
+        for name, item in value.items():
+            if _is_name(name) and '"' not in name:
+                yield from _candidates(item, _joined(path, name), depth + 1)
+    elif isinstance(value, list):
+        pairs = _pairs(value)
+        if pairs is not None:
+            yield pairs._replace(path=path)
+        elif len(value) > 1 and all(map(_is_number, value)):
+            yield Found(_weight(list(map(float, value)), key), path, "scores", list(map(float, value)), [])
+        elif len(value) == 1 and "[*]" not in path:
+            yield from _candidates(value[0], f"{path}[*]", depth + 1)
+    elif isinstance(value, str) and _is_name(value) and _LABELS.search(key):
+        yield Found(1.0, path, "name", [], [value])
+    elif type(value) is int and value >= 0 and _LABELS.search(key):
+        yield Found(1.0, path, "number", [], [])
+
+
+def _pairs(entries: list[Any]) -> Found | None:
+    """A list of objects that have a label and a score each."""
+    if not entries or not all(isinstance(entry, dict) for entry in entries):
+        return None
+    leaves = [dict(_leaves(entry, "", 0)) for entry in entries]
+    shared = [path for path in leaves[0] if all(path in each for each in leaves)]
+    labels = [path for path in shared if all(isinstance(each[path], str) and _is_name(each[path]) for each in leaves)]
+    scores = [path for path in shared if all(_is_number(each[path]) for each in leaves)]
+    labels = [path for path in labels if len({each[path] for each in leaves}) == len(leaves)]
+    if not scores:
+        return None
+    score = max(scores, key=lambda path: (bool(_SCORES.search(path)), isinstance(leaves[0][path], float)))
+    ids = [path for path in scores if path != score and all(type(each[path]) is int for each in leaves)]
+    if not labels and not ids:
+        return None
+    label = max(labels, key=lambda path: bool(_LABELS.search(path))) if labels else ids[0]
+    values, names = [float(each[score]) for each in leaves], [str(each[label]) for each in leaves]
+    return Found(6.0 + _weight(values, score), "", "pairs", values, names, label, score)
+
+
+def _leaves(entry: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+    for name, item in entry.items():
+        if _is_name(name) and '"' not in name:
+            if isinstance(item, dict) and depth < 2:
+                yield from _leaves(item, _joined(path, name), depth + 1)
+            else:
+                yield _joined(path, name), item
+
+
+def _joined(path: str, name: str) -> str:
+    plain = f".{name}" if path else name
+    return path + (plain if _PLAIN.fullmatch(name) else f'["{name}"]')
+
+
+def _weight(values: list[float], key: str) -> float:
+    return 2.0 + 3.0 * _is_distribution(values) + bool(_SCORES.search(key))
+
+
+def _is_distribution(values: list[float]) -> bool:
+    return min(values) >= 0 and abs(sum(values) - 1) <= _NEAR_ONE
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_name(text: str) -> bool:
+    return text.isprintable() and 0 < len(text.strip()) == len(text) <= 200
+
+
+def adapter_text(found: Found) -> str:
+    """The YAML of a first adapter; what no answer tells is marked TODO."""
+    mode = _mode(found)
+    names = found.names if len(found.names) > 1 else [*found.names, "TODO the other classes"] if found.names else []
+    known = found.form == "mapping" and mode != "logits" and _is_distribution(found.values)
+    lines = [
+        "# A first adapter, from one sample answer. Every key is explained in docs/adapters.md.",
+        'url: "" # TODO where images are posted, or --teacher.url',
+        "image:",
+        "  encoding: png_base64 # how an image travels: also png, data_url, raw, raw_base64, list",
+        "request: # TODO as your request has it: json, bytes or multipart",
+        "  json:",
+        "    image: ${image}",
+        "answer:",
+        f"  path: {_text(found.path)}",
+        f"  form: {found.form}",
+        *([f"  label: {_text(found.label)}", f"  score: {_text(found.score)}"] if found.label else []),
+    ]
+    if names:
+        left = "" if known else " # TODO all the classes, in the order of the student's; or a file with one a line"
+        lines.append(f"  classes: [{', '.join(map(_text, names))}]{left}")
+    lines.append("teacher:")
+    lines.append("  # shape: [3, 32, 32] # TODO an image's C, H, W, or --teacher.shape")
+    if found.form == "scores":
+        lines.append(f"  num_classes: {len(found.values)}")
+    elif found.form == "number":
+        lines.append("  # num_classes: 10 # TODO how many classes there are, or --teacher.num-classes")
+    doubt = " (these are below zero or sum to more than one: are they logits?)" if mode == "logits" else ""
+    return "\n".join([*lines, f"  label_mode: {mode} # what an answer reveals{doubt}", ""])
+
+
+def _mode(found: Found) -> str:
+    """The label mode that the values show."""
+    if not found.values:
+        return "label"
+    if min(found.values) < 0 or sum(found.values) > 1 + _NEAR_ONE:
+        return "logits"
+    return (
+        f"top_k:{len(found.values)}" if found.form == "pairs" or not _is_distribution(found.values) else "probabilities"
+    )
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)

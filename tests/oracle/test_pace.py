@@ -1,0 +1,197 @@
+"""The pace that refusals teach, against limits as services have them, by a clock that nobody waits for.
+
+The bound, for each of them: after the first second fewer than a tenth of the requests are refused, and four fifths of
+what the limit allows are used.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from limits import Bucket, Limit, Log, Window
+from tiers import exhaustive
+
+from dfme.oracle.pace import Pace
+from dfme.spec import RequestPolicy
+
+SECONDS = 120.0
+
+
+@dataclass
+class Heard:
+    """What a service counted, by its own clock: moments, and images of what was served."""
+
+    served: list[tuple[float, int]] = field(default_factory=list)
+    refused: list[float] = field(default_factory=list)
+
+
+def asked(
+    pace: Pace,
+    limit: Limit,
+    hint: Callable[[float], float | None],
+    in_flight: int = 4,
+    latency: float = 0.02,
+    *,
+    sizes: Iterator[int] | None = None,
+    by_images: bool = False,
+    seconds: float = SECONDS,
+) -> Heard:
+    """What a service hears of so many threads that ask it again as soon as ``pace`` lets them."""
+    sizes, heard = sizes or itertools.repeat(1), Heard()
+    number = itertools.count()
+    events: list[tuple[float, int, Callable[[float], None]]] = []
+
+    def at(moment: float, act: Callable[[float], None]) -> None:
+        heapq.heappush(events, (moment, next(number), act))
+
+    def want(images: int, arrived: float) -> Callable[[float], None]:
+        def act(now: float) -> None:
+            wait = pace.claim(now, arrived, images)
+            if wait > 0:
+                at(now + wait + 1e-9, act)
+            else:
+                at(now + latency / 2, lambda then: serve(then, images, now))
+
+        return act
+
+    def serve(now: float, images: int, left: float) -> None:
+        wait = limit.admit(now, images if by_images else 1)
+        if wait is None:
+            heard.served.append((now, images))
+            at(now + latency / 2, lambda then: answer(then, images))
+        else:
+            heard.refused.append(now)
+            at(now + latency / 2, lambda then: refuse(then, images, left, hint(wait)))
+
+    def answer(now: float, images: int) -> None:
+        pace.passed(now, images)
+        want(next(sizes), now)(now)
+
+    def refuse(now: float, images: int, left: float, wish: float | None) -> None:
+        pace.refused(now, left, wish)
+        at(now + (wish or 0.2), lambda then: want(images, then)(then))
+
+    for _ in range(in_flight):
+        at(0.0, lambda now: want(next(sizes), now)(now))
+    while events and events[0][0] < seconds:
+        now, _, act = heapq.heappop(events)
+        act(now)
+    return heard
+
+
+HINTS: dict[str, Callable[[float], float | None]] = {
+    "no hint": lambda wait: None,
+    "seconds": lambda wait: float(math.ceil(wait)),
+    "exact": lambda wait: wait,
+    "at once": lambda wait: 0.0,
+}
+LIMITS: dict[str, tuple[Callable[[], Limit], float]] = {
+    "bucket of 5": (lambda: Bucket(5, 5), 5),
+    "window of 5": (lambda: Window(5, old=0.97), 5),
+    "bucket of 1": (lambda: Bucket(5, 1), 5),
+    "bucket of 100": (lambda: Bucket(5, 100), 5),
+    "slow bucket": (lambda: Bucket(1, 1), 1),
+    "fast bucket": (lambda: Bucket(200, 200), 200),
+    "fast window": (lambda: Window(50, old=0.5), 50),
+    "any second": (lambda: Log(20), 20),
+    "a minute": (lambda: Window(120, 60.0), 2),
+}
+FIRST = [("bucket of 5", "no hint", 4), ("bucket of 5", "seconds", 1), ("window of 5", "no hint", 1)]
+FIRST += [("window of 5", "seconds", 4), ("bucket of 1", "seconds", 4), ("any second", "no hint", 4)]
+FIRST += [("fast bucket", "exact", 16), ("a minute", "seconds", 4), ("bucket of 100", "no hint", 4)]
+GRID = [row for row in itertools.product(LIMITS, HINTS, (1, 4, 16)) if row not in FIRST]
+
+
+@pytest.mark.parametrize("row", [*FIRST, *exhaustive(*GRID)], ids=str)
+def test_refusals_are_few_and_most_of_what_is_allowed_is_used(row: tuple[str, str, int]) -> None:
+    name, hint, in_flight = row
+    make, rate = LIMITS[name]
+    seconds = 10 * SECONDS if name == "a minute" else SECONDS
+    latency = 0.002 if in_flight == 1 else 0.02
+    heard = asked(Pace(RequestPolicy()), make(), HINTS[hint], in_flight, latency, seconds=seconds)
+    later = sum(moment > 1 for moment in heard.refused)
+    assert later < 0.1 * (later + sum(moment > 1 for moment, _ in heard.served))
+    assert len(heard.served) > 0.8 * rate * seconds
+    assert len(heard.refused) <= later + 3 * in_flight + 10, "in the first second: what was on its way, and a few more"
+
+
+def test_it_stays_lowered_for_the_rest_of_the_run() -> None:
+    """Each half hour has as few refusals as the one before: the pace is not forgotten."""
+    heard = asked(Pace(RequestPolicy()), Bucket(5, 5), HINTS["seconds"], seconds=7_200)
+    halves = [sum(start < moment <= start + 1_800 for moment in heard.refused) for start in range(1, 7_200, 1_800)]
+    assert max(halves) < 0.03 * 1_800 * 5
+    assert len(heard.served) > 0.9 * 5 * 7_200
+
+
+def test_what_was_refused_is_tried_again_gently() -> None:
+    """From a refusal on no second sees more than a tenth beyond what the service allows."""
+    heard = asked(Pace(RequestPolicy()), Window(50), HINTS["no hint"], seconds=300)
+    moments = sorted([moment for moment, _ in heard.served] + heard.refused)
+    busiest = max(sum(start <= moment < start + 1 for moment in moments) for start in range(5, 300))
+    assert 50 <= busiest <= 58
+
+
+SIZES: dict[str, Callable[[], Iterator[int]]] = {
+    "mixed": lambda: itertools.cycle([64, 64, 8]),
+    "large, then small": lambda: itertools.chain(itertools.repeat(500, 40), itertools.repeat(64)),
+    "small, then large": lambda: itertools.chain(itertools.repeat(64, 400), itertools.repeat(500)),
+}
+
+
+@pytest.mark.parametrize("hint", ["no hint", *exhaustive("seconds")])
+@pytest.mark.parametrize("by_images", [True, False], ids=["images", "requests"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_requests_of_different_sizes(sizes: str, by_images: bool, hint: str) -> None:
+    """Whether the service counts requests or images is found out."""
+    rate = 1_000 if by_images else 5
+    limit, pace = Bucket(rate, rate), Pace(RequestPolicy())
+    heard = asked(pace, limit, HINTS[hint], sizes=SIZES[sizes](), by_images=by_images, seconds=300)
+    assert len(heard.refused) < 0.1 * (len(heard.served) + len(heard.refused))
+    assert sum(images if by_images else 1 for _, images in heard.served) > 0.8 * rate * 300
+
+
+def test_rates_that_are_stated_are_bounds_whatever_was_learnt() -> None:
+    free = Bucket(1e9, 1e9)
+    heard = asked(Pace(RequestPolicy(requests_per_second=4)), free, HINTS["no hint"], seconds=30)
+    assert len(heard.served) == pytest.approx(4 * 30, abs=4)
+    assert min(later - now for (now, _), (later, _) in pairwise(heard.served)) > 0.249
+    pace = Pace(RequestPolicy(images_per_second=100))
+    heard = asked(pace, Bucket(50, 50), HINTS["seconds"], sizes=itertools.repeat(10), by_images=True)
+    assert len(heard.served) == pytest.approx(5 * SECONDS, rel=0.15)
+    assert min(later - now for (now, _), (later, _) in pairwise(heard.served)) > 0.099
+
+
+def test_without_a_refusal_nothing_waits() -> None:
+    heard = asked(Pace(RequestPolicy()), Bucket(1e9, 1e9), HINTS["no hint"], 4, 0.02, seconds=10)
+    assert len(heard.served) == pytest.approx(4 * 10 / 0.02, rel=0.01)
+
+
+def test_a_service_that_is_away_is_tried_seldom_and_once_it_is_back_it_is_asked_as_before() -> None:
+    class Away(Bucket):
+        def admit(self, now: float, units: int) -> float | None:
+            return 1.0 if 20 < now < 80 else super().admit(now, units)
+
+    heard = asked(Pace(RequestPolicy()), Away(50, 50), HINTS["no hint"], seconds=300)
+    assert sum(20 < moment < 80 for moment in heard.refused) < 20
+    assert sum(200 < moment < 300 for moment, _ in heard.served) > 0.8 * 50 * 100
+
+
+@pytest.mark.parametrize("hint", ["no hint", "at once"])
+def test_a_service_that_refuses_whatever_the_pace_is_not_asked_ever_more_slowly(hint: str) -> None:
+    """One request in twenty: going slower is no use, and growth holds what is taken away."""
+
+    class Moody:
+        rng = random.Random(0)
+
+        def admit(self, now: float, units: int) -> float | None:
+            return 0.1 if self.rng.random() < 0.05 else None
+
+    heard = asked(Pace(RequestPolicy()), Moody(), HINTS[hint], 1, seconds=2_000)
+    assert sum(moment > 1_000 for moment, _ in heard.served) > 1_000
