@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import field
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -230,15 +231,30 @@ class WandbConfig:
     mode: Basic[Literal["off", "offline", "online"]] = "off"
     """off, offline, or online (falls back to offline where there is no key or no network)"""
     project: str = "dfme"
-    """wandb project"""
+    """wandb project; the variable WANDB_PROJECT beats a file, and a flag beats both; so for the others"""
     entity: str | None = None
     """wandb user or team"""
     name: str | None = None
-    """name of the run"""
+    """name of the run; none: its directory's"""
     group: str | None = None
     """group of the run"""
     tags: tuple[str, ...] = ()
     """tags of the run"""
+
+
+WANDB_VARIABLES = {
+    **{"project": "WANDB_PROJECT", "entity": "WANDB_ENTITY", "name": "WANDB_NAME"},
+    **{"group": "WANDB_RUN_GROUP", "tags": "WANDB_TAGS"},
+}
+WANDB_MODES = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "off"}
+
+
+def wandb_environment(mode: object = "off") -> dict[str, str]:
+    """What wandb's own variables say of its options. They change a file's ``mode`` and never turn tracking on."""
+    found = {name: os.environ[variable] for name, variable in WANDB_VARIABLES.items() if os.environ.get(variable)}
+    if mode in ("offline", "online") and (how := WANDB_MODES.get(os.environ.get("WANDB_MODE", ""))):
+        found["mode"] = how
+    return found
 
 
 @dataclass(frozen=True, config=CONFIG)

@@ -18,6 +18,7 @@ from dfme.config.settings import (
     StudentConfig,
     TeacherConfig,
     WandbConfig,
+    wandb_environment,
 )
 from dfme.config.values import from_mapping, leaves
 from dfme.errors import UserError
@@ -77,7 +78,7 @@ def extract(
         "student": _mapping(student),
         "evaluation": {"dataset": evaluation} if isinstance(evaluation, str) else _mapping(evaluation),
         "schedule": _mapping(schedule),
-        "wandb": _mapping(wandb),
+        "wandb": {**wandb_environment(), **_mapping(wandb)},
     }
     named = teacher if hasattr(teacher, "__qualname__") else type(teacher)
     described = {

@@ -51,6 +51,7 @@ def start(words: Sequence[str], log: Path, threads: int) -> subprocess.Popen[byt
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
+    environment.pop("WANDB_NAME", None)  # each cell has a name of its own
     try:
         if log.is_symlink():  # it would be written to what it leads to
             log.unlink()
