@@ -1,8 +1,9 @@
 """What a command is asked for: its recipe, its kind of teacher and its method, so all its options, and their values.
 
-Precedence: a flag, then the YAML file, then the default; of wandb's options, its variables come before the file. A recipe's teacher section belongs to the recipe's
-kind, its method section to the recipe's method: a flag that names another kind or method sets it aside. Who allowed a
-service to be asked, and which secrets may go there, is never a file's to say: ``Arguments._as_the_user_says``.
+Precedence: a flag, then the YAML file, then the default; wandb's own variables come between flag and file. A recipe's
+teacher section belongs to the recipe's kind, its method section to the recipe's method: a flag that names another kind
+or method sets it aside. Who allowed a service to be asked, and which secrets may go there, is never a file's to say:
+``Arguments._as_the_user_says``.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def query_axis(axes: Axes, agreements: Sequence[Series], label: str = "queries")
 
 
 def early(agreement: Series) -> bool:
-    """Whether half of the last value was reached within the first ``EARLY`` of the queries: a plain axis shows little of it."""
+    """Whether half of the last value was reached within the first ``EARLY`` of the queries, too near the edge to see."""
     half = agreement[-1][1] / 2 if agreement else 0.0
     return any(value >= half and 0 < queries <= EARLY * agreement[-1][0] for queries, value in agreement)
 

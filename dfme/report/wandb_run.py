@@ -75,7 +75,7 @@ class WandbRun:
             )
 
     def finish(self, summary: Mapping[str, Any], student: Path) -> None:
-        """Write the final summary, hand over the student's file and the report beside it as artifacts, and end the run."""
+        """Write the final summary, hand over the student's file and the report beside it, and end the run."""
         if self.active:
             self._attempt(lambda: self._deliver(summary, student))
         self.close(exit_code=0)
