@@ -103,7 +103,7 @@ def _draw_share(
         )
 
 
-def query_axis(axes: Axes, agreements: Sequence[Series], label: str = "queries") -> None:
+def query_axis(axes: Axes, agreements: Sequence[Series] = (), label: str = "queries") -> None:
     """The axis that every curve of a run is drawn against, and the frame of its panel.
 
     It is logarithmic where most of the ``agreements`` that it is chosen for are ``early``.
@@ -120,7 +120,7 @@ def query_axis(axes: Axes, agreements: Sequence[Series], label: str = "queries")
 
 
 def early(agreement: Series) -> bool:
-    """Whether half of the last value was reached within the first ``EARLY`` of the queries, too near the edge to see."""
+    """Whether half of the last value was reached within the first ``EARLY`` of the queries, near the edge."""
     half = agreement[-1][1] / 2 if agreement else 0.0
     return any(value >= half and 0 < queries <= EARLY * agreement[-1][0] for queries, value in agreement)
 

@@ -88,7 +88,7 @@ class StatusLine:
             self._drawn = ""
 
     def _draw(self, text: str, width: int) -> None:
-        if text or self._drawn:
+        if text != self._drawn:
             self._stream.write("\r" + text.ljust(min(len(self._drawn), width)))
         self._stream.flush()
         self._drawn = text

@@ -88,13 +88,20 @@ class WorkerPool(Generic[T]):
         self._running: list[tuple[T, subprocess.Popen[bytes]]] = []
 
     @property
-    def running(self) -> int:
-        return len(self._running)
+    def running(self) -> list[T]:
+        return [task for task, _ in self._running]
 
-    def run(self, tasks: Iterable[T], ended: Callable[[T, int], None], stopped: Callable[[], bool]) -> None:
+    def run(
+        self,
+        tasks: Iterable[T],
+        ended: Callable[[T, int], None],
+        stopped: Callable[[], bool],
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
         """Run all tasks, or, once ``stopped``, those that run to the end of their step in progress.
 
-        ``ended`` hears each task's exit code, as it ends. An interruption on top of that stops them at once.
+        ``ended`` hears each task's exit code, as it ends; ``watch`` is called all the while. An interruption on top of
+        that stops them at once.
         """
         waiting, signalled = list(tasks), False
         try:
@@ -109,6 +116,7 @@ class WorkerPool(Generic[T]):
                 self._running = [pair for pair in self._running if pair[1].returncode is None]
                 for task, process in done:
                     ended(task, process.returncode)
+                watch()
                 time.sleep(POLL_SECONDS)
         finally:
             self._end()
