@@ -242,16 +242,13 @@ class WandbConfig:
     """tags of the run"""
 
 
-WANDB_VARIABLES = {
-    **{"project": "WANDB_PROJECT", "entity": "WANDB_ENTITY", "name": "WANDB_NAME"},
-    **{"group": "WANDB_RUN_GROUP", "tags": "WANDB_TAGS"},
-}
 WANDB_MODES = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "off"}
 
 
 def wandb_environment(mode: object = "off") -> dict[str, str]:
     """What wandb's own variables say of its options. They change a file's ``mode`` and never turn tracking on."""
-    found = {name: os.environ[variable] for name, variable in WANDB_VARIABLES.items() if os.environ.get(variable)}
+    names = {"project": "PROJECT", "entity": "ENTITY", "name": "NAME", "group": "RUN_GROUP", "tags": "TAGS"}
+    found = {name: text for name, end in names.items() if (text := os.environ.get(f"WANDB_{end}"))}
     if mode in ("offline", "online") and (how := WANDB_MODES.get(os.environ.get("WANDB_MODE", ""))):
         found["mode"] = how
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any, TextIO
 from urllib.parse import urlsplit
@@ -16,6 +16,12 @@ LINE_SHARE = 0.05  # of the budget between two plain lines ...
 LINE_SECONDS = 300.0  # ... unless so much time has passed: a slow teacher is not a dead one
 PLAIN_WIDTH = 100  # letters of a plain line: no terminal says how many fit
 HEADER_WIDTH = 80
+FORMS = {
+    **{"agreement": "agreement {:.2%}", "cost": "cost {:,.2f}"},
+    **{"student_loss": "student loss {:.4g}", "generator_loss": "generator loss {:.4g}"},
+}
+FILES = ("checkpoint", "program", "folder", "adapter", "model")
+"""Options of a teacher that may name the file it comes from."""
 HELD = "\u00a0"  # a blank at which no line is broken
 LOGGER = logging.getLogger("dfme")
 
@@ -39,7 +45,7 @@ class Console:
         self._stream = sys.stderr if stream is None else stream
         self._results = sys.stdout if results is None else results
         self._latest: dict[str, float] = {}
-        self._line = StatusLine(self._stream, clock)
+        self._line = StatusLine(self._stream)
         self._begin(0)
 
     def start(self, queries: int) -> None:
@@ -83,8 +89,9 @@ class Console:
         seconds, share = self._clock() - self._start_time, queries / self._budget
         rate = (queries - self._start) / seconds if seconds > 0 else 0.0
         left = [f"{duration((self._budget - queries) / rate)} left"] if rate > 0 and share < 1 else []
-        losses = [f"{name.replace('_', ' ')} {self._latest[name]:.4g}" for name in LOSSES if name in self._latest]
-        parts, extras = [*self._state(), *left], [*([f"{rate:,.0f} queries/s"] if rate > 0 else []), *losses]
+        speed = [f"{rate:,.0f} queries/s"] if rate > 0 else []
+        parts = [*self._state(("agreement", "cost")), *left]
+        extras = [*speed, *self._state(("student_loss", "generator_loss"))]
         if self._line.live:
             spent = f"{queries:,}/{self._budget:,} queries"
             self._line.show(share, [f"{share:3.0%}  {spent}", *parts], extras, now=said or share >= 1)
@@ -97,13 +104,8 @@ class Console:
         share = (queries - self._last) / self._budget
         return share >= LINE_SHARE or self._clock() - self._last_time >= LINE_SECONDS
 
-    def _state(self) -> list[str]:
-        known = {name: form.format(self._latest[name]) for name, form in STATE.items() if name in self._latest}
-        return [f"{name} {text}" for name, text in known.items()]
-
-
-STATE = {"agreement": "{:.2%}", "cost": "{:,.2f}"}
-LOSSES = ("student_loss", "generator_loss")
+    def _state(self, names: Iterable[str]) -> list[str]:
+        return [FORMS[name].format(self._latest[name]) for name in names if name in self._latest]
 
 
 def header(document: Mapping[str, Any]) -> str:
@@ -123,17 +125,12 @@ def header(document: Mapping[str, Any]) -> str:
 
 def teacher_name(teacher: Mapping[str, Any]) -> str:
     """A teacher as a person calls it, from its section of a configuration: a file, a service, or module:name."""
-    kind, model = str(teacher["kind"]), teacher.get("model")
-    found = [
-        str(teacher[name]) for name in ("checkpoint", "program", "folder", "adapter", "model") if teacher.get(name)
-    ]
-    if teacher.get("url"):
-        name = urlsplit(teacher["url"]).netloc + (f", model {model}" if model else "")
-    elif ":" in kind or not found:
-        name = kind
-    else:
-        path = PurePath(found[0])
-        name = path.name + (f" (embedded {path.stem})" if path.parts[:1] == ("teachers",) else "")
+    name = str(teacher["kind"])
+    files = [PurePath(teacher[key]) for key in FILES if teacher.get(key)] if ":" not in name else []
+    if files:
+        name = files[0].name + (f" (embedded {files[0].stem})" if files[0].parts[0] == "teachers" else "")
+    if teacher.get("url") and ":" not in teacher["kind"]:
+        name = urlsplit(teacher["url"]).netloc + (f", model {teacher['model']}" if teacher.get("model") else "")
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 

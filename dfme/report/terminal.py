@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 
 REDRAW_SECONDS = 0.1
@@ -41,7 +41,7 @@ def fitted(parts: Sequence[str], width: int) -> str:
     return line
 
 
-def bar(share: float, parts: Sequence[str], extras: Sequence[str], width: int, full: str = "#") -> str:
+def bar(share: float, parts: Sequence[str], extras: Sequence[str], width: int, full: str) -> str:
     """A line of what fits: ``parts``, the most important first, then a bar of the share, then ``extras``."""
     text = fitted(parts, width)
     if width - len(text) < LEAST_BAR + 3:
@@ -54,10 +54,9 @@ def bar(share: float, parts: Sequence[str], extras: Sequence[str], width: int, f
 class StatusLine:
     """The line at the foot of a terminal; what is said meanwhile scrolls by above it. On no terminal there is none."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock = stream, clock
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._drawn, self._next = stream, "", 0.0
         self._full = "█" if "utf" in (getattr(stream, "encoding", None) or "").lower() else "#"
-        self._drawn, self._next = "", -1.0
 
     @property
     def live(self) -> bool:
@@ -66,29 +65,27 @@ class StatusLine:
     def show(self, share: float, parts: Sequence[str], extras: Sequence[str] = (), now: bool = True) -> None:
         """Draw a ``bar`` anew; unless it is to be ``now``, at a rate that an eye can follow."""
         width = columns(self._stream)
-        if width is not None and (now or self._clock() >= self._next):
-            self._next = self._clock() + REDRAW_SECONDS
-            self._draw(bar(share, parts, extras, width - 1, self._full), width - 1)
+        if width is not None and (now or time.monotonic() >= self._next):
+            self._next = time.monotonic() + REDRAW_SECONDS
+            self._draw(bar(share, parts, extras, width - 1, self._full))
 
     def note(self, text: str) -> None:
         """Say something at once, above the line."""
-        width, below = columns(self._stream), self._drawn
-        if below:
-            self._draw("", width or 0)
-            self._stream.write("\r")
-        self._stream.write(wrapped(text, width) + "\n")
+        below = self._drawn
+        self._draw("")
+        self._stream.write("\r" * bool(below) + wrapped(text, columns(self._stream)) + "\n")
         self._drawn = ""
-        self._draw(below, width or 0)
+        self._draw(below)
+        self._stream.flush()
 
     def close(self) -> None:
         """Leave the line as it stands, and go on below it; more than once does no harm."""
-        if self._drawn:
-            self._stream.write("\n")
-            self._stream.flush()
-            self._drawn = ""
-
-    def _draw(self, text: str, width: int) -> None:
-        if text != self._drawn:
-            self._stream.write("\r" + text.ljust(min(len(self._drawn), width)))
+        self._stream.write("\n" * bool(self._drawn))
         self._stream.flush()
-        self._drawn = text
+        self._drawn = ""
+
+    def _draw(self, text: str) -> None:
+        if text != self._drawn:
+            self._stream.write("\r" + text.ljust(min(len(self._drawn), (columns(self._stream) or 1) - 1)))
+            self._stream.flush()
+            self._drawn = text

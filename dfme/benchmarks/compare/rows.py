@@ -104,11 +104,9 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
 def unequal(jobs: Mapping[str, Job]) -> str:
     """Options, besides those of methods, in which rows differ: ``batch_size 64 (frugal: 32); lr 0.1 (dfme: 0.3)``."""
     options = {row: dict(flatten(document(job), ())) for row, job in jobs.items()}
-    found = []
-    for key in dict.fromkeys(key for each in options.values() for key in each):
-        if key != "method.batch_size" and key.partition(".")[0] not in ("student", "schedule"):
-            continue
-        values = {row: str(each.get(key, "-")) for row, each in options.items()}
+    keys, found = dict.fromkeys(key for each in options.values() for key in each), []
+    for key in ["method.batch_size", *(key for key in keys if key.startswith(("student.", "schedule.")))]:
+        values = {row: str(each.get(key) or "none") for row, each in options.items()}
         usual = statistics.mode(values.values())
         others = [f"{row}: {value}" for row, value in values.items() if value != usual]
         found += [f"{key.partition('.')[2]} {usual} ({', '.join(others)})"] if others else []

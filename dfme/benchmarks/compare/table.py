@@ -179,7 +179,7 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], across: int | N
         room -= 3 + max(len(line[place]) for line in (heads, *lines))
         shown[place] = room >= 0
     hidden = [name for name in known if not shown[heads.index(name)]]
-    more = f"\n\nOnly in the report: {', '.join(hidden)}." if hidden else ""
+    more = f"\n\nMore in the report: {', '.join(hidden)}." if hidden else ""
     return table(list(compress(heads, shown)), [list(compress(line, shown)) for line in lines]) + more
 
 
