@@ -22,6 +22,7 @@ FORMS = {
 }
 FILES = ("checkpoint", "program", "folder", "adapter", "model")
 """Options of a teacher that may name the file it comes from."""
+EMBEDDED = PurePath("teachers/checkpoints")
 HELD = "\u00a0"  # a blank at which no line is broken
 LOGGER = logging.getLogger("dfme")
 
@@ -128,7 +129,7 @@ def teacher_name(teacher: Mapping[str, Any]) -> str:
     name = str(teacher["kind"])
     files = [PurePath(teacher[key]) for key in FILES if teacher.get(key)] if ":" not in name else []
     if files:
-        name = files[0].name + (f" (embedded {files[0].stem})" if files[0].parts[0] == "teachers" else "")
+        name = files[0].name + (f" (embedded {files[0].stem})" if files[0].parent == EMBEDDED else "")
     if teacher.get("url") and ":" not in teacher["kind"]:
         name = urlsplit(teacher["url"]).netloc + (f", model {teacher['model']}" if teacher.get("model") else "")
     return "".join(letter if letter.isprintable() else "?" for letter in name)

@@ -55,7 +55,7 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
     share_axis(axes)
     axes.set_ylabel(f"share of {scored_on(run).phrase.removeprefix('the ')}")
     query_axis(axes, [agreement or accuracy])
-    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8.5)
     return save_figure(figure, path)
 
 

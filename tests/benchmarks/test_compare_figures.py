@@ -175,7 +175,7 @@ def outcome(row: str, seed: int, state: str = "finished", mode: str = "label", *
 
 
 def findings(*outcomes: Outcome) -> ComparisonResult:
-    return ComparisonResult("Comparison x", {"command": "python run.py compare"}, outcomes)
+    return ComparisonResult("Comparison x", {"teacher": "shop.onnx", "command": "python run.py compare"}, outcomes)
 
 
 def cells(text: str, row: str) -> dict[str, str]:
@@ -257,6 +257,46 @@ def test_the_data_have_every_figure() -> None:
     assert [cell["run"] for cell in content["cells"]] == [f"cells/{name}" for name in (
         "a-label-30k-seed0", "a-label-30k-seed7", "b-label-30k-seed0")]  # fmt: skip
     assert content["cells"][1]["figures"]["accuracy"] == 0.8
+
+
+@pytest.mark.parametrize("across", [60, 80, 100, 200])
+def test_on_a_terminal_a_table_has_the_columns_that_fit_and_the_others_are_named(across: int) -> None:
+    """0.6.0 printed lines of 172 letters whatever the terminal."""
+    made = findings(outcome("a", 0), outcome("dual_students", 1), outcome("dual_students", 2, collapsed=True))
+    whole, text = overview(made), overview(made, across)
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert max(map(len, whole.splitlines())) > 120
+    assert {len(line) for line in table} == {len(table[0])}
+    assert len(table[0]) < across
+    heads = [head.strip() for head in table[0].strip("|").split("|")]
+    assert heads[:4] == ["row", "seeds", "accuracy %", "agreement %"][: len(heads)]
+    named = text.partition("More in the report: ")[2].split(".")[0].split(", ")
+    every = [head.strip() for head in whole.splitlines()[2].strip("|").split("|")]
+    assert sorted([*heads, *filter(None, named)]) == sorted(every)
+    assert all(cells(text, row)[head] == cells(whole, row)[head] for row in ("a", "dual_students") for head in heads)
+
+
+def test_it_is_said_below_the_tables_in_what_rows_differ() -> None:
+    made = replace(findings(outcome("a", 0), outcome("b", 0)), unequal="batch_size 64 (b: 8)")
+    for text in (overview(made), markdown(made), overview(made, 80)):
+        assert "\n\nRows differ in batch_size 64 (b: 8).\n" in f"{text}\n"
+    assert "Rows differ" not in overview(findings(outcome("a", 0)))
+
+
+def test_every_row_has_a_colour_of_its_own_and_the_picture_names_the_teacher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.6.0 had eight colours for ten rows."""
+    figures: list[Any] = []
+    monkeypatch.setattr("dfme.benchmarks.compare.picture.save_figure", lambda figure, path: figures.append(figure))
+    draw(findings(*(outcome(f"row{place}", 0) for place in range(12))), tmp_path / "x.png")
+    (axes,) = figures[0].axes
+    lines = {line.get_label(): line for line in axes.lines}
+    assert len({lines[f"row{place}"].get_color() for place in range(10)}) == 10
+    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines.values()}) == 13
+    assert figures[0].get_suptitle() == "teacher: shop.onnx"
+    figures[0].draw_without_rendering()
+    assert not figures[0].legends[0].get_window_extent().overlaps(axes.bbox), "the legend covers no curve"
 
 
 def test_the_picture(tmp_path: Path) -> None:
