@@ -110,11 +110,10 @@ class Session:
                 Oracle(teacher, Ledger(1), tell=self._line.note)(grey_BCHW, purpose="check")
             finally:
                 getattr(teacher, "close", lambda: None)()
-            shape = "x".join(map(str, teacher.spec.shape))
-            self._line.note(
-                f"teacher {self.findings().facts['teacher']}: images {shape}, {teacher.num_classes} classes, "
-                f"{teacher.label_mode}; it answers (one image asked, charged to no run)"
-            )
+            told = ["x".join(map(str, teacher.spec.shape)), f"{teacher.num_classes} classes", str(teacher.label_mode)]
+            told += getattr(teacher, "inferred", ())  # from the weights or the evaluation, where nobody says
+            name = self.findings().facts["teacher"]
+            self._line.note(f"teacher {name}: {', '.join(told)}; it answers (one image asked, charged to no run)")
 
     def _images(self) -> int:
         """Charged so far, of all cells, as far as their records tell."""
