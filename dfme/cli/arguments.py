@@ -19,7 +19,8 @@ from dfme.cli.flags import Flag, last_text, split_flags
 from dfme.cli.teacher_side import KINDS, kind_problems
 from dfme.config.imports import find_target, own_options
 from dfme.config.messages import Problem, did_you_mean, nearest, unknown_choice
-from dfme.config.settings import ExtractConfig, Job, TeacherConfig, wandb_environment
+from dfme.config.settings import ExtractConfig, Job, TeacherConfig
+from dfme.config.tracking import wandb_environment
 from dfme.config.values import Option, build, flatten, options_of, validate
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError

@@ -18,8 +18,8 @@ from dfme.config.settings import (
     StudentConfig,
     TeacherConfig,
     WandbConfig,
-    wandb_environment,
 )
+from dfme.config.tracking import wandb_environment
 from dfme.config.values import from_mapping, leaves
 from dfme.errors import UserError
 from dfme.methods import METHODS

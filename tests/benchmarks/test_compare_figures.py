@@ -274,13 +274,8 @@ def test_on_a_terminal_a_table_has_the_columns_that_fit_and_the_others_are_named
     every = [head.strip() for head in whole.splitlines()[2].strip("|").split("|")]
     assert sorted([*heads, *filter(None, named)]) == sorted(every)
     assert all(cells(text, row)[head] == cells(whole, row)[head] for row in ("a", "dual_students") for head in heads)
-
-
-def test_it_is_said_below_the_tables_in_what_rows_differ() -> None:
-    made = replace(findings(outcome("a", 0), outcome("b", 0)), unequal="batch_size 64 (b: 8)")
-    for text in (overview(made), markdown(made), overview(made, 80)):
-        assert "\n\nRows differ in batch_size 64 (b: 8).\n" in f"{text}\n"
-    assert "Rows differ" not in overview(findings(outcome("a", 0)))
+    assert "Rows differ" not in text
+    assert "\n\nRows differ in lr 1 (b: 8)." in overview(replace(made, unequal="lr 1 (b: 8)"), across)
 
 
 def test_every_row_has_a_colour_of_its_own_and_the_picture_names_the_teacher(

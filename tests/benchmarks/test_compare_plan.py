@@ -150,8 +150,7 @@ def test_wandb_groups_the_cells_unless_told_otherwise() -> None:
 
 def test_each_cell_has_a_name_of_its_own_in_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_NAME", "all")
-    made = plan("--wandb.mode offline")
-    assert [each.job.config.wandb.name for each in made.cells] == [each.name for each in made.cells]
+    assert all(each.job.config.wandb.name == each.name for each in plan("--wandb.mode offline").cells)
 
 
 def test_it_is_said_in_which_options_rows_differ_besides_their_methods() -> None:
