@@ -121,7 +121,7 @@ def header(document: Mapping[str, Any]) -> str:
         "wandb": {"off": None}.get(mode := document["wandb"]["mode"], mode),
     }
     text = ", ".join(f"{name} {value}".replace(" ", HELD) for name, value in told.items() if value)
-    return wrapped(f"dfme: {text}", min(HEADER_WIDTH, columns(sys.stderr) or HEADER_WIDTH), "  ").replace(HELD, " ")
+    return wrapped(text, min(HEADER_WIDTH, columns(sys.stderr) or HEADER_WIDTH), "  ").replace(HELD, " ")
 
 
 def teacher_name(teacher: Mapping[str, Any]) -> str:

@@ -278,22 +278,6 @@ def test_on_a_terminal_a_table_has_the_columns_that_fit_and_the_others_are_named
     assert "\n\nRows differ in lr 1 (b: 8)." in overview(replace(made, unequal="lr 1 (b: 8)"), across)
 
 
-def test_every_row_has_a_colour_of_its_own_and_the_picture_names_the_teacher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """0.6.0 had eight colours for ten rows."""
-    figures: list[Any] = []
-    monkeypatch.setattr("dfme.benchmarks.compare.picture.save_figure", lambda figure, path: figures.append(figure))
-    draw(findings(*(outcome(f"row{place}", 0) for place in range(12))), tmp_path / "x.png")
-    (axes,) = figures[0].axes
-    lines = {line.get_label(): line for line in axes.lines}
-    assert len({lines[f"row{place}"].get_color() for place in range(10)}) == 10
-    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines.values()}) == 13
-    assert figures[0].get_suptitle() == "teacher: shop.onnx"
-    figures[0].draw_without_rendering()
-    assert not figures[0].legends[0].get_window_extent().overlaps(axes.bbox), "the legend covers no curve"
-
-
 def test_the_picture(tmp_path: Path) -> None:
     path = tmp_path / "comparison.png"
     assert not draw(findings(outcome("a", 0, "failed")), path)

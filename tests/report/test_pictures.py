@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ import pytest
 from matplotlib.figure import Figure
 from report_runs import make_run
 
+from dfme.benchmarks.compare import picture
+from dfme.benchmarks.compare.plan import Cell
+from dfme.benchmarks.compare.table import ComparisonResult, Outcome
 from dfme.report import curves, sheets, write_report
 from dfme.report.curves import early
 from dfme.report.run_files import Series, read_run
@@ -21,7 +25,7 @@ from dfme.report.sheets import called, top_answers
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that are drawn, in place of their files."""
     figures: list[Figure] = []
-    for module in (curves, sheets):
+    for module in (curves, sheets, picture):
         monkeypatch.setattr(module, "save_figure", lambda figure, path: figures.append(figure))
     return figures
 
@@ -47,6 +51,23 @@ def test_no_legend_lies_on_a_curve(tmp_path: Path, drawn: list[Figure]) -> None:
             box = legend.get_window_extent()
             assert not any(box.overlaps(axes.bbox) for axes in figure.axes)
             assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, "all of it is on the picture"
+
+
+def test_every_row_has_a_colour_of_its_own_and_the_picture_names_the_teacher(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    """0.6.0 had eight colours for ten rows."""
+    figures: Any = SimpleNamespace(curve=[(100, 0.5), (400, 0.92)], teacher_accuracy=0.99)
+    job: Any = None  # a picture asks nothing of it
+    outcomes = [Outcome(Cell(f"row{n}", "label", 400, 0, job), "finished", figures=figures) for n in range(12)]
+    picture.draw(ComparisonResult("x", {"teacher": "shop.onnx"}, tuple(outcomes)), tmp_path / "x.png")
+    (axes,) = drawn[0].axes
+    lines = {line.get_label(): line for line in axes.lines}
+    assert len({str(lines[f"row{place}"].get_color()) for place in range(10)}) == 10
+    assert len({(str(each.get_color()), each.get_linestyle(), each.get_marker()) for each in lines.values()}) == 13
+    assert drawn[0].get_suptitle() == "teacher: shop.onnx"
+    drawn[0].draw_without_rendering()
+    assert not drawn[0].legends[0].get_window_extent().overlaps(axes.bbox), "the legend covers no curve"
 
 
 @pytest.mark.parametrize(

@@ -174,4 +174,4 @@ def test_the_first_line_comes_before_anything_heavy_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "torch\n"
-    assert done.stderr.startswith("dfme: teacher digits.safetensors (embedded digits), method")
+    assert done.stderr.startswith("teacher digits.safetensors (embedded digits), method")
