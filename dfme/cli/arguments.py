@@ -1,8 +1,9 @@
 """What a command is asked for: its recipe, its kind of teacher and its method, so all its options, and their values.
 
-Precedence: a flag, then the YAML file, then the default. A recipe's teacher section belongs to the recipe's
-kind, its method section to the recipe's method: a flag that names another kind or method sets it aside. Who allowed a
-service to be asked, and which secrets may go there, is never a file's to say: ``Arguments._as_the_user_says``.
+Precedence: a flag, then the YAML file, then the default; wandb's own variables come between flag and file. A recipe's
+teacher section belongs to the recipe's kind, its method section to the recipe's method: a flag that names another kind
+or method sets it aside. Who allowed a service to be asked, and which secrets may go there, is never a file's to say:
+``Arguments._as_the_user_says``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dfme.cli.teacher_side import KINDS, kind_problems
 from dfme.config.imports import find_target, own_options
 from dfme.config.messages import Problem, did_you_mean, nearest, spelled_flag
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
+from dfme.config.tracking import wandb_environment
 from dfme.config.values import Option, build, flatten, options_of, validate
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
@@ -112,7 +114,9 @@ class Arguments:
     @cached_property
     def values(self) -> dict[str, Any]:
         """What is given, each checked by itself; what is wrong is said when ``finish`` is called."""
-        given = dict(self._in_file)
+        tracking = wandb_environment(self._in_file.get("wandb.mode")).items()
+        by_environment = {f"wandb.{name}": text for name, text in tracking if f"wandb.{name}" in self.options}
+        given = {**self._in_file, **by_environment}
         for key, flag in self._flags.items():
             option = self.options.get(key)
             given[key] = "true" if flag.text is None else flag.text

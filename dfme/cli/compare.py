@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from dfme.benchmarks.compare.checks import ELSEWHERE, directory_of, elsewhere_problems, own_problems, require_same
@@ -48,8 +47,9 @@ def run(words: Sequence[str]) -> int:
     job = plan.cells[0].job  # whose teacher is every cell's
     check_teacher(job.teacher, job.teacher_options)
     from dfme.benchmarks.compare.session import compare
+    from dfme.report.terminal import StatusLine, columns
 
-    return compare(plan, tell=partial(print, file=sys.stderr, flush=True), show=print)
+    return compare(plan, StatusLine(sys.stderr), print, columns(sys.stdout))
 
 
 def plan_of(words: Sequence[str]) -> ComparisonPlan:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from dfme.cli.arguments import Arguments, CommandInputs, Recipe, default_recipe
 from dfme.cli.teacher_side import check_teacher
 from dfme.config.settings import ExtractConfig, Job
 from dfme.run.checks import find_problems
-from dfme.run.job import resume_command
+from dfme.run.job import document, resume_command
 
 SUMMARY = "clone a teacher by its answers alone; the command when none is named"
 INPUTS = CommandInputs(ExtractConfig, teacher=True, method=True, recipe=default_recipe)
@@ -18,6 +19,10 @@ def run(words: Sequence[str]) -> int:
     """Extract, to the end of the budget or to the first interruption."""
     job = parse_extract(words)
     check_teacher(job.teacher, job.teacher_options)
+    # What takes seconds to load comes after the first word.
+    from dfme.report.console import header
+
+    print(header(document(job)), file=sys.stderr, flush=True)
     from dfme.run.build import run_job
 
     result = run_job(job, resume=job.config.resume)

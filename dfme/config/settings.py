@@ -230,11 +230,11 @@ class WandbConfig:
     mode: Basic[Literal["off", "offline", "online"]] = "off"
     """off, offline, or online (falls back to offline where there is no key or no network)"""
     project: str = "dfme"
-    """wandb project"""
+    """wandb project; the variable WANDB_PROJECT beats a file, and a flag beats both; so for the others"""
     entity: str | None = None
     """wandb user or team"""
     name: str | None = None
-    """name of the run"""
+    """name of the run; none: its directory's"""
     group: str | None = None
     """group of the run"""
     tags: tuple[str, ...] = ()

@@ -5,17 +5,26 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, NoReturn, TextIO
-
-from tqdm import tqdm
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePath
+from typing import Any, TextIO
+from urllib.parse import urlsplit
 
 from dfme.report.notes import Notes
+from dfme.report.terminal import StatusLine, columns, fitted, wrapped
 
 LINE_SHARE = 0.05  # of the budget between two plain lines ...
 LINE_SECONDS = 300.0  # ... unless so much time has passed: a slow teacher is not a dead one
-BAR = "{percentage:3.0f}% |{bar}| {n:,}/{total:,} [{elapsed} < {remaining}, {rate_fmt}] {desc}"
+PLAIN_WIDTH = 100  # letters of a plain line: no terminal says how many fit
+HEADER_WIDTH = 80
+FORMS = {
+    **{"agreement": "agreement {:.2%}", "cost": "cost {:,.2f}"},
+    **{"student_loss": "student loss {:.4g}", "generator_loss": "generator loss {:.4g}"},
+}
+FILES = ("checkpoint", "program", "folder", "adapter", "model")
+"""Options of a teacher that may name the file it comes from."""
+EMBEDDED = PurePath("teachers/checkpoints")
+HELD = "\u00a0"  # a blank at which no line is broken
 LOGGER = logging.getLogger("dfme")
 
 
@@ -38,22 +47,14 @@ class Console:
         self._stream = sys.stderr if stream is None else stream
         self._results = sys.stdout if results is None else results
         self._latest: dict[str, float] = {}
-        self._bar: tqdm[NoReturn] | None = None
+        self._line = StatusLine(self._stream)
         self._notes = Notes(self._note, clock)
         self._begin(0)
 
     def start(self, queries: int) -> None:
         """Begin to show progress, with ``queries`` images spent by an earlier part of the run."""
         self._begin(queries)
-        if not self._quiet and self._stream.isatty():
-            self._bar = tqdm(
-                total=self._budget,
-                initial=queries,
-                file=self._stream,
-                bar_format=BAR,
-                unit=" queries",
-                dynamic_ncols=True,
-            )
+        self._show(queries, {})
 
     def step(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Show training metrics after ``queries`` images; plain lines come at a sensible rate only."""
@@ -61,7 +62,7 @@ class Console:
 
     def evaluation(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Show how good the student is after ``queries`` images."""
-        self._show(queries, metrics, line=True)
+        self._show(queries, metrics, said=True)
 
     def note(self, line: str) -> None:
         """Show one line at once, above the bar where there is one; one that comes again is counted."""
@@ -69,63 +70,75 @@ class Console:
 
     def _note(self, line: str) -> None:
         LOGGER.info(line)
-        if self._bar is not None:
-            self._bar.write(line, file=self._stream)
-        else:
-            self._write(self._stream, line)
+        if not self._quiet:
+            self._line.note(line)
 
     def table(self, summary: Mapping[str, Any], run_dir: Path) -> None:
         """Show the end table on the results stream."""
         self.close()
-        self._write(self._results, end_table(summary, run_dir))
+        if not self._quiet:
+            self._results.write(end_table(summary, run_dir, columns(self._results)) + "\n")
+            self._results.flush()
 
     def close(self) -> None:
         """Remove the bar's hold on the terminal; more than once does no harm."""
         self._notes.count()
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        self._line.close()
 
     def _begin(self, queries: int) -> None:
         self._start = self._last = queries
         self._start_time = self._last_time = self._clock()
 
-    def _show(self, queries: int, metrics: Mapping[str, float], line: bool) -> None:
+    def _show(self, queries: int, metrics: Mapping[str, float], said: bool = False) -> None:
         self._latest.update(metrics)
-        if self._bar is not None:
-            self._bar.set_description_str(self._state(), refresh=False)
-            self._bar.update(queries - self._bar.n)
-        elif line:
-            self._line(queries)
+        if self._quiet:
+            return
+        seconds, share = self._clock() - self._start_time, queries / self._budget
+        rate = (queries - self._start) / seconds if seconds > 0 else 0.0
+        left = [f"{duration((self._budget - queries) / rate)} left"] if rate > 0 and share < 1 else []
+        speed = [f"{rate:,.0f} queries/s"] if rate > 0 else []
+        parts = [*self._state(("agreement", "cost")), *left]
+        extras = [*speed, *self._state(("student_loss", "generator_loss"))]
+        if self._line.live:
+            spent = f"{queries:,}/{self._budget:,} queries"
+            self._line.show(share, [f"{share:3.0%}  {spent}", *parts], extras, now=said or share >= 1)
+        elif said:
+            self._last, self._last_time = queries, self._clock()
+            spent = f"{queries:,} / {self._budget:,} queries ({share:.0%})"
+            self._line.note(fitted([spent, *parts, *extras], PLAIN_WIDTH))
 
     def _due(self, queries: int) -> bool:
         share = (queries - self._last) / self._budget
         return share >= LINE_SHARE or self._clock() - self._last_time >= LINE_SECONDS
 
-    def _line(self, queries: int) -> None:
-        self._last, self._last_time = queries, self._clock()
-        seconds = self._last_time - self._start_time
-        rate = (queries - self._start) / seconds if seconds > 0 else 0.0
-        parts = [f"{queries:,} / {self._budget:,} queries ({queries / self._budget:.0%})", self._state()]
-        if rate > 0:
-            parts += [f"{rate:,.0f} queries/s", f"{duration((self._budget - queries) / rate)} left"]
-        self._write(self._stream, "  ".join(part for part in parts if part))
+    def _state(self, names: Iterable[str]) -> list[str]:
+        return [FORMS[name].format(self._latest[name]) for name in names if name in self._latest]
 
-    def _state(self) -> str:
-        shown = []
-        if "agreement" in self._latest:
-            shown.append(f"agreement {self._latest['agreement']:.2%}")
-        if "cost" in self._latest:
-            shown.append(f"cost {self._latest['cost']:,.2f}")
-        for name, label in (("student_loss", "student loss"), ("generator_loss", "generator loss")):
-            if name in self._latest:
-                shown.append(f"{label} {self._latest[name]:.4g}")
-        return "  ".join(shown)
 
-    def _write(self, stream: TextIO, text: str) -> None:
-        if not self._quiet:
-            stream.write(text + "\n")
-            stream.flush()
+def header(document: Mapping[str, Any]) -> str:
+    """What a run says first, from its effective configuration: who is asked, how, and at what price."""
+    budget, price = int(document["budget"]), document["teacher"].get("price_per_1000")
+    told = {
+        "teacher": teacher_name(document["teacher"]),
+        "method": document["method"]["name"],
+        "recipe": document.get("recipe"),
+        "budget": f"{budget:,} queries" + (f" ({budget * price / 1000:,.2f} at the price given)" if price else ""),
+        "device": document["device"],
+        "wandb": {"off": None}.get(mode := document["wandb"]["mode"], mode),
+    }
+    text = ", ".join(f"{name} {value}".replace(" ", HELD) for name, value in told.items() if value)
+    return wrapped(text, min(HEADER_WIDTH, columns(sys.stderr) or HEADER_WIDTH), "  ").replace(HELD, " ")
+
+
+def teacher_name(teacher: Mapping[str, Any]) -> str:
+    """A teacher as a person calls it, from its section of a configuration: a file, a service, or module:name."""
+    name = str(teacher["kind"])
+    files = [PurePath(teacher[key]) for key in FILES if teacher.get(key)] if ":" not in name else []
+    if files:
+        name = files[0].name + (f" (embedded {files[0].stem})" if files[0].parent == EMBEDDED else "")
+    if teacher.get("url") and ":" not in teacher["kind"]:
+        name = urlsplit(teacher["url"]).netloc + (f", model {teacher['model']}" if teacher.get("model") else "")
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def duration(seconds: float) -> str:
@@ -146,8 +159,11 @@ OUTPUTS = {
 }
 
 
-def end_table(summary: Mapping[str, Any], run_dir: Path) -> str:
-    """The table of a finished run, from its ``summary.json``, with the paths of the files that exist."""
+def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = None) -> str:
+    """The table of a finished run, from its ``summary.json``, with the paths of the files that exist.
+
+    ``across``: the letters that a line of it may have.
+    """
     rows = [
         ("budget", f"{summary['budget']:,} queries"),
         ("spent", _spent(summary)),
@@ -159,7 +175,7 @@ def end_table(summary: Mapping[str, Any], run_dir: Path) -> str:
     ]
     rows += [(label, str(run_dir / name)) for label, name in OUTPUTS.items() if (run_dir / name).exists()]
     width = max(len(label) for label, _ in rows)
-    return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+    return "\n".join(wrapped(f"{label:<{width}}  {value}", across, " " * (width + 2)) for label, value in rows)
 
 
 def _spent(summary: Mapping[str, Any]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
 from dfme.files import remove, replacing
 from dfme.report.facts import scored_on, wilson_interval
@@ -16,6 +16,9 @@ from dfme.report.run_files import RunFiles, Series
 
 BLUE, ORANGE, GREY = "#0072b2", "#c75000", "#555555"  # told apart by colour-blind readers and in grey print
 DOTS = 200  # per inch
+EARLY = 0.1
+WIDE = 50.0
+"""From the least to the greatest of a panel's values: above it their axis is logarithmic, if all are positive."""
 
 PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("student's loss", (("student_loss", "fresh answers"), ("replay_loss", "replayed answers"))),
@@ -51,8 +54,8 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
         axes.axhline(teacher, color=GREY, linewidth=1.0, linestyle=":", label=f"teacher's accuracy ({teacher:.1%})")
     share_axis(axes)
     axes.set_ylabel(f"share of {scored_on(run).phrase.removeprefix('the ')}")
-    query_axis(axes)
-    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    query_axis(axes, [agreement or accuracy])
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8.5)
     return save_figure(figure, path)
 
 
@@ -68,8 +71,11 @@ def draw_losses(run: RunFiles, path: Path) -> bool:
         for (label, series), colour, dash in zip(lines, (BLUE, ORANGE, GREY), ("-", "--", ":"), strict=False):
             axes.plot(*zip(*series, strict=True), color=colour, linestyle=dash, linewidth=1.2, label=label)
         axes.set_ylabel(title)
-        query_axis(axes, label="")
-        axes.legend(edgecolor="none", framealpha=0.8, fontsize=8)
+        query_axis(axes, [run.series("agreement")], label="")
+        values = [value for _, series in lines for _, value in series]
+        if min(values) > 0 and max(values) > WIDE * min(values):
+            axes.set_yscale("log")
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, borderaxespad=0.1, frameon=False, fontsize=8)
     grid[-1, 0].set_xlabel("queries")
     return save_figure(figure, path)
 
@@ -93,15 +99,30 @@ def _draw_share(
             marker=marker,
             markersize=size,
             markerfacecolor=fill,
+            markevery=max(1, len(series) // 20),
         )
 
 
-def query_axis(axes: Axes, label: str = "queries") -> None:
-    """The axis that every curve of a run is drawn against, and the frame of its panel."""
-    axes.set_xlim(left=0)
+def query_axis(axes: Axes, agreements: Sequence[Series] = (), label: str = "queries") -> None:
+    """The axis that every curve of a run is drawn against, and the frame of its panel.
+
+    It is logarithmic where most of the ``agreements`` that it is chosen for are ``early``.
+    """
+    if 2 * sum(map(early, agreements)) > len(agreements):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
     axes.set_xlabel(label)
     frame(axes)
+
+
+def early(agreement: Series) -> bool:
+    """Whether half of the last value was reached within the first ``EARLY`` of the queries, near the edge."""
+    half = agreement[-1][1] / 2 if agreement else 0.0
+    return any(value >= half and 0 < queries <= EARLY * agreement[-1][0] for queries, value in agreement)
 
 
 def share_axis(axes: Axes) -> None:

@@ -111,9 +111,8 @@ class Recorder:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """End the records of a finished run and show its table; the run's other files exist already."""
         self._metrics.close()
-        self._console.close()
-        self._wandb.finish(summary, self._run_dir / "student.safetensors")
         self._console.table(summary, self._run_dir)
+        self._wandb.finish(summary, self._run_dir / "student.safetensors")
 
     def close(self) -> None:
         """Let go of the terminal, the file and wandb, whatever happened; after ``finish`` it does nothing."""

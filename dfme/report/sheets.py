@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +17,33 @@ from dfme.report.run_files import RunFiles, Samples
 
 COLUMNS, ROWS = 10, 2  # of each of the moments shown
 WIDTH, MARGIN, GAP = 7.0, 0.06, 0.08  # inches: of the sheet, around it, between images
-HEADING, CAPTION = 0.30, 0.16  # inches: height of a moment's line and of an image's
+HEADING, CAPTION = 0.30, 0.16  # inches: height of a moment's line and of a line above an image
+NAME = 14  # letters of a class's name for which there is room above an image
 
 
 def draw_samples(run: RunFiles, path: Path) -> bool:
     """Draw the sheet; False, and no picture, for a run without samples."""
     if not run.samples:
         return without(path)
-    moments = choose(run.samples)
+    moments, names = choose(run.samples), class_names(run)
+    caption = CAPTION * (2 if names else 1)
     cell = (WIDTH - 2 * MARGIN + GAP) / COLUMNS  # inches from one image to the next
     side = cell - GAP
     rises = [side * moment.images.shape[2] / moment.images.shape[3] for moment in moments]
     rows = [min(ROWS, -(-len(moment.images) // COLUMNS)) for moment in moments]
-    height = 2 * MARGIN + sum(HEADING + n * (CAPTION + rise + GAP) for n, rise in zip(rows, rises, strict=True))
+    height = 2 * MARGIN + sum(HEADING + n * (caption + rise + GAP) for n, rise in zip(rows, rises, strict=True))
     figure = Figure(figsize=(WIDTH, height))
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), frame_on=False)  # in inches, from the upper left
     top = MARGIN
     for moment, count, rise in zip(moments, rows, rises, strict=True):
         axes.text(MARGIN, top + HEADING / 2, f"after {moment.queries:,} queries", fontsize=9, va="center")
         top += HEADING
-        captions = top_answers(moment.answers, len(moment.images))
+        captions = top_answers(moment.answers, len(moment.images), names)
         for index, image_CHW in enumerate(moment.images[: count * COLUMNS]):
             row, column = divmod(index, COLUMNS)
-            place = (MARGIN + column * cell, top + row * (CAPTION + rise + GAP), side, rise)
+            place = (MARGIN + column * cell, top + caption + row * (caption + rise + GAP), side, rise)
             _draw_image(axes, image_CHW, captions[index], place)
-        top += count * (CAPTION + rise + GAP)
+        top += count * (caption + rise + GAP)
     axes.set(xlim=(0.0, WIDTH), ylim=(height, 0.0), xticks=[], yticks=[], aspect="auto")
     return save_figure(figure, path)
 
@@ -49,13 +53,20 @@ def choose(samples: list[Samples]) -> list[Samples]:
     return [samples[i] for i in sorted({0, (len(samples) - 1) // 2, len(samples) - 1})]
 
 
+def class_names(run: RunFiles) -> list[str]:
+    """The teacher's names of its classes, in order; none where it told none."""
+    names = ((run.summary or {}).get("teacher") or {}).get("class_names")
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
 def _draw_image(
     axes: Axes, image_CHW: NDArray[np.uint8], caption: str, place: tuple[float, float, float, float]
 ) -> None:
     """One image below its caption; ``place``: left, top, width and height in inches."""
     left, top, width, height = place
-    axes.text(left + width / 2, top + CAPTION / 2, caption, fontsize=7, ha="center", va="center")
-    extent = (left, left + width, top + CAPTION + height, top + CAPTION)
+    across, size = left + width / 2, 6 if "\n" in caption else 7
+    axes.text(across, top - 0.03, caption, fontsize=size, ha="center", va="bottom", linespacing=1.1, parse_math=False)
+    extent = (left, left + width, top + height, top)
     axes.imshow(to_picture(image_CHW), interpolation="nearest", aspect="auto", extent=extent)
 
 
@@ -65,20 +76,29 @@ def to_picture(image_CHW: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return rgb_CHW.transpose(1, 2, 0)
 
 
-def top_answers(answers: NDArray[Any] | None, count: int) -> list[str]:
+def top_answers(answers: NDArray[Any] | None, count: int, names: Sequence[str] = ()) -> list[str]:
     """The teacher's top class for each image, with its probability where the answers are scores (N, K).
 
     Scores that are no probabilities (below zero, or not summing to one) are taken for logits. NaN marks a
-    class that a top-k answer does not reveal.
+    class that a top-k answer does not reveal. Above the probability stands a class's name, where it has one.
     """
     if answers is None:
         return [""] * count
     if answers.ndim == 1:
-        return [str(int(label)) for label in answers]
-    return [_top_answer(scores_K) for scores_K in answers.astype(np.float64)]
+        return [called(int(label), names) for label in answers]
+    return [_top_answer(scores_K, names) for scores_K in answers.astype(np.float64)]
 
 
-def _top_answer(scores_K: NDArray[np.float64]) -> str:
+def called(label: int, names: Sequence[str]) -> str:
+    """A class by its name, shortened between words, or by its number where it has none."""
+    if label >= len(names):
+        return str(label)
+    name = "".join(letter if letter.isprintable() else " " for letter in names[label].replace("_", " "))
+    short = textwrap.shorten(name, NAME, placeholder=" …")
+    return short if short.strip(" …") else f"{name.strip()[: NAME - 1]}…"
+
+
+def _top_answer(scores_K: NDArray[np.float64], names: Sequence[str]) -> str:
     hidden = np.isnan(scores_K)
     known = scores_K[~hidden]
     if known.size == 0:
@@ -87,4 +107,5 @@ def _top_answer(scores_K: NDArray[np.float64]) -> str:
     total = float(known.sum())
     probabilities = known.min() >= 0 and (abs(total - 1) < 0.02 or (hidden.any() and total <= 1.02))
     share = known.max() if probabilities else 1 / np.exp(known - known.max()).sum()
-    return f"{top} · {share:.0%}"
+    between = "\n" if names else " · "
+    return f"{called(top, names)}{between}{share:.0%}"

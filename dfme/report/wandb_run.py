@@ -14,6 +14,7 @@ import json
 import netrc
 import os
 import re
+import shlex
 import threading
 import urllib.error
 import urllib.request
@@ -74,7 +75,7 @@ class WandbRun:
             )
 
     def finish(self, summary: Mapping[str, Any], student: Path) -> None:
-        """Write the final summary, hand over the student's file as an artifact, and end the run."""
+        """Write the final summary, hand over the student's file and the report beside it, and end the run."""
         if self.active:
             self._attempt(lambda: self._deliver(summary, student))
         self.close(exit_code=0)
@@ -83,7 +84,15 @@ class WandbRun:
         """End the run as it stands; without ``finish`` before, wandb shows it as interrupted."""
         run, self._run = self._run, None
         if run is not None:
-            self._attempt(lambda: run.finish(exit_code=exit_code))
+            self._attempt(lambda: self._end(run, exit_code))
+
+    def _end(self, run: Any, exit_code: int) -> None:
+        run.finish(exit_code=exit_code)
+        if run.offline:  # each part of a resumed run is a folder, all under one id
+            parts = sorted(Path(run.dir).parents[1].glob(f"offline-run-*-{run.id}"))
+            self._notify(
+                f"wandb: recorded offline; upload it with:\n  {shlex.join(['wandb', 'sync', *map(str, parts)])}"
+            )
 
     def _open(self, config: WandbConfig, document: Mapping[str, Any]) -> None:
         # The client's telemetry would call its maker even offline, and hold up the exit where nobody answers.
@@ -104,7 +113,7 @@ class WandbRun:
             except Exception as error:
                 obstacle = one_line(error)
                 self._release_identity()
-        self._notify(f"wandb: {obstacle}; tracking goes on offline, upload it later with `wandb sync`")
+        self._notify(f"wandb: {obstacle}; tracking goes on offline")
         return False
 
     def _release_identity(self) -> None:
@@ -121,15 +130,17 @@ class WandbRun:
         return None if answers(server, REACH_SECONDS) else f"{server} does not answer"
 
     def _init(self, config: WandbConfig, document: Mapping[str, Any], mode: str) -> Any:
-        make_folder(self._run_dir / "wandb")
+        folder = os.environ.get("WANDB_DIR")
+        if not folder:
+            make_folder(self._run_dir / "wandb")
         return self._wandb.init(
             project=config.project,
             entity=config.entity,
-            name=config.name,
+            name=config.name or self._run_dir.name,
             group=config.group,
             tags=config.tags,
             config=dict(document),
-            dir=str(self._run_dir),
+            dir=folder or str(self._run_dir),
             id=self._identity(),
             resume="allow",
             reinit="create_new",
@@ -168,10 +179,11 @@ class WandbRun:
 
     def _deliver(self, summary: Mapping[str, Any], student: Path) -> None:
         self._run.summary.update(dict(summary))
-        if student.exists():
-            artifact = self._wandb.Artifact(f"student-{self._run.id}", type="model", metadata=dict(summary))
-            artifact.add_file(str(student), policy="immutable", skip_cache=True)  # no second copy elsewhere
-            self._run.log_artifact(artifact)
+        for name, kind, file in (("student", "model", student), ("report", "report", student.with_name("report.html"))):
+            if file.exists():
+                artifact = self._wandb.Artifact(f"{name}-{self._run.id}", type=kind, metadata=dict(summary))
+                artifact.add_file(str(file), policy="immutable", skip_cache=True)  # no second copy elsewhere
+                self._run.log_artifact(artifact)
 
     def _attempt(self, action: Callable[[], object]) -> None:
         try:

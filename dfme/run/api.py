@@ -22,6 +22,7 @@ from dfme.config.settings import (
     TeacherConfig,
     WandbConfig,
 )
+from dfme.config.tracking import wandb_environment
 from dfme.config.values import from_mapping, leaves, options_of
 from dfme.errors import DfmeError, UserError
 from dfme.methods import METHODS, SECTIONS, find_method
@@ -99,7 +100,7 @@ def extract(
         "student": described,
         "evaluation": {"dataset": evaluation} if isinstance(evaluation, str) else _mapping(evaluation),
         "schedule": _mapping(schedule),
-        "wandb": _mapping(wandb),
+        "wandb": {**wandb_environment(), **_mapping(wandb)},
     }
     stated = {
         **{"kind": name_of(teacher), "shape": shape, "num_classes": num_classes},

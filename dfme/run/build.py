@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dfme.compute import DeferredChecks, choose_device, held_to, within_memory
+from dfme.compute import DeferredChecks, choose_device, device_name, held_to, within_memory
 from dfme.config.settings import Job
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.data import LabelledImages
@@ -24,7 +24,7 @@ from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import Streams
-from dfme.report.console import Console
+from dfme.report.console import Console, header
 from dfme.report.recorder import Callback, Recorder
 from dfme.report.summary_file import read_summary
 from dfme.run.checkpoint import fitting, load_checkpoint
@@ -65,6 +65,8 @@ def run_job(
         )
         shown.table(result.summary, result.run_dir)
         return result
+    if teacher is not None:  # the command line has said so before torch was loaded
+        Console(1, quiet=not console).note(header(document(job)))
     device = choose_device(job.config.device)
     gpus = [device] if device.type == "cuda" else []
     with within_memory(device), torch.random.fork_rng(gpus), Interrupt(console) as interrupt, ExitStack() as held:
@@ -73,6 +75,7 @@ def run_job(
             held.callback(getattr(made, "close", lambda: None))
         run = open_run(job, made, device, held, resume, console)
         path, run.recorder.callback = run.directory.path, callback
+        run.recorder.note(f"running on {device_name(device)}, recorded in {path}")
         # How to go on: no command line knows a teacher that was handed over.
         in_python = f"call extract again with out={str(path)!r}, resume=True"
         again = resume_command(path, job) if teacher is None else in_python
@@ -145,9 +148,9 @@ def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     if method.students.replay is not None:
         held.callback(method.students.replay.close)
     budget, at = int(config.budget), oracle.ledger.spent
-    recorder = Recorder.open(
-        path, budget, document(job), config.wandb, bounds=spec.bounds, resume_at=at, quiet=not console
-    )
+    resolved = {"teacher": facts, "student_arch": nets.arch, "device": device_name(device)}
+    told = document(job) | {"resolved": resolved}
+    recorder = Recorder.open(path, budget, told, config.wandb, bounds=spec.bounds, resume_at=at, quiet=not console)
     held.enter_context(recorder)
     oracle.report_to(recorder.note)
     run = Run(

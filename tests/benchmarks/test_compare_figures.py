@@ -175,7 +175,7 @@ def outcome(row: str, seed: int, state: str = "finished", mode: str = "label", *
 
 
 def findings(*outcomes: Outcome) -> ComparisonResult:
-    return ComparisonResult("Comparison x", {"command": "python run.py compare"}, outcomes)
+    return ComparisonResult("Comparison x", {"teacher": "shop.onnx", "command": "python run.py compare"}, outcomes)
 
 
 def cells(text: str, row: str) -> dict[str, str]:
@@ -257,6 +257,25 @@ def test_the_data_have_every_figure() -> None:
     assert [cell["run"] for cell in content["cells"]] == [f"cells/{name}" for name in (
         "a-label-30k-seed0", "a-label-30k-seed7", "b-label-30k-seed0")]  # fmt: skip
     assert content["cells"][1]["figures"]["accuracy"] == 0.8
+
+
+@pytest.mark.parametrize("across", [60, 80, 100, 200])
+def test_on_a_terminal_a_table_has_the_columns_that_fit_and_the_others_are_named(across: int) -> None:
+    """0.6.0 printed lines of 172 letters whatever the terminal."""
+    made = findings(outcome("a", 0), outcome("dual_students", 1), outcome("dual_students", 2, collapsed=True))
+    whole, text = overview(made), overview(made, across)
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert max(map(len, whole.splitlines())) > 120
+    assert {len(line) for line in table} == {len(table[0])}
+    assert len(table[0]) < across
+    heads = [head.strip() for head in table[0].strip("|").split("|")]
+    assert heads[:4] == ["row", "seeds", "accuracy %", "agreement %"][: len(heads)]
+    named = text.partition("More in the report: ")[2].split(".")[0].split(", ")
+    every = [head.strip() for head in whole.splitlines()[2].strip("|").split("|")]
+    assert sorted([*heads, *filter(None, named)]) == sorted(every)
+    assert all(cells(text, row)[head] == cells(whole, row)[head] for row in ("a", "dual_students") for head in heads)
+    assert "Rows differ" not in text
+    assert "\n\nRows differ in lr 1 (b: 8)." in overview(replace(made, unequal="lr 1 (b: 8)"), across)
 
 
 def test_the_picture(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dfme.benchmarks.compare.plan import Cell, ComparisonPlan
+from dfme.benchmarks.compare.rows import unequal
 from dfme.benchmarks.compare.session import not_applicable
 from dfme.cli.compare import plan_of
 from dfme.cli.main import main
@@ -145,6 +146,23 @@ def test_wandb_groups_the_cells_unless_told_otherwise() -> None:
         ("first", each.name) for each in made.cells
     }
     assert {each.job.config.wandb.group for each in plan("--wandb.group mine").cells} == {"mine"}
+
+
+def test_each_cell_has_a_name_of_its_own_in_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_NAME", "all")
+    assert all(each.job.config.wandb.name == each.name for each in plan("--wandb.mode offline").cells)
+
+
+def test_it_is_said_in_which_options_rows_differ_besides_their_methods() -> None:
+    rows = {
+        "a": {"method": {"name": "static", "batch_size": 64}},
+        "b": {"method": {"name": "procedural", "batch_size": 64}, "student": {"lr": 0.3}},
+        "c": {"method": {"name": "static", "batch_size": 8, "latent_size": 7}, "student": {"rounds": [0.5, 1.0]}},
+    }
+    made = plan(methods=list(rows), rows=rows)
+    said = unequal({each.row: each.job for each in made.cells})
+    assert said == "batch_size 64 (c: 8); lr 0.05 (b: 0.3); rounds none (c: [0.5, 1.0])"
+    assert unequal({each.row: each.job for each in made.cells if each.row == "a"}) == ""
 
 
 # What cannot be compared

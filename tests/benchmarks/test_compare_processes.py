@@ -22,12 +22,15 @@ def test_no_more_than_so_many_run_at_once() -> None:
     begin, most = sleeper(0.1), []
 
     def watched(task: float) -> subprocess.Popen[bytes]:
-        most.append(pool.running)
+        most.append(len(pool.running))
         return begin(task)
 
     pool: WorkerPool[float] = WorkerPool(watched, 2)
     ended: list[tuple[float, int]] = []
-    pool.run([1, 2, 3, 4, 5], lambda task, code: ended.append((task, code)), lambda: False)
+    seen: set[float] = set()
+    watch = lambda: seen.update(pool.running)  # noqa: E731
+    pool.run([1, 2, 3, 4, 5], lambda task, code: ended.append((task, code)), lambda: False, watch)
+    assert seen == {1, 2, 3, 4, 5}
     assert sorted(ended) == [(task, 0) for task in (1, 2, 3, 4, 5)]
     assert max(most) == 1, "one was running when the second began, and never two when another did"
 

@@ -1,9 +1,11 @@
-"""A comparison as processes: with stand-ins that do what a cell is told to, and whole, as a person starts it."""
+"""A comparison as processes, with stand-ins that do what a cell is told to."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Bench
 
 from dfme.benchmarks.compare import session
 from dfme.benchmarks.compare.plan import ComparisonPlan
 from dfme.cli.compare import plan_of
 from dfme.cli.extract import parse_extract
 from dfme.config.yaml_files import dump_yaml, load_yaml
-from dfme.errors import UserError
-from dfme.run.job import config_hash
+from dfme.errors import TeacherError, UserError
+from dfme.report.terminal import StatusLine
+from dfme.run.job import PACKAGE, config_hash
 
 pytestmark = pytest.mark.integration
 
@@ -56,6 +58,9 @@ summary = {
 }
 (out / "summary.json").write_text(json.dumps(summary))
 '''
+
+RUNNING = '(out / "metrics.jsonl").write_text(json.dumps({"queries": 1000}) + "\\n")\ntime.sleep(1)\n'
+"""What a run does that is half done for a second."""
 
 FINE, FAILS, WAITS, IS_KILLED = 4, 5, 6, 7
 """Batch sizes that tell the stand-in what to do."""
@@ -98,10 +103,11 @@ def plan(flags: str = "", **rows: int) -> ComparisonPlan:
 
 def compare(made: ComparisonPlan) -> tuple[int, list[str], str]:
     """The exit code, the lines told and the text shown at the end."""
-    told: list[str] = []
-    shown: list[str] = []
-    code = session.compare(made, told.append, shown.append)
-    return code, told, "\n".join(shown)
+    told, shown = io.StringIO(), list[str]()
+    code = session.compare(made, StatusLine(told), shown.append)
+    lines = [line for line in told.getvalue().splitlines() if not line.startswith("teacher ")]
+    assert all(f"{line.split()[1][:-1]}: begun" in lines for line in lines if line.startswith("["))
+    return code, [line for line in lines if not line.endswith(": begun")], "\n".join(shown)
 
 
 def report() -> dict[str, Any]:
@@ -122,8 +128,8 @@ def test_a_failed_cell_is_reported_and_stops_nothing(stand_in: list[Sequence[str
     }  # fmt: skip
     assert [line.partition(" ")[0] for line in told] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     log = "out/cells/bad-probabilities-2k-seed0.log"
-    assert told[0].endswith(f"FAILED: no such teacher ({log}); 0 running, 3 to go")
-    assert "agreement 90.00%, accuracy 90.00%, 1.0 s; 0 running, 2 to go" in told[1]
+    assert told[0].endswith(f"FAILED: no such teacher ({log})")
+    assert told[1].endswith("agreement 90.00%, accuracy 90.00%, 1.0 s")
     assert f"- failed: `bad-probabilities-2k-seed0`: no such teacher ({log})" in shown
     assert Path("out/comparison.md").read_text().count("no such teacher") == 2
     assert Path("out/comparison.png").is_file()
@@ -178,11 +184,72 @@ def test_an_interruption_stops_the_cells_once_and_says_how_to_go_on(stand_in: li
     with after(lambda: states_are("good-probabilities-2k-seed0", "finished"), signal.SIGINT):
         code, told, _ = compare(made)
     assert code == 130
-    assert told[-1] == "stopped; all that was paid is kept; go on with:\n  python run.py compare --resume --out out"
+    assert told[-2:] == [
+        "stopped; all that was paid is kept; go on with:",
+        "  python run.py compare --resume --out out",
+    ]
     folder = Path("out/cells/slow-probabilities-2k-seed0")
     assert (folder / "interrupted").read_text() == "x", "told once"
     assert states()["slow-probabilities-2k-seed0"] == "waiting"
     assert signal.getsignal(signal.SIGINT) is handler, "as it was"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--teacher.checkpoint wrong.safetensors", "its images are 1x8x8, but 3x12x12 was asked for"),
+        ("--teacher.checkpoint broken.pt", "broken.pt: "),
+        ("--teacher broken:Mine --teacher.shape 1,8,8 --teacher.num-classes 10", "no luck"),
+    ],
+)
+def test_a_teacher_that_cannot_work_is_said_once_and_no_cell_is_started(
+    stand_in: list[Sequence[str]], flags: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.6.0 started every cell, and each of them failed with the same line."""
+    shapes = PACKAGE / "teachers/checkpoints/shapes.safetensors"
+    Path("wrong.safetensors").write_bytes(shapes.read_bytes())
+    Path("broken.pt").write_text("no weights")
+    Path("broken.py").write_text(
+        "class Mine:\n    def __call__(self, images):\n        raise RuntimeError('no luck')\n"
+    )
+    monkeypatch.syspath_prepend(".")
+    with pytest.raises((UserError, TeacherError), match=said) as caught:
+        compare(plan(flags, a=FINE, b=FINE))
+    assert "\n" not in str(caught.value)
+    assert stand_in == []
+    assert not Path("out").exists(), "the same --out can be given again"
+
+
+def test_the_teacher_of_a_finished_comparison_is_not_asked_again(
+    stand_in: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, asked = plan("--seeds 0", a=FINE), list[str]()
+    monkeypatch.setattr(session, "Oracle", lambda *_, **__: lambda images, purpose: asked.append(purpose))
+    assert compare(made)[0] == 0
+    assert asked == ["check"]
+    assert compare(plan_of(["--resume", "--out", "out"]))[0] == 0
+    assert asked == ["check"]
+
+
+def test_a_terminal_shows_cells_images_and_time_from_the_first_cell_on(
+    stand_in: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    script = STAND_IN.replace("evaluations =", RUNNING + "evaluations =")
+    Path("stand_in.py").write_text(script)
+    stream, shown = Terminal(), list[str]()
+    assert session.compare(plan("--seeds 0", a=FINE, b=FINE), StatusLine(stream), shown.append, 80) == 0
+    drawn = [line.rstrip() for line in re.split(r"[\r\n]", stream.getvalue()) if line.startswith("|")]
+    assert all(len(line) < 80 for line in drawn)
+    said = [line.rpartition("| ")[2].split("  ") for line in drawn]
+    assert said[0] == ["0 of 2 cells done, 1 running", "0/4,000 images"]
+    assert any(parts[1] == "1,000/4,000 images" and parts[2].endswith(" left") for parts in said), "half of the first"
+    assert said[-1] == ["2 of 2 cells done, 0 running", "4,000/4,000 images"]
+    assert not any("begun" in line for line in stream.getvalue().splitlines()), "the line says it"
+    assert shown[0].startswith("teacher: digits.safetensors (embedded digits)\n")
 
 
 def test_two_comparisons_in_one_directory_are_refused(stand_in: list[Sequence[str]]) -> None:
@@ -193,7 +260,7 @@ def test_two_comparisons_in_one_directory_are_refused(stand_in: list[Sequence[st
         if not Path("out/cells/slow-probabilities-2k-seed0/starts").exists():
             return False
         with pytest.raises(UserError) as caught:
-            session.compare(made, print, print)
+            session.compare(made, StatusLine(io.StringIO()), print)
         refused.append(str(caught.value))
         return True
 
@@ -229,60 +296,3 @@ class after:  # noqa: N801 (reads as a word)
                 pass
             time.sleep(0.02)
         os.kill(os.getpid(), self._number)
-
-
-# Whole
-
-COMPARISON = """
-methods: [static, dfme]
-seeds: [0, 1]
-budgets: [2k]
-label_modes: [label, probabilities]
-student_steps: 24
-rows:
-  broken: {method: {name: static}, student: {lr: 1.0e9}}
-teacher: {checkpoint: teachers/checkpoints/digits.safetensors}
-student: {arch: cnn_small}
-evaluation: {dataset: digits, points: 4}
-"""
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    made = Bench(tmp_path / "bench")
-    (made.folder / "c.yaml").write_text(COMPARISON)
-    return made
-
-
-def test_a_comparison_of_one_cell(bench: Bench) -> None:
-    words = ["compare", "--config", "c.yaml", "--methods", "static,dfme", "--seeds", "0", "--label-modes", "label"]
-    code, out, err = bench.run([*words, "--out", "out"])
-    assert code == 0, err
-    assert "| static " in out
-    assert "not applicable: `dfme` with label: dfme needs answers of" in out
-    summary = bench.summary("out/cells/static-label-2k-seed0")
-    assert (summary["spent"], summary["student_steps"], summary["label_mode"]) == (2000, 24, "label")
-    assert f"agreement {summary['agreement']:.2%}" in err
-    content = json.loads((bench.folder / "out/comparison.json").read_text())
-    assert content["tables"][0]["rows"][0]["agreement"]["mean"] == summary["agreement"]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.timeout(600)
-def test_killed_and_resumed_it_comes_to_the_same_as_without(bench: Bench) -> None:
-    words = ["compare", "--config", "c.yaml", "--methods", "static,dfme,broken", "--jobs", "2"]
-    code, _, err = bench.run([*words, "--out", "whole"])
-    assert code == 1
-    assert err.count("FAILED: the student has diverged") == 4
-    process = bench.start([*words, "--out", "cut"])
-    report = bench.folder / "cut" / "comparison.json"
-    while not (report.exists() and "finished" in report.read_text()):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
-    assert process.returncode == 130
-    code, _, err = bench.run(["compare", "--resume", "--out", "cut"])
-    assert code == 1
-    assert "finished before and" in err
-    for name in ("static-label-2k-seed0", "static-probabilities-2k-seed1", "dfme-probabilities-2k-seed1"):
-        assert bench.student(f"cut/cells/{name}") == bench.student(f"whole/cells/{name}")

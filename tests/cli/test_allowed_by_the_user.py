@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 from pathlib import Path
 from typing import Any
@@ -169,12 +170,13 @@ def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(mon
     assert said == {"authorised_by": None, "allow_env": (), "api_key_env": "STRANGE_KEY"}
 
     from dfme.benchmarks.compare import session
+    from dfme.report.terminal import StatusLine
 
     started: list[list[str]] = []
     monkeypatch.setattr(session, "start", lambda words, *_: started.append(words))
     plan = compare.plan_of([*first, ME, "--teacher.allow-env", "STRANGE_WORD,STRANGE_KEY"])
     (plan.out / "cells").mkdir(parents=True)
-    session.Session(plan, {}, print)._begin(plan.cells[0])
+    session.Session(plan, {}, StatusLine(io.StringIO()))._begin(plan.cells[0])
     ((verb, *words),) = started
     assert verb == "extract"
     job = parse_extract(words)

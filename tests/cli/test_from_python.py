@@ -24,6 +24,16 @@ def plain_teacher(images: Any) -> Any:
     return images
 
 
+def test_wandb_s_variables_hold_for_what_python_leaves_open(
+    fake_build: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PROJECT", "ENTITY", "MODE"):
+        monkeypatch.setenv(f"WANDB_{name}", "offline")
+    dfme.extract(plain_teacher, shape=(3, 8, 8), num_classes=10, budget="2k", wandb={"project": "p"})
+    wandb = fake_build[0][0].config.wandb
+    assert (wandb.project, wandb.entity, wandb.mode) == ("p", "offline", "off")
+
+
 def test_extract_from_python_makes_the_same_job(fake_build: list[tuple[Any, ...]]) -> None:
     result = dfme.extract(
         plain_teacher,

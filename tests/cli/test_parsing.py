@@ -45,6 +45,44 @@ def test_values_come_from_flag_then_file_then_default() -> None:
     assert parse("--config recipe.yaml").teacher.mean == (0.5, 0.5, 0.5)
 
 
+def test_wandb_s_variables_stand_between_flag_and_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.6.0 knew none of them, and took the project for ``dfme``."""
+    content = {
+        "teacher": {"checkpoint": "weights.pt"},
+        "wandb": {"mode": "online", "project": "of a stranger", "name": "x"},
+    }
+    Path("tracked.yaml").write_text(dump_yaml(content))
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    monkeypatch.setenv("WANDB_ENTITY", "team")
+    monkeypatch.setenv("WANDB_RUN_GROUP", "g")
+    monkeypatch.setenv("WANDB_TAGS", "a,b")
+    wandb = parse("--config tracked.yaml --wandb.entity other").config.wandb
+    assert (wandb.project, wandb.entity, wandb.group, wandb.tags) == ("mine", "other", "g", ("a", "b"))
+    assert (wandb.mode, wandb.name) == ("online", "x")
+    assert parse("").config.wandb.project == "mine"
+
+
+@pytest.mark.parametrize(
+    ("variable", "words", "mode"),
+    [
+        ("online", "", "off"),
+        ("offline", "", "off"),
+        ("offline", "--config tracked.yaml", "offline"),
+        ("dryrun", "--config tracked.yaml", "offline"),
+        ("disabled", "--config tracked.yaml", "off"),
+        ("disabled", "--config tracked.yaml --wandb.mode online", "online"),
+        ("nonsense", "--config tracked.yaml", "online"),
+        ("", "--config tracked.yaml", "online"),
+    ],
+)
+def test_wandb_mode_says_how_a_run_is_tracked_and_never_whether(
+    variable: str, words: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("tracked.yaml").write_text(dump_yaml({"teacher": {"checkpoint": "weights.pt"}, "wandb": {"mode": "online"}}))
+    monkeypatch.setenv("WANDB_MODE", variable)
+    assert parse(words).config.wandb.mode == mode
+
+
 @pytest.mark.parametrize(
     ("line", "change"),
     [

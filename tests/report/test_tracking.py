@@ -168,18 +168,6 @@ def test_a_resumed_run_is_timed_from_where_it_was_taken_up() -> None:
     assert "40 s left" in stream.getvalue()
 
 
-def test_a_terminal_gets_a_bar_with_the_state_and_notes_above_it() -> None:
-    stream = Terminal()
-    console = Console(1_000, stream, io.StringIO())
-    console.start(0)
-    console.evaluation(500, {"agreement": 0.5, "student_loss": 2.0, "generator_loss": -1.0})
-    console.note("saved")
-    console.close()
-    shown = stream.getvalue()
-    for part in ("500/1,000", "50%", "agreement 50.00%", "student loss 2", "generator loss -1", "saved\n"):
-        assert part in shown
-
-
 def test_quiet_writes_nothing_anywhere() -> None:
     stream, results = Terminal(), Terminal()
     console = Console(1_000, stream, results, quiet=True)

@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import json
 import os
+import shlex
 import struct
 import subprocess
 import sys
@@ -98,6 +99,7 @@ def test_an_offline_run_holds_everything_that_was_logged(tmp_path: Path) -> None
     run.image(1_024, np.full((16, 16, 3), 128, dtype=np.uint8), "after 1,024 queries")
     student = tmp_path / "run" / "student.safetensors"
     student.write_bytes(b"weights")
+    student.with_name("report.html").write_bytes(b"<p>page</p>")
     run.finish({"accuracy": 0.75, "spent_by_purpose": {"student": 1_024}}, student)
 
     rows = history(tmp_path / "run")
@@ -120,17 +122,41 @@ def test_an_offline_run_holds_everything_that_was_logged(tmp_path: Path) -> None
     }
     assert summaries["accuracy"] == 0.75
     assert summaries["spent_by_purpose"] == {"student": 1_024}
-    (artifact,) = [r.artifact for r in found if r.HasField("artifact")]
-    (entry,) = artifact.manifest.contents
-    assert (artifact.type, entry.path, entry.size, entry.local_path) == ("model", student.name, 7, str(student))
-    assert base64.b64decode(entry.digest) == hashlib.md5(b"weights").digest()
+    held = {}
+    for artifact in (r.artifact for r in found if r.HasField("artifact")):
+        (entry,) = artifact.manifest.contents
+        held[artifact.type, entry.path] = entry.size, entry.local_path, base64.b64decode(entry.digest)
+    assert held == {
+        (kind, file): (len(content), str(tmp_path / "run" / file), hashlib.md5(content).digest())
+        for kind, file, content in (
+            ("model", "student.safetensors", b"weights"), ("report", "report.html", b"<p>page</p>"))
+    }  # fmt: skip
     assert len(list((tmp_path / "run").glob("wandb/**/*.png"))) == 1
-    assert said == []
+    assert said == [f"wandb: recorded offline; upload it with:\n  wandb sync {log.parent}"]
+
+
+def test_a_run_is_called_after_its_directory_and_lies_where_wandb_dir_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.6.0 gave no name, so that wandb made one up; and overruled WANDB_DIR."""
+    (tmp_path / "far away").mkdir()
+    (tmp_path / "digits-dfme-seed3").mkdir()
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "far away"))
+    monkeypatch.setenv("WANDB_NOTES", "for the audit")
+    said: list[str] = []
+    run = WandbRun(WandbConfig(mode="offline"), tmp_path / "digits-dfme-seed3", {"seed": 3}, said.append)
+    run.close()
+    (log,) = (tmp_path / "far away").glob("wandb/offline-run-*/*.wandb")
+    (begun,) = [r.run for r in records(log) if r.HasField("run")]
+    assert (begun.display_name, begun.notes) == ("digits-dfme-seed3", "for the audit")
+    assert said == [f"wandb: recorded offline; upload it with:\n  wandb sync {shlex.quote(str(log.parent))}"]
+    assert not (tmp_path / "digits-dfme-seed3" / "wandb").exists()
 
 
 def test_a_resumed_run_goes_on_under_the_same_id(tmp_path: Path) -> None:
+    said: list[str] = []
     for queries in (100, 200):
-        run = start(tmp_path / "run", [])
+        run = start(tmp_path / "run", said)
         run.log(queries, {"agreement": 0.5})
         run.close()
         time.sleep(1.1)  # the client names a part by the second in which it began
@@ -138,6 +164,7 @@ def test_a_resumed_run_goes_on_under_the_same_id(tmp_path: Path) -> None:
     assert len({part.name for part in parts}) == 1
     assert parts[0].name == f"run-{json.loads((tmp_path / 'run' / 'wandb.json').read_text())['id']}.wandb"
     assert [row["queries"] for row in history(tmp_path / "run")] == [100, 200]
+    assert said[-1].split()[-2:] == [str(part.parent) for part in parts], "both parts, in the order of time"
 
 
 def test_nothing_is_left_outside_the_run_directory_but_the_clients_log(tmp_path: Path) -> None:
@@ -171,7 +198,7 @@ def test_online_without_a_key_falls_back_at_once_and_asks_nothing(tmp_path: Path
     run.log(5, {"agreement": 0.5})
     run.close()
     assert time.monotonic() - before < 8
-    assert len(said) == 1
+    assert len(said) == 2
     assert "no API key" in said[0]
     assert "offline" in said[0]
     assert [row["queries"] for row in history(tmp_path / "run")] == [5]
@@ -203,8 +230,9 @@ def in_a_process_of_its_own(tmp_path: Path, server: str) -> tuple[float, str]:
 def test_online_without_a_network_falls_back_within_seconds(tmp_path: Path) -> None:
     seconds, said = in_a_process_of_its_own(tmp_path, "http://127.0.0.1:9")
     assert seconds < 15
-    assert said.count("\n") == 1
-    assert "does not answer; tracking goes on offline" in said
+    assert said.count("\n") == 3
+    assert "does not answer; tracking goes on offline\n" in said
+    assert said.splitlines()[-1].startswith("  wandb sync /")
     assert [row["queries"] for row in history(tmp_path)] == [7]
 
 

@@ -140,7 +140,7 @@ def test_another_checkpoint_in_the_old_ones_place_is_refused(ended: bool, capsys
         refused = capsys.readouterr().err
         assert digest[:12] in refused
         assert "checkpoint" in refused
-    assert refused.count("\n") == 1
+    assert refused.count("\n") == 2, "the first line, and the reason"
     assert Path("run/ledger.jsonl").read_bytes() == ledger
     shutil.copy(PROJECT / "teachers/checkpoints/digits.safetensors", weights)
     assert main(["--resume", "--out", "run", "--budget", "200"]) == 0

@@ -17,8 +17,11 @@ from dfme.benchmarks.compare.table import ComparisonResult, Outcome
 from dfme.report.curves import GREY, legend_entries, query_axis, save_figure, share_axis, without
 from dfme.report.run_files import Series
 
-# Told apart by colour-blind readers (Okabe and Ito); in grey print by their dashes and marks.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7", "#999999", "#56b4e9", "#e69f00")
+# Ten that colour-blind readers tell apart (Petroff 2021, arXiv 2107.02270); in grey print their dashes and marks do.
+COLOURS = (
+    *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
+    *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
+)
 DASHES = ("-", "--", "-.", ":")
 TEACHER = "the teacher's accuracy"
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "h")
@@ -36,8 +39,10 @@ def draw(findings: ComparisonResult, path: Path) -> bool:
     for place, budget in enumerate(budgets):
         for axes, mode in zip(grid[place], modes, strict=True):
             _panel(axes, findings.rows(mode, budget), rows)
+            query_axis(axes, [curve for curve in _curves(findings.outcomes) if curve])
             axes.set_title(f"{mode}, {count_text(budget)} queries", loc="left", fontsize=10)
         grid[place, 0].set_ylabel("agreement with the teacher")
+    figure.suptitle(f"teacher: {findings.facts['teacher']}", x=0.01, ha="left", fontsize=10, parse_math=False)
     found = legend_entries(grid.flat)
     labels = [label for label in (*rows, TEACHER) if label in found]
     handles = [found[label] for label in labels]
@@ -90,7 +95,6 @@ def _panel(axes: Axes, table: dict[str, list[Outcome]], rows: Sequence[str]) -> 
     for accuracy in (value for value in teacher if value is not None):
         axes.axhline(accuracy, color=GREY, linewidth=0.9, linestyle=":", label=TEACHER)
     share_axis(axes)
-    query_axis(axes)
 
 
 def _curves(outcomes: Sequence[Outcome]) -> list[Series]:

@@ -65,7 +65,7 @@ def cells_of(
     for seed, budget, mode, row in product(seeds, budgets, modes, rows):
         cell = Cell(row, mode, budget, seed, jobs[row, mode])
         config, directory = cell.job.config, str(out / "cells" / cell.name)
-        group, name = config.wandb.group or out.resolve().name, config.wandb.name or cell.name
+        group, name = config.wandb.group or out.resolve().name, cell.name
         wandb = replace(config.wandb, group=group, name=name)
         config = replace(config, seed=seed, budget=budget, out=directory, resume=False, wandb=wandb)
         cells.append(replace(cell, job=replace(cell.job, config=config)))

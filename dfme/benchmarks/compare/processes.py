@@ -51,6 +51,7 @@ def start(words: Sequence[str], log: Path, threads: int) -> subprocess.Popen[byt
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
+    environment.pop("WANDB_NAME", None)  # each cell has a name of its own
     try:
         if log.is_symlink():  # it would be written to what it leads to
             log.unlink()
@@ -87,13 +88,20 @@ class WorkerPool(Generic[T]):
         self._running: list[tuple[T, subprocess.Popen[bytes]]] = []
 
     @property
-    def running(self) -> int:
-        return len(self._running)
+    def running(self) -> list[T]:
+        return [task for task, _ in self._running]
 
-    def run(self, tasks: Iterable[T], ended: Callable[[T, int], None], stopped: Callable[[], bool]) -> None:
+    def run(
+        self,
+        tasks: Iterable[T],
+        ended: Callable[[T, int], None],
+        stopped: Callable[[], bool],
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
         """Run all tasks, or, once ``stopped``, those that run to the end of their step in progress.
 
-        ``ended`` hears each task's exit code, as it ends. An interruption on top of that stops them at once.
+        ``ended`` hears each task's exit code, as it ends; ``watch`` is called all the while. An interruption on top of
+        that stops them at once.
         """
         waiting, signalled = list(tasks), False
         try:
@@ -108,6 +116,7 @@ class WorkerPool(Generic[T]):
                 self._running = [pair for pair in self._running if pair[1].returncode is None]
                 for task, process in done:
                     ended(task, process.returncode)
+                watch()
                 time.sleep(POLL_SECONDS)
         finally:
             self._end()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dfme.config.messages import did_you_mean, unknown_choice
+from dfme.config.settings import Job
+from dfme.config.values import flatten
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS, find_method
-from dfme.run.job import locate
+from dfme.run.job import document, locate
 
 Content = dict[str, Any]
 """A recipe as its file gives it, section by section."""
@@ -96,6 +99,18 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
     heeded = find_method(own["method"]["name"]).sections
     kept = {name: value for name, value in shared.items() if name not in SECTIONS or name in heeded}
     return _merged(kept, own)
+
+
+def unequal(jobs: Mapping[str, Job]) -> str:
+    """Options, besides those of methods, in which rows differ: ``batch_size 64 (frugal: 32); lr 0.1 (dfme: 0.3)``."""
+    options = {row: dict(flatten(document(job), ())) for row, job in jobs.items()}
+    keys, found = dict.fromkeys(key for each in options.values() for key in each), []
+    for key in ["method.batch_size", *(key for key in keys if key.startswith(("student.", "schedule.")))]:
+        values = {row: str(each.get(key) or "none") for row, each in options.items()}
+        usual = statistics.mode(values.values())
+        others = [f"{row}: {value}" for row, value in values.items() if value != usual]
+        found += [f"{key.partition('.')[2]} {usual} ({', '.join(others)})"] if others else []
+    return "; ".join(found)
 
 
 def _by_file(row: str, file: str, shared: Content) -> Content:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shlex
 import signal
 import subprocess
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable
+
+import torch
 
 from dfme.benchmarks.compare.figures import read_figures
 from dfme.benchmarks.compare.plan import OPTIONS, Cell, ComparisonPlan
 from dfme.benchmarks.compare.processes import WorkerPool, cores, free, last_line, start, threads_each
+from dfme.benchmarks.compare.rows import unequal
 from dfme.benchmarks.compare.table import ComparisonResult, Outcome, as_json, markdown, overview
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import DfmeError, UserError
 from dfme.files import make_folder, write_text
 from dfme.methods import find_method
+from dfme.oracle.ledger import Ledger
+from dfme.oracle.oracle import Oracle
+from dfme.report.console import duration, teacher_name
 from dfme.report.summary_file import read_summary
+from dfme.report.terminal import StatusLine, wrapped
+from dfme.run.build import build_teacher
 from dfme.run.directory import acquire_lock
+from dfme.run.evaluation import evaluation_images
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash, document, resume_command, said_by_the_user
 from dfme.spec import LabelMode
@@ -26,19 +38,19 @@ from dfme.students.losses import make_distance
 
 REPORT, DATA, PICTURE = "comparison.md", "comparison.json", "comparison.png"
 
-Tell = Callable[[str], None]
 
-
-def compare(plan: ComparisonPlan, tell: Tell, show: Tell) -> int:
+def compare(plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None], across: int | None = None) -> int:
     """Run what is left of the comparison; the exit code: 0, 1 if a cell failed, 130 if it was stopped.
 
-    ``tell`` hears a line as each cell ends, ``show`` the tables at the end. Report and data are written after every
-    cell, the curves at the end.
+    ``line`` says how far it is, ``show`` the tables at the end, whose lines are of ``across`` letters. Report and data
+    are written after every cell, the curves at the end.
 
     Raises:
         UserError: for cells that cannot work, before any is started, or a directory in use.
+        TeacherError: from a teacher that does not answer.
     """
-    reasons = not_applicable(plan.cells)
+    session = Session(plan, not_applicable(plan.cells), line)
+    session.check_teacher()
     command = resume_command(plan.out, plan.cells[0].job, "compare")
     again = f"stopped; all that was paid is kept; go on with:\n  {command}"
     make_folder(plan.out / "cells")
@@ -46,20 +58,21 @@ def compare(plan: ComparisonPlan, tell: Tell, show: Tell) -> int:
     try:
         write_text(plan.out / OPTIONS, sealed(dump_yaml(plan.options)))
         with Interrupt(announce=True) as interrupt:
-            session = Session(plan, reasons, tell)
             stopped = session.run(interrupt.requested)
     except KeyboardInterrupt:
-        tell(again)
+        line.note(again)
         raise
     finally:
+        line.close()
         os.close(lock)
     from dfme.benchmarks.compare.picture import draw
 
     findings, files = session.findings(), [plan.out / name for name in (REPORT, DATA, PICTURE)]
     draw(findings, plan.out / PICTURE)
-    show(f"{overview(findings)}\n\n" + "\n".join(str(file) for file in files if file.exists()))
+    text = f"teacher: {findings.facts['teacher']}\n\n{overview(findings, across)}"
+    show(wrapped(text, across, "  ") + "\n\n" + "\n".join(str(file) for file in files if file.exists()))
     if stopped:
-        tell(again)
+        line.note(again)
         return 130
     return 1 if any(outcome.state == "failed" for outcome in findings.outcomes) else 0
 
@@ -67,8 +80,10 @@ def compare(plan: ComparisonPlan, tell: Tell, show: Tell) -> int:
 class Session:
     """The outcomes of a comparison's cells as they come in. ``reasons`` are those of cells that are not run."""
 
-    def __init__(self, plan: ComparisonPlan, reasons: dict[tuple[str, str], str], tell: Tell) -> None:
-        self._plan, self._tell = plan, tell
+    def __init__(self, plan: ComparisonPlan, reasons: dict[tuple[str, str], str], line: StatusLine) -> None:
+        self._plan, self._line = plan, line
+        self._unequal = unequal({cell.row: cell.job for cell in plan.cells})
+        self._asked: dict[str, int] = {}
         self._threads = threads_each(plan.jobs)
         self._pool: WorkerPool[Cell] = WorkerPool(self._begin, plan.jobs)
         self._outcomes = {cell.name: self._before(cell, reasons.get((cell.row, cell.mode))) for cell in plan.cells}
@@ -77,10 +92,52 @@ class Session:
         """Run every cell that waits; whether it was stopped before the last had finished."""
         waiting = [cell for cell in self._plan.cells if self._outcomes[cell.name].state == "waiting"]
         if kept := sum(outcome.state == "finished" for outcome in self._outcomes.values()):
-            self._tell(f"{kept} cells were finished before and are kept")
+            self._line.note(f"{kept} cells were finished before and are kept")
         self._write()
-        self._pool.run(waiting, lambda cell, code: self._ended(cell, code, stopped()), stopped)
+        self._started, self._at_first = time.monotonic(), self._images()
+        self._pool.run(waiting, lambda cell, code: self._ended(cell, code, stopped()), stopped, self._watch)
+        self._watch(now=True)
         return any(outcome.state == "waiting" for outcome in self._outcomes.values())
+
+    def check_teacher(self) -> None:
+        """Make the teacher that all cells share and ask it for one image, so that what cannot work is said once."""
+        waiting = {each.cell.mode: each.cell.job for each in self._outcomes.values() if each.state == "waiting"}
+        for job in waiting.values():
+            teacher = build_teacher(job, None, torch.device("cpu"))
+            try:
+                evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes)
+                grey_BCHW = torch.full((1, *teacher.spec.shape), sum(teacher.spec.bounds) / 2)
+                Oracle(teacher, Ledger(1), tell=self._line.note)(grey_BCHW, purpose="check")
+            finally:
+                getattr(teacher, "close", lambda: None)()
+            told = ["x".join(map(str, teacher.spec.shape)), f"{teacher.num_classes} classes", str(teacher.label_mode)]
+            told += getattr(teacher, "inferred", ())  # from the weights or the evaluation, where nobody says
+            name = self.findings().facts["teacher"]
+            self._line.note(f"teacher {name}: {', '.join(told)}; it answers (one image asked, charged to no run)")
+
+    def _images(self) -> int:
+        """Charged so far, of all cells, as far as their records tell."""
+        for cell in self._pool.running:
+            try:
+                record = json.loads(last_line(self._plan.directory(cell) / "metrics.jsonl"))
+                self._asked[cell.name] = int(record["queries"])
+            except (ValueError, LookupError, TypeError):  # none yet, or half of one
+                continue
+        done = {name: each.figures.spent for name, each in self._outcomes.items() if each.figures}
+        return sum((self._asked | done).values())
+
+    def _watch(self, now: bool = False) -> None:
+        """Draw how far everything is."""
+        if not self._line.live:
+            return
+        states, images = Counter(each.state for each in self._outcomes.values()), self._images()
+        every = sum(each.cell.budget for each in self._outcomes.values() if each.state != "not applicable")
+        running, asked = self._pool.running, images - self._at_first
+        ended = f"{sum(states.values()) - states['waiting']} of {sum(states.values())} cells done"
+        parts = [f"{ended}, {len(running)} running", f"{images:,}/{every:,} images"]
+        if 0 < asked < every - self._at_first:
+            parts.append(f"{duration((time.monotonic() - self._started) * (every - images) / asked)} left")
+        self._line.show(images / every, parts, [cell.name for cell in running], now)
 
     def _before(self, cell: Cell, reason: str | None) -> Outcome:
         """What is known of a cell before anything runs: it may be finished by an earlier call."""
@@ -98,6 +155,8 @@ class Session:
 
     def _begin(self, cell: Cell) -> subprocess.Popen[bytes]:
         """Start a cell's run, or go on with it."""
+        if not self._line.live:
+            self._line.note(f"{cell.name}: begun")
         directory = self._plan.directory(cell)
         make_folder(directory)
         recipe, log = directory.with_name(f"{cell.name}.yaml"), directory.with_name(f"{cell.name}.log")
@@ -111,9 +170,8 @@ class Session:
         """Take up what a cell's process has left, and say so."""
         outcome = self._outcomes[cell.name] = self._after(cell, code, stopping)
         states = [each.state for each in self._outcomes.values()]
-        waiting = states.count("waiting")
-        left = f"{self._pool.running} running, {waiting - self._pool.running} to go"
-        self._tell(f"[{len(states) - waiting}/{len(states)}] {outcome.cell.name}: {_in_a_line(outcome)}; {left}")
+        ended = len(states) - states.count("waiting")
+        self._line.note(f"[{ended}/{len(states)}] {outcome.cell.name}: {_in_a_line(outcome)}")
         self._write()
 
     def _after(self, cell: Cell, code: int, stopping: bool) -> Outcome:
@@ -136,13 +194,14 @@ class Session:
         made_with = dict.fromkeys(each.figures.made_with for each in self._outcomes.values() if each.figures)
         beside = f"{plan.jobs} runs at once, of {self._threads} threads each"
         facts = {
+            "teacher": teacher_name(document(plan.cells[0].job)["teacher"]),
             "command": shlex.join(plan.command),
             "seeds": ", ".join(dict.fromkeys(str(cell.seed) for cell in plan.cells)),
             "student steps": f"{plan.student_steps:,} of each student",
             "machine": f"{cores()} cores ({platform.machine()}), {beside}",
             "made with": "; ".join(made_with) or "nothing yet",
         }
-        return ComparisonResult(f"Comparison {plan.name}", facts, tuple(self._outcomes.values()))
+        return ComparisonResult(f"Comparison {plan.name}", facts, tuple(self._outcomes.values()), self._unequal)
 
     def _write(self) -> None:
         findings = self.findings()

@@ -88,11 +88,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """All that is known of a comparison so far; ``facts`` say of what, how and where."""
+    """All that is known of a comparison so far; ``facts`` say of what, how and where.
+
+    ``unequal``: in what rows differ besides their methods.
+    """
 
     title: str
     facts: dict[str, str]
     outcomes: tuple[Outcome, ...]
+    unequal: str = ""
 
     def groups(self) -> list[tuple[str, int]]:
         """The label modes and budgets that have a table each."""
@@ -114,12 +118,20 @@ HEADS = (
 )
 
 
-def overview(findings: ComparisonResult) -> str:
-    """The tables, one per label mode and budget, and the cells that failed or were never to be run."""
+FIRST = ("row", "seeds", "agreement %", "accuracy %", "to teacher", "collapsed", "to 90%", "to 50%", "steps")
+"""The columns that a narrow terminal shows first."""
+
+
+def overview(findings: ComparisonResult, across: int | None = None) -> str:
+    """The tables, one per label mode and budget, and the cells that failed or were never to be run.
+
+    ``across``: the letters of a line of the terminal, where the tables have only what fits.
+    """
     parts = []
     for mode, budget in findings.groups():
         lines = [_line(row, outcomes) for row, outcomes in findings.rows(mode, budget).items()]
-        parts.append(f"### {mode}, {count_text(budget)} queries\n\n{_table(HEADS, lines)}")
+        parts.append(f"### {mode}, {count_text(budget)} queries\n\n{_table(HEADS, lines, across)}")
+    parts += [f"Rows differ in {findings.unequal}."] if findings.unequal else []
     of = findings.outcomes
     left_out = [f"- failed: `{each.cell.name}`: {each.reason}" for each in of if each.state == "failed"]
     never = [each for each in of if each.state == "not applicable"]
@@ -158,10 +170,17 @@ def as_json(findings: ComparisonResult) -> str:
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Without columns that no row has a figure in, such as KL where answers are labels."""
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], across: int | None = None) -> str:
+    """Without columns that no row has a figure in, such as KL where answers are labels, or that do not fit."""
     shown = [any(line[place] not in ("", "-") for line in lines) for place in range(len(heads))]
-    return table(list(compress(heads, shown)), [list(compress(line, shown)) for line in lines])
+    room, known = (across or math.inf) - 1, list(compress(heads, shown))
+    for name in sorted(known, key=lambda name: (*FIRST, name).index(name)):
+        place = heads.index(name)
+        room -= 3 + max(len(line[place]) for line in (heads, *lines))
+        shown[place] = room >= 0
+    hidden = [name for name in known if not shown[heads.index(name)]]
+    more = f"\n\nMore in the report: {', '.join(hidden)}." if hidden else ""
+    return table(list(compress(heads, shown)), [list(compress(line, shown)) for line in lines]) + more
 
 
 def _filled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -135,5 +135,6 @@ def draw(moments: Sequence[Moment], path: Path) -> None:
         axes.set_title(f"cosine to the truth: {title}", loc="left", fontsize=9)
         axes.axhline(0.0, color="black", linewidth=0.6)
         query_axis(axes)
-    at_output.legend(frameon=False, fontsize=8)
+    entries = at_output.get_legend_handles_labels()
+    figure.legend(*entries, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     save_figure(figure, path)
