@@ -32,6 +32,7 @@ METRICS: dict[str, Metric] = {
     "accuracy": Metric("share", "Evaluation images that the student classifies as labelled."),
     "teacher_accuracy": Metric("share", "Evaluation images that the teacher classifies as labelled."),
     "agreement": Metric("share", "Evaluation images that student and teacher put into the same class."),
+    "held_back_agreement": Metric("share", "The same of the queries held back for --until-agreement."),
     "kl": Metric("nats", "Mean KL divergence from the teacher's class probabilities to the student's."),
     "vote_accuracy": Metric("share", "Evaluation images that the students' soft vote classifies as labelled."),
     "vote_agreement": Metric("share", "Evaluation images that the vote and the teacher put into the same class."),

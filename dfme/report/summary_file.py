@@ -53,6 +53,10 @@ FORMS: dict[str, FieldCheck] = {
     "teacher": _has(kind=_is_text, num_classes=is_count),
     "spent_by_purpose": _is_count_each,
     "evaluation": _has(name=_is_text, images=is_count, held_back=lambda value: isinstance(value, bool)),
+    "ended_by": _or_none(_is_text),
+    "held_back": _or_none(
+        _has(**dict.fromkeys(("goal", "agreement", "at_least", "one_class"), _is_share), images=is_count)
+    ),
     "estimator": _or_none(
         _has(
             **dict.fromkeys(("kind", "form", "direction", "space", "objective"), _is_text),
