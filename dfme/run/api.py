@@ -26,6 +26,7 @@ from dfme.run.checks import check
 from dfme.spec import LabelMode
 
 if TYPE_CHECKING:
+    from dfme.data import ImageSet
     from dfme.run.run import Result
 
 
@@ -46,7 +47,7 @@ def extract(
     estimator: EstimatorConfig | Mapping[str, Any] | None = None,
     queries: QueriesConfig | Mapping[str, Any] | None = None,
     student: StudentConfig | Mapping[str, Any] | None = None,
-    evaluation: EvaluationConfig | Mapping[str, Any] | str | None = None,
+    evaluation: EvaluationConfig | Mapping[str, Any] | str | Any = None,
     schedule: ScheduleConfig | Mapping[str, Any] | None = None,
     wandb: WandbConfig | Mapping[str, Any] | None = None,
     device: str = "auto",
@@ -58,8 +59,9 @@ def extract(
 
     Images reach it as float32 (B, C, H, W) within ``bounds``; it answers scores (B, K) or labels (B,), as
     tensors, arrays or lists. ``shape`` and ``num_classes`` may stand on the teacher as attributes instead.
-    ``evaluation`` is the name of a data set, or its configuration. The result has the ``student`` (a torch
-    module), the ``summary`` (the content of summary.json) and the ``run_dir``.
+    ``evaluation`` is the name of a data set, its configuration, or images (N, C, H, W), uint8 or within 0 and 1, alone
+    or as a tuple (images, labels); {"images": ..., "labels": ...} leaves room for the configuration. The result has the
+    ``student`` (a torch module), the ``summary`` (the content of summary.json) and the ``run_dir``.
 
     Raises:
         UserError: before the first query, naming every option that cannot work.
@@ -67,6 +69,7 @@ def extract(
     """
     if str(method) not in METHODS:
         raise UserError(unknown_choice("method", str(method), METHODS))
+    examined, handed_over = _evaluation(evaluation)
     settings = {
         "budget": budget,
         "seed": seed,
@@ -75,7 +78,7 @@ def extract(
         "device": device,
         "precision": precision,
         "student": _mapping(student),
-        "evaluation": {"dataset": evaluation} if isinstance(evaluation, str) else _mapping(evaluation),
+        "evaluation": examined,
         "schedule": _mapping(schedule),
         "wandb": _mapping(wandb),
     }
@@ -88,7 +91,24 @@ def extract(
     job = _job(method, settings, described, method_options, {"estimator": estimator, "queries": queries})
     from dfme.run.build import run_job
 
-    return run_job(job, teacher=teacher, resume=resume, console=progress)
+    return run_job(job, teacher=teacher, resume=resume, console=progress, evaluation=handed_over)
+
+
+def _evaluation(given: Any) -> tuple[Mapping[str, Any], ImageSet | None]:
+    """The options of an evaluation, and the images that were handed over, if it was images."""
+    if isinstance(given, str):
+        return {"dataset": given}, None
+    if given is None or dataclasses.is_dataclass(given) or (isinstance(given, Mapping) and "images" not in given):
+        return _mapping(given), None
+    options = dict(given) if isinstance(given, Mapping) else {}
+    if "dataset" in options:
+        raise UserError("evaluation: expected a dataset or images, got both")
+    from dfme.data.folder import handed_over
+
+    one = (options.pop("images", given), options.pop("labels", None))
+    images, labels = given if isinstance(given, tuple) and len(given) == 2 else one
+    data = handed_over(images, labels)
+    return {**options, "dataset": data.name}, data
 
 
 def _job(
