@@ -11,8 +11,9 @@ from dfme.config.settings import Job
 from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
+from dfme.report.summary_file import NO_LABELS
 from dfme.run.build import build_examination, build_teacher
-from dfme.run.evaluation import NO_LABELS, EvaluationSet, evaluation_images
+from dfme.run.evaluation import EvaluationSet, evaluation_images
 from dfme.run.student_file import load_student
 
 

@@ -258,7 +258,7 @@ class ExtractConfig:
     """run directory; by default a free name under runs/"""
     resume: Basic[bool] = False
     """go on with the run in --out"""
-    until_agreement: Basic[Goal | None] = None
+    until_agreement: Goal | None = None
     """end the run before its budget does, once student and teacher agree on at least this share of the queries that are
     held back from training (one batch in twenty, then), with 95% confidence; none: spend all"""
     device: Basic[Device] = "auto"

@@ -29,29 +29,25 @@ def numbered(
     data set's own. UserError for names that do not fit; of announced ones, only where those here are a ``folder``'s.
     """
     own, names = data.class_names, _telling(announced, num_classes)
-    if given is not None:
-        ordered = in_order(data, chosen := read_names(given, "--evaluation.classes"))
-        if not own:
-            raise UserError(f"--evaluation.classes: the classes of {data.name} have no names; leave it out")
-        if ordered is None or len(chosen) != len(own):
-            raise UserError(
-                f"--evaluation.classes: expected each class of {data.name} once{_list(own)}, got {shown_names(chosen)}"
-                f"{_odd('left out', own, chosen)}{_odd('not there', chosen, own)}"
-            )
-        data = ordered
     if data.num_classes > num_classes:
         raise UserError(
             f"--evaluation.dataset: {data.name} has {data.num_classes} classes{_list(own)}, but the teacher answers "
             f"{num_classes}{_list(names)}; choose the data set the teacher was made for"
         )
-    if given is not None or names is None or not own:
+    chosen = names if given is None else read_names(given, "--evaluation.classes")
+    if chosen is None or (given is None and not own):
         return data
-    ordered = in_order(data, names)
+    ordered = in_order(data, chosen)
+    if given is not None and (ordered is None or len(chosen) != len(own)):
+        raise UserError(
+            f"--evaluation.classes: expected each class of {data.name} once{_list(own) or ', which names none'}, got "
+            f"{shown_names(chosen)}{_odd('left out', own, chosen)}{_odd('not there', chosen, own)}"
+        )
     if ordered is None and folder:
         raise UserError(
             f"--evaluation.dataset: the classes of {data.name} are {shown_names(own)}, but the teacher's are "
-            f"{shown_names(names)}{_odd('not among these', own, names)}; name the folders as the teacher does, or give "
-            "--evaluation.classes: the folders' names in the teacher's order"
+            f"{shown_names(chosen)}{_odd('not among these', own, chosen)}; name the folders as the teacher does, or "
+            "give --evaluation.classes: the folders' names in the teacher's order"
         )
     return ordered or data
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,24 @@ FORMS: dict[str, FieldCheck] = {
     ),
 }
 """What each entry is, where there is one; those of earlier versions lack some."""
+
+NO_LABELS = "not known: the evaluation images have no labels"
+"""What is said of an accuracy, then."""
+
+
+def without_labels(summary: Mapping[str, Any]) -> str | None:
+    """``NO_LABELS`` of a run whose evaluation images have none."""
+    held_back = (summary.get("evaluation") or {}).get("held_back")
+    return NO_LABELS if summary.get("accuracy") is None and held_back is False else None
+
+
+def ended_early(summary: Mapping[str, Any]) -> str | None:
+    """How --until-agreement ended the run, if it did."""
+    seen = summary.get("held_back")
+    if summary.get("ended_by") != "until_agreement" or seen is None:
+        return None
+    of = f"{seen['images']:,} held-back queries (95% interval from {seen['at_least']:.1%})"
+    return f"--until-agreement {seen['goal']:g}: agreement on {seen['agreement']:.1%} of {of}"
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:

@@ -52,6 +52,7 @@ def extract(
     wandb: WandbConfig | Mapping[str, Any] | None = None,
     device: str = "auto",
     precision: Literal["fp32", "bf16"] = "fp32",
+    until_agreement: float | None = None,
     resume: bool = False,
     progress: bool = False,
 ) -> Result:
@@ -75,6 +76,7 @@ def extract(
         "seed": seed,
         "out": None if out is None else str(out),
         "resume": resume,
+        "until_agreement": until_agreement,
         "device": device,
         "precision": precision,
         "student": _mapping(student),

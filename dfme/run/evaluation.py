@@ -21,9 +21,6 @@ from dfme.students.losses import log_probabilities, top_class
 EVALUATION_BATCH = 500
 """Images per forward pass while scoring; bounds memory, changes no result."""
 
-NO_LABELS = "not known: the evaluation images have no labels"
-"""What is said of an accuracy, then."""
-
 
 @torch.no_grad()
 def scores(net: nn.Module, images: Tensor) -> Tensor:

@@ -40,15 +40,6 @@ class Goal:
         self.latest = {"agreement": score, "at_least": at_least, "one_class": one_class, "images": images}
         return {"held_back_agreement": score}
 
-    def said(self, spent: int, budget: int, rate: float) -> str:
-        """How the run ended, in a line; ``rate``: what is left of the learning rate, as a share."""
-        seen, left = self.latest, f"its learning rate at {rate:.0%} of the first"
-        return (
-            f"ended after {spent:,} of {budget:,} queries, by --until-agreement {self.share:g}: student and teacher "
-            f"agree on {seen['agreement']:.1%} of {seen['images']:,} held-back queries (95% interval from "
-            f"{seen['at_least']:.1%}); the student is kept as it is, {left}"
-        )
-
     def state_dict(self) -> dict[str, Any]:
         return {"latest": self.latest, "held": self.held.state_dict() if self._own else None}
 

@@ -99,8 +99,10 @@ class Run:
                 f"({failures}); mend the teacher, then resume with a larger --budget"
             )
         if self.goal is not None and self.goal.reached:
-            rate = factor(config.schedule, self.trainer.progress)
-            self.recorder.note(self.goal.said(self.oracle.ledger.spent, self.oracle.ledger.budget, rate))
+            left = f"its learning rate at {factor(config.schedule, self.trainer.progress):.0%} of the first"
+            self.recorder.note(
+                f"--until-agreement {self.goal.share:g} is reached; the student is kept as it is, {left}"
+            )
         return self.deliver(finished)
 
     def keep(self) -> None:

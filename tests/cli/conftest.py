@@ -33,7 +33,9 @@ def fake_build(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
     module = ModuleType("dfme.run.build")
 
-    def run_job(job: Job, *, teacher: Any = None, resume: bool = False, console: bool = True) -> Any:
+    def run_job(
+        job: Job, *, teacher: Any = None, resume: bool = False, console: bool = True, evaluation: Any = None
+    ) -> Any:
         calls.append((job, teacher, resume, console))
         return SimpleNamespace(finished=True)
 
