@@ -48,7 +48,7 @@ def _require_rounds(shares: tuple[float, ...]) -> None:
 
 ObjectiveName = Literal["student", "l1", "kl"]
 UpTo64 = Annotated[int, Field(ge=0, le=64)]
-Goal = Annotated[float, Field(gt=0, le=0.99)]
+AgreementGoal = Annotated[float, Field(gt=0, le=0.99)]
 ShapeOption = Annotated[tuple[int, int, int], accepted_by(ImageSpec)]
 Bounds = Annotated[tuple[float, float], accepted_by(lambda bounds: ImageSpec((1, 1, 1), bounds))]
 Levels = Annotated[int, accepted_by(lambda levels: ImageSpec((1, 1, 1), levels=levels))]
@@ -67,7 +67,7 @@ class TeacherConfig:
     num_classes: Basic[Classes | None] = None
     """number of classes, 2 of a binary model with one output; inferred where it can be"""
     label_mode: Basic[LabelModeText | None] = None
-    """logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label; decided by the owner's side"""
+    """logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label (hard labels); decided by the owner's side"""
     bounds: Bounds | None = None
     """lowest and highest pixel value the API takes"""
     levels: Basic[Levels | None] = None
@@ -108,7 +108,7 @@ class StudentConfig:
     """sgd or adam"""
     loss: Literal["auto", "l1", "kl", "cross_entropy"] = "auto"
     """distance to the teacher, which a trained generator maximises: l1 (on recovered logits; a rounded zero is an upper
-    bound), kl, cross_entropy (on labels), or auto (l1 for soft answers, kl for top_k, cross_entropy for labels); for
+    bound), kl, cross_entropy (on hard labels), or auto (l1 for soft labels, kl for top_k, cross_entropy for hard); for
     l1 and kl, top_k's unrevealed mass is spread evenly"""
     lr: Basic[Positive] = 0.1
     """learning rate at the start"""
@@ -121,14 +121,14 @@ class StudentConfig:
     the same for any number"""
     steps: Basic[Natural] = 0
     """optimiser steps of each student over the whole run, spread evenly over the budget: fresh batches first, then paid
-    ones again; 0: one step a fresh batch and replay_steps"""
+    ones again (replay); 0: one step a fresh batch and replay_steps"""
     final_share: Share = 0.0
     """share of steps that is taken once the budget has run out, on everything held"""
     rounds: Rounds = ()
     """shares of the budget, up to 1, at which the students take equal parts of their steps on everything paid for, each
     by a schedule of its own, and none in between; empty: steps are spread over the budget"""
     shrink: Share = 0.4
-    """what is left of the students' weights as a round begins; the rest is that of fresh ones"""
+    """shrink-and-perturb: what is left of the students' weights as a round begins; the rest is that of fresh ones"""
     replay_steps: Basic[Natural] = 0
     """steps on already paid answers after each fresh batch; 0 is the papers' own recipe"""
     replay_batch: Count = 256
@@ -140,9 +140,9 @@ class StudentConfig:
     augment: Literal["none", "flip", "shift", "both"] = "none"
     """of paid images that are replayed, with the same answer: none, flip, shift (by a pixel) or both"""
     average: ShareBelowOne = 0.0
-    """decay of the moving average of weights that is delivered; 0 delivers the last weights"""
+    """decay of the exponential moving average (EMA) of the weights, which is delivered; 0 delivers the last weights"""
     average_every: Count = 1
-    """student steps between two updates of the average"""
+    """student steps between two updates of the EMA"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -150,8 +150,8 @@ class QueriesConfig:
     """Which images are paid for with the student, of methods that draw them: from what, and which of them."""
 
     programs: tuple[str, ...] = ("leaves",)
-    """what procedural images are drawn by, evenly: leaves, strokes, noise, gradients, generators; a name that stands
-    twice counts twice"""
+    """what procedural images are drawn by, evenly: leaves (dead leaves), strokes, noise (1/f), gradients, generators; a
+    name that stands twice counts twice"""
     procedural: Share = 0.0
     """share of every batch that a program draws in place of the generator"""
     base: Literal["none", "procedural"] = "none"
@@ -258,7 +258,7 @@ class ExtractConfig:
     """run directory; by default a free name under runs/"""
     resume: Basic[bool] = False
     """go on with the run in --out"""
-    until_agreement: Goal | None = None
+    until_agreement: AgreementGoal | None = None
     """end the run before its budget does, once student and teacher agree on at least this share of the queries that are
     held back from training (one batch in twenty, then), with 95% confidence; none: spend all"""
     device: Basic[Device] = "auto"

@@ -31,7 +31,7 @@ METRICS: dict[str, Metric] = {
     "queries_per_second": Metric("images/s", "Charged images per second of wall time, over the run so far."),
     "accuracy": Metric("share", "Evaluation images that the student classifies as labelled."),
     "teacher_accuracy": Metric("share", "Evaluation images that the teacher classifies as labelled."),
-    "agreement": Metric("share", "Evaluation images that student and teacher put into the same class."),
+    "agreement": Metric("share", "Fidelity: evaluation images that student and teacher put into the same class."),
     "held_back_agreement": Metric("share", "The same of the queries held back for --until-agreement."),
     "kl": Metric("nats", "Mean KL divergence from the teacher's class probabilities to the student's."),
     "vote_accuracy": Metric("share", "Evaluation images that the students' soft vote classifies as labelled."),

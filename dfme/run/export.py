@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dfme.compute import ieee_fp32
-from dfme.errors import DfmeError, RunError, UserError
-from dfme.files import remove, replacing
+from dfme.errors import DfmeError, UserError
+from dfme.files import replacing
 from dfme.run.student_file import described, load_student
 from dfme.spec import ImageSpec
 
@@ -25,11 +25,11 @@ Scores = Callable[[Tensor], Tensor]
 
 
 def export(student: Path, form: Literal["onnx", "pt2"], out: Path) -> dict[str, str]:
-    """Write the student to ``out``, for any number of images, and compare what was written with it; rows to show.
+    """Write the student to ``out``, for any number of images, once it answers as the student does; rows to show.
 
     Raises:
         UserError: for no student, a package that is missing, or a file that exists already.
-        DfmeError: for a network that cannot be exported, or whose file answers something else.
+        DfmeError: for a network that cannot be exported, or that answers something else then.
     """
     if out.exists():
         raise UserError(f"--out: {str(out)!r} exists; choose another --out")
@@ -48,10 +48,11 @@ def export(student: Path, form: Literal["onnx", "pt2"], out: Path) -> dict[str, 
         "output": f"scores: float32 (any number, {classes}), before softmax",
     }
     data = _program(net, form, images_BCHW[:2], described(str(net.arch), spec, int(str(classes))) | rows)
+    with torch.no_grad(), ieee_fp32():
+        verified = _verified(net, data, form, images_BCHW)
     with replacing(out) as file:
         file.write(data)
-    with torch.no_grad(), ieee_fp32():
-        return rows | {"verified": _verified(net, out, form, images_BCHW)}
+    return rows | {"verified": verified}
 
 
 def _program(net: nn.Module, form: str, example: Tensor, metadata: dict[str, str]) -> bytes:
@@ -72,17 +73,17 @@ def _program(net: nn.Module, form: str, example: Tensor, metadata: dict[str, str
     return data
 
 
-def _verified(net: nn.Module, path: Path, form: str, images_BCHW: Tensor) -> str:
-    """How far the file's scores are from the student's, for one image and for many. DfmeError if too far."""
+def _verified(net: nn.Module, data: bytes, form: str, images_BCHW: Tensor) -> str:
+    """How far the program's scores are from the student's, for one image and for many. DfmeError if too far."""
     if form == "pt2":
         by = "torch.export"
-        ask: Scores = torch.export.load(path).module()
+        ask: Scores = torch.export.load(io.BytesIO(data)).module()  # our own bytes, never a file's
     else:
         try:
             runtime = importlib.import_module("onnxruntime")
         except ImportError:
             return "no, onnxruntime is not installed: pip install onnxruntime"
-        session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
         by = "onnxruntime"
         ask = lambda x: torch.from_numpy(session.run(None, {"images": x.numpy()})[0])  # noqa: E731
     worst = 0.0
@@ -90,8 +91,9 @@ def _verified(net: nn.Module, path: Path, form: str, images_BCHW: Tensor) -> str
         wanted, got = net(x_BCHW), ask(x_BCHW)
         worst = max(worst, (wanted - got).abs().max().item())
         if got.shape != wanted.shape or not torch.allclose(got, wanted, rtol=1e-3, atol=1e-4):
-            remove(path)
-            raise RunError(f"{path}: answered other scores than the student, by up to {worst:.3g}; it is removed")
+            raise DfmeError(
+                f"--format {form}: answers other scores than the student, by up to {worst:.3g}; not written"
+            )
     return f"by {by} on {len(images_BCHW)} random images: scores differ by {worst:.1g} at most"
 
 
