@@ -105,10 +105,11 @@ class EvaluationSet:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the answers, and the labels as the teacher's order of classes had made them (not before 0.7.0)."""
-        self.answers = plain_tensor(state["answers"], "evaluation answers").to(self.images.device)
-        labels = state.get("labels")
-        if labels is not None and self.labels is not None and len(labels) == len(self.labels):
-            self.labels = held_to(self.labels.cpu(), labels, "evaluation labels").to(self.images.device)
+        answers, own = plain_tensor(state["answers"], "evaluation answers"), self.labels
+        if own is not None and len(answers) == len(own):  # else other images are on record, which comes out later
+            labels = held_to(own.cpu(), state.get("labels", own.cpu()), "evaluation labels")
+            self.labels = labels.to(self.images.device)
+        self.answers = answers.to(self.images.device)
 
     @property
     def paid(self) -> list[tuple[Tensor, Tensor]]:
