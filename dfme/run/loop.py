@@ -114,7 +114,7 @@ def run(
     ledger, trainer, read = oracle.ledger, method.students, MetricReader()
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
-    while ledger.remaining + trainer.steps_left > 0 and not (goal and goal.reached):
+    while ledger.remaining + trainer.steps_left > 0 and not (goal and goal.reached and ledger.remaining):
         # Take the student steps that are due; else pay for one step of the method, or for what is left of the budget.
         before, training = ledger.spent, trainer.steps_due > 0
         metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, ledger)
@@ -151,7 +151,7 @@ def run(
     progress.seconds = time.monotonic() - started
     deferred.verify()
     keep()
-    return bool(goal and goal.reached) or ledger.remaining + trainer.steps_left == 0
+    return bool(goal and goal.reached and ledger.remaining) or ledger.remaining + trainer.steps_left == 0
 
 
 def _spend(method: Method, ledger: Ledger) -> Metrics | None:

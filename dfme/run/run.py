@@ -98,7 +98,7 @@ class Run:
                 f"query budget: all {self.oracle.ledger.spent} images are charged, and no answer came to learn from "
                 f"({failures}); mend the teacher, then resume with a larger --budget"
             )
-        if self.goal is not None and self.goal.reached:
+        if finished and self.oracle.ledger.remaining and self.goal is not None:
             left = f"its learning rate at {factor(config.schedule, self.trainer.progress):.0%} of the first"
             self.recorder.note(
                 f"--until-agreement {self.goal.share:g} is reached; the student is kept as it is, {left}"
@@ -148,7 +148,7 @@ class Run:
 
     def _end(self, finished: bool) -> dict[str, Any]:
         """What ended the run, and what --until-agreement saw last."""
-        ended_by = "until_agreement" if self.goal is not None and self.goal.reached else "budget"
+        ended_by = "until_agreement" if self.oracle.ledger.remaining else "budget"
         seen = None if self.goal is None else {"goal": self.goal.share, **self.goal.latest}
         return {"ended_by": ended_by if finished else None, "held_back": seen}
 
