@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +18,6 @@ from dfme.spec import ImageSpec
 
 IMAGES = 64
 """Random images on which the file is compared with the student."""
-
-Scores = Callable[[Tensor], Tensor]
 
 
 def export(student: Path, form: Literal["onnx", "pt2"], out: Path) -> dict[str, str]:
@@ -56,7 +52,6 @@ def export(student: Path, form: Literal["onnx", "pt2"], out: Path) -> dict[str, 
 
 
 def _program(net: nn.Module, form: str, example: Tensor, metadata: dict[str, str]) -> bytes:
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     try:
         program = torch.export.export(net, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
         if form == "pt2":
@@ -76,24 +71,20 @@ def _program(net: nn.Module, form: str, example: Tensor, metadata: dict[str, str
 def _verified(net: nn.Module, data: bytes, form: str, images_BCHW: Tensor) -> str:
     """How far the program's scores are from the student's, for one image and for many. DfmeError if too far."""
     if form == "pt2":
-        by = "torch.export"
-        ask: Scores = torch.export.load(io.BytesIO(data)).module()  # our own bytes, never a file's
+        by, program = "torch.export", torch.export.load(io.BytesIO(data)).module()  # our own bytes, never a file's
     else:
         try:
             runtime = importlib.import_module("onnxruntime")
         except ImportError:
             return "no, onnxruntime is not installed: pip install onnxruntime"
-        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
-        by = "onnxruntime"
-        ask = lambda x: torch.from_numpy(session.run(None, {"images": x.numpy()})[0])  # noqa: E731
+        by, session = "onnxruntime", runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
     worst = 0.0
     for x_BCHW in (images_BCHW[:1], images_BCHW):
-        wanted, got = net(x_BCHW), ask(x_BCHW)
+        wanted = net(x_BCHW)
+        got = program(x_BCHW) if form == "pt2" else torch.from_numpy(session.run(None, {"images": x_BCHW.numpy()})[0])
         worst = max(worst, (wanted - got).abs().max().item())
         if got.shape != wanted.shape or not torch.allclose(got, wanted, rtol=1e-3, atol=1e-4):
-            raise DfmeError(
-                f"--format {form}: answers other scores than the student, by up to {worst:.3g}; not written"
-            )
+            raise DfmeError(f"--format {form}: the scores differ from the student's by up to {worst:.3g}; not written")
     return f"by {by} on {len(images_BCHW)} random images: scores differ by {worst:.1g} at most"
 
 

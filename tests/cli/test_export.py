@@ -74,7 +74,7 @@ def test_a_program_that_answers_otherwise_is_not_written(weights: Path, monkeypa
     other = build_net("cnn_small", (1, 8, 8), 7).eval()
     write = exporting._program
     monkeypatch.setattr(exporting, "_program", lambda net, *rest: write(_like(other, net), *rest))
-    with pytest.raises(DfmeError, match=r"answers other scores than the student, by up to .*; not written"):
+    with pytest.raises(DfmeError, match=r"the scores differ from the student's by up to .*; not written"):
         exporting.export(weights, "pt2", weights.with_name("x.pt2"))
     assert not weights.with_name("x.pt2").exists()
 
