@@ -48,7 +48,6 @@ def _require_rounds(shares: tuple[float, ...]) -> None:
 
 ObjectiveName = Literal["student", "l1", "kl"]
 UpTo64 = Annotated[int, Field(ge=0, le=64)]
-AgreementGoal = Annotated[float, Field(gt=0, le=0.99)]
 ShapeOption = Annotated[tuple[int, int, int], accepted_by(ImageSpec)]
 Bounds = Annotated[tuple[float, float], accepted_by(lambda bounds: ImageSpec((1, 1, 1), bounds))]
 Levels = Annotated[int, accepted_by(lambda levels: ImageSpec((1, 1, 1), levels=levels))]
@@ -209,11 +208,9 @@ class EvaluationConfig:
     """What the student is scored on. The teacher's answers on it are asked once, recorded and not charged."""
 
     dataset: Basic[str] = "none"
-    """digits, shapes, mnist, fashion_mnist, cifar10, cifar100, svhn, a FOLDER of images (one folder per class, if they
-    are labelled), an .npz file, or none"""
+    """digits, shapes, mnist, fashion_mnist, cifar10, cifar100, svhn, a FOLDER of images, an .npz file, or none"""
     classes: tuple[str, ...] | str | None = None
-    """the data set's class names in the order of the teacher's, such as cat,dog, or a text file with one a line; none:
-    the order of the names that the teacher announces, else the data set's own"""
+    """the class names in the teacher's order, or a text file with one a line; none: as the teacher announces them"""
     root: str = "datasets"
     """where torchvision's data sets lie"""
     download: bool = False
@@ -258,9 +255,9 @@ class ExtractConfig:
     """run directory; by default a free name under runs/"""
     resume: Basic[bool] = False
     """go on with the run in --out"""
-    until_agreement: AgreementGoal | None = None
-    """end the run before its budget does, once student and teacher agree on at least this share of the queries that are
-    held back from training (one batch in twenty, then), with 95% confidence; none: spend all"""
+    until_agreement: Annotated[float, Field(gt=0, le=0.99)] | None = None
+    """end the run once student and teacher agree, with 95% confidence, on this share of the queries that are then held
+    back from training; none: spend the whole budget"""
     device: Basic[Device] = "auto"
     """auto, cpu, cuda or cuda:N"""
     precision: Literal["fp32", "bf16"] = "fp32"

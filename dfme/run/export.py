@@ -27,8 +27,8 @@ def export(student: Path, form: Literal["onnx", "pt2"], out: Path) -> dict[str, 
         UserError: for no student, a package that is missing, or a file that exists already.
         DfmeError: for a network that cannot be exported, or that answers something else then.
     """
-    if out.exists():
-        raise UserError(f"--out: {str(out)!r} exists; choose another --out")
+    if out.exists() or not out.absolute().parent.is_dir():
+        raise UserError(f"--out: expected a new file in a folder that exists, got {str(out)!r}")
     if form == "onnx":
         _require("onnx", "onnxscript")
     net = load_student(student)

@@ -64,7 +64,7 @@ def test_a_student_comes_back_as_a_teacher(form: str, weights: Path, capsys: pyt
         with torch.no_grad():
             assert torch.allclose(teacher(x), student(x), atol=1e-5)
     assert run(f"export --student {weights} --format {form}") == 2
-    assert f"--out: '{path}' exists; choose another --out" in one_line(capsys)
+    assert f"--out: expected a new file in a folder that exists, got '{path}'" in one_line(capsys)
 
 
 @pytest.mark.integration
@@ -107,8 +107,12 @@ def test_a_missing_package_is_named(
         ("--student weights.pt --format pt2", "weights.pt: expected the student.safetensors of a run, but it is not"),
         ("--student weights.pt --format tflite", "--format: expected one of onnx, pt2, got 'tflite'"),
         ("", "--student: missing; expected a run directory"),
+        (
+            "--student run --format pt2 --out no/x.pt2",
+            "--out: expected a new file in a folder that exists, got 'no/x.pt2'",
+        ),
     ],
 )
-def test_what_cannot_be_exported(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_exported(weights: Path, words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"export {words}") == 2
     assert says in one_line(capsys)
