@@ -125,10 +125,11 @@ class Teacher(Protocol):
 
     ``__call__`` takes (B, C, H, W) float32 images within ``spec.bounds`` and answers scores (B, K), float, or
     labels (B,), int64, as ``label_mode`` says. Mean/std normalisation is the teacher's own business.
-    Optional attributes are honoured: ``max_batch`` (the most images in one call; None: any number), ``device``
-    (where it wants its images; absent: the CPU), ``wire`` (how a service wants to be asked: ``RequestPolicy``),
-    and ``ask(images, key)`` in place of the call, with a key that is the same for every attempt at one request.
-    To be charged rightly it raises ``dfme.errors.Refused`` or ``Unanswered``.
+    Optional attributes are honoured: ``max_batch`` (the most images in one call; None: any number),
+    ``device`` (where it wants its images; absent: the CPU), ``class_names`` (in the order of its classes), ``wire``
+    (how a service wants to be asked: ``RequestPolicy``), and ``ask(images, key)`` in place of the call, with a key that
+    is the same for every attempt at one request. To be charged rightly it raises ``dfme.errors.Refused`` or
+    ``Unanswered``.
     """
 
     spec: ImageSpec

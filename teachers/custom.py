@@ -39,6 +39,8 @@ class CustomTeacher:
         self.num_classes = num_classes
         self.label_mode = label_mode
         self.max_batch = max_batch
+        names = getattr(call, "class_names", None)
+        self.class_names = tuple(names) if isinstance(names, list | tuple) else None
         device = getattr(call, "device", None)
         if device is None and isinstance(call, nn.Module):
             device = next((parameter.device for parameter in call.parameters()), None)

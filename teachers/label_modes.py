@@ -57,6 +57,7 @@ class Wrapper:
         self.num_classes = teacher.num_classes
         self.label_mode = teacher.label_mode
         self.max_batch: int | None = getattr(teacher, "max_batch", None)
+        self.class_names: tuple[str, ...] | None = getattr(teacher, "class_names", None)
         self.device: torch.device = getattr(teacher, "device", torch.device("cpu"))
         self.wire: RequestPolicy | None = getattr(teacher, "wire", None)
 

@@ -16,7 +16,10 @@ from dfme.cli.help import command_help, overview
 from dfme.config.messages import did_you_mean
 from dfme.errors import DfmeError, UserError
 
-VERBS = ("extract", "compare", "retrain", "train-teacher", "evaluate", "check", "serve", "report", "gradients", "bench")
+VERBS = (
+    *("extract", "compare", "retrain", "train-teacher", "evaluate", "export", "check", "serve", "report", "gradients"),
+    "bench",
+)
 """The commands; extract is meant when none is named."""
 
 MAX_SAID = 10_000

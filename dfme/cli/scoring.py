@@ -11,6 +11,7 @@ from dfme.config.settings import Job
 from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
+from dfme.report.summary_file import NO_LABELS
 from dfme.run.build import build_examination, build_teacher
 from dfme.run.evaluation import EvaluationSet, evaluation_images
 from dfme.run.student_file import load_student
@@ -32,15 +33,17 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
         taken, asked = (_facts(each) for each in (net, teacher))
         raise UserError(f"--student {student}: it is for {taken}, but the teacher takes {asked}")
     ledger = Ledger(budget=1)  # the evaluation uses nothing of it
-    data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes)
+    names = getattr(teacher, "class_names", None)
+    hear = tell or (lambda line: None)
+    data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names, tell=hear)
     examination = build_examination(data, Oracle(teacher, ledger, tell=tell), device)
     assert isinstance(examination, EvaluationSet), "without an evaluation set there is no job"
     examination.prepare()
     return {
         "student": str(student),
         "evaluation set": f"{examination.name}, {len(examination)} images",
-        "teacher accuracy": examination.teacher_accuracy or 0.0,
-        **examination.score(net.to(device)),
+        **({} if examination.labels is not None else dict.fromkeys(("teacher accuracy", "accuracy"), NO_LABELS)),
+        **{name.replace("_", " "): value for name, value in examination.score(net.to(device)).items()},
         "evaluation queries": str(ledger.evaluation_queries),
     }
 

@@ -66,7 +66,7 @@ class TeacherConfig:
     num_classes: Basic[Classes | None] = None
     """number of classes, 2 of a binary model with one output; inferred where it can be"""
     label_mode: Basic[LabelModeText | None] = None
-    """logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label; decided by the owner's side"""
+    """logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label (hard labels); decided by the owner's side"""
     bounds: Bounds | None = None
     """lowest and highest pixel value the API takes"""
     levels: Basic[Levels | None] = None
@@ -107,7 +107,7 @@ class StudentConfig:
     """sgd or adam"""
     loss: Literal["auto", "l1", "kl", "cross_entropy"] = "auto"
     """distance to the teacher, which a trained generator maximises: l1 (on recovered logits; a rounded zero is an upper
-    bound), kl, cross_entropy (on labels), or auto (l1 for soft answers, kl for top_k, cross_entropy for labels); for
+    bound), kl, cross_entropy (on hard labels), or auto (l1 for soft labels, kl for top_k, cross_entropy for hard); for
     l1 and kl, top_k's unrevealed mass is spread evenly"""
     lr: Basic[Positive] = 0.1
     """learning rate at the start"""
@@ -120,14 +120,14 @@ class StudentConfig:
     the same for any number"""
     steps: Basic[Natural] = 0
     """optimiser steps of each student over the whole run, spread evenly over the budget: fresh batches first, then paid
-    ones again; 0: one step a fresh batch and replay_steps"""
+    ones again (replay); 0: one step a fresh batch and replay_steps"""
     final_share: Share = 0.0
     """share of steps that is taken once the budget has run out, on everything held"""
     rounds: Rounds = ()
     """shares of the budget, up to 1, at which the students take equal parts of their steps on everything paid for, each
     by a schedule of its own, and none in between; empty: steps are spread over the budget"""
     shrink: Share = 0.4
-    """what is left of the students' weights as a round begins; the rest is that of fresh ones"""
+    """shrink-and-perturb: what is left of the students' weights as a round begins; the rest is that of fresh ones"""
     replay_steps: Basic[Natural] = 0
     """steps on already paid answers after each fresh batch; 0 is the papers' own recipe"""
     replay_batch: Count = 256
@@ -139,9 +139,9 @@ class StudentConfig:
     augment: Literal["none", "flip", "shift", "both"] = "none"
     """of paid images that are replayed, with the same answer: none, flip, shift (by a pixel) or both"""
     average: ShareBelowOne = 0.0
-    """decay of the moving average of weights that is delivered; 0 delivers the last weights"""
+    """decay of the exponential moving average (EMA) of the weights, which is delivered; 0 delivers the last weights"""
     average_every: Count = 1
-    """student steps between two updates of the average"""
+    """student steps between two updates of the EMA"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -149,8 +149,8 @@ class QueriesConfig:
     """Which images are paid for with the student, of methods that draw them: from what, and which of them."""
 
     programs: tuple[str, ...] = ("leaves",)
-    """what procedural images are drawn by, evenly: leaves, strokes, noise, gradients, generators; a name that stands
-    twice counts twice"""
+    """what procedural images are drawn by, evenly: leaves (dead leaves), strokes, noise (1/f), gradients, generators; a
+    name that stands twice counts twice"""
     procedural: Share = 0.0
     """share of every batch that a program draws in place of the generator"""
     base: Literal["none", "procedural"] = "none"
@@ -208,7 +208,9 @@ class EvaluationConfig:
     """What the student is scored on. The teacher's answers on it are asked once, recorded and not charged."""
 
     dataset: Basic[str] = "none"
-    """digits, shapes, mnist, fashion_mnist, cifar10, cifar100, svhn, a FOLDER of class folders, or none"""
+    """digits, shapes, mnist, fashion_mnist, cifar10, cifar100, svhn, a FOLDER of images, an .npz file, or none"""
+    classes: tuple[str, ...] | str | None = None
+    """the class names in the teacher's order, or a text file with one a line; none: as the teacher announces them"""
     root: str = "datasets"
     """where torchvision's data sets lie"""
     download: bool = False
@@ -253,6 +255,9 @@ class ExtractConfig:
     """run directory; by default a free name under runs/"""
     resume: Basic[bool] = False
     """go on with the run in --out"""
+    until_agreement: Annotated[float, Field(gt=0, le=0.99)] | None = None
+    """end the run once student and teacher agree, with 95% confidence, on this share of the queries that are then held
+    back from training; none: spend the whole budget"""
     device: Basic[Device] = "auto"
     """auto, cpu, cuda or cuda:N"""
     precision: Literal["fp32", "bf16"] = "fp32"

@@ -1,4 +1,4 @@
-"""Labelled images by name or folder, to score students on and to train teachers with. Nothing heavy loads here."""
+"""Images by name or folder, to score students on and to train teachers with. Nothing heavy loads here."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dfme.data.images import DatasetRequest, LabelledImages, Split
+from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet, Split
 from dfme.errors import UserError
 from dfme.spec import Shape
 
-__all__ = ["DATASETS", "LabelledImages", "check_dataset", "load_dataset"]
+__all__ = ["DATASETS", "ImageSet", "check_dataset", "load_dataset"]
 
 # name -> "module:loader"; a loader takes a DatasetRequest. Any other name is that of a folder or an .npz file.
 DATASETS: dict[str, str] = {
@@ -43,17 +43,19 @@ def check_dataset(
             check_files(name, root, download_flag)
         return
     path = Path(os.path.expanduser(name))
+    if name.startswith(HANDED_OVER):
+        return  # whoever handed them over has them
     if (name and os.path.isdir(path)) or (path.suffix == ".npz" and os.path.isfile(path)):
         return
     if os.path.isfile(path):
-        raise UserError(f"data set {name}: expected a folder of class folders or an .npz file, got another file")
+        raise UserError(f"data set {name}: expected a folder of images or an .npz file, got another file")
     if len(path.parts) > 1 or path.suffix == ".npz":
         raise UserError(f"data set {name}: no such folder or file (looked in {Path.cwd()})")
     near = difflib.get_close_matches(name, DATASETS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UserError(
-        f"data set: unknown name {name!r}; {hint}Expected {', '.join(DATASETS)}, a folder of class folders, "
-        "or an .npz file of images and labels"
+        f"data set: unknown name {name!r}; {hint}Expected {', '.join(DATASETS)}, a folder of images (one folder per "
+        "class), or an .npz file of images and labels"
     )
 
 
@@ -65,16 +67,19 @@ def load_dataset(
     root: str = "datasets",
     download: bool = False,
     download_flag: str = DOWNLOAD_FLAG,
-) -> LabelledImages:
-    """One part of a data set. ``shape`` (C, H, W) is what the images must have.
+    handed_over: ImageSet | None = None,
+) -> ImageSet:
+    """One part of a data set, or what was handed over in its place. ``shape`` (C, H, W) is what the images must have.
 
     ``shapes`` is generated at that size and a folder's images are resized to it; for any other set whose own
     size differs this raises a UserError that names both, as it does where files are missing or unreadable.
     """
     check_dataset(name, root, download=download, download_flag=download_flag)
+    if name.startswith(HANDED_OVER) and handed_over is None:
+        raise UserError("these images were handed over in Python: hand them over again, or name a data set")
     module, function = DATASETS.get(name, FROM_DISK).split(":")
-    loader: Callable[[DatasetRequest], LabelledImages] = getattr(importlib.import_module(module), function)
-    images = loader(DatasetRequest(name, split, shape, root, download, download_flag))
+    loader: Callable[[DatasetRequest], ImageSet] = getattr(importlib.import_module(module), function)
+    images = handed_over or loader(DatasetRequest(name, split, shape, root, download, download_flag))
     if shape is not None and images.shape != tuple(shape):
         found, wanted = ("x".join(map(str, sizes)) for sizes in (images.shape, shape))
         raise UserError(f"data set {name}: its images are {found}, but {wanted} was asked for")

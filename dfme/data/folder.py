@@ -1,7 +1,9 @@
-"""Labelled images of one's own: a folder with one folder of pictures per class, or an .npz file of arrays."""
+"""Images of one's own, labelled or not: a folder of pictures, an .npz file of arrays, or tensors."""
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dfme.data.images import DatasetRequest, LabelledImages
+from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet
 from dfme.errors import UserError
 from dfme.files import read_npz
 from dfme.spec import Shape
@@ -24,9 +26,10 @@ MAX_BYTES = 1 << 36
 """Bytes of all arrays in an .npz file together."""
 
 
-def load(request: DatasetRequest) -> LabelledImages:
-    """One part of a folder or an .npz file.
+def load(request: DatasetRequest) -> ImageSet:
+    """One part of a folder or an .npz file, its test part with labels or without.
 
+    A folder of two folders or more has one per class; pictures that lie in it, or below a lone folder, have no labels.
     Where a folder holds ``train`` and ``test``, or a file ``train_images`` and so on, each part is its own.
     Otherwise all images are the test part, and there is nothing to train with. Classes are numbered in the
     order of their folders' names. A folder's images are resized (bilinear) to the shape asked for, or to the
@@ -55,7 +58,7 @@ def read_images(path: Path, shape: Shape) -> Tensor:
         if not found:
             names = ", ".join(arrays) or "none"
             raise UserError(f"data set {path}: expected an array train_images or images, got {names}")
-        return _image_tensor(found[0], path)
+        return _image_tensor(found[0], f"data set {path}")
     both = all((path / part).is_dir() for part in ("train", "test"))
     folder = path / "train" if both else path
     files = _pictures(folder)
@@ -67,7 +70,7 @@ def read_images(path: Path, shape: Shape) -> Tensor:
     return torch.from_numpy(images)
 
 
-def _from_folder(path: Path, request: DatasetRequest) -> LabelledImages:
+def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
     folder, parts = path, [path / "train", path / "test"]
     if all(part.is_dir() for part in parts):
         folder = path / request.split
@@ -79,14 +82,17 @@ def _from_folder(path: Path, request: DatasetRequest) -> LabelledImages:
     inside = [entry for part in parts for entry in part.iterdir()]
     classes = sorted({entry.name for entry in inside if entry.is_dir() and not entry.name.startswith(".")})
     files = [(file, label) for label, name in enumerate(classes) for file in _pictures(folder / name)]
+    if request.split == "test" and (len(classes) < 2 or not files):
+        hidden = {file for entry in folder.glob(".*/") for file in _pictures(entry)}
+        classes, files = [], [(file, -1) for file in _pictures(folder) if file not in hidden]
     if not files:
-        kinds = ", ".join(sorted(SUFFIXES))
-        raise UserError(f"data set {folder}: expected one folder of images ({kinds}) per class, found no image")
+        wanted = f"expected images ({', '.join(sorted(SUFFIXES))}), labelled ones in one folder per class"
+        raise UserError(f"data set {folder}: {wanted}, found none")
     first = _opened(files[0][0])
     shape = request.shape or (1 if first.mode in ("1", "L", "I;16") else 3, first.height, first.width)
     images = np.stack([_picture(file, shape) for file, _ in files])
-    labels = torch.tensor([label for _, label in files])
-    return LabelledImages(path.name, torch.from_numpy(images), labels, tuple(classes))
+    labels = torch.tensor([label for _, label in files]) if classes else None
+    return ImageSet(path.name, torch.from_numpy(images), labels, tuple(classes))
 
 
 def _pictures(folder: Path) -> list[Path]:
@@ -119,20 +125,45 @@ def _opened(file: Path) -> Any:
     return image
 
 
-def _from_arrays(path: Path, request: DatasetRequest) -> LabelledImages:
+def _from_arrays(path: Path, request: DatasetRequest) -> ImageSet:
     arrays = _arrays(path)
     prefix = f"{request.split}_" if f"{request.split}_images" in arrays else ""
-    if f"{prefix}images" not in arrays or f"{prefix}labels" not in arrays or (not prefix and request.split == "train"):
+    images, labels = arrays.get(f"{prefix}images"), arrays.get(f"{prefix}labels")
+    if images is None or (request.split == "train" and (not prefix or labels is None)):
         wanted = "expected arrays images and labels (or train_images, train_labels, test_images and test_labels)"
         raise UserError(f"data set {path}: {wanted}, got {', '.join(arrays) or 'none'}")
-    images = _image_tensor(arrays[f"{prefix}images"], path)
-    labels = arrays[f"{prefix}labels"]
+    return _image_set(path.stem, images, labels, f"data set {path}")
+
+
+def handed_over(images: Any, labels: Any = None) -> ImageSet:
+    """Images as a Python program has them, with labels or without: tensors or arrays, as those of an .npz file are.
+
+    Its name has a digest of both. UserError for anything else.
+    """
+    try:
+        plain = (part.detach().cpu() if isinstance(part, Tensor) else part for part in (images, labels))
+        pixels, numbers = (None if part is None else np.asarray(part) for part in plain)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"evaluation: expected tensors or arrays of images and labels: {error}") from error
+    if pixels is None:
+        raise UserError("evaluation: expected images, got none")
+    data = _image_set("tensors", pixels, numbers, "evaluation")
+    digest = hashlib.sha256(repr((data.images.dtype, data.images.shape, data.labels is None)).encode())
+    for part in (data.images, data.labels):
+        digest.update(b"" if part is None else part.numpy().tobytes())
+    return replace(data, name=f"{HANDED_OVER}{digest.hexdigest()[:16]}")
+
+
+def _image_set(name: str, pixels: NDArray[Any], labels: NDArray[Any] | None, where: str) -> ImageSet:
+    """Images and, if there are any, labels, which are mere numbers; ``where`` they are from, for a message."""
+    images = _image_tensor(pixels, where)
+    if labels is None:
+        return ImageSet(name, images)
     if labels.shape != (len(images),) or labels.dtype.kind not in "iu" or not len(labels) or labels.min() < 0:
         raise UserError(
-            f"data set {path}: expected {len(images)} labels, whole numbers from 0, got {labels.dtype} {labels.shape}"
+            f"{where}: expected {len(images)} labels, whole numbers from 0, got {labels.dtype} {labels.shape}"
         )
-    classes = tuple(str(number) for number in range(int(labels.max()) + 1))
-    return LabelledImages(path.stem, images, torch.from_numpy(labels.astype(np.int64)), classes)
+    return ImageSet(name, images, torch.from_numpy(labels.astype(np.int64)))
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -142,19 +173,19 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
         raise UserError(f"data set {path}: cannot be read as .npz: {error}") from error
 
 
-def _image_tensor(pixels: NDArray[Any], path: Path) -> Tensor:
-    """Pixels (N, H, W), (N, H, W, C) or (N, C, H, W), with C of 1 or 3, as (N, C, H, W)."""
+def _image_tensor(pixels: NDArray[Any], where: str) -> Tensor:
+    """Pixels (N, H, W), (N, H, W, C) with C of 1 or 3, or (N, C, H, W), as (N, C, H, W)."""
     if pixels.ndim == 3:
         pixels = pixels[:, None]
     elif pixels.ndim == 4 and pixels.shape[3] in (1, 3):
         pixels = pixels.transpose(0, 3, 1, 2)
     floating = pixels.dtype.kind == "f"
-    if pixels.ndim != 4 or pixels.shape[1] not in (1, 3) or not (floating or pixels.dtype == np.uint8):
+    if pixels.ndim != 4 or not pixels.size or not (floating or pixels.dtype == np.uint8):
         raise UserError(
-            f"data set {path}: expected images (N, H, W), (N, H, W, C) or (N, C, H, W), with 1 or 3 channels, uint8 or "
+            f"{where}: expected images (N, H, W), (N, H, W, C) with 1 or 3 channels, or (N, C, H, W), uint8 or "
             f"floating-point, got {pixels.dtype} {pixels.shape}"
         )
-    if floating and not (pixels.size and pixels.min() >= 0 and pixels.max() <= 1):
-        raise UserError(f"data set {path}: expected floating-point pixels within 0 and 1, or uint8")
+    if floating and not (pixels.min() >= 0 and pixels.max() <= 1):
+        raise UserError(f"{where}: expected floating-point pixels within 0 and 1, or uint8")
     kept = pixels.astype(np.float32) if floating else pixels
     return torch.from_numpy(np.ascontiguousarray(kept))

@@ -1,16 +1,20 @@
-"""What a data set is to the rest of the project: images, labels and the classes' names."""
+"""What a data set is to the rest of the project: images and, where they are known, labels and the classes' names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from dfme.errors import UserError
 from dfme.spec import Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Split = Literal["train", "test"]
+
+HANDED_OVER = "tensors:"
+"""What the name of images begins with that were handed over in Python; their digest follows."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +33,35 @@ class DatasetRequest:
 
 
 @dataclass(frozen=True)
-class LabelledImages:
-    """Images (N, C, H, W), uint8 or float32 within [0, 1], with labels (N,) int64 into ``class_names``."""
+class ImageSet:
+    """Images (N, C, H, W), uint8 or float32 within [0, 1]; ``labels`` (N,) int64, None where nobody knows them.
+
+    ``class_names`` are in the order of the labels; none where labels are mere numbers.
+    """
 
     name: str
     images: Tensor
-    labels: Tensor
-    class_names: tuple[str, ...]
+    labels: Tensor | None = None
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.images.ndim == 4, f"images must be (N, C, H, W), got {tuple(self.images.shape)}"
-        assert len(self.images) == len(self.labels), f"{len(self.images)} images, {len(self.labels)} labels"
+        assert self.labels is None or len(self) == len(self.labels), f"{len(self)} images, {len(self.labels)} labels"
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.images)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the labels are of, as far as they tell; 0 without labels."""
+        return len(self.class_names) or (0 if self.labels is None else int(self.labels.max()) + 1)
+
+    @property
+    def required_labels(self) -> Tensor:
+        """The labels; UserError where there are none."""
+        if self.labels is None:
+            raise UserError(f"data set {self.name}: expected a label for each image, found none")
+        return self.labels
 
     @property
     def shape(self) -> Shape:
@@ -57,9 +76,10 @@ class LabelledImages:
             return images_BCHW.float()
         return images_BCHW.float().div_(255)
 
-    def subset(self, limit: int) -> LabelledImages:
+    def subset(self, limit: int) -> ImageSet:
         """``limit`` images spread evenly over the set, so that one sorted by class keeps all; 0 keeps every image."""
         if not 0 < limit < len(self):
             return self
         picked = [index * len(self) // limit for index in range(limit)]
-        return replace(self, images=self.images[picked], labels=self.labels[picked])
+        labels = None if self.labels is None else self.labels[picked]
+        return replace(self, images=self.images[picked], labels=labels)

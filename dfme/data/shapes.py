@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dfme.data.images import DatasetRequest, LabelledImages
+from dfme.data.images import DatasetRequest, ImageSet
 from dfme.errors import UserError
 
 SUBPIXELS = 4  # per side: an edge takes 17 values of coverage
@@ -67,20 +67,20 @@ OUTLINES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def load(request: DatasetRequest) -> LabelledImages:
+def load(request: DatasetRequest) -> ImageSet:
     """The default difficulty at the size asked for: 20,000 images to train with, 2,000 others held out."""
     count, seed = (20_000, 0) if request.split == "train" else (2_000, 1)
     return generate(ShapesConfig(shape=request.shape or ShapesConfig.shape, count=count, seed=seed))
 
 
-def generate(config: ShapesConfig) -> LabelledImages:
+def generate(config: ShapesConfig) -> ImageSet:
     """``config.count`` images (N, C, H, W) as uint8, each class as often as the others, in random order."""
     rng = torch.Generator().manual_seed(config.seed)
     labels = torch.arange(config.count).remainder(len(OUTLINES))[torch.randperm(config.count, generator=rng)]
     _, height, width = config.shape
     chunk = max(1, CHUNK // (height * width * SUBPIXELS**2))
     parts = [_paint(_coverage(part, config, rng), config, rng) for part in labels.split(chunk)]
-    return LabelledImages("shapes", torch.cat(parts), labels, tuple(OUTLINES))
+    return ImageSet("shapes", torch.cat(parts), labels, tuple(OUTLINES))
 
 
 def _coverage(labels: Tensor, config: ShapesConfig, rng: torch.Generator) -> Tensor:

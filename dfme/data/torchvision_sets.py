@@ -6,7 +6,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dfme.data.images import DatasetRequest, LabelledImages
+from dfme.data.images import DatasetRequest, ImageSet
 from dfme.errors import UserError
 
 IDX_FILES = tuple(f"raw/{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
@@ -44,7 +44,7 @@ def check_files(name: str, root: str, download_flag: str) -> None:
         )
 
 
-def load(request: DatasetRequest) -> LabelledImages:
+def load(request: DatasetRequest) -> ImageSet:
     """Read one part, its pixels kept as uint8; fetch it first only if the request says so."""
     import torch
 
@@ -55,7 +55,7 @@ def load(request: DatasetRequest) -> LabelledImages:
     else:
         images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)
         labels, class_names = dataset.targets, tuple(dataset.classes)
-    return LabelledImages(request.name, images.contiguous(), torch.as_tensor(labels).long(), class_names)
+    return ImageSet(request.name, images.contiguous(), torch.as_tensor(labels).long(), class_names)
 
 
 def _read(request: DatasetRequest, root: Path) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from dfme.report.notes import Notes
+from dfme.report.summary_file import ended_early, without_labels
 from dfme.report.terminal import StatusLine, columns, fitted, wrapped
 
 LINE_SHARE = 0.05  # of the budget between two plain lines ...
@@ -168,11 +169,12 @@ def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = No
         ("budget", f"{summary['budget']:,} queries"),
         ("spent", _spent(summary)),
         *_service(summary),
-        ("teacher accuracy", _share(summary.get("teacher_accuracy"))),
-        ("student accuracy", _share(summary.get("accuracy"))),
+        ("teacher accuracy", _share(summary.get("teacher_accuracy"), without_labels(summary))),
+        ("student accuracy", _share(summary.get("accuracy"), without_labels(summary))),
         ("agreement", _agreement(summary)),
         ("time", f"{summary['wall_seconds']:,.1f} s ({summary['queries_per_second'] or 0:,.0f} queries/s)"),
     ]
+    rows += [("ended by", ended)] if (ended := ended_early(summary)) else []
     rows += [(label, str(run_dir / name)) for label, name in OUTPUTS.items() if (run_dir / name).exists()]
     width = max(len(label) for label, _ in rows)
     return "\n".join(wrapped(f"{label:<{width}}  {value}", across, " " * (width + 2)) for label, value in rows)
@@ -201,8 +203,8 @@ def _service(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _share(value: float | None) -> str:
-    return "unknown: no evaluation set" if value is None else f"{value:.2%}"
+def _share(value: float | None, unknown: str | None) -> str:
+    return unknown or "unknown: no evaluation set" if value is None else f"{value:.2%}"
 
 
 def _agreement(summary: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from dfme.report.facts import (
 )
 from dfme.report.metrics import METRICS
 from dfme.report.run_files import RunFiles
+from dfme.report.summary_file import ended_early, without_labels
 
 PICTURES = (
     ("curve.png", "Agreement and accuracy against the queries spent; the band is the agreement's 95% interval."),
@@ -74,8 +75,9 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("Method", _text(told.get("method", (run.config.get("method") or {}).get("name")))),
         ("Budget", _text(told.get("budget", run.ledger.budget or None), "{:,} queries")),
         ("Spent", f"{run.ledger.spent:,} queries in {run.ledger.requests:,} requests"),
-        ("Teacher's accuracy", with_interval(run.teacher_accuracy, images)),
-        ("Student's accuracy", with_interval(final(run, "accuracy"), images)),
+        ("Ended by", ended_early(told)),
+        ("Teacher's accuracy", with_interval(run.teacher_accuracy, images) or without_labels(told)),
+        ("Student's accuracy", with_interval(final(run, "accuracy"), images) or without_labels(told)),
         ("Agreement", with_interval(final(run, "agreement"), images)),
         ("KL divergence from the teacher", _text(final(run, "kl"), "{:.4f} nats")),
         ("Form of the answers", _text(told.get("label_mode"))),

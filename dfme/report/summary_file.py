@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,10 @@ FORMS: dict[str, FieldCheck] = {
     "teacher": _has(kind=_is_text, num_classes=is_count),
     "spent_by_purpose": _is_count_each,
     "evaluation": _has(name=_is_text, images=is_count, held_back=lambda value: isinstance(value, bool)),
+    "ended_by": _or_none(_is_text),
+    "held_back": _or_none(
+        _has(**dict.fromkeys(("goal", "agreement", "at_least", "one_class"), _is_share), images=is_count)
+    ),
     "estimator": _or_none(
         _has(
             **dict.fromkeys(("kind", "form", "direction", "space", "objective"), _is_text),
@@ -65,6 +69,24 @@ FORMS: dict[str, FieldCheck] = {
     ),
 }
 """What each entry is, where there is one; those of earlier versions lack some."""
+
+NO_LABELS = "not known: the evaluation images have no labels"
+"""What is said of an accuracy, then."""
+
+
+def without_labels(summary: Mapping[str, Any]) -> str | None:
+    """``NO_LABELS`` of a run whose evaluation images have none."""
+    held_back = (summary.get("evaluation") or {}).get("held_back")
+    return NO_LABELS if summary.get("accuracy") is None and held_back is False else None
+
+
+def ended_early(summary: Mapping[str, Any]) -> str | None:
+    """How --until-agreement ended the run, if it did."""
+    seen = summary.get("held_back")
+    if summary.get("ended_by") != "until_agreement" or seen is None:
+        return None
+    of = f"{seen['images']:,} held-back queries (95% interval from {seen['at_least']:.1%})"
+    return f"--until-agreement {seen['goal']:g}: agreement on {seen['agreement']:.1%} of {of}"
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:

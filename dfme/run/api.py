@@ -30,6 +30,7 @@ from dfme.run.checks import check
 from dfme.spec import LabelMode
 
 if TYPE_CHECKING:
+    from dfme.data import ImageSet
     from dfme.methods.base import Method
     from dfme.run.run import Result
 
@@ -65,11 +66,12 @@ def extract(
     estimator: EstimatorConfig | Mapping[str, Any] | None = None,
     queries: QueriesConfig | Mapping[str, Any] | None = None,
     student: StudentConfig | Mapping[str, Any] | Callable[..., Any] | None = None,
-    evaluation: EvaluationConfig | Mapping[str, Any] | str | None = None,
+    evaluation: EvaluationConfig | Mapping[str, Any] | str | Any = None,
     schedule: ScheduleConfig | Mapping[str, Any] | None = None,
     wandb: WandbConfig | Mapping[str, Any] | None = None,
     device: str = "auto",
     precision: Literal["fp32", "bf16"] = "fp32",
+    until_agreement: float | None = None,
     resume: bool = False,
     progress: bool = False,
     callback: Callable[[int, dict[str, float]], object] | None = None,
@@ -78,11 +80,13 @@ def extract(
 
     Images reach it as float32 (B, C, H, W) within ``bounds``; it answers scores (B, K) or labels (B,), as
     tensors, arrays or lists. ``shape`` and ``num_classes`` may stand on the teacher as attributes instead.
-    ``evaluation`` is the name of a data set, or its configuration. ``method`` may be a class of one's own, ``student``
-    (or its ``arch``) and ``method_options["generator"]`` a torch module, of which a copy is trained, or what makes one
-    (docs/extending.md). ``callback(queries, metrics)`` hears every line of metrics.jsonl; where it returns True the run
-    stops, where it raises too, and all that is paid is kept: call again with ``resume=True`` to go on. The result has
-    the ``student`` (a torch module), the ``summary`` (that of summary.json), the ``metrics`` and the ``run_dir``.
+    ``evaluation`` is the name of a data set, its configuration, or images (N, C, H, W), uint8 or within 0 and 1, alone
+    or as a tuple (images, labels); {"images": ..., "labels": ...} leaves room for the configuration. ``method`` may be
+    a class of one's own, ``student`` (or its ``arch``) and ``method_options["generator"]`` a torch module, of which a
+    copy is trained, or what makes one (docs/extending.md). ``callback(queries, metrics)`` hears every line of
+    metrics.jsonl; where it returns True the run stops, where it raises too, and all that is paid is kept: call again
+    with ``resume=True`` to go on. The result has the ``student`` (a torch module), the ``summary`` (that of
+    summary.json), the ``metrics`` and the ``run_dir``.
 
     Raises:
         UserError: before the first query, naming every option that cannot work.
@@ -90,15 +94,17 @@ def extract(
     """
     name, described, own = _name_of_method(method), _mapping(student, "arch"), _mapping(method_options)
     nets = {**_handed_over(described, "arch", "student.arch"), **_handed_over(own, "generator", "method.generator")}
+    examined, handed_over = _evaluation(evaluation)
     settings = {
         "budget": budget,
         "seed": seed,
         "out": None if out is None else str(out),
         "resume": resume,
+        "until_agreement": until_agreement,
         "device": device,
         "precision": precision,
         "student": described,
-        "evaluation": {"dataset": evaluation} if isinstance(evaluation, str) else _mapping(evaluation),
+        "evaluation": examined,
         "schedule": _mapping(schedule),
         "wandb": {**wandb_environment(), **_mapping(wandb)},
     }
@@ -110,7 +116,7 @@ def extract(
     job = _job(name, settings, stated, own, {"estimator": estimator, "queries": queries}, nets)
     from dfme.run.build import run_job
 
-    return run_job(job, teacher=teacher, resume=resume, console=progress, callback=callback)
+    return run_job(job, teacher=teacher, resume=resume, console=progress, callback=callback, evaluation=handed_over)
 
 
 def _name_of_method(method: object) -> str:
@@ -130,6 +136,23 @@ def _handed_over(options: dict[str, Any], name: str, key: str) -> dict[str, Any]
         return {}
     options[name] = name_of(made)
     return {key: made}
+
+
+def _evaluation(given: Any) -> tuple[Mapping[str, Any], ImageSet | None]:
+    """The options of an evaluation, and the images that were handed over, if it was images."""
+    if isinstance(given, str):
+        return {"dataset": given}, None
+    if given is None or dataclasses.is_dataclass(given) or (isinstance(given, Mapping) and "images" not in given):
+        return _mapping(given), None
+    options = dict(given) if isinstance(given, Mapping) else {}
+    if "dataset" in options:
+        raise UserError("evaluation: expected a dataset or images, got both")
+    from dfme.data.folder import handed_over
+
+    one = (options.pop("images", given), options.pop("labels", None))
+    images, labels = given if isinstance(given, tuple) and len(given) == 2 else one
+    data = handed_over(images, labels)
+    return {**options, "dataset": data.name}, data
 
 
 def _job(

@@ -14,7 +14,7 @@ import torch
 from dfme.compute import DeferredChecks, choose_device, device_name, held_to, within_memory
 from dfme.config.settings import Job
 from dfme.config.yaml_files import dump_yaml, load_yaml
-from dfme.data import LabelledImages
+from dfme.data import ImageSet
 from dfme.errors import TeacherError, UserError
 from dfme.estimators.approximate import CHUNK
 from dfme.estimators.build import make_estimator
@@ -31,6 +31,7 @@ from dfme.run.checkpoint import fitting, load_checkpoint
 from dfme.run.components import build_components, build_method, build_nets, needed_space, open_pool
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import EvaluationSet, HoldOut, evaluation_images, examination_of
+from dfme.run.goal import Goal
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import differing_keys, document, resume_command
 from dfme.run.loop import Progress
@@ -50,18 +51,21 @@ def run_job(
     resume: bool = False,
     console: bool = True,
     callback: Callback | None = None,
+    evaluation: ImageSet | None = None,
 ) -> Result:
     """Run a job to the end of its budget, or to the first interruption, and deliver its student.
 
-    ``teacher`` takes the place of the one the job describes: any callable from images to answers. Whatever is
-    wrong with the job raises UserError before the first query. A finished run that is resumed without a larger
-    budget gives its result again. Global random state is as it was afterwards.
+    ``teacher`` takes the place of the one the job describes: any callable from images to answers; ``evaluation`` that
+    of its evaluation set. Whatever is wrong with the job raises UserError before the first query. A finished run that
+    is resumed without a larger budget gives its result again. Global random state is as it was afterwards.
     """
     if resume and (result := finished_result(job)) is not None:
-        shown, budget = Console(result.summary["budget"], quiet=not console), result.summary["budget"]
+        shown, spent = Console(result.summary["budget"], quiet=not console), result.summary["spent"]
+        reached = result.summary.get("ended_by") == "until_agreement"
+        how, flag = ("at its goal, after", "--until-agreement") if reached else ("with all of its", "--budget")
         shown.note(
-            f"{result.run_dir}: finished before with all of its {budget:,} queries, nothing was asked now; to go on, "
-            "give a larger --budget"
+            f"{result.run_dir}: finished before {how} {spent:,} queries, nothing was asked now; to go on, give a "
+            f"larger {flag}"
         )
         shown.table(result.summary, result.run_dir)
         return result
@@ -73,7 +77,7 @@ def run_job(
         made = build_teacher(job, teacher, device)
         if teacher is None:
             held.callback(getattr(made, "close", lambda: None))
-        run = open_run(job, made, device, held, resume, console)
+        run = open_run(job, made, device, held, resume, console, evaluation)
         path, run.recorder.callback = run.directory.path, callback
         run.recorder.note(f"running on {device_name(device)}, recorded in {path}")
         # How to go on: no command line knows a teacher that was handed over.
@@ -96,7 +100,13 @@ def finished_result(job: Job) -> Result | None:
     path = Path(job.config.out or "")
     try:
         summary = read_summary(path / "summary.json")
-        if summary is None or int(job.config.budget) > summary["budget"]:
+        if summary is None:
+            return None
+        if summary.get("ended_by") == "until_agreement":
+            goes_on = (job.config.until_agreement or 0.0) > (summary.get("held_back") or {}).get("goal", 1)
+        else:
+            goes_on = int(job.config.budget) > summary["budget"]
+        if goes_on:
             return None
         student = load_student(path, job.nets.get("student.arch"))
     except UserError:
@@ -113,7 +123,15 @@ def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device
     return wrap_callable(teacher, **{name: getattr(job.teacher, name) for name in names})
 
 
-def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, resume: bool, console: bool) -> Run:
+def open_run(
+    job: Job,
+    teacher: Teacher,
+    device: torch.device,
+    held: ExitStack,
+    resume: bool,
+    console: bool,
+    evaluation: ImageSet | None = None,
+) -> Run:
     """Put the parts together; all that can be wrong is found before the run directory is made or touched.
 
     ``held`` closes what is opened: the run directory with its lock, ledger and journal, the recorder.
@@ -135,13 +153,18 @@ def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     _require_answers_fit(job.method, teacher)
     _require_estimator(job, spec)
     make_distance(config.student.loss, teacher.label_mode)
-    data = evaluation_images(config.evaluation, spec, teacher.num_classes)
+    names, said = getattr(teacher, "class_names", None), list[str]()
+    data = evaluation_images(config.evaluation, spec, teacher.num_classes, names, evaluation, said.append)
     pool = open_pool(job, spec)
     nets = build_nets(job, spec, teacher.num_classes, device)
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 
     examination = build_examination(data, oracle, device)
-    hold_out = examination.hold_out if isinstance(examination, HoldOut) else None
+    held_back, goal = examination if isinstance(examination, HoldOut) else None, None
+    if config.until_agreement is not None:
+        held_back = HoldOut(oracle.label_mode, device) if held_back is None else held_back
+        goal = Goal(config.until_agreement, held_back, own=held_back is not examination)
+    hold_out = None if held_back is None else held_back.hold_out
     path = directory.path
     components = build_components(job, nets, oracle, streams, deferred, pool=pool, directory=path, hold_out=hold_out)
     method = build_method(job, components)
@@ -153,9 +176,10 @@ def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     recorder = Recorder.open(path, budget, told, config.wandb, bounds=spec.bounds, resume_at=at, quiet=not console)
     held.enter_context(recorder)
     oracle.report_to(recorder.note)
-    run = Run(
-        job, facts, directory, oracle, method, examination, recorder, streams, deferred, Progress(), device, nets.arch
-    )
+    for line in said:
+        recorder.note(line)
+    parts = directory, oracle, method, examination, recorder, streams, deferred
+    run = Run(job, facts, *parts, Progress(), device, nets.arch, goal)
     if state:
         with fitting(directory.checkpoint):
             run.load_state_dict(state)
@@ -188,7 +212,7 @@ def _require_estimator(job: Job, spec: ImageSpec) -> None:
         require_budget(int(job.config.budget), preflight_images(job.estimator, spec))
 
 
-def build_examination(data: LabelledImages | None, oracle: Oracle, device: torch.device) -> EvaluationSet | HoldOut:
+def build_examination(data: ImageSet | None, oracle: Oracle, device: torch.device) -> EvaluationSet | HoldOut:
     """What the student is scored on: labelled images, or generated ones that are held back."""
     return examination_of(data, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
 

@@ -5,6 +5,7 @@ What one value by itself must be stands at its field. No torch here.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,6 +24,9 @@ from dfme.run.directory import holds_something
 
 POOLS = ("pool", "proxy", "partial_data")
 """Options of methods that name images to read; ``root`` and ``download`` go with them."""
+
+HELD_BACK_EVERY = 20
+"""Of so many batches one is held back from training, where students are scored on paid queries."""
 
 Rule = tuple[object, str, str]
 """Whether something is wrong, with which option, and what is said of it."""
@@ -72,6 +76,8 @@ def method_problems(job: Job) -> Iterator[Problem]:
     """Everything that rules each other out among method, estimator, queries and students."""
     heeded, method = find_method(job.method).sections, job.method_config
     yield from _broken(_student_rules(job))
+    if job.config.until_agreement is not None:
+        yield from _broken(_goal_rules(job, job.config.until_agreement))
     for name, pool in ((name, getattr(method, name, None)) for name in POOLS):
         if pool is not None:
             yield from _caught(f"method.{name}", partial(check_pool, pool, method.root, download=method.download))
@@ -111,6 +117,22 @@ def _student_rules(job: Job) -> list[Rule]:
     ]
 
 
+def _goal_rules(job: Job, share: float) -> list[Rule]:
+    """What keeps a student from showing, before the budget is spent, that it is good enough."""
+    student, batch = job.config.student, job.method_config.batch_size
+    alone = find_method(job.method).keeps and not (student.steps or student.replay_steps)
+    afterwards = student.final_share == 1 or len(student.rounds) == 1
+    needed = math.ceil(share * 3.8415 / (1 - share))  # all of them right, and Wilson's 95% interval begins at ``share``
+    least = HELD_BACK_EVERY * batch * math.ceil(needed / batch)
+    few = f"expected a budget of {least:,} images or more: {needed:,} must be held back, one batch of {batch} in 20"
+    late = "expected students that learn while the budget is spent, but here they learn afterwards"
+    return [
+        (alone, "until_agreement", f"{late}; give --student.replay-steps or --student.steps"),
+        (afterwards, "until_agreement", f"{late}: leave out student.final_share 1, or give several student.rounds"),
+        (int(job.config.budget) < least, "until_agreement", f"{few}; got {int(job.config.budget):,}"),
+    ]
+
+
 def _estimator_rules(job: Job) -> list[Rule]:
     config, step = job.estimator, job.estimator.step
     lattice = config.space == "lattice" and isinstance(step, float) and not (step >= 1 and step % 1 == 0)
@@ -146,6 +168,8 @@ def _queries_rules(job: Job) -> list[Rule]:
 
 def evaluation_problems(config: EvaluationConfig) -> Iterator[Problem]:
     """An unknown or missing evaluation set, or a normalisation that is not one."""
+    if config.classes is not None and config.dataset == "none":
+        yield Problem("evaluation.classes", "expected an evaluation.dataset as well, whose classes they are")
     if config.dataset != "none":
         yield from dataset_problems("evaluation.dataset", config.dataset, config.root, config.download)
     yield from _normalisation_problems("evaluation.", config.mean, config.std, None)

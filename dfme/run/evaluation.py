@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from dfme.compute import evaluating, held_to, ieee_fp32, plain_tensor
 from dfme.config.settings import EvaluationConfig
-from dfme.data import LabelledImages, load_dataset
+from dfme.data import DATASETS, ImageSet, load_dataset
+from dfme.data.class_names import numbered, shown_names
 from dfme.errors import UserError
+from dfme.run.checks import HELD_BACK_EVERY
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import log_probabilities, top_class
 
@@ -58,7 +60,7 @@ def evaluated(examination: EvaluationSet | HoldOut) -> dict[str, Any]:
 
 @dataclass
 class EvaluationSet:
-    """Labelled images with the teacher's answers to them, asked once and not charged.
+    """Images with the teacher's answers to them, asked once and not charged; without labels no accuracy is known.
 
     ``images`` are as the teacher takes them, on the student's device. ``ask`` is called before the first score,
     unless the answers came back with a checkpoint; None: they always do.
@@ -66,7 +68,7 @@ class EvaluationSet:
 
     name: str
     images: Tensor
-    labels: Tensor
+    labels: Tensor | None
     mode: LabelMode
     ask: Callable[[Tensor], Tensor] | None
     answers: Tensor | None = None
@@ -82,23 +84,32 @@ class EvaluationSet:
             self.answers = torch.cat([self.ask(part) for part in self.images.split(EVALUATION_BATCH)])
 
     @property
-    def teacher_accuracy(self) -> float:
+    def teacher_accuracy(self) -> float | None:
         assert self.answers is not None, "prepare() comes first"
+        if self.labels is None:
+            return None
         return (top_class(self.answers) == self.labels).double().mean().item()
 
     def score(self, student: nn.Module) -> dict[str, float]:
-        """``accuracy`` against the labels beside ``teacher_accuracy``; ``agreement`` and ``kl`` with the teacher."""
+        """``agreement`` and ``kl`` with the teacher; where there are labels, ``accuracy`` and ``teacher_accuracy``."""
         assert self.answers is not None, "prepare() comes first"
         scores_NK = scores(student, self.images)
+        followed, of_teacher = compare(scores_NK, self.answers, self.mode), self.teacher_accuracy
+        if self.labels is None or of_teacher is None:
+            return followed
         accuracy = (scores_NK.argmax(dim=1) == self.labels).double().mean().item()
-        followed = compare(scores_NK, self.answers, self.mode)
-        return {"accuracy": accuracy, "teacher_accuracy": self.teacher_accuracy, **followed}
+        return {"accuracy": accuracy, "teacher_accuracy": of_teacher, **followed}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"answers": self.answers}
+        return {"answers": self.answers, "labels": self.labels}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.answers = plain_tensor(state["answers"], "evaluation answers").to(self.images.device)
+        """Take up the answers, and the labels as the teacher's order of classes had made them (not before 0.7.0)."""
+        answers, own = plain_tensor(state["answers"], "evaluation answers"), self.labels
+        if own is not None and len(answers) == len(own):  # else other images are on record, which comes out later
+            labels = held_to(own.cpu(), state.get("labels", own.cpu()), "evaluation labels")
+            self.labels = labels.to(self.images.device)
+        self.answers = answers.to(self.images.device)
 
     @property
     def paid(self) -> list[tuple[Tensor, Tensor]]:
@@ -117,7 +128,9 @@ class HoldOut:
     held_back = True
     teacher_accuracy: float | None = None
 
-    def __init__(self, mode: LabelMode, device: torch.device | str = "cpu", every: int = 20, keep: int = 2_000) -> None:
+    def __init__(
+        self, mode: LabelMode, device: torch.device | str = "cpu", every: int = HELD_BACK_EVERY, keep: int = 2_000
+    ) -> None:
         self._mode, self._device = mode, torch.device(device)
         self._every, self._keep, self._seen = every, keep, 0
         self._images: Tensor | None = None
@@ -159,29 +172,39 @@ class HoldOut:
 
 
 def examination_of(
-    data: LabelledImages | None, mode: LabelMode, device: torch.device, ask: Callable[[Tensor], Tensor] | None
+    data: ImageSet | None, mode: LabelMode, device: torch.device, ask: Callable[[Tensor], Tensor] | None
 ) -> EvaluationSet | HoldOut:
     """What students are scored on: labelled images or, without any, generated ones that are held back."""
     if data is None:
         return HoldOut(mode, device)
-    return EvaluationSet(data.name, data.images.to(device), data.labels.to(device), mode, ask)
+    labels = None if data.labels is None else data.labels.to(device)
+    return EvaluationSet(data.name, data.images.to(device), labels, mode, ask)
 
 
-def evaluation_images(config: EvaluationConfig, spec: ImageSpec, num_classes: int) -> LabelledImages | None:
-    """The evaluation set as the teacher takes it; none without one. UserError if it does not fit the teacher."""
+def evaluation_images(
+    config: EvaluationConfig,
+    spec: ImageSpec,
+    num_classes: int,
+    class_names: Sequence[str] | None = None,
+    handed_over: ImageSet | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> ImageSet | None:
+    """The evaluation set as the teacher takes it; none without one. UserError if it does not fit the teacher.
+
+    ``class_names``: the teacher's, where it announces any. ``tell`` hears what was done to the labels.
+    """
     if config.dataset == "none":
         return None
+    name, root, download = config.dataset, config.root, config.download
     try:
-        data = load_dataset(config.dataset, "test", shape=spec.shape, root=config.root, download=config.download)
+        data = load_dataset(name, "test", shape=spec.shape, root=root, download=download, handed_over=handed_over)
     except UserError as error:
         taken = "x".join(map(str, spec.shape))
         raise UserError(f"--evaluation.dataset: {error} (the teacher takes {taken})") from error
-    data = data.subset(config.limit)
-    if int(data.labels.max()) >= num_classes:
-        raise UserError(
-            f"--evaluation.dataset {config.dataset}: has {len(data.class_names)} classes, but the teacher "
-            f"answers {num_classes}; choose the data set the teacher was made for"
-        )
+    own = data.subset(config.limit)
+    data = numbered(own, num_classes, config.classes, class_names, folder=name not in DATASETS)
+    if config.classes is None and own.labels is not None and not torch.equal(own.labels, data.required_labels):
+        tell(f"evaluation: the classes of {own.name} are put in the teacher's order: {shown_names(data.class_names)}")
     x_NCHW = data.batch(slice(None))
     if config.mean is not None and config.std is not None:
         mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) for values in (config.mean, config.std))

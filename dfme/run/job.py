@@ -95,15 +95,16 @@ def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -
     """
     before, after = (document(job) if isinstance(job, Job) else job for job in (old, new))
     left, right = _decisive(before), _decisive(after)
-    keys = [key for key in {**left, **right} if left.get(key, ...) != right.get(key, ...)]
+    keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]  # None: as before it was there
     first, then = int(before["budget"]), int(after["budget"])
     departs = then != first if left.get("student.steps") else then < first  # planned to its end, it stays
-    return ["budget"] * departs + keys
+    lower = (after.get("until_agreement") or 1.0) < (before.get("until_agreement") or 0.0)
+    return ["budget"] * departs + ["until_agreement"] * lower + keys
 
 
 def _decisive(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        key: value
+        key: (value is not None or None) if key == "until_agreement" else value  # any goal holds back the same queries
         for key, value in flatten(content, ())
         if ADDED.get(key, ...) != value
         and not any(key == skipped or key.startswith(skipped + ".") for skipped in MAY_CHANGE_ON_RESUME)

@@ -16,6 +16,7 @@ from dfme.methods.base import Method, Metrics
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.run.evaluation import Examination, score_all
+from dfme.run.goal import Goal
 
 LOG_SECONDS = 0.5
 """Least time between two logged training steps; reading metrics makes an accelerator wait."""
@@ -102,8 +103,10 @@ def run(
     keep: Callable[[], None],
     stopped: Callable[[], bool],
     price: float | None = None,
+    goal: Goal | None = None,
 ) -> bool:
-    """Spend the whole budget and train to the end; says whether it did, or was ``stopped`` (and kept) on the way.
+    """Spend the whole budget and train to the end, or until ``goal`` is reached; says whether it did, or was
+    ``stopped`` (and kept) on the way.
 
     ``points``: evaluations, evenly spaced over the budget. ``price``: of a thousand images, if they have one. ``keep``
     saves a checkpoint.
@@ -111,7 +114,7 @@ def run(
     ledger, trainer, read = oracle.ledger, method.students, MetricReader()
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
-    while ledger.remaining + trainer.steps_left > 0:
+    while ledger.remaining + trainer.steps_left > 0 and not (goal and goal.reached and ledger.remaining):
         # Take the student steps that are due; else pay for one step of the method, or for what is left of the budget.
         before, training = ledger.spent, trainer.steps_due > 0
         metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, ledger)
@@ -124,6 +127,7 @@ def run(
         if due > done or (training and not trainer.steps_due):
             deferred.verify()
             metrics |= score_all(examination, trainer.delivered, trainer.vote)
+            metrics |= goal.look(trainer.delivered) if goal else {}
             listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
             if method.recent is not None and (done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS):
                 images, answers = (each[:SHEET_IMAGES].cpu().numpy() for each in method.recent)
@@ -147,7 +151,7 @@ def run(
     progress.seconds = time.monotonic() - started
     deferred.verify()
     keep()
-    return ledger.remaining + trainer.steps_left == 0
+    return bool(goal and goal.reached and ledger.remaining) or ledger.remaining + trainer.steps_left == 0
 
 
 def _spend(method: Method, ledger: Ledger) -> Metrics | None:

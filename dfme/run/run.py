@@ -24,9 +24,11 @@ from dfme.run import loop
 from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import EvaluationSet, HoldOut, evaluated, score_all
+from dfme.run.goal import Goal
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
 from dfme.run.student_file import save_student
+from dfme.students.schedule import factor
 from dfme.students.trainer import StudentTrainer
 
 ACCOUNTS = ("budget", "spent", "spent_by_purpose", "evaluation_queries", "requests", "refused", "failed", "lost")
@@ -67,6 +69,7 @@ class Run:
     progress: loop.Progress
     device: torch.device
     arch: str
+    goal: Goal | None = None
 
     @property
     def trainer(self) -> StudentTrainer:
@@ -93,6 +96,7 @@ class Run:
             checkpoint_seconds=config.checkpoint_seconds,
             keep=self.keep,
             stopped=lambda: self.recorder.stopped or interrupt.requested(),
+            goal=self.goal,
         )
         if self.recorder.error is not None:
             raise self.recorder.error
@@ -101,6 +105,11 @@ class Run:
             raise BudgetExhausted(
                 f"query budget: all {self.oracle.ledger.spent} images are charged, and no answer came to learn from "
                 f"({failures}); mend the teacher, then resume with a larger --budget"
+            )
+        if finished and self.oracle.ledger.remaining and self.goal is not None:
+            left = f"its learning rate at {factor(config.schedule, self.trainer.progress):.0%} of the first"
+            self.recorder.note(
+                f"--until-agreement {self.goal.share:g} is reached; the student is kept as it is, {left}"
             )
         return self.deliver(finished)
 
@@ -115,6 +124,7 @@ class Run:
             "trainer": self.trainer.state_dict(),
             "oracle": self.oracle.state_dict(),
             "examination": self.examination.state_dict(),
+            "goal": None if self.goal is None else self.goal.state_dict(),
             "streams": self.streams.state_dict(),
             "seconds": self.progress.seconds,
         }
@@ -124,22 +134,31 @@ class Run:
         self.method.load_state_dict(state["method"])
         self.trainer.load_state_dict(state["trainer"])
         self.examination.load_state_dict(state["examination"])
+        if self.goal is not None:
+            self.goal.load_state_dict(state["goal"])
         self.streams.load_state_dict(state["streams"])
         self.progress.seconds = held_to(0.0, state["seconds"], "seconds")
         replayed = () if self.trainer.replay is None else self.trainer.replay.batches(PAID_AT_ONCE)
-        paid = (*self.method.recent_batches, *self.examination.paid)
+        held_back = () if self.goal is None else self.goal.held.paid
+        paid = (*self.method.recent_batches, *self.examination.paid, *held_back)
         require_paid(chain(paid, replayed), self.oracle.spec, self.oracle.num_classes, self.oracle.label_mode)
 
     def deliver(self, finished: bool) -> Result:
         """Write the student and, at the end of the budget, everything that says how it went; the summary last."""
         student = self.trainer.delivered.eval()
         save_student(self.directory.student, student, self.arch, self.oracle.spec, self.oracle.num_classes)
-        summary = self.summary(student)
+        summary = self.summary(student) | self._end(finished)
         if finished:
             write_report(self.directory.path, summary=summary)
             self.directory.write_summary(summary)
             self.recorder.finish(summary)
         return Result(student, summary, self.directory.path, finished)
+
+    def _end(self, finished: bool) -> dict[str, Any]:
+        """What ended the run, and what --until-agreement saw last."""
+        ended_by = "until_agreement" if self.oracle.ledger.remaining else "budget"
+        seen = None if self.goal is None else {"goal": self.goal.share, **self.goal.latest}
+        return {"ended_by": ended_by if finished else None, "held_back": seen}
 
     def summary(self, student: nn.Module) -> dict[str, Any]:
         """The contents of summary.json for the student as it is."""

@@ -23,14 +23,18 @@ UNREADABLE = (UserError, SafetensorError, OSError, LookupError, TypeError, Value
 
 def save_student(path: Path, net: nn.Module, arch: str, spec: ImageSpec, num_classes: int) -> None:
     """Write the net's weights as safetensors, whole or not at all, with architecture, image spec and classes."""
-    metadata = {
+    save_module(path, net, described(arch, spec, num_classes))
+
+
+def described(arch: str, spec: ImageSpec, num_classes: int) -> dict[str, str]:
+    """The metadata of a student's file."""
+    return {
         "arch": arch,
         "shape": json.dumps(spec.shape),
         "bounds": json.dumps(spec.bounds),
         "levels": json.dumps(spec.levels),
         "num_classes": str(num_classes),
     }
-    save_module(path, net, metadata)
 
 
 def load_student(path: str | Path, arch: Callable[..., Any] | None = None) -> nn.Module:

@@ -28,7 +28,7 @@ FreshNets = Callable[[int], Sequence[nn.Module]]
 
 
 class StudentTrainer:
-    """Trains one or more students: optimiser, replay and, if configured, a moving average of their weights.
+    """Trains one or more students: optimiser, replay and, if configured, an EMA of their weights.
 
     Several students learn from the same batches, each by its own loss; one optimiser minimises the sum. ``share``
     gives the share of the budget spent: learning rate and number of steps are functions of it. ``rng`` draws the
@@ -130,7 +130,7 @@ class StudentTrainer:
         return 0 if self.replay is None else len(self.replay)
 
     def _averaged(self) -> list[nn.Module]:
-        """The students, or their moving averages if configured."""
+        """The students, or their exponential moving averages (EMA) if configured."""
         if self._average is None:
             return self.nets
         whole = self._average.module

@@ -80,6 +80,7 @@ class TorchTeacher:
         self.label_mode = label_mode
         self.device = torch.device(device)
         self.max_batch = max_batch
+        self.class_names: tuple[str, ...] | None = None
         self._module = module.to(self.device).eval()
         self._normalise = Normalise(mean, std, spec.shape[0], self.device)
 
@@ -125,7 +126,9 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     load_into(module, state, source=source)
     mean, std = given_scale(config) or (card.mean, card.std)
     spec = ImageSpec(shape, config.bounds or card.bounds or (0.0, 1.0), config.levels)
-    return TorchTeacher(module, spec, num_classes, LOGITS, mean, std, device, config.max_batch)
+    teacher = TorchTeacher(module, spec, num_classes, LOGITS, mean, std, device, config.max_batch)
+    teacher.class_names = card.class_names
+    return teacher
 
 
 def _outputs(arch: str, shape: tuple[int, int, int], num_classes: int, guess: Guess | None, state: State) -> int:

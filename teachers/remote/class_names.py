@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from dfme.config.messages import did_you_mean
-from dfme.errors import Unusable, UserError
+from dfme.data.class_names import read_names
+from dfme.errors import Unusable
 from dfme.teachers.remote.json_bodies import shown
 
-_MAX_BYTES = 4_000_000
 _MAX_CLASSES = 10_000_000
 _MAX_COMPARED = 50_000  # letters, so that looking for a close name takes no noticeable time
 
@@ -67,43 +66,5 @@ class ClassNames:
 
 
 def read_class_names(given: Sequence[str] | str, option: str, folder: Path | None = None) -> ClassNames:
-    """Class names from a list, a text with commas, or a text file with one name a line; UserError names ``option``.
-
-    ``folder``: where a file has to lie, at any depth; None: anywhere.
-    """
-    names = _from_text(given, option, folder) if isinstance(given, str) else [str(name).strip() for name in given]
-    if len(names) < 2:
-        raise UserError(f"{option}: expected at least two classes, got {len(names)}")
-    if "" in names:
-        raise UserError(f"{option}: expected a name for each class, got an empty one as number {names.index('') + 1}")
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise UserError(f"{option}: expected each class once, got {twice[0]!r} twice")
-    return ClassNames(tuple(names), option)
-
-
-def _from_text(given: str, option: str, folder: Path | None) -> list[str]:
-    path = Path(given) if folder is None else folder / given
-    if not _is_file(path):
-        if "," in given:
-            return [name.strip() for name in given.split(",")]
-        raise UserError(f"{option}: expected names separated by commas, or a text file with one a line; no file {path}")
-    if folder is not None and not path.resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"{option}: expected a file in {folder}, got {given}")
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        text = content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UserError(f"{option}: cannot read {path}: {reason}") from None
-    if len(content) > _MAX_BYTES:
-        raise UserError(f"{option}: expected at most {_MAX_BYTES} bytes of class names, {path} has more")
-    return [line.strip() for line in text.rstrip().split("\n")]
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a long list of names is too long for a path
-        return False
+    """As ``dfme.data.class_names.read_names``."""
+    return ClassNames(read_names(given, option, folder), option)

@@ -47,7 +47,9 @@ def connect_hf_api(options: HfApiOptions, config: TeacherConfig, device: torch.d
     secrets = read_secrets(vars(options), options.url)
     adapter = HfApiAdapter(names, spec, _mode(options.top_k, len(names), config), options.top_k)
     endpoint = Endpoint(options, options.url, secrets)
-    return HfApiTeacher(endpoint, adapter, spec, len(names), adapter.mode, 1, request_policy_of(options))
+    teacher = HfApiTeacher(endpoint, adapter, spec, len(names), adapter.mode, 1, request_policy_of(options))
+    teacher.class_names = names.names
+    return teacher
 
 
 def _spec(config: TeacherConfig) -> ImageSpec:

@@ -72,6 +72,7 @@ class RemoteTeacher:
         self.num_classes = num_classes
         self.label_mode = label_mode
         self.max_batch = max_batch
+        self.class_names: tuple[str, ...] | None = None
         self.device = torch.device("cpu")
         self.wire = wire
         self._endpoint = endpoint

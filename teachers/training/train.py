@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.compute import autocast, choose_device
-from dfme.data import LabelledImages, load_dataset
+from dfme.data import ImageSet, load_dataset
 from dfme.errors import UserError
 from dfme.nets import auto_net, build_net, check_net
 from dfme.randomness import derived_seed
@@ -71,8 +71,8 @@ def train_teacher(config: TrainTeacherConfig, progress: EpochCallback | None = N
 class _Task:
     """The data, and the settings of the network that depend on them."""
 
-    train: LabelledImages
-    test: LabelledImages
+    train: ImageSet
+    test: ImageSet
     arch: str
     spec: ImageSpec
     num_classes: int
@@ -89,7 +89,7 @@ def _task(config: TrainTeacherConfig) -> _Task:
     mean, std = config.mean, config.std
     if mean is None or std is None:
         mean, std = channel_statistics(train)
-    return _Task(train, test, arch, ImageSpec(train.shape), len(train.class_names), mean, std)
+    return _Task(train, test, arch, ImageSpec(train.shape), train.num_classes, mean, std)
 
 
 class _Training:
@@ -99,6 +99,7 @@ class _Training:
         self.config = config
         self.train = task.train
         self.test = task.test
+        self.train_labels, self.test_labels = task.train.required_labels, task.test.required_labels
         self.net = net
         self.device = device
         self.teacher = TorchTeacher(net, task.spec, task.num_classes, LabelMode("label"), task.mean, task.std, device)
@@ -135,7 +136,7 @@ class _Training:
         right = torch.zeros((), device=self.device)
         images = 0
         for index in torch.split(order, self.config.batch_size)[: self.steps]:
-            labels_B = self.train.labels[index].to(self.device)
+            labels_B = self.train_labels[index].to(self.device)
             loss, logits_BK = self._step(self.train.batch(index).to(self.device), labels_B)
             loss_sum += loss * len(index)
             right += (logits_BK.argmax(1) == labels_B).sum()
@@ -164,11 +165,11 @@ class _Training:
         for start in range(0, len(self.test), 500):
             part = slice(start, start + 500)
             labels_B = self.teacher(self.test.batch(part)).cpu()
-            right += int((labels_B == self.test.labels[part]).sum())
+            right += int((labels_B == self.test_labels[part]).sum())
         return right / len(self.test)
 
 
-def channel_statistics(data: LabelledImages) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def channel_statistics(data: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation of each channel over a data set, to four decimals; a deviation is at least 0.01."""
     total_C, squares_C = torch.zeros(2, data.images.shape[1], dtype=torch.float64)
     for start in range(0, len(data), 2000):
@@ -193,7 +194,7 @@ def _card(config: TrainTeacherConfig, task: _Task, accuracy: float) -> Card:
         mean=task.mean,
         std=task.std,
         bounds=task.spec.bounds,
-        class_names=tuple(task.train.class_names),
+        class_names=task.train.class_names or None,
         dataset=dataset,
         accuracy=round(accuracy, 6),
         test_images=len(task.test),

@@ -96,7 +96,7 @@ def write_weights() -> None:
         ("small.pt --teacher.shape 1,8,8 --student.arch vgg11", "arch vgg11: does not take images of 1x8x8"),
         ("small.pt --teacher.shape 1,8,8 --teacher.label-mode label", "methods that can use it: disguide, dual"),
         ("small.pt --teacher.shape 1,9,8 --evaluation.dataset digits", "images are 1x8x8, but 1x9x8 was asked for"),
-        ("small.pt --teacher.shape 1,8,8 --evaluation.dataset empty", "expected one folder of images"),
+        ("small.pt --teacher.shape 1,8,8 --evaluation.dataset empty", "in one folder per class, found none"),
         (
             "small.pt --teacher.shape 1,8,8 --teacher.mean .5,.5 --teacher.std 1,1",
             "expected 1 numbers, one per channel",
@@ -124,4 +124,4 @@ def test_checkpoints_that_cannot_work(here: Path, capsys: pytest.CaptureFixture[
 
 def test_an_evaluation_set_of_more_classes_than_the_teacher_s(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--teacher own:Linear --teacher.shape 1,8,8 --evaluation.dataset digits --budget 9 --out run") == 2
-    assert "has 10 classes, but the teacher answers 4" in one_line(capsys)
+    assert "digits has 10 classes (0, 1, 2, 3, 4, 5, 6, 7 and 2 more), but the teacher answers 4;" in one_line(capsys)

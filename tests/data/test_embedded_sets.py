@@ -9,16 +9,16 @@ import sys
 import pytest
 import torch
 
-from dfme.data import LabelledImages, check_dataset, load_dataset
+from dfme.data import ImageSet, check_dataset, load_dataset
 from dfme.data.shapes import OUTLINES, ShapesConfig, generate
 from dfme.errors import UserError
 
-# LabelledImages
+# ImageSet
 
 
 def test_batches_are_floats_from_zero_to_one() -> None:
     pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1)
-    data = LabelledImages("x", pixels, torch.arange(3), ("a", "b", "c"))
+    data = ImageSet("x", pixels, torch.arange(3), ("a", "b", "c"))
     assert data.batch(slice(1, 3)).flatten().tolist() == [pytest.approx(0.2), 1.0]
     assert data.batch(torch.tensor([2, 0])).flatten().tolist() == [1.0, 0.0]
     assert data.images.flatten().tolist() == [0, 51, 255]  # left as they were
@@ -27,7 +27,7 @@ def test_batches_are_floats_from_zero_to_one() -> None:
 
 def test_a_subset_of_a_sorted_set_keeps_every_class() -> None:
     labels = torch.arange(100) // 10
-    data = LabelledImages("x", labels.view(-1, 1, 1, 1).float() / 10, labels, tuple("0123456789"))
+    data = ImageSet("x", labels.view(-1, 1, 1, 1).float() / 10, labels, tuple("0123456789"))
     part = data.subset(20)
     assert part.labels.bincount().tolist() == [2] * 10
     torch.testing.assert_close(part.images.flatten() * 10, part.labels.float())

@@ -62,7 +62,7 @@ def test_a_folder_that_is_not_split_cannot_be_trained_on(tmp_path: Path) -> None
 
 
 def test_folders_that_hold_no_images_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="expected one folder of images"):
+    with pytest.raises(UserError, match=r"expected images .* labelled ones in one folder per class, found none"):
         load_dataset(str(tmp_path), "test")
     _write_png(tmp_path / "a" / "1.png", 1)
     (tmp_path / "a" / "2.png").write_bytes((tmp_path / "a" / "1.png").read_bytes()[:40])
@@ -83,7 +83,7 @@ def test_npz_files_are_read(tmp_path: Path, size: tuple[int, ...], order: tuple[
     assert np.array_equal(data.images.numpy().squeeze(), pixels.transpose(order) if order else pixels)
     assert data.shape == ((3, 9, 7) if len(size) == 4 else (1, 9, 7))
     assert data.labels.tolist() == [4, 0]
-    assert len(data.class_names) == 5
+    assert (data.num_classes, data.class_names) == (5, ())
 
 
 def test_npz_files_may_hold_both_parts(tmp_path: Path) -> None:
@@ -98,7 +98,8 @@ def test_npz_files_may_hold_both_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({"images": np.zeros((2, 8, 8), np.uint8)}, r"expected arrays images and labels .* got images$"),
+        ({"labels": np.zeros(2, int)}, r"expected arrays images and labels .* got labels$"),
+        ({"images": np.zeros((0, 8, 8), np.uint8)}, r"expected images .* got uint8 \(0, 1, 8, 8\)$"),
         (
             {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.zeros(3, int)},
             "expected 2 labels, whole numbers from 0",
@@ -132,5 +133,35 @@ def test_a_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be read as \.npz"):
         load_dataset(str(tmp_path / "one.npz"), "test")
     (tmp_path / "x.txt").write_text("words")
-    with pytest.raises(UserError, match=r"expected a folder of class folders or an .npz file, got another file"):
+    with pytest.raises(UserError, match=r"expected a folder of images or an .npz file, got another file"):
         check_dataset(str(tmp_path / "x.txt"))
+
+
+@pytest.mark.parametrize("places", [("2.png", "1.png"), ("all/2.png", "all/1.png"), ("a/b/2.png", "a/1.png")])
+def test_pictures_that_lie_in_no_class_folder_have_no_labels(tmp_path: Path, places: tuple[str, str]) -> None:
+    """0.6.0 refused the first, and took the lone folder of the others for the teacher's class 0."""
+    for place in places:
+        _write_png(tmp_path / place, int(Path(place).stem))
+    _write_png(tmp_path / ".thumbnails" / "3.png", 3)
+    data = load_dataset(str(tmp_path), "test", shape=(1, 8, 8))
+    assert (data.labels, data.class_names, data.num_classes) == (None, (), 0)
+    assert sorted(data.images.unique().tolist()) == [1, 2]
+    assert data.subset(1).labels is None
+    with pytest.raises(UserError, match="expected a label for each image, found none"):
+        data.required_labels  # noqa: B018
+
+
+def test_class_folders_beside_a_loose_picture_are_labelled_as_ever(tmp_path: Path) -> None:
+    for place in ("1.png", "a/2.png", "b/3.png"):
+        _write_png(tmp_path / place, int(Path(place).stem))
+    data = load_dataset(str(tmp_path), "test", shape=(1, 8, 8))
+    assert (data.labels.tolist(), data.images.unique().tolist()) == ([0, 1], [2, 3])
+
+
+@pytest.mark.parametrize("prefix", ["", "test_"])
+def test_an_npz_file_without_labels_has_images_alone(tmp_path: Path, prefix: str) -> None:
+    np.savez(tmp_path / "x.npz", **{f"{prefix}images": np.zeros((2, 8, 8), np.uint8)})
+    data = load_dataset(str(tmp_path / "x.npz"), "test")
+    assert (len(data), data.labels, data.num_classes) == (2, None, 0)
+    with pytest.raises(UserError, match="train_images"):
+        load_dataset(str(tmp_path / "x.npz"), "train")

@@ -19,6 +19,7 @@ from toys import LinearTeacher, make_method, make_parts
 from dfme.benchmarks.options import BenchConfig, CompareConfig, GradientsConfig
 from dfme.cli.check import CheckConfig
 from dfme.cli.evaluate import EvaluateConfig
+from dfme.cli.export import ExportConfig
 from dfme.cli.extract import parse_extract
 from dfme.cli.main import VERBS
 from dfme.cli.retrain import RetrainConfig
@@ -142,6 +143,7 @@ def known_flags() -> set[str]:
         *options_of(BenchConfig),
         *options_of(EvaluateConfig),
         *options_of(CheckConfig),
+        *options_of(ExportConfig),
         *options_of(TrainTeacherConfig),
         *options_of(ServeConfig),
     ]

@@ -83,6 +83,8 @@ def other(option: Option) -> Any:
     value, kind = option.default, members(option.type)[0]
     if isinstance(value, bool):
         return not value
+    if value is None and kind is float:
+        return 0.5
     if isinstance(value, int | float):
         return value / 2 if isinstance(value, float) and value else value + (1 if isinstance(value, int) else 0.5)
     if isinstance(value, tuple) or get_origin(kind) is tuple:
@@ -118,5 +120,21 @@ def test_difference_names_teacher_and_method_options_and_a_smaller_budget() -> N
         teacher_options={"checkpoint": "v.pt"},
         method_config=DfmeConfig(student_steps=3),
     )
-    assert differing_keys(old, new) == ["budget", "teacher.checkpoint", "teacher.arch", "method.student_steps"]
+    assert differing_keys(old, new) == ["budget", "teacher.checkpoint", "method.student_steps"]
     assert differing_keys(old, make_job(config=ExtractConfig(budget=2000))) == []
+
+
+def test_a_record_from_before_an_option_was_there_is_of_the_same_run() -> None:
+    paper = document(make_job())
+    older = {name: value for name, value in paper.items() if name != "until_agreement"}
+    older["evaluation"] = {name: value for name, value in paper["evaluation"].items() if name != "classes"}
+    assert differing_keys(older, make_job()) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "differs"),
+    [(0.8, 0.9, False), (0.8, 0.8, False), (0.8, 0.7, True), (None, 0.8, True), (0.8, None, True)],
+)
+def test_a_goal_may_be_set_higher_on_resume_but_neither_lower_nor_aside(first: Any, then: Any, differs: bool) -> None:
+    old, new = (make_job(config=ExtractConfig(budget=1000, until_agreement=goal)) for goal in (first, then))
+    assert differing_keys(old, new) == ["until_agreement"] * differs

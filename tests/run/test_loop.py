@@ -60,6 +60,29 @@ def test_a_stop_after_the_budget_is_obeyed_and_the_run_is_not_finished():
     assert (parts.oracle.ledger.spent, parts.students.steps, kept) == (160, 200, [160])
 
 
+class ReachedAt:
+    """A goal that is reached once so many images are paid for."""
+
+    def __init__(self, parts, images):
+        self._ledger, self._images = parts.oracle.ledger, images
+
+    @property
+    def reached(self):
+        return self._ledger.spent >= self._images
+
+    def look(self, student):
+        return {}
+
+
+@pytest.mark.parametrize(("images", "spent", "steps"), [(80, 80, 75), (160, 160, 300)])
+def test_a_goal_saves_queries_and_no_training_that_is_paid_for(images, spent, steps):
+    parts = make_parts(LinearTeacher(SPEC), 160, steps=300, final_share=0.5)
+    kept: list[int] = []
+    finished, _ = run(make_method("static", parts), parts, kept=kept, goal=ReachedAt(parts, images))
+    assert (finished, parts.oracle.ledger.spent, parts.students.steps) == (True, spent, steps)
+    assert kept == [spent]
+
+
 def test_several_students_are_scored_alone_and_as_a_vote():
     parts = make_parts(LinearTeacher(SPEC), 8 * 50, count=2)
     images = torch.rand(50, 1, 8, 8)

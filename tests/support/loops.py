@@ -25,7 +25,7 @@ class Listener:
         self.sheets.append(queries)
 
 
-def run(method, parts, points=5, stopped=lambda: False, kept=None):
+def run(method, parts, points=5, stopped=lambda: False, kept=None, goal=None):
     listener = Listener()
     finished = loop.run(
         method,
@@ -38,6 +38,7 @@ def run(method, parts, points=5, stopped=lambda: False, kept=None):
         checkpoint_seconds=1e9,
         keep=lambda: (kept if kept is not None else []).append(parts.oracle.ledger.spent),
         stopped=stopped,
+        goal=goal,
     )
     return finished, listener
 

@@ -44,6 +44,7 @@ SETUPS: dict[str, State] = {
     "dfms": method("dfms", gan_steps=2, proxy="digits"),
     "knockoff": {"method": "knockoff", "method_options": {"batch_size": 20, "pool": "digits"}},
     "labels": {"label_mode": "label"},
+    "goal": {"evaluation": {"dataset": "digits", "limit": 10}, "until_agreement": 0.2},
 }
 
 

@@ -22,6 +22,7 @@ ELSEWHERE = {
     "seed": "seeds",
     "teacher.label_mode": "label_modes",
     "student.steps": "student_steps",
+    "until_agreement": "budgets, of which every row spends all",
     "method": "methods and rows",
 }
 """Options of a single run, and those of a comparison that say it instead."""

@@ -41,9 +41,11 @@ def connect_json(options: JsonOptions, config: TeacherConfig, device: torch.devi
     endpoint = Endpoint(options, url, secrets, api.description.headers)
     adapter = JsonAdapter(api.description.image, body_of(api, secrets), api.description.answer, model)
     batch = min(config.max_batch or api.description.batch, api.description.batch)
-    return RemoteTeacher(
+    teacher = RemoteTeacher(
         endpoint, adapter, model.spec, len(model.classes), model.mode, batch, request_policy_of(options)
     )
+    teacher.class_names = model.classes.names
+    return teacher
 
 
 def body_of(api: JsonApi, secrets: Secrets) -> Body:

@@ -49,8 +49,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, nn
         num_labels=5,
     )  # fmt: skip
     resnet = transformers.ResNetConfig(
-        num_channels=1, embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=4
-    )
+        num_channels=1, embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=4,
+        id2label={3: "elk", 1: "bee", 0: "cat", 2: "dog"},
+    )  # fmt: skip
     made: dict[str, tuple[Path, nn.Module]] = {}
     for name, model in {
         "vit": transformers.ViTForImageClassification(vit),
@@ -96,6 +97,8 @@ def test_a_folder_answers_as_the_model_behind_its_preprocessor(
     assert capfd.readouterr() == ("", "")  # no bars, no advice
     assert torch.equal(torch.get_rng_state(), before)
     assert (teacher.spec, teacher.num_classes) == (ImageSpec(shape), classes)
+    if name == "resnet":
+        assert teacher.class_names == ("cat", "bee", "dog", "elk")
     processor = json.loads((folder / "preprocessor_config.json").read_text())
     mean, std = (torch.tensor(processor[key])[:, None, None] for key in ("image_mean", "image_std"))
     x_BCHW = torch.rand(3, *shape)

@@ -1,0 +1,137 @@
+"""The names of classes: read from an option, and a data set's labels put in the order of the teacher's."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dfme.data.images import ImageSet
+from dfme.errors import UserError
+
+MAX_BYTES = 4_000_000
+SHOWN = 8  # names in a message
+
+
+def numbered(
+    data: ImageSet,
+    num_classes: int,
+    given: Sequence[str] | str | None,
+    announced: Sequence[str] | None,
+    *,
+    folder: bool,
+) -> ImageSet:
+    """The images with labels that are a teacher's numbers of their classes, of which it has ``num_classes``.
+
+    The order is ``given``, as --evaluation.classes is, else that of the names the teacher has ``announced``, else the
+    data set's own. UserError for names that do not fit; of announced ones, only where those here are a ``folder``'s.
+    """
+    own, names = data.class_names, _telling(announced, num_classes)
+    if data.num_classes > num_classes:
+        raise UserError(
+            f"--evaluation.dataset: {data.name} has {data.num_classes} classes{_list(own)}, but the teacher answers "
+            f"{num_classes}{_list(names)}; choose the data set the teacher was made for"
+        )
+    chosen = names if given is None else read_names(given, "--evaluation.classes")
+    if chosen is None or (given is None and not own):
+        return data
+    ordered = in_order(data, chosen)
+    if given is not None and (ordered is None or len(chosen) != len(own)):
+        raise UserError(
+            f"--evaluation.classes: expected each class of {data.name} once{_list(own) or ', which names none'}, got "
+            f"{shown_names(chosen)}{_odd('left out', own, chosen)}{_odd('not there', chosen, own)}"
+        )
+    if ordered is None and folder:
+        raise UserError(
+            f"--evaluation.dataset: the classes of {data.name} are {shown_names(own)}, but the teacher's are "
+            f"{shown_names(chosen)}{_odd('not among these', own, chosen)}; name the folders as the teacher does, or "
+            "give --evaluation.classes: the folders' names in the teacher's order"
+        )
+    return ordered or data
+
+
+def in_order(data: ImageSet, names: Sequence[str]) -> ImageSet | None:
+    """The same images with labels that are numbers into ``names``; None where a class of theirs is none of these.
+
+    Case, and what stands between two words, makes no difference.
+    """
+    import torch
+
+    places = {_plain(name): number for number, name in enumerate(names)}
+    numbers = [places.get(_plain(name), -1) for name in data.class_names]
+    if not numbers or len(places) < len(names) or -1 in numbers or len(set(numbers)) < len(numbers):
+        return None
+    return replace(data, labels=torch.tensor(numbers)[data.required_labels], class_names=tuple(names))
+
+
+def _telling(names: Sequence[str] | None, num_classes: int) -> tuple[str, ...] | None:
+    """The names a teacher announces; None where they are missing, or say no more than the number of their class."""
+    if names is None or len(names) != num_classes or not all(isinstance(name, str) for name in names):
+        return None
+    return None if all(re.fullmatch(rf"(LABEL_|class_?)?0*{n}", name) for n, name in enumerate(names)) else tuple(names)
+
+
+def _list(names: Sequence[str] | None) -> str:
+    return f" ({shown_names(names)})" if names else ""
+
+
+def _odd(what: str, names: Sequence[str], others: Sequence[str]) -> str:
+    """Which of the names are none of the others."""
+    known = set(map(_plain, others))
+    odd = [name for name in names if _plain(name) not in known]
+    return f"; {what}: {shown_names(odd)}" if odd else ""
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """The names for a message, of many the first."""
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return ", ".join(name[:40] for name in names[:SHOWN]) + more
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]+", " ", name).strip().casefold()
+
+
+def read_names(given: Sequence[str] | str, option: str, folder: Path | None = None) -> tuple[str, ...]:
+    """Class names from a list, a text with commas, or a text file with one name a line; UserError names ``option``.
+
+    ``folder``: where a file has to lie, at any depth; None: anywhere.
+    """
+    names = _from_text(given, option, folder) if isinstance(given, str) else [str(name).strip() for name in given]
+    if len(names) < 2:
+        raise UserError(f"{option}: expected at least two classes, got {len(names)}")
+    if "" in names:
+        raise UserError(f"{option}: expected a name for each class, got an empty one as number {names.index('') + 1}")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise UserError(f"{option}: expected each class once, got {twice[0]!r} twice")
+    return tuple(names)
+
+
+def _from_text(given: str, option: str, folder: Path | None) -> list[str]:
+    path = Path(given) if folder is None else folder / given
+    if not _is_file(path):
+        if "," in given:
+            return [name.strip() for name in given.split(",")]
+        raise UserError(f"{option}: expected names separated by commas, or a text file with one a line; no file {path}")
+    if folder is not None and not path.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{option}: expected a file in {folder}, got {given}")
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"{option}: cannot read {path}: {reason}") from None
+    if len(content) > MAX_BYTES:
+        raise UserError(f"{option}: expected at most {MAX_BYTES} bytes of class names, {path} has more")
+    return [line.strip() for line in text.rstrip().split("\n")]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a long list of names is too long for a path
+        return False
