@@ -11,8 +11,9 @@ from dfme.config.settings import Job
 from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
+from dfme.report.verdict import baselines, student_warnings, teacher_warnings
 from dfme.run.build import build_examination, build_teacher
-from dfme.run.evaluation import EvaluationSet, evaluation_images
+from dfme.run.evaluation import EvaluationSet, classified, evaluation_images
 from dfme.run.student_file import load_student
 
 
@@ -36,12 +37,20 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
     examination = build_examination(data, Oracle(teacher, ledger, tell=tell), device)
     assert isinstance(examination, EvaluationSet), "without an evaluation set there is no job"
     examination.prepare()
+    scores = examination.score(net.to(device))
+    seen = classified(examination, teacher.num_classes, student=net)
     return {
         "student": str(student),
         "evaluation set": f"{examination.name}, {len(examination)} images",
-        "teacher accuracy": examination.teacher_accuracy or 0.0,
-        **examination.score(net.to(device)),
+        "teacher accuracy": scores.pop("teacher_accuracy", "unknown: no labels"),
+        **scores,
+        **{name.replace("_", " "): share for name, share in baselines(seen).items() if share is not None},
         "evaluation queries": str(ledger.evaluation_queries),
+        **(
+            {"warning": "\nwarning  ".join(warned)}
+            if (warned := [*teacher_warnings(seen), *student_warnings(seen)])
+            else {}
+        ),
     }
 
 

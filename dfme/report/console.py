@@ -36,6 +36,7 @@ class Console:
         self._stream = sys.stderr if stream is None else stream
         self._results = sys.stdout if results is None else results
         self._latest: dict[str, float] = {}
+        self._warned: set[str] = set()
         self._bar: tqdm[NoReturn] | None = None
         self._begin(0)
 
@@ -68,9 +69,19 @@ class Console:
         else:
             self._write(self._stream, line)
 
+    def warn(self, line: str) -> None:
+        """Show a warning at once; to a program that wants no console, as a warning of the logger, and only once."""
+        if not self._quiet:
+            self.note(f"warning: {line}")
+        elif line not in self._warned:
+            LOGGER.warning(line)
+        self._warned.add(line)
+
     def table(self, summary: Mapping[str, Any], run_dir: Path) -> None:
         """Show the end table on the results stream."""
         self.close()
+        for line in summary.get("warnings", ()) if self._quiet else ():
+            self.warn(line)
         self._write(self._results, end_table(summary, run_dir))
 
     def close(self) -> None:
@@ -148,9 +159,11 @@ def end_table(summary: Mapping[str, Any], run_dir: Path) -> str:
         ("teacher accuracy", _share(summary.get("teacher_accuracy"))),
         ("student accuracy", _share(summary.get("accuracy"))),
         ("agreement", _agreement(summary)),
+        *constant_answer(summary),
         ("time", f"{summary['wall_seconds']:,.1f} s ({summary['queries_per_second'] or 0:,.0f} queries/s)"),
     ]
     rows += [(label, str(run_dir / name)) for label, name in OUTPUTS.items() if (run_dir / name).exists()]
+    rows += [("warning", line) for line in summary.get("warnings", ())]
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
 
@@ -176,6 +189,14 @@ def _service(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary.get("cost") is not None:
         rows.append(("cost", f"{summary['cost']:,.2f} at the price given, evaluation and losses included"))
     return rows
+
+
+def constant_answer(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the shares above stand beside: one answer to everything, and a guess."""
+    told = summary.get("baselines") or {}
+    known = {name: told.get(f"constant_{name}") for name in ("accuracy", "agreement")}
+    shares = [f"{name} {share:.2%}" for name, share in known.items() if share is not None]
+    return [("a constant answer", ", ".join([*shares, f"a guess {told['chance']:.2%}"]))] if shares else []
 
 
 def _share(value: float | None) -> str:

@@ -40,6 +40,17 @@ def _is_count_each(value: Any) -> bool:
     return isinstance(value, dict) and all(map(is_count, value.values()))
 
 
+def _is_list_of(form: FieldCheck) -> FieldCheck:
+    return lambda value: isinstance(value, list) and all(map(form, value))
+
+
+def _are_answers(value: Any) -> bool:
+    """Lists of counts, as long as that of the classes; of a ``retrain``, how many answers it learnt from."""
+    counts, names = _or_none(_is_list_of(is_count)), _or_none(_is_list_of(_is_text))
+    form = _has(classes=_is_list_of(is_count), names=names, teacher=counts, student=counts, queries=counts)
+    return is_count(value) or (form(value) and len({len(each) for each in value.values() if each is not None}) == 1)
+
+
 FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(("budget", "spent", "evaluation_queries", "requests", "refused", "failed", "lost"), is_count),
     **dict.fromkeys(("seed", "student_steps", "students"), is_count),
@@ -50,7 +61,16 @@ FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(("method", "label_mode", "student_arch", "device", "config_hash", "version", "torch"), _is_text),
     "wall_seconds": _is_number,
     "authorised_by": _or_none(_is_text),
-    "teacher": _has(kind=_is_text, num_classes=is_count),
+    "teacher": _has(
+        kind=_is_text,
+        num_classes=is_count,
+        target=_or_none(_is_text),
+        adapter=_or_none(_has(file=_is_text, sha256=_is_text)),
+    ),
+    **dict.fromkeys(("started", "ended"), _or_none(_is_text)),
+    "baselines": _has(constant_agreement=_or_none(_is_share), constant_accuracy=_or_none(_is_share), chance=_is_share),
+    "answers": _are_answers,
+    "warnings": _is_list_of(_is_text),
     "spent_by_purpose": _is_count_each,
     "evaluation": _has(name=_is_text, images=is_count, held_back=lambda value: isinstance(value, bool)),
     "estimator": _or_none(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from dfme.compute import evaluating, held_to, ieee_fp32, plain_tensor
 from dfme.config.settings import EvaluationConfig
 from dfme.data import LabelledImages, load_dataset
 from dfme.errors import UserError
+from dfme.report.verdict import Classified
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import log_probabilities, top_class
 
@@ -56,6 +57,31 @@ def evaluated(examination: EvaluationSet | HoldOut) -> dict[str, Any]:
     return {"name": examination.name, "images": len(examination), "held_back": examination.held_back}
 
 
+def classified(
+    examination: EvaluationSet | HoldOut,
+    classes: int,
+    names: Sequence[str] = (),
+    student: nn.Module | None = None,
+    queries: Tensor | None = None,
+) -> Classified:
+    """The classes that teacher, labels and ``student`` give to the images, as far as they are there, on the host.
+
+    ``names``: of the teacher's classes. ``queries``: counts (K,) of the answers that were paid for.
+    """
+    paid, kind = examination.paid, "held-back queries" if examination.held_back else "evaluation images"
+    own = examination.class_names if len(examination.class_names) == classes else ()
+    return Classified(
+        classes,
+        torch.cat([torch.zeros(0, dtype=torch.int64), *(top_class(answers).cpu() for _, answers in paid)]).numpy(),
+        None if examination.labels is None else examination.labels.cpu().numpy(),
+        None if student is None or not paid else scores(student, paid[0][0]).argmax(dim=1).cpu().numpy(),
+        None if queries is None else queries.cpu().numpy(),
+        names or own,
+        own,
+        f"{len(examination):,} {kind}",
+    )
+
+
 @dataclass
 class EvaluationSet:
     """Labelled images with the teacher's answers to them, asked once and not charged.
@@ -71,6 +97,7 @@ class EvaluationSet:
     ask: Callable[[Tensor], Tensor] | None
     answers: Tensor | None = None
     held_back: bool = False
+    class_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -115,6 +142,8 @@ class HoldOut:
 
     name = "held-back queries"
     held_back = True
+    labels: Tensor | None = None
+    class_names: tuple[str, ...] = ()
     teacher_accuracy: float | None = None
 
     def __init__(self, mode: LabelMode, device: torch.device | str = "cpu", every: int = 20, keep: int = 2_000) -> None:
@@ -164,7 +193,8 @@ def examination_of(
     """What students are scored on: labelled images or, without any, generated ones that are held back."""
     if data is None:
         return HoldOut(mode, device)
-    return EvaluationSet(data.name, data.images.to(device), data.labels.to(device), mode, ask)
+    images, labels = data.images.to(device), data.labels.to(device)
+    return EvaluationSet(data.name, images, labels, mode, ask, class_names=data.class_names)
 
 
 def evaluation_images(config: EvaluationConfig, spec: ImageSpec, num_classes: int) -> LabelledImages | None:
