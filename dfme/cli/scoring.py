@@ -39,6 +39,7 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
     examination.prepare()
     scores = examination.score(net.to(device))
     seen = classified(examination, teacher.num_classes, student=net)
+    warned = [*teacher_warnings(seen), *student_warnings(seen)]
     return {
         "student": str(student),
         "evaluation set": f"{examination.name}, {len(examination)} images",
@@ -46,11 +47,7 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
         **scores,
         **{name.replace("_", " "): share for name, share in baselines(seen).items() if share is not None},
         "evaluation queries": str(ledger.evaluation_queries),
-        **(
-            {"warning": "\nwarning  ".join(warned)}
-            if (warned := [*teacher_warnings(seen), *student_warnings(seen)])
-            else {}
-        ),
+        **({"warning": "\nwarning  ".join(warned)} if warned else {}),
     }
 
 
