@@ -36,7 +36,6 @@ class Console:
         self._stream = sys.stderr if stream is None else stream
         self._results = sys.stdout if results is None else results
         self._latest: dict[str, float] = {}
-        self._warned: set[str] = set()
         self._bar: tqdm[NoReturn] | None = None
         self._begin(0)
 
@@ -62,26 +61,18 @@ class Console:
         self._show(queries, metrics, line=True)
 
     def note(self, line: str) -> None:
-        """Show one line at once, above the bar where there is one."""
-        LOGGER.info(line)
+        """Show one line at once, above the bar where there is one. A program without a console is warned by the log."""
+        LOGGER.log(logging.WARNING if self._quiet and line.startswith("warning: ") else logging.INFO, line)
         if self._bar is not None:
             self._bar.write(line, file=self._stream)
         else:
             self._write(self._stream, line)
 
-    def warn(self, line: str) -> None:
-        """Show a warning at once; to a program that wants no console, as a warning of the logger, and only once."""
-        if not self._quiet:
-            self.note(f"warning: {line}")
-        elif line not in self._warned:
-            LOGGER.warning(line)
-        self._warned.add(line)
-
     def table(self, summary: Mapping[str, Any], run_dir: Path) -> None:
         """Show the end table on the results stream."""
         self.close()
         for line in summary.get("warnings", ()) if self._quiet else ():
-            self.warn(line)
+            self.note(f"warning: {line}")
         self._write(self._results, end_table(summary, run_dir))
 
     def close(self) -> None:
@@ -196,7 +187,7 @@ def constant_answer(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     told = summary.get("baselines") or {}
     known = {name: told.get(f"constant_{name}") for name in ("accuracy", "agreement")}
     shares = [f"{name} {share:.2%}" for name, share in known.items() if share is not None]
-    return [("a constant answer", ", ".join([*shares, f"a guess {told['chance']:.2%}"]))] if shares else []
+    return [("constant answer", f"{', '.join(shares)}; a guess: {told['chance']:.2%}")] if shares else []
 
 
 def _share(value: float | None) -> str:

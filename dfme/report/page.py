@@ -92,19 +92,22 @@ def _audited(run: RunFiles) -> list[tuple[str, str]]:
 
 def _answers(run: RunFiles) -> dict[str, Any] | None:
     """The most frequent classes, each with its share among the answers of each kind, and how many others there are."""
-    told = (run.summary or {}).get("answers")
+    told, on = (
+        (run.summary or {}).get("answers"),
+        "held-back queries" if scored_on(run).held_back else "evaluation images",
+    )
     if not isinstance(told, dict):
         return None
     kinds = [
-        ("Teacher", told["teacher"], "evaluation images"),
-        ("Student", told["student"], "evaluation images"),
-        ("Teacher", told["queries"], "paid queries"),
+        ("Teacher", told.get("teacher"), on),
+        ("Student", told.get("student"), on),
+        ("Teacher", told.get("queries"), "paid queries"),
     ]
-    known = [(f"{who}, {on}", counts, sum(counts)) for who, counts, on in kinds if counts and sum(counts)]
+    known = [(f"{who}, {what}", counts, sum(counts)) for who, counts, what in kinds if counts and sum(counts)]
     if not known:
         return None
     most = sorted(range(len(told["classes"])), key=lambda row: -sum(counts[row] / whole for _, counts, whole in known))
-    names = told["names"] or [f"class {number}" for number in told["classes"]]
+    names = told.get("names") or [f"class {number}" for number in told["classes"]]
     rows = [
         (names[row], [f"{counts[row] / whole:.1%}" for _, counts, whole in known]) for row in sorted(most[:MOST_SHOWN])
     ]
@@ -121,7 +124,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("Teacher's accuracy", with_interval(run.teacher_accuracy, images)),
         ("Student's accuracy", with_interval(final(run, "accuracy"), images)),
         ("Agreement", with_interval(final(run, "agreement"), images)),
-        ("One answer to everything", ", ".join(value for _, value in constant_answer(told)) or None),
+        ("Constant answer", ", ".join(value for _, value in constant_answer(told)) or None),
         ("KL divergence from the teacher", _text(final(run, "kl"), "{:.4f} nats")),
         ("Form of the answers", _text(told.get("label_mode"))),
         ("Estimator", _estimator(told.get("estimator"))),

@@ -100,10 +100,6 @@ class Recorder:
         """Say one line to the person in front of the console."""
         self._console.note(line)
 
-    def warn(self, line: str) -> None:
-        """Say one line that puts the result in doubt; also where no console is shown."""
-        self._console.warn(line)
-
     def finish(self, summary: Mapping[str, Any]) -> None:
         """End the records of a finished run and show its table; the run's other files exist already."""
         self._metrics.close()

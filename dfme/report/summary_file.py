@@ -28,6 +28,11 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _is_line(value: Any) -> bool:
+    """One line of text, and nothing that moves a terminal's cursor: it is shown there."""
+    return isinstance(value, str) and value.isprintable()
+
+
 def _or_none(form: FieldCheck) -> FieldCheck:
     return lambda value: value is None or form(value)
 
@@ -47,8 +52,10 @@ def _is_list_of(form: FieldCheck) -> FieldCheck:
 def _are_answers(value: Any) -> bool:
     """Lists of counts, as long as that of the classes; of a ``retrain``, how many answers it learnt from."""
     counts, names = _or_none(_is_list_of(is_count)), _or_none(_is_list_of(_is_text))
-    form = _has(classes=_is_list_of(is_count), names=names, teacher=counts, student=counts, queries=counts)
-    return is_count(value) or (form(value) and len({len(each) for each in value.values() if each is not None}) == 1)
+    forms = {"classes": _is_list_of(is_count), "names": names, "teacher": counts, "student": counts, "queries": counts}
+    return is_count(value) or (
+        _has(**forms)(value) and len({len(value[name]) for name in forms if value.get(name)}) < 2
+    )
 
 
 FORMS: dict[str, FieldCheck] = {
@@ -70,7 +77,7 @@ FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(("started", "ended"), _or_none(_is_text)),
     "baselines": _has(constant_agreement=_or_none(_is_share), constant_accuracy=_or_none(_is_share), chance=_is_share),
     "answers": _are_answers,
-    "warnings": _is_list_of(_is_text),
+    "warnings": _is_list_of(_is_line),
     "spent_by_purpose": _is_count_each,
     "evaluation": _has(name=_is_text, images=is_count, held_back=lambda value: isinstance(value, bool)),
     "estimator": _or_none(

@@ -76,7 +76,7 @@ class Run:
         if isinstance(self.examination, EvaluationSet):
             self.examination.prepare()
             for line in teacher_warnings(self.classified()):
-                self.recorder.warn(line)
+                self.recorder.note(f"warning: {line}")
         for line in self.method.prepare():
             self.recorder.note(line)
         if self.oracle.service is not None and not self.directory.has_checkpoint:
@@ -109,7 +109,7 @@ class Run:
         if not self.looked and self.oracle.ledger.share >= EARLY_SHARE:
             self.looked = True
             for line in query_warnings(self.classified(), " so far"):
-                self.recorder.warn(line)
+                self.recorder.note(f"warning: {line}")
 
     def classified(self, student: nn.Module | None = None) -> Classified:
         """What teacher, labels, paid answers and ``student`` say by class, as things stand."""

@@ -7,24 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import SUMMARY, make_run, page_of
+from report_runs import LEADING, SUMMARY, make_run, page_of
 
 from dfme.errors import RunError
-
-LEADING = {
-    "teacher": {
-        **{"kind": "json", "num_classes": 3, "target": "POST https://api.example/v1, model <b>cats</b>"},
-        "adapter": {"file": "adapter.yaml", "sha256": "0123456789abcdef" * 4},
-    },
-    **{"started": "2026-01-31T12:00:00Z", "ended": "2026-01-31T12:30:00Z", "cost": 1.36},
-    "baselines": {"constant_agreement": 0.5, "constant_accuracy": 0.45, "chance": 1 / 3},
-    "answers": {
-        **{"classes": [0, 1, 2], "names": ["cat", "<i>dog</i>", "cow"]},
-        **{"teacher": [180, 90, 90], "student": [170, 100, 90], "queries": [999, 1, 0]},
-    },
-    "warnings": ["the teacher answered <i>cat</i> to 99.9% of the 1,000 images paid for; likely cause: <script>"],
-}
-"""What 0.7.0 adds to a summary."""
 
 
 def test_the_page_leads_with_what_a_manager_asks(tmp_path: Path) -> None:
@@ -37,16 +22,16 @@ def test_the_page_leads_with_what_a_manager_asks(tmp_path: Path) -> None:
         "images, where one answer to everything would on 50.0%."
     )
     order = [
-        *(answer, "Warning:", "Target", "Adapter", "Authorised by", "Started", "Ended", "Price"),
+        *("Warning:", answer, "Target", "Adapter", "Authorised by", "Started", "Ended", "Price"),
         *("What agreement costs", "Answers by class", "Result", "What was spent"),
     ]
     places = [page.text.index(text) for text in order]
     assert places == sorted(places)
-    assert page.text[places[1] + 1] == LEADING["warnings"][0] + "."
+    assert page.text[places[0] + 1] == LEADING["warnings"][0] + "."
     assert page.after("Target") == "POST https://api.example/v1, model <b>cats</b>"
     assert page.after("Adapter") == "adapter.yaml (SHA-256 0123456789abcdef...)"
     assert page.after("Authorised by") == "ticket 4711"
-    assert page.after("One answer to everything") == "accuracy 45.00%, agreement 50.00%, a guess 33.33%"
+    assert page.after("Constant answer") == "accuracy 45.00%, agreement 50.00%; a guess: 33.33%"
 
 
 def test_answers_are_shown_by_the_classes_names_with_bars(tmp_path: Path) -> None:
@@ -76,8 +61,24 @@ def test_of_many_classes_the_most_frequent_are_shown(tmp_path: Path) -> None:
 
 def test_a_run_of_an_earlier_version_is_reported_without_what_it_lacks(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "run"))
-    absent = ["Warning:", "Answers by class", "One answer to everything", "Adapter", "Started"]
+    absent = ["Warning:", "Answers by class", "Constant answer", "Adapter", "Started"]
     assert not set(absent) & set(page.text)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        12,  # of a retrain
+        {"classes": []},
+        {"classes": [0], "more": 5},
+        {"classes": [7, 8], "teacher": [0, 0], "queries": [0, 3]},
+        {"classes": [2**62], "teacher": [2**62], "student": [2**62], "queries": None, "names": ["\ud800"]},
+    ],
+)
+def test_a_summary_with_less_or_odd_figures_is_shown(tmp_path: Path, answers: object) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "summary.json").write_text(json.dumps(SUMMARY | {"answers": answers, "teacher": LEADING["teacher"]}))
+    assert "Result" in page_of(run).text
 
 
 @pytest.mark.parametrize(
@@ -85,12 +86,14 @@ def test_a_run_of_an_earlier_version_is_reported_without_what_it_lacks(tmp_path:
     [
         {"warnings": "a line"},
         {"warnings": [1]},
+        {"warnings": ["\x1b[2J"]},
         {"baselines": {"chance": 2}},
         {"baselines": {"constant_agreement": "<b>", "chance": 0.1}},
         {"answers": {**LEADING["answers"], "names": ["cat"]}},
         {"answers": {**LEADING["answers"], "teacher": [1, 2, -3]}},
         {"answers": {**LEADING["answers"], "queries": [1, 2, 1.5]}},
         {"answers": [1, 2]},
+        {"answers": {"names": ["cat"]}},
         {"started": 12},
         {"teacher": {**LEADING["teacher"], "adapter": {"file": ["x"], "sha256": "0"}}},
         {"teacher": {**LEADING["teacher"], "target": {"url": "x"}}},

@@ -109,7 +109,8 @@ def test_a_teacher_of_one_answer_is_told_before_anything_is_paid(
     assert told["agreement"] == told["baselines"]["constant_agreement"] == 1.0
     (line,) = told["warnings"]
     assert "the teacher answers class 3 to all 100 evaluation images, so agreement says nothing" in line
-    assert paid == [(100, line)]  # once, by the logger, as there is no console; only the evaluation had been asked
+    # By the logger, as there is no console: when only the evaluation had been asked, and with the result.
+    assert paid == [(100, f"warning: {line}"), (100 + BUDGET, f"warning: {line}")]
 
 
 def test_one_class_among_the_paid_is_told_while_most_of_the_budget_is_left(
@@ -119,7 +120,7 @@ def test_one_class_among_the_paid_is_told_while_most_of_the_budget_is_left(
     caplog.handler.emit = lambda record: paid.append((teacher.served, record.getMessage()))  # type: ignore[method-assign]
     told = clone(tmp_path / "run", teacher).summary
     assert paid[0][0] == 100 < BUDGET
-    assert paid[0][1].startswith("the teacher answered class 3 to 100.0% of the 100 images paid for so far")
+    assert paid[0][1].startswith("warning: the teacher answered class 3 to 100.0% of the 100 images paid for so far")
     assert len(told["warnings"]) == 1
     assert "to all 20 held-back queries, so agreement says nothing" in told["warnings"][0]
 
@@ -132,7 +133,7 @@ def test_the_command_line_shows_baselines_and_warnings(here: Path, capsys: pytes
     small = "--method.name static --method.batch-size 20 --budget 100 --evaluation.limit 50 --out run"
     assert main([*words.split(), *small.split()]) == 0
     out, err = (" ".join(text.split()) for text in capsys.readouterr())  # whatever the width
-    assert "a constant answer accuracy 16.00%, agreement 100.00%, a guess 10.00%" in out
+    assert "constant answer accuracy 16.00%, agreement 100.00%; a guess: 10.00%" in out
     told, begun = "the teacher answers class 3 to all 50 evaluation images", "100 / 100 queries"
     assert f"warning {told}" in out
     assert err.index(f"warning: {told}") < err.index(begun)
