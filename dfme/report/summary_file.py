@@ -12,6 +12,7 @@ from dfme.files import open_file
 from dfme.report.metrics import LARGEST, is_count
 
 MAX_BYTES = 1 << 20
+CONSTANT = ("constant_agreement", "constant_accuracy")
 
 FieldCheck = Callable[[Any], bool]
 
@@ -26,11 +27,6 @@ def _is_share(value: Any) -> bool:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
-
-
-def _is_line(value: Any) -> bool:
-    """One line of text, and nothing that moves a terminal's cursor: it is shown there."""
-    return isinstance(value, str) and value.isprintable()
 
 
 def _or_none(form: FieldCheck) -> FieldCheck:
@@ -52,11 +48,16 @@ def _is_list_of(form: FieldCheck) -> FieldCheck:
 def _are_answers(value: Any) -> bool:
     """Lists of counts, as long as that of the classes; of a ``retrain``, how many answers it learnt from."""
     counts, names = _or_none(_is_list_of(is_count)), _or_none(_is_list_of(_is_text))
-    forms = {"classes": _is_list_of(is_count), "names": names, "teacher": counts, "student": counts, "queries": counts}
-    return is_count(value) or (
-        _has(**forms)(value) and len({len(value[name]) for name in forms if value.get(name)}) < 2
-    )
+    forms = {
+        "classes": _is_list_of(is_count),
+        "names": names,
+        **dict.fromkeys(("teacher", "student", "queries"), counts),
+    }
+    whole = is_count(value) or _has(**forms)(value)
+    return whole and (is_count(value) or len({len(value[name]) for name in forms if value.get(name)}) < 2)
 
+
+ADAPTER = _has(file=_is_text, sha256=_is_text)
 
 FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(("budget", "spent", "evaluation_queries", "requests", "refused", "failed", "lost"), is_count),
@@ -68,16 +69,11 @@ FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(("method", "label_mode", "student_arch", "device", "config_hash", "version", "torch"), _is_text),
     "wall_seconds": _is_number,
     "authorised_by": _or_none(_is_text),
-    "teacher": _has(
-        kind=_is_text,
-        num_classes=is_count,
-        target=_or_none(_is_text),
-        adapter=_or_none(_has(file=_is_text, sha256=_is_text)),
-    ),
+    "teacher": _has(kind=_is_text, num_classes=is_count, target=_or_none(_is_text), adapter=_or_none(ADAPTER)),
     **dict.fromkeys(("started", "ended"), _or_none(_is_text)),
-    "baselines": _has(constant_agreement=_or_none(_is_share), constant_accuracy=_or_none(_is_share), chance=_is_share),
+    "baselines": _has(chance=_is_share, **dict.fromkeys(CONSTANT, _or_none(_is_share))),
     "answers": _are_answers,
-    "warnings": _is_list_of(_is_line),
+    "warnings": _is_list_of(lambda line: _is_text(line) and line.isprintable()),  # a terminal shows them
     "spent_by_purpose": _is_count_each,
     "evaluation": _has(name=_is_text, images=is_count, held_back=lambda value: isinstance(value, bool)),
     "estimator": _or_none(

@@ -183,7 +183,7 @@ def _other_order(labels: Numbers, seen: Classified, accuracy: float) -> str | No
         f"the teacher is right on {accuracy:.1%} of the {seen.where}, but on {(order_K[labels] == teacher).mean():.1%} "
         "with the labels' classes in another order; "
         + (f"give the teacher's order with --evaluation.classes {given}" if names else "number the labels as it does")
-        + "; until then accuracies say nothing (agreement is not affected)"
+        + "; until then accuracies and names of classes say nothing, agreement does"
     )
 
 
