@@ -34,7 +34,7 @@ PICTURES = (
 )
 
 
-MOST_SHOWN = 20
+MAX_SHOWN = 20
 """Classes in the table of answers, the most frequent; a picture of a thousand bars says less."""
 
 
@@ -109,7 +109,7 @@ def _answers(run: RunFiles) -> dict[str, Any] | None:
     most = sorted(range(len(told["classes"])), key=lambda row: -sum(counts[row] / whole for _, counts, whole in known))
     names = told.get("names") or [f"class {number}" for number in told["classes"]]
     rows = [
-        (names[row], [f"{counts[row] / whole:.1%}" for _, counts, whole in known]) for row in sorted(most[:MOST_SHOWN])
+        (names[row], [f"{counts[row] / whole:.1%}" for _, counts, whole in known]) for row in sorted(most[:MAX_SHOWN])
     ]
     return {"heads": [head for head, _, _ in known], "rows": rows, "others": len(most) - len(rows)}
 

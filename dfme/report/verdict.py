@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dfme.report.facts import Z_95, wilson_interval
 
-Numbers = NDArray[np.int64]
+ClassNumbers = NDArray[np.int64]
 
 ALMOST_ALL = 0.95
 """Answers are nearly all of one class if the 95% interval of its share is above this (heuristic)."""
@@ -24,7 +24,7 @@ ALMOST_ALL = 0.95
 SLIGHT = 0.1
 """The share put right of what luck would not (Cohen's kappa) that is next to nothing on any images (heuristic)."""
 
-MOST_KEPT, MOST_ORDERED, MOST_NAMED = 1_000, 1_000, 20
+MAX_KEPT, MAX_ORDERED, MAX_NAMED = 1_000, 1_000, 20
 """Classes in summary.json; classes among which another order is looked for; classes that a warning names."""
 
 
@@ -37,10 +37,10 @@ class Classified:
     """
 
     classes: int
-    teacher: Numbers
-    labels: Numbers | None = None
-    student: Numbers | None = None
-    queries: Numbers | None = None
+    teacher: ClassNumbers
+    labels: ClassNumbers | None = None
+    student: ClassNumbers | None = None
+    queries: ClassNumbers | None = None
     names: Sequence[str] = ()
     label_names: Sequence[str] = ()
     where: str = "evaluation images"
@@ -49,7 +49,7 @@ class Classified:
         own = plain(self.names[number]) if self.names else str(number)
         return f"class {number}" + (f" ({own})" if own != str(number) else "")
 
-    def counts(self, classes_N: Numbers) -> Numbers:
+    def counts(self, classes_N: ClassNumbers) -> ClassNumbers:
         return np.bincount(classes_N, minlength=self.classes)
 
 
@@ -58,7 +58,7 @@ def plain(name: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in name[:60])
 
 
-def top(counts_K: Numbers) -> tuple[int, float]:
+def top(counts_K: ClassNumbers) -> tuple[int, float]:
     """The most frequent class and its share."""
     return (most := int(counts_K.argmax())), float(counts_K[most] / counts_K.sum())
 
@@ -71,12 +71,12 @@ def baselines(seen: Classified) -> dict[str, float | None]:
 
 
 def histogram(seen: Classified) -> dict[str, Any]:
-    """How often each class was answered: lists side by side, of the ``MOST_KEPT`` most frequent in their order."""
+    """How often each class was answered: lists side by side, of the ``MAX_KEPT`` most frequent in their order."""
     kinds = {"teacher": seen.teacher, "student": seen.student}
     counts = {name: None if each is None else seen.counts(each) for name, each in kinds.items()}
     counts["queries"] = seen.queries
     total_K = np.sum([each for each in counts.values() if each is not None], axis=0)
-    kept = np.sort(np.argsort(-total_K, kind="stable")[:MOST_KEPT])
+    kept = np.sort(np.argsort(-total_K, kind="stable")[:MAX_KEPT])
     return {
         "classes": kept.tolist(),
         "names": [plain(seen.names[number]) for number in kept] if seen.names else None,
@@ -151,7 +151,7 @@ def student_warnings(seen: Classified) -> list[str]:
     ]
 
 
-def _luck(labels: Numbers, seen: Classified) -> tuple[float, float]:
+def _luck(labels: ClassNumbers, seen: Classified) -> tuple[float, float]:
     """What answers as frequent as the teacher's would get right if images did not matter, and its standard deviation.
 
     Source: Fleiss, Cohen & Everitt 1969 (Psychol. Bull. 72, 323-327), kappa's deviation where it is zero.
@@ -162,7 +162,7 @@ def _luck(labels: Numbers, seen: Classified) -> tuple[float, float]:
     return luck, math.sqrt(max(variance, 0.0) / len(labels))
 
 
-def _other_order(labels: Numbers, seen: Classified, accuracy: float) -> str | None:
+def _other_order(labels: ClassNumbers, seen: Classified, accuracy: float) -> str | None:
     """A line where most images follow one order of the classes that is not the labels' own.
 
     What is found on half of the images is judged by the other half: on its own some order always fits. It must be right
@@ -170,7 +170,7 @@ def _other_order(labels: Numbers, seen: Classified, accuracy: float) -> str | No
     """
     teacher, images, classes = seen.teacher, len(labels), seen.classes
     to_beat = max(0.5, wilson_interval(accuracy, images)[1], top(seen.counts(labels))[1])
-    if classes > MOST_ORDERED or _crossed(labels, teacher, classes).max(axis=1).sum() <= to_beat * images:
+    if classes > MAX_ORDERED or _crossed(labels, teacher, classes).max(axis=1).sum() <= to_beat * images:
         return None
     found = [best_order(labels[half::2], teacher[half::2], classes) for half in (1, 0)]
     right = sum(int((order[labels[half::2]] == teacher[half::2]).sum()) for half, order in enumerate(found))
@@ -178,7 +178,7 @@ def _other_order(labels: Numbers, seen: Classified, accuracy: float) -> str | No
         return None
     order_K = best_order(labels, teacher, classes)
     names = [plain(seen.label_names[label]) for label in np.argsort(order_K)] if seen.label_names else []
-    given = shlex.quote(",".join(names)) if classes <= MOST_NAMED else "and a file of their names"
+    given = shlex.quote(",".join(names)) if classes <= MAX_NAMED else "and a file of their names"
     return (
         f"the teacher is right on {accuracy:.1%} of the {seen.where}, but on {(order_K[labels] == teacher).mean():.1%} "
         "with the labels' classes in another order; "
@@ -187,12 +187,12 @@ def _other_order(labels: Numbers, seen: Classified, accuracy: float) -> str | No
     )
 
 
-def _crossed(labels: Numbers, teacher: Numbers, classes: int) -> Numbers:
+def _crossed(labels: ClassNumbers, teacher: ClassNumbers, classes: int) -> ClassNumbers:
     """Images of each label (row) that the teacher put into each class (column), (K, K)."""
     return np.bincount(labels * classes + teacher, minlength=classes**2).reshape(classes, classes)
 
 
-def best_order(labels: Numbers, teacher: Numbers, classes: int) -> Numbers:
+def best_order(labels: ClassNumbers, teacher: ClassNumbers, classes: int) -> ClassNumbers:
     """The class (K,) that stands for each label, each for one, so that most images fit; of equals, the label's own.
 
     Source: shortest augmenting paths, Jonker & Volgenant 1987 (Computing 38, 325-340). Rows whose best column is free
