@@ -18,6 +18,7 @@ from dfme.config.fields import CONFIG, Basic, Device, Seed
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig
 from dfme.config.values import build, leaves
+from dfme.report.console import constant_answer
 from dfme.run.checks import evaluation_problems, fresh_directory_problems, net_problems
 from dfme.run.directory import RunDirectory
 
@@ -98,7 +99,9 @@ def table(summary: Mapping[str, Any], out: Path) -> str:
         *([] if summary["teacher_accuracy"] is None else [("teacher accuracy", f"{summary['teacher_accuracy']:.2%}")]),
         *shares,
         *votes,
+        *constant_answer(summary),
         ("time", f"{summary['wall_seconds']:,.1f} s"),
         ("weights", str(out / "student.safetensors")),
+        *(("warning", line) for line in summary["warnings"]),
     ]
     return aligned(rows)

@@ -12,8 +12,9 @@ from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.report.summary_file import NO_LABELS
+from dfme.report.verdict import baselines, student_warnings, teacher_warnings
 from dfme.run.build import build_examination, build_teacher
-from dfme.run.evaluation import EvaluationSet, evaluation_images
+from dfme.run.evaluation import EvaluationSet, classified, evaluation_images
 from dfme.run.student_file import load_student
 
 
@@ -39,12 +40,17 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
     examination = build_examination(data, Oracle(teacher, ledger, tell=tell), device)
     assert isinstance(examination, EvaluationSet), "without an evaluation set there is no job"
     examination.prepare()
+    scores = examination.score(net.to(device))
+    seen = classified(examination, teacher.num_classes, student=net)
+    warned = [*teacher_warnings(seen), *student_warnings(seen)]
     return {
         "student": str(student),
         "evaluation set": f"{examination.name}, {len(examination)} images",
         **({} if examination.labels is not None else dict.fromkeys(("teacher accuracy", "accuracy"), NO_LABELS)),
-        **{name.replace("_", " "): value for name, value in examination.score(net.to(device)).items()},
+        **{name.replace("_", " "): value for name, value in scores.items()},
+        **{name.replace("_", " "): share for name, share in baselines(seen).items() if share is not None},
         "evaluation queries": str(ledger.evaluation_queries),
+        **({"warning": "\nwarning  ".join(warned)} if warned else {}),
     }
 
 

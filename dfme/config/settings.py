@@ -220,7 +220,7 @@ class EvaluationConfig:
     std: tuple[Positive, ...] | None = None
     """per-channel deviation, with mean; without both, images are scaled to the teacher's bounds"""
     points: Count = 25
-    """evaluations over the budget, evenly spaced"""
+    """evaluations over the budget, evenly spaced; some more come before the first"""
     limit: Natural = 0
     """use at most so many images; 0 uses all"""
 

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.compute import DeferredChecks
+from dfme.compute import DeferredChecks, held_to
 from dfme.errors import BudgetExhausted, RunError
 from dfme.oracle.dispatch import Answered, Dispatcher, Part
 from dfme.oracle.journal import Journal, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
 from dfme.spec import Teacher
+from dfme.students.losses import top_class
 
 __all__ = ["BudgetExhausted", "Ledger", "Oracle"]
 
@@ -31,6 +32,7 @@ class Oracle:
     With a journal that holds answers of an interrupted run, the same queries get those answers again,
     unpaid. ``deferred`` collects the conditions on an accelerator's values for the loop to verify; without
     one they are read after each call. ``tell`` is called with a line for each request to a service that fails.
+    ``answered``: how often each class (K,) was the answer to what is charged; None for a run begun before 0.7.0.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class Oracle:
         self._verify_each = deferred is None
         self._deferred = deferred or DeferredChecks()
         self._dispatcher = Dispatcher(teacher, ledger, journal, self._deferred, self._device)
+        kept_on = self._device if journal is None else torch.device("cpu")
+        self.answered: Tensor | None = torch.zeros(self.num_classes, dtype=torch.int64, device=kept_on)
         if tell is not None:
             self.report_to(tell)
         if not self.replaying:
@@ -86,7 +90,12 @@ class Oracle:
         if self._verify_each:
             self._deferred.verify()
         parts = [part for _, part in sorted(answers, key=lambda answered: answered[0])]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(images_BCHW.device)
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if purpose in CHARGED and self.answered is not None:
+            # On an accelerator nothing waits, so what is out of range may not have been noticed yet.
+            classes_B = top_class(whole).clamp(0, self.num_classes - 1)
+            self.answered.scatter_add_(0, classes_B, torch.ones_like(classes_B))
+        return whole.to(images_BCHW.device)
 
     @property
     def service(self) -> dict[str, Any] | None:
@@ -111,7 +120,17 @@ class Oracle:
         return {
             "ledger": self.ledger.state_dict(),
             "journal": None if self._journal is None else self._journal.state_dict(),
+            "answered": self.answered,
         }
+
+    def take_up_answered(self, found: Any) -> None:
+        """Go on from the counts of a checkpoint, None if it has none. ValueError for what cannot be counts."""
+        if found is not None:
+            assert self.answered is not None
+            found = held_to(self.answered.cpu(), found, "answers by class").to(self.answered.device)
+            if not 0 <= int(found.min()) <= int(found.max()) <= self.ledger.spent:
+                raise ValueError("answers by class: expected counts within what is spent")
+        self.answered = found
 
     def checkpointed(self) -> None:
         """Call once a checkpoint with this ``state_dict`` is saved: the journal drops what it covers."""

@@ -70,13 +70,16 @@ class Console:
         self._notes(line)
 
     def _note(self, line: str) -> None:
-        LOGGER.info(line)
+        # A program without a console is warned by the log.
+        LOGGER.log(logging.WARNING if self._quiet and line.startswith("warning: ") else logging.INFO, line)
         if not self._quiet:
             self._line.note(line)
 
     def table(self, summary: Mapping[str, Any], run_dir: Path) -> None:
         """Show the end table on the results stream."""
         self.close()
+        for line in summary.get("warnings", ()) if self._quiet else ():
+            self._note(f"warning: {line}")
         if not self._quiet:
             self._results.write(end_table(summary, run_dir, columns(self._results)) + "\n")
             self._results.flush()
@@ -172,10 +175,12 @@ def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = No
         ("teacher accuracy", _share(summary.get("teacher_accuracy"), without_labels(summary))),
         ("student accuracy", _share(summary.get("accuracy"), without_labels(summary))),
         ("agreement", _agreement(summary)),
+        *constant_answer(summary),
         ("time", f"{summary['wall_seconds']:,.1f} s ({summary['queries_per_second'] or 0:,.0f} queries/s)"),
     ]
     rows += [("ended by", ended)] if (ended := ended_early(summary)) else []
     rows += [(label, str(run_dir / name)) for label, name in OUTPUTS.items() if (run_dir / name).exists()]
+    rows += [("warning", line) for line in summary.get("warnings", ())]
     width = max(len(label) for label, _ in rows)
     return "\n".join(wrapped(f"{label:<{width}}  {value}", across, " " * (width + 2)) for label, value in rows)
 
@@ -201,6 +206,14 @@ def _service(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary.get("cost") is not None:
         rows.append(("cost", f"{summary['cost']:,.2f} at the price given, evaluation and losses included"))
     return rows
+
+
+def constant_answer(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the shares above stand beside: one answer to everything, and a guess."""
+    told = summary.get("baselines") or {}
+    known = {name: told.get(f"constant_{name}") for name in ("accuracy", "agreement")}
+    shares = [f"{name} {share:.2%}" for name, share in known.items() if share is not None]
+    return [("constant answer", f"{', '.join(shares)}; a guess: {told['chance']:.2%}")] if shares else []
 
 
 def _share(value: float | None, unknown: str | None) -> str:

@@ -63,8 +63,11 @@ def answer(run: RunFiles) -> str:
         return f"After {run.ledger.spent:,} queries nothing has been evaluated yet."
     finished = run.summary is not None
     queries = run.summary["spent"] if run.summary is not None else run.series("agreement")[-1][0]
+    paid = f"{queries:,} queries" + ("" if (price := final(run, "cost")) is None else f" at a price of {price:,.2f}")
     copy = f"a copy that agrees with the teacher on {agreement:.1%} of {on}"
-    return f"{queries:,} queries gave {copy}." if finished else f"So far, {queries:,} queries gave {copy}."
+    constant = ((run.summary or {}).get("baselines") or {}).get("constant_agreement")
+    beside = "" if constant is None else f", where one answer to everything would on {constant:.1%}"
+    return f"{paid} gave {copy}{beside}." if finished else f"So far, {paid} gave {copy}."
 
 
 def final(run: RunFiles, metric: str) -> float | None:

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from dfme.files import replacing
+from dfme.report.console import constant_answer
 from dfme.report.facts import (
     LEVELS,
     answer,
@@ -34,6 +35,10 @@ PICTURES = (
 )
 
 
+MAX_SHOWN = 20
+"""Classes in the table of answers, the most frequent; a picture of a thousand bars says less."""
+
+
 def write_page(run: RunFiles, path: Path) -> Path:
     """Write the page beside the pictures, which it carries inside itself; its path."""
     template = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
@@ -52,7 +57,10 @@ def _contents(run: RunFiles, run_dir: Path) -> dict[str, Any]:
         "answer": answer(run),
         "finished": run.summary is not None,
         "scored_on": on,
+        "warnings": (run.summary or {}).get("warnings", ()),
+        "audited": _audited(run),
         "facts": _facts(run),
+        "answers": _answers(run),
         "prices": _prices(run),
         "purposes": _purposes(run),
         "pictures": [(_embedded(run_dir / name), text) for name, text in PICTURES if (run_dir / name).is_file()],
@@ -62,10 +70,49 @@ def _contents(run: RunFiles, run_dir: Path) -> dict[str, Any]:
         "failed": run.ledger.failed,
         "service": (run.summary or {}).get("service"),
         "cost": (run.summary or {}).get("cost"),
-        "authorised_by": (run.config.get("teacher") or {}).get("authorised_by"),
         "metrics": [(name, METRICS[name]) for name in METRICS if name in logged],
         "config": run.config_text,
     }
+
+
+def _audited(run: RunFiles) -> list[tuple[str, str]]:
+    """What was audited, on whose word, when and at what price, as far as it is on record."""
+    told, asked = run.summary or {}, run.config.get("teacher") or {}
+    teacher = told.get("teacher") or {}
+    adapter = teacher.get("adapter") or {}
+    rows = [
+        ("Target", _text(teacher.get("target") or asked.get("url") or asked.get("checkpoint") or asked.get("kind"))),
+        ("Adapter", _text(adapter.get("file")) and f"{adapter['file']} (SHA-256 {adapter['sha256'][:16]}...)"),
+        ("Authorised by", _text(asked.get("authorised_by"))),
+        ("Started", _text(told.get("started"))),
+        ("Ended", _text(told.get("ended"))),
+        ("Price", _text(told.get("cost"), "{:,.2f} for all that may have been served, evaluation included")),
+    ]
+    return [(label, value) for label, value in rows if value]
+
+
+def _answers(run: RunFiles) -> dict[str, Any] | None:
+    """The most frequent classes, each with its share among the answers of each kind, and how many others there are."""
+    told, on = (
+        (run.summary or {}).get("answers"),
+        "held-back queries" if scored_on(run).held_back else "evaluation images",
+    )
+    if not isinstance(told, dict):
+        return None
+    kinds = [
+        ("Teacher", told.get("teacher"), on),
+        ("Student", told.get("student"), on),
+        ("Teacher", told.get("queries"), "paid queries"),
+    ]
+    known = [(f"{who}, {what}", counts, sum(counts)) for who, counts, what in kinds if counts and sum(counts)]
+    if not known:
+        return None
+    most = sorted(range(len(told["classes"])), key=lambda row: -sum(counts[row] / whole for _, counts, whole in known))
+    names = told.get("names") or [f"class {number}" for number in told["classes"]]
+    rows = [
+        (names[row], [f"{counts[row] / whole:.1%}" for _, counts, whole in known]) for row in sorted(most[:MAX_SHOWN])
+    ]
+    return {"heads": [head for head, _, _ in known], "rows": rows, "others": len(most) - len(rows)}
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
@@ -79,6 +126,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("Teacher's accuracy", with_interval(run.teacher_accuracy, images) or without_labels(told)),
         ("Student's accuracy", with_interval(final(run, "accuracy"), images) or without_labels(told)),
         ("Agreement", with_interval(final(run, "agreement"), images)),
+        ("Constant answer", ", ".join(value for _, value in constant_answer(told)) or None),
         ("KL divergence from the teacher", _text(final(run, "kl"), "{:.4f} nats")),
         ("Form of the answers", _text(told.get("label_mode"))),
         ("Estimator", _estimator(told.get("estimator"))),

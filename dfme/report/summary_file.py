@@ -12,6 +12,7 @@ from dfme.files import open_file
 from dfme.report.metrics import LARGEST, is_count
 
 MAX_BYTES = 1 << 20
+CONSTANT = ("constant_agreement", "constant_accuracy")
 
 FieldCheck = Callable[[Any], bool]
 
@@ -40,6 +41,24 @@ def _is_count_each(value: Any) -> bool:
     return isinstance(value, dict) and all(map(is_count, value.values()))
 
 
+def _is_list_of(form: FieldCheck) -> FieldCheck:
+    return lambda value: isinstance(value, list) and all(map(form, value))
+
+
+def _are_answers(value: Any) -> bool:
+    """Lists of counts, as long as that of the classes; of a ``retrain``, how many answers it learnt from."""
+    counts, names = _or_none(_is_list_of(is_count)), _or_none(_is_list_of(_is_text))
+    forms = {
+        "classes": _is_list_of(is_count),
+        "names": names,
+        **dict.fromkeys(("teacher", "student", "queries"), counts),
+    }
+    whole = is_count(value) or _has(**forms)(value)
+    return whole and (is_count(value) or len({len(value[name]) for name in forms if value.get(name)}) < 2)
+
+
+ADAPTER = _has(file=_is_text, sha256=_is_text)
+
 FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(("budget", "spent", "evaluation_queries", "requests", "refused", "failed", "lost"), is_count),
     **dict.fromkeys(("seed", "student_steps", "students"), is_count),
@@ -50,7 +69,11 @@ FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(("method", "label_mode", "student_arch", "device", "config_hash", "version", "torch"), _is_text),
     "wall_seconds": _is_number,
     "authorised_by": _or_none(_is_text),
-    "teacher": _has(kind=_is_text, num_classes=is_count),
+    "teacher": _has(kind=_is_text, num_classes=is_count, target=_or_none(_is_text), adapter=_or_none(ADAPTER)),
+    **dict.fromkeys(("started", "ended"), _or_none(_is_text)),
+    "baselines": _has(chance=_is_share, **dict.fromkeys(CONSTANT, _or_none(_is_share))),
+    "answers": _are_answers,
+    "warnings": _is_list_of(lambda line: _is_text(line) and line.isprintable()),  # a terminal shows them
     "spent_by_purpose": _is_count_each,
     "evaluation": _has(name=_is_text, images=is_count, held_back=lambda value: isinstance(value, bool)),
     "ended_by": _or_none(_is_text),

@@ -238,7 +238,10 @@ def build_oracle(
     ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts)
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
     journal = None if on_gpu and job.teacher.kind in KINDS else Journal(directory.journal, place)
-    return Oracle(teacher, ledger, journal, deferred)
+    oracle = Oracle(teacher, ledger, journal, deferred)
+    if state:
+        oracle.take_up_answered(state.get("answered"))
+    return oracle
 
 
 def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, dict[str, Any]]:

@@ -14,6 +14,7 @@ from dfme.config.settings import EvaluationConfig
 from dfme.data import DATASETS, ImageSet, load_dataset
 from dfme.data.class_names import numbered, shown_names
 from dfme.errors import UserError
+from dfme.report.verdict import Classified
 from dfme.run.checks import HELD_BACK_EVERY
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import log_probabilities, top_class
@@ -58,6 +59,31 @@ def evaluated(examination: EvaluationSet | HoldOut) -> dict[str, Any]:
     return {"name": examination.name, "images": len(examination), "held_back": examination.held_back}
 
 
+def classified(
+    examination: EvaluationSet | HoldOut,
+    classes: int,
+    names: Sequence[str] = (),
+    student: nn.Module | None = None,
+    queries: Tensor | None = None,
+) -> Classified:
+    """The classes that teacher, labels and ``student`` give to the images, as far as they are there, on the host.
+
+    ``names``: of the teacher's classes. ``queries``: counts (K,) of the answers that were paid for.
+    """
+    paid, kind = examination.paid, "held-back queries" if examination.held_back else "evaluation images"
+    own = examination.class_names if len(examination.class_names) == classes else ()
+    return Classified(
+        classes,
+        torch.cat([torch.zeros(0, dtype=torch.int64), *(top_class(answers).cpu() for _, answers in paid)]).numpy(),
+        None if examination.labels is None else examination.labels.cpu().numpy(),
+        None if student is None or not paid else scores(student, paid[0][0]).argmax(dim=1).cpu().numpy(),
+        None if queries is None else queries.cpu().numpy(),
+        names or own,
+        own,
+        f"{len(examination):,} {kind}",
+    )
+
+
 @dataclass
 class EvaluationSet:
     """Images with the teacher's answers to them, asked once and not charged; without labels no accuracy is known.
@@ -73,6 +99,7 @@ class EvaluationSet:
     ask: Callable[[Tensor], Tensor] | None
     answers: Tensor | None = None
     held_back: bool = False
+    class_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -126,6 +153,8 @@ class HoldOut:
 
     name = "held-back queries"
     held_back = True
+    labels: Tensor | None = None
+    class_names: tuple[str, ...] = ()
     teacher_accuracy: float | None = None
 
     def __init__(
@@ -178,7 +207,7 @@ def examination_of(
     if data is None:
         return HoldOut(mode, device)
     labels = None if data.labels is None else data.labels.to(device)
-    return EvaluationSet(data.name, data.images.to(device), labels, mode, ask)
+    return EvaluationSet(data.name, data.images.to(device), labels, mode, ask, class_names=data.class_names)
 
 
 def evaluation_images(

@@ -24,6 +24,9 @@ LOG_SECONDS = 0.5
 METRIC_SHARE = 0.01
 """Most of the time between two readings of a metric that working it out may take."""
 
+EARLY = 8
+"""Most evaluations before the first even share, at its half, a quarter and so on; nor are they more than the others."""
+
 SAMPLE_SHEETS = 5
 """Sheets of queries kept over a run, at evaluations, besides the first."""
 
@@ -104,12 +107,14 @@ def run(
     stopped: Callable[[], bool],
     price: float | None = None,
     goal: Goal | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> bool:
     """Spend the whole budget and train to the end, or until ``goal`` is reached; says whether it did, or was
     ``stopped`` (and kept) on the way.
 
-    ``points``: evaluations, evenly spaced over the budget. ``price``: of a thousand images, if they have one. ``keep``
-    saves a checkpoint.
+    ``points``: evaluations, evenly spaced over the budget; before the first of them there are some more, so that what
+    a copy costs that is good early is known. ``price``: of a thousand images, if they have one. ``keep`` saves a
+    checkpoint. ``look`` is called at each evaluation.
     """
     ledger, trainer, read = oracle.ledger, method.students, MetricReader()
     started = time.monotonic() - progress.seconds
@@ -121,15 +126,18 @@ def run(
         progress.seconds = time.monotonic() - started
         if metrics is None:
             continue
-        # Evaluate at even shares of the budget, and when the steps due are done.
+        # Evaluate at even shares of the budget, when the steps due are done, and often at the start.
         done, due = (spent * points // ledger.budget for spent in (before, ledger.spent))
+        early = [halvings(spent, ledger.budget, points) for spent in (before, ledger.spent)]
         ended = ledger.remaining + trainer.steps_left == 0
-        if due > done or (training and not trainer.steps_due):
+        even = due > done or (training and not trainer.steps_due)
+        if even or early[1] < early[0]:
             deferred.verify()
             metrics |= score_all(examination, trainer.delivered, trainer.vote)
             metrics |= goal.look(trainer.delivered) if goal else {}
             listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
-            if method.recent is not None and (done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS):
+            look()
+            if even and method.recent is not None and (done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS):
                 images, answers = (each[:SHEET_IMAGES].cpu().numpy() for each in method.recent)
                 listener.samples(ledger.spent, images, answers)
             logged = time.monotonic()
@@ -152,6 +160,12 @@ def run(
     deferred.verify()
     keep()
     return bool(goal and goal.reached and ledger.remaining) or ledger.remaining + trainer.steps_left == 0
+
+
+def halvings(spent: int, budget: int, points: int) -> int:
+    """How often the first even share must be halved until ``spent`` images reach it; one more than allowed if never."""
+    most = min(EARLY, points)
+    return next((times for times in range(most + 1) if spent * points * 2**times >= budget), most + 1)
 
 
 def _spend(method: Method, ledger: Ledger) -> Metrics | None:

@@ -18,10 +18,19 @@ from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.randomness import Streams, derived_seed
 from dfme.report.summary_file import read_summary
+from dfme.report.verdict import baselines, warnings
 from dfme.run.checkpoint import PAID_AT_ONCE, fitting, load_checkpoint, require_paid
 from dfme.run.components import build_students, build_trainer
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, HoldOut, evaluated, evaluation_images, examination_of, score_all
+from dfme.run.evaluation import (
+    EvaluationSet,
+    HoldOut,
+    classified,
+    evaluated,
+    evaluation_images,
+    examination_of,
+    score_all,
+)
 from dfme.run.job import plain
 from dfme.run.loop import numbers
 from dfme.run.run import ACCOUNTS
@@ -134,11 +143,14 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
         trainer = build_trainer(settings, nets, paid.label_mode, paid.replay, lambda: 1.0, streams)
         with RunDirectory.create(out) as directory:
             seconds = _train(trainer, examination, tell)
+            seen = classified(examination, paid.num_classes, student=trainer.delivered)
             save_student(directory.student, trainer.delivered.eval(), arch, paid.spec, paid.num_classes)
             directory.write_config(dump_yaml(_document(run, settings)))
             summary = _summary(run, settings, paid, examination, device_name(device)) | {
                 **dict.fromkeys(("teacher_accuracy", "accuracy", "agreement", "kl")),
                 **score_all(examination, trainer.delivered, trainer.vote),
+                "baselines": baselines(seen),
+                "warnings": warnings(seen),
                 "student_arch": arch,
                 "students": len(trainer.nets),
                 "student_steps": trainer.steps,

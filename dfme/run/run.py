@@ -20,16 +20,20 @@ from dfme.randomness import Streams
 from dfme.report import write_report
 from dfme.report.metrics import MetricRecord, read_metrics
 from dfme.report.recorder import Recorder
+from dfme.report.verdict import Classified, baselines, histogram, query_warnings, teacher_warnings, warnings
 from dfme.run import loop
 from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, HoldOut, evaluated, score_all
+from dfme.run.evaluation import EvaluationSet, HoldOut, classified, evaluated, score_all
 from dfme.run.goal import Goal
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
 from dfme.run.student_file import save_student
 from dfme.students.schedule import factor
 from dfme.students.trainer import StudentTrainer
+
+EARLY_SHARE = 0.1
+"""Share of the budget after which it is said if the answers so far are all of one class: a start may be poor."""
 
 ACCOUNTS = ("budget", "spent", "spent_by_purpose", "evaluation_queries", "requests", "refused", "failed", "lost")
 """Figures of the ledger that summary.json has."""
@@ -70,6 +74,7 @@ class Run:
     device: torch.device
     arch: str
     goal: Goal | None = None
+    looked: bool = False
 
     @property
     def trainer(self) -> StudentTrainer:
@@ -79,6 +84,8 @@ class Run:
         """Carry the run to the end of its budget, or to where it is stopped, and deliver what there is."""
         if isinstance(self.examination, EvaluationSet):
             self.examination.prepare()
+            for line in teacher_warnings(self.classified()):
+                self.recorder.note(f"warning: {line}")
         for line in self.method.prepare():
             self.recorder.note(line)
         if self.oracle.service is not None and not self.directory.has_checkpoint:
@@ -97,6 +104,7 @@ class Run:
             keep=self.keep,
             stopped=lambda: self.recorder.stopped or interrupt.requested(),
             goal=self.goal,
+            look=self.look,
         )
         if self.recorder.error is not None:
             raise self.recorder.error
@@ -112,6 +120,19 @@ class Run:
                 f"--until-agreement {self.goal.share:g} is reached; the student is kept as it is, {left}"
             )
         return self.deliver(finished)
+
+    def look(self) -> None:
+        """Warn once, while most of the budget is left, if the answers that were paid for show only one class."""
+        if not self.looked and self.oracle.ledger.share >= EARLY_SHARE:
+            self.looked = True
+            for line in query_warnings(self.classified(), " so far"):
+                self.recorder.note(f"warning: {line}")
+
+    def classified(self, student: nn.Module | None = None) -> Classified:
+        """What teacher, labels, paid answers and ``student`` say by class, as things stand."""
+        classes, told = self.oracle.num_classes, self.facts.get("class_names")
+        names = told if isinstance(told, list) and len(told) == classes else ()
+        return classified(self.examination, classes, names, student, self.oracle.answered)
 
     def keep(self) -> None:
         """Save a checkpoint; the journal then lets go of what the checkpoint covers."""
@@ -164,8 +185,7 @@ class Run:
         """The contents of summary.json for the student as it is."""
         config, totals = self.job.config, self.oracle.ledger.totals()
         scores = score_all(self.examination, student, self.trainer.vote)
-        price = self.job.teacher.price_per_1000
-        seconds = self.progress.seconds
+        price, seconds, seen = self.job.teacher.price_per_1000, self.progress.seconds, self.classified(student)
         return {
             "method": self.job.method,
             "seed": config.seed,
@@ -180,6 +200,9 @@ class Run:
             **{name: scores.get(name) for name in ("accuracy", "agreement", "kl")},
             **{name: value for name, value in scores.items() if name.startswith("vote_")},
             "evaluation": evaluated(self.examination),
+            "baselines": baselines(seen),
+            "answers": histogram(seen),
+            "warnings": warnings(seen),
             "student_arch": self.arch,
             "students": len(self.trainer.nets),
             "student_steps": self.trainer.steps,

@@ -10,6 +10,7 @@ from dfme.errors import DfmeError
 from dfme.methods import METHODS
 from dfme.run import loop
 from dfme.run.evaluation import EvaluationSet, score_all
+from dfme.run.loop import halvings
 from dfme.spec import ImageSpec
 
 SPEC = ImageSpec((1, 8, 8))
@@ -27,10 +28,28 @@ def test_the_budget_is_used_to_the_last_image_and_never_exceeded(name, budget):
     assert listener.sheets[-1] == budget
 
 
-def test_evaluations_come_at_the_first_step_past_each_even_share():
+def test_evaluations_come_at_the_first_step_past_each_even_share_and_its_halves_before():
     parts = make_parts(LinearTeacher(SPEC), 160)
     _, listener = run(make_method("static", parts), parts, points=4)
-    assert listener.evaluated == [48, 80, 128, 160]  # steps of 16 images: first past 40, 80, 120, 160
+    assert listener.evaluated == [16, 32, 48, 80, 128, 160]  # steps of 16 images: past 10, 20, then 40, 80, 120, 160
+    assert listener.sheets == [48, 80, 128, 160]  # as before 0.7.0
+
+
+@pytest.mark.parametrize(("points", "early"), [(1, [8]), (2, [4, 2]), (8, [1]), (16, [])])
+def test_evaluations_at_the_start_halve_and_are_no_more_than_the_others(points, early):
+    budget, reached = 16, []
+    for spent in range(1, budget // points):
+        if halvings(spent, budget, points) < halvings(spent - 1, budget, points):
+            reached.append(spent)
+    assert reached == sorted(early)
+
+
+def test_what_a_copy_costs_is_known_to_a_factor_of_two_however_large_the_budget():
+    budget, points = 20_000_000, 50
+    marks = [
+        spent for spent in range(1, 400_001) if halvings(spent, budget, points) < halvings(spent - 1, budget, points)
+    ]
+    assert marks == [-(-400_000 // 2**times) for times in range(8, -1, -1)]
 
 
 def test_a_stop_is_obeyed_after_the_step_and_kept():
@@ -48,7 +67,8 @@ def test_after_the_budget_the_loop_trains_on_until_the_plan_is_done():
     finished, listener = run(make_method("static", parts), parts, points=2, kept=kept)
     assert finished
     assert parts.students.steps == 300
-    assert listener.evaluated == [80, 160, 160]  # with the last image paid for, and with the last step taken
+    # At the first even share's halves (past 20, 40), at the even shares, and with the last step taken.
+    assert listener.evaluated == [32, 48, 80, 160, 160]
 
 
 def test_a_stop_after_the_budget_is_obeyed_and_the_run_is_not_finished():

@@ -91,6 +91,22 @@ SUMMARY: dict[str, Any] = {
 }
 
 
+LEADING: dict[str, Any] = {
+    "teacher": {
+        **{"kind": "json", "num_classes": 3, "target": "POST https://api.example/v1, model <b>cats</b>"},
+        "adapter": {"file": "adapter.yaml", "sha256": "0123456789abcdef" * 4},
+    },
+    **{"started": "2026-01-31T12:00:00Z", "ended": "2026-01-31T12:30:00Z", "cost": 1.36},
+    "baselines": {"constant_agreement": 0.5, "constant_accuracy": 0.45, "chance": 1 / 3},
+    "answers": {
+        **{"classes": [0, 1, 2], "names": ["cat", "<i>dog</i>", "cow"]},
+        **{"teacher": [180, 90, 90], "student": [170, 100, 90], "queries": [999, 1, 0]},
+    },
+    "warnings": ["the teacher answered <i>cat</i> to 99.9% of the 1,000 images paid for; likely cause: <script>"],
+}
+"""What 0.7.0 adds to a summary."""
+
+
 def make_run(run_dir: Path, *, finished: bool = True, channels: int = 1, dataset: str = "digits") -> Path:
     """A run of 1,000 queries with three evaluations and three sheets of samples."""
     (run_dir / "samples").mkdir(parents=True)

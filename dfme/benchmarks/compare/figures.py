@@ -32,6 +32,7 @@ class Figures:
 
     ``queries_to``: images charged until the first evaluation with at least that agreement; ``queries_to_teacher``:
     until ``OF_THE_TEACHER`` of the teacher's accuracy. ``curve``: (queries, agreement) of every evaluation.
+    ``constant_agreement``: of one answer to everything.
     """
 
     accuracy: float | None
@@ -49,6 +50,7 @@ class Figures:
     spent: int
     curve: Series
     made_with: str
+    constant_agreement: float | None = None
 
 
 def read_figures(run_dir: Path) -> Figures:
@@ -72,6 +74,7 @@ def read_figures(run_dir: Path) -> Figures:
         student_steps=int(summary["student_steps"]),
         spent=int(summary["spent"]),
         curve=agreement,
+        constant_agreement=(summary.get("baselines") or {}).get("constant_agreement"),
         made_with=f"{summary['device']}, dfme {summary['version']}, torch {summary['torch']}",
     )
 

@@ -133,6 +133,8 @@ def overview(findings: ComparisonResult, across: int | None = None) -> str:
         parts.append(f"### {mode}, {count_text(budget)} queries\n\n{_table(HEADS, lines, across)}")
     parts += [f"Rows differ in {findings.unequal}."] if findings.unequal else []
     of = findings.outcomes
+    constants = [done.constant_agreement for done in _done(of) if done.constant_agreement is not None]
+    parts += [f"One answer to everything would agree on {max(constants):.1%}."] if constants else []
     left_out = [f"- failed: `{each.cell.name}`: {each.reason}" for each in of if each.state == "failed"]
     never = [each for each in of if each.state == "not applicable"]
     left_out += dict.fromkeys(

@@ -1,0 +1,219 @@
+"""What answers by class say: what a constant answer would get, and what is wrong with teacher, queries or student.
+
+A warning is one line: what was found, the likely cause, what to do. No torch here.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfme.report.facts import Z_95, wilson_interval
+
+ClassNumbers = NDArray[np.int64]
+
+ALMOST_ALL = 0.95
+"""Answers are nearly all of one class if the 95% interval of its share is above this (heuristic)."""
+
+SLIGHT = 0.1
+"""The share put right of what luck would not (Cohen's kappa) that is next to nothing on any images (heuristic)."""
+
+MAX_KEPT, MAX_ORDERED, MAX_NAMED = 1_000, 1_000, 20
+"""Classes in summary.json; classes among which another order is looked for; classes that a warning names."""
+
+
+@dataclass(frozen=True)
+class Classified:
+    """Classes (N,) that the teacher and, if there are any, labels and student give to the same images.
+
+    ``queries``: how often each of the ``classes`` was the answer to what was paid for (K,). ``names`` and, of the data
+    set's own, ``label_names``: of all classes, or none. ``where``: the images, as a sentence names them.
+    """
+
+    classes: int
+    teacher: ClassNumbers
+    labels: ClassNumbers | None = None
+    student: ClassNumbers | None = None
+    queries: ClassNumbers | None = None
+    names: Sequence[str] = ()
+    label_names: Sequence[str] = ()
+    where: str = "evaluation images"
+
+    def name(self, number: int) -> str:
+        own = plain(self.names[number]) if self.names else str(number)
+        return f"class {number}" + (f" ({own})" if own != str(number) else "")
+
+    def counts(self, classes_N: ClassNumbers) -> ClassNumbers:
+        return np.bincount(classes_N, minlength=self.classes)
+
+
+def plain(name: str) -> str:
+    """A name from somebody's file, short and without what moves a terminal's cursor."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name[:60])
+
+
+def top(counts_K: ClassNumbers) -> tuple[int, float]:
+    """The most frequent class and its share."""
+    return (most := int(counts_K.argmax())), float(counts_K[most] / counts_K.sum())
+
+
+def baselines(seen: Classified) -> dict[str, float | None]:
+    """The most that one answer to everything would get, None where there is nothing to get, and what a guess would."""
+    known = {"constant_agreement": seen.teacher, "constant_accuracy": seen.labels}
+    found = {name: None if each is None or not len(each) else top(seen.counts(each))[1] for name, each in known.items()}
+    return {**found, "chance": 1 / seen.classes}
+
+
+def histogram(seen: Classified) -> dict[str, Any]:
+    """How often each class was answered: lists side by side, of the ``MAX_KEPT`` most frequent in their order."""
+    kinds = {"teacher": seen.teacher, "student": seen.student}
+    counts = {name: None if each is None else seen.counts(each) for name, each in kinds.items()}
+    counts["queries"] = seen.queries
+    total_K = np.sum([each for each in counts.values() if each is not None], axis=0)
+    kept = np.sort(np.argsort(-total_K, kind="stable")[:MAX_KEPT])
+    return {
+        "classes": kept.tolist(),
+        "names": [plain(seen.names[number]) for number in kept] if seen.names else None,
+        **{name: None if each is None else each[kept].tolist() for name, each in counts.items()},
+    }
+
+
+def warnings(seen: Classified) -> list[str]:
+    """All that is wrong: with the teacher, then the queries, then the student."""
+    return [*teacher_warnings(seen), *query_warnings(seen), *student_warnings(seen)]
+
+
+def teacher_warnings(seen: Classified) -> list[str]:
+    """What makes every figure of a run meaningless; it is known before anything is paid for."""
+    if len(seen.teacher) < 2:
+        return []
+    most, share = top(seen.counts(seen.teacher))
+    if share == 1:
+        return [
+            f"the teacher answers {seen.name(most)} to all {seen.where}, so agreement says nothing; likely cause: "
+            "wrong --teacher.bounds, --teacher.mean and --teacher.std, or checkpoint; see what run.py check says"
+        ]
+    if seen.labels is None or len(np.unique(seen.labels)) < 2:
+        return []
+    accuracy, (luck, deviation) = float((seen.teacher == seen.labels).mean()), _luck(seen.labels, seen)
+    if (order := _other_order(seen.labels, seen, accuracy)) is not None:
+        return [order]
+    if accuracy > luck + Z_95 * deviation and accuracy - luck >= SLIGHT * (1 - luck):
+        return []
+    return [
+        f"the teacher is right on {accuracy:.1%} of the {seen.where}, luck would be on {luck:.1%} (it answers "
+        f"{seen.name(most)} to {share:.0%}); likely cause: --teacher.mean and --teacher.std forgotten, or wrong "
+        "--teacher.bounds, channel order, checkpoint or order of classes; mend that first"
+    ]
+
+
+def query_warnings(seen: Classified, when: str = "") -> list[str]:
+    """Paid answers of nearly one class; ``when``: in the run. Of a teacher that knows only one, more was said."""
+    if seen.queries is None or not seen.queries.any() or (len(seen.teacher) > 1 and not np.ptp(seen.teacher)):
+        return []
+    (most, share), total = top(seen.queries), int(seen.queries.sum())
+    if wilson_interval(share, total)[0] <= ALMOST_ALL:
+        return []
+    return [
+        f"the teacher answered {seen.name(most)} to {share:.1%} of the {total:,} images paid for{when}; likely cause: "
+        "they are unlike its own images, or wrong --teacher.bounds; try --method.name procedural: its images vary more"
+    ]
+
+
+def student_warnings(seen: Classified) -> list[str]:
+    """A copy that has collapsed, or is not shown to be better than one answer to everything."""
+    if seen.student is None or len(seen.teacher) < 2 or not np.ptp(seen.teacher):
+        return []
+    images, (usual, constant), (own, share) = (
+        len(seen.teacher),
+        *(map(top, map(seen.counts, (seen.teacher, seen.student)))),
+    )
+    remedy = "try --recipe frugal or a larger --budget"
+    nearly_one = share == 1 or wilson_interval(share, images)[0] > ALMOST_ALL
+    if nearly_one and share > wilson_interval(constant, images)[1]:
+        return [
+            f"the student has collapsed: it answers {seen.name(own)} to {share:.1%} of the {seen.where}, the teacher "
+            f"to {(seen.teacher == own).mean():.1%}; likely cause: too high a --student.lr or too few queries; {remedy}"
+        ]
+    agreement = float((seen.teacher == seen.student).mean())
+    low, high = wilson_interval(agreement, images)
+    if low > constant:
+        return []
+    return [
+        f"agreement of {agreement:.1%} (95% interval {low:.1%} to {high:.1%}) is not above the {constant:.1%} of "
+        f"always answering {seen.name(usual)}; likely cause: too few queries, or too few images to tell; {remedy}"
+    ]
+
+
+def _luck(labels: ClassNumbers, seen: Classified) -> tuple[float, float]:
+    """What answers as frequent as the teacher's would get right if images did not matter, and its standard deviation.
+
+    Source: Fleiss, Cohen & Everitt 1969 (Psychol. Bull. 72, 323-327), kappa's deviation where it is zero.
+    """
+    true_K, told_K = (seen.counts(each) / len(each) for each in (labels, seen.teacher))
+    luck = float(true_K @ told_K)
+    variance = luck + luck**2 - float((true_K * told_K) @ (true_K + told_K))
+    return luck, math.sqrt(max(variance, 0.0) / len(labels))
+
+
+def _other_order(labels: ClassNumbers, seen: Classified, accuracy: float) -> str | None:
+    """A line where most images follow one order of the classes that is not the labels' own.
+
+    What is found on half of the images is judged by the other half: on its own some order always fits. It must be right
+    more often than the labels' own, the most frequent label, and one time in two, by its 95% interval.
+    """
+    teacher, images, classes = seen.teacher, len(labels), seen.classes
+    to_beat = max(0.5, wilson_interval(accuracy, images)[1], top(seen.counts(labels))[1])
+    if classes > MAX_ORDERED or _crossed(labels, teacher, classes).max(axis=1).sum() <= to_beat * images:
+        return None
+    found = [best_order(labels[half::2], teacher[half::2], classes) for half in (1, 0)]
+    right = sum(int((order[labels[half::2]] == teacher[half::2]).sum()) for half, order in enumerate(found))
+    if wilson_interval(right / images, images)[0] <= to_beat:
+        return None
+    order_K = best_order(labels, teacher, classes)
+    names = [plain(seen.label_names[label]) for label in np.argsort(order_K)] if seen.label_names else []
+    given = shlex.quote(",".join(names)) if classes <= MAX_NAMED else "and a file of their names"
+    return (
+        f"the teacher is right on {accuracy:.1%} of the {seen.where}, but on {(order_K[labels] == teacher).mean():.1%} "
+        "with the labels' classes in another order; "
+        + (f"give the teacher's order with --evaluation.classes {given}" if names else "number the labels as it does")
+        + "; until then accuracies and names of classes say nothing, agreement does"
+    )
+
+
+def _crossed(labels: ClassNumbers, teacher: ClassNumbers, classes: int) -> ClassNumbers:
+    """Images of each label (row) that the teacher put into each class (column), (K, K)."""
+    return np.bincount(labels * classes + teacher, minlength=classes**2).reshape(classes, classes)
+
+
+def best_order(labels: ClassNumbers, teacher: ClassNumbers, classes: int) -> ClassNumbers:
+    """The class (K,) that stands for each label, each for one, so that most images fit; of equals, the label's own.
+
+    Source: shortest augmenting paths, Jonker & Volgenant 1987 (Computing 38, 325-340). Rows whose best column is free
+    begin with it, so a matrix that is nearly a permutation takes hardly more than a look.
+    """
+    gain_KK = _crossed(labels, teacher, classes) * (classes + 1) + np.eye(classes)  # all of eye: less than one image
+    cost_KK = gain_KK.max(axis=1, keepdims=True) - gain_KK
+    price_K, row_of, column_of = np.zeros(classes), np.full(classes, -1), np.full(classes, -1)
+    for row, column in enumerate(cost_KK.argmin(axis=1)):
+        if row_of[column] < 0:
+            row_of[column], column_of[row] = row, column
+    for start in np.flatnonzero(column_of < 0):
+        # Dijkstra over reduced costs, from a row that is left over to the nearest free column; then all move on.
+        way_K, before_K, open_K = cost_KK[start] - price_K, np.full(classes, start), np.full(classes, True)
+        while row_of[end := int(np.where(open_K, way_K, np.inf).argmin())] >= 0:
+            open_K[end], row = False, row_of[end]
+            through_K = cost_KK[row] - price_K - (cost_KK[row, end] - price_K[end]) + way_K[end]
+            shorter_K = open_K & (through_K < way_K)
+            way_K[shorter_K], before_K[shorter_K] = through_K[shorter_K], row
+        price_K[~open_K] += way_K[~open_K] - way_K[end]
+        while end >= 0:
+            row = before_K[end]
+            row_of[end], column_of[row], end = row, end, column_of[row]
+    return column_of

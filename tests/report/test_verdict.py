@@ -1,0 +1,194 @@
+"""Baselines by arithmetic, orders by trying all of them, and warnings where there is a fault and nowhere else."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dfme.report import verdict
+from dfme.report.verdict import Classified, baselines, best_order, histogram, warnings
+
+
+def seen(teacher: Any, labels: Any = None, student: Any = None, classes: int = 10, **more: Any) -> Classified:
+    read = [None if each is None else np.asarray(each, dtype=np.int64) for each in (teacher, labels, student)]
+    assert read[0] is not None
+    return Classified(classes, read[0], read[1], read[2], where=f"{len(read[0]):,} evaluation images", **more)
+
+
+def truth(images: int, classes: int = 10, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Labels of images, as many of each class as of any other."""
+    return np.random.default_rng(seed).permutation(np.arange(images) % classes)
+
+
+def blurred(labels: Any, right: float, classes: int = 10, seed: int = 1) -> np.ndarray[Any, Any]:
+    """Answers that are the label with this probability, and else any class."""
+    rng = np.random.default_rng(seed)
+    return np.where(rng.random(len(labels)) < right, labels, rng.integers(0, classes, len(labels)))
+
+
+# Baselines and histogram
+
+
+def test_baselines_by_hand() -> None:
+    found = baselines(seen([0, 0, 0, 1], [0, 1, 2, 2], classes=4))
+    assert found == {"constant_agreement": 0.75, "constant_accuracy": 0.5, "chance": 0.25}
+    without = {"constant_agreement": None, "constant_accuracy": None, "chance": 0.25}
+    assert baselines(seen([], classes=4)) == without
+
+
+def test_answers_are_counted_by_class_and_named() -> None:
+    queries = np.array([5, 0, 7])
+    found = histogram(seen([0, 0, 2], student=[1, 0, 2], classes=3, queries=queries, names=("a", "b\x1b[2J", "c")))
+    assert found == {
+        **{"classes": [0, 1, 2], "names": ["a", "b?[2J", "c"]},
+        **{"teacher": [2, 0, 1], "student": [1, 1, 1], "queries": [5, 0, 7]},
+    }
+
+
+def test_of_thousands_of_classes_the_most_frequent_are_kept_in_their_order() -> None:
+    queries = np.arange(5_000)
+    found = histogram(seen([], classes=5_000, queries=queries))
+    assert found["classes"] == found["queries"] == list(range(4_000, 5_000))
+
+
+# Another order
+
+
+@pytest.mark.parametrize("classes", [2, 3, 6])
+def test_the_best_order_is_the_best_of_all(classes: int) -> None:
+    rng = np.random.default_rng(classes)
+    for right in (0.0, 0.4, 0.9):
+        labels = rng.integers(0, classes, 40)
+        teacher = blurred(rng.permutation(classes)[labels], right, classes, seed=classes)
+        found = best_order(labels, teacher, classes)
+        assert sorted(found) == list(range(classes))
+        every = [np.array(order)[labels] == teacher for order in permutations(range(classes))]
+        assert (found[labels] == teacher).sum() == max(fits.sum() for fits in every)
+
+
+def test_an_order_of_a_thousand_classes_is_found_at_once() -> None:
+    labels, order = truth(20_000, 1_000), np.random.default_rng(2).permutation(1_000)
+    began = time.process_time()
+    assert (best_order(labels, blurred(order[labels], 0.7, 1_000), 1_000) == order).all()
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("classes", "images", "right"), [(2, 60, 0.9), (3, 90, 0.8), (10, 359, 0.7), (100, 2_000, 0.8)]
+)
+def test_another_order_is_told_with_the_accuracy_it_gives(classes: int, images: int, right: float) -> None:
+    labels, order = truth(images, classes), np.roll(np.arange(classes), 1)
+    teacher = blurred(order[labels], right, classes)
+    names = tuple(f"kind {number}" for number in range(classes))
+    (told,) = warnings(seen(teacher, labels, classes=classes, names=names, label_names=names))
+    assert f"on {(order[labels] == teacher).mean():.1%} with the labels' classes in another order" in told
+    if classes > verdict.MAX_NAMED:
+        assert "--evaluation.classes and a file" in told
+        return
+    # What it says to give: the folder's names in the teacher's order. With it the teacher is right.
+    given = shlex.split(told.split("--evaluation.classes ")[1])[0].rstrip(";").split(",")
+    renamed = np.array([given.index(names[label]) for label in labels])
+    assert (renamed == teacher).mean() == (order[labels] == teacher).mean()
+
+
+def test_labels_without_names_are_to_be_numbered() -> None:
+    labels = truth(100, 2)
+    (told,) = warnings(seen(1 - labels, labels, classes=2, names=("yes", "no")))
+    assert "number the labels as it does" in told
+    assert "--evaluation.classes" not in told
+
+
+@pytest.mark.parametrize(("classes", "images"), [(2, 40), (10, 100), (100, 150), (1_000, 3_000)])
+def test_no_order_is_told_of_a_teacher_that_guesses(classes: int, images: int) -> None:
+    """Among so many orders one always fits a few images well: it must hold on others."""
+    for seed in range(5):
+        labels = truth(images, classes, seed)
+        told = warnings(seen(blurred(labels, 0.0, classes, seed + 50), labels, classes=classes))
+        assert not any("another order;" in line for line in told)
+
+
+# The teacher
+
+
+def test_a_teacher_of_one_answer_says_nothing() -> None:
+    labels = truth(359)
+    (told,) = warnings(
+        seen(np.full(359, 3), labels, student=np.full(359, 3), queries=np.eye(10, dtype=int)[3] * 10_000)
+    )
+    assert told.startswith("the teacher answers class 3 to all 359 evaluation images, so agreement says nothing")
+    assert len(warnings(seen([1, 1, 1]))) == 1  # nor without labels
+
+
+@pytest.mark.parametrize(("images", "right"), [(100, 0.0), (359, 0.016), (10_000, 0.0), (10_000, 0.07)])
+def test_a_teacher_near_luck_is_told_on_any_number_of_images(images: int, right: float) -> None:
+    labels = truth(images)
+    (told,) = warnings(seen(blurred(labels, right), labels))
+    assert "luck would be on 10" in told
+    assert "--teacher.mean and --teacher.std forgotten" in told
+
+
+def test_a_teacher_with_a_prior_is_not_called_broken() -> None:
+    """Nine images in ten are of one class: a good teacher's accuracy lies within the interval of a constant one's."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        labels = (rng.random(200) < 0.1).astype(np.int64)
+        teacher = np.where(rng.random(200) < 0.93, labels, 1 - labels)
+        assert warnings(seen(teacher, labels, student=teacher, classes=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("classes", "images", "right"), [(2, 50, 0.6), (10, 100, 0.4), (100, 500, 0.3), (1_000, 2_000, 0.2)]
+)
+def test_a_teacher_that_knows_its_images_is_not_warned_of(classes: int, images: int, right: float) -> None:
+    labels = truth(images, classes)
+    assert warnings(seen(blurred(labels, right, classes), labels, classes=classes)) == []
+
+
+def test_where_nothing_can_be_told_nothing_is() -> None:
+    assert warnings(seen([])) == []
+    assert warnings(seen([4])) == []
+    assert warnings(seen([0, 1, 0, 0], labels=[0, 0, 0, 0])) == []  # labels of one class: nothing to be right about
+
+
+# The queries
+
+
+@pytest.mark.parametrize(
+    ("others", "total", "warned"), [(0, 1_000, True), (20, 1_000, True), (100, 1_000, False), (0, 20, False)]
+)
+def test_paid_answers_of_one_class_are_told(others: int, total: int, warned: bool) -> None:
+    """Twenty alike may be luck where one class is frequent, and one in ten of another is no failure."""
+    queries = np.array([others, total - others])
+    told = warnings(seen([0, 1], classes=2, queries=queries, names=("cat", "dog")))
+    assert bool(told) == warned
+    assert not told or told[0].startswith(f"the teacher answered class 1 (dog) to {1 - others / total:.1%} of the ")
+
+
+# The student
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+def test_a_student_of_one_answer_has_collapsed(classes: int) -> None:
+    labels = truth(359, classes)
+    student = np.where(np.arange(359) < 3, labels, 1)
+    (told,) = warnings(seen(labels, student=student, classes=classes))
+    assert told.startswith("the student has collapsed: it answers class 1 to ")
+    assert "--recipe frugal" in told
+
+
+def test_a_student_no_better_than_one_answer_is_told_with_both_figures() -> None:
+    teacher = np.repeat([0, 1], [270, 90])
+    student = np.where(np.arange(360) % 4 < 3, teacher, 1 - teacher)
+    (told,) = warnings(seen(teacher, student=student, classes=2))
+    assert "agreement of 75.0% (95% interval 70.3% to 79.2%) is not above the 75.0% of always answering class 0" in told
+
+
+@pytest.mark.parametrize(("images", "right"), [(359, 0.2), (30, 0.6), (10_000, 0.03)])
+def test_a_student_above_one_answer_is_not_warned_of(images: int, right: float) -> None:
+    teacher = truth(images)
+    assert warnings(seen(teacher, student=blurred(teacher, right))) == []
