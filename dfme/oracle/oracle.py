@@ -49,6 +49,7 @@ class Oracle:
         self._journal = journal
         self._verify_each = deferred is None
         self._deferred = deferred or DeferredChecks()
+        self.answered: Callable[[], None] = lambda: None  # called whenever a batch is answered and on file
         self._dispatcher = Dispatcher(teacher, ledger, journal, self._deferred, self._device)
         if tell is not None:
             self.report_to(tell)
@@ -85,6 +86,7 @@ class Oracle:
             answers += self._ask(Part(start, queries_BCHW[start:stop], batch, position + start), purpose)
         if self._verify_each:
             self._deferred.verify()
+        self.answered()
         parts = [part for _, part in sorted(answers, key=lambda answered: answered[0])]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(images_BCHW.device)
 
@@ -98,6 +100,11 @@ class Oracle:
             "seconds_answering": round(self._dispatcher.seconds, 3),
             "seconds_waited": round(self._dispatcher.waited, 3),
         }
+
+    @property
+    def asking(self) -> bool:
+        """Whether a request is on its way."""
+        return self._dispatcher.asking
 
     def report_to(self, tell: Callable[[str], None]) -> None:
         """Call ``tell`` with a line, at most every ten seconds, while requests to a service fail."""
