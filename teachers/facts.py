@@ -34,7 +34,7 @@ MODELS = (
 ADAPTER_FILE = "adapter.yaml"
 """The name, in a run directory, of the adapter as it was read."""
 
-MOST_NAMES = 1_000
+MAX_NAMES = 1_000
 """Class names that are on record."""
 
 _SECRET = re.compile("auth|key|token|secret|passw|cookie|sign", re.IGNORECASE)
@@ -133,7 +133,7 @@ def _class_names(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> lis
         told = read_config(Path(options["folder"]).expanduser())
         names = told.get("id2label") or told.get("label_names")
     found = names.values() if isinstance(names, dict) else names if isinstance(names, list | tuple) else ()
-    return [str(name)[:100] for name in found][:MOST_NAMES]
+    return [str(name)[:100] for name in found][:MAX_NAMES]
 
 
 def _source(kind: str) -> dict[str, Any]:

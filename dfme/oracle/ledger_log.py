@@ -246,8 +246,12 @@ def read_history(path: Path) -> History:
 
 
 def ledger_facts(path: Path) -> dict[str, Any]:
-    """What a ledger says of its teacher; nothing without one. RunError for a damaged file."""
-    return (read_history(path).teacher or {}) if path.is_file() else {}
+    """What a ledger's first line says of its teacher, before the file is held to its checks; nothing without any."""
+    try:
+        facts = json.loads(next(whole_lines(path), b"{}"))["teacher"]
+    except (OSError, RunError, ValueError, LookupError, TypeError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def audit(path: Path) -> Totals:

@@ -67,6 +67,8 @@ def run_job(
     gpus = [device] if device.type == "cuda" else []
     with within_memory(device), torch.random.fork_rng(gpus), Interrupt(console, True) as interrupt, ExitStack() as held:
         held.callback(torch.set_num_threads, torch.get_num_threads())
+        if resume and teacher is None:  # before another file than the run's is loaded, and found to be of another form
+            require_same_run(job, Path(job.config.out or ""), _files(job))
         made = build_teacher(job, teacher, device)
         if teacher is None:
             held.callback(getattr(made, "close", lambda: None))
@@ -109,10 +111,13 @@ def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device
     if teacher is None:
         try:
             return make_teacher(job.teacher, job.teacher_options, device)
-        except ShapeUnknown:
+        except ShapeUnknown as unknown:
             if (shape := shape_of(job.config.evaluation)) is None:
                 raise
-        made = make_teacher(replace(job.teacher, shape=shape), job.teacher_options, device)
+            try:
+                made = make_teacher(replace(job.teacher, shape=shape), job.teacher_options, device)
+            except UserError:  # not these images, then
+                raise unknown from None
         line = f"images {'x'.join(map(str, shape))}, as those of the evaluation (--teacher.shape)"
         setattr(made, "inferred", (line, *getattr(made, "inferred", ())))  # noqa: B010 (an attribute of local teachers)
         return made

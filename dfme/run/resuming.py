@@ -17,7 +17,7 @@ from dfme.oracle.ledger import Ledger
 from dfme.oracle.ledger_log import ledger_facts, require_same_teacher
 from dfme.run.job import differing_keys
 
-MOST_THREADS = 1_024
+MAX_THREADS = 1_024
 """What a ledger may ask for."""
 
 
@@ -28,10 +28,9 @@ def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str]) -> None:
     """
     config = run_dir / "config.yaml"
     keys = differing_keys(load_yaml(config, own=True), job)
-    moved = {f"teacher.{name}" for name in files} & set(keys)
-    if moved and (recorded := ledger_facts(run_dir / "ledger.jsonl").get("files")):
+    if recorded := ledger_facts(run_dir / "ledger.jsonl").get("files"):
         require_same_teacher({"files": recorded}, {"files": {name: digest for name, digest in files.items() if digest}})
-        keys = [key for key in keys if key not in moved]
+        keys = [key for key in keys if key.removeprefix("teacher.") not in files]
     if keys:
         raise UserError(
             f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
@@ -44,7 +43,7 @@ def take_up_threads(ledger: Ledger, device: torch.device) -> list[str]:
     now = torch.get_num_threads()
     own = ledger.stretches[0]["threads"] if ledger.stretches else now
     differs = device.type == "cpu" and own != now
-    if differs and 1 <= own <= MOST_THREADS:
+    if differs and 1 <= own <= MAX_THREADS:
         torch.set_num_threads(own)
     ledger.begin(torch.get_num_threads())
     if not differs:

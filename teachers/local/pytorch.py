@@ -121,9 +121,9 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
             f"{options.checkpoint}: its architecture cannot be told from its {len(state)} tensors "
             f"(first {next(iter(state))}); give --teacher.arch"
         )
-    shape = _shape(arch, config, card, guess, state)
     outputs = card.num_classes or (guess.num_classes if guess else None)
     num_classes = agreed_classes(config.num_classes, outputs, SAYS, ORIGIN)
+    shape = _shape(arch, config, card, guess, state)
     source = f"{options.checkpoint} as {arch}: the weights"
     if guess and guess.arch != arch:
         source = f"{options.checkpoint} as {arch} (they look like {guess.arch}): the weights"
