@@ -39,7 +39,7 @@ from dfme.run.student_file import load_student
 from dfme.spec import Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.build import make_teacher, wrap_callable
-from dfme.teachers.facts import resolved_adapter, teacher_facts, teacher_files
+from dfme.teachers.facts import ADAPTER_FILE, resolved_adapter, teacher_facts, teacher_files
 
 
 def run_job(
@@ -68,7 +68,7 @@ def run_job(
     with within_memory(device), torch.random.fork_rng(gpus), Interrupt(console, True) as interrupt, ExitStack() as held:
         held.callback(torch.set_num_threads, torch.get_num_threads())
         if resume and teacher is None:  # before another file than the run's is loaded, and found to be of another form
-            require_same_run(job, Path(job.config.out or ""), _files(job))
+            _require_same_run(job, Path(job.config.out or ""))
         made = build_teacher(job, teacher, device)
         if teacher is None:
             held.callback(getattr(made, "close", lambda: None))
@@ -99,7 +99,7 @@ def finished_result(job: Job) -> Result | None:
         student = load_student(path)
     except UserError:
         return None
-    require_same_run(job, path, _files(job))
+    _require_same_run(job, path)
     return Result(student, summary, path)
 
 
@@ -146,8 +146,6 @@ def open_run(job: Job, teacher: Teacher, device: torch.device, held: ExitStack, 
     def open_record(space: int = 0) -> tuple[RunDirectory, dict[str, Any], Oracle]:
         directory, state = open_directory(job, resume, space)
         held.enter_context(directory)
-        if resume and adapter and directory.adapter.is_file():
-            require_same_adapter(directory.adapter, adapter)
         with fitting(directory.checkpoint) if state else nullcontext():
             oracle = build_oracle(job, teacher, directory, state["oracle"] if state else {}, deferred, facts, begin)
         held.callback(oracle.close)
@@ -232,7 +230,7 @@ def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, di
     directory = RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
     try:
         if resume:
-            require_same_run(job, directory.path, _files(job))
+            _require_same_run(job, directory.path)
             return directory, load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
         directory.require_space(space)
         directory.write_config(recipe(job))
@@ -254,8 +252,10 @@ def recipe(job: Job) -> str:
     return dump_yaml(document(replace(job, config=replace(job.config, resume=False))))
 
 
-def _files(job: Job) -> dict[str, str]:
-    """The digests of the teacher's files, by the option that names them or, of what lies beside others, their name."""
-    source = KINDS[job.teacher.kind].file if job.teacher.kind in KINDS else None
-    files = teacher_files(job.teacher.kind, job.teacher_options)
-    return files if source is None or not source.folder else {source.option: "", **files}
+def _require_same_run(job: Job, run_dir: Path) -> None:
+    """UserError where settings, adapter or the teacher's files are not those of the run on record."""
+    kind, options = job.teacher.kind, job.teacher_options
+    if (adapter := resolved_adapter(kind, options)) and (run_dir / ADAPTER_FILE).is_file():
+        require_same_adapter(run_dir / ADAPTER_FILE, adapter)
+    source = KINDS[kind].file if kind in KINDS else None
+    require_same_run(job, run_dir, teacher_files(kind, options), source.option if source else "")

@@ -21,16 +21,17 @@ MAX_THREADS = 1_024
 """What a ledger may ask for."""
 
 
-def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str]) -> None:
+def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: str) -> None:
     """UserError, with the keys, where the run on record was started with values that decide another result.
 
-    ``files``: digests of the teacher's files. They may lie elsewhere now; what is in them may not differ.
+    ``files``: digests of the teacher's files, which ``option`` names. They may lie elsewhere now; what is in them may
+    not differ.
     """
     config = run_dir / "config.yaml"
     keys = differing_keys(load_yaml(config, own=True), job)
     if recorded := ledger_facts(run_dir / "ledger.jsonl").get("files"):
-        require_same_teacher({"files": recorded}, {"files": {name: digest for name, digest in files.items() if digest}})
-        keys = [key for key in keys if key.removeprefix("teacher.") not in files]
+        require_same_teacher({"files": recorded}, {"files": files})
+        keys = [key for key in keys if key.removeprefix("teacher.") not in (*files, option)]
     if keys:
         raise UserError(
             f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
@@ -54,13 +55,11 @@ def take_up_threads(ledger: Ledger, device: torch.device) -> list[str]:
 
 def changed_source(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
     """A line where the module of somebody's own teacher is not the one that the run began with."""
-    old, new = (facts.get("source") or {} if facts else {} for facts in (before, now))
-    if not old or old == new:
+    old, new = ((facts or {}).get("source") for facts in (before, now))
+    if not isinstance(old, dict) or not isinstance(new, dict) or old == new:
         return []
-    return [
-        f"teacher: {old.get('file')} (sha256 {str(old.get('sha256'))[:12]}) is now {new.get('file')} "
-        f"({str(new.get('sha256'))[:12]}); if its answers changed, start a new run"
-    ]
+    shown = [f"{str(each.get('file'))[:80]!r} (sha256 {str(each.get('sha256'))[:12]!r})" for each in (old, new)]
+    return [f"teacher: {shown[0]} is now {shown[1]}; if its answers are others, start a new run"]
 
 
 def require_same_adapter(kept: Path, text: str) -> None:
@@ -70,7 +69,7 @@ def require_same_adapter(kept: Path, text: str) -> None:
         if before.get(key) != after.get(key):
             digests = [hashlib.sha256(each).hexdigest()[:12] for each in (kept.read_bytes(), text.encode())]
             raise UserError(
-                f"--resume: this run was started with another adapter (as resolved: sha256 {digests[0]}, now "
-                f"{digests[1]}); {key} was {before.get(key)!r:.100}, now {after.get(key)!r:.100}; resume with the "
+                f"--resume: this run was started with another adapter: {key} was {str(before.get(key))[:80]!r} (now "
+                f"{str(after.get(key))[:80]!r}), sha256 as read {digests[0]} (now {digests[1]}); resume with the "
                 "adapter as it was, or start a new run in another --out"
             )
