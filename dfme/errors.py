@@ -13,6 +13,10 @@ class UserError(DfmeError):
     exit_code = 2
 
 
+class ShapeUnknown(UserError):  # noqa: N818 (what is not known, not a fault)
+    """A teacher's file does not say which images it takes."""
+
+
 class RunError(UserError):
     """A file of a run is damaged, missing or does not fit the others; nothing more was queried."""
 

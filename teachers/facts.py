@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import mmap
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import urlsplit
 
+from dfme.config.yaml_files import dump_yaml
 from dfme.errors import UserError
 from dfme.files import open_file
 from dfme.spec import Teacher
@@ -20,6 +23,7 @@ from dfme.teachers.local.huggingface import PROCESSOR
 from dfme.teachers.local.model_folder import CONFIG, INDEX, WEIGHTS, read_config
 from dfme.teachers.remote.class_names import read_class_names
 from dfme.teachers.remote.json_api.adapter_file import load_adapter
+from dfme.teachers.remote.secrets import HIDDEN, PLACEHOLDER
 
 MODELS = (
     *(".safetensors", ".pt", ".pth", ".ckpt", ".pt2", ".ts", ".onnx", ".npz", ".npy", ".h5", ".keras", ".pb"),
@@ -27,18 +31,27 @@ MODELS = (
 )
 """Of the files that the options of somebody's own teacher name, those that are looked at: into others it may write."""
 
+ADAPTER_FILE = "adapter.yaml"
+"""The name, in a run directory, of the adapter as it was read."""
+
+MAX_NAMES = 1_000
+"""Class names that are on record."""
+
+_SECRET = re.compile("auth|key|token|secret|passw|cookie|sign", re.IGNORECASE)
+"""In the name of a header, a field or a parameter that carries a secret."""
+
 _EXTERNAL = re.compile(rb"\n\x08location\x12(.)", re.DOTALL)
 """In an ONNX model, what stands before the name of a file of weights beside it: the last byte is the name's length."""
 
 
 def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What must not change between two stretches of a run, as plain data that JSON gives back unchanged.
+    """What a run's record says of its teacher, as plain data that JSON gives back unchanged.
 
-    ``kind`` and ``options`` are the configuration's; ``files`` are their SHA-256. Raises UserError for one that cannot
-    be read.
+    ``kind`` and ``options`` are the configuration's; ``files`` are their SHA-256; ``target`` is a line for people.
+    ``adapter`` is the digest of what ``resolved_adapter`` gives. Raises UserError for a file that cannot be read.
     """
-    spec = teacher.spec
-    return {
+    spec, names = teacher.spec, _class_names(teacher, kind, options)
+    facts: dict[str, Any] = {
         "kind": kind,
         "shape": [int(size) for size in spec.shape],
         "bounds": [float(bound) for bound in spec.bounds],
@@ -46,20 +59,94 @@ def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> di
         "num_classes": int(teacher.num_classes),
         "label_mode": str(teacher.label_mode),
         **(_service(kind, options) if kind in KINDS and "url" in options else {}),
-        "files": {name: _digest(path) for name, path in _files(kind, options)},
+        **({"class_names": names} if names else {}),
+        "files": teacher_files(kind, options),
+        **_source(kind),
     }
+    if text := resolved_adapter(kind, options):
+        facts["adapter"] = {"file": ADAPTER_FILE, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    return facts | {"target": _target(facts, options)}
+
+
+def _target(facts: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """What is asked, on one line: a service by its URL and model, a file or a module by its name and digest."""
+    files: Mapping[str, str] = facts["files"]
+    if "url" in facts:
+        parts = (f"{name} {facts[name]}" for name in ("model", "version") if facts.get(name))
+        return ", ".join([facts["url"], *parts])
+    if facts["kind"] in KINDS:
+        source = KINDS[facts["kind"]].file
+        assert source is not None, "a kind without a URL is a file"
+        name, digest = next(iter(files.items()))
+        of = f" of its {name}" if source.folder else ""
+        return f"{PurePath(options[source.option]).name}, sha256 {digest}{of}"
+    where: Mapping[str, str] = facts.get("source") or {}
+    return str(facts["kind"]) + (f" in {where['file']}, sha256 {where['sha256']}" if where else "")
+
+
+def resolved_adapter(kind: str, options: Mapping[str, Any]) -> str:
+    """The adapter of a service with every default, its class names and the URL in use written out; else nothing.
+
+    ``${NAME}`` stays as it is; what stands in the place of a secret without being one of these is not shown.
+    """
+    if kind != "json":
+        return ""
+    api = load_adapter(options["adapter"])
+    plain = json.loads(json.dumps(dataclasses.asdict(api.description), default=str))
+    shown: dict[str, Any] = _without_secrets(plain)
+    url = urlsplit(options["url"] or api.description.url)
+    pairs = (part.partition("=") for part in url.query.split("&"))
+    query = "&".join(name + mark + _hidden(name, value) for name, mark, value in pairs)
+    shown["url"] = url._replace(query=query, fragment="").geturl()
+    if api.classes is not None:
+        shown["answer"]["classes"] = list(api.classes.names)
+    return dump_yaml(shown)
+
+
+def _without_secrets(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _without_secrets(each, key) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(each, name) for each in value]
+    return _hidden(name, value) if isinstance(value, str) else value
+
+
+def _hidden(name: str, value: str) -> str:
+    return HIDDEN if _SECRET.search(name) and value and not PLACEHOLDER.search(value) else value
 
 
 def _service(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a service is, without a query, which may be a secret; its model, and the beginning of its class names."""
-    api = load_adapter(options["adapter"]) if kind == "json" else None
-    url = urlsplit(options["url"] or (api.description.url if api else ""))
-    classes = read_class_names(options["classes"], "--teacher.classes") if kind == "hf-api" else api and api.classes
-    return {
-        "url": f"{url.scheme}://{url.netloc}{url.path}",
-        **({"model": options["model"]} if "model" in options else {}),
-        **({"class_names": json.dumps(classes.names)[:1_000]} if classes else {}),
-    }
+    """Where a service is, without a query, which may be a secret; its model."""
+    url = urlsplit(options["url"] or (load_adapter(options["adapter"]).description.url if kind == "json" else ""))
+    model = {name: options[name] for name in ("model", "version") if options.get(name)}
+    return {"url": f"{url.scheme}://{url.netloc}{url.path}", **model}
+
+
+def _class_names(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> list[str]:
+    """The first names of its classes, as adapter, options, folder or weights have them, or the teacher itself."""
+    names: Any = getattr(teacher, "class_names", None)
+    if kind == "json":
+        names = (classes := load_adapter(options["adapter"]).classes) and classes.names
+    elif kind == "hf-api":
+        names = read_class_names(options["classes"], "--teacher.classes").names
+    elif kind in KINDS and "folder" in options:
+        told = read_config(Path(options["folder"]).expanduser())
+        names = told.get("id2label") or told.get("label_names")
+    found = names.values() if isinstance(names, dict) else names if isinstance(names, list | tuple) else ()
+    return [str(name)[:100] for name in found][:MAX_NAMES]
+
+
+def _source(kind: str) -> dict[str, Any]:
+    """Of a class or a function of one's own, the file of its module and its digest."""
+    file = getattr(sys.modules.get(kind.partition(":")[0]), "__file__", None)
+    if ":" not in kind or file is None or not os.path.isfile(file):
+        return {}
+    return {"source": {"file": os.path.basename(file), "sha256": _digest(Path(file))}}
+
+
+def teacher_files(kind: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The SHA-256 of every file that decides what a teacher answers, by the option or its own name."""
+    return {name: _digest(path) for name, path in _files(kind, options)}
 
 
 def _files(kind: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:

@@ -26,6 +26,7 @@ from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.run.checks import teacher_problems
+from dfme.run.directory import as_begun
 from dfme.run.job import DEFAULT_RECIPE, is_plain, locate
 
 T = TypeVar("T")
@@ -162,7 +163,9 @@ class Arguments:
             own |= self._as_the_user_says(own)
         file = KINDS[self.kind].file if self.kind in KINDS else None
         if file is not None and isinstance(own.get(file.option), str):
-            own[file.option] = locate(own[file.option])
+            path = locate(own[file.option])
+            of_file = f"teacher.{file.option}" in self._in_file and f"teacher.{file.option}" not in self._flags
+            own[file.option] = as_begun(self._file, path) if of_file and not os.path.exists(path) else path
         teacher = build(TeacherConfig, values, "teacher.")
         self.report([*teacher_problems(teacher), *kind_problems(self.kind, own)])
         return teacher, own

@@ -5,20 +5,40 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from pydantic.dataclasses import dataclass
+
 from dfme.cli.arguments import Arguments, CommandInputs, Recipe, default_recipe
 from dfme.cli.teacher_side import check_teacher
+from dfme.config.fields import CONFIG, Basic
+from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, Job
 from dfme.run.checks import find_problems
 from dfme.run.job import document, resume_command
 
 SUMMARY = "clone a teacher by its answers alone; the command when none is named"
-INPUTS = CommandInputs(ExtractConfig, teacher=True, method=True, recipe=default_recipe)
+
+
+@dataclass(frozen=True, config=CONFIG)
+class ExtractOptions(ExtractConfig):
+    """The settings of a run, and what to do with them."""
+
+    dry_run: Basic[bool] = False
+    """say what the run would ask, cost and take, ask nothing and write nothing"""
+
+
+INPUTS = CommandInputs(ExtractOptions, teacher=True, method=True, recipe=default_recipe)
 
 
 def run(words: Sequence[str]) -> int:
     """Extract, to the end of the budget or to the first interruption."""
-    job = parse_extract(words)
+    asked = Arguments(words, INPUTS)
+    job, only_planned = _job(asked), asked.settings(ExtractOptions).dry_run
     check_teacher(job.teacher, job.teacher_options)
+    if only_planned:
+        from dfme.run.plan import plan
+
+        print(plan(job))
+        return 0
     # What takes seconds to load comes after the first word.
     from dfme.report.console import header
 
@@ -40,7 +60,12 @@ def parse_extract(words: Sequence[str], recipe: Recipe | None = None) -> Job:
 
     ``recipe`` stands in the place of a file's. UserError is one line that names everything wrong.
     """
-    asked = Arguments(words, INPUTS, recipe)
+    return _job(Arguments(words, INPUTS, recipe))
+
+
+def _job(asked: Arguments) -> Job:
     job = asked.job(asked.settings(ExtractConfig))
-    asked.finish(find_problems(job))
+    planned = job.config.resume and asked.settings(ExtractOptions).dry_run
+    resumed = [Problem("dry_run", "expected no --resume with it, which goes on with what is planned")] * planned
+    asked.finish([*find_problems(job), *resumed])
     return job

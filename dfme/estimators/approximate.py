@@ -79,9 +79,9 @@ class ApproximateGradients:
         """Student batches that an estimate may look at."""
         return REMEMBERED if self.settings.kind == "prior_guided" and self.settings.prior == "neighbours" else 1
 
-    def cost(self, batch: int, ahead: int = 0) -> int:
-        """Images that the next estimate at ``batch`` points pays for, or the one ``ahead`` estimates later."""
-        return self.estimator.cost(batch, ahead)
+    def calls(self, batch: int, ahead: int = 0) -> list[int]:
+        """Images in each call by the next estimate at ``batch`` points, or by the one ``ahead`` estimates later."""
+        return self.estimator.calls(batch, ahead)
 
     def prepare(
         self, channel: Channel, disagreement: Disagreement, reuse: bool, rng: torch.Generator

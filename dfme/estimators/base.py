@@ -83,6 +83,10 @@ class Estimator(Protocol):
         """Images asked for at ``batch`` points by the next estimate, or by the one ``ahead`` estimates later."""
         ...
 
+    def calls(self, batch: int, ahead: int = 0) -> list[int]:
+        """Images in each call of the objective by that estimate; they add up to its cost."""
+        ...
+
     def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         """Estimate d objective / d point with exactly ``cost(B)`` images; all chance comes from ``rng``."""
         ...

@@ -109,6 +109,15 @@ class Probing:
         """Images asked for: B (m + 1) forward, 2 B m central."""
         return batch * (directions * FORMS[self.form] + (self.form == "forward"))
 
+    def calls(self, batch: int, directions: int, centre: bool = True) -> list[int]:
+        """Images in each call that ``along`` makes; ``centre``: it asks at the points themselves, too."""
+        group, sizes = self._group(batch, directions), list[int]()
+        for start in range(0, directions, group):
+            first = self.form == "forward" and centre and start == 0
+            rows = min(group, directions - start) * FORMS[self.form] + first
+            sizes += in_parts(rows * batch, self.chunk)
+        return sizes
+
     def centre(self, point_BCHW: Tensor) -> Tensor:
         """The point, moved as little as it takes for every probe around it to be legal."""
         if self.bounds is None:
@@ -138,7 +147,7 @@ class Probing:
         ``chunk`` probes, and at least one batch of them, are in memory at a time.
         """
         batch = len(centre_BCHW)
-        group = count if self.chunk is None else max(1, self.chunk // (batch * FORMS[self.form]))
+        group = self._group(batch, count)
         for start in range(0, count, group):
             fitting = min(group, count - start)
             vs = list(islice(directions, fitting))
@@ -168,6 +177,10 @@ class Probing:
                 )
             values.append(value_N)
         return torch.cat(values)
+
+    def _group(self, batch: int, directions: int) -> int:
+        """Directions that are probed together."""
+        return directions if self.chunk is None else max(1, self.chunk // (batch * FORMS[self.form]))
 
     @property
     def _highest(self) -> int:
@@ -199,6 +212,12 @@ class Probing:
             return v_BCHW, (way_BCHW * v_BCHW).sum((1, 2, 3)) / v_BCHW.square().sum((1, 2, 3))
         length_B = torch.linalg.vector_norm(way_BCHW, dim=(1, 2, 3))
         return way_BCHW.div_(length_B.view(-1, 1, 1, 1)), length_B
+
+
+def in_parts(images: int, most: int | None) -> list[int]:
+    """The sizes of the parts, of at most so many images each, that ``split`` makes."""
+    whole, rest = divmod(images, most or images)
+    return [most or images] * whole + [rest] * (rest > 0)
 
 
 def signs(v_BCHW: Tensor) -> Tensor:

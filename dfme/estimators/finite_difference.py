@@ -73,6 +73,9 @@ class FiniteDifference(Estimator):
         """Images the objective is asked for, the same every time: B (m + 1) forward, 2 B m central."""
         return self.probing.cost(batch, self.directions)
 
+    def calls(self, batch: int, ahead: int = 0) -> list[int]:
+        return self.probing.calls(batch, self.directions)
+
     def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         """Estimate d objective / d point for every image by itself.
 

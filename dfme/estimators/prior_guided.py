@@ -32,7 +32,7 @@ from torch import Tensor
 from dfme.compute import ieee_fp32
 from dfme.errors import UserError
 from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
-from dfme.estimators.differences import FORMS, Form, Probing, check_point, signs
+from dfme.estimators.differences import FORMS, Form, Probing, check_point, in_parts, signs
 from dfme.estimators.directions import DIRECTIONS, PerturbedPoint
 from dfme.estimators.priors import PRIORS, PriorName, in_two_parts
 
@@ -148,6 +148,12 @@ class PriorGuided(Estimator):
     def cost(self, batch: int, ahead: int = 0) -> int:
         """Images asked for: B (m + 1) forward, B (2 m + 1) central, since a prior is made from the answers there."""
         return batch * (1 + self.directions * FORMS[self.form])
+
+    def calls(self, batch: int, ahead: int = 0) -> list[int]:
+        measuring = batch // SHARE
+        stages = [batch] if measuring < MIN_MEASURING else [measuring, measuring, batch - 2 * measuring]
+        probed = [size for rows in stages for size in self.probing.calls(rows, self.directions, centre=False)]
+        return in_parts(batch, self.chunk) + probed
 
     def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         """Estimate d objective / d point; the points themselves are asked about first, then those that measure.

@@ -38,6 +38,9 @@ class _InSpace:
     def cost(self, batch: int, ahead: int = 0) -> int:
         return self.inner.cost(batch, ahead)
 
+    def calls(self, batch: int, ahead: int = 0) -> list[int]:
+        return self.inner.calls(batch, ahead)
+
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()
 

@@ -54,10 +54,11 @@ class Synthetic:
 
     def cost(self, batch: int, ahead: int = 0) -> int:
         """What ``inner`` costs where the estimate is paid for, nothing where it is predicted."""
-        if not self._pays(self._made + ahead):
-            return 0
-        paid_before = sum(self._pays(self._made + between) for between in range(ahead))
-        return self.inner.cost(batch, paid_before)
+        return sum(self.calls(batch, ahead))
+
+    def calls(self, batch: int, ahead: int = 0) -> list[int]:
+        number = self._made + ahead
+        return self.inner.calls(batch, self._paid(number) - self._paid(self._made)) if self._pays(number) else []
 
     def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         """A paid estimate, which is learnt from, or a predicted one; ``cost`` says beforehand which."""
@@ -88,6 +89,10 @@ class Synthetic:
 
     def _pays(self, number: int) -> bool:
         return number < PAID_FIRST or number % self._every == 0
+
+    def _paid(self, before: int) -> int:
+        """How many of the first estimates are paid for."""
+        return min(before, PAID_FIRST) + max(0, -(-before // self._every) + PAID_FIRST // -self._every)
 
     @torch.no_grad()
     def _inputs(self, objective: ImageFunction, point_BCHW: Tensor) -> Inputs:

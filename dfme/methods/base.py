@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dfme.compute import DeferredChecks, plain_tensor, take_up
 from dfme.config.settings import EstimatorConfig, QueriesConfig
 from dfme.nets.generators import GeneratorNet
+from dfme.oracle.ledger import Purpose
 from dfme.oracle.oracle import Oracle
 from dfme.queries.pool import ImageSource
 from dfme.queries.sampler import QuerySampler
@@ -26,7 +27,7 @@ from dfme.spec import ImageSpec, LabelKind
 from dfme.students.optimizers import ScheduledOptimizer, gradient_norm
 from dfme.students.trainer import Metrics, StudentTrainer
 
-__all__ = ["Components", "Method", "Metrics"]
+__all__ = ["Ask", "Components", "Method", "Metrics", "in_batches"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,18 @@ class Components:
     pool: ImageSource | None = None
     hold_out: Callable[[Tensor, Tensor], bool] | None = None
     seed: int = 0
+
+
+class Ask(NamedTuple):
+    """One batch that the oracle is asked about."""
+
+    purpose: Purpose
+    images: int
+
+
+def in_batches(purpose: Purpose, images: int, size: int) -> list[Ask]:
+    """So many images in batches, the last of which may be smaller."""
+    return [Ask(purpose, min(size, images - start)) for start in range(0, images, size)]
 
 
 class Method(ABC):
@@ -98,6 +111,14 @@ class Method(ABC):
         """Images that the next ``step`` pays for, exactly; it may differ from step to step."""
         cost: int = self.config.batch_size * self.config.student_steps
         return cost
+
+    def asks(self, ahead: int = 0) -> list[Ask]:
+        """Every batch that the step ``ahead`` steps from now asks about, in order; they add up to its cost."""
+        return in_batches("student", self.cost, self.config.batch_size)
+
+    def asks_before(self) -> list[Ask]:
+        """Every batch that ``prepare`` asks about in a new run, besides those of the pre-flight check."""
+        return []
 
     @property
     def facts(self) -> dict[str, Any]:

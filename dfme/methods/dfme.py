@@ -18,7 +18,7 @@ from dfme.estimators.approximate import ApproximateGradients
 from dfme.estimators.base import Objective
 from dfme.estimators.preflight import Channel
 from dfme.estimators.upstream import check_upstream
-from dfme.methods.base import Components, Method, Metrics
+from dfme.methods.base import Ask, Components, Method, Metrics
 from dfme.methods.configs import DfmeConfig, MazeConfig
 from dfme.spec import LabelKind
 from dfme.students.losses import Distance
@@ -112,15 +112,20 @@ class Dfme(Method):
 
     @property
     def cost(self) -> int:
-        batch_size, paid_steps = self.config.batch_size, range(self.config.generator_steps)
-        for_generator = sum(self.approximate_gradients.cost(batch_size, ahead) for ahead in paid_steps)
-        return for_generator + batch_size * (self.config.student_steps - self.reuses_last_batch)
+        return sum(ask.images for ask in self.asks())
+
+    def asks(self, ahead: int = 0) -> list[Ask]:
+        batch_size, steps = self.config.batch_size, self.config.generator_steps
+        calls = [self.approximate_gradients.calls(batch_size, ahead * steps + number) for number in range(steps)]
+        reuse = self.config.reuse and bool(calls[-1])
+        students = [Ask("student", batch_size)] * (self.config.student_steps - reuse)
+        return [Ask("generator", images) for call in calls for images in call] + students
 
     @property
     def reuses_last_batch(self) -> bool:
         """Whether the answers at the generator's next last batch serve the students too."""
         last = self.config.generator_steps - 1
-        return self.config.reuse and self.approximate_gradients.cost(self.config.batch_size, last) > 0
+        return self.config.reuse and bool(self.approximate_gradients.calls(self.config.batch_size, last))
 
     @property
     def facts(self) -> dict[str, Any]:

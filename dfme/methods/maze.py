@@ -14,7 +14,7 @@ from dfme.errors import UserError
 from dfme.estimators.base import Objective
 from dfme.estimators.preflight import needs_preflight, preflight_images, require_budget
 from dfme.estimators.upstream import check_upstream
-from dfme.methods.base import Components, Metrics
+from dfme.methods.base import Ask, Components, Metrics, in_batches
 from dfme.methods.configs import MazeConfig
 from dfme.methods.dfme import Dfme
 from dfme.methods.gan import Discriminator, Wasserstein
@@ -146,6 +146,10 @@ class Maze(Dfme):
         for x_BCHW in self._seeds_NCHW.split(self.config.batch_size):
             self.learn(x_BCHW, self.oracle(x_BCHW, "seed"))
         return (*lines, f"seeds: {due} images of {self._pool.name} were answered, and are learnt from")
+
+    def asks_before(self) -> list[Ask]:
+        seeds = self.config.seed_images if self._critic is not None else 0
+        return in_batches("seed", seeds, self.config.batch_size)
 
     @property
     def _keeps_all(self) -> bool:

@@ -77,6 +77,11 @@ class Dispatcher:
         """Seconds that requests of this session waited, for the rate limit or to be made again."""
         return self._limiter.waited
 
+    @property
+    def asking(self) -> bool:
+        """Whether a request is on its way, or its answer being written down."""
+        return bool(self._asked) or self._lock.locked()
+
     def deliver(self, batch: Part, purpose: Purpose) -> list[Answered]:
         """The answers to a batch, sent in parts that the service takes, in the order in which they came.
 

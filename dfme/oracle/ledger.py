@@ -16,10 +16,12 @@ Numbering: charges are numbered in the file without a gap, over all sessions of 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import zlib
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +50,9 @@ class Ledger:
     the teacher is, plain JSON, for the file's first line.
 
     ``spent``: images charged; ``position``: number of the last charge that is counted; ``teacher``: the facts on
-    record. Raises UserError for a budget below 1 or below what is spent and for facts that are not those on record,
-    RunError for a damaged file or one that the checkpoint does not fit.
+    record; ``stretches``: when the run began, went on and ended, and with how many threads. Raises UserError for a
+    budget below 1 or below what is spent and for facts that are not those on record, RunError for a damaged file or one
+    that the checkpoint does not fit.
     """
 
     def __init__(
@@ -77,6 +80,8 @@ class Ledger:
         self._history = history
         self._wanted_budget = budget
         self._settled = False
+        self.stretches = list(history.stretches)
+        self._begins = False
         self.run = history.run or secrets.token_hex(8)
         self.requests, self.refused, self.lost = history.requests, history.refused, history.lost
         self.reasons = history.reasons
@@ -209,6 +214,8 @@ class Ledger:
         if self._history.budget(self.position) != self._wanted_budget:
             facts = {"teacher": self.teacher} if self.teacher and not self._history.budgets else {}
             self._write_event("budget", self.position, budget=self._wanted_budget, run=self.run, **facts)
+        if self._begins:
+            self._write_event("stretch", self.position, **self.stretches[-1])
         self._settled = True
         self._history = History()
 
@@ -228,9 +235,22 @@ class Ledger:
         if self._file is not None:
             self._file.sync()
 
+    def begin(self, threads: int) -> None:
+        """Note, as soon as the replay is over, that a stretch of the run began now."""
+        self.stretches.append({"started": utc_now(), "threads": threads})
+        self._begins = True
+
+    def end(self) -> None:
+        """Note that this stretch of the run ends now, once."""
+        if self._begins and self._settled and "ended" not in self.stretches[-1]:
+            self.stretches[-1]["ended"] = utc_now()
+            self._write_event("ended", self.position, at=self.stretches[-1]["ended"])
+
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; closing twice is no error."""
         if self._file is not None:
+            with contextlib.suppress(RunError):  # a full disk was said before
+                self.end()
             self._file.close()
 
     def _count(self, seq: int, images: int, purpose: Purpose) -> None:
@@ -246,6 +266,11 @@ class Ledger:
             check = None if self._check is None else zlib.crc32(members.encode(), self._check)
             self._file.append((members + ("" if check is None else f',"check":"{check:08x}"') + "}\n").encode())
             self._check = check
+
+
+def utc_now() -> str:
+    """The time by ISO 8601, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _history(path: Path | None, state: dict[str, Any]) -> History:

@@ -1,10 +1,12 @@
 """What ledger.jsonl says: one JSON object per line, in the order things happened, the true history of a run.
 
     {"seq":0,"event":"budget","budget":300000,"run":"1f..","teacher":{..}}     the budget in force after answer ``seq``
+    {"seq":0,"event":"stretch","started":"2026-01-31T12:00:00Z","threads":8}    the run begins, or goes on
     {"seq":1,"event":"charge","purpose":"student","images":256,"spent":256}      written before the send
     {"seq":1,"event":"refused","images":256,"reason":"429"}           the server did not serve it: given back
     {"seq":2,"event":"failed","images":256,"reason":"timeout"}        it may have been served: stays charged
     {"seq":3,"event":"lost","images":256,"reason":".."}               sent, the answer is lost: written off
+    {"seq":9,"event":"ended","at":"2026-01-31T12:30:00Z"}             the stretch ends, unless it is killed
 
 Charges are numbered without a gap. ``spent`` is the total of charged purposes after the line. Every line ends in a
 ``check``: the CRC-32 of its other members, as they are written, and of all lines before it, so a file with a line
@@ -30,6 +32,12 @@ Purpose = Literal["generator", "student", "seed", "check", "evaluation"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 CHARGED: tuple[Purpose, ...] = tuple(purpose for purpose in PURPOSES if purpose != "evaluation")
 
+
+TOLD_ONLY = ("target", "adapter", "source")
+"""Facts that follow from others, or that may change: code of one's own is mended when a teacher fails."""
+
+ADDED = ("class_names", "version")
+"""Facts that the ledgers of 0.6.0 do not have of every teacher."""
 
 MAX_SHOWN = 200
 """Letters shown of what is wrong with a line."""
@@ -81,6 +89,7 @@ class History:
     failed: set[int] = field(default_factory=set)
     reasons: dict[str, dict[str, int]] = field(default_factory=dict)
     budgets: list[tuple[int, int]] = field(default_factory=list)
+    stretches: list[dict[str, Any]] = field(default_factory=list)
     requests: int = 0
     spent: int = 0
     refused: int = 0
@@ -129,6 +138,10 @@ class History:
             self.teacher = self.teacher or entry.get("teacher")
             if not isinstance(self.teacher, dict | None):
                 raise ValueError(f"teacher: expected what it is by name, got {self.teacher!r}")
+        elif event == "stretch":
+            self.stretches.append({"started": _name(entry["started"]), "threads": _count(entry, "threads")})
+        elif event == "ended" and self.stretches:
+            self.stretches[-1]["ended"] = _name(entry["at"])
         else:
             raise ValueError(f"unknown event {event!r}")
 
@@ -181,7 +194,11 @@ def _name(run: object) -> str:
 
 def require_same_teacher(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """UserError naming, with both values, every fact that is not as on record; compared as JSON has them."""
-    if differing := list(_differing(recorded, json.loads(json.dumps(now)))):
+    left_out = {*TOLD_ONLY, *(name for name in ADDED if name not in recorded)}
+    before, now = ({name: each[name] for name in each if name not in left_out} for each in (recorded, now))
+    if isinstance(before.get("class_names"), str):  # of 0.6.0, which kept the beginning of their JSON
+        now |= {"class_names": json.dumps(now.get("class_names"))[:1_000]}
+    if differing := list(_differing(before, json.loads(json.dumps(now)))):
         raise UserError(
             f"--resume: this run was started with a teacher of {', '.join(differing)}; "
             "resume with the teacher as it was, or start a new run in another --out"
@@ -226,6 +243,15 @@ def read_history(path: Path) -> History:
     except OSError as error:
         raise RunError(f"{path}: cannot read the ledger: {error.strerror}") from error
     return history
+
+
+def ledger_facts(path: Path) -> dict[str, Any]:
+    """What a ledger's first line says of its teacher, before the file is held to its checks; nothing without any."""
+    try:
+        facts = json.loads(next(whole_lines(path), b"{}"))["teacher"]
+    except (OSError, RunError, ValueError, LookupError, TypeError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def audit(path: Path) -> Totals:

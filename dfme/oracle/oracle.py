@@ -51,6 +51,7 @@ class Oracle:
         self._journal = journal
         self._verify_each = deferred is None
         self._deferred = deferred or DeferredChecks()
+        self.after_answer: Callable[[], None] = lambda: None  # called whenever a batch is answered and on file
         self._dispatcher = Dispatcher(teacher, ledger, journal, self._deferred, self._device)
         kept_on = self._device if journal is None else torch.device("cpu")
         self.answered: Tensor | None = torch.zeros(self.num_classes, dtype=torch.int64, device=kept_on)
@@ -89,6 +90,7 @@ class Oracle:
             answers += self._ask(Part(start, queries_BCHW[start:stop], batch, position + start), purpose)
         if self._verify_each:
             self._deferred.verify()
+        self.after_answer()
         parts = [part for _, part in sorted(answers, key=lambda answered: answered[0])]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         if purpose in CHARGED and self.answered is not None:
@@ -107,6 +109,11 @@ class Oracle:
             "seconds_answering": round(self._dispatcher.seconds, 3),
             "seconds_waited": round(self._dispatcher.waited, 3),
         }
+
+    @property
+    def asking(self) -> bool:
+        """Whether a request is on its way."""
+        return self._dispatcher.asking
 
     def report_to(self, tell: Callable[[str], None]) -> None:
         """Call ``tell`` with a line for each request to a service that fails; the same line for the same reason."""

@@ -13,13 +13,10 @@ import torch
 
 from dfme.compute import DeferredChecks, choose_device, device_name, held_to, within_memory
 from dfme.config.settings import Job
-from dfme.config.yaml_files import dump_yaml, load_yaml
+from dfme.config.yaml_files import dump_yaml
 from dfme.data import ImageSet
-from dfme.errors import TeacherError, UserError
-from dfme.estimators.approximate import CHUNK
-from dfme.estimators.build import make_estimator
-from dfme.estimators.preflight import default_settings, needs_preflight, preflight_images, require_budget
-from dfme.methods import METHODS, find_method
+from dfme.errors import ShapeUnknown, TeacherError, UserError
+from dfme.files import write_text
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
@@ -28,20 +25,22 @@ from dfme.report.console import Console, header
 from dfme.report.recorder import Callback, Recorder
 from dfme.report.summary_file import read_summary
 from dfme.run.checkpoint import fitting, load_checkpoint
-from dfme.run.components import build_components, build_method, build_nets, needed_space, open_pool
+from dfme.run.components import build_components, build_method, needed_space
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, HoldOut, evaluation_images, examination_of
+from dfme.run.evaluation import EvaluationSet, HoldOut, examination_of, shape_of
 from dfme.run.goal import Goal
 from dfme.run.interrupt import Interrupt
-from dfme.run.job import differing_keys, document, resume_command
+from dfme.run.job import document, resume_command
 from dfme.run.loop import Progress
+from dfme.run.memory import require_memory
+from dfme.run.parts import build_parts, require_answers_fit
+from dfme.run.resuming import changed_source, require_same_adapter, require_same_run, take_up_threads
 from dfme.run.run import Result, Run
 from dfme.run.student_file import load_student
-from dfme.spec import ImageSpec, Teacher
-from dfme.students.losses import make_distance
+from dfme.spec import Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.build import make_teacher, wrap_callable
-from dfme.teachers.facts import teacher_facts
+from dfme.teachers.facts import ADAPTER_FILE, resolved_adapter, teacher_facts, teacher_files
 
 
 def run_job(
@@ -73,7 +72,10 @@ def run_job(
         Console(1, quiet=not console).note(header(document(job)))
     device = choose_device(job.config.device)
     gpus = [device] if device.type == "cuda" else []
-    with within_memory(device), torch.random.fork_rng(gpus), Interrupt(console) as interrupt, ExitStack() as held:
+    with within_memory(device), torch.random.fork_rng(gpus), Interrupt(console, True) as interrupt, ExitStack() as held:
+        held.callback(torch.set_num_threads, torch.get_num_threads())
+        if resume and teacher is None:  # before another file than the run's is loaded, and found to be of another form
+            _require_same_run(job, Path(job.config.out or ""))
         made = build_teacher(job, teacher, device)
         if teacher is None:
             held.callback(getattr(made, "close", lambda: None))
@@ -111,16 +113,35 @@ def finished_result(job: Job) -> Result | None:
         student = load_student(path, job.nets.get("student.arch"))
     except UserError:
         return None
-    require_same_run(job, path / "config.yaml")
+    _require_same_run(job, path)
     return Result(student, summary, path)
 
 
 def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device: torch.device) -> Teacher:
-    """The job's teacher, or the one given, wrapped as the job's common keys say."""
+    """The job's teacher, or the one given, wrapped as the job's common keys say.
+
+    Of one whose file does not say which images it takes, they are those of the evaluation, where these have a shape.
+    """
     if teacher is None:
-        return make_teacher(job.teacher, job.teacher_options, device)
+        try:
+            return make_teacher(job.teacher, job.teacher_options, device)
+        except ShapeUnknown as unknown:
+            if (shape := shape_of(job.config.evaluation)) is None:
+                raise
+            try:
+                made = make_teacher(replace(job.teacher, shape=shape), job.teacher_options, device)
+            except UserError:  # not these images, then
+                raise unknown from None
+        line = f"images {'x'.join(map(str, shape))}, as those of the evaluation (--teacher.shape)"
+        setattr(made, "inferred", (line, *getattr(made, "inferred", ())))  # noqa: B010 (an attribute of local teachers)
+        return made
     names = ("shape", "num_classes", "label_mode", "bounds", "levels", "max_batch")
     return wrap_callable(teacher, **{name: getattr(job.teacher, name) for name in names})
+
+
+def facts_of(job: Job, teacher: Teacher) -> dict[str, Any]:
+    """What the run's record says of its teacher."""
+    return teacher_facts(teacher, job.teacher.kind, job.teacher_options)
 
 
 def open_run(
@@ -137,26 +158,26 @@ def open_run(
     ``held`` closes what is opened: the run directory with its lock, ledger and journal, the recorder.
     """
     config, spec = job.config, teacher.spec
-    deferred, streams = DeferredChecks(), Streams(config.seed, device)
-    facts = teacher_facts(teacher, job.teacher.kind, job.teacher_options)
+    deferred, streams, notes = DeferredChecks(), Streams(config.seed, device), list[str]()
+    facts = facts_of(job, teacher)
+    adapter = resolved_adapter(job.teacher.kind, job.teacher_options)
+
+    def begin(ledger: Ledger) -> None:
+        notes.extend([*take_up_threads(ledger, device), *changed_source(ledger.teacher, facts)])
 
     def open_record(space: int = 0) -> tuple[RunDirectory, dict[str, Any], Oracle]:
         directory, state = open_directory(job, resume, space)
         held.enter_context(directory)
         with fitting(directory.checkpoint) if state else nullcontext():
-            oracle = build_oracle(job, teacher, directory, state["oracle"] if state else {}, deferred, facts)
+            oracle = build_oracle(job, teacher, directory, state["oracle"] if state else {}, deferred, facts, begin)
         held.callback(oracle.close)
         return directory, state, oracle
 
     # Another teacher than the record's is refused as such, before anything else is judged by it.
     record = open_record() if resume else None
-    _require_answers_fit(job.method, teacher)
-    _require_estimator(job, spec)
-    make_distance(config.student.loss, teacher.label_mode)
-    names, said = getattr(teacher, "class_names", None), list[str]()
-    data = evaluation_images(config.evaluation, spec, teacher.num_classes, names, evaluation, said.append)
-    pool = open_pool(job, spec)
-    nets = build_nets(job, spec, teacher.num_classes, device)
+    require_answers_fit(job.method, teacher)
+    data, pool, nets, needed = build_parts(job, teacher, device, evaluation, notes.append)
+    require_memory(needed, device)
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 
     examination = build_examination(data, oracle, device)
@@ -176,40 +197,20 @@ def open_run(
     recorder = Recorder.open(path, budget, told, config.wandb, bounds=spec.bounds, resume_at=at, quiet=not console)
     held.enter_context(recorder)
     oracle.report_to(recorder.note)
-    for line in said:
+    inferred: tuple[str, ...] = () if resume else getattr(teacher, "inferred", ())
+    for line in [*notes, *([f"inferred, since nobody says: {'; '.join(inferred)}"] if inferred else [])]:
         recorder.note(line)
     parts = directory, oracle, method, examination, recorder, streams, deferred
     run = Run(job, facts, *parts, Progress(), device, nets.arch, goal)
     if state:
         with fitting(directory.checkpoint):
             run.load_state_dict(state)
+    if adapter:
+        write_text(directory.adapter, adapter)
     if resume:
         directory.withdraw_summary()
         directory.write_config(recipe(job))
     return run
-
-
-def _require_answers_fit(name: str, teacher: Teacher) -> None:
-    """UserError if the method cannot learn from what the teacher answers, with those that can."""
-    label_modes, kind = find_method(name).load().label_modes, teacher.label_mode.kind
-    if kind not in label_modes:
-        able = [other for other, entry in METHODS.items() if kind in entry.load().label_modes]
-        raise UserError(
-            f"--method.name {name} needs a teacher that answers {' or '.join(label_modes)}, this one "
-            f"answers {teacher.label_mode}; methods that can use it: {', '.join(able)}"
-        )
-
-
-def _require_estimator(job: Job, spec: ImageSpec) -> None:
-    """UserError if the estimator does not fit the teacher's images, or the budget the check that it is left to."""
-    if "estimator" not in find_method(job.method).sections:
-        return
-    drafted, left_open = default_settings(job.estimator, spec), needs_preflight(job.estimator)
-    if left_open:
-        drafted = replace(drafted, step=1.0 if drafted.space == "lattice" else 1e-3)
-    make_estimator(drafted, spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
-    if left_open:
-        require_budget(int(job.config.budget), preflight_images(job.estimator, spec))
 
 
 def build_examination(data: ImageSet | None, oracle: Oracle, device: torch.device) -> EvaluationSet | HoldOut:
@@ -224,8 +225,11 @@ def build_oracle(
     state: dict[str, Any],
     deferred: DeferredChecks,
     facts: dict[str, Any] | None = None,
+    begin: Callable[[Ledger], None] = lambda ledger: None,
 ) -> Oracle:
     """The oracle with its ledger and journal, as a checkpoint left them or new; ``facts``: the teacher's, to be kept.
+
+    ``begin`` is called with the ledger before it is settled.
 
     A network of ours on a GPU needs no journal: it gives its answers again for nothing, while writing each
     one down would make the GPU wait for the host at every step. A resumed run then asks again what it asked
@@ -236,6 +240,7 @@ def build_oracle(
         counted = held_to(Ledger(1).state_dict(), state["ledger"], "ledger")
         place = state["journal"] and held_to(RecordPosition(0, 0)._asdict(), state["journal"], "journal")
     ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts)
+    begin(ledger)
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
     journal = None if on_gpu and job.teacher.kind in KINDS else Journal(directory.journal, place)
     oracle = Oracle(teacher, ledger, journal, deferred)
@@ -253,7 +258,7 @@ def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, di
     directory = RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
     try:
         if resume:
-            require_same_run(job, directory.config)
+            _require_same_run(job, directory.path)
             return directory, load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
         directory.require_space(space)
         directory.write_config(recipe(job))
@@ -275,11 +280,10 @@ def recipe(job: Job) -> str:
     return dump_yaml(document(replace(job, config=replace(job.config, resume=False))))
 
 
-def require_same_run(job: Job, config: Path) -> None:
-    """UserError, with the keys, where the run on record was started with values that decide another result."""
-    keys = differing_keys(load_yaml(config, own=True), job)
-    if keys:
-        raise UserError(
-            f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
-            "leave those out, or start a new run in another --out"
-        )
+def _require_same_run(job: Job, run_dir: Path) -> None:
+    """UserError where settings, adapter or the teacher's files are not those of the run on record."""
+    kind, options = job.teacher.kind, job.teacher_options
+    if (adapter := resolved_adapter(kind, options)) and (run_dir / ADAPTER_FILE).is_file():
+        require_same_adapter(run_dir / ADAPTER_FILE, adapter)
+    source = KINDS[kind].file if kind in KINDS else None
+    require_same_run(job, run_dir, teacher_files(kind, options), source.option if source else "")

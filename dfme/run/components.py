@@ -166,7 +166,7 @@ def build_components(
     state is that of the run's ``global`` seed afterwards.
     """
     config, spec, mode = job.config, oracle.spec, oracle.label_mode
-    replay, draw = _replay(job, spec, rng, directory), procedural_images(job, spec)
+    replay, draw = build_replay(job, spec, rng, directory), procedural_images(job, spec)
     students = build_trainer(config, nets.students, mode, replay, lambda: oracle.ledger.share, rng, nets.fresh)
     evolution = None
     if job.queries.evolve and replay is not None:
@@ -202,17 +202,20 @@ def open_pool(job: Job, spec: ImageSpec) -> ImageSource | None:
 
 def needed_space(job: Job, nets: Nets, teacher: Teacher, directory: Path) -> int:
     """Bytes that the run's checkpoints, and a replay on disk, take at most."""
-    replay, classes = _replay(job, teacher.spec, Streams(0, torch.device("cpu")), directory), teacher.num_classes
+    replay, classes = build_replay(job, teacher.spec, directory=directory), teacher.num_classes
     beside = 0 if replay is None or job.config.student.replay_store != "disk" else replay.disk_size(classes)
     weights = [net for net in (*nets.students, nets.generator) if net is not None]
     return space_for_checkpoints(weights, 0 if replay is None else replay.full_size(classes)) + beside
 
 
-def _replay(job: Job, spec: ImageSpec, streams: Streams, directory: Path | None) -> Replay | None:
-    """The replay that the students' configuration asks for, or the method."""
+def build_replay(
+    job: Job, spec: ImageSpec, streams: Streams | None = None, directory: Path | None = None
+) -> Replay | None:
+    """The replay that the students' configuration asks for, or the method; without ``streams`` none to draw from."""
     config = job.config.student
     if not keeps_answers(job):
         return None
     capacity = min(config.replay_capacity, int(job.config.budget))
     folder = directory / "replay" if directory is not None and config.replay_store == "disk" else None
-    return Replay(capacity, spec, streams["replay"], folder)
+    rng = torch.Generator() if streams is None else streams["replay"]
+    return Replay(capacity, spec, rng, folder)

@@ -20,6 +20,21 @@ TRACES = (LOCK, "config.yaml.tmp")
 """What a process killed before its config.yaml was whole may have left: not a run, and in nobody's way."""
 
 
+BEGUN = "# relative paths begin at, from here: "
+"""A comment in config.yaml: the directory in which the run was started."""
+
+
+def as_begun(config: str, path: str) -> str:
+    """A relative path of a run's config.yaml as it was meant where the run began, if it is there; else as it is."""
+    try:
+        with open(config, encoding="utf-8") as file:
+            begun = next((line[len(BEGUN) :].strip() for line in file if line.startswith(BEGUN)), None)
+    except (OSError, UnicodeDecodeError):
+        return path
+    meant = os.path.normpath(Path(config).resolve().parent / (begun or "") / path)
+    return meant if begun is not None and os.path.exists(meant) else path
+
+
 class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """The files of one run, locked for this process until ``close`` or its end, however it ends.
 
@@ -29,6 +44,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.yaml"
+        self.adapter = path / "adapter.yaml"
         self.ledger = path / "ledger.jsonl"
         self.journal = path / "journal"
         self.metrics = path / "metrics.jsonl"
@@ -97,7 +113,8 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     def write_config(self, text: str) -> None:
         """Write config.yaml and its last line, whole or not at all. Raises RunError where the disk refuses."""
-        write_text(self.config, sealed(text))
+        begun = os.path.relpath(Path.cwd(), self.path.resolve())
+        write_text(self.config, sealed(f"{text}{BEGUN}{begun}\n"))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json, whole or not at all, last of all files. Raises RunError if the disk refuses."""

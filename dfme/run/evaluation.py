@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -16,18 +17,26 @@ from dfme.data.class_names import numbered, shown_names
 from dfme.errors import UserError
 from dfme.report.verdict import Classified
 from dfme.run.checks import HELD_BACK_EVERY
-from dfme.spec import ImageSpec, LabelMode
+from dfme.spec import ImageSpec, LabelMode, Shape
 from dfme.students.losses import log_probabilities, top_class
 
 EVALUATION_BATCH = 500
 """Images per forward pass while scoring; bounds memory, changes no result."""
+
+EVALUATION_PIXELS = EVALUATION_BATCH * 64 * 64
+"""The same of images larger than 64x64: the copy of a network that never halves its images takes GB for a few."""
+
+
+def evaluation_batch(images_NCHW: Tensor) -> int:
+    """How many of these images are scored at once."""
+    return max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // math.prod(images_NCHW.shape[2:])))
 
 
 @torch.no_grad()
 def scores(net: nn.Module, images: Tensor) -> Tensor:
     """The net's scores (N, K) on the images, in eval mode, in IEEE fp32, in batches."""
     with evaluating(net), ieee_fp32():
-        return torch.cat([net(part) for part in images.split(EVALUATION_BATCH)]).float()
+        return torch.cat([net(part) for part in images.split(evaluation_batch(images))]).float()
 
 
 def compare(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> dict[str, float]:
@@ -108,7 +117,7 @@ class EvaluationSet:
         """Ask the teacher, if that has not been done."""
         if self.answers is None:
             assert self.ask is not None, "every answer is on record"
-            self.answers = torch.cat([self.ask(part) for part in self.images.split(EVALUATION_BATCH)])
+            self.answers = torch.cat([self.ask(part) for part in self.images.split(evaluation_batch(self.images))])
 
     @property
     def teacher_accuracy(self) -> float | None:
@@ -208,6 +217,14 @@ def examination_of(
         return HoldOut(mode, device)
     labels = None if data.labels is None else data.labels.to(device)
     return EvaluationSet(data.name, data.images.to(device), labels, mode, ask, class_names=data.class_names)
+
+
+def shape_of(config: EvaluationConfig) -> Shape | None:
+    """The shape that all images of an evaluation set have; None where they can be made in any, as a folder's can."""
+    sized = config.dataset.endswith(".npz") or config.dataset in DATASETS
+    if not sized or config.dataset == "shapes":
+        return None
+    return load_dataset(config.dataset, "test", root=config.root, download=config.download).shape
 
 
 def evaluation_images(

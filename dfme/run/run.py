@@ -82,6 +82,7 @@ class Run:
 
     def go(self, interrupt: Interrupt) -> Result:
         """Carry the run to the end of its budget, or to where it is stopped, and deliver what there is."""
+        self.oracle.after_answer, interrupt.asking = interrupt.heed, lambda: self.oracle.asking
         if isinstance(self.examination, EvaluationSet):
             self.examination.prepare()
             for line in teacher_warnings(self.classified()):
@@ -90,7 +91,7 @@ class Run:
             self.recorder.note(line)
         if self.oracle.service is not None and not self.directory.has_checkpoint:
             self.keep()  # a service may be gone for good at the next request: there is one to resume from
-        config = self.job.config
+        config, interrupt.starting = self.job.config, False
         finished = loop.run(
             self.method,
             self.oracle,
@@ -167,6 +168,7 @@ class Run:
     def deliver(self, finished: bool) -> Result:
         """Write the student and, at the end of the budget, everything that says how it went; the summary last."""
         student = self.trainer.delivered.eval()
+        self.oracle.ledger.end()
         save_student(self.directory.student, student, self.arch, self.oracle.spec, self.oracle.num_classes)
         summary = self.summary(student) | self._end(finished)
         if finished:
@@ -193,6 +195,9 @@ class Run:
             "cost": None if price is None else round(totals.served * price / 1000, 6),
             "authorised_by": self.job.teacher_options.get("authorised_by"),
             "teacher": self.facts,
+            "started": self.oracle.ledger.stretches[0]["started"],
+            "ended": self.oracle.ledger.stretches[-1]["ended"],
+            "stretches": self.oracle.ledger.stretches,
             "service": self.oracle.service,
             "label_mode": str(self.oracle.label_mode),
             **self.method.facts,

@@ -6,7 +6,7 @@ import importlib
 from types import ModuleType
 from typing import TypeVar
 
-from dfme.errors import UserError
+from dfme.errors import ShapeUnknown, UserError
 
 Value = TypeVar("Value")
 
@@ -21,6 +21,8 @@ def agreed(what: str, flag: str, given: Value | None, found: Value | None, says:
         raise UserError(f"{flag}: got {as_text(given)}, but {says} {as_text(found)}")
     value = found if given is None else given
     if value is None:
+        if what == "image shape":
+            raise ShapeUnknown(f"{flag}: the {what} cannot be told from {origin}; give --teacher.shape C,H,W")
         raise UserError(f"{flag}: the {what} cannot be told from {origin}; give it")
     return value
 

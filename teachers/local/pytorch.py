@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -11,6 +12,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets import NETS, builder, check_net
 from dfme.nets.files import on_meta_device, state_dict_problems
+from dfme.nets.footprint import peak_bytes
 from dfme.nets.infer import Guess, infer_net
 from dfme.nets.torchvision_nets import torchvision_net
 from dfme.spec import ImageSpec, LabelMode
@@ -62,7 +64,11 @@ class TorchTeacher:
 
     It moves the network to ``device`` and keeps it in eval mode; answers lie there, without autograd, and in fp32
     even under autocast. A network with one output is a binary classifier that gives the logit of class 1.
+    ``inferred``: what was taken from the weights and not from somebody's words, each with the flag to say it by.
     """
+
+    inferred: tuple[str, ...] = ()
+    class_names: tuple[str, ...] | None = None
 
     def __init__(
         self,
@@ -88,6 +94,10 @@ class TorchTeacher:
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             return reveal(self.logits(images.to(self.device)), LOGITS, self.label_mode)
 
+    def peak_bytes(self, images: int) -> int | None:
+        """Bytes that a call with so many images takes, where that can be told."""
+        return peak_bytes(self._module, (images, *self.spec.shape))
+
     def logits(self, x_BCHW: Tensor) -> Tensor:
         """The network's own scores (B, K), normalisation included, with autograd: for the owner, on no API."""
         if self._module.training:
@@ -112,9 +122,9 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
             f"{options.checkpoint}: its architecture cannot be told from its {len(state)} tensors "
             f"(first {next(iter(state))}); give --teacher.arch"
         )
-    shape = _shape(arch, config, card, guess, state)
     outputs = card.num_classes or (guess.num_classes if guess else None)
     num_classes = agreed_classes(config.num_classes, outputs, SAYS, ORIGIN)
+    shape = _shape(arch, config, card, guess, state)
     source = f"{options.checkpoint} as {arch}: the weights"
     if guess and guess.arch != arch:
         source = f"{options.checkpoint} as {arch} (they look like {guess.arch}): the weights"
@@ -127,8 +137,22 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     mean, std = given_scale(config) or (card.mean, card.std)
     spec = ImageSpec(shape, config.bounds or card.bounds or (0.0, 1.0), config.levels)
     teacher = TorchTeacher(module, spec, num_classes, LOGITS, mean, std, device, config.max_batch)
-    teacher.class_names = card.class_names
+    teacher.class_names, teacher.inferred = card.class_names, tuple(_inferred(teacher, arch, options, config, card))
     return teacher
+
+
+def _inferred(
+    teacher: TorchTeacher, arch: str, options: TorchOptions, config: TeacherConfig, card: Card
+) -> Iterator[str]:
+    """What neither a flag nor the file's own card says."""
+    if not (options.arch or card.arch):
+        yield f"architecture {arch} (--teacher.arch)"
+    if not (config.num_classes or card.num_classes):
+        yield f"{teacher.num_classes} classes (--teacher.num-classes)"
+    if not (config.shape or card.shape):
+        yield f"images {'x'.join(map(str, teacher.spec.shape))} (--teacher.shape)"
+    if card.arch is None and config.mean is None:
+        yield "no normalisation: the network gets the pixels as they are (--teacher.mean, --teacher.std)"
 
 
 def _outputs(arch: str, shape: tuple[int, int, int], num_classes: int, guess: Guess | None, state: State) -> int:
@@ -154,11 +178,10 @@ def _shape(arch: str, config: TeacherConfig, card: Card, guess: Guess | None, st
         channels = guess.channels if guess else next((w.shape[1] for w in state.values() if w.ndim == 4), None)
         size = (guess.size if guess else None) or (given[1:] if given else _usual_size(arch))
         found = (channels, *size) if channels and size else None
-    return agreed("image shape", "--teacher.shape", given, found, SAYS, ORIGIN)
+    origin = f"the weights of {arch}, which fit images of many sizes"
+    return agreed("image shape", "--teacher.shape", given, found, SAYS, origin)
 
 
 def _usual_size(arch: str) -> tuple[int, int] | None:
     """The image size that weights of this architecture are nearly always for; none where it varies."""
-    if arch not in NETS:
-        return (224, 224)
-    return (32, 32) if arch.startswith(("resnet", "wrn")) else None
+    return (32, 32) if arch in NETS and arch.startswith(("resnet", "wrn")) else None

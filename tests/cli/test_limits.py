@@ -14,7 +14,7 @@ from small_runs import no_pictures
 
 from dfme.compute import within_memory
 from dfme.errors import DfmeError
-from dfme.run import build
+from dfme.run import parts
 from dfme.run.directory import RunDirectory
 
 
@@ -75,7 +75,7 @@ def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     def refuse(*_: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.\nmore")
 
-    monkeypatch.setattr(build, "build_nets", refuse)
+    monkeypatch.setattr(parts, "build_nets", refuse)
     assert run("--teacher own:Linear --budget 90 --out run --device cpu") == 1
     line = one_line(capsys)
     assert "out of memory on cpu" in line

@@ -89,7 +89,7 @@ def write_weights() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("small.pt", "--teacher.shape: the image shape cannot be told from the weights; give it"),
+        ("small.pt", "--teacher.shape: the image shape cannot be told from the weights of cnn_small"),
         ("small.pt --teacher.shape 3,8,8", "--teacher.shape: got 3,8,8, but the weights are for 1,8,8"),
         ("small.pt --teacher.shape 1,8,8 --teacher.num-classes 7", "got 7, but the weights are for 10"),
         ("small.pt --teacher.shape 1,8,8 --teacher.arch lenet5", "as lenet5 (they look like cnn_small): the weights"),

@@ -20,10 +20,10 @@ from dfme.benchmarks.options import BenchConfig, CompareConfig, GradientsConfig
 from dfme.cli.check import CheckConfig
 from dfme.cli.evaluate import EvaluateConfig
 from dfme.cli.export import ExportConfig
-from dfme.cli.extract import parse_extract
+from dfme.cli.extract import ExtractOptions, parse_extract
 from dfme.cli.main import VERBS
 from dfme.cli.retrain import RetrainConfig
-from dfme.config.settings import ExtractConfig, TeacherConfig
+from dfme.config.settings import TeacherConfig
 from dfme.config.values import options_of
 from dfme.config.yaml_files import load_yaml
 from dfme.methods import METHODS, SECTIONS
@@ -132,7 +132,7 @@ def test_links_inside_the_project_lead_somewhere(page):
 def known_flags() -> set[str]:
     """Every flag there is, but those of a teacher of one's own."""
     options = [
-        *options_of(ExtractConfig),
+        *options_of(ExtractOptions),
         *options_of(TeacherConfig, "teacher."),
         *(option for kind in KINDS.values() for option in options_of(kind.options, "teacher.")),
         *(option for entry in METHODS.values() for option in options_of(entry.config, "method.")),

@@ -128,7 +128,7 @@ def interrupted_twice(clone: Clone, tmp_path: Path) -> None:
     whole, out, through = tmp_path / "whole", tmp_path / "run", Metered()
     assert clone(whole, through).finished
     assert through.served == BUDGET
-    first, second, third = Metered({through.calls // 3: ctrl_c}), Metered({through.calls // 3: break_down}), Metered()
+    first, second, third = Metered({through.calls // 2: ctrl_c}), Metered({through.calls // 4: break_down}), Metered()
     stopped = clone(out, first)
     assert not stopped.finished
     assert 0 < stopped.summary["spent"] < BUDGET

@@ -98,7 +98,7 @@ def test_what_the_teacher_is_stands_on_the_first_line_and_may_be_said_again(tmp_
         ({"levels": None}, "a teacher of levels 256 (now none);"),
         ({"bounds": [0, 255]}, "a teacher of bounds [0.0, 1.0] (now [0, 255]);"),
         ({"label_mode": "logits"}, "a teacher of label_mode probabilities:4 (now logits);"),
-        ({"version": "2"}, "a teacher of version none (now 2);"),
+        ({"model": "2"}, "a teacher of model none (now 2);"),
         (
             {"files": {"teacher.onnx": "ef" * 32, "labels.txt": "cd" * 32}},
             "a teacher of file teacher.onnx abababababab (now efefefefefef);",

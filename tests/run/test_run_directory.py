@@ -1,5 +1,6 @@
 """The run directory: fresh or resumable, one process at a time, the summary last."""
 
+import hashlib
 import json
 import os
 import signal
@@ -28,8 +29,9 @@ time.sleep(60)
 def test_a_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "runs" / "x")
     directory.write_config("seed: 0\n")
-    said = "# sha256 of the lines above: 6a5a163cfb9d8459f178db8f04e1c14b22f30c274c8d68e806c982e03e48bbe3\n"
-    assert directory.config.read_text() == "seed: 0\n" + said  # by sha256sum
+    above = f"seed: 0\n# relative paths begin at, from here: {os.path.relpath(Path.cwd(), tmp_path / 'runs/x')}\n"
+    said = f"# sha256 of the lines above: {hashlib.sha256(above.encode()).hexdigest()}\n"
+    assert directory.config.read_text() == above + said
     assert not directory.has_checkpoint
 
 
@@ -38,6 +40,7 @@ def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
         found = {path.relative_to(tmp_path).as_posix() for path in vars(run).values() if isinstance(path, Path)}
     assert found - {"."} == {
         "config.yaml",
+        "adapter.yaml",
         "ledger.jsonl",
         "journal",
         "metrics.jsonl",

@@ -60,10 +60,15 @@ def made(*names: str) -> dict[str, str]:
 
 def test_what_a_teacher_is_is_plain_data() -> None:
     spec = {"shape": [1, 2, 2], "bounds": [-1.0, 1.0], "levels": 256, "num_classes": 3, "label_mode": "top_k:2"}
-    assert teacher_facts(Known(), "mine:T", {"url": "x", "n": 3}) == {"kind": "mine:T", **spec, "files": {}}
+    assert teacher_facts(Known(), "mine:T", {"url": "x", "n": 3}) == {
+        "kind": "mine:T", **spec, "files": {}, "target": "mine:T",
+    }  # fmt: skip
     options = {"url": "https://h.example:8/v2?key=s3cr3t", "model": "m", "authorised_by": "me"}
     facts = teacher_facts(Known(), "v2", options)
-    assert facts == {"kind": "v2", **spec, "url": "https://h.example:8/v2", "model": "m", "files": {}}
+    assert facts == {
+        "kind": "v2", **spec, "url": "https://h.example:8/v2", "model": "m", "files": {},
+        "target": "https://h.example:8/v2, model m",
+    }  # fmt: skip
 
 
 def test_the_files_of_every_kind_are_digested() -> None:
@@ -76,16 +81,26 @@ def test_the_files_of_every_kind_are_digested() -> None:
     }
     Path("names.txt").write_text("cat\ndog\n")
     listed = teacher_facts(Known(), "hf-api", {"url": "http://h", "classes": "names.txt"})
-    assert listed["class_names"] == '["cat", "dog"]'
+    assert listed["class_names"] == ["cat", "dog"]
     assert listed["files"]["classes"] == hashlib.sha256(b"cat\ndog\n").hexdigest()
     assert digests("hf-api", url="http://h", classes=["cat", "dog"]) == {}
 
 
 def test_folders_and_what_lies_beside_a_file() -> None:
-    whole = made("hf/config.json", "hf/preprocessor_config.json", "hf/model.safetensors", "hf/README.md")
+    Path("hf").mkdir()
+    Path("parts").mkdir()
+    named = json.dumps({"id2label": {"0": "cat", "1": "dog"}})
+    Path("hf/config.json").write_text(named)
+    Path("parts/config.json").write_text("{}")
+    whole = {"hf/config.json": hashlib.sha256(named.encode()).hexdigest()} | made(
+        "hf/preprocessor_config.json", "hf/model.safetensors", "hf/README.md"
+    )
     names = ("config.json", "preprocessor_config.json", "model.safetensors")
     assert digests("hf", folder="hf") == {name: whole[f"hf/{name}"] for name in names}
-    parts = made("parts/config.json", "parts/a.safetensors", "parts/in/b.safetensors", "parts/c.safetensors")
+    assert teacher_facts(Known(), "hf", {"folder": "hf"})["class_names"] == ["cat", "dog"]
+    parts = {"parts/config.json": hashlib.sha256(b"{}").hexdigest()} | made(
+        "parts/a.safetensors", "parts/in/b.safetensors", "parts/c.safetensors"
+    )
     index = json.dumps({"weight_map": {"x": "a.safetensors", "y": "in/b.safetensors", "z": "a.safetensors"}})
     Path("parts/model.safetensors.index.json").write_text(index)
     assert digests("hf", folder="parts") == {
@@ -107,7 +122,7 @@ def test_folders_and_what_lies_beside_a_file() -> None:
     Path("api/a.yaml").write_text(f"url: http://h/x\nrequest: {{json: {{i: '${{image}}'}}}}\nanswer: {answer}\n")
     facts = teacher_facts(Known(), "json", {"adapter": "api/a.yaml", "url": ""})
     assert facts["url"] == "http://h/x"
-    assert facts["class_names"] == '["a", "b"]'
+    assert facts["class_names"] == ["a", "b"]
     assert set(facts["files"]) == {"adapter", "labels.txt"}
 
 
@@ -230,4 +245,5 @@ def test_an_unchanged_service_goes_on_and_is_in_the_summary(begun: tuple[Hostile
     assert facts == {
         "kind": "v2", "shape": [1, 8, 8], "bounds": [0.0, 1.0], "levels": None, "num_classes": 10,
         "label_mode": "probabilities", "url": server.url, "model": "m", "files": {},
+        "target": f"{server.url}, model m",
     }  # fmt: skip

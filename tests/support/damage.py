@@ -36,7 +36,7 @@ DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "ledger, a line gone": (
         "ledger.jsonl",
         lambda data: b"\n".join(data.split(b"\n")[:2] + data.split(b"\n")[3:]),
-        r"line 3: expected a ledger's next line: charge 3 follows charge 1",
+        r"line 3: expected a ledger's next line: charge 2 follows charge 0",
     ),
     "ledger, no JSON": ("ledger.jsonl", lambda data: b"charge\n" + data, "line 1: expected a ledger's next line"),
     "ledger, empty": ("ledger.jsonl", lambda data: b"", "expected at least the 10 charges that the checkpoint"),

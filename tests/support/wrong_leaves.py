@@ -51,7 +51,7 @@ SETUPS: dict[str, State] = {
 def begin(setup: str, out: Path) -> State:
     """Begin such a run, stop it with a checkpoint and answers beyond it in the journal; the checkpoint's state."""
     teacher = Labels if setup == "labels" else Metered
-    stop = 4 if "evaluation" not in SETUPS[setup] else 5
+    stop = {"dfme, Adam and SGD, digits": 5, "auto": 15}.get(setup, 4)  # of auto the first 12 are the check's
     assert not clone(out, teacher({stop: ctrl_c}), **SETUPS[setup]).finished
     return load_checkpoint(out / "checkpoint.pt")
 

@@ -11,7 +11,14 @@ from dfme.estimators.preflight.choose import (
     warning,
 )
 from dfme.estimators.preflight.diagnostics import Resolution, decimals, difference_snr, probe_alignment
-from dfme.estimators.preflight.measure import POINTS, Channel, preflight_images, require_budget, run_preflight
+from dfme.estimators.preflight.measure import (
+    POINTS,
+    Channel,
+    preflight_calls,
+    preflight_images,
+    require_budget,
+    run_preflight,
+)
 
 __all__ = [
     "POINTS",
@@ -26,6 +33,7 @@ __all__ = [
     "explain",
     "flags",
     "needs_preflight",
+    "preflight_calls",
     "preflight_images",
     "probe_alignment",
     "require_budget",

@@ -29,9 +29,6 @@ from dfme.spec import ImageSpec, LabelMode
 POINTS = 16
 """Images that every candidate step is tried at."""
 
-ROUNDS_AT_POINTS = 4
-"""Batches of as many images for the answers at the points: once, once again, and once among as many others."""
-
 
 class Channel(NamedTuple):
     """What the check may know of a teacher. ``ask``: images -> answers, charged as ``check``; ``left``: images that
@@ -52,8 +49,13 @@ def preflight_images(config: EstimatorConfig, spec: ImageSpec, scores: bool = Tr
 
     ``scores``: the teacher answers scores, not labels.
     """
+    return sum(preflight_calls(config, spec, scores))
+
+
+def preflight_calls(config: EstimatorConfig, spec: ImageSpec, scores: bool = True) -> list[int]:
+    """The images of each batch that ``run_preflight`` asks for: at the points, again, among others, at the steps."""
     steps = candidate_steps(default_settings(config, spec), spec) if scores else ()
-    return POINTS * (ROUNDS_AT_POINTS + 2 * len(steps))
+    return [POINTS, POINTS, 2 * POINTS] + [2 * POINTS] * len(steps)
 
 
 def require_budget(left: int, images: int) -> None:

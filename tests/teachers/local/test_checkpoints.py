@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dfme.config.settings import TeacherConfig
 from dfme.data import load_dataset
-from dfme.errors import UserError
+from dfme.errors import ShapeUnknown, UserError
 from dfme.nets import NETS, build_net
 from dfme.run.student_file import save_student
 from dfme.spec import ImageSpec, LabelMode, Teacher
@@ -132,10 +132,15 @@ def test_torchvision_resnet_by_its_names(tmp_path: Path) -> None:
     torchvision = pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     net = torchvision.models.resnet18(num_classes=5).eval()
     torch.save(net.state_dict(), tmp_path / "resnet18.pth")
-    teacher = torch_teacher(tmp_path / "resnet18.pth", label_mode="logits")
-    assert teacher.spec.shape == (3, 224, 224)
-    assert teacher.num_classes == 5
-    small = torch_teacher(tmp_path / "resnet18.pth", arch="resnet18", shape=(3, 64, 64), label_mode="logits")
+    with pytest.raises(ShapeUnknown, match=r"^--teacher\.shape: .* weights of resnet18, .* give --teacher.shape C,H,W"):
+        torch_teacher(tmp_path / "resnet18.pth")
+    small = torch_teacher(tmp_path / "resnet18.pth", shape=(3, 64, 64), label_mode="logits")
+    assert small.num_classes == 5
+    assert small.inferred == (  # type: ignore[attr-defined]
+        "architecture resnet18 (--teacher.arch)",
+        "5 classes (--teacher.num-classes)",
+        "no normalisation: the network gets the pixels as they are (--teacher.mean, --teacher.std)",
+    )
     x_BCHW = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(small(x_BCHW), net(x_BCHW))

@@ -1,0 +1,99 @@
+"""The memory that a job needs, against what this machine has: said before anything is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dfme.config.settings import Job
+from dfme.errors import UserError
+from dfme.methods import find_method
+from dfme.methods.configs import GeneratorConfig
+from dfme.nets.footprint import peak_bytes, weight_bytes
+from dfme.run.components import Nets, build_replay
+from dfme.run.evaluation import evaluation_batch
+from dfme.spec import Teacher
+
+PARTS = {
+    "student": "--method.batch-size, --student.replay-batch, or another --student.arch",
+    "generator": "--method.batch-size, --estimator.directions, or another --student.arch",
+    "teacher": "--teacher.max-batch",
+    "replay": "--student.replay-capacity, or say --student.replay-store disk",
+    "evaluation": "--evaluation.limit, or take another --student.arch",
+}
+"""What memory goes to, and what to lower where it is too much."""
+
+CGROUP = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+"""Of a container, the files with its limit and what is used of it, by versions 2 and 1."""
+
+SMALL = 1 << 20
+"""Bytes of a batch of images that is too small for any network of ours to fill a memory with."""
+
+
+def needed_memory(job: Job, teacher: Teacher, nets: Nets, call: int) -> dict[str, int]:
+    """Bytes by ``PARTS``, at each part's worst moment, beside what the process holds before the run.
+
+    ``call``: images in the largest batch that is asked about at once. What the kernels need, and what a teacher that
+    is no network of ours needs, is not known.
+    """
+    shape, size = teacher.spec.shape, job.method_config.batch_size
+    student, students, generator = nets.students[0], len(nets.students), nets.generator
+    call = min(call, getattr(teacher, "max_batch", None) or call)
+    scored = evaluation_batch(torch.empty(1, *shape, device="meta"))
+
+    def peak(net: Any, inputs: tuple[int, ...], training: bool = False) -> int:
+        return peak_bytes(net, inputs, training) or 0
+
+    states = 2 + bool(job.config.student.average)  # gradients are part of a step's peak
+    learnt = max(size, job.config.student.replay_batch)
+    needed = {"student": students * (states * weight_bytes(student) + peak(student, (learnt, *shape), True))}
+    if generator is not None:
+        latent = generator.draw(1, torch.Generator(next(generator.parameters()).device)).shape[1:]
+        trained = isinstance(job.method_config, GeneratorConfig)
+        needed["generator"] = 2 * weight_bytes(generator) + peak(generator, (size, *latent), trained)
+        if "estimator" in find_method(job.method).sections:
+            needed["generator"] += peak(student, (call, *shape)) + 4 * 4 * call * teacher.spec.numel
+        elif trained:
+            needed["generator"] += students * peak(student, (size, *shape), True)
+    asked: int | None = getattr(teacher, "peak_bytes", lambda images: None)(max(call, scored))
+    replay = build_replay(job, teacher.spec, directory=Path())
+    return needed | {
+        "teacher": asked or 0,
+        "replay": 0 if replay is None else 2 * replay.full_size(teacher.num_classes),  # a checkpoint copies it
+        "evaluation": peak(student, (scored, *shape)),
+    }
+
+
+def at_once(needed: Mapping[str, int]) -> int:
+    """Bytes that are needed together: what is kept for training, the replay, and the worst of the other parts."""
+    others = max((size for part, size in needed.items() if part not in ("student", "replay")), default=0)
+    return needed.get("replay", 0) + max(needed.get("student", 0), others)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a run on this device can still have."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = [1 << 62]
+    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else ():
+        if line.startswith("MemAvailable:"):
+            free.append(int(line.split()[1]) * 1024)
+    for limit, used in CGROUP:
+        paths = [Path("/sys/fs/cgroup") / name for name in (limit, used)]
+        if all(path.is_file() for path in paths) and (most := paths[0].read_text().strip()).isdecimal():
+            free.append(int(most) - int(paths[1].read_text()))
+    return max(0, min(free))
+
+
+def require_memory(needed: Mapping[str, int], device: torch.device) -> None:
+    """UserError, with the figures and what to lower, where this machine has not as much memory."""
+    free = free_memory(device)
+    if (total := at_once(needed)) > free:
+        part = max(needed, key=lambda name: needed[name])
+        raise UserError(
+            f"memory: this run needs about {total / 1e9:.1f} GB, {needed[part] / 1e9:.1f} GB of it for the {part}, and "
+            f"{device.type} has {free / 1e9:.1f} GB free; lower {PARTS[part]}; nothing was asked"
+        )

@@ -1,0 +1,79 @@
+"""What a job is made of before anything of it is opened or asked: images, networks, and the memory that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from dfme.config.settings import EstimatorConfig, Job
+from dfme.data import ImageSet
+from dfme.errors import UserError
+from dfme.estimators.approximate import CHUNK
+from dfme.estimators.build import make_estimator
+from dfme.estimators.preflight import default_settings, needs_preflight, preflight_images, require_budget
+from dfme.methods import METHODS, find_method
+from dfme.queries.pool import ImageSource
+from dfme.run.components import Nets, build_nets, open_pool
+from dfme.run.evaluation import evaluation_images
+from dfme.run.memory import SMALL, needed_memory
+from dfme.spec import ImageSpec, Teacher
+from dfme.students.losses import make_distance
+
+
+def build_parts(
+    job: Job,
+    teacher: Teacher,
+    device: torch.device,
+    evaluation: ImageSet | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+    always: bool = False,
+) -> tuple[ImageSet | None, ImageSource | None, Nets, dict[str, int]]:
+    """Images of evaluation and of the method's pool, networks, and the memory that they need.
+
+    UserError for what does not fit together. Of images so small that memory is no question, only ``always`` tells it.
+    ``evaluation``: images that were handed over. ``tell`` hears what was done to their labels.
+    """
+    spec = teacher.spec
+    call = _require_estimator(job, spec)
+    make_distance(job.config.student.loss, teacher.label_mode)
+    names = getattr(teacher, "class_names", None)
+    data = evaluation_images(job.config.evaluation, spec, teacher.num_classes, names, evaluation, tell)
+    pool = open_pool(job, spec)
+    nets = build_nets(job, spec, teacher.num_classes, device)
+    large = always or 4 * call * spec.numel >= SMALL
+    return data, pool, nets, needed_memory(job, teacher, nets, call) if large else {}
+
+
+def require_answers_fit(name: str, teacher: Teacher) -> None:
+    """UserError if the method cannot learn from what the teacher answers, with those that can."""
+    label_modes, kind = find_method(name).load().label_modes, teacher.label_mode.kind
+    if kind not in label_modes:
+        able = [other for other, entry in METHODS.items() if kind in entry.load().label_modes]
+        raise UserError(
+            f"--method.name {name} needs a teacher that answers {' or '.join(label_modes)}, this one "
+            f"answers {teacher.label_mode}; methods that can use it: {', '.join(able)}"
+        )
+
+
+def _require_estimator(job: Job, spec: ImageSpec) -> int:
+    """Images of the largest batch that is asked about at once.
+
+    UserError if the estimator does not fit the teacher's images, or the budget the check that it is left to.
+    """
+    batch_size: int = job.method_config.batch_size
+    if "estimator" not in find_method(job.method).sections:
+        return batch_size
+    estimator = make_estimator(drafted(job.estimator, spec), spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
+    if needs_preflight(job.estimator):
+        require_budget(int(job.config.budget), preflight_images(job.estimator, spec))
+    return max(batch_size, *estimator.calls(batch_size))
+
+
+def drafted(config: EstimatorConfig, spec: ImageSpec) -> EstimatorConfig:
+    """The settings with a step, whatever the pre-flight check will find."""
+    settings = default_settings(config, spec)
+    if not needs_preflight(config):
+        return settings
+    return replace(settings, step=1.0 if settings.space == "lattice" else 1e-3)

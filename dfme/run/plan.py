@@ -1,0 +1,199 @@
+"""What a run will ask, cost and take, as a table; the teacher is asked no image, and nothing is written."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dfme.compute import DeferredChecks, choose_device
+from dfme.config.settings import Job
+from dfme.estimators.preflight import needs_preflight, preflight_calls
+from dfme.methods import find_method
+from dfme.methods.base import Ask, Method
+from dfme.nets.footprint import weight_bytes
+from dfme.oracle.journal import HEAD_BYTES
+from dfme.oracle.ledger import Ledger
+from dfme.oracle.oracle import Oracle
+from dfme.queries.pool import ImageSource
+from dfme.randomness import Streams
+from dfme.run.build import build_teacher, facts_of
+from dfme.run.components import Nets, build_components, build_method, build_replay
+from dfme.run.evaluation import evaluation_batch
+from dfme.run.memory import at_once, free_memory
+from dfme.run.parts import build_parts, drafted, require_answers_fit
+from dfme.spec import RequestPolicy, Teacher
+
+WIDTH = 80
+"""Columns of the table."""
+
+
+@dataclass
+class Spending:
+    """Images by purpose, requests and whole iterations of a run in which every request is answered."""
+
+    limit: int | None
+    images: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    iterations: int = 0
+
+    def add(self, ask: Ask) -> None:
+        self.images[ask.purpose] += ask.images
+        self.requests += math.ceil(ask.images / (self.limit or ask.images))
+
+    @property
+    def charged(self) -> int:
+        return sum(self.images.values()) - self.images["evaluation"]
+
+
+def spending(job: Job, teacher: Teacher, method: Method, evaluated: int, at_once: int) -> Spending:
+    """What the run pays for, step by step; ``evaluated`` images are scored on, ``at_once`` of them in one batch."""
+    wire, budget = getattr(teacher, "wire", None) or RequestPolicy(), int(job.config.budget)
+    limits = [getattr(teacher, "max_batch", None), wire.images_per_second and max(1, int(wire.images_per_second))]
+    spent = Spending(min(filter(None, limits), default=None))
+    checked = "estimator" in find_method(job.method).sections and needs_preflight(job.estimator)
+    for images in preflight_calls(job.estimator, teacher.spec) if checked else ():
+        spent.add(Ask("check", images))
+    for start in range(0, evaluated, at_once):
+        spent.add(Ask("evaluation", min(at_once, evaluated - start)))
+    for ask in method.asks_before():
+        spent.add(ask)
+    while (step := method.asks(spent.iterations)) and spent.charged + sum(ask.images for ask in step) <= budget:
+        spent.iterations += 1
+        for ask in step:
+            spent.add(ask)
+    size = job.method_config.batch_size
+    for start in range(spent.charged, budget, size):
+        spent.add(Ask("student", min(size, budget - start)))
+    return spent
+
+
+def plan(job: Job) -> str:
+    """The table for a job. UserError for whatever would stop the run before its first query."""
+    device, shown = choose_device(job.config.device), list[str]()
+    with ExitStack() as held:
+        teacher = build_teacher(job, None, device)
+        held.callback(getattr(teacher, "close", lambda: None))
+        require_answers_fit(job.method, teacher)
+        data, pool, nets, needed = build_parts(job, teacher, device, always=True)
+        method = _method(job, teacher, nets, pool)
+        evaluated = 0 if data is None else len(data)
+        spent = spending(job, teacher, method, evaluated, 1 if data is None else evaluation_batch(data.images))
+        rows = [
+            *_who(job, teacher),
+            *_images(job, spent),
+            *_price(job, teacher, spent),
+            ("memory", _memory(needed, free_memory(device))),
+            ("disk", _disk(job, teacher, nets, spent)),
+            ("not in it", "what fails and is asked again, what kernels and the report take"),
+        ]
+    for name, text in rows:
+        shown += textwrap.wrap(f"{name:12}{text}", WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False)
+    return "\n".join(["plan: the teacher was asked no image, nothing was written", *shown])
+
+
+def _method(job: Job, teacher: Teacher, nets: Nets, pool: ImageSource | None) -> Method:
+    """The method as it begins, on a ledger of its own; what a check would choose is chosen."""
+    job = replace(job, estimator=drafted(job.estimator, teacher.spec))
+    oracle = Oracle(teacher, Ledger(int(job.config.budget)))
+    streams = Streams(job.config.seed, choose_device(job.config.device))
+    return build_method(
+        job, build_components(job, nets, oracle, streams, DeferredChecks(), pool=pool, directory=Path())
+    )
+
+
+def _who(job: Job, teacher: Teacher) -> Iterator[tuple[str, str]]:
+    spec, low, high = teacher.spec, *teacher.spec.bounds
+    yield "teacher", str(facts_of(job, teacher)["target"])
+    shape = "x".join(map(str, spec.shape))
+    yield "", f"{teacher.num_classes} classes, images {shape} within {low:g} and {high:g}, answers {teacher.label_mode}"
+    if inferred := getattr(teacher, "inferred", ()):
+        yield "inferred", "; ".join(inferred)
+    if getattr(teacher, "wire", None) is not None:
+        yield "asked", "at most what the service says of itself (its metadata), and no image"
+    yield "recipe", f"{getattr(job.config, 'recipe', '') or 'none named'}; method {job.method}"
+
+
+def _images(job: Job, spent: Spending) -> Iterator[tuple[str, str]]:
+    by_purpose = ", ".join(f"{name} {count:,}" for name, count in spent.images.items() if name != "evaluation")
+    yield "images", f"{spent.charged:,} charged: {by_purpose}"
+    yield "", f"{spent.images['evaluation']:,} more for evaluation, which the budget is not charged for"
+    yield "iterations", f"{spent.iterations:,}" + ("" if spent.iterations else ": the budget does not reach for one")
+    if "estimator" in find_method(job.method).sections and needs_preflight(job.estimator) and job.estimator.directions > 1:
+        yield "", "with forward differences; where the check takes central ones, fewer"
+    limit = "no limit to a request" if spent.limit is None else f"at most {spent.limit:,} images in one"
+    yield "requests", f"{spent.requests:,}, {limit}"
+
+
+def _price(job: Job, teacher: Teacher, spent: Spending) -> Iterator[tuple[str, str]]:
+    wire, images = getattr(teacher, "wire", None) or RequestPolicy(), sum(spent.images.values())
+    rates = {"images": (images, wire.images_per_second), "requests": (spent.requests, wire.requests_per_second)}
+    slowest = max((count / rate for count, rate in rates.values() if rate), default=0.0)
+    at = " and ".join(f"{rate:g} {name}" for name, (_, rate) in rates.items() if rate)
+    if at:
+        yield "time", f"at least {_duration(slowest)} to ask, at {at} per second; training comes on top"
+    elif getattr(teacher, "wire", None) is not None:
+        yield "time", "not known: state the rate by --teacher.images-per-second or --teacher.requests-per-second"
+    else:
+        yield "time", "not known of a teacher on this machine: the first line of a run's progress says it"
+    price = job.teacher.price_per_1000
+    if price is None:
+        yield "cost", "not known: state the price by --teacher.price-per-1000"
+    else:
+        yield "cost", f"{images * price / 1000:,.2f} at {price:g} per 1,000 images, those of evaluation included"
+
+
+def _memory(needed: dict[str, int], free: int) -> str:
+    parts = ", ".join(f"{part} {_size(count)}" for part, count in needed.items() if count)
+    said = "; the teacher's own is not known" if not needed["teacher"] else ""
+    return f"about {_size(at_once(needed))} beside torch, of {_size(free)} free; not all at once: {parts}{said}"
+
+
+def _disk(job: Job, teacher: Teacher, nets: Nets, spent: Spending) -> str:
+    """What lies in the run directory at the end, and at most."""
+    answer = 8 if teacher.label_mode.kind == "label" else 4 * teacher.num_classes
+    journal = sum(spent.images.values()) * answer + spent.requests * HEAD_BYTES
+    replay = build_replay(job, teacher.spec, directory=Path())
+    kept = min(job.config.student.replay_capacity, int(job.config.budget)) or 1
+    held = min(kept, spent.images["student"] + spent.images["seed"])
+    within = 0 if replay is None else replay.full_size(teacher.num_classes) * held // kept
+    beside = 0 if replay is None else replay.disk_size(teacher.num_classes) * held // kept
+    checkpoint = _state_bytes(job, nets) + within
+    replayed = f", replay {_size(beside)}" if beside else ""
+    return (
+        f"a checkpoint {_size(checkpoint)} (two are kept, a third while it is written), journal up to "
+        f"{_size(journal)}{replayed}"
+    )
+
+
+def _state_bytes(job: Job, nets: Nets) -> int:
+    """Bytes of the networks and their optimisers in a checkpoint."""
+
+    def states(net: Any, slots: int) -> int:
+        buffers = sum(buffer.nbytes for buffer in net.buffers())
+        return int(buffers + (1 + slots) * weight_bytes(net))
+
+    student = job.config.student
+    slots = (2 if student.optimizer == "adam" else int(student.momentum > 0)) + bool(student.average)
+    trained = 2 if hasattr(job.method_config, "generator_steps") else 0
+    generator = 0 if nets.generator is None else states(nets.generator, trained)
+    return sum(states(net, slots) for net in nets.students) + generator
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e3:.1f} kB"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
