@@ -53,8 +53,7 @@ class Oracle:
         self._deferred = deferred or DeferredChecks()
         self.after_answer: Callable[[], None] = lambda: None  # called whenever a batch is answered and on file
         self._dispatcher = Dispatcher(teacher, ledger, journal, self._deferred, self._device)
-        kept_on = self._device if journal is None else torch.device("cpu")
-        self.answered: Tensor | None = torch.zeros(self.num_classes, dtype=torch.int64, device=kept_on)
+        self.answered: Tensor | None = torch.zeros(self.num_classes, dtype=torch.int64)
         if tell is not None:
             self.report_to(tell)
         if not self.replaying:
@@ -96,6 +95,7 @@ class Oracle:
         if purpose in CHARGED and self.answered is not None:
             # On an accelerator nothing waits, so what is out of range may not have been noticed yet.
             classes_B = top_class(whole).clamp(0, self.num_classes - 1)
+            self.answered = self.answered.to(classes_B.device)
             self.answered.scatter_add_(0, classes_B, torch.ones_like(classes_B))
         return whole.to(images_BCHW.device)
 

@@ -124,7 +124,8 @@ def _images(job: Job, spent: Spending) -> Iterator[tuple[str, str]]:
     yield "images", f"{spent.charged:,} charged: {by_purpose}"
     yield "", f"{spent.images['evaluation']:,} more for evaluation, which the budget is not charged for"
     yield "iterations", f"{spent.iterations:,}" + ("" if spent.iterations else ": the budget does not reach for one")
-    if "estimator" in find_method(job.method).sections and needs_preflight(job.estimator) and job.estimator.directions > 1:
+    checked = "estimator" in find_method(job.method).sections and needs_preflight(job.estimator)
+    if checked and job.estimator.directions > 1:
         yield "", "with forward differences; where the check takes central ones, fewer"
     limit = "no limit to a request" if spent.limit is None else f"at most {spent.limit:,} images in one"
     yield "requests", f"{spent.requests:,}, {limit}"
