@@ -1,7 +1,8 @@
 """What a command is asked for: its recipe, its kind of teacher and its method, so all its options, and their values.
 
-Precedence: a flag, then the YAML file, then the default. A recipe's teacher section belongs to the recipe's
-kind, its method section to the recipe's method: a flag that names another kind or method sets it aside. Who allowed a
+Precedence: a flag, then the YAML file, then the recipe of dfme that lies below both (``dfme.run.recipes``), then the
+field's default. A file's teacher section belongs to the file's kind, its method section to the file's method: a flag
+that names another kind or method sets it aside. Who allowed a
 service to be asked, and which secrets may go there, is never a file's to say: ``Arguments._as_the_user_says``.
 """
 
@@ -20,11 +21,12 @@ from dfme.config.imports import find_target, own_options
 from dfme.config.messages import Problem, did_you_mean, nearest, unknown_choice
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, build, flatten, options_of, validate
-from dfme.config.yaml_files import load_yaml
+from dfme.config.yaml_files import is_record, load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
+from dfme.run import recipes
 from dfme.run.checks import teacher_problems
-from dfme.run.job import DEFAULT_RECIPE, is_plain, locate
+from dfme.run.job import DEFAULT_RECIPE, comes_with_dfme, is_plain, locate
 
 T = TypeVar("T")
 
@@ -51,11 +53,13 @@ REMOVED: dict[str, Any] = {
 
 
 def default_recipe(flags: Sequence[Flag]) -> Path | None:
-    """Without --config: a resumed run's own; the digits', unless a teacher is named; else none."""
+    """Without --config: a resumed run's own; unless a teacher is named, that of --recipe or the digits'; else none."""
     if asks_to_resume(flags):
         return resumed(flags, "config.yaml", "the run directory", "a run directory")
-    names_teacher = any(flag.key in ("teacher.kind", "teacher.checkpoint") for flag in flags)
-    return None if names_teacher else DEFAULT_RECIPE
+    if any(flag.key in ("teacher.kind", "teacher.checkpoint") for flag in flags):
+        return None
+    named = recipes.shipped().get(last_text(flags, "recipe") or "", DEFAULT_RECIPE)
+    return named if "teacher" in load_yaml(named) else DEFAULT_RECIPE
 
 
 def asks_to_resume(flags: Sequence[Flag]) -> bool:
@@ -100,12 +104,22 @@ class Arguments:
         flags = split_flags(words)
         self._flags = {flag.key: flag for flag in flags if flag.key != "config"}
         self._file, content = recipe or read_recipe(flags, inputs.recipe)
+        self._typed_file = any(flag.key == "config" for flag in flags)
+        self._is_shipped = comes_with_dfme(Path(locate(self._file))) is not None
+        self._is_whole = (
+            recipe is not None or asks_to_resume(flags) or (self._typed_file and is_record(locate(self._file)))
+        )
+        self._is_own = self._typed_file and not (self._is_whole or self._is_shipped)
         self._content = {name: value for name, value in content.items() if name not in inputs.ignored}
         self._problems: dict[str, str] = {}
         self.kind = self._choose("teacher", "kind", "torch") if inputs.teacher else ""
-        self.method = self._choose("method", "name", "dfme") if inputs.method else ""
+        below: recipes.Content = {}
+        self.method = self._recipe = ""
+        if inputs.method:
+            self.method, self._recipe, below = self._lay_below()
         self._own = self._own_options() if inputs.teacher else []
         self.options = {option.key: option for option in self._all_options(inputs)}
+        self._below = {key: value for key, value in flatten(below, self.options) if key in self.options}
         pairs = flatten(self._content, self.options)
         self._in_file = {key: value for key, value in pairs if REMOVED.get(key, pairs) != value}
 
@@ -119,9 +133,34 @@ class Arguments:
             if flag.text is None and option and not option.is_switch:
                 del given[key]
                 self.report([Problem(key, f"expected a value: {option.help or option.name}")])
+        if "recipe" in self.options:
+            given["recipe"] = self._recipe
+        given |= {key: value for key, value in self._below.items() if key not in given}
         values, problems = validate(self.options, given, self._unknown)
         self.report(problems)
         return values
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the user named a budget: by a flag, in a file, or when a run that is gone on with was begun."""
+        return "budget" in self._flags or ("budget" in self._in_file and not self._is_shipped)
+
+    @property
+    def in_force(self) -> list[Option]:
+        """The options, with what the file and the recipe below it say as their defaults."""
+        held = self._below | self._in_file
+        return [
+            dataclasses.replace(option, default=held.get(key, option.default)) for key, option in self.options.items()
+        ]
+
+    def says(self, key: str) -> bool:
+        """Whether a flag or a file of the user's own gives this option; no shipped recipe and no run's record does.
+
+        A file may hold what flags of the same section make idle, and how a tracking that is off would be done.
+        """
+        section = key.partition(".")[0]
+        changed = section == "wandb" or any(other.startswith(f"{section}.") for other in self._flags)
+        return key in self._flags or (self._is_own and key in self._in_file and not changed)
 
     def report(self, problems: Iterable[Problem]) -> None:
         """Add problems; one about a value that is already known to be wrong is left out."""
@@ -197,6 +236,28 @@ class Arguments:
         close = nearest(key, self.options)
         hint = f"did you mean {spelled(close)}?" if close else "--help-all lists all"
         return f"unknown {'flag' if is_flag else 'key'}{of}; {hint}"
+
+    def _lay_below(self) -> tuple[str, str, recipes.Content]:
+        """The method, what is on record as the recipe, and the recipe that lies below the file and the flags.
+
+        Nothing lies below a run's own file, which says all, or what stands in the place of a file.
+        """
+        flag, written = self._flags.get("recipe"), str(self._content.pop("recipe", None) or "")
+        asked, file = (flag.text or "" if flag else ""), self._file
+        named = recipes.plain_name(asked or written)
+        if self._is_whole:
+            if named != recipes.plain_name(written):
+                raise UserError(f"--recipe: a run's own file says every option (recipe {written}); leave it out")
+            return self._choose("method", "name", "dfme"), written or recipes.label(file), {}
+        if named and named not in recipes.shipped():
+            place = "--recipe" if asked else f"{file}: recipe"
+            raise UserError(f"{place}: {unknown_choice('recipe', named, recipes.names())}")
+        if asked and not self._typed_file:  # a file that was found is there for its teacher alone
+            self._content = {name: self._content[name] for name in ("teacher", "evaluation") if name in self._content}
+            file = ""
+        method = self._choose("method", "name", recipes.by_name(named or recipes.GENERAL)["method"]["name"])
+        found, below = recipes.below(named, method)
+        return method, recipes.label(file, found, bool(asked)), below
 
     def _choose(self, section: str, name: str, default: str) -> str:
         """The kind or method that is asked for; a recipe's section about another one is set aside.

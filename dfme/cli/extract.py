@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dfme.cli.arguments import Arguments, CommandInputs, Recipe, default_recipe
-from dfme.cli.teacher_side import check_teacher
+from dfme.cli.teacher_side import check_teacher, price_problems
 from dfme.config.settings import ExtractConfig, Job
 from dfme.run.checks import find_problems
 from dfme.run.job import resume_command
+from dfme.run.recipes import fitted
 
 SUMMARY = "clone a teacher by its answers alone; the command when none is named"
 INPUTS = CommandInputs(ExtractConfig, teacher=True, method=True, recipe=default_recipe)
@@ -37,5 +38,9 @@ def parse_extract(words: Sequence[str], recipe: Recipe | None = None) -> Job:
     """
     asked = Arguments(words, INPUTS, recipe)
     job = asked.job(asked.settings(ExtractConfig))
-    asked.finish(find_problems(job))
-    return job
+    if recipe is not None:  # a comparison's, whose cells have budgets of their own
+        asked.finish(find_problems(job))
+        return job
+    priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
+    asked.finish([*priced, *find_problems(job, asked.says)])
+    return fitted(job)

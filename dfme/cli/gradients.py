@@ -15,6 +15,7 @@ from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import build, leaves
 from dfme.methods import SECTIONS
 from dfme.run.checks import find_problems, fresh_directory_problems
+from dfme.run.recipes import fitted
 from dfme.spec import LabelMode
 
 
@@ -47,8 +48,8 @@ def plan_of(words: Sequence[str]) -> tuple[GradientsConfig, Job]:
     require_local(asked.kind)
     config = asked.settings(GradientsConfig)
     job = asked.job(build(ExtractConfig, {k: v for k, v in leaves(config).items() if k != "out"}))
-    asked.finish([*_problems(config, job), *find_problems(job)])
-    return config, job
+    asked.finish([*_problems(config, job), *find_problems(job, asked.says)])
+    return config, fitted(job)
 
 
 def _problems(config: GradientsConfig, job: Job) -> Iterator[Problem]:

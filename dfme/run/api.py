@@ -19,14 +19,19 @@ from dfme.config.settings import (
     TeacherConfig,
     WandbConfig,
 )
-from dfme.config.values import from_mapping, leaves
+from dfme.config.values import flatten, from_mapping, leaves
+from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
-from dfme.methods import METHODS
+from dfme.methods import METHODS, SECTIONS
+from dfme.run import recipes
 from dfme.run.checks import check
 from dfme.spec import LabelMode
 
 if TYPE_CHECKING:
     from dfme.run.run import Result
+
+HELD_BELOW = ("budget", "student", "schedule", "evaluation", "method", *SECTIONS)
+"""What a resumed run keeps of its own where it is not given again."""
 
 
 def extract(
@@ -34,8 +39,9 @@ def extract(
     *,
     shape: tuple[int, int, int] | None = None,
     num_classes: int | None = None,
-    budget: int | str = 1_000_000,
-    method: str = "dfme",
+    budget: int | str | None = None,
+    method: str | None = None,
+    recipe: str | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     bounds: tuple[float, float] = (0.0, 1.0),
@@ -58,17 +64,20 @@ def extract(
 
     Images reach it as float32 (B, C, H, W) within ``bounds``; it answers scores (B, K) or labels (B,), as
     tensors, arrays or lists. ``shape`` and ``num_classes`` may stand on the teacher as attributes instead.
-    ``evaluation`` is the name of a data set, or its configuration. The result has the ``student`` (a torch
-    module), the ``summary`` (the content of summary.json) and the ``run_dir``.
+    ``evaluation`` is the name of a data set, or its configuration. What is not given is as in ``recipe``, one of
+    dfme's by its name (``frugal``, ``paper``...) and by default the method's; a resumed run keeps its own. The result
+    has the ``student`` (a torch module), the ``summary`` (the content of summary.json) and the ``run_dir``.
 
     Raises:
         UserError: before the first query, naming every option that cannot work.
         TeacherError: if the teacher fails for good; what was paid for is kept in the run directory.
     """
-    if str(method) not in METHODS:
+    if method is not None and str(method) not in METHODS:
         raise UserError(unknown_choice("method", str(method), METHODS))
+    shown, below = _below(recipe, method, Path(out) / "config.yaml" if resume and out else None)
     settings = {
-        "budget": budget,
+        "recipe": shown,
+        **({} if budget is None else {"budget": budget}),
         "seed": seed,
         "out": None if out is None else str(out),
         "resume": resume,
@@ -85,38 +94,56 @@ def extract(
         **{"bounds": bounds, "levels": levels, "max_batch": max_batch},
         "label_mode": None if label_mode is None else str(label_mode),
     }
-    job = _job(method, settings, described, method_options, {"estimator": estimator, "queries": queries})
+    given = {"method": _mapping(method_options), **settings}
+    given |= {
+        name: _mapping(each) for name, each in (("estimator", estimator), ("queries", queries)) if each is not None
+    }
+    job = _job(below, given, described)
     from dfme.run.build import run_job
 
     return run_job(job, teacher=teacher, resume=resume, console=progress)
 
 
-def _job(
-    method: str,
-    settings: Mapping[str, Any],
-    teacher: Mapping[str, Any],
-    options: Mapping[str, Any] | None,
-    sections: Mapping[str, object],
-) -> Job:
-    """The job that these describe, checked; a section of ``settings`` without an option is left to its defaults."""
+def _below(recipe: str | None, method: str | None, own: Path | None) -> tuple[str, recipes.Content]:
+    """What is on record as the recipe, and what lies below the arguments: a run's ``own`` file, or a recipe."""
+    if own is not None and own.is_file():
+        content = {name: value for name, value in load_yaml(own).items() if name in (*HELD_BELOW, "recipe")}
+        if recipe not in (None, held := content.pop("recipe", "")):
+            raise UserError(f"recipe: a run keeps the recipe it began with ({held or 'its own'}); leave it out")
+    else:
+        method = method or recipes.by_name(recipe or recipes.GENERAL)["method"]["name"]
+        found, content = recipes.below(recipe or "", method)
+        held = recipes.label("", found, recipe is not None)
+    if method not in (None, (content.get("method") or {}).get("name")):
+        content["method"] = {"name": method}
+    return held, content
+
+
+def _job(below: Mapping[str, Any], given: Mapping[str, Any], teacher: Mapping[str, Any]) -> Job:
+    """The job of the options that are ``given`` and of those below them, checked."""
+    settings = recipes.merged(dict(below), dict(given))
+    options, method = settings.pop("method"), below["method"]["name"]
+    entry, sections = METHODS[method], {name: settings.pop(name, None) for name in SECTIONS}
+    for name in SECTIONS:
+        if name in given and name not in entry.sections:
+            heeding = ", ".join(other for other, each in METHODS.items() if name in each.sections)
+            raise UserError(f"{name}: method {method} does not use it; leave it out, or take one of {heeding}")
     job = Job(
         from_mapping(ExtractConfig, {name: value for name, value in settings.items() if value != {}}),
         from_mapping(TeacherConfig, teacher, "teacher."),
         {},
         method,
-        from_mapping(METHODS[method].config, options or {}, "method_options."),
-        **{name: _section(name, method, config) for name, config in sections.items()},
+        from_mapping(
+            entry.config, {name: value for name, value in options.items() if name != "name"}, "method_options."
+        ),
+        **{
+            name: from_mapping(entry.section(name), values or {} if name in entry.sections else {}, f"{name}.")
+            for name, values in sections.items()
+        },
     )
-    check(job)
-    return job
-
-
-def _section(name: str, method: str, config: object) -> Any:
-    """The configuration of a section that only some methods heed."""
-    if config is not None and name not in METHODS[method].sections:
-        heeding = ", ".join(other for other, entry in METHODS.items() if name in entry.sections)
-        raise UserError(f"{name}: method {method} does not use it; leave it out, or take one of {heeding}")
-    return from_mapping(METHODS[method].section(name), _mapping(config), f"{name}.")
+    said = {key for key, _ in flatten(given, ())}
+    check(job, said.__contains__)
+    return recipes.fitted(job)
 
 
 def _mapping(config: object) -> Mapping[str, Any]:

@@ -32,6 +32,10 @@ ACCOUNTS = ("budget", "spent", "spent_by_purpose", "evaluation_queries", "reques
 """Figures of the ledger that summary.json has."""
 
 
+FEW_STEPS = 50
+"""Steps of a generator below which a run says that they are few; heuristic."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What a run gives: the student (a torch module, in eval mode), ``summary.json`` as a dict, and where all lies.
@@ -68,10 +72,15 @@ class Run:
 
     def go(self, interrupt: Interrupt) -> Result:
         """Carry the run to the end of its budget, or to the interruption, and deliver what there is."""
+        left_open = "auto" in (self.job.estimator.kind, self.job.estimator.step)  # the check says what a step costs
+        if not left_open:
+            self._remark_on_budget()
         if isinstance(self.examination, EvaluationSet):
             self.examination.prepare()
         for line in self.method.prepare():
             self.recorder.note(line)
+        if left_open:
+            self._remark_on_budget()
         if self.oracle.service is not None and not self.directory.has_checkpoint:
             self.keep()  # a service may be gone for good at the next request: there is one to resume from
         config = self.job.config
@@ -95,6 +104,19 @@ class Run:
                 f"({failures}); mend the teacher, then resume with a larger --budget"
             )
         return self.deliver(finished)
+
+    def _remark_on_budget(self) -> None:
+        """Say, before a run's first step, where its budget holds next to no step of the generator."""
+        name, budget, cost = self.job.method, int(self.job.config.budget), self.method.cost
+        steps = budget // cost * getattr(self.method.config, "generator_steps", 0)
+        if self.trainer.steps or steps >= FEW_STEPS or not hasattr(self.method, "generator_optimizer"):
+            return
+        few = f"{steps} steps of {name}'s generator, too few to train it"
+        none = f"no iteration of {name}, which is {cost:,} images, so its generator is not trained by it"
+        self.recorder.note(
+            f"the budget of {budget:,} images holds {few if steps else none}; give a larger --budget, a smaller "
+            "--method.batch-size, or --recipe frugal, which is made for few queries"
+        )
 
     def keep(self) -> None:
         """Save a checkpoint; the journal then lets go of what the checkpoint covers."""

@@ -153,7 +153,7 @@ def test_wandb_groups_the_cells_unless_told_otherwise() -> None:
 @pytest.mark.parametrize(
     ("flags", "changes", "message"),
     [
-        ("--methods statik", {}, "methods: expected a row or method (dfme, maze"),
+        ("--methods statik", {}, "methods: expected a row, method or recipe (dfme, maze"),
         ("--methods statik", {}, "got 'statik'; did you mean static?"),
         ("--seeds 1,1", {}, "--seeds: expected each once, got 1 twice"),
         ("--seeds 1,x", {}, "--seeds: expected whole numbers"),

@@ -64,9 +64,7 @@ def test_document_refuses_an_option_that_no_file_can_hold() -> None:
         document(make_job(teacher_options={"session": object()}))
 
 
-def test_files_of_dfme_are_named_as_recipes_name_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_dfme_are_named_as_recipes_name_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.pt").touch()
     weights = "teachers/checkpoints/digits.safetensors"

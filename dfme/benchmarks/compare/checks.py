@@ -23,6 +23,7 @@ ELSEWHERE = {
     "teacher.label_mode": "label_modes",
     "student.steps": "student_steps",
     "method": "methods and rows",
+    "recipe": "methods and rows",
 }
 """Options of a single run, and those of a comparison that say it instead."""
 
