@@ -10,30 +10,26 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dfme.cli.flags import Flag, last_text, split_flags
+from dfme.cli.files import Recipe, RecipeFinder, asks_to_resume, read_recipe
+from dfme.cli.flags import split_flags
 from dfme.cli.teacher_side import KINDS, kind_problems
 from dfme.config.imports import find_target, own_options
 from dfme.config.messages import Problem, did_you_mean, nearest, unknown_choice
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, build, flatten, options_of, validate
-from dfme.config.yaml_files import is_record, load_yaml
+from dfme.config.yaml_files import is_record
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
 from dfme.run import recipes
 from dfme.run.checks import teacher_problems
-from dfme.run.job import DEFAULT_RECIPE, comes_with_dfme, is_plain, locate
+from dfme.run.job import comes_with_dfme, is_plain, locate
 
 T = TypeVar("T")
-
-Recipe = tuple[str, dict[str, Any]]
-"""The name of a file of options, as messages say it, and its content."""
-
-RecipeFinder = Callable[[Sequence[Flag]], Path | None]
 
 RECIPE_ONLY = frozenset({field.name for field in dataclasses.fields(ExtractConfig)} | {"method", *SECTIONS})
 """Sections of an extraction's recipe besides its teacher: what other commands with a teacher may skip."""
@@ -50,31 +46,6 @@ REMOVED: dict[str, Any] = {
     "estimator.control": "auto",
 }
 """Options of 0.4.0 that are gone, and the values at which a file may still have them: they changed nothing."""
-
-
-def default_recipe(flags: Sequence[Flag]) -> Path | None:
-    """Without --config: a resumed run's own; unless a teacher is named, that of --recipe or the digits'; else none."""
-    if asks_to_resume(flags):
-        return resumed(flags, "config.yaml", "the run directory", "a run directory")
-    if any(flag.key in ("teacher.kind", "teacher.checkpoint") for flag in flags):
-        return None
-    named = recipes.shipped().get(last_text(flags, "recipe") or "", DEFAULT_RECIPE)
-    return named if "teacher" in load_yaml(named) else DEFAULT_RECIPE
-
-
-def asks_to_resume(flags: Sequence[Flag]) -> bool:
-    """Whether --resume is given and not as false."""
-    return any(flag.key == "resume" and flag.text in (None, "true", "True", "yes") for flag in flags)
-
-
-def resumed(flags: Sequence[Flag], file: str, directory: str, expected: str) -> Path:
-    """The file of options in the directory that is gone on with, which messages call so."""
-    out = last_text(flags, "out")
-    if not out:
-        raise UserError(f"--resume: expected --out as well: {directory} to go on with")
-    if not os.path.isfile(Path(out) / file):
-        raise UserError(f"--out: expected {expected} to resume, but {out!r} has no {file}")
-    return Path(out) / file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,10 +119,8 @@ class Arguments:
     @property
     def in_force(self) -> list[Option]:
         """The options, with what the file and the recipe below it say as their defaults."""
-        held = self._below | self._in_file
-        return [
-            dataclasses.replace(option, default=held.get(key, option.default)) for key, option in self.options.items()
-        ]
+        held = {key: option.default for key, option in self.options.items()} | self._below | self._in_file
+        return [dataclasses.replace(option, default=held[key]) for key, option in self.options.items()]
 
     def says(self, key: str) -> bool:
         """Whether a flag or a file of the user's own gives this option; no shipped recipe and no run's record does.
@@ -242,22 +211,21 @@ class Arguments:
 
         Nothing lies below a run's own file, which says all, or what stands in the place of a file.
         """
-        flag, written = self._flags.get("recipe"), str(self._content.pop("recipe", None) or "")
-        asked, file = (flag.text or "" if flag else ""), self._file
+        flag, written, file = self._flags.get("recipe"), str(self._content.pop("recipe", None) or ""), self._file
+        asked = (flag.text or "") if flag else ""
         named = recipes.plain_name(asked or written)
         if self._is_whole:
             if named != recipes.plain_name(written):
                 raise UserError(f"--recipe: a run's own file says every option (recipe {written}); leave it out")
-            return self._choose("method", "name", "dfme"), written or recipes.label(file), {}
-        if named and named not in recipes.shipped():
-            place = "--recipe" if asked else f"{file}: recipe"
-            raise UserError(f"{place}: {unknown_choice('recipe', named, recipes.names())}")
-        if asked and not self._typed_file:  # a file that was found is there for its teacher alone
+            return self._choose("method", "name", "dfme"), written, {}
+        if asked and not self._typed_file:  # the file that was found is there for its teacher alone
             self._content = {name: self._content[name] for name in ("teacher", "evaluation") if name in self._content}
             file = ""
         method = self._choose("method", "name", recipes.by_name(named or recipes.GENERAL)["method"]["name"])
         found, below = recipes.below(named, method)
-        return method, recipes.label(file, found, bool(asked)), below
+        if self._is_shipped and not asked:
+            return method, Path(file).stem, below
+        return method, f"{file} over {found}" if file else found, below
 
     def _choose(self, section: str, name: str, default: str) -> str:
         """The kind or method that is asked for; a recipe's section about another one is set aside.
@@ -306,22 +274,6 @@ class Arguments:
 def spelled_flag(key: str) -> str:
     """An option as one types it."""
     return "--" + key.replace("_", "-")
-
-
-def read_recipe(flags: Sequence[Flag], find: RecipeFinder) -> Recipe:
-    """The file of options that --config names, else the one that is found, else nothing."""
-    named = [flag.text for flag in flags if flag.key == "config"]
-    if len(named) > 1:
-        raise UserError(f"--config: expected one file, got {len(named)}")
-    if named:
-        if not named[0]:
-            raise UserError("--config: expected a YAML file of options")
-        return named[0], load_yaml(locate(named[0]))
-    found = find(flags)
-    if found is None:
-        return "", {}
-    shown = found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
-    return str(shown), load_yaml(found, own=True)
 
 
 def _common() -> dict[str, Option]:

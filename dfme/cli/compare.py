@@ -12,7 +12,8 @@ from dfme.benchmarks.compare.plan import OPTIONS, ComparisonPlan, cells_of, own_
 from dfme.benchmarks.compare.rows import parted, row_contents
 from dfme.benchmarks.options import CompareConfig
 from dfme.cli import extract
-from dfme.cli.arguments import Arguments, CommandInputs, asks_to_resume, read_recipe, resumed
+from dfme.cli.arguments import Arguments, CommandInputs
+from dfme.cli.files import asks_to_resume, read_recipe, resumed
 from dfme.cli.flags import Flag, last_text, split_flags
 from dfme.cli.teacher_side import check_teacher, price_problems
 from dfme.config.fields import parse_count

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dfme.cli.arguments import Arguments, CommandInputs, Recipe, default_recipe
+from dfme.cli.arguments import Arguments, CommandInputs
+from dfme.cli.files import Recipe, default_recipe
 from dfme.cli.teacher_side import check_teacher, price_problems
 from dfme.config.settings import ExtractConfig, Job
 from dfme.run.checks import find_problems

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from dfme.benchmarks.options import GradientsConfig, require_local
 from dfme.cli import teacher_side
-from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_recipe
+from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
+from dfme.cli.files import default_recipe
 from dfme.cli.flags import Flag
 from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, Job

@@ -16,15 +16,7 @@ from dfme.teachers import KINDS
 from dfme.teachers.options import ServeConfig, TrainTeacherConfig, check_training
 from dfme.teachers.remote.options import ServiceOptions
 
-__all__ = [
-    "KINDS",
-    "ServeConfig",
-    "TrainTeacherConfig",
-    "check_teacher",
-    "check_training",
-    "kind_problems",
-    "price_problems",
-]
+__all__ = ["KINDS", "ServeConfig", "TrainTeacherConfig", "check_teacher", "check_training", "kind_problems"]
 
 
 def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> None:

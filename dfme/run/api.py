@@ -30,7 +30,7 @@ from dfme.spec import LabelMode
 if TYPE_CHECKING:
     from dfme.run.run import Result
 
-HELD_BELOW = ("budget", "student", "schedule", "evaluation", "method", *SECTIONS)
+KEPT_ON_RESUME = ("recipe", "budget", "student", "schedule", "evaluation", "method", *SECTIONS)
 """What a resumed run keeps of its own where it is not given again."""
 
 
@@ -74,9 +74,8 @@ def extract(
     """
     if method is not None and str(method) not in METHODS:
         raise UserError(unknown_choice("method", str(method), METHODS))
-    shown, below = _below(recipe, method, Path(out) / "config.yaml" if resume and out else None)
+    below = _below(recipe, method, Path(out) / "config.yaml" if resume and out else None)
     settings = {
-        "recipe": shown,
         **({} if budget is None else {"budget": budget}),
         "seed": seed,
         "out": None if out is None else str(out),
@@ -104,45 +103,38 @@ def extract(
     return run_job(job, teacher=teacher, resume=resume, console=progress)
 
 
-def _below(recipe: str | None, method: str | None, own: Path | None) -> tuple[str, recipes.Content]:
-    """What is on record as the recipe, and what lies below the arguments: a run's ``own`` file, or a recipe."""
+def _below(recipe: str | None, method: str | None, own: Path | None) -> recipes.Content:
+    """What lies below the arguments, with its name: a recipe; of a resumed run its ``own`` file."""
     if own is not None and own.is_file():
-        content = {name: value for name, value in load_yaml(own).items() if name in (*HELD_BELOW, "recipe")}
-        if recipe not in (None, held := content.pop("recipe", "")):
-            raise UserError(f"recipe: a run keeps the recipe it began with ({held or 'its own'}); leave it out")
+        content = {name: value for name, value in load_yaml(own).items() if name in KEPT_ON_RESUME}
+        if recipe not in (None, recipes.plain_name(content.get("recipe"))):
+            raise UserError(f"recipe: this run was begun with {content.get('recipe') or 'another'}; leave it out")
+        section = recipes.tidy({"method": content.get("method")})["method"] or {}
     else:
-        method = method or recipes.by_name(recipe or recipes.GENERAL)["method"]["name"]
-        found, content = recipes.below(recipe or "", method)
-        held = recipes.label("", found, recipe is not None)
-    if method not in (None, (content.get("method") or {}).get("name")):
-        content["method"] = {"name": method}
-    return held, content
+        shown, content = recipes.below(recipe or "", method or recipes.by_name(recipe or "dfme")["method"]["name"])
+        content, section = content | {"recipe": recipe or shown}, content.get("method", {})
+    return content | {"method": section if method in (None, section.get("name")) else {"name": method}}
 
 
-def _job(below: Mapping[str, Any], given: Mapping[str, Any], teacher: Mapping[str, Any]) -> Job:
+def _job(below: recipes.Content, given: Mapping[str, Any], teacher: Mapping[str, Any]) -> Job:
     """The job of the options that are ``given`` and of those below them, checked."""
-    settings = recipes.merged(dict(below), dict(given))
-    options, method = settings.pop("method"), below["method"]["name"]
-    entry, sections = METHODS[method], {name: settings.pop(name, None) for name in SECTIONS}
-    for name in SECTIONS:
-        if name in given and name not in entry.sections:
-            heeding = ", ".join(other for other, each in METHODS.items() if name in each.sections)
-            raise UserError(f"{name}: method {method} does not use it; leave it out, or take one of {heeding}")
+    settings = recipes.merged(below, dict(given))
+    options, sections = dict(settings.pop("method")), {name: settings.pop(name, None) or {} for name in SECTIONS}
+    method = str(options.pop("name", "dfme"))
+    entry = METHODS[method]
+    for name in (name for name in SECTIONS if name in given and name not in entry.sections):
+        heeding = ", ".join(other for other, each in METHODS.items() if name in each.sections)
+        raise UserError(f"{name}: method {method} does not use it; leave it out, or take one of {heeding}")
+    heeded = {name: values if name in entry.sections else {} for name, values in sections.items()}
     job = Job(
         from_mapping(ExtractConfig, {name: value for name, value in settings.items() if value != {}}),
         from_mapping(TeacherConfig, teacher, "teacher."),
         {},
         method,
-        from_mapping(
-            entry.config, {name: value for name, value in options.items() if name != "name"}, "method_options."
-        ),
-        **{
-            name: from_mapping(entry.section(name), values or {} if name in entry.sections else {}, f"{name}.")
-            for name, values in sections.items()
-        },
+        from_mapping(entry.config, options, "method_options."),
+        **{name: from_mapping(entry.section(name), values, f"{name}.") for name, values in heeded.items()},
     )
-    said = {key for key, _ in flatten(given, ())}
-    check(job, said.__contains__)
+    check(job, {key for key, _ in flatten(given, ())}.__contains__)
     return recipes.fitted(job)
 
 

@@ -42,6 +42,12 @@ from dfme.teachers import KINDS
 from dfme.teachers.build import make_teacher, wrap_callable
 from dfme.teachers.facts import teacher_facts
 
+PLANNED = (
+    "since --student.steps are planned over the run's own budget, start a new run, or train again on what is paid for: "
+    "run.py retrain"
+)
+"""What to do in place of giving such a run a larger budget."""
+
 
 def run_job(
     job: Job,
@@ -60,7 +66,7 @@ def run_job(
         shown, budget = Console(result.summary["budget"], quiet=not console), result.summary["budget"]
         shown.note(
             f"{result.run_dir}: finished before with all of its {budget:,} queries, nothing was asked now; to go on, "
-            "give a larger --budget"
+            + (PLANNED if job.config.student.steps else "give a larger --budget")
         )
         shown.table(result.summary, result.run_dir)
         return result
@@ -248,7 +254,8 @@ def require_same_run(job: Job, config: Path) -> None:
     """UserError, with the keys, where the run on record was started with values that decide another result."""
     keys = differing_keys(load_yaml(config, own=True), job)
     if keys:
+        planned = f"; {PLANNED}" if "budget" in keys and job.config.student.steps else ""
         raise UserError(
             f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
-            "leave those flags out, or start a new run in another --out"
+            f"leave those flags out, or start a new run in another --out{planned}"
         )

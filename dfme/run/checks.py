@@ -178,14 +178,10 @@ def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:
         return str(held.get(key)) in choices.split(",") if equals else held.get(key) != usual.get(key)
 
     for keys, conditions in EFFECTS.items():
-        known = [each for each in conditions if each.partition("=")[0] in usual]
-        plain = {each: "none" if usual[each] in ((), None) else usual[each] for each in known if "=" not in each}
-        needed = " or ".join(
-            f"{each} other than {plain[each]}" if each in plain else each.replace("=", " ") for each in known
-        )
+        needed = " or ".join(each.replace("=", " ") for each in conditions if each.partition("=")[0] in usual)
         for key in keys.split():
             if key in held and said(key) and held[key] != usual[key] and not any(map(holds, conditions)):
-                yield Problem(key, f"has no effect here; it needs {needed}")
+                yield Problem(key, f"has no effect without {needed}")
 
 
 def _leaves(job: Job) -> dict[str, object]:

@@ -17,7 +17,7 @@ from dfme.config.settings import Job
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
-from dfme.run.job import PACKAGE, comes_with_dfme, locate
+from dfme.run.job import PACKAGE
 
 Content = dict[str, Any]
 """A recipe as its file gives it, section by section."""
@@ -58,44 +58,34 @@ def by_name(name: str) -> Content:
 
 
 def below(named: str, method: str) -> tuple[str, Content]:
-    """The recipe that lies below options for this method, and what it is called.
+    """What a run's record says of the recipe below options for this method, and the recipe.
 
     It is the ``named`` one, or the method's own where none is named. One that is named for another method gives its
     queries and students, over the method's own.
     """
-    default = method if method in shipped() else GENERAL
-    if named and by_name(named)["method"]["name"] == method:
-        return named, by_name(named)
-    content = by_name(default)
+    own, other = method if method in shipped() else GENERAL, by_name(named or GENERAL)
+    if named and other["method"]["name"] == method:
+        return named, other
+    content = by_name(own)
     if content["method"]["name"] != method:
         content = _less(content, "method", *SECTIONS)
     if not named:
-        return default, content
-    return f"{named} over {default}", merged(content, _less(by_name(named), "method", "estimator"))
+        return f"{own} (default)", content
+    return f"{named} over {own}", merged(content, _less(other, "method", "estimator"))
+
+
+def plain_name(text: object) -> str:
+    """The name in what a run's record says of its recipe, such as ``mine.yaml over dfme (default)``."""
+    return str(text or "").rpartition(" over ")[2].removesuffix(" (default)")
 
 
 def whole(content: Content, file: Path | None = None) -> Content:
     """A tidy recipe with what lies below it; nothing lies below the ``file`` of the method's own."""
-    written, named = content.get("method"), plain_name(content.get("recipe") or "")
+    written, named = content.get("method"), plain_name(content.get("recipe"))
     method = str(written.get("name", GENERAL)) if isinstance(written, dict) else GENERAL
     if not named and shipped().get(method) == file:
         return content
     return merged(below(named, method)[1], _less(content, "recipe"))
-
-
-def plain_name(text: object) -> str:
-    """The name in what a run's record says of its recipe, such as ``mine.yaml over dfme`` or ``dfme (default)``."""
-    return str(text).rpartition(" over ")[2].removesuffix(" (default)")
-
-
-def label(file: str, found: str = "", asked: bool = False) -> str:
-    """What a run's record says of its recipe: the file of options, and what was ``found`` below it."""
-    if file and comes_with_dfme(Path(locate(file))) is not None:
-        file = Path(file).stem
-        found = found if asked else ""
-    if file:
-        return f"{file} over {found}" if found else file
-    return found if asked else f"{found} (default)"
 
 
 def merged(below: Content, above: Content) -> Content:

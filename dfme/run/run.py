@@ -72,15 +72,12 @@ class Run:
 
     def go(self, interrupt: Interrupt) -> Result:
         """Carry the run to the end of its budget, or to the interruption, and deliver what there is."""
-        left_open = "auto" in (self.job.estimator.kind, self.job.estimator.step)  # the check says what a step costs
-        if not left_open:
+        if "auto" not in (self.job.estimator.kind, self.job.estimator.step):  # whose cost the check decides
             self._remark_on_budget()
         if isinstance(self.examination, EvaluationSet):
             self.examination.prepare()
         for line in self.method.prepare():
             self.recorder.note(line)
-        if left_open:
-            self._remark_on_budget()
         if self.oracle.service is not None and not self.directory.has_checkpoint:
             self.keep()  # a service may be gone for good at the next request: there is one to resume from
         config = self.job.config

@@ -47,7 +47,7 @@ def test_a_teacher_without_a_recipe_has_the_general_one() -> None:
 def test_values_come_from_flag_then_file_then_default() -> None:
     job = parse("--student.lr 0.5 --config recipe.yaml --budget 2M --estimator.directions=3 --teacher.mean .1,.2,.3")
     student = StudentConfig(lr=0.5, weight_decay=1e-4)
-    assert job.config == general(student, recipe="recipe.yaml over dfme", budget=2_000_000)
+    assert job.config == general(student, recipe="recipe.yaml over dfme (default)", budget=2_000_000)
     assert job.method_config == DfmeConfig(student_steps=2)
     assert job.estimator == EstimatorConfig(directions=3)
     assert job.teacher == TeacherConfig(shape=(3, 32, 32), mean=(0.1, 0.2, 0.3))
@@ -167,7 +167,7 @@ teacher: {checkpoint: weights.pt}
 def test_a_recipe_may_have_options_that_are_gone_where_they_changed_nothing(here: Path) -> None:
     (here / "written.yaml").write_text(REMOVED_SINCE)
     job = parse("--teacher.checkpoint weights.pt --student.lr 0.5")
-    recorded = replace(job.config, recipe="written.yaml over dfme")
+    recorded = replace(job.config, recipe="written.yaml over dfme (default)")
     assert parse("--config written.yaml") == replace(job, config=recorded)
     (here / "written.yaml").write_text(REMOVED_SINCE.replace("ceiling: 1.0", "ceiling: 0.5"))
     with pytest.raises(UserError, match=r"^written\.yaml: queries\.ceiling: this option was removed; leave it out$"):

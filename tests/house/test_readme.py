@@ -231,7 +231,8 @@ def test_the_check_auto_and_the_laboratory_as_printed(tmp_path):
 def test_a_checkpoint_its_evaluation_and_resuming_as_printed(tmp_path):
     printed = run_section("checkpoint", tmp_path)
     assert "teacher accuracy    0.98" in printed
-    assert json.loads((tmp_path / "runs/shapes/summary.json").read_text())["spent"] == 6_000
+    summary = json.loads((tmp_path / "runs/shapes/summary.json").read_text())
+    assert (summary["spent"], summary["agreement"] > 0.6) == (5_000, True), "not at chance, which is a tenth"
 
 
 @pytest.mark.integration

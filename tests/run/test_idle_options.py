@@ -16,29 +16,29 @@ from dfme.methods import METHODS, SECTIONS
 from dfme.run import checks
 
 IDLE = [
-    ("--queries.choose random", "queries.pool other than 1"),
-    ("--queries.balance false", "queries.pool other than 1"),
-    ("--queries.programs noise", "queries.procedural other than 0.0 or queries.base other than none"),
+    ("--queries.choose random", "queries.pool"),
+    ("--queries.balance false", "queries.pool"),
+    ("--queries.programs noise", "queries.procedural or queries.base"),
     ("--estimator.every 3", "estimator.kind synthetic"),
     ("--estimator.synthetic-lr 1", "estimator.kind synthetic"),
     ("--estimator.frequencies .5", "estimator.direction dct or estimator.kind auto"),
     ("--estimator.prior neighbours", "estimator.kind prior_guided"),
     ("--estimator.kind auto --estimator.form central", "estimator.kind finite_difference,prior_guided,synthetic"),
     ("--estimator.kind prior_guided --estimator.direction dct", "estimator.kind finite_difference,synthetic"),
-    ("--student.shrink .9", "student.rounds other than none"),
-    ("--student.average-every 5", "student.average other than 0.0"),
+    ("--student.shrink .9", "student.rounds"),
+    ("--student.average-every 5", "student.average"),
     ("--student.optimizer adam --student.momentum .5", "student.optimizer sgd"),
     ("--student.steps 900 --student.replay-steps 2", "student.steps 0"),
-    ("--student.replay-steps 0 --student.replay-batch 64", "student.replay_steps other than 0 or student.steps"),
-    ("--student.replay-steps 0 --student.augment flip", "student.replay_steps other than 0 or student.steps"),
+    ("--student.replay-steps 0 --student.replay-batch 64", "student.replay_steps or student.steps"),
+    ("--student.replay-steps 0 --student.augment flip", "student.replay_steps or student.steps"),
     ("--schedule.milestones .2,.4", "schedule.kind steps"),
     ("--schedule.decay .5", "schedule.kind steps"),
     ("--evaluation.root elsewhere", "evaluation.dataset mnist,fashion_mnist,cifar10,cifar100,svhn"),
-    ("--evaluation.dataset none --evaluation.limit 9", "evaluation.dataset other than none"),
-    ("--method maze --method.gan-weight 3", "method.partial_data other than none"),
+    ("--evaluation.dataset none --evaluation.limit 9", "evaluation.dataset"),
+    ("--method maze --method.gan-weight 3", "method.partial_data"),
     ("--method knockoff --student.replay-steps 2 --method.epochs 3", "student.replay_steps 0"),
     ("--method knockoff --method.root elsewhere", "method.pool mnist,fashion_mnist,cifar10,cifar100,svhn"),
-    ("--wandb.project mine", "wandb.mode other than off"),
+    ("--wandb.project mine", "wandb.mode"),
 ]
 
 WORKING = [
@@ -60,7 +60,7 @@ WORKING = [
 
 @pytest.mark.parametrize(("line", "needed"), IDLE)
 def test_an_option_without_effect_is_refused_with_what_would_give_it_one(line: str, needed: str) -> None:
-    with pytest.raises(UserError, match="has no effect here; it needs ") as caught:
+    with pytest.raises(UserError, match="has no effect without ") as caught:
         parse_extract(line.split())
     assert needed in str(caught.value)
 
@@ -74,7 +74,7 @@ def test_files_of_ones_own_are_held_to_it_too_and_records_are_not(tmp_path: Path
     own = tmp_path / "mine.yaml"
     own.write_text("schedule: {decay: 0.5}\nwandb: {project: mine}\n")
     weights = ["--teacher.checkpoint", "teachers/checkpoints/digits.safetensors", "--config", str(own)]
-    with pytest.raises(UserError, match=r"^\S+mine\.yaml: schedule\.decay: has no effect here"):
+    with pytest.raises(UserError, match=r"^\S+mine\.yaml: schedule\.decay: has no effect without"):
         parse_extract(weights)
     assert parse_extract([*weights, "--schedule.kind", "steps"]).config.schedule.decay == 0.5
     assert parse_extract([*weights, "--schedule.warmup", ".1"]).config.schedule.decay == 0.5, "a flag of its section"
