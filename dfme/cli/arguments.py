@@ -120,6 +120,7 @@ class Arguments:
     def in_force(self) -> list[Option]:
         """The options, with what the file and the recipe below it say as their defaults."""
         held = {key: option.default for key, option in self.options.items()} | self._below | self._in_file
+        held["recipe"] = self._recipe
         return [dataclasses.replace(option, default=held[key]) for key, option in self.options.items()]
 
     def says(self, key: str) -> bool:

@@ -181,7 +181,7 @@ def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:
         needed = " or ".join(each.replace("=", " ") for each in conditions if each.partition("=")[0] in usual)
         for key in keys.split():
             if key in held and said(key) and held[key] != usual[key] and not any(map(holds, conditions)):
-                yield Problem(key, f"has no effect without {needed}")
+                yield Problem(key, f"takes effect only with {needed}")
 
 
 def _leaves(job: Job) -> dict[str, object]:

@@ -60,7 +60,7 @@ WORKING = [
 
 @pytest.mark.parametrize(("line", "needed"), IDLE)
 def test_an_option_without_effect_is_refused_with_what_would_give_it_one(line: str, needed: str) -> None:
-    with pytest.raises(UserError, match="has no effect without ") as caught:
+    with pytest.raises(UserError, match="takes effect only with ") as caught:
         parse_extract(line.split())
     assert needed in str(caught.value)
 
@@ -74,7 +74,7 @@ def test_files_of_ones_own_are_held_to_it_too_and_records_are_not(tmp_path: Path
     own = tmp_path / "mine.yaml"
     own.write_text("schedule: {decay: 0.5}\nwandb: {project: mine}\n")
     weights = ["--teacher.checkpoint", "teachers/checkpoints/digits.safetensors", "--config", str(own)]
-    with pytest.raises(UserError, match=r"^\S+mine\.yaml: schedule\.decay: has no effect without"):
+    with pytest.raises(UserError, match=r"^\S+mine\.yaml: schedule\.decay: takes effect only with"):
         parse_extract(weights)
     assert parse_extract([*weights, "--schedule.kind", "steps"]).config.schedule.decay == 0.5
     assert parse_extract([*weights, "--schedule.warmup", ".1"]).config.schedule.decay == 0.5, "a flag of its section"
