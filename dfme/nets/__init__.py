@@ -49,7 +49,7 @@ def check_net(name: str) -> None:
 def auto_net(shape: Shape) -> str:
     """The usual student for images of a size: a small CNN up to 16x16 pixels, ResNet-18-8x to 64x64, ResNet-18 above.
 
-    ResNet-18-8x shrinks an image by 8, so at 224x224 a batch of 256 would take some 100 GB; torchvision's shrinks by 32.
+    ResNet-18-8x shrinks an image by 8 alone: at 224x224 a batch of 256 would take some 100 GB.
     """
     longest = max(shape[1:])
     if longest <= 8:
