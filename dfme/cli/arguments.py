@@ -1,40 +1,37 @@
 """What a command is asked for: its recipe, its kind of teacher and its method, so all its options, and their values.
 
-Precedence: a flag, then the YAML file, then the default; wandb's own variables come between flag and file. A recipe's
-teacher section belongs to the recipe's kind, its method section to the recipe's method: a flag that names another kind
-or method sets it aside. Who allowed a service to be asked, and which secrets may go there, is never a file's to say:
-``Arguments._as_the_user_says``.
+Precedence: a flag, then the YAML file, then the recipe of dfme that lies below both (``dfme.run.recipes``), then the
+field's default; wandb's own variables come between flag and file. A file's teacher section belongs to the file's kind,
+its method section to the file's method: a flag that names another kind or method sets it aside. Who allowed a service
+to be asked, and which secrets may go there, is never a file's to say: ``Arguments._as_the_user_says``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dfme.cli.flags import Flag, last_text, split_flags
+from dfme.cli.files import Recipe, RecipeFinder, asks_to_resume, read_recipe
+from dfme.cli.flags import split_flags
 from dfme.cli.teacher_side import KINDS, kind_problems
 from dfme.config.imports import find_target, own_options
 from dfme.config.messages import Problem, did_you_mean, nearest, spelled_flag
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.tracking import wandb_environment
 from dfme.config.values import Option, build, flatten, options_of, validate
-from dfme.config.yaml_files import load_yaml
+from dfme.config.yaml_files import is_record
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS, find_method
+from dfme.run import recipes
 from dfme.run.checks import teacher_problems
 from dfme.run.directory import as_begun
-from dfme.run.job import DEFAULT_RECIPE, is_plain, locate
+from dfme.run.job import comes_with_dfme, is_plain, locate
 
 T = TypeVar("T")
-
-Recipe = tuple[str, dict[str, Any]]
-"""The name of a file of options, as messages say it, and its content."""
-
-RecipeFinder = Callable[[Sequence[Flag]], Path | None]
 
 RECIPE_ONLY = frozenset({field.name for field in dataclasses.fields(ExtractConfig)} | {"method", *SECTIONS})
 """Sections of an extraction's recipe besides its teacher: what other commands with a teacher may skip."""
@@ -51,29 +48,6 @@ REMOVED: dict[str, Any] = {
     "estimator.control": "auto",
 }
 """Options of 0.4.0 that are gone, and the values at which a file may still have them: they changed nothing."""
-
-
-def default_recipe(flags: Sequence[Flag]) -> Path | None:
-    """Without --config: a resumed run's own; the digits', unless a teacher is named; else none."""
-    if asks_to_resume(flags):
-        return resumed(flags, "config.yaml", "the run directory", "a run directory")
-    names_teacher = any(flag.key in ("teacher.kind", "teacher.checkpoint") for flag in flags)
-    return None if names_teacher else DEFAULT_RECIPE
-
-
-def asks_to_resume(flags: Sequence[Flag]) -> bool:
-    """Whether --resume is given and not as false."""
-    return any(flag.key == "resume" and flag.text in (None, "true", "True", "yes") for flag in flags)
-
-
-def resumed(flags: Sequence[Flag], file: str, directory: str, expected: str) -> Path:
-    """The file of options in the directory that is gone on with, which messages call so."""
-    out = last_text(flags, "out")
-    if not out:
-        raise UserError(f"--resume: expected --out as well: {directory} to go on with")
-    if not os.path.isfile(Path(out) / file):
-        raise UserError(f"--out: expected {expected} to resume, but {out!r} has no {file}")
-    return Path(out) / file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,12 +77,22 @@ class Arguments:
         flags = split_flags(words)
         self._flags = {flag.key: flag for flag in flags if flag.key != "config"}
         self._file, content = recipe or read_recipe(flags, inputs.recipe)
+        self._typed_file = any(flag.key == "config" for flag in flags)
+        self._is_shipped = comes_with_dfme(Path(locate(self._file))) is not None
+        self._is_whole = (
+            recipe is not None or asks_to_resume(flags) or (self._typed_file and is_record(locate(self._file)))
+        )
+        self._is_own = self._typed_file and not (self._is_whole or self._is_shipped)
         self._content = {name: value for name, value in content.items() if name not in inputs.ignored}
         self._problems: dict[str, str] = {}
         self.kind = self._choose("teacher", "kind", "torch") if inputs.teacher else ""
-        self.method = self._choose("method", "name", "dfme") if inputs.method else ""
+        below: recipes.Content = {}
+        self.method = self._recipe = ""
+        if inputs.method:
+            self.method, self._recipe, below = self._lay_below()
         self._own = self._own_options() if inputs.teacher else []
         self.options = {option.key: option for option in self._all_options(inputs)}
+        self._below = {key: value for key, value in flatten(below, self.options) if key in self.options}
         pairs = flatten(self._content, self.options)
         self._in_file = {key: value for key, value in pairs if REMOVED.get(key, pairs) != value}
 
@@ -124,9 +108,33 @@ class Arguments:
             if flag.text is None and option and not option.is_switch:
                 del given[key]
                 self.report([Problem(key, f"expected a value: {option.help or option.name}")])
+        if "recipe" in self.options:
+            given["recipe"] = self._recipe
+        given |= {key: value for key, value in self._below.items() if key not in given}
         values, problems = validate(self.options, given, self._unknown)
         self.report(problems)
         return values
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether the user named a budget: by a flag, in a file, or when a run that is gone on with was begun."""
+        return "budget" in self._flags or ("budget" in self._in_file and not self._is_shipped)
+
+    @property
+    def in_force(self) -> list[Option]:
+        """The options, with what the file and the recipe below it say as their defaults."""
+        held = {key: option.default for key, option in self.options.items()} | self._below | self._in_file
+        held["recipe"] = self._recipe
+        return [dataclasses.replace(option, default=held[key]) for key, option in self.options.items()]
+
+    def says(self, key: str) -> bool:
+        """Whether a flag or a file of the user's own gives this option; no shipped recipe and no run's record does.
+
+        A file may hold what flags of the same section make idle, and how a tracking that is off would be done.
+        """
+        section = key.partition(".")[0]
+        changed = section == "wandb" or any(other.startswith(f"{section}.") for other in self._flags)
+        return key in self._flags or (self._is_own and key in self._in_file and not changed)
 
     def report(self, problems: Iterable[Problem]) -> None:
         """Add problems; one about a value that is already known to be wrong is left out."""
@@ -205,6 +213,27 @@ class Arguments:
         hint = f"did you mean {spelled(close)}?" if close else "--help-all lists all"
         return f"unknown {'flag' if is_flag else 'key'}{of}; {hint}"
 
+    def _lay_below(self) -> tuple[str, str, recipes.Content]:
+        """The method, what is on record as the recipe, and the recipe that lies below the file and the flags.
+
+        Nothing lies below a run's own file, which says all, or what stands in the place of a file.
+        """
+        flag, written, file = self._flags.get("recipe"), str(self._content.pop("recipe", None) or ""), self._file
+        asked = (flag.text or "") if flag else ""
+        named = recipes.plain_name(asked or written)
+        if self._is_whole:
+            if named != recipes.plain_name(written):
+                raise UserError(f"--recipe: a run's own file says every option (recipe {written}); leave it out")
+            return self._choose("method", "name", "dfme"), written, {}
+        if asked and not self._typed_file:  # the file that was found is there for its teacher alone
+            self._content = {name: self._content[name] for name in ("teacher", "evaluation") if name in self._content}
+            file = ""
+        method = self._choose("method", "name", recipes.by_name(named or recipes.GENERAL)["method"]["name"])
+        found, below = recipes.below(named, method)
+        if self._is_shipped and not asked:
+            return method, Path(file).stem, below
+        return method, f"{file} over {found}" if file else found, below
+
     def _choose(self, section: str, name: str, default: str) -> str:
         """The kind or method that is asked for; a recipe's section about another one is set aside.
 
@@ -246,22 +275,6 @@ class Arguments:
                 options.append(dataclasses.replace(option, basic=option.basic or ":" in self.method))
             options += (option for name in entry.sections for option in options_of(entry.section(name), f"{name}."))
         return options
-
-
-def read_recipe(flags: Sequence[Flag], find: RecipeFinder) -> Recipe:
-    """The file of options that --config names, else the one that is found, else nothing."""
-    named = [flag.text for flag in flags if flag.key == "config"]
-    if len(named) > 1:
-        raise UserError(f"--config: expected one file, got {len(named)}")
-    if named:
-        if not named[0]:
-            raise UserError("--config: expected a YAML file of options")
-        return named[0], load_yaml(locate(named[0]))
-    found = find(flags)
-    if found is None:
-        return "", {}
-    shown = found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
-    return str(shown), load_yaml(found, own=True)
 
 
 def _common() -> dict[str, Option]:

@@ -10,7 +10,8 @@ from functools import partial
 from pydantic.dataclasses import dataclass
 
 from dfme.cli import teacher_side
-from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_recipe
+from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
+from dfme.cli.files import default_recipe
 from dfme.config.fields import CONFIG, Count, Device, Seed
 from dfme.config.messages import Problem
 from dfme.report.notes import Notes

@@ -8,19 +8,21 @@ from pathlib import Path
 
 from dfme.benchmarks.compare.checks import ELSEWHERE, directory_of, elsewhere_problems, own_problems, require_same
 from dfme.benchmarks.compare.plan import OPTIONS, ComparisonPlan, cells_of, own_options
-from dfme.benchmarks.compare.rows import Content, parted, row_contents, tidy
+from dfme.benchmarks.compare.rows import parted, row_contents
 from dfme.benchmarks.options import CompareConfig
 from dfme.cli import extract
-from dfme.cli.arguments import Arguments, CommandInputs, asks_to_resume, read_recipe, resumed
+from dfme.cli.arguments import Arguments, CommandInputs
+from dfme.cli.files import asks_to_resume, read_recipe, resumed
 from dfme.cli.flags import Flag, last_text, split_flags
-from dfme.cli.teacher_side import check_teacher
+from dfme.cli.teacher_side import check_teacher, price_problems
 from dfme.config.fields import parse_count
 from dfme.config.messages import nearest
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import Option, options_of
 from dfme.errors import UserError
 from dfme.methods import SECTIONS, find_method
-from dfme.run.job import PACKAGE, SAID_BY_THE_USER
+from dfme.run.job import PACKAGE, SAID_BY_THE_USER, comes_with_dfme, locate
+from dfme.run.recipes import Content, tidy
 from dfme.spec import LabelMode
 
 SUMMARY = "run methods x seeds x budgets x label modes side by side: one table, one picture"
@@ -68,6 +70,10 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
     wished = {flag.key: flag.text or "" for flag in given if flag.key in SAID_BY_THE_USER}
     flags = [*(flag for flag in given if flag.key not in wished), *(flag for flag in typed if flag.key not in OWN)]
     _require_for_all(file, shared, flags)
+    if not any(flag.key == "budgets" for flag in typed) and comes_with_dfme(Path(locate(file))) is not None:
+        unpriced = [*price_problems(last_text(flags, "teacher.kind") or "", "budgets")]
+        if unpriced:
+            raise UserError(f"--budgets: {unpriced[0].text}")
     out = directory_of(config, file)
     arch = last_text(flags, "student.arch")
     contents = row_contents(config.methods or tuple(rows), rows, shared | wished, arch, file)
@@ -124,7 +130,7 @@ def _jobs(
             words = [flag.word for flag in flags if flag.key.partition(".")[0] not in others]
             try:
                 words_of_mode = [*words, f"--teacher.label-mode={mode}"]
-                jobs[row, mode] = extract.parse_extract(words_of_mode, (file, dict(content)))
+                jobs[row, mode] = extract.parse_extract(words_of_mode, (file, {**content, "recipe": row}))
             except UserError as error:
                 problems.setdefault(str(error), {})[row] = None
     if problems:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
-from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_recipe
+from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
+from dfme.cli.files import default_recipe
 from dfme.cli.flags import Flag, last_text
 from dfme.cli.help import aligned
 from dfme.cli.teacher_side import check_teacher

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 from pydantic.dataclasses import dataclass
 
-from dfme.cli.arguments import Arguments, CommandInputs, Recipe, default_recipe
-from dfme.cli.teacher_side import check_teacher
+from dfme.cli.arguments import Arguments, CommandInputs
+from dfme.cli.files import Recipe, default_recipe
+from dfme.cli.teacher_side import check_teacher, price_problems
 from dfme.config.fields import CONFIG, Basic
 from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, Job
 from dfme.run.checks import find_problems
 from dfme.run.job import document, resume_command
+from dfme.run.recipes import fitted
 
 SUMMARY = "clone a teacher by its answers alone; the command when none is named"
 
@@ -60,12 +62,16 @@ def parse_extract(words: Sequence[str], recipe: Recipe | None = None) -> Job:
 
     ``recipe`` stands in the place of a file's. UserError is one line that names everything wrong.
     """
-    return _job(Arguments(words, INPUTS, recipe))
+    return _job(Arguments(words, INPUTS, recipe), of_a_cell=recipe is not None)
 
 
-def _job(asked: Arguments) -> Job:
+def _job(asked: Arguments, of_a_cell: bool = False) -> Job:
     job = asked.job(asked.settings(ExtractConfig))
+    if of_a_cell:  # a comparison's, which have budgets of their own
+        asked.finish(find_problems(job))
+        return job
     planned = job.config.resume and asked.settings(ExtractOptions).dry_run
     resumed = [Problem("dry_run", "expected no --resume with it, which goes on with what is planned")] * planned
-    asked.finish([*find_problems(job), *resumed])
-    return job
+    priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
+    asked.finish([*priced, *find_problems(job, asked.says), *resumed])
+    return fitted(job)

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from dfme.benchmarks.options import GradientsConfig, require_local
 from dfme.cli import teacher_side
-from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_recipe
+from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
+from dfme.cli.files import default_recipe
 from dfme.cli.flags import Flag
 from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import build, leaves
 from dfme.methods import SECTIONS
 from dfme.run.checks import find_problems, fresh_directory_problems
+from dfme.run.recipes import fitted
 from dfme.spec import LabelMode
 
 
@@ -47,8 +49,8 @@ def plan_of(words: Sequence[str]) -> tuple[GradientsConfig, Job]:
     require_local(asked.kind)
     config = asked.settings(GradientsConfig)
     job = asked.job(build(ExtractConfig, {k: v for k, v in leaves(config).items() if k != "out"}))
-    asked.finish([*_problems(config, job), *find_problems(job)])
-    return config, job
+    asked.finish([*_problems(config, job), *find_problems(job, asked.says)])
+    return config, fitted(job)
 
 
 def _problems(config: GradientsConfig, job: Job) -> Iterator[Problem]:

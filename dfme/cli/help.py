@@ -74,6 +74,7 @@ commands:
 first steps:
   run.py                                            clone the embedded digits teacher
   run.py --teacher.checkpoint WEIGHTS --budget 2M   clone a network of your own
+  run.py --teacher.checkpoint WEIGHTS --recipe frugal   the same with few queries
   run.py --teacher my_module:MyTeacher              clone what your own code asks
   run.py --config FILE.yaml --seed 1 --out runs/x   a recipe; flags beat it
   run.py --resume --out runs/x                      go on with an interrupted run

@@ -78,6 +78,6 @@ def _dispatch(words: list[str]) -> int:
     verb = find(name)
     if not set(HELP) & set(words):
         return int(verb.run(words))
-    options = verb.options(words) if hasattr(verb, "options") else Arguments(words, verb.INPUTS).options.values()
+    options = verb.options(words) if hasattr(verb, "options") else Arguments(words, verb.INPUTS).in_force
     print(command_help(name, verb.SUMMARY, options, everything="--help-all" in words))
     return 0

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dfme.cli import teacher_side
-from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs, default_recipe
+from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
+from dfme.cli.files import default_recipe
 from dfme.cli.teacher_side import ServeConfig
 from dfme.config.messages import Problem
 from dfme.config.settings import TeacherConfig
@@ -45,7 +46,7 @@ def plan_of(words: Sequence[str]) -> tuple[ServeConfig, TeacherConfig, dict[str,
     config, (teacher, kind_options) = asked.settings(ServeConfig), asked.teacher()
     asked.finish(_problems(config))
     if not all(importlib.util.find_spec(module) for module in ("starlette", "uvicorn")):
-        raise UserError('serve needs starlette and uvicorn, which are not installed: pip install "dfme[serve]"')
+        raise UserError("serve needs starlette and uvicorn, which are not installed: pip install starlette uvicorn")
     named = dataclasses.replace(config, model=config.model or default_name(teacher, kind_options))
     return named, teacher, kind_options
 

@@ -14,6 +14,7 @@ from dfme.run.checks import file_problems, net_problems
 from dfme.spec import Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.options import ServeConfig, TrainTeacherConfig, check_training
+from dfme.teachers.remote.options import ServiceOptions
 
 __all__ = ["KINDS", "ServeConfig", "TrainTeacherConfig", "check_teacher", "check_training", "kind_problems"]
 
@@ -38,6 +39,13 @@ def write_adapter(sample: str, path: str) -> str:
     from dfme.teachers.remote.json_api.sample import write_adapter as write
 
     return write(sample, path)
+
+
+def price_problems(kind: str, key: str) -> Iterator[Problem]:
+    """What is said where nobody named a budget, option ``key``, and every image may cost money."""
+    if kind in KINDS and issubclass(KINDS[kind].options, ServiceOptions):
+        text = f"expected how many images the service may be asked for, such as --{key} 10k; for a service there is no "
+        yield Problem(key, f"{text}default, since each may cost money (--teacher.price-per-1000 PRICE shows how much)")
 
 
 def make(config: TeacherConfig, options: Mapping[str, Any], device: str) -> Teacher:

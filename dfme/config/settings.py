@@ -247,6 +247,9 @@ class WandbConfig:
 class ExtractConfig:
     """One extraction run, less its teacher and method, whose options depend on their kind."""
 
+    recipe: Basic[str] = ""
+    """a recipe of dfme by its name, for any teacher: frugal (few queries), dfme, paper (the paper's values), a method's
+    name, or one of configs/; by default that of the method; a file of --config lies above it"""
     budget: Basic[Images] = 1_000_000
     """images that may be charged, such as 300000, 300k or 2M"""
     seed: Basic[Seed] = 0

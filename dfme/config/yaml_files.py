@@ -123,6 +123,11 @@ def load_yaml(path: str | Path, own: bool = False) -> dict[str, Any]:
     return {str(name): value for name, value in loaded.items()}
 
 
+def is_record(path: str | Path) -> bool:
+    """Whether a file that was read has the last line of what a run or a comparison wrote, be it as it was or not."""
+    return SEAL in Path(path).read_text(encoding="utf-8", errors="replace")
+
+
 def _is_as_written(text: str, path: Path) -> bool:
     """Whether the last line is that of ``sealed``; without one, whether the directory's ledger is of 0.5.0 or none."""
     above, seal, _ = text.rpartition(SEAL)

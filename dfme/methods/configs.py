@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic.dataclasses import dataclass
 
 from dfme.config.fields import CONFIG, Count, Natural, NotNegative, Positive, Share, ShareBelowOne
 from dfme.config.settings import EstimatorConfig, ObjectiveName
 
+if TYPE_CHECKING:
+    BatchSize = int  # which it is once a job is read: dfme.run.recipes.fitted
+else:
+    BatchSize = Count | Literal["auto"]
+
 
 @dataclass(frozen=True, config=CONFIG)
 class ProceduralConfig:
     """Queries drawn by a program (``queries.programs``), with no data and no training."""
 
-    batch_size: Count = 256
-    """images per query batch"""
+    batch_size: BatchSize = 256
+    """images per query batch, or auto: halved until it fits the budget"""
     student_steps: Count = 5
     """student batches paid for per iteration"""
 
@@ -34,8 +39,8 @@ class StaticConfig(ProceduralConfig):
 class GeneratorConfig:
     """What methods that train a generator have in common."""
 
-    batch_size: Count = 256
-    """images per batch, of the generator and of the student"""
+    batch_size: BatchSize = 256
+    """images per batch, of the generator and of the student, or auto: halved until it fits the budget"""
     generator_steps: Count = 1
     """generator updates per iteration (g)"""
     student_steps: Count = 5
@@ -69,7 +74,7 @@ class MazeEstimatorConfig(EstimatorConfig):
 class MazeConfig(GeneratorConfig):
     """MAZE (Kariyappa et al., CVPR 2021, arXiv 2005.03161), and with partial_data its variant PD-MAZE."""
 
-    batch_size: Count = 128
+    batch_size: BatchSize = 128
     student_steps: Count = 5
     """student batches learnt from per iteration (d)"""
     generator_lr: Positive = 1e-4
@@ -106,8 +111,8 @@ class MazeConfig(GeneratorConfig):
 class TwoStudentsConfig(GeneratorConfig):
     """What methods that play students against each other have in common."""
 
-    batch_size: Count = 256
-    """images per batch, of the generator and of the students"""
+    batch_size: BatchSize = 256
+    """images per batch, of the generator and of the students, or auto: halved until it fits the budget"""
     generator_steps: Count = 1
     """generator updates per iteration, which cost no queries"""
     student_steps: Count = 5
@@ -139,8 +144,8 @@ class DualStudentsConfig(TwoStudentsConfig):
 class DfmsConfig(GeneratorConfig):
     """DFMS: a GAN of proxy images (Sanyal et al., CVPR 2022, arXiv 2204.11022); HL on labels, SL on scores."""
 
-    batch_size: Count = 128
-    """images per batch, of the networks and of the student"""
+    batch_size: BatchSize = 128
+    """images per batch, of the networks and of the student, or auto: halved until it fits the budget"""
     generator_steps: Count = 1
     """steps of generator and discriminator per iteration, which cost no queries"""
     student_steps: Count = 1
@@ -173,8 +178,8 @@ class DfmsConfig(GeneratorConfig):
 class KnockoffConfig:
     """Knockoff Nets, random strategy (Orekondy et al., CVPR 2019, arXiv 1812.02766): other images, each paid once."""
 
-    batch_size: Count = 256
-    """images per query batch"""
+    batch_size: BatchSize = 256
+    """images per query batch, or auto: halved until it fits the budget"""
     pool: str = "procedural"
     """procedural (leaves, without end), a data set (digits, shapes, mnist, cifar10, ...), a FOLDER of images or an .npz
     file; without end or with at least as many images as the budget"""

@@ -23,9 +23,11 @@ from dfme.config.settings import (
     WandbConfig,
 )
 from dfme.config.tracking import wandb_environment
-from dfme.config.values import from_mapping, leaves, options_of
+from dfme.config.values import flatten, from_mapping, leaves, options_of
+from dfme.config.yaml_files import load_yaml
 from dfme.errors import DfmeError, UserError
 from dfme.methods import METHODS, SECTIONS, find_method
+from dfme.run import recipes
 from dfme.run.checks import check
 from dfme.spec import LabelMode
 
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from dfme.data import ImageSet
     from dfme.methods.base import Method
     from dfme.run.run import Result
+
+KEPT_ON_RESUME = ("recipe", "budget", "student", "schedule", "evaluation", "method", *SECTIONS)
+"""What a resumed run keeps of its own where it is not given again."""
 
 
 @contextmanager
@@ -54,8 +59,9 @@ def extract(
     *,
     shape: tuple[int, int, int] | None = None,
     num_classes: int | None = None,
-    budget: int | str = 1_000_000,
-    method: str | type[Method] = "dfme",
+    budget: int | str | None = None,
+    method: str | type[Method] | None = None,
+    recipe: str | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     bounds: tuple[float, float] = (0.0, 1.0),
@@ -87,6 +93,8 @@ def extract(
     metrics.jsonl; where it returns True the run stops, where it raises too, and all that is paid is kept: call again
     with ``resume=True`` to go on. The result has the ``student`` (a torch module), the ``summary`` (that of
     summary.json), the ``metrics`` and the ``run_dir``.
+    What is not given is as in ``recipe``, one of dfme's by its name (``frugal``, ``paper``...) and by default the
+    method's; a resumed run keeps its own.
 
     Raises:
         UserError: before the first query, naming every option that cannot work.
@@ -95,8 +103,9 @@ def extract(
     name, described, own = _name_of_method(method), _mapping(student, "arch"), _mapping(method_options)
     nets = {**_handed_over(described, "arch", "student.arch"), **_handed_over(own, "generator", "method.generator")}
     examined, handed_over = _evaluation(evaluation)
+    below = _below(recipe, name, Path(out) / "config.yaml" if resume and out else None)
     settings = {
-        "budget": budget,
+        **({} if budget is None else {"budget": budget}),
         "seed": seed,
         "out": None if out is None else str(out),
         "resume": resume,
@@ -113,15 +122,19 @@ def extract(
         **{"bounds": bounds, "levels": levels, "max_batch": max_batch},
         "label_mode": None if label_mode is None else str(label_mode),
     }
-    job = _job(name, settings, stated, own, {"estimator": estimator, "queries": queries}, nets)
+    given = {"method": own, **settings}
+    given |= {
+        name: _mapping(each) for name, each in (("estimator", estimator), ("queries", queries)) if each is not None
+    }
+    job = _job(below, given, stated, nets)
     from dfme.run.build import run_job
 
     return run_job(job, teacher=teacher, resume=resume, console=progress, callback=callback, evaluation=handed_over)
 
 
-def _name_of_method(method: object) -> str:
+def _name_of_method(method: object) -> str | None:
     """A class as ``module:Class``, by which a resumed run finds it again. UserError where that would be another."""
-    if isinstance(method, str):
+    if method is None or isinstance(method, str):
         return method
     name = name_of(method)
     if "<" in name or not isinstance(method, type) or find_target(name, "--method.name") is not method:
@@ -155,34 +168,40 @@ def _evaluation(given: Any) -> tuple[Mapping[str, Any], ImageSet | None]:
     return {**options, "dataset": data.name}, data
 
 
-def _job(
-    method: str,
-    settings: Mapping[str, Any],
-    teacher: Mapping[str, Any],
-    options: Mapping[str, Any],
-    sections: Mapping[str, object],
-    nets: dict[str, Any],
-) -> Job:
-    """The job that these describe, checked; a section of ``settings`` without an option is left to its defaults."""
+def _below(recipe: str | None, method: str | None, own: Path | None) -> recipes.Content:
+    """What lies below the arguments, with its name: a recipe; of a resumed run its ``own`` file."""
+    if own is not None and own.is_file():
+        content = {name: value for name, value in load_yaml(own).items() if name in KEPT_ON_RESUME}
+        if recipe not in (None, recipes.plain_name(content.get("recipe"))):
+            raise UserError(f"recipe: this run was begun with {content.get('recipe') or 'another'}; leave it out")
+        section = recipes.tidy({"method": content.get("method")})["method"] or {}
+    else:
+        shown, content = recipes.below(recipe or "", method or recipes.by_name(recipe or "dfme")["method"]["name"])
+        content, section = content | {"recipe": recipe or shown}, content.get("method", {})
+    return content | {"method": section if method in (None, section.get("name")) else {"name": method}}
+
+
+def _job(below: recipes.Content, given: Mapping[str, Any], teacher: Mapping[str, Any], nets: dict[str, Any]) -> Job:
+    """The job of the options that are ``given`` and of those below them, checked."""
+    settings = recipes.merged(below, dict(given))
+    options, sections = dict(settings.pop("method")), {name: settings.pop(name, None) or {} for name in SECTIONS}
+    method = str(options.pop("name", "dfme"))
+    entry = find_method(method)
+    for name in (name for name in SECTIONS if name in given and name not in entry.sections):
+        heeding = ", ".join(other for other, each in METHODS.items() if name in each.sections)
+        raise UserError(f"--{name}: method {method} does not use it; leave it out, or take one of {heeding}")
+    heeded = {name: values if name in entry.sections else {} for name, values in sections.items()}
     job = Job(
         from_mapping(ExtractConfig, {name: value for name, value in settings.items() if value != {}}, "--"),
         from_mapping(TeacherConfig, teacher, "--teacher."),
         {},
         method,
-        from_mapping(find_method(method).config, options, "--method."),
-        **{name: _section(name, method, config) for name, config in sections.items()},
+        from_mapping(entry.config, options, "--method."),
+        **{name: from_mapping(entry.section(name), values, f"--{name}.") for name, values in heeded.items()},
         nets=nets,
     )
-    check(job)
-    return job
-
-
-def _section(name: str, method: str, config: object) -> Any:
-    """The configuration of a section that only some methods heed."""
-    if config is not None and name not in find_method(method).sections:
-        heeding = ", ".join(other for other, entry in METHODS.items() if name in entry.sections)
-        raise UserError(f"--{name}: method {method} does not use it; leave it out, or take one of {heeding}")
-    return from_mapping(find_method(method).section(name), _mapping(config), f"--{name}.")
+    check(job, {key for key, _ in flatten(given, ())}.__contains__)
+    return recipes.fitted(job)
 
 
 def _mapping(config: object, alone: str = "") -> dict[str, Any]:

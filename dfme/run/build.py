@@ -34,7 +34,7 @@ from dfme.run.job import document, resume_command
 from dfme.run.loop import Progress
 from dfme.run.memory import require_memory
 from dfme.run.parts import build_parts, require_answers_fit
-from dfme.run.resuming import changed_source, require_same_adapter, require_same_run, take_up_threads
+from dfme.run.resuming import PLANNED, changed_source, require_same_adapter, require_same_run, take_up_threads
 from dfme.run.run import Result, Run
 from dfme.run.student_file import load_student
 from dfme.spec import Teacher
@@ -63,8 +63,8 @@ def run_job(
         reached = result.summary.get("ended_by") == "until_agreement"
         how, flag = ("at its goal, after", "--until-agreement") if reached else ("with all of its", "--budget")
         shown.note(
-            f"{result.run_dir}: finished before {how} {spent:,} queries, nothing was asked now; to go on, give a "
-            f"larger {flag}"
+            f"{result.run_dir}: finished before {how} {spent:,} queries, nothing was asked now; to go on, "
+            + (PLANNED if job.config.student.steps and not reached else f"give a larger {flag}")
         )
         shown.table(result.summary, result.run_dir)
         return result

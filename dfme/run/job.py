@@ -33,7 +33,7 @@ SAID_BY_THE_USER = ("teacher.authorised_by", "teacher.api_key_env", "teacher.all
 """Of a service, these count from the command line of who runs it; in a file they are a record, or a wish."""
 
 MAY_CHANGE_ON_RESUME = (
-    *("out", "resume", "budget", "checkpoint_seconds", "wandb", "evaluation.download"),
+    *("recipe", "out", "resume", "budget", "checkpoint_seconds", "wandb", "evaluation.download"),
     *SAID_BY_THE_USER,
     *(f"teacher.{name}" for name in ("price_per_1000", "api_key_header", "ca_file")),
     *(f"teacher.{name}" for name in ("in_flight", "timeout", "attempts", "patience")),
@@ -147,17 +147,17 @@ def locate(path: str) -> str:
     Files that come with dfme come back absolute, so that a job means the same file from any directory.
     """
     found = next((place.resolve() for place in (Path(path), PACKAGE / path) if os.path.exists(place)), None)
-    return str(found) if found is not None and _with_dfme(found) is not None else path
+    return str(found) if found is not None and comes_with_dfme(found) is not None else path
 
 
 def _portable(value: Any) -> Any:
     """The path of a file that comes with dfme as recipes name it, so that a record names no machine; else the value."""
     if isinstance(value, str) and Path(value).is_absolute():
-        return _with_dfme(Path(value)) or value
+        return comes_with_dfme(Path(value)) or value
     return value
 
 
-def _with_dfme(path: Path) -> str | None:
+def comes_with_dfme(path: Path) -> str | None:
     """The path below configs/ or teachers/ of a file that comes with dfme; None of any other."""
     for name in ("configs", "teachers"):
         if path.resolve().is_relative_to(folder := (PACKAGE / name).resolve()):

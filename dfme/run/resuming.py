@@ -21,6 +21,13 @@ MAX_THREADS = 1_024
 """What a ledger may ask for."""
 
 
+PLANNED = (
+    "since --student.steps are planned over the run's own budget, start a new run, or train again on what is paid for: "
+    "run.py retrain"
+)
+"""What to do in place of giving such a run a larger budget."""
+
+
 def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: str) -> None:
     """UserError, with the keys, where the run on record was started with values that decide another result.
 
@@ -33,9 +40,10 @@ def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: 
         require_same_teacher({"files": recorded}, {"files": files})
         keys = [key for key in keys if key.removeprefix("teacher.") not in (*files, option)]
     if keys:
+        planned = f"; {PLANNED}" if "budget" in keys and job.config.student.steps else ""
         raise UserError(
             f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
-            "leave those flags out, or start a new run in another --out"
+            f"leave those flags out, or start a new run in another --out{planned}"
         )
 
 

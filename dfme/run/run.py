@@ -39,6 +39,10 @@ ACCOUNTS = ("budget", "spent", "spent_by_purpose", "evaluation_queries", "reques
 """Figures of the ledger that summary.json has."""
 
 
+FEW_STEPS = 50
+"""Steps of a generator below which a run says that they are few; heuristic."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What a run gives: the student (a torch module, in eval mode), ``summary.json`` as a dict, and where all lies.
@@ -83,6 +87,8 @@ class Run:
     def go(self, interrupt: Interrupt) -> Result:
         """Carry the run to the end of its budget, or to where it is stopped, and deliver what there is."""
         self.oracle.after_answer, interrupt.asking = interrupt.heed, lambda: self.oracle.asking
+        if "auto" not in (self.job.estimator.kind, self.job.estimator.step):  # whose cost the check decides
+            self._remark_on_budget()
         if isinstance(self.examination, EvaluationSet):
             self.examination.prepare()
             for line in teacher_warnings(self.classified()):
@@ -134,6 +140,19 @@ class Run:
         classes, told = self.oracle.num_classes, self.facts.get("class_names")
         names = told if isinstance(told, list) and len(told) == classes else ()
         return classified(self.examination, classes, names, student, self.oracle.answered)
+
+    def _remark_on_budget(self) -> None:
+        """Say, before a run's first step, where its budget holds next to no step of the generator."""
+        name, budget, cost = self.job.method, int(self.job.config.budget), self.method.cost
+        steps = budget // cost * getattr(self.method.config, "generator_steps", 0)
+        if self.trainer.steps or steps >= FEW_STEPS or not hasattr(self.method, "generator_optimizer"):
+            return
+        few = f"{steps} steps of {name}'s generator, too few to train it"
+        none = f"no iteration of {name}, which is {cost:,} images, so its generator is not trained by it"
+        self.recorder.note(
+            f"the budget of {budget:,} images holds {few if steps else none}; give a larger --budget, a smaller "
+            "--method.batch-size, or --recipe frugal, which is made for few queries"
+        )
 
     def keep(self) -> None:
         """Save a checkpoint; the journal then lets go of what the checkpoint covers."""

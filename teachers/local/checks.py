@@ -46,8 +46,8 @@ def first_line(error: BaseException) -> str:
     return next((line for line in lines if line), type(error).__name__)[:300]
 
 
-def import_extra(module: str, extra: str) -> ModuleType:
-    """The module of a package that the extra installs.
+def import_extra(module: str) -> ModuleType:
+    """The module of a package that dfme does not need otherwise.
 
     UserError with the command to run where the package is missing or cannot be imported.
     """
@@ -59,4 +59,4 @@ def import_extra(module: str, extra: str) -> ModuleType:
         problem = "is not installed" if error.name == package else f"lacks {error.name}"
     except (ImportError, RuntimeError, OSError) as error:  # built for another torch, or a library of it is missing
         problem = f"cannot be imported ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-    raise UserError(f'{package}, which this kind of teacher needs, {problem}; pip install "dfme[{extra}]"')
+    raise UserError(f"{package}, which this kind of teacher needs, {problem}; pip install {package}")

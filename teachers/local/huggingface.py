@@ -97,7 +97,7 @@ def _require_plain(folder: Path, model_config: dict[str, Any]) -> None:
 
 def _load(folder: Path) -> Any:
     """The model, in fp32; the caller's random state is as it was."""
-    auto = import_extra("transformers.models.auto.modeling_auto", "hf").AutoModelForImageClassification
+    auto = import_extra("transformers.models.auto.modeling_auto").AutoModelForImageClassification
     try:
         with torch.random.fork_rng(devices=[]), of_bounded_size(), _silent():
             model, loaded = auto.from_pretrained(
@@ -120,7 +120,7 @@ def _load(folder: Path) -> Any:
 @contextmanager
 def _silent() -> Iterator[None]:
     """transformers without its bars, log lines and warnings; the settings are as they were on exit."""
-    log = import_extra("transformers.utils.logging", "hf")
+    log = import_extra("transformers.utils.logging")
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     try:
         log.set_verbosity(log.CRITICAL)

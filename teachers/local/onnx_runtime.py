@@ -39,7 +39,7 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
     UserError where the configuration contradicts the model, naming both. A batch size that the model fixes is its
     ``max_batch``. Images lie on the CPU; on a CUDA ``device`` the model runs there where onnxruntime can.
     """
-    runtime = import_extra("onnxruntime", "onnx")
+    runtime = import_extra("onnxruntime")
     path = Path(options.model).expanduser()
     session = _open(runtime, path, device)
     image = _named("input", options.input, session.get_inputs(), path)
@@ -74,7 +74,7 @@ def _open(runtime: ModuleType, path: Path, device: torch.device) -> Any:
     if version < OLDEST:
         raise UserError(
             f"--teacher onnx: expected onnxruntime {OLDEST[0]}.{OLDEST[1]} or later, which reads no file "
-            f'outside the model\'s folder, found {runtime.__version__}; pip install -U "dfme[onnx]"'
+            f"outside the model's folder, found {runtime.__version__}; pip install -U onnxruntime"
         )
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected an .onnx model")

@@ -33,7 +33,7 @@ def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device)
     """
     folder = Path(options.folder).expanduser()
     model_config = read_config(folder)
-    timm = import_extra("timm", "timm")
+    timm = import_extra("timm")
     name = _architecture(timm, folder, model_config)
     arguments = _arguments(timm, folder, model_config)
     source = model_config.get("pretrained_cfg")

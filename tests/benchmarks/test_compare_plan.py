@@ -171,7 +171,7 @@ def test_it_is_said_in_which_options_rows_differ_besides_their_methods() -> None
 @pytest.mark.parametrize(
     ("flags", "changes", "message"),
     [
-        ("--methods statik", {}, "methods: expected a row or method ("),
+        ("--methods statik", {}, "methods: expected a row, method or recipe ("),
         ("--methods statik", {}, "got 'statik'; did you mean static?"),
         ("--seeds 1,1", {}, "--seeds: expected each once, got 1 twice"),
         ("--seeds 1,x", {}, "--seeds: expected whole numbers"),

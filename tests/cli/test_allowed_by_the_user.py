@@ -29,7 +29,7 @@ ADAPTER: dict[str, Any] = {
 }
 ME = "--teacher.authorised-by=me: to test it"
 VERBS = (
-    "extract",
+    "extract --budget 10k",
     "check",
     "evaluate --student run",
     "serve",
@@ -55,7 +55,7 @@ def strangers(url: str = FAR, adapter: dict[str, Any] | None = None, **options: 
     paper = dump_yaml({"teacher": {**teacher, **consents}, "evaluation": {"dataset": "digits"}})
     Path("run").mkdir(exist_ok=True)
     Path("recipe.yaml").write_text(paper)
-    Path("run/config.yaml").write_text(sealed(paper))
+    Path("run/config.yaml").write_text(sealed(f"{paper}budget: 10k\n"))
     Path("run/student.safetensors").touch()
 
 
@@ -66,7 +66,7 @@ def words_of(verb: str) -> list[str]:
 
 def asked(*words: str) -> None:
     """What every command does before it asks."""
-    job = parse_extract(["--config", "recipe.yaml", "--out", "new", *words])
+    job = parse_extract(["--config", "recipe.yaml", "--out", "new", "--budget", "10k", *words])
     teacher_side.check_teacher(job.teacher, job.teacher_options)
 
 
@@ -132,7 +132,7 @@ def test_the_environment_of_who_runs_it_consents_too_and_a_flag_beats_it(monkeyp
     monkeypatch.setenv("DFME_AUTHORISED_BY", "me, for all day")
     asked()
     for words, by in (([], "me, for all day"), ([ME], "me: to test it")):
-        job = parse_extract(["--config", "recipe.yaml", *words])
+        job = parse_extract(["--config", "recipe.yaml", "--budget", "10k", *words])
         assert document(job)["teacher"]["authorised_by"] == by, "what counted is what is recorded"
     monkeypatch.setenv("DFME_AUTHORISED_BY", " ")
     with pytest.raises(UserError, match="does not count"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dfme.config.settings import (
     StudentConfig,
     TeacherConfig,
 )
-from dfme.config.yaml_files import dump_yaml
+from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
 from dfme.methods.configs import DfmeConfig, StaticConfig
 from dfme.run.job import PROJECT, config_hash, document
@@ -29,16 +30,24 @@ def test_without_words_the_digits_are_meant_from_any_directory() -> None:
     assert (job.config.budget, job.config.evaluation.dataset, job.method) == (300_000, "digits", "dfme")
 
 
-def test_a_teacher_without_a_recipe_starts_from_plain_defaults() -> None:
+def general(student: StudentConfig | None = None, **changes: Any) -> ExtractConfig:
+    """The settings of a run that names a teacher and no recipe."""
+    usual = {"recipe": "dfme (default)", "schedule": ScheduleConfig(kind="cosine")}
+    return ExtractConfig(**{**usual, **changes, "student": replace(student or StudentConfig(), replay_steps=4)})
+
+
+def test_a_teacher_without_a_recipe_has_the_general_one() -> None:
     job = parse("--teacher.checkpoint weights.pt")
-    assert job.config == ExtractConfig()
+    assert job.config == general()
+    assert job.method_config == DfmeConfig()
     assert job.teacher_options == {"checkpoint": "weights.pt", "arch": None}
     assert parse("--teacher torch --teacher.checkpoint weights.pt") == job
 
 
 def test_values_come_from_flag_then_file_then_default() -> None:
     job = parse("--student.lr 0.5 --config recipe.yaml --budget 2M --estimator.directions=3 --teacher.mean .1,.2,.3")
-    assert job.config == ExtractConfig(budget=2_000_000, student=StudentConfig(lr=0.5, weight_decay=1e-4))
+    student = StudentConfig(lr=0.5, weight_decay=1e-4)
+    assert job.config == general(student, recipe="recipe.yaml over dfme (default)", budget=2_000_000)
     assert job.method_config == DfmeConfig(student_steps=2)
     assert job.estimator == EstimatorConfig(directions=3)
     assert job.teacher == TeacherConfig(shape=(3, 32, 32), mean=(0.1, 0.2, 0.3))
@@ -96,8 +105,14 @@ def test_wandb_mode_says_how_a_run_is_tracked_and_never_whether(
         ("--channels-last no", {"channels_last": "no"}),
         ("--channels_last no", {"channels_last": "no"}),
         ("--device cuda:1", {"device": "cuda:1"}),
-        ("--schedule.milestones .2,.7", {"schedule": ScheduleConfig(milestones=(0.2, 0.7))}),
-        ("--schedule.milestones [.2,.7]", {"schedule": ScheduleConfig(milestones=(0.2, 0.7))}),
+        (
+            "--schedule.kind steps --schedule.milestones .2,.7",
+            {"schedule": ScheduleConfig(milestones=(0.2, 0.7))},
+        ),
+        (
+            "--schedule.kind steps --schedule.milestones [.2,.7]",
+            {"schedule": ScheduleConfig(milestones=(0.2, 0.7))},
+        ),
         ("--student.weight-decay 1e-3", {"student": StudentConfig(weight_decay=1e-3)}),
         (
             "--evaluation.dataset digits --evaluation.limit 10",
@@ -106,7 +121,7 @@ def test_wandb_mode_says_how_a_run_is_tracked_and_never_whether(
     ],
 )
 def test_flags(line: str, change: dict[str, Any]) -> None:
-    assert parse(f"--teacher.checkpoint weights.pt {line}").config == ExtractConfig(**change)
+    assert parse(f"--teacher.checkpoint weights.pt {line}").config == general(**change)
 
 
 def test_common_keys_of_a_teacher() -> None:
@@ -116,9 +131,9 @@ def test_common_keys_of_a_teacher() -> None:
 
 
 def test_another_method_or_kind_sets_the_recipe_s_section_aside(here: Path) -> None:
-    assert parse("--config recipe.yaml --method.name static").method_config == StaticConfig()
+    assert parse("--config recipe.yaml --method.name static").method_config == StaticConfig(batch_size=16)
     assert parse("--config recipe.yaml --method static").method == "static"
-    assert parse("--config recipe.yaml --method dfme").method_config == DfmeConfig(student_steps=2)
+    assert parse("--config recipe.yaml --method dfme").method_config == DfmeConfig(student_steps=2, batch_size=8)
     job = parse("--config recipe.yaml --teacher own_teachers:make --teacher.scale 2")
     assert job.teacher.mean is None
     assert "checkpoint" not in job.teacher_options
@@ -156,14 +171,14 @@ def test_a_function_of_one_s_own_shares_the_common_keys() -> None:
     [
         "",
         "--config recipe.yaml --seed 3 --out runs/x",
-        "--teacher.checkpoint weights.pt --student.lr 1e-5 --wandb.tags a,b --method static --compile",
+        "--teacher.checkpoint weights.pt --student.lr 1e-5 --wandb.mode offline --wandb.tags a,b --method static",
         "--teacher own_teachers:Classifier --teacher.weights a/b --teacher.colour blue --teacher.levels 256",
         "--teacher own_teachers:make --teacher.scale 1e-3 --teacher.bounds -1,1",
     ],
 )
 def test_a_job_s_document_gives_the_job_again(here: Path, line: str) -> None:
     job = parse(line)
-    (here / "written.yaml").write_text(dump_yaml(document(job)))
+    (here / "written.yaml").write_text(sealed(dump_yaml(document(job))))
     again = parse("--config written.yaml")
     assert again == job
     assert document(again) == document(job)
@@ -189,7 +204,9 @@ teacher: {checkpoint: weights.pt}
 
 def test_a_recipe_may_have_options_that_are_gone_where_they_changed_nothing(here: Path) -> None:
     (here / "written.yaml").write_text(REMOVED_SINCE)
-    assert parse("--config written.yaml") == parse("--teacher.checkpoint weights.pt --student.lr 0.5")
+    job = parse("--teacher.checkpoint weights.pt --student.lr 0.5")
+    recorded = replace(job.config, recipe="written.yaml over dfme (default)")
+    assert parse("--config written.yaml") == replace(job, config=recorded)
     (here / "written.yaml").write_text(REMOVED_SINCE.replace("ceiling: 1.0", "ceiling: 0.5"))
     with pytest.raises(UserError, match=r"^written\.yaml: queries\.ceiling: this option was removed; leave it out$"):
         parse("--config written.yaml")

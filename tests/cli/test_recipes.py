@@ -11,6 +11,7 @@ from command_line import SMALL, one_line, run, summary
 
 from dfme.config.yaml_files import load_yaml
 from dfme.run.job import PROJECT
+from dfme.run.recipes import whole
 
 RECIPES = [path for path in sorted(PROJECT.glob("configs/*.yaml")) if not path.stem.startswith("compare_")]
 
@@ -29,9 +30,12 @@ def test_recipes_run_or_say_which_file_they_want(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: Path
 ) -> None:
     flags = "--evaluation.dataset none --budget 20 --method.batch-size 4 --student.arch cnn_small --out run"
-    recipe = load_yaml(path)
+    recipe = whole(load_yaml(path), path)
     if recipe["student"].get("steps"):
         flags += " --student.steps 20"
+    if "teacher" not in recipe:
+        recipe["teacher"] = {"checkpoint": "teachers/checkpoints/digits.safetensors"}
+        flags += f" --teacher.checkpoint {recipe['teacher']['checkpoint']}"
     checkpoint = recipe["teacher"]["checkpoint"]
     found = (PROJECT / checkpoint).is_file()
     assert run(f"--config {path} {flags}") == (0 if found else 2)

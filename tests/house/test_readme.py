@@ -194,6 +194,7 @@ def test_the_seam_as_printed(tmp_path):
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(300)
 def test_a_function_from_python_as_printed(tmp_path):
     printed = run_section("python", tmp_path)
     assert "runs/ask" in printed
@@ -248,7 +249,8 @@ def test_the_check_auto_and_the_laboratory_as_printed(tmp_path):
 def test_a_checkpoint_its_evaluation_and_resuming_as_printed(tmp_path):
     printed = run_section("checkpoint", tmp_path)
     assert "teacher accuracy    0.98" in printed
-    assert json.loads((tmp_path / "runs/shapes/summary.json").read_text())["spent"] == 6_000
+    summary = json.loads((tmp_path / "runs/shapes/summary.json").read_text())
+    assert (summary["spent"], summary["agreement"] > 0.4) == (5_000, True), "not at chance, which is a tenth"
 
 
 @pytest.mark.integration

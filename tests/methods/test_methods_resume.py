@@ -34,14 +34,14 @@ PLANNED = {"arch": "cnn_small", "lr": 0.02, "replay_batch": BATCH, "steps": 30}
 
 # What else a run keeps or draws from, once each: method, its options, the student's, and those of queries.
 VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "no replay": ("dfme", {}, {"replay_steps": 0}, {}),
+    "no replay": ("dfme", {}, {"replay_steps": 0, "replay_batch": 256}, {}),
     "reuse": ("dfme", {"reuse": True}, {}, {}),
     "partial data": ("maze", {"partial_data": "digits", "seed_images": 20, "critic_steps": 1}, {}, {}),
     "adversarial": ("dfms", {"adversarial": 1.0}, {}, {}),
     "proxies, each once": ("dfms", {"proxy": "digits", "proxy_share": 1.0}, {}, {}),
     "a pool, each once": ("knockoff", {"pool": "digits"}, {}, {}),
     "before tanh": ("dual_students", {"before_tanh": True}, {}, {}),
-    "knockoff's epochs": ("knockoff", {}, {"replay_steps": 0}, {}),
+    "knockoff's epochs": ("knockoff", {"epochs": 2}, {"replay_steps": 0}, {}),
     "final share": ("static", {}, {**PLANNED, "final_share": 0.5}, {}),
     "all steps final": ("procedural", {}, {**PLANNED, "final_share": 1.0}, {}),
     "final share of two": ("disguide", {}, {**PLANNED, "final_share": 0.3, "average": 0.8}, {}),

@@ -155,7 +155,10 @@ def test_lenet_frames_small_images_and_averages_over_large_ones() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "name"),
-    [((1, 8, 8), "cnn_small"), ((3, 12, 12), "cnn_medium"), ((3, 16, 8), "cnn_medium"), ((3, 32, 16), "resnet18_8x")],
+    [
+        *(((1, 8, 8), "cnn_small"), ((3, 12, 12), "cnn_medium"), ((3, 16, 8), "cnn_medium")),
+        *(((3, 32, 16), "resnet18_8x"), ((3, 64, 64), "resnet18_8x"), ((3, 224, 224), "resnet18")),
+    ],
 )
 def test_auto_net_goes_by_the_longer_side(shape: tuple[int, int, int], name: str) -> None:
     assert auto_net(shape) == name

@@ -103,7 +103,7 @@ def test_labels_come_back_as_labels(tmp_path: Path) -> None:
 
 
 def test_a_run_that_kept_nothing_is_told_the_option(tmp_path: Path) -> None:
-    finished(tmp_path / "run", replay_steps=0)
+    finished(tmp_path / "run", replay_steps=0, replay_batch=256)  # the default, which says nothing
     with pytest.raises(UserError, match=r"kept none of its paid answers; start one with --student.replay-steps 1"):
         paid_answers(tmp_path / "run")
 

@@ -95,9 +95,8 @@ def test_wall_time_adds_up_over_the_sessions_and_leaves_out_the_pause(tmp_path: 
 @pytest.mark.parametrize("budget", [1, 257, 1_792, *exhaustive(255, 256, 1_000, 3_584)])
 def test_the_budget_is_spent_to_the_last_image_by_the_teachers_own_count(budget: int, tmp_path: Path) -> None:
     teacher = Metered()
-    result = dfme.extract(
-        teacher, shape=(1, 8, 8), num_classes=10, budget=budget, method="dfme", out=tmp_path / "run", evaluation="none"
-    )
+    images = {"shape": (1, 8, 8), "num_classes": 10}
+    result = dfme.extract(teacher, **images, budget=budget, recipe="paper", out=tmp_path / "run", evaluation="none")
     assert teacher.served == result.summary["spent"] == budget
     assert audit(tmp_path / "run" / "ledger.jsonl").spent == budget
     assert queries(tmp_path / "run")[-1] == budget
@@ -114,6 +113,17 @@ def test_a_larger_budget_goes_on_and_a_smaller_one_is_refused(interrupted: bool,
     assert first.served + second.served == result.summary["spent"] == result.summary["budget"] == BUDGET + 77
     assert queries(out) == sorted(set(queries(out)))
     assert audit(out / "ledger.jsonl").budget == BUDGET + 77
+
+
+def test_a_run_of_planned_steps_keeps_its_budget_and_says_what_to_do_instead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = {"student": {"lr": 0.01, "steps": 8, "replay_batch": 8}}
+    clone(tmp_path / "run", Metered(), **planned)
+    clone(tmp_path / "run", Metered(), resume=True, progress=True, **planned)
+    assert "to go on, since --student.steps are planned" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"other values of budget .* start a new run, or train again .* retrain"):
+        clone(tmp_path / "run", Metered(), BUDGET + 77, resume=True, **planned)
 
 
 def test_a_larger_budget_after_a_kill_first_repeats_what_was_paid(cut_short: tuple[Path, int]) -> None:

@@ -148,6 +148,7 @@ def unreachable():
 """A module whose teachers answer, or fail as a file tells them to."""
 
 SMALL = "--method.batch-size 8 --method.student-steps 2 --method.latent-size 8 --student.arch cnn_small"
+SMALL += " --student.replay-steps 0"
 
 
 def parse(line: str) -> Job:

@@ -24,6 +24,7 @@ ELSEWHERE = {
     "student.steps": "student_steps",
     "until_agreement": "budgets, of which every row spends all",
     "method": "methods and rows",
+    "recipe": "methods and rows",
 }
 """Options of a single run, and those of a comparison that say it instead."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from dfme.benchmarks.options import CompareConfig
 from dfme.config.settings import Job
+from dfme.run.recipes import fitted
 
 OPTIONS = "comparison.yaml"
 """A comparison's own file of options, in its directory."""
@@ -68,7 +69,7 @@ def cells_of(
         group, name = config.wandb.group or out.resolve().name, cell.name
         wandb = replace(config.wandb, group=group, name=name)
         config = replace(config, seed=seed, budget=budget, out=directory, resume=False, wandb=wandb)
-        cells.append(replace(cell, job=replace(cell.job, config=config)))
+        cells.append(replace(cell, job=fitted(replace(cell.job, config=config))))
     return tuple(cells)
 
 

@@ -13,32 +13,13 @@ from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.run.job import document, locate
-
-Content = dict[str, Any]
-"""A recipe as its file gives it, section by section."""
+from dfme.run.recipes import Content, merged, names, shipped, tidy, whole
 
 OF_A_ROW = ("method", "student", "schedule", *SECTIONS)
 """Sections in which a row may depart; everything else is the same for all."""
 
 EQUAL = {"steps": "student_steps", "arch": "student.arch"}
 """Options of the student that no row may have of its own, and the key of the comparison that sets them for all."""
-
-
-def tidy(content: Mapping[str, Any]) -> Content:
-    """Sections as mappings, names with underscores: ``student.lr: 1`` is ``student: {lr: 1}``."""
-    result: Content = {}
-    for key, value in content.items():
-        section, dotted, name = str(key).replace("-", "_").partition(".")
-        if dotted:
-            value = {name: value}
-        if section == "method" and isinstance(value, str):  # short for its name
-            value = {"name": value}
-        if isinstance(value, Mapping) and isinstance(result.get(section, {}), dict):
-            inner = {str(each).replace("-", "_"): item for each, item in value.items()}
-            result[section] = result.get(section, {}) | inner
-        else:
-            result[section] = value
-    return result
 
 
 def parted(file: str, content: Content, own: Iterable[str]) -> tuple[Content, dict[str, str], Content, Content]:
@@ -88,8 +69,11 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
     if isinstance(given, str):
         return _by_file(row, given, shared)
     if given is None:
+        if row not in METHODS and ":" not in row and row not in shipped():
+            choices = dict.fromkeys([*rows, *METHODS, *names()])
+            raise UserError(f"methods: {unknown_choice('row, method or recipe', row, choices)}")
         if row not in METHODS and ":" not in row:
-            raise UserError(f"methods: {unknown_choice('row or method', row, dict.fromkeys([*rows, *METHODS]))}")
+            return _by_file(row, str(shipped()[row]), shared)
         given = {}
     if not isinstance(given, Mapping):
         raise UserError(f"rows.{row}: expected sections such as method, or a recipe's file, got {given!r}")
@@ -98,7 +82,7 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
     own["method"] = _named(row, own.get("method", {}))
     heeded = find_method(own["method"]["name"]).sections
     kept = {name: value for name, value in shared.items() if name not in SECTIONS or name in heeded}
-    return _merged(kept, own)
+    return merged(kept, own)
 
 
 def unequal(jobs: Mapping[str, Job]) -> str:
@@ -114,7 +98,7 @@ def unequal(jobs: Mapping[str, Job]) -> str:
 
 
 def _by_file(row: str, file: str, shared: Content) -> Content:
-    recipe = tidy(load_yaml(locate(file)))
+    recipe = whole(tidy(load_yaml(locate(file))))
     student = recipe.get("student", {})
     if isinstance(student, dict):
         fixed = {name: value for name, value in _section(shared, "student").items() if name in EQUAL}
@@ -148,15 +132,6 @@ def _named(row: str, method: Any) -> Content:
     except UserError as error:
         raise UserError(f"rows.{row}.{str(error).removeprefix('--')}") from error
     return {"name": name, **method}
-
-
-def _merged(below: Content, above: Content) -> Content:
-    """Both, section by section; what stands above wins."""
-    result = dict(below)
-    for name, value in above.items():
-        under = result.get(name)
-        result[name] = {**under, **value} if isinstance(under, dict) and isinstance(value, dict) else value
-    return result
 
 
 def _section(content: Content, name: str) -> Content:

@@ -160,7 +160,7 @@ class Session:
         directory = self._plan.directory(cell)
         make_folder(directory)
         recipe, log = directory.with_name(f"{cell.name}.yaml"), directory.with_name(f"{cell.name}.log")
-        write_text(recipe, dump_yaml(document(cell.job)))
+        write_text(recipe, sealed(dump_yaml(document(cell.job))))
         free(directory)
         again = ["--resume"] if (directory / "config.yaml").is_file() else []
         words = ["--config", str(recipe), "--out", str(directory), *again, *said_by_the_user(cell.job)]

@@ -123,7 +123,7 @@ def test_a_missing_extra_names_what_installs_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert 'pip install "dfme[serve]"' in problem("--port 0", capsys)
+    assert "pip install starlette uvicorn" in problem("--port 0", capsys)
 
 
 @pytest.mark.parametrize(

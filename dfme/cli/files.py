@@ -1,0 +1,57 @@
+"""The file of options that a command reads: the one that --config names, a run's own, or the digits'."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dfme.cli.flags import Flag, last_text
+from dfme.config.yaml_files import load_yaml
+from dfme.errors import UserError
+from dfme.run.job import DEFAULT_RECIPE, locate
+
+Recipe = tuple[str, dict[str, Any]]
+"""The name of a file of options, as messages say it, and its content."""
+
+RecipeFinder = Callable[[Sequence[Flag]], Path | None]
+
+
+def default_recipe(flags: Sequence[Flag]) -> Path | None:
+    """Without --config: a resumed run's own; the digits', unless a teacher is named; else none."""
+    if asks_to_resume(flags):
+        return resumed(flags, "config.yaml", "the run directory", "a run directory")
+    names_teacher = any(flag.key in ("teacher.kind", "teacher.checkpoint") for flag in flags)
+    return None if names_teacher else DEFAULT_RECIPE
+
+
+def asks_to_resume(flags: Sequence[Flag]) -> bool:
+    """Whether --resume is given and not as false."""
+    return any(flag.key == "resume" and flag.text in (None, "true", "True", "yes") for flag in flags)
+
+
+def resumed(flags: Sequence[Flag], file: str, directory: str, expected: str) -> Path:
+    """The file of options in the directory that is gone on with, which messages call so."""
+    out = last_text(flags, "out")
+    if not out:
+        raise UserError(f"--resume: expected --out as well: {directory} to go on with")
+    if not os.path.isfile(Path(out) / file):
+        raise UserError(f"--out: expected {expected} to resume, but {out!r} has no {file}")
+    return Path(out) / file
+
+
+def read_recipe(flags: Sequence[Flag], find: RecipeFinder) -> Recipe:
+    """The file of options that --config names, else the one that is found, else nothing."""
+    named = [flag.text for flag in flags if flag.key == "config"]
+    if len(named) > 1:
+        raise UserError(f"--config: expected one file, got {len(named)}")
+    if named:
+        if not named[0]:
+            raise UserError("--config: expected a YAML file of options")
+        return named[0], load_yaml(locate(named[0]))
+    found = find(flags)
+    if found is None:
+        return "", {}
+    shown = found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
+    return str(shown), load_yaml(found, own=True)

@@ -1,0 +1,146 @@
+"""Options without effect in their company are refused, and they are without effect indeed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import Metered, clone, no_pictures, student
+
+from dfme.cli.extract import parse_extract
+from dfme.config.settings import ExtractConfig
+from dfme.config.values import options_of
+from dfme.errors import UserError
+from dfme.methods import METHODS, SECTIONS
+from dfme.run import checks
+
+IDLE = [
+    ("--queries.choose random", "queries.pool"),
+    ("--queries.balance false", "queries.pool"),
+    ("--queries.programs noise", "queries.procedural or queries.base"),
+    ("--estimator.every 3", "estimator.kind synthetic"),
+    ("--estimator.synthetic-lr 1", "estimator.kind synthetic"),
+    ("--estimator.frequencies .5", "estimator.direction dct or estimator.kind auto"),
+    ("--estimator.prior neighbours", "estimator.kind prior_guided"),
+    ("--estimator.kind auto --estimator.form central", "estimator.kind finite_difference,prior_guided,synthetic"),
+    ("--estimator.kind prior_guided --estimator.direction dct", "estimator.kind finite_difference,synthetic"),
+    ("--student.shrink .9", "student.rounds"),
+    ("--student.average-every 5", "student.average"),
+    ("--student.optimizer adam --student.momentum .5", "student.optimizer sgd"),
+    ("--student.steps 900 --student.replay-steps 2", "student.steps 0"),
+    ("--student.replay-steps 0 --student.replay-batch 64", "student.replay_steps or student.steps"),
+    ("--student.replay-steps 0 --student.augment flip", "student.replay_steps or student.steps"),
+    ("--schedule.milestones .2,.4", "schedule.kind steps"),
+    ("--schedule.decay .5", "schedule.kind steps"),
+    ("--evaluation.root elsewhere", "evaluation.dataset mnist,fashion_mnist,cifar10,cifar100,svhn"),
+    ("--evaluation.dataset none --evaluation.limit 9", "evaluation.dataset"),
+    ("--method maze --method.gan-weight 3", "method.partial_data"),
+    ("--method knockoff --student.replay-steps 2 --method.epochs 3", "student.replay_steps 0"),
+    ("--method knockoff --method.root elsewhere", "method.pool mnist,fashion_mnist,cifar10,cifar100,svhn"),
+    ("--wandb.project mine", "wandb.mode"),
+]
+
+WORKING = [
+    "--queries.pool 4 --queries.choose random",
+    "--queries.procedural .5 --queries.programs noise",
+    "--method dfms --queries.programs noise",
+    "--method procedural --queries.programs noise",
+    "--estimator.kind synthetic --estimator.every 3",
+    "--estimator.direction dct --estimator.frequencies .5",
+    "--student.steps 900 --student.rounds .5,1 --student.shrink .9",
+    "--method knockoff --method.epochs 3 --student.replay-batch 64",
+    "--schedule.kind steps --schedule.decay .5",
+    "--schedule.decay .3",  # the default
+    "--wandb.mode offline --wandb.project mine",
+    "--recipe paper --student.momentum .5",
+    "--config configs/svhn_dfme.yaml --teacher.checkpoint {weights} --evaluation.dataset none --schedule.kind cosine",
+]
+
+
+@pytest.mark.parametrize(("line", "needed"), IDLE)
+def test_an_option_without_effect_is_refused_with_what_would_give_it_one(line: str, needed: str) -> None:
+    with pytest.raises(UserError, match="takes effect only with ") as caught:
+        parse_extract(line.split())
+    assert needed in str(caught.value)
+
+
+@pytest.mark.parametrize("line", WORKING)
+def test_an_option_with_an_effect_is_taken(line: str) -> None:
+    parse_extract(line.format(weights="teachers/checkpoints/digits.safetensors").split())
+
+
+def test_files_of_ones_own_are_held_to_it_too_and_records_are_not(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text("schedule: {decay: 0.5}\nwandb: {project: mine}\n")
+    weights = ["--teacher.checkpoint", "teachers/checkpoints/digits.safetensors", "--config", str(own)]
+    with pytest.raises(UserError, match=r"^\S+mine\.yaml: schedule\.decay: takes effect only with"):
+        parse_extract(weights)
+    assert parse_extract([*weights, "--schedule.kind", "steps"]).config.schedule.decay == 0.5
+    assert parse_extract([*weights, "--schedule.warmup", ".1"]).config.schedule.decay == 0.5, "a flag of its section"
+
+
+def test_every_rule_is_about_options_that_there_are() -> None:
+    known = {option.key for option in options_of(ExtractConfig)} | {"method.name", "method.keeps"}
+    for entry in METHODS.values():
+        known |= {option.key for option in options_of(entry.config, "method.")}
+        known |= {option.key for name in SECTIONS for option in options_of(entry.section(name), f"{name}.")}
+    for keys, conditions in checks.EFFECTS.items():
+        assert {*keys.split(), *(each.partition("=")[0] for each in conditions)} <= known
+
+
+CHANGES_NOTHING: list[dict[str, Any]] = [
+    {"queries": {"choose": "random", "balance": False, "programs": ["noise"]}},
+    {"schedule": {"kind": "cosine", "milestones": [0.2], "decay": 0.9}},
+    {"student": {"shrink": 0.9, "average_every": 3}},
+    {"student": {"replay_steps": 0, "replay_batch": 3, "replay_capacity": 30, "augment": "both"}},
+    {"student": {"optimizer": "adam", "momentum": 0.1}},
+    {"student": {"steps": 12, "replay_steps": 3}},
+    {"method": "dfme", "estimator": {"every": 2, "synthetic_lr": 1.0, "frequencies": 0.9, "prior": "neighbours"}},
+    {"method": "maze", "method_options": {"seed_images": 3, "gan_weight": 1.0, "critic_steps": 1}},
+    {"method": "knockoff", "student": {"replay_steps": 1}, "method_options": {"epochs": 3}},
+]
+EFFECTIVE = {"kind", "replay_steps", "optimizer", "steps"}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("options", CHANGES_NOTHING, ids=str)
+def test_what_is_refused_changes_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(checks, "idle_problems", lambda *_: [])
+    small = {"batch_size": 20, "latent_size": 16} if options.get("method") != "knockoff" else {"batch_size": 20}
+    students = []
+    for name, wanted in (("with", True), ("without", False)):
+        given: dict[str, Any] = {"student": {"lr": 0.01, "replay_steps": 1, "replay_batch": 8}}
+        for section, values in options.items():
+            kept = values
+            if isinstance(values, dict):
+                kept = {key: value for key, value in values.items() if wanted or key in EFFECTIVE}
+                kept = given.get(section, {}) | kept
+            given[section] = kept
+        given["method_options"] = small | given.get("method_options", {})
+        with no_pictures():
+            clone(tmp_path / name, Metered(), **given)
+        students.append(student(tmp_path / name))
+    assert students[0] == students[1]
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [
+        (100, "the budget of 100 images holds no iteration of dfme, which is 140 images"),
+        (400, "the budget of 400 images holds 2 steps of dfme's generator, too few"),
+    ],
+)
+def test_a_budget_that_holds_no_step_of_the_generator_is_said_before_the_first_query(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], budget: int, said: str
+) -> None:
+    heard: list[str] = []
+    teacher = Metered({1: lambda: heard.append(capsys.readouterr().err)})
+    options = {"batch_size": 20, "latent_size": 16}
+    clone(tmp_path / "run", teacher, budget, method="dfme", method_options=options, progress=True)
+    assert heard[0].startswith(said)
+    assert "--recipe frugal" in heard[0]
+    clone(tmp_path / "static", Metered(), budget, progress=True)
+    assert "the budget of" not in capsys.readouterr().err, "nothing to train there"
