@@ -46,7 +46,6 @@ class CustomTeacher:
             device = next((parameter.device for parameter in call.parameters()), None)
         self.device = torch.device(device or "cpu")
         self.wire: RequestPolicy | None = getattr(call, "wire", None)
-        self.class_names = getattr(call, "class_names", None)
         self._call = call
         ask: Callable[[Tensor, str], Any] | None = getattr(call, "ask", None)
         self.ask = None if ask is None else lambda images, key: self._read(ask(images, key))

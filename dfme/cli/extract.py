@@ -41,13 +41,13 @@ def run(words: Sequence[str]) -> int:
 
         print(plan(job))
         return 0
-    # What takes seconds to load comes after the first word.
-    from dfme.report.console import header
+    if waited_for := sys.stderr.isatty():  # what takes seconds to load comes after the first word
+        from dfme.report.console import header
 
-    print(header(document(job)), file=sys.stderr, flush=True)
+        print(header(document(job)), file=sys.stderr, flush=True)
     from dfme.run.build import run_job
 
-    result = run_job(job, resume=job.config.resume)
+    result = run_job(job, resume=job.config.resume, announced=waited_for)
     if result.finished:
         return 0
     print(

@@ -69,7 +69,7 @@ class TeacherConfig:
     """logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label (hard labels); decided by the owner's side"""
     bounds: Bounds | None = None
     """lowest and highest pixel value the API takes"""
-    levels: Basic[Levels | None] = None
+    levels: Levels | None = None
     """pixel values the wire can carry (256: 8-bit images); none: floats"""
     mean: tuple[float, ...] | None = None
     """per-channel mean that the teacher subtracts inside"""

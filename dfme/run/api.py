@@ -200,7 +200,8 @@ def _job(below: recipes.Content, given: Mapping[str, Any], teacher: Mapping[str,
         **{name: from_mapping(entry.section(name), values, f"--{name}.") for name, values in heeded.items()},
         nets=nets,
     )
-    check(job, {key for key, _ in flatten(given, ())}.__contains__)
+    said = {name: section for name, section in given.items() if name != "wandb"}  # it may stay while tracking is off
+    check(job, {key for key, _ in flatten(said, ())}.__contains__)
     return recipes.fitted(job)
 
 

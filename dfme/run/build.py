@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dfme.compute import DeferredChecks, choose_device, device_name, held_to, within_memory
-from dfme.config.settings import Job
+from dfme.config.settings import ExtractConfig, Job
 from dfme.config.yaml_files import dump_yaml
 from dfme.data import ImageSet
 from dfme.errors import ShapeUnknown, TeacherError, UserError
@@ -51,12 +52,14 @@ def run_job(
     console: bool = True,
     callback: Callback | None = None,
     evaluation: ImageSet | None = None,
+    announced: bool = False,
 ) -> Result:
     """Run a job to the end of its budget, or to the first interruption, and deliver its student.
 
     ``teacher`` takes the place of the one the job describes: any callable from images to answers; ``evaluation`` that
-    of its evaluation set. Whatever is wrong with the job raises UserError before the first query. A finished run that
-    is resumed without a larger budget gives its result again. Global random state is as it was afterwards.
+    of its evaluation set; ``announced``: the run's first line was said before torch was loaded. Whatever is wrong with
+    the job raises UserError before the first query. A finished run that is resumed without a larger budget gives its
+    result again. Global random state is as it was afterwards.
     """
     if resume and (result := finished_result(job)) is not None:
         shown, spent = Console(result.summary["budget"], quiet=not console), result.summary["spent"]
@@ -68,8 +71,6 @@ def run_job(
         )
         shown.table(result.summary, result.run_dir)
         return result
-    if teacher is not None:  # the command line has said so before torch was loaded
-        Console(1, quiet=not console).note(header(document(job)))
     device = choose_device(job.config.device)
     gpus = [device] if device.type == "cuda" else []
     with within_memory(device), torch.random.fork_rng(gpus), Interrupt(console, True) as interrupt, ExitStack() as held:
@@ -81,7 +82,9 @@ def run_job(
             held.callback(getattr(made, "close", lambda: None))
         run = open_run(job, made, device, held, resume, console, evaluation)
         path, run.recorder.callback = run.directory.path, callback
-        run.recorder.note(f"running on {device_name(device)}, recorded in {path}")
+        first = [] if announced else [header(document(job))]
+        for line in [*first, *run.notes, f"running on {device_name(device)}, recorded in {path}"]:
+            run.recorder.note(line)
         # How to go on: no command line knows a teacher that was handed over.
         in_python = f"call extract again with out={str(path)!r}, resume=True"
         again = resume_command(path, job) if teacher is None else in_python
@@ -181,11 +184,7 @@ def open_run(
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 
     examination = build_examination(data, oracle, device)
-    held_back, goal = examination if isinstance(examination, HoldOut) else None, None
-    if config.until_agreement is not None:
-        held_back = HoldOut(oracle.label_mode, device) if held_back is None else held_back
-        goal = Goal(config.until_agreement, held_back, own=held_back is not examination)
-    hold_out = None if held_back is None else held_back.hold_out
+    goal, hold_out = _goal_of(config, examination, oracle, device)
     path = directory.path
     components = build_components(job, nets, oracle, streams, deferred, pool=pool, directory=path, hold_out=hold_out)
     method = build_method(job, components)
@@ -197,11 +196,10 @@ def open_run(
     recorder = Recorder.open(path, budget, told, config.wandb, bounds=spec.bounds, resume_at=at, quiet=not console)
     held.enter_context(recorder)
     oracle.report_to(recorder.note)
-    inferred: tuple[str, ...] = () if resume else getattr(teacher, "inferred", ())
-    for line in [*notes, *([f"inferred, since nobody says: {'; '.join(inferred)}"] if inferred else [])]:
-        recorder.note(line)
+    if not resume and (inferred := getattr(teacher, "inferred", ())):
+        notes.append(f"inferred, since nobody says: {'; '.join(inferred)}")
     parts = directory, oracle, method, examination, recorder, streams, deferred
-    run = Run(job, facts, *parts, Progress(), device, nets.arch, goal)
+    run = Run(job, facts, *parts, Progress(), device, nets.arch, goal, notes)
     if state:
         with fitting(directory.checkpoint):
             run.load_state_dict(state)
@@ -211,6 +209,17 @@ def open_run(
         directory.withdraw_summary()
         directory.write_config(recipe(job))
     return run
+
+
+def _goal_of(
+    config: ExtractConfig, examination: EvaluationSet | HoldOut, oracle: Oracle, device: torch.device
+) -> tuple[Goal | None, Callable[[Tensor, Tensor], bool] | None]:
+    """The agreement that ends the run, if one does, and what takes paid batches out of training."""
+    held_back, goal = examination if isinstance(examination, HoldOut) else None, None
+    if config.until_agreement is not None:
+        held_back = HoldOut(oracle.label_mode, device) if held_back is None else held_back
+        goal = Goal(config.until_agreement, held_back, own=held_back is not examination)
+    return goal, None if held_back is None else held_back.hold_out
 
 
 def build_examination(data: ImageSet | None, oracle: Oracle, device: torch.device) -> EvaluationSet | HoldOut:

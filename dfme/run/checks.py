@@ -202,9 +202,10 @@ EFFECTS: dict[str, tuple[str, ...]] = {
 
 def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:
     """Options to which the user gave another value than the default, and which change nothing."""
-    entry = METHODS[job.method]
+    entry = find_method(job.method)
     sections = {name: entry.section(name)() for name in SECTIONS}
-    usual = _leaves(Job(ExtractConfig(), TeacherConfig(), {}, "", entry.config(), **sections))
+    options = entry.config() if job.method in METHODS else job.method_config  # what others' options do is theirs to say
+    usual = _leaves(Job(ExtractConfig(), TeacherConfig(), {}, "", options, **sections))
     held = _leaves(job) | {"method.keeps": entry.keeps or None}
 
     def holds(condition: str) -> bool:
@@ -212,7 +213,8 @@ def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:
         return str(held.get(key)) in choices.split(",") if equals else held.get(key) != usual.get(key)
 
     for keys, conditions in EFFECTS.items():
-        needed = " or ".join(each.replace("=", " ") for each in conditions if each.partition("=")[0] in usual)
+        stated = [each.partition("=") for each in conditions]
+        needed = " or ".join(f"{spelled_flag(key)} {value}".strip() for key, _, value in stated if key in usual)
         for key in keys.split():
             if key in held and said(key) and held[key] != usual[key] and not any(map(holds, conditions)):
                 yield Problem(key, f"takes effect only with {needed}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -63,7 +64,10 @@ class Result:
 
 @dataclass
 class Run:
-    """Everything of one run, put together by ``dfme.run.build``; ``facts`` are those of its teacher."""
+    """Everything of one run, put together by ``dfme.run.build``.
+
+    ``facts`` are those of its teacher; ``notes`` are to be said.
+    """
 
     job: Job
     facts: dict[str, Any]
@@ -78,6 +82,7 @@ class Run:
     device: torch.device
     arch: str
     goal: Goal | None = None
+    notes: Sequence[str] = ()
     looked: bool = False
 
     @property

@@ -201,7 +201,7 @@ def test_python_takes_methods_of_a_recipe_and_refuses_unknown_ones(fake_build: l
     )
     with pytest.raises(UserError, match=r"recipe: expected a recipe .* did you mean frugal"):
         dfme.extract(ask, recipe="fruga")
-    with pytest.raises(UserError, match=r"queries\.choose: takes effect only with queries\.pool"):
+    with pytest.raises(UserError, match=r'queries=\{"choose": \.\.\.\}: .*only with queries=\{"pool": \.\.\.\}'):
         dfme.extract(ask, queries={"choose": "random"})
     assert fake_build == []
 

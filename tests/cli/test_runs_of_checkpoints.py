@@ -93,7 +93,10 @@ def write_weights() -> None:
         ("small.pt --teacher.shape 3,8,8", "--teacher.shape: got 3,8,8, but the weights are for 1,8,8"),
         ("small.pt --teacher.shape 1,8,8 --teacher.num-classes 7", "got 7, but the weights are for 10"),
         ("small.pt --teacher.shape 1,8,8 --teacher.arch lenet5", "as lenet5 (they look like cnn_small): the weights"),
-        ("small.pt --teacher.shape 1,8,8 --student.arch vgg11", "arch vgg11: does not take images of 1x8x8"),
+        pytest.param(
+            *("small.pt --teacher.shape 1,8,8 --student.arch vgg11", "arch vgg11: does not take images of 1x8x8"),
+            marks=pytest.mark.exhaustive,  # torchvision is imported, and a large network made
+        ),
         ("small.pt --teacher.shape 1,8,8 --teacher.label-mode label", "methods that can use it: disguide, dual"),
         ("small.pt --teacher.shape 1,9,8 --evaluation.dataset digits", "images are 1x8x8, but 1x9x8 was asked for"),
         ("small.pt --teacher.shape 1,8,8 --evaluation.dataset empty", "in one folder per class, found none"),

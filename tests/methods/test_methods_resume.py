@@ -28,7 +28,7 @@ from dfme.students.trainer import StudentTrainer
 
 BATCH, BUDGET = 8, 93
 
-SIZES = {"batch_size": BATCH, "student_steps": 2, "latent_size": 6, "gan_steps": 3, "proxy_share": 0.4, "epochs": 2}
+SIZES = {"batch_size": BATCH, "student_steps": 2, "latent_size": 6, "gan_steps": 3, "proxy_share": 0.4}
 STUDENT = {"arch": "cnn_small", "lr": 0.02, "replay_steps": 1, "replay_batch": BATCH}
 PLANNED = {"arch": "cnn_small", "lr": 0.02, "replay_batch": BATCH, "steps": 30}
 

@@ -16,29 +16,29 @@ from dfme.methods import METHODS, SECTIONS
 from dfme.run import checks
 
 IDLE = [
-    ("--queries.choose random", "queries.pool"),
-    ("--queries.balance false", "queries.pool"),
-    ("--queries.programs noise", "queries.procedural or queries.base"),
-    ("--estimator.every 3", "estimator.kind synthetic"),
-    ("--estimator.synthetic-lr 1", "estimator.kind synthetic"),
-    ("--estimator.frequencies .5", "estimator.direction dct or estimator.kind auto"),
-    ("--estimator.prior neighbours", "estimator.kind prior_guided"),
-    ("--estimator.kind auto --estimator.form central", "estimator.kind finite_difference,prior_guided,synthetic"),
-    ("--estimator.kind prior_guided --estimator.direction dct", "estimator.kind finite_difference,synthetic"),
-    ("--student.shrink .9", "student.rounds"),
-    ("--student.average-every 5", "student.average"),
-    ("--student.optimizer adam --student.momentum .5", "student.optimizer sgd"),
-    ("--student.steps 900 --student.replay-steps 2", "student.steps 0"),
-    ("--student.replay-steps 0 --student.replay-batch 64", "student.replay_steps or student.steps"),
-    ("--student.replay-steps 0 --student.augment flip", "student.replay_steps or student.steps"),
-    ("--schedule.milestones .2,.4", "schedule.kind steps"),
-    ("--schedule.decay .5", "schedule.kind steps"),
-    ("--evaluation.root elsewhere", "evaluation.dataset mnist,fashion_mnist,cifar10,cifar100,svhn"),
-    ("--evaluation.dataset none --evaluation.limit 9", "evaluation.dataset"),
-    ("--method maze --method.gan-weight 3", "method.partial_data"),
-    ("--method knockoff --student.replay-steps 2 --method.epochs 3", "student.replay_steps 0"),
-    ("--method knockoff --method.root elsewhere", "method.pool mnist,fashion_mnist,cifar10,cifar100,svhn"),
-    ("--wandb.project mine", "wandb.mode"),
+    ("--queries.choose random", "--queries.pool"),
+    ("--queries.balance false", "--queries.pool"),
+    ("--queries.programs noise", "--queries.procedural or --queries.base"),
+    ("--estimator.every 3", "--estimator.kind synthetic"),
+    ("--estimator.synthetic-lr 1", "--estimator.kind synthetic"),
+    ("--estimator.frequencies .5", "--estimator.direction dct or --estimator.kind auto"),
+    ("--estimator.prior neighbours", "--estimator.kind prior_guided"),
+    ("--estimator.kind auto --estimator.form central", "--estimator.kind finite_difference,prior_guided,synthetic"),
+    ("--estimator.kind prior_guided --estimator.direction dct", "--estimator.kind finite_difference,synthetic"),
+    ("--student.shrink .9", "--student.rounds"),
+    ("--student.average-every 5", "--student.average"),
+    ("--student.optimizer adam --student.momentum .5", "--student.optimizer sgd"),
+    ("--student.steps 900 --student.replay-steps 2", "--student.steps 0"),
+    ("--student.replay-steps 0 --student.replay-batch 64", "--student.replay-steps or --student.steps"),
+    ("--student.replay-steps 0 --student.augment flip", "--student.replay-steps or --student.steps"),
+    ("--schedule.milestones .2,.4", "--schedule.kind steps"),
+    ("--schedule.decay .5", "--schedule.kind steps"),
+    ("--evaluation.root elsewhere", "--evaluation.dataset mnist,fashion_mnist,cifar10,cifar100,svhn"),
+    ("--evaluation.dataset none --evaluation.limit 9", "--evaluation.dataset"),
+    ("--method maze --method.gan-weight 3", "--method.partial-data"),
+    ("--method knockoff --student.replay-steps 2 --method.epochs 3", "--student.replay-steps 0"),
+    ("--method knockoff --method.root elsewhere", "--method.pool mnist,fashion_mnist,cifar10,cifar100,svhn"),
+    ("--wandb.project mine", "--wandb.mode"),
 ]
 
 WORKING = [
@@ -140,7 +140,7 @@ def test_a_budget_that_holds_no_step_of_the_generator_is_said_before_the_first_q
     teacher = Metered({1: lambda: heard.append(capsys.readouterr().err)})
     options = {"batch_size": 20, "latent_size": 16}
     clone(tmp_path / "run", teacher, budget, method="dfme", method_options=options, progress=True)
-    assert heard[0].startswith(said)
+    assert said in " ".join(heard[0].split())
     assert "--recipe frugal" in heard[0]
     clone(tmp_path / "static", Metered(), budget, progress=True)
     assert "the budget of" not in capsys.readouterr().err, "nothing to train there"

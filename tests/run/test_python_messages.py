@@ -44,7 +44,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"estimator": {"form": "central"}, "method_options": {"reuse": True}}, 'with method_options={"reuse": True}, w'),
     ({"method": "static", "estimator": {"step": 1}}, "estimator=...: method static does not use it"),
     ({"queries": {"programs": ["x"]}}, 'queries={"programs": ...}: expected a program'),
-    ({"queries": {"evolve": 0.5}}, 'expected student={"replay_steps": ...} or student={"steps": ...} as well: what'),
+    (
+        {"queries": {"evolve": 0.5}, "student": {"replay_steps": 0}},
+        'expected student={"replay_steps": ...} or student={"steps": ...} as well: what',
+    ),
     ({"queries": {"pool": 3, "choose": "disagreement"}}, 'or student={"count": ...} of 2 or more, which can differ'),
     ({"student": {"lrr": 1}}, 'student={"lrr": ...}: unknown option'),
     ({"student": {"arch": "resnte"}}, 'student={"arch": ...}: unknown net'),

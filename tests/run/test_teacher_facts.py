@@ -60,8 +60,8 @@ def made(*names: str) -> dict[str, str]:
 
 def test_what_a_teacher_is_is_plain_data() -> None:
     spec = {"shape": [1, 2, 2], "bounds": [-1.0, 1.0], "levels": 256, "num_classes": 3, "label_mode": "top_k:2"}
-    assert teacher_facts(Known(), "mine:T", {"url": "x", "n": 3}) == {
-        "kind": "mine:T", **spec, "files": {}, "target": "mine:T",
+    assert teacher_facts(Known(), "nowhere:T", {"url": "x", "n": 3}) == {
+        "kind": "nowhere:T", **spec, "files": {}, "target": "nowhere:T",
     }  # fmt: skip
     options = {"url": "https://h.example:8/v2?key=s3cr3t", "model": "m", "authorised_by": "me"}
     facts = teacher_facts(Known(), "v2", options)
@@ -155,7 +155,7 @@ def test_another_checkpoint_in_the_old_ones_place_is_refused(ended: bool, capsys
         refused = capsys.readouterr().err
         assert digest[:12] in refused
         assert "checkpoint" in refused
-    assert refused.count("\n") == 2, "the first line, and the reason"
+    assert refused.count("\n") == 1
     assert Path("run/ledger.jsonl").read_bytes() == ledger
     shutil.copy(PROJECT / "teachers/checkpoints/digits.safetensors", weights)
     assert main(["--resume", "--out", "run", "--budget", "200"]) == 0

@@ -54,7 +54,8 @@ def test_the_loop_trains_in_rounds_and_scores_the_student_after_each():
     finished, listener = run(make_method("static", parts), parts, points=2)
     assert finished
     assert (parts.students.steps, parts.students.steps_left) == (300, 0)
-    assert listener.evaluated == [48, 80, 112, 160, 160]  # steps of 16 images: after 48 and 112, and at the halves
+    # In steps of 16 images: early (a quarter and an eighth), the rounds' ends (48, 112, 160), and the two halves.
+    assert listener.evaluated == [32, 48, 48, 80, 112, 160, 160]
 
 
 def test_no_step_is_taken_between_rounds():

@@ -95,9 +95,9 @@ def test_a_teacher_of_ones_own_is_not_asked_and_nothing_is_written(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    assert main(["--teacher", "test_plan:Untouched", "--budget", "5k", "--out", "run", "--dry-run"]) == 0
+    assert main(["--teacher", "test_dry_run:Untouched", "--budget", "5k", "--out", "run", "--dry-run"]) == 0
     rows = told(capsys.readouterr().out)
-    assert rows["teacher"][0].startswith("test_plan:Untouched in test_plan.py, sha256")
+    assert rows["teacher"][0].startswith("test_dry_run:Untouched in test_dry_run.py, sha256")
     assert "state the price by --teacher.price-per-1000" in rows["cost"][0]
     assert not list(Path().iterdir())
     assert main(["--resume", "--out", "run", "--dry-run"]) == 2
