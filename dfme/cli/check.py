@@ -14,7 +14,6 @@ from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.files import default_recipe
 from dfme.config.fields import CONFIG, Count, Device, Seed
 from dfme.config.messages import Problem
-from dfme.report.notes import Notes
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -53,6 +52,7 @@ def run(words: Sequence[str]) -> int:
     asked.finish()
     teacher_side.check_teacher(teacher, kind_options)
     from dfme.cli.preflight import examine
+    from dfme.report.notes import Notes
 
     made = teacher_side.make(teacher, kind_options, config.device)
     with Notes(partial(print, file=sys.stderr, flush=True)) as tell:

@@ -147,7 +147,7 @@ def test_the_first_line_says_who_is_asked_how_and_at_what_price(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("teacher", "name"),
     [
-        ({"kind": "torch", "checkpoint": "/home/me/nets/resnet.pt"}, "resnet.pt"),
+        ({"kind": "torch", "checkpoint": "/nets/resnet.pt"}, "resnet.pt"),
         ({"kind": "torch", "checkpoint": "teachers/mine.pt"}, "mine.pt"),
         ({"kind": "torch", "checkpoint": "teachers/checkpoints/shapes.safetensors"}, "(embedded shapes)"),
         ({"kind": "v2", "url": "http://127.0.0.1:8080/x?key=1", "model": "digits"}, "127.0.0.1:8080, model digits"),
@@ -167,7 +167,7 @@ def test_a_teacher_has_a_name(teacher: dict[str, Any], name: str) -> None:
 def test_the_first_line_comes_before_anything_heavy_is_loaded() -> None:
     """0.6.0 said nothing until torch and the teacher were there."""
     code = (
-        "import sys; sys.modules['torch'] = None\n"
+        "import sys; sys.modules['torch'] = None; sys.stderr.isatty = lambda: True\n"
         "from dfme.cli.main import main\n"
         "try: main(['--budget', '1k'])\n"
         "except ImportError: print('torch')"

@@ -117,6 +117,7 @@ def test_another_host_is_asked_nothing_without_consent(tmp_path: Path, monkeypat
     monkeypatch.setattr("socket.socket.connect", connect)
     monkeypatch.setattr("socket.getaddrinfo", connect)
     words = ["--teacher", "v2", "--teacher.url", "http://models.example", "--teacher.model", "m"]
+    words += ["--budget", "10k"]
     ended = command([*words, "--out", str(tmp_path / "run")])
     assert ended.code == 2
     assert "--teacher.authorised-by" in ended.line
