@@ -134,7 +134,7 @@ def student_warnings(seen: Classified) -> list[str]:
         len(seen.teacher),
         *(map(top, map(seen.counts, (seen.teacher, seen.student)))),
     )
-    remedy = "try --recipe frugal or a larger --budget"
+    remedy = "try a larger --budget or another --recipe, such as frugal"
     nearly_one = share == 1 or wilson_interval(share, images)[0] > ALMOST_ALL
     if nearly_one and share > wilson_interval(constant, images)[1]:
         return [

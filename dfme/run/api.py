@@ -191,7 +191,7 @@ def _job(below: recipes.Content, given: Mapping[str, Any], teacher: Mapping[str,
         heeding = ", ".join(other for other, each in METHODS.items() if name in each.sections)
         raise UserError(f"--{name}: method {method} does not use it; leave it out, or take one of {heeding}")
     heeded = {name: values if name in entry.sections else {} for name, values in sections.items()}
-    job = Job(
+    asked = Job(
         from_mapping(ExtractConfig, {name: value for name, value in settings.items() if value != {}}, "--"),
         from_mapping(TeacherConfig, teacher, "--teacher."),
         {},
@@ -201,8 +201,9 @@ def _job(below: recipes.Content, given: Mapping[str, Any], teacher: Mapping[str,
         nets=nets,
     )
     said = {name: section for name, section in given.items() if name != "wandb"}  # it may stay while tracking is off
+    job = recipes.fitted(asked)
     check(job, {key for key, _ in flatten(said, ())}.__contains__)
-    return recipes.fitted(job)
+    return job
 
 
 def _mapping(config: object, alone: str = "") -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dfme.compute import DeferredChecks, choose_device, device_name, held_to, wi
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.yaml_files import dump_yaml
 from dfme.data import ImageSet
-from dfme.errors import ShapeUnknown, TeacherError, UserError
+from dfme.errors import Misfit, ShapeUnknown, TeacherError, UserError
 from dfme.files import write_text
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
@@ -91,6 +91,9 @@ def run_job(
         try:
             return run.go(interrupt)
         except TeacherError as error:
+            answered = run.oracle.ledger.useful or run.examination.paid
+            if isinstance(error.__cause__, Misfit) and not answered:  # a resume is held to the teacher as it was
+                raise TeacherError(f"{error}; no answer came yet: mend that, and start a new run") from error
             raise TeacherError(f"{error}; all that was paid is kept: {again}") from error
         except KeyboardInterrupt:
             run.recorder.note(f"stopped at once, all that was paid is kept; go on with:\n  {again}")

@@ -152,6 +152,7 @@ def _price(job: Job, teacher: Teacher, spent: Spending) -> Iterator[tuple[str, s
 def _memory(needed: dict[str, int], free: int) -> str:
     parts = ", ".join(f"{part} {_size(count)}" for part, count in needed.items() if count)
     said = "; the teacher's own is not known" if not needed["teacher"] else ""
+    said += "; THIS DOES NOT FIT: the run will be refused" if at_once(needed) > free else ""
     return f"about {_size(at_once(needed))} beside torch, of {_size(free)} free; not all at once: {parts}{said}"
 
 

@@ -149,8 +149,9 @@ class Run:
     def _remark_on_budget(self) -> None:
         """Say, before a run's first step, where its budget holds next to no step of the generator."""
         name, budget, cost = self.job.method, int(self.job.config.budget), self.method.cost
-        steps = budget // cost * getattr(self.method.config, "generator_steps", 0)
-        if self.trainer.steps or steps >= FEW_STEPS or not hasattr(self.method, "generator_optimizer"):
+        each: int = getattr(self.method.config, "generator_steps", 0)
+        steps = budget // cost * each
+        if self.trainer.steps or steps >= FEW_STEPS or not (each and hasattr(self.method, "generator_optimizer")):
             return
         few = f"{steps} steps of {name}'s generator, too few to train it"
         none = f"no iteration of {name}, which is {cost:,} images, so its generator is not trained by it"

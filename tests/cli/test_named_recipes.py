@@ -215,3 +215,8 @@ def test_python_resumes_with_what_the_run_has(here: Path, fake_build: list[tuple
     assert document(fake_build.pop()[0]) == {**document(begun), "resume": True}
     with pytest.raises(UserError, match="was begun with frugal"):
         dfme.extract(ask, out="runs/x", seed=3, resume=True, recipe="paper")
+
+
+def test_a_goal_goes_with_batches_that_fit_the_budget() -> None:
+    job = parse("--budget 30k --until-agreement .9")
+    assert (job.config.until_agreement, job.method_config.batch_size) == (0.9, 64)
