@@ -15,7 +15,7 @@ from dfme.report.summary_file import NO_LABELS
 from dfme.report.verdict import baselines, student_warnings, teacher_warnings
 from dfme.run.build import build_examination, build_teacher
 from dfme.run.evaluation import EvaluationSet, classified, evaluation_images
-from dfme.run.student_file import load_student
+from dfme.run.student_file import load_student_of_run
 
 
 def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) -> dict[str, float | str]:
@@ -27,7 +27,7 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
     Raises:
         UserError: if student, teacher and evaluation set do not go together.
     """
-    net = load_student(student)
+    net = load_student_of_run(student)
     device = choose_device(job.config.device)
     teacher = build_teacher(job, None, device)
     if net.spec != teacher.spec or net.num_classes != teacher.num_classes:

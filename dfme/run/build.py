@@ -18,6 +18,7 @@ from dfme.config.yaml_files import dump_yaml
 from dfme.data import ImageSet
 from dfme.errors import ShapeUnknown, TeacherError, UserError
 from dfme.files import write_text
+from dfme.nets import find_net
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
@@ -113,7 +114,7 @@ def finished_result(job: Job) -> Result | None:
             goes_on = int(job.config.budget) > summary["budget"]
         if goes_on:
             return None
-        student = load_student(path, job.nets.get("student.arch"))
+        student = load_student(path, job.nets.get("student.arch") or find_net(job.config.student.arch))
     except UserError:
         return None
     _require_same_run(job, path)
