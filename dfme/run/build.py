@@ -184,7 +184,7 @@ def open_run(
     require_memory(needed, device)
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 
-    examination = build_examination(data, oracle, device)
+    examination = examination_of(data, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
     goal, hold_out = _goal_of(config, examination, oracle, device)
     path = directory.path
     components = build_components(job, nets, oracle, streams, deferred, pool=pool, directory=path, hold_out=hold_out)
@@ -221,11 +221,6 @@ def _goal_of(
         held_back = HoldOut(oracle.label_mode, device) if held_back is None else held_back
         goal = Goal(config.until_agreement, held_back, own=held_back is not examination)
     return goal, None if held_back is None else held_back.hold_out
-
-
-def build_examination(data: ImageSet | None, oracle: Oracle, device: torch.device) -> EvaluationSet | HoldOut:
-    """What the student is scored on: labelled images, or generated ones that are held back."""
-    return examination_of(data, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
 
 
 def build_oracle(
