@@ -21,7 +21,6 @@ from dfme.spec import Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.local.huggingface import PROCESSOR
 from dfme.teachers.local.model_folder import CONFIG, INDEX, WEIGHTS, read_config
-from dfme.teachers.remote.class_names import read_class_names
 from dfme.teachers.remote.json_api.adapter_file import load_adapter
 from dfme.teachers.remote.secrets import HIDDEN, PLACEHOLDER
 
@@ -50,7 +49,7 @@ def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> di
     ``kind`` and ``options`` are the configuration's; ``files`` are their SHA-256; ``target`` is a line for people.
     ``adapter`` is the digest of what ``resolved_adapter`` gives. Raises UserError for a file that cannot be read.
     """
-    spec, names = teacher.spec, _class_names(teacher, kind, options)
+    spec, names = teacher.spec, getattr(teacher, "class_names", None)
     facts: dict[str, Any] = {
         "kind": kind,
         "shape": [int(size) for size in spec.shape],
@@ -59,7 +58,11 @@ def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> di
         "num_classes": int(teacher.num_classes),
         "label_mode": str(teacher.label_mode),
         **(_service(kind, options) if kind in KINDS and "url" in options else {}),
-        **({"class_names": names} if names else {}),
+        **(
+            {"class_names": [str(name)[:100] for name in names[:MAX_NAMES]]}
+            if isinstance(names, list | tuple) and names
+            else {}
+        ),
         "files": teacher_files(kind, options),
         **_source(kind),
     }
@@ -120,20 +123,6 @@ def _service(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     url = urlsplit(options["url"] or (load_adapter(options["adapter"]).description.url if kind == "json" else ""))
     model = {name: options[name] for name in ("model", "version") if options.get(name)}
     return {"url": f"{url.scheme}://{url.netloc}{url.path}", **model}
-
-
-def _class_names(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> list[str]:
-    """The first names of its classes, as adapter, options, folder or weights have them, or the teacher itself."""
-    names: Any = getattr(teacher, "class_names", None)
-    if kind == "json":
-        names = (classes := load_adapter(options["adapter"]).classes) and classes.names
-    elif kind == "hf-api":
-        names = read_class_names(options["classes"], "--teacher.classes").names
-    elif kind in KINDS and "folder" in options:
-        told = read_config(Path(options["folder"]).expanduser())
-        names = told.get("id2label") or told.get("label_names")
-    found = names.values() if isinstance(names, dict) else names if isinstance(names, list | tuple) else ()
-    return [str(name)[:100] for name in found][:MAX_NAMES]
 
 
 def _source(kind: str) -> dict[str, Any]:

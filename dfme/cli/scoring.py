@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.report.summary_file import NO_LABELS
 from dfme.report.verdict import baselines, student_warnings, teacher_warnings
-from dfme.run.build import build_examination, build_teacher
-from dfme.run.evaluation import EvaluationSet, classified, evaluation_images
-from dfme.run.student_file import load_student
+from dfme.run.build import build_teacher
+from dfme.run.evaluation import EvaluationSet, classified, evaluation_images, examination_of
+from dfme.run.student_file import load_student_of_run
 
 
 def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) -> dict[str, float | str]:
@@ -27,7 +28,7 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
     Raises:
         UserError: if student, teacher and evaluation set do not go together.
     """
-    net = load_student(student)
+    net = load_student_of_run(student)
     device = choose_device(job.config.device)
     teacher = build_teacher(job, None, device)
     if net.spec != teacher.spec or net.num_classes != teacher.num_classes:
@@ -37,7 +38,8 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
     names = getattr(teacher, "class_names", None)
     hear = tell or (lambda line: None)
     data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names, tell=hear)
-    examination = build_examination(data, Oracle(teacher, ledger, tell=tell), device)
+    oracle = Oracle(teacher, ledger, tell=tell)
+    examination = examination_of(data, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
     assert isinstance(examination, EvaluationSet), "without an evaluation set there is no job"
     examination.prepare()
     scores = examination.score(net.to(device))

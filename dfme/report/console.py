@@ -217,11 +217,11 @@ def constant_answer(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _share(value: float | None, unknown: str | None) -> str:
-    return unknown or "unknown: no evaluation set" if value is None else f"{value:.2%}"
+    return unknown or "not known: no evaluation set" if value is None else f"{value:.2%}"
 
 
 def _agreement(summary: Mapping[str, Any]) -> str:
     value, evaluation = summary.get("agreement"), summary.get("evaluation") or {}
     if value is None:
-        return "unknown: no evaluation set, and too few batches to hold one back"
+        return "not known: no evaluation set, and too few batches to hold one back"
     return f"{value:.2%}" + (" on held-back generated queries" if evaluation.get("held_back") else "")

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from dfme.files import replacing
-from dfme.report.console import constant_answer
+from dfme.report.console import constant_answer, teacher_name
 from dfme.report.facts import (
     LEVELS,
     answer,
@@ -81,7 +81,7 @@ def _audited(run: RunFiles) -> list[tuple[str, str]]:
     teacher = told.get("teacher") or {}
     adapter = teacher.get("adapter") or {}
     rows = [
-        ("Target", _text(teacher.get("target") or asked.get("url") or asked.get("checkpoint") or asked.get("kind"))),
+        ("Target", teacher.get("target") or (teacher_name(asked) if asked.get("kind") else None)),
         ("Adapter", _text(adapter.get("file")) and f"{adapter['file']} (SHA-256 {adapter['sha256'][:16]}...)"),
         ("Authorised by", _text(asked.get("authorised_by"))),
         ("Started", _text(told.get("started"))),

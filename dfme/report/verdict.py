@@ -193,27 +193,16 @@ def _crossed(labels: ClassNumbers, teacher: ClassNumbers, classes: int) -> Class
 
 
 def best_order(labels: ClassNumbers, teacher: ClassNumbers, classes: int) -> ClassNumbers:
-    """The class (K,) that stands for each label, each for one, so that most images fit; of equals, the label's own.
+    """The class (K,) that stands for each label, each for one: frequent pairs first, of equals its own.
 
-    Source: shortest augmenting paths, Jonker & Volgenant 1987 (Computing 38, 325-340). Rows whose best column is free
-    begin with it, so a matrix that is nearly a permutation takes hardly more than a look.
+    Heuristic: where answers mostly follow one order it is that one, and no other is told of.
     """
     gain_KK = _crossed(labels, teacher, classes) * (classes + 1) + np.eye(classes)  # all of eye: less than one image
-    cost_KK = gain_KK.max(axis=1, keepdims=True) - gain_KK
-    price_K, row_of, column_of = np.zeros(classes), np.full(classes, -1), np.full(classes, -1)
-    for row, column in enumerate(cost_KK.argmin(axis=1)):
-        if row_of[column] < 0:
-            row_of[column], column_of[row] = row, column
-    for start in np.flatnonzero(column_of < 0):
-        # Dijkstra over reduced costs, from a row that is left over to the nearest free column; then all move on.
-        way_K, before_K, open_K = cost_KK[start] - price_K, np.full(classes, start), np.full(classes, True)
-        while row_of[end := int(np.where(open_K, way_K, np.inf).argmin())] >= 0:
-            open_K[end], row = False, row_of[end]
-            through_K = cost_KK[row] - price_K - (cost_KK[row, end] - price_K[end]) + way_K[end]
-            shorter_K = open_K & (through_K < way_K)
-            way_K[shorter_K], before_K[shorter_K] = through_K[shorter_K], row
-        price_K[~open_K] += way_K[~open_K] - way_K[end]
-        while end >= 0:
-            row = before_K[end]
-            row_of[end], column_of[row], end = row, end, column_of[row]
-    return column_of
+    labels_N, classes_N = np.nonzero(gain_KK)
+    order_K, free_K = np.full(classes, -1), np.full(classes, True)
+    for pair in np.argsort(-gain_KK[labels_N, classes_N], kind="stable"):
+        label, answer = labels_N[pair], classes_N[pair]
+        if order_K[label] < 0 and free_K[answer]:
+            order_K[label], free_K[answer] = answer, False
+    order_K[order_K < 0] = np.flatnonzero(free_K)
+    return order_K

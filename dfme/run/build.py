@@ -18,6 +18,7 @@ from dfme.config.yaml_files import dump_yaml
 from dfme.data import ImageSet
 from dfme.errors import Misfit, ShapeUnknown, TeacherError, UserError
 from dfme.files import write_text
+from dfme.nets import find_net
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
@@ -116,7 +117,7 @@ def finished_result(job: Job) -> Result | None:
             goes_on = int(job.config.budget) > summary["budget"]
         if goes_on:
             return None
-        student = load_student(path, job.nets.get("student.arch"))
+        student = load_student(path, job.nets.get("student.arch") or find_net(job.config.student.arch))
     except UserError:
         return None
     _require_same_run(job, path)
@@ -186,7 +187,7 @@ def open_run(
     require_memory(needed, device)
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 
-    examination = build_examination(data, oracle, device)
+    examination = examination_of(data, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
     goal, hold_out = _goal_of(config, examination, oracle, device)
     path = directory.path
     components = build_components(job, nets, oracle, streams, deferred, pool=pool, directory=path, hold_out=hold_out)
@@ -223,11 +224,6 @@ def _goal_of(
         held_back = HoldOut(oracle.label_mode, device) if held_back is None else held_back
         goal = Goal(config.until_agreement, held_back, own=held_back is not examination)
     return goal, None if held_back is None else held_back.hold_out
-
-
-def build_examination(data: ImageSet | None, oracle: Oracle, device: torch.device) -> EvaluationSet | HoldOut:
-    """What the student is scored on: labelled images, or generated ones that are held back."""
-    return examination_of(data, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
 
 
 def build_oracle(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dfme.compute import ieee_fp32
 from dfme.errors import DfmeError, UserError
 from dfme.files import replacing
-from dfme.run.student_file import described, load_student
+from dfme.run.student_file import described, load_student_of_run
 from dfme.spec import ImageSpec
 
 IMAGES = 64
@@ -31,7 +31,7 @@ def export(student: Path, form: Literal["onnx", "pt2"], out: Path) -> dict[str, 
         raise UserError(f"--out: expected a new file in a folder that exists, got {str(out)!r}")
     if form == "onnx":
         _require("onnx", "onnxscript")
-    net = load_student(student)
+    net = load_student_of_run(student)
     spec, classes = net.spec, net.num_classes
     assert isinstance(spec, ImageSpec)
     low, high = spec.bounds

@@ -22,6 +22,7 @@ from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.queries.pool import ImageSource
 from dfme.randomness import Streams
+from dfme.report.console import duration
 from dfme.run.build import build_teacher, facts_of
 from dfme.run.components import Nets, build_components, build_method, build_replay
 from dfme.run.evaluation import evaluation_batch
@@ -137,7 +138,7 @@ def _price(job: Job, teacher: Teacher, spent: Spending) -> Iterator[tuple[str, s
     slowest = max((count / rate for count, rate in rates.values() if rate), default=0.0)
     at = " and ".join(f"{rate:g} {name}" for name, (_, rate) in rates.items() if rate)
     if at:
-        yield "time", f"at least {_duration(slowest)} to ask, at {at} per second; training comes on top"
+        yield "time", f"at least {duration(slowest)} to ask, at {at} per second; training comes on top"
     elif getattr(teacher, "wire", None) is not None:
         yield "time", "not known: state the rate by --teacher.images-per-second or --teacher.requests-per-second"
     else:
@@ -192,10 +193,3 @@ def _size(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count / 1e3:.1f} kB"
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"

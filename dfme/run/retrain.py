@@ -34,7 +34,7 @@ from dfme.run.evaluation import (
 from dfme.run.job import plain
 from dfme.run.loop import numbers
 from dfme.run.run import ACCOUNTS
-from dfme.run.student_file import load_student, save_student
+from dfme.run.student_file import save_student, student_facts
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.replay import Replay
 from dfme.students.trainer import StudentTrainer
@@ -88,10 +88,7 @@ def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswe
             raise UserError(
                 f"{run_dir}: this run kept none of its paid answers; start one with --student.replay-steps 1 or more"
             )
-        student = load_student(run_dir)
-        spec, num_classes = student.spec, student.num_classes
-        assert isinstance(spec, ImageSpec)
-        assert isinstance(num_classes, int)
+        _, spec, num_classes = student_facts(run_dir)
         folder = run_dir / "replay" if kept["items"]["kind"] == "disk" else None
         # What never overflowed lies in the order of its numbers, and what did fills its window: both are of this size.
         replay = Replay(kept["held"], spec, rng or torch.Generator().manual_seed(0), folder)

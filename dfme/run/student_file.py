@@ -12,6 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from dfme.config.imports import find_target
+from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.nets import build_net, find_net
 from dfme.nets.files import on_meta_device, save_module, state_dict_problems
@@ -19,6 +21,7 @@ from dfme.spec import ImageSpec
 
 UNREADABLE = (UserError, SafetensorError, OSError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 """What reading a file that is no student's can raise."""
+NO_STUDENT = "expected the student.safetensors of a run, but it is not"
 
 
 def save_student(path: Path, net: nn.Module, arch: str, spec: ImageSpec, num_classes: int) -> None:
@@ -37,28 +40,40 @@ def described(arch: str, spec: ImageSpec, num_classes: int) -> dict[str, str]:
     }
 
 
-def load_student(path: str | Path, arch: Callable[..., Any] | None = None) -> nn.Module:
-    """A student by its file or its run directory, in eval mode, on the CPU: images within its bounds to logits.
+def student_facts(path: str | Path) -> tuple[str, ImageSpec, int]:
+    """Architecture, images and classes of a student by its file or its run directory; no network is made.
 
-    Its ``spec`` (ImageSpec), ``num_classes`` and ``arch`` are attributes. ``arch`` makes a network of one's own, which
-    is otherwise imported by the ``module:Net`` that the file names. Raises UserError for a file that is missing,
-    damaged, or not a student's.
+    Raises UserError for a file that is missing, damaged, or not a student's.
     """
-    path = Path(path)
-    path = path / "student.safetensors" if path.is_dir() else path
+    path = _weights(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected the student.safetensors of a run")
-    expected = "expected the student.safetensors of a run, but it is not"
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = file.metadata() or {}
+        bounds, levels = tuple(json.loads(facts["bounds"])), json.loads(facts["levels"])
+        return facts["arch"], ImageSpec(tuple(json.loads(facts["shape"])), bounds, levels), int(facts["num_classes"])
+    except UNREADABLE as error:
+        raise UserError(f"{path}: {NO_STUDENT}: {error}") from error
+
+
+def load_student(path: str | Path, arch: Callable[..., Any] | str | None = None) -> nn.Module:
+    """A student by its file or its run directory, in eval mode, on the CPU: images within its bounds to logits.
+
+    Its ``spec`` (ImageSpec), ``num_classes`` and ``arch`` are attributes. ``arch`` makes a network of one's own, or is
+    its ``module:Net``: what the file alone names is not imported. Raises UserError for a file that is missing, damaged,
+    or not a student's.
+    """
+    path, (name, spec, num_classes) = _weights(path), student_facts(path)
+    if ":" in name and arch is None:
+        raise UserError(
+            f"{path}: its network is {name}, and no file alone has a module imported: in Python, say "
+            "dfme.load_student(path, arch=Net); to a command, the run's config.yaml beside the file says it"
+        )
     try:
         with safe_open(path, framework="pt") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-            facts = file.metadata() or {}
-        bounds, levels = tuple(json.loads(facts["bounds"])), json.loads(facts["levels"])
-        spec = ImageSpec(tuple(json.loads(facts["shape"])), bounds, levels)
-        name, num_classes = facts["arch"], int(facts["num_classes"])
-        if ":" in name or arch is not None:
-            expected = f"its network is {name}: load it where that is a module, or by dfme.load_student(path, arch=...)"
-        own = arch or find_net(name)
+        own = find_target(arch, "arch") if isinstance(arch, str) else arch
         build = partial(build_net, name, spec.shape, num_classes, own)
         if own is None and (outline := on_meta_device(build)) is not None:
             _require_fit(outline, name, state)  # no memory for the size that a file claims, before it is known to fit
@@ -66,10 +81,21 @@ def load_student(path: str | Path, arch: Callable[..., Any] | None = None) -> nn
             net = build()
         _require_fit(net, name, state)
     except UNREADABLE as error:
-        raise UserError(f"{path}: {expected}: {error}") from error
+        raise UserError(f"{path}: {NO_STUDENT if arch is None else f'its network is {name}'}: {error}") from error
     net.load_state_dict(state, strict=False)
     net.spec, net.num_classes, net.arch = spec, num_classes, name  # type: ignore[assignment]
     return net.eval()
+
+
+def load_student_of_run(weights: Path) -> nn.Module:
+    """The student in this file; where its network is one's own, it is the one that config.yaml beside it names."""
+    config, (name, _, _) = weights.parent / "config.yaml", student_facts(weights)
+    named = load_yaml(config, own=True).get("student") if ":" in name and config.is_file() else None
+    return load_student(weights, find_net(str(named.get("arch"))) if isinstance(named, dict) else None)
+
+
+def _weights(path: str | Path) -> Path:
+    return Path(path) / "student.safetensors" if Path(path).is_dir() else Path(path)
 
 
 def _require_fit(net: nn.Module, arch: str, state: dict[str, Tensor]) -> None:

@@ -196,7 +196,7 @@ def test_the_end_table_of_a_run_without_evaluation_set_says_so(tmp_path: Path) -
     summary = SUMMARY | {"evaluation": held, "accuracy": None, "teacher_accuracy": None, "queries_per_second": None}
     Console(1_000, io.StringIO(), results).table(summary, tmp_path)
     assert "97.50% on held-back generated queries" in results.getvalue()
-    assert results.getvalue().count("unknown") == 2
+    assert results.getvalue().count("not known") == 2
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (60, "1:00"), (3_725, "1:02:05")])

@@ -80,9 +80,9 @@ def test_the_files_of_every_kind_are_digested() -> None:
         "weights": found["a b.npz"]
     }
     Path("names.txt").write_text("cat\ndog\n")
-    listed = teacher_facts(Known(), "hf-api", {"url": "http://h", "classes": "names.txt"})
-    assert listed["class_names"] == ["cat", "dog"]
-    assert listed["files"]["classes"] == hashlib.sha256(b"cat\ndog\n").hexdigest()
+    assert (
+        digests("hf-api", url="http://h", classes="names.txt")["classes"] == hashlib.sha256(b"cat\ndog\n").hexdigest()
+    )
     assert digests("hf-api", url="http://h", classes=["cat", "dog"]) == {}
 
 
@@ -97,7 +97,6 @@ def test_folders_and_what_lies_beside_a_file() -> None:
     )
     names = ("config.json", "preprocessor_config.json", "model.safetensors")
     assert digests("hf", folder="hf") == {name: whole[f"hf/{name}"] for name in names}
-    assert teacher_facts(Known(), "hf", {"folder": "hf"})["class_names"] == ["cat", "dog"]
     parts = {"parts/config.json": hashlib.sha256(b"{}").hexdigest()} | made(
         "parts/a.safetensors", "parts/in/b.safetensors", "parts/c.safetensors"
     )
@@ -122,7 +121,6 @@ def test_folders_and_what_lies_beside_a_file() -> None:
     Path("api/a.yaml").write_text(f"url: http://h/x\nrequest: {{json: {{i: '${{image}}'}}}}\nanswer: {answer}\n")
     facts = teacher_facts(Known(), "json", {"adapter": "api/a.yaml", "url": ""})
     assert facts["url"] == "http://h/x"
-    assert facts["class_names"] == ["a", "b"]
     assert set(facts["files"]) == {"adapter", "labels.txt"}
 
 

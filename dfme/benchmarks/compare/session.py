@@ -100,20 +100,25 @@ class Session:
         return any(outcome.state == "waiting" for outcome in self._outcomes.values())
 
     def check_teacher(self) -> None:
-        """Make the teacher that all cells share and ask it for one image, so that what cannot work is said once."""
+        """Make the teacher that all cells share, so that what cannot work is said once.
+
+        One in this process is asked for one image. A service is not: its count and the cells' ledgers must be equal.
+        """
         waiting = {each.cell.mode: each.cell.job for each in self._outcomes.values() if each.state == "waiting"}
         for job in waiting.values():
             teacher = build_teacher(job, None, torch.device("cpu"))
             try:
-                evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes)
-                grey_BCHW = torch.full((1, *teacher.spec.shape), sum(teacher.spec.bounds) / 2)
-                Oracle(teacher, Ledger(1), tell=self._line.note)(grey_BCHW, purpose="check")
+                names, service = getattr(teacher, "class_names", None), getattr(teacher, "wire", None) is not None
+                evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names)
+                if not service:
+                    grey_BCHW = torch.full((1, *teacher.spec.shape), sum(teacher.spec.bounds) / 2)
+                    Oracle(teacher, Ledger(1))(grey_BCHW, purpose="check")
             finally:
                 getattr(teacher, "close", lambda: None)()
             told = ["x".join(map(str, teacher.spec.shape)), f"{teacher.num_classes} classes", str(teacher.label_mode)]
             told += getattr(teacher, "inferred", ())  # from the weights or the evaluation, where nobody says
-            name = self.findings().facts["teacher"]
-            self._line.note(f"teacher {name}: {', '.join(told)}; it answers (one image asked, charged to no run)")
+            asked = "a service, not asked before the cells" if service else "it answers (one image, charged to no run)"
+            self._line.note(f"teacher {self.findings().facts['teacher']}: {', '.join(told)}; {asked}")
 
     def _images(self) -> int:
         """Charged so far, of all cells, as far as their records tell."""
