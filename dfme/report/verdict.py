@@ -24,6 +24,9 @@ ALMOST_ALL = 0.95
 SLIGHT = 0.1
 """The share put right of what luck would not (Cohen's kappa) that is next to nothing on any images (heuristic)."""
 
+LOPSIDED = 0.5
+"""A teacher that gives one class more than this, and twice what the labels do, is not asked as it wants (heuristic)."""
+
 MAX_KEPT, MAX_ORDERED, MAX_NAMED = 1_000, 1_000, 20
 """Classes in summary.json; classes among which another order is looked for; classes that a warning names."""
 
@@ -104,7 +107,9 @@ def teacher_warnings(seen: Classified) -> list[str]:
     accuracy, (luck, deviation) = float((seen.teacher == seen.labels).mean()), _luck(seen.labels, seen)
     if (order := _other_order(seen.labels, seen, accuracy)) is not None:
         return [order]
-    if accuracy > luck + Z_95 * deviation and accuracy - luck >= SLIGHT * (1 - luck):
+    usual = float((seen.labels == most).mean())
+    leans = wilson_interval(share, len(seen.teacher))[0] > max(LOPSIDED, 2 * usual)
+    if not leans and accuracy > luck + Z_95 * deviation and accuracy - luck >= SLIGHT * (1 - luck):
         return []
     return [
         f"the teacher is right on {accuracy:.1%} of the {seen.where}, luck would be on {luck:.1%} (it answers "
