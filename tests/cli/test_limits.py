@@ -39,7 +39,7 @@ def test_a_full_disk_is_known_before_the_first_query(
 def test_the_space_asked_for_is_what_checkpoints_take(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(RunDirectory, "require_space", lambda self, needed: asked.append(needed))
-    assert run(f"--teacher own:Linear --method static --budget 3000 --student.replay-steps 1 --out run {SMALL}") == 0
+    assert run(f"--teacher own:Linear --method static --budget 3000 --out run {SMALL} --student.replay-steps 1") == 0
     taken = Path("run/checkpoint.pt").stat().st_size  # one of the three that may stand side by side
     assert 0.4 * asked[0] < 3 * taken < asked[0] + 300_000  # names and shapes come on top of the numbers
 
