@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: two workers are two threads
+for name in [name for name in os.environ if name.startswith("WANDB_")]:
+    del os.environ[name]  # they change what a run tracks; a test that wants one sets it
 
 OTHER_TIERS = ("integration", "exhaustive", "gpu", "network")
 SECONDS = 2.0

@@ -43,8 +43,9 @@ def test_memory_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_a_runs_console_says_notes_once(quiet: bool, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "dfme")
+def test_a_runs_console_says_notes_once(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr("dfme.report.console.LOGGER.log", lambda level, line: logged.append(line))
     stream = io.StringIO()
     console = Console(100, stream, io.StringIO(), quiet=quiet)
     console.start(0)
@@ -54,7 +55,7 @@ def test_a_runs_console_says_notes_once(quiet: bool, caplog: pytest.LogCaptureFi
     console.close()
     said = [] if quiet else ["429, waiting 1 s", "the same 309 more times: 429, waiting 1 s"]
     assert stream.getvalue().splitlines() == said
-    assert len(caplog.messages) == 2
+    assert len(logged) == 2
 
 
 @pytest.mark.parametrize(
