@@ -99,12 +99,12 @@ def test_counts_that_are_none_are_refused_in_one_line(tmp_path: Path, counts: li
 
 
 def test_a_teacher_of_one_answer_is_told_before_anything_is_paid(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """0.6.0 called this an agreement of 100%, and said nothing more."""
     teacher, paid = OneAnswer(), []
     caplog.set_level(logging.WARNING, "dfme")
-    caplog.handler.emit = lambda record: paid.append((teacher.served, record.getMessage()))  # type: ignore[method-assign]
+    monkeypatch.setattr(caplog.handler, "emit", lambda record: paid.append((teacher.served, record.getMessage())))
     told = clone(tmp_path / "run", teacher, evaluation={"dataset": "digits", "limit": 100}).summary
     assert told["agreement"] == told["baselines"]["constant_agreement"] == 1.0
     (line,) = told["warnings"]
@@ -114,10 +114,10 @@ def test_a_teacher_of_one_answer_is_told_before_anything_is_paid(
 
 
 def test_one_class_among_the_paid_is_told_while_most_of_the_budget_is_left(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     teacher, paid = OneAnswer(), []
-    caplog.handler.emit = lambda record: paid.append((teacher.served, record.getMessage()))  # type: ignore[method-assign]
+    monkeypatch.setattr(caplog.handler, "emit", lambda record: paid.append((teacher.served, record.getMessage())))
     told = clone(tmp_path / "run", teacher).summary
     assert paid[0][0] == 100 < BUDGET
     assert paid[0][1].startswith("warning: the teacher answered class 3 to 100.0% of the 100 images paid for so far")
