@@ -63,11 +63,15 @@ def test_a_student_of_any_bytes(tmp_path: Path, student_bytes: bytes, data: st.D
     assert isinstance(only_ours(lambda: load_student(path)), UserError | None)
 
 
+LENET = build_net("lenet5", (1, 8, 8), 3)
+"""One for all cases: the bytes of a legacy file name where its tensors lie in memory."""
+
+
 @given(data=st.data())
 @fuzz
 @pytest.mark.filterwarnings("ignore")
 def test_weights_of_any_bytes(tmp_path: Path, data: st.DataObject) -> None:
-    path, net = tmp_path / "teacher.bin", build_net("lenet5", (1, 8, 8), 3)
+    path, net = tmp_path / "teacher.bin", LENET
     kind = data.draw(st.sampled_from(["metadata", "safetensors", "archive", "pickle", "legacy"]))
     if kind in ("metadata", "safetensors"):
         save_weights(path, net, Card("lenet5", (1, 8, 8), 3, (0.5,), (0.5,), (0.0, 1.0)))
