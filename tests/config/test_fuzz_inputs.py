@@ -15,6 +15,7 @@ import yaml
 from fuzzing import JSON, LAUGHS, fuzz, mutated, only_ours, repacked, saved, with_header
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from dfme.cli.extract import parse_extract
 from dfme.config.settings import TeacherConfig
@@ -45,9 +46,15 @@ def changed_header(draw: st.DrawFn, names: list[str]) -> Callable[[dict[str, Any
 
 
 @pytest.fixture(scope="module")
-def student_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def lenet() -> nn.Module:
+    """One for all cases: the bytes of a legacy file say where its tensors lie in memory."""
+    return build_net("lenet5", (1, 8, 8), 3)
+
+
+@pytest.fixture(scope="module")
+def student_bytes(lenet: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("student") / "student.safetensors"
-    save_student(path, build_net("lenet5", (1, 8, 8), 3), "lenet5", ImageSpec((1, 8, 8)), 3)
+    save_student(path, lenet, "lenet5", ImageSpec((1, 8, 8)), 3)
     return path.read_bytes()
 
 
@@ -63,15 +70,11 @@ def test_a_student_of_any_bytes(tmp_path: Path, student_bytes: bytes, data: st.D
     assert isinstance(only_ours(lambda: load_student(path)), UserError | None)
 
 
-LENET = build_net("lenet5", (1, 8, 8), 3)
-"""One for all cases: the bytes of a legacy file name where its tensors lie in memory."""
-
-
 @given(data=st.data())
 @fuzz
 @pytest.mark.filterwarnings("ignore")
-def test_weights_of_any_bytes(tmp_path: Path, data: st.DataObject) -> None:
-    path, net = tmp_path / "teacher.bin", LENET
+def test_weights_of_any_bytes(tmp_path: Path, lenet: nn.Module, data: st.DataObject) -> None:
+    path, net = tmp_path / "teacher.bin", lenet
     kind = data.draw(st.sampled_from(["metadata", "safetensors", "archive", "pickle", "legacy"]))
     if kind in ("metadata", "safetensors"):
         save_weights(path, net, Card("lenet5", (1, 8, 8), 3, (0.5,), (0.5,), (0.0, 1.0)))

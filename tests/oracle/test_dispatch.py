@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import stamina
 import torch
+from http_runs import no_waiting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_teacher import SHAPE, Interrupted, ScriptedTeacher
@@ -220,13 +221,13 @@ PURPOSE = st.sampled_from(["student", "generator", "evaluation"])
     st.integers(1, 3),
     st.sampled_from([None, 2, 3]),
 )
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 def test_whatever_happens_nothing_is_lost_invented_or_overspent(
     batches: list[tuple[int, Purpose]], plan: list[str | int], budget: int, in_flight: int, most: int | None
 ) -> None:
     """Batches are asked for in order; whoever is interrupted starts again, from the journal alone."""
     service = ScriptedTeacher(plan, RequestPolicy(in_flight=in_flight, patience=5.0), max_batch=most)
-    with tempfile.TemporaryDirectory() as folder:
+    with no_waiting(), tempfile.TemporaryDirectory() as folder:
         ended: str = "stopped"
         sessions: list[list[str]] = []
         while ended == "stopped":
