@@ -13,7 +13,7 @@ from dfme import __version__
 from dfme.cli.arguments import Arguments
 from dfme.cli.flags import HELP
 from dfme.cli.help import command_help, overview
-from dfme.config.messages import did_you_mean
+from dfme.config.messages import did_you_mean, printable
 from dfme.errors import DfmeError, UserError
 
 VERBS = (
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DfmeError as error:
         said = " ".join(str(error).split())[:MAX_SAID]
         # it may quote a file, and what a stranger wrote does not steer the terminal
-        sys.stderr.write(f"dfme: {''.join(c if c.isprintable() else '?' for c in said)}\n")
+        sys.stderr.write(f"dfme: {printable(said)}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -36,6 +36,11 @@ def spelled_flag(key: str) -> str:
     return "--" + key.replace("_", "-")
 
 
+def printable(text: str, mark: str = "?") -> str:
+    """Text of somebody else's without what moves a terminal's cursor."""
+    return "".join(letter if letter.isprintable() else mark for letter in text)
+
+
 def listed(values: Iterable[float]) -> str:
     """Numbers as one writes them on the command line."""
     return ",".join(f"{value:g}" for value in values)

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
+from dfme.config.messages import printable
 from dfme.report.notes import Notes
 from dfme.report.summary_file import ended_early, without_labels
 from dfme.report.terminal import StatusLine, columns, fitted, wrapped
@@ -142,7 +143,7 @@ def teacher_name(teacher: Mapping[str, Any]) -> str:
         name = files[0].name + (f" (embedded {files[0].stem})" if files[0].parent == EMBEDDED else "")
     if teacher.get("url") and ":" not in teacher["kind"]:
         name = urlsplit(teacher["url"]).netloc + (f", model {teacher['model']}" if teacher.get("model") else "")
-    return "".join(letter if letter.isprintable() else "?" for letter in name)
+    return printable(name)
 
 
 def duration(seconds: float) -> str:

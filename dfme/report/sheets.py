@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from dfme.config.messages import printable
 from dfme.report.curves import save_figure, without
 from dfme.report.run_files import RunFiles, Samples
 
@@ -93,7 +94,7 @@ def called(label: int, names: Sequence[str]) -> str:
     """A class by its name, shortened between words, or by its number where it has none."""
     if label >= len(names):
         return str(label)
-    name = "".join(letter if letter.isprintable() else " " for letter in names[label].replace("_", " "))
+    name = printable(names[label].replace("_", " "), " ")
     short = textwrap.shorten(name, NAME, placeholder=" …")
     return short if short.strip(" …") else f"{name.strip()[: NAME - 1]}…"
 

@@ -1,4 +1,7 @@
-"""What fits a terminal: lines broken between words, and one line at its foot that is drawn over itself."""
+"""What fits a terminal: lines broken between words, and one line at its foot that is drawn over itself.
+
+tqdm, which did this up to 0.6.0, cuts a line that is too long for the terminal wherever it ends, in mid-word.
+"""
 
 from __future__ import annotations
 

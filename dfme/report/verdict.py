@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dfme.config.messages import printable
 from dfme.report.facts import Z_95, wilson_interval
 
 ClassNumbers = NDArray[np.int64]
@@ -58,7 +59,7 @@ class Classified:
 
 def plain(name: str) -> str:
     """A name from somebody's file, short and without what moves a terminal's cursor."""
-    return "".join(letter if letter.isprintable() else "?" for letter in name[:60])
+    return printable(name[:60])
 
 
 def top(counts_K: ClassNumbers) -> tuple[int, float]:

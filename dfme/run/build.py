@@ -76,7 +76,7 @@ def run_job(
     gpus = [device] if device.type == "cuda" else []
     with within_memory(device), torch.random.fork_rng(gpus), Interrupt(console, True) as interrupt, ExitStack() as held:
         held.callback(torch.set_num_threads, torch.get_num_threads())
-        if resume and teacher is None:  # before another file than the run's is loaded, and found to be of another form
+        if resume:  # before another file than the run's is loaded, and found to be of another form
             _require_same_run(job, Path(job.config.out or ""))
         made = build_teacher(job, teacher, device)
         if teacher is None:
@@ -266,7 +266,6 @@ def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, di
     directory = RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
     try:
         if resume:
-            _require_same_run(job, directory.path)
             return directory, load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
         directory.require_space(space)
         directory.write_config(recipe(job))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,9 +30,9 @@ class Goal:
     def reached(self) -> bool:
         return self.latest["at_least"] >= self.share > self.latest["one_class"]
 
-    def look(self, student: nn.Module) -> dict[str, float]:
-        """Score the student; its metrics, nothing while no image is held back."""
-        score, images = self.held.score(student).get("agreement"), len(self.held)
+    def look(self, student: nn.Module, scored: Mapping[str, Any]) -> dict[str, float]:
+        """Score the student; its metrics, nothing while no image is held back. ``scored``: on the evaluation images."""
+        score, images = (self.held.score(student) if self._own else scored).get("agreement"), len(self.held)
         if score is None:
             return {}
         ((_, answers),) = self.held.paid

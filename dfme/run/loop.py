@@ -134,7 +134,7 @@ def run(
         if even or early[1] < early[0]:
             deferred.verify()
             metrics |= score_all(examination, trainer.delivered, trainer.vote)
-            metrics |= goal.look(trainer.delivered) if goal else {}
+            metrics |= goal.look(trainer.delivered, metrics) if goal else {}
             listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
             look()
             if even and method.recent is not None and (done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS):

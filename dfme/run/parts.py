@@ -57,6 +57,11 @@ def require_answers_fit(name: str, teacher: Teacher) -> None:
         )
 
 
+def is_checked(job: Job) -> bool:
+    """Whether the pre-flight check runs before the first step, and decides what the estimator's settings leave open."""
+    return "estimator" in find_method(job.method).sections and needs_preflight(job.estimator)
+
+
 def _require_estimator(job: Job, spec: ImageSpec) -> int:
     """Images of the largest batch that is asked about at once.
 
@@ -66,7 +71,7 @@ def _require_estimator(job: Job, spec: ImageSpec) -> int:
     if "estimator" not in find_method(job.method).sections:
         return batch_size
     estimator = make_estimator(drafted(job.estimator, spec), spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
-    if needs_preflight(job.estimator):
+    if is_checked(job):
         require_budget(int(job.config.budget), preflight_images(job.estimator, spec))
     return max(batch_size, *estimator.calls(batch_size))
 

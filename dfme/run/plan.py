@@ -13,8 +13,7 @@ from typing import Any
 
 from dfme.compute import DeferredChecks, choose_device
 from dfme.config.settings import Job
-from dfme.estimators.preflight import needs_preflight, preflight_calls
-from dfme.methods import find_method
+from dfme.estimators.preflight import preflight_calls
 from dfme.methods.base import Ask, Method
 from dfme.nets.footprint import weight_bytes
 from dfme.oracle.journal import HEAD_BYTES
@@ -27,7 +26,7 @@ from dfme.run.build import build_teacher, facts_of
 from dfme.run.components import Nets, build_components, build_method, build_replay
 from dfme.run.evaluation import evaluation_batch
 from dfme.run.memory import at_once, free_memory
-from dfme.run.parts import build_parts, drafted, require_answers_fit
+from dfme.run.parts import build_parts, drafted, is_checked, require_answers_fit
 from dfme.spec import RequestPolicy, Teacher
 
 WIDTH = 80
@@ -57,8 +56,7 @@ def spending(job: Job, teacher: Teacher, method: Method, evaluated: int, at_once
     wire, budget = getattr(teacher, "wire", None) or RequestPolicy(), int(job.config.budget)
     limits = [getattr(teacher, "max_batch", None), wire.images_per_second and max(1, int(wire.images_per_second))]
     spent = Spending(min(filter(None, limits), default=None))
-    checked = "estimator" in find_method(job.method).sections and needs_preflight(job.estimator)
-    for images in preflight_calls(job.estimator, teacher.spec) if checked else ():
+    for images in preflight_calls(job.estimator, teacher.spec) if is_checked(job) else ():
         spent.add(Ask("check", images))
     for start in range(0, evaluated, at_once):
         spent.add(Ask("evaluation", min(at_once, evaluated - start)))
@@ -117,7 +115,7 @@ def _who(job: Job, teacher: Teacher) -> Iterator[tuple[str, str]]:
         yield "inferred", "; ".join(inferred)
     if getattr(teacher, "wire", None) is not None:
         yield "asked", "at most what the service says of itself (its metadata), and no image"
-    yield "recipe", f"{getattr(job.config, 'recipe', '') or 'none named'}; method {job.method}"
+    yield "recipe", f"{job.config.recipe or 'none named'}; method {job.method}"
 
 
 def _images(job: Job, spent: Spending) -> Iterator[tuple[str, str]]:
@@ -125,8 +123,7 @@ def _images(job: Job, spent: Spending) -> Iterator[tuple[str, str]]:
     yield "images", f"{spent.charged:,} charged: {by_purpose}"
     yield "", f"{spent.images['evaluation']:,} more for evaluation, which the budget is not charged for"
     yield "iterations", f"{spent.iterations:,}" + ("" if spent.iterations else ": the budget does not reach for one")
-    checked = "estimator" in find_method(job.method).sections and needs_preflight(job.estimator)
-    if checked and job.estimator.directions > 1:
+    if is_checked(job) and job.estimator.directions > 1:
         yield "", "with forward differences; where the check takes central ones, fewer"
     limit = "no limit to a request" if spent.limit is None else f"at most {spent.limit:,} images in one"
     yield "requests", f"{spent.requests:,}, {limit}"

@@ -46,7 +46,7 @@ def held(wrong: int, classes: int = 4, images: int = 100) -> HoldOut:
 @pytest.mark.parametrize(("wrong", "reached"), [(0, True), (3, True), (4, False), (20, False)])
 def test_a_goal_is_reached_when_the_interval_lies_above_it(wrong: int, reached: bool) -> None:
     goal = Goal(0.91, held(wrong), own=True)
-    assert goal.look(Fixed()) == {"held_back_agreement": pytest.approx(1 - wrong / 100)}
+    assert goal.look(Fixed(), {}) == {"held_back_agreement": pytest.approx(1 - wrong / 100)}
     assert goal.latest["at_least"] == wilson_interval(1 - wrong / 100, 100)[0]
     assert goal.reached is reached  # by hand: 97 of 100 give an interval from 91.5 %, 96 from 90.2 %
 
@@ -54,14 +54,14 @@ def test_a_goal_is_reached_when_the_interval_lies_above_it(wrong: int, reached: 
 def test_one_class_for_everything_reaches_no_goal() -> None:
     """A teacher that names one class on all that it is asked says nothing about the others."""
     goal = Goal(0.9, held(0, classes=1), own=True)
-    assert goal.look(Fixed(constant=True)) == {"held_back_agreement": 1.0}
+    assert goal.look(Fixed(constant=True), {}) == {"held_back_agreement": 1.0}
     assert goal.latest["one_class"] == 1.0
     assert not goal.reached
 
 
 def test_before_anything_is_held_back_nothing_is_known() -> None:
     goal = Goal(0.1, HoldOut(LabelMode("label")), own=True)
-    assert goal.look(Fixed()) == {}
+    assert goal.look(Fixed(), {}) == {}
     assert not goal.reached
 
 

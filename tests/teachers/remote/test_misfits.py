@@ -133,26 +133,15 @@ def passing(*first: Any) -> Callable[[Request], Any]:
 @pytest.mark.parametrize(
     "first",
     [
-        http(b'{"scores": [0.2, 0.3', 200),
-        http({"error": "loading"}, 500),
-        {"error": "the model is loading"},
+        [http(b'{"scores": [0.2, 0.3', 200)],
+        [http({"error": "loading"}, 500)],
+        [{"error": "the model is loading"}],
+        [{"scores": [0.2, 0.3, 0.5]}, {"other": 1}],
     ],
-    ids=["cut short", "500", "an error"],
+    ids=["cut short", "500", "an error", "odd among right ones"],
 )
-def test_what_may_pass_is_asked_again(first: Any, tmp_path: Path) -> None:
-    with Service(passing(first)) as service:
-        options = {"url": service.url, **adapter(tmp_path, path="scores")}
-        teacher = make_teacher(TeacherConfig(kind="json"), options, torch.device("cpu"))
-        ledger = Ledger(100)
-        Oracle(teacher, ledger)(torch.zeros(3, *SHAPE))
-        assert (ledger.useful, ledger.failed, len(service.requests)) == (3, 1, 4)
-        teacher.close()  # type: ignore[attr-defined]
-
-
-@pytest.mark.integration
-def test_an_odd_answer_among_right_ones_is_asked_again(tmp_path: Path) -> None:
-    right = {"scores": [0.2, 0.3, 0.5]}
-    with Service(passing(right, {"other": 1})) as service:
+def test_what_may_pass_is_asked_again(first: list[Any], tmp_path: Path) -> None:
+    with Service(passing(*first)) as service:
         options = {"url": service.url, **adapter(tmp_path, path="scores")}
         teacher = make_teacher(TeacherConfig(kind="json"), options, torch.device("cpu"))
         ledger = Ledger(100)
