@@ -1,14 +1,4 @@
-"""Which arithmetic a stretch of code runs in, whatever the process-wide settings say.
-
-A finite difference subtracts two nearly equal numbers, so it needs every bit that fp32 has. TF32, which
-cuDNN's convolutions use unless told otherwise, keeps 10 of its 23: enough to train, and enough to
-turn the estimate into noise without any sign of it.
-
-PyTorch has two sets of switches for this. The older (``set_float32_matmul_precision``, ``allow_tf32``) exists
-in every release; from 2.9 on there is also ``fp32_precision``, kept per backend and operation, where an unset
-operation inherits from its backend and that from ``generic``. The newer decides, and some readers of the
-older raise an error when the two disagree, so for matrix products both are kept in step here.
-"""
+"""The device of a run, its memory, checks that are read later, and states from files."""
 
 from __future__ import annotations
 
@@ -17,133 +7,13 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Literal
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dfme.errors import DfmeError, UserError
-
-Precision = Literal["fp32", "bf16"]
-PrecisionSwitch = tuple[str, str]  # backend and operation
-
-_GENERIC: PrecisionSwitch = ("generic", "all")
-_BACKENDS = ("cuda", "mkldnn")
-_OPERATIONS = ("matmul", "conv", "rnn")
-_AUTOCAST_DEVICES = ("cpu", "cuda")
-
-
-@contextmanager
-def ieee_fp32() -> Iterator[None]:
-    """Run fp32 matrix products and convolutions in IEEE fp32, with autocast off, on the CPU and on CUDA.
-
-    All settings are as they were on exit, also after an exception. They belong to the process, except
-    autocast, which belongs to the thread: what other threads compute meanwhile is IEEE fp32 too. Nesting is
-    harmless. Where there is ``fp32_precision``, reading the older ``cudnn.allow_tf32`` inside may raise.
-    """
-    with ExitStack() as undo:
-        for device_type in _AUTOCAST_DEVICES:
-            if torch.is_autocast_enabled(device_type):
-                undo.enter_context(torch.autocast(device_type, enabled=False))
-        if has_fp32_precision():
-            _pin_each_operation(undo)
-        else:
-            _pin_older_switches(undo)
-        yield
-
-
-@contextmanager
-def tf32() -> Iterator[None]:
-    """Run CUDA's fp32 matrix products and convolutions in TF32: what ``ieee_fp32`` prevents, to measure it."""
-    with ieee_fp32(), ExitStack() as undo:
-        if not has_fp32_precision():
-            for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
-                undo.callback(setattr, backend, "allow_tf32", False)
-                setattr(backend, "allow_tf32", True)  # noqa: B010 (the stubs know it of one of the two only)
-        else:
-            # The backend first: operations that follow it then read as TF32 and stay unset.
-            for operation in ("all", *_OPERATIONS):
-                if _read(key := ("cuda", operation)) != "tf32":
-                    undo.callback(_write, key, "ieee")
-                    _write(key, "tf32")
-        yield
-
-
-def autocast(device: torch.device | str, precision: Precision) -> AbstractContextManager[object]:
-    """A student's training step in ``precision``: bf16 through autocast, fp32 with everything as it is.
-
-    bf16 belongs around the forward pass and the loss only, and never around an estimate.
-    """
-    if precision == "bf16":
-        return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)
-    return nullcontext()
-
-
-def has_fp32_precision() -> bool:
-    """Whether this PyTorch has the switches per backend and operation (2.9 and later)."""
-    return hasattr(torch._C, "_get_fp32_precision_getter")
-
-
-def _pin_older_switches(undo: ExitStack) -> None:
-    undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-    torch.set_float32_matmul_precision("highest")
-    undo.callback(setattr, torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
-    torch.backends.cudnn.allow_tf32 = False
-
-
-def _pin_each_operation(undo: ExitStack) -> None:
-    """Set ``generic`` and the backends to IEEE, and of the operations only those that do not follow them.
-
-    An operation that inherits is left unset: cuDNN's hidden default cannot be written back by name, and a
-    fixed value in its place would no longer follow what the user sets above it later.
-    """
-    undo.callback(_write, _GENERIC, _read(_GENERIC))
-    for backend in _BACKENDS:
-        whole = (backend, "all")
-        undo.callback(_write, whole, _own_value(whole, parent=_GENERIC))
-        for operation in _OPERATIONS:
-            key = (backend, operation)
-            own = _own_value(key, parent=whole)
-            if own not in ("none", "ieee"):
-                undo.callback(_write, key, own)
-                _write(key, "ieee")
-        _write(whole, "ieee")
-    _pin_older_matmul(undo)
-
-
-def _pin_older_matmul(undo: ExitStack) -> None:
-    """Bring the older switch for matrix products into step; setting it writes the newer ones too."""
-    older = torch.get_float32_matmul_precision()
-    if older == "highest":
-        return
-    for backend in _BACKENDS:
-        key = (backend, "matmul")
-        undo.callback(_write, key, _own_value(key, parent=(backend, "all")))
-    undo.callback(torch.set_float32_matmul_precision, older)
-    torch.set_float32_matmul_precision("highest")
-
-
-def _own_value(key: PrecisionSwitch, parent: PrecisionSwitch) -> str:
-    """What ``key`` itself is set to, ``none`` where it inherits; leaves the parent at IEEE.
-
-    The getter answers with what is in force, inherited or not: two different parents tell the two apart.
-    """
-    _write(parent, "tf32")
-    under_tf32 = _read(key)
-    _write(parent, "ieee")
-    under_ieee = _read(key)
-    return under_ieee if under_ieee == under_tf32 else "none"
-
-
-# The public attributes are thin layers over these two, except that ``torch.backends.mkldnn.fp32_precision``
-# writes to ``generic``; so the two are called directly.
-def _read(key: PrecisionSwitch) -> str:
-    return str(torch._C._get_fp32_precision_getter(*key))
-
-
-def _write(key: PrecisionSwitch, value: str) -> None:
-    torch._C._set_fp32_precision_setter(*key, value)
 
 
 class DeferredChecks:

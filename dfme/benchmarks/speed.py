@@ -23,12 +23,13 @@ from torch import Tensor, nn
 
 from dfme.benchmarks.options import BenchConfig
 from dfme.benchmarks.published import PublishedLoop
-from dfme.compute import DeferredChecks, autocast, choose_device, ieee_fp32
+from dfme.compute import DeferredChecks, choose_device
 from dfme.config.messages import unknown_choice
 from dfme.config.settings import ExtractConfig, Job, ScheduleConfig, StudentConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.methods.configs import DfmeConfig
 from dfme.nets import build_net
+from dfme.precision import autocast, ieee_fp32
 from dfme.randomness import Streams
 from dfme.report.recorder import Recorder
 from dfme.run import loop

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfme.compute import evaluating
-from dfme.config.settings import EstimatorConfig, ObjectiveName
+from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
 from dfme.estimators.preflight import (
     POINTS,
     Channel,

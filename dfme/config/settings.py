@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.fields import (
     CONFIG,
     Basic,
@@ -26,7 +27,6 @@ from dfme.config.fields import (
     Positive,
     Seed,
     Share,
-    ShareAboveZero,
     ShareBelowOne,
     accepted_by,
 )
@@ -46,7 +46,6 @@ def _require_rounds(shares: tuple[float, ...]) -> None:
         raise UserError(f"{text}; got {listed(shares)}")
 
 
-ObjectiveName = Literal["student", "l1", "kl"]
 UpTo64 = Annotated[int, Field(ge=0, le=64)]
 ShapeOption = Annotated[tuple[int, int, int], accepted_by(ImageSpec)]
 Bounds = Annotated[tuple[float, float], accepted_by(lambda bounds: ImageSpec((1, 1, 1), bounds))]
@@ -166,41 +165,6 @@ class QueriesConfig:
     decide"""
     balance: bool = True
     """choose as evenly as can be over the classes that the students see"""
-
-
-@dataclass(frozen=True, config=CONFIG)
-class EstimatorConfig:
-    """How a method that trains its generator by finite differences estimates the gradient at its output."""
-
-    kind: Basic[Literal["auto", "finite_difference", "prior_guided", "synthetic"]] = "finite_difference"
-    """finite_difference; prior_guided (directions that lean to a prior); synthetic (a network learns to predict the
-    gradient, one step in ``every`` is paid); or auto: the pre-flight check chooses objective, space, form, direction
-    and step of a finite_difference"""
-    objective: ObjectiveName = "student"
-    """what the generator drives apart: student (the student's own loss), l1 or kl; kl survives rounded answers, where
-    l1's differences are mostly hidden"""
-    directions: Count = 1
-    """random directions per image of the estimate (m)"""
-    step: Basic[Positive | Literal["auto"]] = 1e-3
-    """length of a finite difference in units of the perturbed space (of the lattice: whole levels), or auto: the
-    pre-flight check measures it"""
-    form: Literal["forward", "central"] = "forward"
-    """forward differences cost m+1 queries per image, central ones (antithetic pairs) 2m; of kind prior_guided 2m+1"""
-    direction: Literal["sphere", "gaussian", "rademacher", "orthogonal", "dct", "range"] = "sphere"
-    """sphere (uniform on the unit sphere), gaussian, rademacher (+-1 per pixel), orthogonal (m random directions at
-    right angles), dct (random low-frequency patterns), range (what the generator's last layer can realise)"""
-    space: Literal["pre_squash", "image", "lattice"] = "pre_squash"
-    """where to perturb: pre_squash (before the generator's last tanh), image, or lattice (+- whole levels per pixel,
-    which 8-bit images carry exactly)"""
-    frequencies: ShareAboveZero = 0.125
-    """share of the frequencies, the lowest, that dct directions are made of"""
-    prior: Literal["student", "neighbours"] = "student"
-    """of prior_guided: student (its own gradient at the last answer) or neighbours (slopes towards images that were
-    paid for before)"""
-    every: Count = 4
-    """of synthetic: one generator step in so many is paid for"""
-    synthetic_lr: Positive = 1e-3
-    """of synthetic: learning rate of the network's Adam"""
 
 
 @dataclass(frozen=True, config=CONFIG)

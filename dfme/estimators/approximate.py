@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.compute import evaluating, held_to
-from dfme.config.settings import EstimatorConfig, ObjectiveName
+from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight import (

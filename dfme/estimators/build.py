@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dfme.config.settings import EstimatorConfig
+from dfme.config.estimator_settings import EstimatorConfig
 from dfme.errors import UserError
 from dfme.estimators.base import Estimator
 from dfme.estimators.finite_difference import FiniteDifference

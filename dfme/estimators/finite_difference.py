@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dfme.compute import ieee_fp32
 from dfme.errors import UserError
 from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
 from dfme.estimators.differences import Form, Probing, check_point
 from dfme.estimators.directions import DIRECTIONS, DirectionName, PerturbedPoint
+from dfme.precision import ieee_fp32
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dfme.compute import ieee_fp32
 from dfme.errors import UserError
 from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
 from dfme.estimators.differences import FORMS, Form, Probing, check_point, in_parts, signs
 from dfme.estimators.directions import DIRECTIONS, PerturbedPoint
 from dfme.estimators.priors import PRIORS, PriorName, in_two_parts
+from dfme.precision import ieee_fp32
 
 SHARE = 8
 """One image in so many probes the prior alone, and as many leave it out, to measure alpha^2."""

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, relu
 
-from dfme.compute import held_to, ieee_fp32, take_up
+from dfme.compute import held_to, take_up
 from dfme.errors import RunError, UserError
 from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
 from dfme.estimators.spaces import Squash
+from dfme.precision import ieee_fp32
 from dfme.spec import ImageSpec, Shape
 from dfme.students.optimizers import ScheduledOptimizer
 

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from pydantic.dataclasses import dataclass as as_model
 
+from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.fields import CONFIG
 from dfme.config.imports import find_target
 from dfme.config.messages import unknown_choice
-from dfme.config.settings import EstimatorConfig, QueriesConfig
+from dfme.config.settings import QueriesConfig
 from dfme.config.values import options_of
 from dfme.errors import UserError
 from dfme.methods.configs import (

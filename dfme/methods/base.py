@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from dfme.compute import DeferredChecks, plain_tensor, take_up
-from dfme.config.settings import EstimatorConfig, QueriesConfig
+from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.settings import QueriesConfig
 from dfme.nets.generators import GeneratorNet
 from dfme.oracle.ledger import Purpose
 from dfme.oracle.oracle import Oracle

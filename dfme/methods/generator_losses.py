@@ -9,7 +9,8 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import evaluating, ieee_fp32
+from dfme.compute import evaluating
+from dfme.precision import ieee_fp32
 
 
 def predict(nets: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:

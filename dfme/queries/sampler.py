@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import evaluating, ieee_fp32
+from dfme.compute import evaluating
 from dfme.config.settings import QueriesConfig
 from dfme.nets.generators import DrawImages, GeneratorNet
+from dfme.precision import ieee_fp32
 from dfme.queries.evolution import Evolution
 from dfme.queries.selection import choose
 from dfme.randomness import Streams

@@ -9,10 +9,10 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.imports import find_target, name_of
 from dfme.config.in_python import in_python
 from dfme.config.settings import (
-    EstimatorConfig,
     EvaluationConfig,
     ExtractConfig,
     Job,

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dfme.compute import DeferredChecks, choose_device, device_name, held_to, within_memory
 from dfme.config.settings import ExtractConfig, Job
-from dfme.config.yaml_files import dump_yaml
 from dfme.data import ImageSet
 from dfme.errors import Misfit, ShapeUnknown, TeacherError, UserError
 from dfme.files import write_text
@@ -26,7 +25,7 @@ from dfme.randomness import Streams
 from dfme.report.console import Console, header
 from dfme.report.recorder import Callback, Recorder
 from dfme.report.summary_file import read_summary
-from dfme.run.checkpoint import fitting, load_checkpoint
+from dfme.run.checkpoint import fitting
 from dfme.run.components import build_components, build_method, needed_space
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import EvaluationSet, HoldOut, examination_of, shape_of
@@ -35,6 +34,7 @@ from dfme.run.interrupt import Interrupt
 from dfme.run.job import document, resume_command
 from dfme.run.loop import Progress
 from dfme.run.memory import require_memory
+from dfme.run.opening import open_directory, recipe
 from dfme.run.parts import build_parts, require_answers_fit
 from dfme.run.resuming import PLANNED, changed_source, require_same_adapter, require_same_run, take_up_threads
 from dfme.run.run import Result, Run
@@ -255,36 +255,6 @@ def build_oracle(
     if state:
         oracle.take_up_answered(state.get("answered"))
     return oracle
-
-
-def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, dict[str, Any]]:
-    """The run's directory, locked, and the state of its checkpoint; empty without one.
-
-    UserError where a new run would find fewer than ``space`` bytes of free disk.
-    """
-    out = Path(job.config.out) if job.config.out else free_name(job, job.method)
-    directory = RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
-    try:
-        if resume:
-            return directory, load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
-        directory.require_space(space)
-        directory.write_config(recipe(job))
-    except BaseException:
-        directory.close()
-        raise
-    return directory, {}
-
-
-def free_name(job: Job, what: str) -> Path:
-    """A directory under runs/ that does not exist yet, named after the data, what is done with it, and the seed."""
-    dataset = job.config.evaluation.dataset
-    subject = "run" if dataset == "none" else Path(dataset).name
-    return RunDirectory.free_name(Path("runs") / f"{subject}-{what}-seed{job.config.seed}")
-
-
-def recipe(job: Job) -> str:
-    """config.yaml: the job with every default, fit for --config; resuming is no part of a recipe."""
-    return dump_yaml(document(replace(job, config=replace(job.config, resume=False))))
 
 
 def _require_same_run(job: Job, run_dir: Path) -> None:

@@ -10,11 +10,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import evaluating, held_to, ieee_fp32, plain_tensor
+from dfme.compute import evaluating, held_to, plain_tensor
 from dfme.config.settings import EvaluationConfig
 from dfme.data import DATASETS, ImageSet, load_dataset
 from dfme.data.class_names import numbered, shown_names
 from dfme.errors import UserError
+from dfme.precision import ieee_fp32
 from dfme.report.verdict import Classified
 from dfme.run.checks import HELD_BACK_EVERY
 from dfme.spec import ImageSpec, LabelMode, Shape

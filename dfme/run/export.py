@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import ieee_fp32
 from dfme.errors import DfmeError, UserError
 from dfme.files import replacing
+from dfme.precision import ieee_fp32
 from dfme.run.student_file import described, load_student_of_run
 from dfme.spec import ImageSpec
 

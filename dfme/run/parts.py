@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from dfme.config.settings import EstimatorConfig, Job
+from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.settings import Job
 from dfme.data import ImageSet
 from dfme.errors import UserError
 from dfme.estimators.approximate import CHUNK

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import autocast, held_to, take_up
+from dfme.compute import held_to, take_up
 from dfme.config.settings import ExtractConfig
+from dfme.precision import autocast
 from dfme.students.augment import augment
 from dfme.students.average import MovingAverage
 from dfme.students.ensemble import Ensemble, Vote

@@ -14,8 +14,8 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from dfme.compute import ieee_fp32
 from dfme.errors import UserError
+from dfme.precision import ieee_fp32
 from dfme.spec import Teacher
 from dfme.teachers.open_inference.server import Service
 from dfme.teachers.options import ServeConfig

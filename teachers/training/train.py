@@ -17,10 +17,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import autocast, choose_device
+from dfme.compute import choose_device
 from dfme.data import ImageSet, load_dataset
 from dfme.errors import UserError
 from dfme.nets import auto_net, build_net, check_net
+from dfme.precision import autocast
 from dfme.randomness import derived_seed
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.local.card import Card

@@ -14,7 +14,7 @@ from torch import nn
 from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS
 from dfme.benchmarks.gradients.measure import Setting, Sizes, Within, arithmetic
 from dfme.benchmarks.gradients.stages import Stage
-from dfme.compute import ieee_fp32, tf32
+from dfme.precision import ieee_fp32, tf32
 from dfme.teachers.local.white_box import TorchWhiteBox
 
 

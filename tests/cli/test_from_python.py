@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 
 import dfme
-from dfme.config.settings import (
-    EvaluationConfig,
-    ExtractConfig,
-    ScheduleConfig,
-    StudentConfig,
-    TeacherConfig,
-)
+from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.methods.configs import DfmeConfig
 from dfme.run.job import document

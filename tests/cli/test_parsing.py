@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 from command_line import parse
 
-from dfme.config.settings import (
-    EstimatorConfig,
-    EvaluationConfig,
-    ExtractConfig,
-    ScheduleConfig,
-    StudentConfig,
-    TeacherConfig,
-)
+from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig, TeacherConfig
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
 from dfme.methods.configs import DfmeConfig, StaticConfig

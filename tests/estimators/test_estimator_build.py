@@ -11,7 +11,7 @@ from tiers import exhaustive
 from torch import Tensor
 from toy_objectives import OverImages, agreement, composed, featured, point, rng
 
-from dfme.config.settings import EstimatorConfig
+from dfme.config.estimator_settings import EstimatorConfig
 from dfme.errors import UserError
 from dfme.estimators import (
     DIRECTIONS,

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from preflight_toys import AUTO, OPEN, Setting, Toy, found
 
-from dfme.config.settings import EstimatorConfig
+from dfme.config.estimator_settings import EstimatorConfig
 from dfme.estimators.preflight import (
     choose,
     explain,

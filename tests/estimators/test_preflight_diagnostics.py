@@ -9,7 +9,7 @@ import torch
 from preflight_toys import SHAPE
 from torch import Tensor
 
-from dfme.config.settings import EstimatorConfig
+from dfme.config.estimator_settings import EstimatorConfig
 from dfme.estimators.preflight import (
     Resolution,
     difference_snr,

@@ -11,7 +11,7 @@ from preflight_toys import AUTO, CLASSES, OPEN, Setting, Toy, found
 from tiers import exhaustive, exhaustive_rows
 from torch import Tensor
 
-from dfme.config.settings import EstimatorConfig
+from dfme.config.estimator_settings import EstimatorConfig
 from dfme.errors import UserError
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight import (

@@ -11,7 +11,7 @@ from tiers import exhaustive, exhaustive_rows
 from torch import Tensor
 from toy_objectives import Linear, OverImages, agreement, composed, featured, point, rng
 
-from dfme.config.settings import EstimatorConfig
+from dfme.config.estimator_settings import EstimatorConfig
 from dfme.estimators import (
     DIRECTIONS,
     FORMS,

@@ -16,7 +16,8 @@ from toys import LinearTeacher, make_method, make_parts, small_net
 
 from dfme.benchmarks.gradients.measure import Sizes
 from dfme.benchmarks.gradients.synthetic_course import PICTURE, SHARES, TITLE, course, synthetic_section
-from dfme.config.settings import EstimatorConfig, EvaluationConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
+from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.estimators import FiniteDifference, Objective, make_estimator
 from dfme.estimators.synthetic import PAID_FIRST, Synthetic

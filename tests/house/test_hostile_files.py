@@ -26,8 +26,8 @@ from dfme.errors import DfmeError, RunError, UserError
 from dfme.nets import build_net
 from dfme.report import write_report
 from dfme.report.wandb_run import WandbRun
-from dfme.run.build import free_name
 from dfme.run.directory import RunDirectory
+from dfme.run.opening import free_name
 from dfme.run.student_file import load_student
 from dfme.teachers.local.weights import read_weights
 

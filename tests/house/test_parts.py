@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from dfme.cli.main import VERBS, find
-from dfme.config.settings import EstimatorConfig
+from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.values import options_of
 from dfme.data import DATASETS, FROM_DISK
 from dfme.estimators import DIRECTIONS, FORMS, FiniteDifference

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dfme import compute as precision
-from dfme.compute import autocast, ieee_fp32
+from dfme import precision
+from dfme.precision import autocast, ieee_fp32
 
 KEYS = [("generic", "all")] + [
     (backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv", "rnn")

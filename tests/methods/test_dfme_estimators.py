@@ -8,7 +8,7 @@ from tiers import exhaustive
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.compute import evaluating
-from dfme.config.settings import EstimatorConfig
+from dfme.config.estimator_settings import EstimatorConfig
 from dfme.errors import UserError
 from dfme.estimators.preflight import preflight_images
 from dfme.report.metrics import METRICS

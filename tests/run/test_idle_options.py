@@ -14,6 +14,7 @@ from dfme.config.values import options_of
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
 from dfme.run import checks
+from dfme.run.idle import EFFECTS
 
 IDLE = [
     ("--queries.choose random", "--queries.pool"),
@@ -85,7 +86,7 @@ def test_every_rule_is_about_options_that_there_are() -> None:
     for entry in METHODS.values():
         known |= {option.key for option in options_of(entry.config, "method.")}
         known |= {option.key for name in SECTIONS for option in options_of(entry.section(name), f"{name}.")}
-    for keys, conditions in checks.EFFECTS.items():
+    for keys, conditions in EFFECTS.items():
         assert {*keys.split(), *(each.partition("=")[0] for each in conditions)} <= known
 
 

@@ -12,8 +12,8 @@ import torch
 from small_runs import Metered
 
 import dfme
+from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.in_python import in_python
-from dfme.config.settings import EstimatorConfig
 from dfme.config.values import options_of
 from dfme.errors import DfmeError
 from dfme.run.job import PROJECT

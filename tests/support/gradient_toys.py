@@ -8,7 +8,8 @@ from torch import nn
 from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS
 from dfme.benchmarks.gradients.measure import GradientRow, Sizes, measure
 from dfme.benchmarks.gradients.stages import Stage
-from dfme.config.settings import EstimatorConfig, EvaluationConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
+from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.methods.configs import DfmeConfig
 from dfme.nets.generators import Generator
 from dfme.spec import ImageSpec, LabelMode

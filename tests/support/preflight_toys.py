@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from dfme.config.settings import EstimatorConfig, ObjectiveName
+from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
 from dfme.estimators.base import Objective
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight import Channel, Finding, run_preflight

@@ -8,15 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dfme.compute import DeferredChecks
-from dfme.config.settings import (
-    EstimatorConfig,
-    ExtractConfig,
-    Job,
-    QueriesConfig,
-    ScheduleConfig,
-    StudentConfig,
-    TeacherConfig,
-)
+from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.settings import ExtractConfig, Job, QueriesConfig, ScheduleConfig, StudentConfig, TeacherConfig
 from dfme.methods import METHODS
 from dfme.methods.base import Components
 from dfme.nets.generators import Generator, Transforming

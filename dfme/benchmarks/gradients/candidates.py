@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dfme.config.settings import EstimatorConfig as Config
-from dfme.config.settings import ObjectiveName
+from dfme.config.estimator_settings import EstimatorConfig as Config
+from dfme.config.estimator_settings import ObjectiveName
 
 FloatArithmetic = Literal["ieee", "tf32", "bf16"]
 Fact = Literal["exact", "inexact", "lattice", "rounded", "unrounded"]

@@ -17,14 +17,14 @@ from dfme.benchmarks.gradients.candidates import Candidate, Condition, FloatArit
 from dfme.benchmarks.gradients.stages import Stage, WhiteBox
 from dfme.benchmarks.gradients.truth import Truth, beside_truth, cosine, limit_gradient, true_gradients
 from dfme.benchmarks.speed import clock
-from dfme.compute import autocast, ieee_fp32, tf32
-from dfme.config.settings import EstimatorConfig, ObjectiveName
+from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
 from dfme.estimators.approximate import CHUNK, REMEMBERED
 from dfme.estimators.base import Objective
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight import Channel, choose, needs_preflight, run_preflight
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
+from dfme.precision import autocast, ieee_fp32, tf32
 from dfme.randomness import Streams
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS, LIMITS
 from dfme.benchmarks.gradients.measure import GradientRow
 from dfme.benchmarks.gradients.table import GradientsResult
-from dfme.config.settings import EstimatorConfig
+from dfme.config.estimator_settings import EstimatorConfig
 from dfme.report.curves import GREY, frame, legend_entries, save_figure
 
 # Told apart by colour-blind readers (Okabe and Ito): the shape says along what, the colour how it is sent.

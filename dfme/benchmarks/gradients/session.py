@@ -20,8 +20,8 @@ from dfme.compute import within_memory
 from dfme.config.settings import Job
 from dfme.errors import UserError
 from dfme.files import write_text
-from dfme.run.build import free_name
 from dfme.run.directory import RunDirectory
+from dfme.run.opening import free_name
 from dfme.spec import LabelMode
 from dfme.students.losses import AUTO_LOSS, FITTING_LOSSES
 

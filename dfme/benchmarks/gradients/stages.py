@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import DeferredChecks, ieee_fp32
+from dfme.compute import DeferredChecks
 from dfme.config.settings import Job
 from dfme.estimators.base import Estimator
 from dfme.methods.base import Method
@@ -19,6 +19,7 @@ from dfme.methods.dfme import Dfme
 from dfme.nets.generators import GeneratorNet
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
+from dfme.precision import ieee_fp32
 from dfme.randomness import Streams
 from dfme.run.components import build_components, build_method, build_nets, open_pool
 from dfme.run.evaluation import evaluation_images, scores

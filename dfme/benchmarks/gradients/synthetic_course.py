@@ -12,7 +12,8 @@ from dfme.benchmarks.gradients.measure import Setting, Sizes
 from dfme.benchmarks.gradients.stages import WhiteBox, stages
 from dfme.benchmarks.gradients.table import Section
 from dfme.benchmarks.gradients.truth import beside_truth, true_gradients
-from dfme.config.settings import Job, ObjectiveName
+from dfme.config.estimator_settings import ObjectiveName
+from dfme.config.settings import Job
 from dfme.estimators.synthetic import Synthetic
 from dfme.randomness import Streams
 from dfme.report.markdown import table as markdown_table

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS, LIMITS, PUBLISHED
-from dfme.config.settings import EstimatorConfig
+from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.values import leaves
 from dfme.report.markdown import table
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from dfme.benchmarks.gradients.stages import Stage, WhiteBox
-from dfme.compute import ieee_fp32
 from dfme.estimators.base import ImageFunction
 from dfme.estimators.spaces import carried
 from dfme.nets.generators import GeneratorNet
+from dfme.precision import ieee_fp32
 from dfme.spec import ImageSpec
 from dfme.students.losses import Distance
 

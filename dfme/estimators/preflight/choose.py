@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dfme.config.settings import EstimatorConfig, ObjectiveName
+from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
 from dfme.estimators.differences import Form
 from dfme.spec import ImageSpec, LabelMode
 

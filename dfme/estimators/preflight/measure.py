@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfme.compute import ieee_fp32
-from dfme.config.settings import EstimatorConfig, ObjectiveName
+from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
 from dfme.errors import UserError
 from dfme.estimators.preflight.choose import Finding, StepCandidate, default_settings
 from dfme.estimators.preflight.diagnostics import (
@@ -24,6 +23,7 @@ from dfme.estimators.preflight.diagnostics import (
 )
 from dfme.estimators.preflight.steps import Values, candidate_steps, predicted
 from dfme.nets.generators import GeneratorNet
+from dfme.precision import ieee_fp32
 from dfme.spec import ImageSpec, LabelMode
 
 POINTS = 16
