@@ -90,8 +90,6 @@ class ApproximateGradients:
     ) -> tuple[str, ...]:
         """Settle what the settings leave open, by a check of a few hundred images; lines for the user.
 
-        Steps are tried in the arithmetic that they will be taken in; of auto that is IEEE fp32 at first.
-
         ``reuse``: the student pays for the answers at the points themselves.
         """
         if self._estimator is not None:

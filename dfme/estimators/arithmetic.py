@@ -48,18 +48,18 @@ class OwnArithmetic:
         self._setting, self._device = setting, device
         self._has_tf32 = setting != "ieee" and has_tf32(device)
         self._measures = setting == "auto" and self._has_tf32
-        self._so_far, self._news = _SoFar(setting == "tf32"), list[str]()
+        self._so_far, self._news = _SoFar(setting == "tf32" and self._has_tf32), list[str]()
 
     def value(self, value: ObjectiveOfAnswers) -> ObjectiveOfAnswers:
         """``value`` in the arithmetic in use; in IEEE fp32 as the caller computes, who pins it around a difference."""
-        return self._within(value, tf32=True) if self._uses_tf32 else value
+        return arithmetic("tf32", self._device)(value) if self._so_far.tf32 else value
 
     def estimate(
         self, estimator: Estimator, objective: Objective, point_BCHW: Tensor, rng: torch.Generator
     ) -> Estimate:
         """The estimate with the objective's value in the arithmetic in use, which is measured where that is due."""
         value, others = self.value(objective.value), list[Tensor]()
-        in_other = self._within(objective.value, tf32=not self._uses_tf32)
+        in_other = arithmetic("ieee" if self._so_far.tf32 else "tf32", self._device)(objective.value)
 
         def in_both(x_NCHW: Tensor, answers: Tensor) -> Tensor:
             if not x_NCHW.requires_grad:  # a prior's gradient is no difference
@@ -73,8 +73,7 @@ class OwnArithmetic:
             if measures:
                 again = _replayed(estimator, objective, others, point_BCHW)
                 self._choose(estimate.differences_BM, again.differences_BM)
-            in_tf32 = so_far.in_tf32 + (self._has_tf32 and so_far.tf32)
-            self._so_far = self._so_far._replace(paid=so_far.paid + 1, in_tf32=in_tf32)
+            self._so_far = self._so_far._replace(paid=so_far.paid + 1, in_tf32=so_far.in_tf32 + so_far.tf32)
         return estimate
 
     def _choose(self, left_BM: Tensor, right_BM: Tensor) -> None:
@@ -105,7 +104,7 @@ class OwnArithmetic:
     @property
     def facts(self) -> dict[str, Any]:
         """For the run's summary; nothing of the default."""
-        so_far, used = self._so_far, "tf32" if self._uses_tf32 else "ieee"
+        so_far, used = self._so_far, "tf32" if self._so_far.tf32 else "ieee"
         keeps = so_far.keeps if self._measures and so_far.paid else None
         told = {"arithmetic_at_end": used, "tf32_share": so_far.in_tf32 / max(1, so_far.paid), "tf32_keeps": keeps}
         return {} if self._setting == "ieee" else told
@@ -114,18 +113,12 @@ class OwnArithmetic:
         return self._so_far._asdict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._so_far = _SoFar(**held_to(self.state_dict(), state, "arithmetic"))
-
-    @property
-    def _uses_tf32(self) -> bool:
-        return self._has_tf32 and self._so_far.tf32
+        found = _SoFar(**held_to(self.state_dict(), state, "arithmetic"))
+        self._so_far = found._replace(tf32=found.tf32 and self._has_tf32)
 
     def _found(self) -> str:
         name, kept = "TF32" if self._so_far.tf32 else "IEEE fp32", f"{self._so_far.keeps:.3f} ({KEEPS:g} is asked for)"
         return f"arithmetic: {name} from here on; of IEEE fp32's correlation with true slopes TF32 keeps {kept}"
-
-    def _within(self, value: ObjectiveOfAnswers, tf32: bool) -> ObjectiveOfAnswers:
-        return arithmetic("tf32" if tf32 else "ieee", self._device)(value)
 
 
 def _replayed(estimator: Estimator, objective: Objective, values: list[Tensor], point_BCHW: Tensor) -> Estimate:

@@ -99,8 +99,7 @@ class TorchTeacher:
     def __call__(self, images: Tensor, /) -> Tensor:
         with torch.no_grad(), arithmetic(self.precision, self.device):
             logits_BK = self.logits(images.to(self.device))
-            logits_BK = logits_BK.float() if logits_BK.dtype == torch.bfloat16 else logits_BK
-            return reveal(logits_BK, LOGITS, self.label_mode)
+            return reveal(logits_BK.float() if self.precision == "bf16" else logits_BK, LOGITS, self.label_mode)
 
     def peak_bytes(self, images: int) -> int | None:
         """Bytes that a call with so many images takes, where that can be told."""

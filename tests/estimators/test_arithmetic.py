@@ -6,8 +6,6 @@ What ``auto`` finds without a query is held to float64 autograd of student and t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import emulated_tf32
 import pytest
 import torch
-from emulated_tf32 import emulate
+from emulated_tf32 import emulate, flagged
 from small_runs import Metered, break_down, clone, ctrl_c, no_pictures, student
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
@@ -157,20 +155,6 @@ def small(settings: dict[str, Any], **options: Any) -> Any:
     return method
 
 
-def flagged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Holds something while the real switch would be at TF32."""
-    inside: list[str] = []
-
-    @contextmanager
-    def elsewhere() -> Iterator[None]:
-        inside.append("tf32")
-        yield
-        inside.pop()
-
-    monkeypatch.setattr(precision, "tf32", elsewhere)
-    return inside
-
-
 @pytest.mark.parametrize("settings", KINDS)
 def test_every_difference_is_held_to_its_own_twin(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
     """Values that are three times those in IEEE fp32, and a constant more, have differences three times as large."""
@@ -240,14 +224,11 @@ def test_the_check_tries_steps_in_the_arithmetic_that_they_are_taken_in(monkeypa
     for setting in ("ieee", "auto", "tf32"):
         method = make_method("dfme", make_parts(LinearTeacher(SMALL), 10**6), arithmetic=setting, step="auto")
         value = method.disagreement
-        method.disagreement = partial(lambda value, *given: jumping(value(*given), inside), value)
+        jumping = lambda value, *given: (20 * value(*given)).round() / 20 if inside else value(*given)  # noqa: E731
+        method.disagreement = partial(jumping, value)
         method.prepare()
         steps[setting] = method.facts["estimator"]["step"]
     assert steps["tf32"] > steps["ieee"] == steps["auto"]
-
-
-def jumping(values: Tensor, inside: list[str]) -> Tensor:
-    return (20 * values).round() / 20 if inside else values
 
 
 def test_what_was_found_is_in_the_state(monkeypatch: pytest.MonkeyPatch, fresh: Pair) -> None:

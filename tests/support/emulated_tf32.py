@@ -46,3 +46,17 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put it where the real switch is, on a CPU that has it."""
     monkeypatch.setattr(precision, "tf32", tf32)
     monkeypatch.setattr(arithmetic, "has_tf32", lambda device: True)
+
+
+def flagged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Holds something while the real switch would be at TF32."""
+    inside: list[str] = []
+
+    @contextmanager
+    def elsewhere() -> Iterator[None]:
+        inside.append("tf32")
+        yield
+        inside.pop()
+
+    monkeypatch.setattr(precision, "tf32", elsewhere)
+    return inside
