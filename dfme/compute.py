@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from dfme.errors import DfmeError, UserError
 
-
 MOST_PENDING = 4_096
 """Flags of an accelerator that wait to be read at most."""
 

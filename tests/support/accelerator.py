@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dfme import answers, compute
+from dfme.nets.generators import Generator
+from dfme.queries.programs import random_generators
 
 NOT_A_KERNEL = {"aten::detach", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
 """Besides views: what reserves memory or renames it."""
@@ -30,12 +32,29 @@ def pretended() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-class HostRead(AssertionError):
+class HostReadError(AssertionError):
     """The host read what an accelerator holds."""
 
 
+def _in_its_place(self: nn.Module, *_: object, **__: object) -> nn.Module:
+    """In place of a move to another device: only what has no memory yet gets some."""
+    for module in self.modules():
+        for held in (module._parameters, module._buffers):
+            for name, value in held.items():
+                if value is not None and value.is_meta:
+                    made = torch.empty(value.shape, dtype=value.dtype)
+                    held[name] = nn.Parameter(made) if held is module._parameters else made
+    return self
+
+
+def _without_memory(*arguments: Any) -> Generator:
+    """A generator on ``meta``, which tensors without values cannot be made beside."""
+    with unset_fake_temporarily():
+        return Generator(*arguments)
+
+
 def _refuse(*_: object, **__: object) -> None:
-    raise HostRead("the host reads a tensor")
+    raise HostReadError("the host reads a tensor")
 
 
 @contextmanager
@@ -49,7 +68,8 @@ def unreadable() -> Iterator[None]:
         for name in ("cpu", "numpy", "__array__"):
             patch.setattr(Tensor, name, _refuse)
         patch.setattr(answers, "as_tensor", lambda raw: raw)  # it takes plain tensors alone
-        patch.setattr(nn.Module, "_apply", lambda self, *_, **__: self)
+        patch.setattr(nn.Module, "_apply", _in_its_place)
+        patch.setattr(random_generators, "Generator", _without_memory)
         patch.setattr(FakeTensor, "__deepcopy__", lambda self, _: self.detach().clone(), raising=False)
         yield
 
