@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 import torch
 from accelerator import Launches, pretended
 
@@ -23,6 +24,7 @@ An operation of several kernels counts once (a convolution's backward), one over
 STUDENTS = 5
 
 
+@pytest.mark.exhaustive  # 3 seconds, most of it to make the networks
 def test_an_iteration_of_the_paper_launches_no_more_kernels_than_before() -> None:
     """ResNet-34-8x to ResNet-18-8x: one generator step by one forward difference, five student batches."""
     with pretended(), torch.random.fork_rng():
