@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dfme.errors import DfmeError, UserError
 
-MOST_PENDING = 4_096
+MAX_PENDING = 4_096
 """Flags of an accelerator that wait to be read at most."""
 
 
@@ -41,7 +41,7 @@ class DeferredChecks:
                 raise error()
             return
         self._pending.append((ok, error))
-        if len(self._pending) >= MOST_PENDING:
+        if len(self._pending) >= MAX_PENDING:
             self.verify()
 
     def verify(self) -> None:
@@ -49,8 +49,7 @@ class DeferredChecks:
         pending, self._pending = self._pending, []
         if not pending:
             return
-        device = pending[0][0].device
-        flags = torch.stack([ok.to(device) for ok, _ in pending]).tolist()  # a hundred flags are one kernel
+        flags = torch.stack([ok.to(pending[0][0].device) for ok, _ in pending]).tolist()  # a hundred are one kernel
         for ok, (_, error) in zip(flags, pending, strict=True):
             if not ok:
                 raise error()
@@ -169,13 +168,11 @@ def evaluating(net: nn.Module) -> Iterator[nn.Module]:
 
 def _set_mode(net: nn.Module, *, training: bool) -> None:
     """``net.train(training)`` in a tenth of its time, which for a ResNet-18 is that of some dozen launches."""
-    modules: list[nn.Module | None] = [net]
+    modules = [net]
     while modules:
         module = modules.pop()
-        if module is None:
-            continue
         if type(module).train is nn.Module.train and "training" in vars(module):
             vars(module)["training"] = training
-            modules.extend(module._modules.values())
+            modules += [child for child in module._modules.values() if child is not None]
         else:  # it has its own idea of a mode
             module.train(training)

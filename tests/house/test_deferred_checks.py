@@ -33,7 +33,7 @@ def test_flags_are_read_by_one_transfer_and_the_first_that_fails_is_raised(monke
 
 
 def test_flags_that_nobody_reads_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute, "MOST_PENDING", 8)
+    monkeypatch.setattr(compute, "MAX_PENDING", 8)
     with pretended():
         checks = DeferredChecks()
         for number in range(7):
