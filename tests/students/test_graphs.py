@@ -25,7 +25,7 @@ from dfme.graphs import GraphedForward, release
 from dfme.nets.generators import Generator
 from dfme.run import build
 from dfme.spec import ImageSpec
-from dfme.students.optimizers import ScheduledOptimizer
+from dfme.students.optimizers import ScheduledOptimizer, gradient_norm
 from dfme.students.trainer import StudentTrainer
 
 SPEC = ImageSpec((1, 8, 8))
@@ -180,10 +180,34 @@ def test_a_round_begins_like_a_new_optimiser_and_graphs_go_on(optimizer: str) ->
             images = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(2))
             for _ in range(2):
                 trainer.learn(images, LinearTeacher(SPEC)(images))
-            ends.append([*trainer.net.parameters(), *trainer._optimizer.moments, *trainer.delivered.parameters()])
+            tensors = [*trainer.net.parameters(), *trainer._optimizer.moments, *trainer.delivered.parameters()]
+            ends.append([*tensors, gradient_norm(trainer.net), trainer._average.n_averaged.clone()])
         for each in zip(*ends, strict=True):
             assert torch.equal(each[0], each[1])
             assert torch.equal(each[1], each[2])
+
+
+def test_what_a_graph_keeps_of_pythons_values_is_part_of_its_form() -> None:
+    """Weight decay, whether the average is due, and whether it is the first: other values take another graph."""
+    settings = {"decay_images": 500, "replay_steps": 1, "average": 0.9, "average_every": 2, "replay_batch": 8}
+    trainer = make_parts(LinearTeacher(SPEC), 800, **settings).students
+    optimizer, average = trainer._optimizer, trainer._average
+    assert average is not None
+    rng = torch.Generator().manual_seed(1)
+    with faked():
+        trainer.use_graphs()
+        FakeGraph.baked = lambda: (  # type: ignore[method-assign]
+            optimizer._optimizer.param_groups[0]["weight_decay"],
+            (trainer.steps % 2 == 1) and 1 + (int(average.n_averaged) > 0),
+        )
+        for step in range(24):
+            images = torch.rand(8, 1, 8, 8, generator=rng)
+            trainer.learn(images, LinearTeacher(SPEC)(images))
+            if step == 18:
+                trainer._begin_round(1)
+        assert FakeGraph.captured == 2, "with and without the average, once the replay is full"
+        assert FakeGraph.replayed > 15
+        assert average.n_averaged == (48 - 38) / 2
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])

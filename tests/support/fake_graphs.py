@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme import graphs
+from dfme.students.average import MovingAverage
 
 
 class FakeGraph(graphs.Graph):
@@ -20,17 +21,32 @@ class FakeGraph(graphs.Graph):
     """
 
     captured = replayed = 0
+    baked: Callable[[], object] = staticmethod(lambda: None)  # type: ignore[assignment]
+    """What a real graph would have kept of Python's values: the same whenever it is replayed, or the key lacks it."""
 
     def record(self, run: graphs.Replay) -> tuple[Tensor, ...]:
         FakeGraph.captured += 1
+        baked = FakeGraph.baked()
 
         def play() -> None:
             FakeGraph.replayed += 1
-            for own, new in zip(self.outputs, run(), strict=True):
+            assert FakeGraph.baked() == baked
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(MovingAverage, "update_parameters", uncounted)
+                made = run()
+            for own, new in zip(self.outputs, made, strict=True):
                 own.copy_(new)
+                new.fill_(torch.nan)  # a replay makes nothing new: who still looks here looks at the wrong place
 
         self.play = play
         return run()
+
+
+def uncounted(self: MovingAverage, model: nn.Module, update: Any = MovingAverage.update_parameters) -> None:
+    """Counting is the host's."""
+    before = int(self.n_averaged)
+    update(self, model)
+    self.n_averaged.fill_(before)
 
 
 def fake_graphed_callable(net: nn.Module, given: tuple[Tensor, ...]) -> nn.Module:
@@ -74,6 +90,7 @@ def faked(graph: type[FakeGraph] = FakeGraph) -> Iterator[type[FakeGraph]]:
     """Graphs on a CPU."""
     graphs.refuse.cache_clear()
     FakeGraph.captured = FakeGraph.replayed = 0
+    FakeGraph.baked = lambda: None  # type: ignore[method-assign]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphs.Graph, "record", graph.record)
         patch.setattr(graphs, "graphed_callable", fake_graphed_callable)
