@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -24,7 +24,7 @@ from dfme.precision import arithmetic
 WARM_UP, RECENT, MOST = 3, 64, 8
 """A form is captured after so many calls, steps like any other, among the last so many; so many graphs of a part."""
 
-Replay = Callable[..., tuple[Tensor, ...]]
+Pass = Callable[..., tuple[Tensor, ...]]
 graphed_callable: Callable[..., Any] = torch.cuda.make_graphed_callables
 _side = cache(torch.cuda.Stream)
 
@@ -38,7 +38,7 @@ def require_gpu(device: torch.device) -> None:
 class Graph:
     """One captured call of ``run``, whose outputs every call fills anew. Tests put another ``record`` in place."""
 
-    def __init__(self, run: Replay, given: Sequence[Any]) -> None:
+    def __init__(self, run: Pass, given: Sequence[Any]) -> None:
         self._buffers = [each.clone() if isinstance(each, Tensor) else each for each in given]
         self.outputs = self.record(lambda: run(*self._buffers))
 
@@ -49,7 +49,7 @@ class Graph:
         self.play()
         return self.outputs
 
-    def record(self, run: Replay) -> tuple[Tensor, ...]:
+    def record(self, run: Pass) -> tuple[Tensor, ...]:
         graph = torch.cuda.CUDAGraph()
         self.play = graph.replay
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
@@ -65,10 +65,10 @@ class Captured:
     """
 
     part: str
-    run: Replay
+    run: Pass
     state: Callable[[], Sequence[Tensor]]
-    make: Callable[[Replay, Sequence[Any]], Replay] = Graph
-    _replays: dict[object, Replay] = field(default_factory=dict)
+    make: Callable[[Pass, Sequence[Any]], Pass] = Graph
+    _replays: dict[object, Pass] = field(default_factory=dict)
     _recent: deque[object] = field(default_factory=partial(deque, maxlen=RECENT))
     _off: bool = False
 
@@ -99,7 +99,7 @@ class GraphedForward:
     """
 
     def __init__(self, net: nn.Module, part: str, with_gradient: bool = False) -> None:
-        self._net, self._part, self._modules, self._waiting = net, part, list(net.modules()), False
+        self.net, self._part, self._modules, self._waiting = net, part, list(net.modules()), False
         self._plain: Callable[..., Any] = net.forward
         self.before: Any = vars(net).get("forward")
         if net._compiled_call_impl is not None:  # compiled, but inside the graph
@@ -112,21 +112,21 @@ class GraphedForward:
         if any(module._forward_hooks for module in self._modules):
             refuse(self._part, "a hook watches what its layers read")
         elif not (torch.is_grad_enabled() or x.requires_grad):
-            return self._still(x, self._net.training)[0].clone()
-        elif self._learning is not None and self._net.training and not (x.requires_grad or self._waiting):
+            return self._still(x, self.net.training)[0].clone()
+        elif self._learning is not None and self.net.training and not (x.requires_grad or self._waiting):
             return self._learning(x, True)[0]
         return self._plain(x)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = memo[id(self._net)]  # has its class's own
+        copied = memo[id(self.net)]  # has its class's own
         return type(copied).forward.__get__(copied)
 
-    def _graphed(self, _: Replay, given: Sequence[Any]) -> Replay:
-        vars(self._net)["forward"] = self._plain
+    def _graphed(self, _: Pass, given: Sequence[Any]) -> Pass:
+        vars(self.net)["forward"] = self._plain
         try:
-            graphed = graphed_callable(self._net, (given[0].clone(),)).forward
+            graphed = graphed_callable(self.net, (given[0].clone(),)).forward
         finally:
-            vars(self._net)["forward"] = self
+            vars(self.net)["forward"] = self
 
         def replay(x: Tensor, _: bool) -> tuple[Tensor, ...]:
             out: Tensor = graphed(x).clone()
@@ -137,10 +137,11 @@ class GraphedForward:
         return replay
 
 
-def release(net: nn.Module) -> None:
-    """The net as it was, for whoever keeps, copies or saves it; the memory of its graphs is free again."""
-    if isinstance(graphed := vars(net).pop("forward", None), GraphedForward) and graphed.before:
-        net.forward = graphed.before
+def release(nets: Iterable[nn.Module | None]) -> None:
+    """The nets as they were, for whoever keeps, copies or saves one; the memory of their graphs is free again."""
+    for net in filter(None, nets):
+        if isinstance(graphed := vars(net).pop("forward", None), GraphedForward) and graphed.before:
+            net.forward = graphed.before
 
 
 @cache

@@ -208,11 +208,7 @@ def open_run(
     parts = directory, oracle, method, examination, recorder, streams, deferred
     run = Run(job, facts, *parts, Progress(), device, nets.arch, goal, notes)
     if config.graphs:
-        network = getattr(teacher, "network", None) if job.teacher.kind in KINDS else None
-        if network is not None:
-            GraphedForward(network, "the teacher")
-        for net in filter(None, (*nets.students, nets.generator, network)):
-            held.callback(release, net)
+        held.callback(release, [*nets.students, nets.generator, *_graphed(job, teacher)])
     if state:
         with fitting(directory.checkpoint):
             run.load_state_dict(state)
@@ -222,6 +218,12 @@ def open_run(
         directory.withdraw_summary()
         directory.write_config(recipe(job))
     return run
+
+
+def _graphed(job: Job, teacher: Teacher) -> list[torch.nn.Module]:
+    """The network of a teacher of ours in this process, from now on replayed; empty for others."""
+    network = getattr(teacher, "network", None) if job.teacher.kind in KINDS else None
+    return [] if network is None else [GraphedForward(network, "the teacher").net]
 
 
 def _goal_of(

@@ -24,7 +24,7 @@ class FakeGraph(graphs.Graph):
     baked: Callable[[], object] = staticmethod(lambda: None)  # type: ignore[assignment]
     """What a real graph would have kept of Python's values: the same whenever it is replayed, or the key lacks it."""
 
-    def record(self, run: graphs.Replay) -> tuple[Tensor, ...]:
+    def record(self, run: graphs.Pass) -> tuple[Tensor, ...]:
         FakeGraph.captured += 1
         baked = FakeGraph.baked()
 
