@@ -86,6 +86,36 @@ def require_compiler(device: torch.device) -> None:
         )
 
 
+@contextmanager
+def deterministic(on: bool, device: torch.device) -> Iterator[None]:
+    """Where ``on``, a GPU's kernels give the same bits every time; a CPU's do so anyway. Undone on exit.
+
+    UserError where cuBLAS, which looks once, as CUDA starts, cannot; DfmeError for an operation without such a kernel.
+    """
+    if not on or device.type != "cuda":
+        yield
+        return
+    name, fit, cudnn = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8"), torch.backends.cudnn
+    found = os.environ.get(name)
+    if found not in fit and (found is not None or torch.cuda.is_initialized()):
+        raise UserError(f"--deterministic: expected {name}={fit[0]} before CUDA starts, got {found}; set it to that")
+    was = torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark
+    torch.set_deterministic_debug_mode("error")
+    cudnn.deterministic, cudnn.benchmark = True, False
+    os.environ[name] = found or fit[0]
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not have a deterministic implementation" not in (said := str(error)):
+            raise
+        raise DfmeError(f"--deterministic: {said.partition(', but')[0]}; start a new run without it") from error
+    finally:
+        torch.set_deterministic_debug_mode(was[0])
+        cudnn.deterministic, cudnn.benchmark = was[1:]
+        if found is None:
+            del os.environ[name]
+
+
 LARGE = "--method.batch-size, --student.replay-batch or --student.replay-capacity"
 
 
