@@ -64,12 +64,15 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
             taken = holds_something(path)
         except OSError as error:
             raise UserError(f"--out {path}: cannot create the run directory: {error.strerror}") from error
-        if taken:
-            raise UserError(
-                f"--out {path}: expected a new or empty directory, got one with files; "
-                "add --resume to go on with its run, or choose another --out"
-            )
-        return cls(path)
+        directory = None if taken and not os.path.lexists(path / LOCK) else cls(path)  # in use is said as such
+        if directory is not None and not holds_something(path):
+            return directory
+        if directory is not None:
+            directory.close()
+        raise UserError(
+            f"--out {path}: expected a new or empty directory, got one with files; "
+            "add --resume to go on with its run, or choose another --out"
+        )
 
     @classmethod
     def open_for_resume(cls, path: Path) -> RunDirectory:
@@ -132,6 +135,11 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether a directory holds a run that can be gone on with."""
+    return os.path.isfile(Path(path) / "config.yaml")
 
 
 def holds_something(path: Path) -> bool:
