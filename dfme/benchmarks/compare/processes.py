@@ -16,8 +16,8 @@ from typing import Generic, TypeVar
 
 from dfme.errors import UserError
 from dfme.files import disk_error
-from dfme.run.directory import acquire_lock
 from dfme.run.job import PROJECT
+from dfme.run.lock import DirectoryLock
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ def free(directory: Path) -> None:
     deadline = time.monotonic() + GRACE_SECONDS
     while directory.is_dir() and time.monotonic() < deadline:
         try:
-            return os.close(acquire_lock(directory))
+            return DirectoryLock(directory).close()
         except UserError:  # in use
             time.sleep(POLL_SECONDS)
 

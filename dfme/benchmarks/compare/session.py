@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shlex
 import signal
@@ -29,10 +28,10 @@ from dfme.report.console import duration, teacher_name
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.build import build_teacher
-from dfme.run.directory import acquire_lock
 from dfme.run.evaluation import evaluation_images
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash, document, resume_command, said_by_the_user
+from dfme.run.lock import DirectoryLock
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
 
@@ -54,8 +53,10 @@ def compare(plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None],
     command = resume_command(plan.out, plan.cells[0].job, "compare")
     again = f"stopped; all that was paid is kept; go on with:\n  {command}"
     make_folder(plan.out / "cells")
-    lock = acquire_lock(plan.out)
+    lock = DirectoryLock(plan.out)
     try:
+        if lock.note:
+            line.note(lock.note)
         write_text(plan.out / OPTIONS, sealed(dump_yaml(plan.options)))
         with Interrupt(announce=True) as interrupt:
             stopped = session.run(interrupt.requested)
@@ -64,7 +65,7 @@ def compare(plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None],
         raise
     finally:
         line.close()
-        os.close(lock)
+        lock.close()
     from dfme.benchmarks.compare.picture import draw
 
     findings, files = session.findings(), [plan.out / name for name in (REPORT, DATA, PICTURE)]
