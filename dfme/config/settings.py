@@ -236,8 +236,7 @@ class ExtractConfig:
     checkpoint_seconds: NotNegative = 60.0
     """least time between two checkpoints, in seconds"""
     fsync: bool = False
-    """wait until a charge is on the disk before its request is sent, and an answer before it is used: so they survive
-    a power cut, or the loss of a node whose disk is elsewhere"""
+    """wait for the disk before a request is sent and before its answer is used, for a power cut or a lost node"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """learning-rate schedule"""
     student: StudentConfig = field(default_factory=StudentConfig)

@@ -36,7 +36,7 @@ def as_begun(config: str, path: str) -> str:
 class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """The files of one run, locked for this process until ``close`` or its end, however it ends.
 
-    Made by ``create`` or ``open_for_resume``. ``note``: what is to be said of its lock, if anything.
+    Made by ``create`` or ``open_for_resume``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,8 +52,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         self.samples = path / "samples"
         self.summary = path / "summary.json"
         self.report = path / "report.html"
-        self._lock = DirectoryLock(path)
-        self.note = self._lock.note
+        self.lock = DirectoryLock(path)
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
@@ -63,10 +62,10 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
             taken = holds_something(path)
         except OSError as error:
             raise UserError(f"--out {path}: cannot create the run directory: {error.strerror}") from error
-        directory = None if taken and not os.path.lexists(path / LOCK) else cls(path)  # in use is said as such
-        if directory is not None and not holds_something(path):
-            return directory
-        if directory is not None:
+        if not taken or os.path.lexists(path / LOCK):  # one that is in use is said to be so
+            directory = cls(path)
+            if not holds_something(path):
+                return directory
             directory.close()
         raise UserError(
             f"--out {path}: expected a new or empty directory, got one with files; "
@@ -104,15 +103,6 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         """Whether there is a checkpoint; a run killed before its first starts again from its journal."""
         return os.path.lexists(self.checkpoint) or os.path.lexists(self.previous_checkpoint)
 
-    def require_space(self, needed: int) -> None:
-        """Raise UserError if fewer than ``needed`` bytes are free."""
-        free = shutil.disk_usage(self.path).free
-        if free < needed:
-            asked, found = f"{needed / 1e6:.1f} MB", f"{free / 1e6:.1f} MB"
-            raise UserError(
-                f"--out {self.path}: expected {asked} of free space, got {found}; free some or choose another --out"
-            )
-
     def write_config(self, text: str) -> None:
         """Write config.yaml and its last line, whole or not at all. Raises RunError where the disk refuses."""
         begun = os.path.relpath(Path.cwd(), self.path.resolve())
@@ -128,10 +118,18 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     def close(self) -> None:
         """Give the lock back; closing twice is no error."""
-        self._lock.close()
+        self.lock.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def require_space(path: Path, needed: int) -> None:
+    """Raise UserError if fewer than ``needed`` bytes are free for a directory, there or to be made."""
+    free = shutil.disk_usage(next(folder for folder in (path, *path.absolute().parents) if folder.exists())).free
+    if free < needed:
+        asked, found = f"{needed / 1e6:.1f} MB", f"{free / 1e6:.1f} MB"
+        raise UserError(f"--out {path}: expected {asked} of free space, got {found}; free some or choose another --out")
 
 
 def is_run(path: str | Path) -> bool:

@@ -21,60 +21,56 @@ from dfme.config.messages import printable
 from dfme.errors import UserError
 
 LOCK = ".lock"
-BEAT_SECONDS = 30.0
-DEAD_SECONDS = 120.0
+BEAT_SECONDS, DEAD_SECONDS = 30.0, 120.0
 """Without a beat for so long, a process of another host holds nothing."""
 
-MOST_BYTES = 500
-"""Of a lock that is read: a name and a number."""
-
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What ``flock`` says where a file system is mounted without locks."""
+MOST_BYTES = 500  # of a lock that is read: a name and a number
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # where a file system is mounted without
 
 
 class DirectoryLock:
-    """Held from its making until ``close``, or the end of the process. ``note``: what is to be said of it, if anything.
+    """Held from its making until ``close``, or the end of the process. ``notes``: what is to be said of it.
 
     Raises UserError if another process holds it, or the directory cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
-        self.note, self._fd, self._ended = "", -1, threading.Event()
+        self.notes, self._fd, self._ended = list[str](), -1, threading.Event()
         self._own = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
         try:
             self._fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
             os.lseek(self._fd, 0, os.SEEK_END)  # which a pipe refuses
-            self._take(path)
-        except (OSError, UserError) as error:
+            problem = self._take(path)
+        except OSError as error:
+            mount = "; its file system has no locks: mount it with -o flock (Lustre) or without -o nolock (NFS)"
+            problem = f"cannot write to the run directory: {error.strerror}{mount * (error.errno in NO_LOCKS)}"
+        if problem:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
-            if isinstance(error, UserError):
-                raise
-            text = f"cannot write to the run directory: {error.strerror}"
-            if error.errno in NO_LOCKS:
-                text = f"its file system has no locks ({error.strerror}); mount it with -o flock (Lustre), or without "
-                text += "-o nolock (NFS), or choose another --out"
-            raise UserError(f"--out {path}: {text}") from error
+            raise UserError(f"--out {path}: {problem}")
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
-    def _take(self, path: Path) -> None:
-        busy = False
-        try:
+    def _take(self, path: Path) -> str:
+        """Take the lock, unless somebody else is at work: then the result says who."""
+        busy = True
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            busy = True
+            busy = False
         host, pid = self._holder()
-        there = host not in ("", socket.gethostname())
-        age = self._age(path) if there else 0.0
+        there, age = host not in ("", socket.gethostname()), 0.0
+        if there:
+            with tempfile.TemporaryFile(dir=path) as fresh:  # what time it is on the file system
+                os.utime(fresh.fileno())
+                age = os.fstat(fresh.fileno()).st_mtime - os.fstat(self._fd).st_mtime
         holder = f"process {pid}" + f" on {host}, {age:.0f} s after its latest sign of life" * there
         if busy or (there and abs(age) < DEAD_SECONDS):  # a beat far ahead is none of this file system's
             wait = "" if busy else f" (or {DEAD_SECONDS - age:.0f} s if it is gone)"
-            text = f"in use by {holder}; wait for it to end{wait}, stop it, or choose another --out"
-            raise UserError(f"--out {path}: {text}")
-        self.note = f"{path}: taken over from {holder}" if there else ""
+            return f"in use by {holder}; wait for it to end{wait}, stop it, or choose another --out"
+        self.notes += [f"{path}: taken over from {holder}"] * there
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, self._own, 0)
+        return ""
 
     def _holder(self) -> tuple[str, str]:
         """Host and process that the file names, a stranger's text perhaps."""
@@ -83,12 +79,6 @@ class DirectoryLock:
             return printable(str(said["host"]))[:64], printable(str(said["pid"]))[:20]
         except (ValueError, LookupError, TypeError, RecursionError):  # none, or not ours
             return "", "unknown"
-
-    def _age(self, path: Path) -> float:
-        """Seconds since the latest beat, as the file system counts them."""
-        with tempfile.TemporaryFile(dir=path) as fresh:
-            os.utime(fresh.fileno())
-            return os.fstat(fresh.fileno()).st_mtime - os.fstat(self._fd).st_mtime
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):

@@ -15,6 +15,9 @@ from dfme.run.recipes import fitted
 OPTIONS = "comparison.yaml"
 """A comparison's own file of options, in its directory."""
 
+AWAY = ("slurm", "ray")
+"""Engines whose cells run on other machines, and write to a disk that they share."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -44,6 +47,7 @@ class ComparisonPlan:
     cells: tuple[Cell, ...]
     options: dict[str, Any]
     command: tuple[str, ...]
+    engine: str = "local"
 
     @property
     def name(self) -> str:
@@ -71,6 +75,24 @@ def cells_of(
         config = replace(config, seed=seed, budget=budget, out=directory, resume=False, wandb=wandb)
         cells.append(replace(cell, job=fitted(replace(cell.job, config=config))))
     return tuple(cells)
+
+
+def rates_of(job: Job) -> dict[str, float]:
+    """The rates at which the job's service may be asked, as far as anybody says."""
+    rates = ("images_per_second", "requests_per_second")
+    return {name: job.teacher_options[name] for name in rates if job.teacher_options.get(name)}
+
+
+def as_asked(job: Job, sharing: int, engine: str) -> Job:
+    """The job of one of so many cells that ask a service at once (0: the teacher is none), which ``engine`` runs.
+
+    Together they keep to the rates of one, and on other machines lose no record of it. None of that decides a result.
+    """
+    if not sharing:
+        return job
+    shares = {name: rate / sharing for name, rate in rates_of(job).items()}
+    config = replace(job.config, fsync=job.config.fsync or engine in AWAY)
+    return replace(job, config=config, teacher_options={**job.teacher_options, **shares})
 
 
 def own_options(config: CompareConfig, rows: Sequence[str]) -> dict[str, Any]:

@@ -11,24 +11,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-import torch
-
 from dfme.benchmarks.compare.figures import read_figures
-from dfme.benchmarks.compare.plan import OPTIONS, Cell, ComparisonPlan
+from dfme.benchmarks.compare.plan import OPTIONS, Cell, ComparisonPlan, as_asked
 from dfme.benchmarks.compare.processes import WorkerPool, cores, free, last_line, start, threads_each
+from dfme.benchmarks.compare.rehearsal import rehearse
 from dfme.benchmarks.compare.rows import unequal
 from dfme.benchmarks.compare.table import ComparisonResult, Outcome, as_json, markdown, overview
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import DfmeError, UserError
 from dfme.files import make_folder, write_text
 from dfme.methods import find_method
-from dfme.oracle.ledger import Ledger
-from dfme.oracle.oracle import Oracle
 from dfme.report.console import duration, teacher_name
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
-from dfme.run.build import build_teacher
-from dfme.run.evaluation import evaluation_images
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash, document, resume_command, said_by_the_user
 from dfme.run.lock import DirectoryLock
@@ -49,14 +44,14 @@ def compare(plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None],
         TeacherError: from a teacher that does not answer.
     """
     session = Session(plan, not_applicable(plan.cells), line)
-    session.check_teacher()
+    session.rehearse()
     command = resume_command(plan.out, plan.cells[0].job, "compare")
     again = f"stopped; all that was paid is kept; go on with:\n  {command}"
     make_folder(plan.out / "cells")
     lock = DirectoryLock(plan.out)
     try:
-        if lock.note:
-            line.note(lock.note)
+        for text in lock.notes:
+            line.note(text)
         write_text(plan.out / OPTIONS, sealed(dump_yaml(plan.options)))
         with Interrupt(announce=True) as interrupt:
             stopped = session.run(interrupt.requested)
@@ -100,26 +95,10 @@ class Session:
         self._watch(now=True)
         return any(outcome.state == "waiting" for outcome in self._outcomes.values())
 
-    def check_teacher(self) -> None:
-        """Make the teacher that all cells share, so that what cannot work is said once.
-
-        One in this process is asked for one image. A service is not: its count and the cells' ledgers must be equal.
-        """
-        waiting = {each.cell.mode: each.cell.job for each in self._outcomes.values() if each.state == "waiting"}
-        for job in waiting.values():
-            teacher = build_teacher(job, None, torch.device("cpu"))
-            try:
-                names, service = getattr(teacher, "class_names", None), getattr(teacher, "wire", None) is not None
-                evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names)
-                if not service:
-                    grey_BCHW = torch.full((1, *teacher.spec.shape), sum(teacher.spec.bounds) / 2)
-                    Oracle(teacher, Ledger(1))(grey_BCHW, purpose="check")
-            finally:
-                getattr(teacher, "close", lambda: None)()
-            told = ["x".join(map(str, teacher.spec.shape)), f"{teacher.num_classes} classes", str(teacher.label_mode)]
-            told += getattr(teacher, "inferred", ())  # from the weights or the evaluation, where nobody says
-            asked = "a service, not asked before the cells" if service else "it answers (one image, charged to no run)"
-            self._line.note(f"teacher {self.findings().facts['teacher']}: {', '.join(told)}; {asked}")
+    def rehearse(self) -> None:
+        """Find what cannot work, before any cell is started."""
+        waiting = [each.cell for each in self._outcomes.values() if each.state == "waiting"]
+        self._sharing = rehearse(self._plan, waiting, self._line.note)
 
     def _images(self) -> int:
         """Charged so far, of all cells, as far as their records tell."""
@@ -166,7 +145,7 @@ class Session:
         directory = self._plan.directory(cell)
         make_folder(directory)
         recipe, log = directory.with_name(f"{cell.name}.yaml"), directory.with_name(f"{cell.name}.log")
-        write_text(recipe, sealed(dump_yaml(document(cell.job))))
+        write_text(recipe, sealed(dump_yaml(document(as_asked(cell.job, self._sharing, self._plan.engine)))))
         free(directory)
         again = ["--resume"] if (directory / "config.yaml").is_file() else []
         words = ["--config", str(recipe), "--out", str(directory), *again, *said_by_the_user(cell.job)]
