@@ -24,7 +24,7 @@ LOCK = ".lock"
 BEAT_SECONDS, DEAD_SECONDS = 30.0, 120.0
 """Without a beat for so long, a process of another host holds nothing."""
 
-MOST_BYTES = 500  # of a lock that is read: a name and a number
+MAX_BYTES = 500  # of a lock that is read: a name and a number
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # where a file system is mounted without
 
 
@@ -75,7 +75,7 @@ class DirectoryLock:
     def _holder(self) -> tuple[str, str]:
         """Host and process that the file names, a stranger's text perhaps."""
         try:
-            said = json.loads(os.pread(self._fd, MOST_BYTES, 0))
+            said = json.loads(os.pread(self._fd, MAX_BYTES, 0))
             return printable(str(said["host"]))[:64], printable(str(said["pid"]))[:20]
         except (ValueError, LookupError, TypeError, RecursionError):  # none, or not ours
             return "", "unknown"
@@ -92,7 +92,7 @@ class DirectoryLock:
         self._ended.set()
         self._thread.join(1.0)  # a disk out of reach may hold it up
         with contextlib.suppress(OSError):
-            if os.pread(self._fd, MOST_BYTES, 0) == self._own:  # and nobody took it over meanwhile
+            if os.pread(self._fd, MAX_BYTES, 0) == self._own:  # and nobody took it over meanwhile
                 os.ftruncate(self._fd, 0)
         os.close(self._fd)
         self._fd = -1
