@@ -1,8 +1,7 @@
 """The lock of a directory: one process at a time works in it, on this machine and on those that share its disk.
 
-``flock`` decides among the processes of one host, and the system frees it when its process ends. It may not reach the
-other hosts of a shared file system. So ``.lock`` names host and process of the holder, who touches it while it is at
-work: the file's time of change is its latest beat. All times are the file system's own, no host's.
+``flock`` decides among the processes of one host, but may not reach the others of a shared file system. So ``.lock``
+names its holder, who touches it: its time of change is the latest beat. All times are the file system's, no host's.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ LOCK = ".lock"
 BEAT_SECONDS, DEAD_SECONDS = 30.0, 120.0
 """Without a beat for so long, a process of another host holds nothing."""
 
-MAX_BYTES = 500  # of a lock that is read: a name and a number
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # where a file system is mounted without
+MAX_BYTES = 500  # of a lock that is read
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class DirectoryLock:
@@ -48,8 +47,7 @@ class DirectoryLock:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
             raise UserError(f"--out {path}: {problem}")
-        self._thread = threading.Thread(target=self._beat, daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._beat, daemon=True).start()
 
     def _take(self, path: Path) -> str:
         """Take the lock, unless somebody else is at work: then the result says who."""
@@ -90,7 +88,6 @@ class DirectoryLock:
         if self._fd < 0:
             return
         self._ended.set()
-        self._thread.join(1.0)  # a disk out of reach may hold it up
         with contextlib.suppress(OSError):
             if os.pread(self._fd, MAX_BYTES, 0) == self._own:  # and nobody took it over meanwhile
                 os.ftruncate(self._fd, 0)

@@ -84,9 +84,9 @@ def rates_of(job: Job) -> dict[str, float]:
 
 
 def as_asked(job: Job, sharing: int, engine: str) -> Job:
-    """The job of one of so many cells that ask a service at once (0: the teacher is none), which ``engine`` runs.
+    """The job of one of so many cells that ask a service at once (0: none do), which share its rates.
 
-    Together they keep to the rates of one, and on other machines lose no record of it. None of that decides a result.
+    On other machines its records wait for the disk. None of that decides a result.
     """
     if not sharing:
         return job

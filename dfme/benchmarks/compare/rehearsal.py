@@ -48,8 +48,8 @@ def rehearse(plan: ComparisonPlan, cells: Sequence[Cell], tell: Callable[[str], 
                     "give --teacher.images-per-second or --teacher.requests-per-second, to be shared, or --jobs 1"
                 )
             evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names)
-            alike = {(cell.row, cell.budget): cell for cell in of_mode}
-            for cell in alike.values():
+            alike = {(cell.row, cell.budget): cell for cell in of_mode}.values()
+            for cell in alike:
                 try:
                     needed += _space(cell, teacher, plan.engine in AWAY) * len(of_mode) // len(alike)
                 except UserError as error:
@@ -77,8 +77,7 @@ def rehearse(plan: ComparisonPlan, cells: Sequence[Cell], tell: Callable[[str], 
 def _space(cell: Cell, teacher: Teacher, away: bool) -> int:
     """Bytes of disk that a run of the cell needs, whose parts fit together and into the memory of this machine."""
     config, cpu = cell.job.config, torch.device("cpu")
-    here = None if away else choose_device(config.device)
-    none = replace(config.evaluation, dataset="none")  # it was looked at for all rows
+    here, none = None if away else choose_device(config.device), replace(config.evaluation, dataset="none")
     job = replace(cell.job, config=replace(config, device="cpu", evaluation=none))
     _, pool, nets, needed = build_parts(job, teacher, cpu)
     method_of(job, teacher, nets, pool)
