@@ -235,6 +235,9 @@ class ExtractConfig:
     """run student and generator through torch.compile"""
     checkpoint_seconds: NotNegative = 60.0
     """least time between two checkpoints, in seconds"""
+    fsync: bool = False
+    """wait until a charge is on the disk before its request is sent, and an answer before it is used: so they survive
+    a power cut, or the loss of a node whose disk is elsewhere"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """learning-rate schedule"""
     student: StudentConfig = field(default_factory=StudentConfig)

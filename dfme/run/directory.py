@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -13,8 +12,7 @@ from typing import Any
 from dfme.config.yaml_files import sealed
 from dfme.errors import RunError, UserError
 from dfme.files import remove, write_text
-
-LOCK = ".lock"
+from dfme.run.lock import LOCK, DirectoryLock
 
 TRACES = (LOCK, "config.yaml.tmp")
 """What a process killed before its config.yaml was whole may have left: not a run, and in nobody's way."""
@@ -38,7 +36,7 @@ def as_begun(config: str, path: str) -> str:
 class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """The files of one run, locked for this process until ``close`` or its end, however it ends.
 
-    Made by ``create`` or ``open_for_resume``.
+    Made by ``create`` or ``open_for_resume``. ``note``: what is to be said of its lock, if anything.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +52,8 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         self.samples = path / "samples"
         self.summary = path / "summary.json"
         self.report = path / "report.html"
-        self._lock = acquire_lock(path)
+        self._lock = DirectoryLock(path)
+        self.note = self._lock.note
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
@@ -129,9 +128,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     def close(self) -> None:
         """Give the lock back; closing twice is no error."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -145,27 +142,3 @@ def is_run(path: str | Path) -> bool:
 def holds_something(path: Path) -> bool:
     """Whether a directory holds anything but what a run killed at its very beginning leaves."""
     return any(entry.name not in TRACES for entry in path.iterdir())
-
-
-def acquire_lock(path: Path) -> int:
-    """The file descriptor of a directory's lock. The system frees it when its process ends: no lock is ever stale.
-
-    Raises UserError if another process holds it, or the directory cannot be written.
-    """
-    fd = -1
-    try:
-        fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-    except BlockingIOError as error:
-        holder = os.read(fd, 20).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise UserError(
-            f"--out {path}: in use by process {holder}; wait for it to end, stop it, or choose another --out"
-        ) from error
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-        raise UserError(f"--out {path}: cannot write to the run directory: {error.strerror}") from error
-    return fd

@@ -15,10 +15,9 @@ from typing import IO
 
 from dfme.errors import UserError
 from dfme.files import disk_error
-from dfme.run.directory import acquire_lock
 from dfme.run.job import PROJECT
+from dfme.run.lock import DirectoryLock
 
-POLL_SECONDS = 0.05
 GRACE_SECONDS = 20.0
 """How long a run of a killed comparison may take to end its step."""
 
@@ -77,14 +76,20 @@ def start(words: Sequence[str], log: Path, threads: int, gpu: str | None = None)
         )
 
 
-def free(directory: Path, seconds: float = GRACE_SECONDS) -> None:
-    """Wait until no process works in a run's directory: a killed comparison's may still be ending its step."""
+def free(directory: Path, seconds: float = GRACE_SECONDS) -> str:
+    """Wait until no process works in a run's directory: a killed comparison's may still be ending its step.
+
+    What is to be said of the lock, if it was one of a host that is gone.
+    """
     deadline = time.monotonic() + seconds
     while directory.is_dir() and time.monotonic() < deadline:
         try:
-            return os.close(acquire_lock(directory))
+            lock = DirectoryLock(directory)
+            lock.close()
+            return lock.note
         except UserError:  # in use
-            time.sleep(POLL_SECONDS)
+            time.sleep(seconds / 400)
+    return ""
 
 
 def last_line(log: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import time
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from dfme.benchmarks.compare.engines import LOST, STOPPED, Engine, Task, Terms, open_engine
+from dfme.benchmarks.compare.engines import EXTRAS, LOST, STOPPED, Engine, Task, Terms, open_engine
 from dfme.benchmarks.compare.figures import read_figures
 from dfme.benchmarks.compare.plan import OPTIONS, Cell, ComparisonPlan
 from dfme.benchmarks.compare.processes import last_line
@@ -28,10 +27,10 @@ from dfme.report.console import duration, teacher_name
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.build import build_teacher
-from dfme.run.directory import acquire_lock
 from dfme.run.evaluation import evaluation_images
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash, document, resume_command, said_by_the_user
+from dfme.run.lock import DirectoryLock
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
 
@@ -56,8 +55,10 @@ def compare(plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None],
         command += f" --engine-options {shlex.quote(said)}"
     again = f"stopped; all that was paid is kept; go on with:\n  {command}"
     make_folder(plan.out / "cells")
-    lock = acquire_lock(plan.out)
+    lock = DirectoryLock(plan.out)
     try:
+        if lock.note:
+            line.note(lock.note)
         write_text(plan.out / OPTIONS, sealed(dump_yaml(plan.options)))
         with Interrupt(announce=True) as interrupt:
             stopped = session.run(interrupt.requested)
@@ -66,7 +67,7 @@ def compare(plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None],
         raise
     finally:
         line.close()
-        os.close(lock)
+        lock.close()
     from dfme.benchmarks.compare.picture import draw
 
     findings, files = session.findings(), [plan.out / name for name in (REPORT, DATA, PICTURE)]
@@ -89,6 +90,7 @@ class Session:
         self._unequal = unequal({cell.row: cell.job for cell in plan.cells})
         self._asked: dict[str, int] = {}
         self._again: Counter[str] = Counter()
+        self._asks_a_service = False
         terms = Terms(self._task, plan.jobs, plan.retries, plan.engine_options, plan.out, line.note)
         self._engine: Engine[Cell] = open_engine(plan.engine, terms)
         self._outcomes = {cell.name: self._before(cell, reasons.get((cell.row, cell.mode))) for cell in plan.cells}
@@ -115,6 +117,7 @@ class Session:
             try:
                 names, service = getattr(teacher, "class_names", None), getattr(teacher, "wire", None) is not None
                 evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names)
+                self._asks_a_service |= service
                 if not service:
                     grey_BCHW = torch.full((1, *teacher.spec.shape), sum(teacher.spec.bounds) / 2)
                     Oracle(teacher, Ledger(1))(grey_BCHW, purpose="check")
@@ -172,6 +175,8 @@ class Session:
         recipe, log = directory.with_name(f"{cell.name}.yaml"), directory.with_name(f"{cell.name}.log")
         write_text(recipe, sealed(dump_yaml(document(cell.job))))
         words = ["--config", str(recipe), "--out", str(directory), "--resume", "auto", *said_by_the_user(cell.job)]
+        if self._asks_a_service and self._plan.engine in EXTRAS:  # what was paid survives the loss of a node
+            words.append("--fsync")
         return Task(("extract", *words), log, directory, cell.job.config.device)
 
     def _ended(self, cell: Cell, code: int, stopping: bool) -> bool:

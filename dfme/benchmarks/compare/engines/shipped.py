@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 STOPPED, LOST = 130, -256
-BEAT_SECONDS = 150.0
-"""How long a worker waits for a directory that another one seems to hold, whose node may be gone."""
+BEATS_SECONDS = 150.0
+"""How long a worker waits for a directory that another node seems to hold: longer than a lost node's lock lasts."""
 
 
 def run_cell(words: list[str], log: str) -> int:
@@ -35,7 +35,8 @@ def run_cell(words: list[str], log: str) -> int:
         os.dup2(file.fileno(), 2)
     sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 (as long as the process)
     try:
-        free(Path(words[words.index("--out") + 1]), BEAT_SECONDS)
+        note = free(Path(words[words.index("--out") + 1]), BEATS_SECONDS)
+        print(note, end="\n" * bool(note))
         return main(words)
     except KeyboardInterrupt:  # before main could hear it
         return STOPPED
