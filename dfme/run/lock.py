@@ -28,13 +28,13 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class DirectoryLock:
-    """Held from its making until ``close``, or the end of the process. ``notes``: what is to be said of it.
+    """Held from its making until ``close``, or the end of the process. ``note``: what is to be said of it, if anything.
 
     Raises UserError if another process holds it, or the directory cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
-        self.notes, self._fd, self._ended = list[str](), -1, threading.Event()
+        self.note, self._fd, self._ended = "", -1, threading.Event()
         self._own = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
         try:
             self._fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
@@ -65,7 +65,7 @@ class DirectoryLock:
         if busy or (there and abs(age) < DEAD_SECONDS):  # a beat far ahead is none of this file system's
             wait = "" if busy else f" (or {DEAD_SECONDS - age:.0f} s if it is gone)"
             return f"in use by {holder}; wait for it to end{wait}, stop it, or choose another --out"
-        self.notes += [f"{path}: taken over from {holder}"] * there
+        self.note = f"{path}: taken over from {holder}" * there
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, self._own, 0)
         return ""

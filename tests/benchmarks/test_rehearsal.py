@@ -176,10 +176,11 @@ def test_several_cells_at_a_service_without_a_rate_are_refused(calls: Callable[[
         said = refusal(f"--teacher owned:{kind} --jobs 3")
         assert said.startswith(f"--jobs: 3 cells would ask owned:{kind} at once, and nobody says how fast")
         assert said.endswith(
-            "give --teacher.images-per-second or --teacher.requests-per-second, to be shared, or --jobs 1"
+            "give --teacher.images-per-second or --teacher.requests-per-second, to be shared, or --jobs 1 with --engine local"
         )
         assert rehearsed(f"--teacher owned:{kind} --jobs 1")[0] == 1
     assert rehearsed("--teacher owned:Service --jobs 3 --methods static --seeds 0")[0] == 1  # one cell is one
+    assert refusal("--teacher owned:Service --engine commands").startswith("--jobs: 4 cells would ask")  # any at once
     assert calls() == []
 
 

@@ -73,7 +73,7 @@ def test_a_young_beat_from_another_host_refuses_though_flock_is_free(tmp_path: P
 def test_an_old_one_or_one_yet_to_come_is_taken_over_and_said(tmp_path: Path, age: float) -> None:
     file = left(tmp_path, age)
     held = DirectoryLock(tmp_path)
-    assert held.notes[0].startswith(f"{tmp_path}: taken over from process 4711 on node7, ")
+    assert held.note.startswith(f"{tmp_path}: taken over from process 4711 on node7, ")
     assert json.loads(file.read_text())["pid"] == os.getpid()
     held.close()
 
@@ -93,7 +93,7 @@ def test_a_run_says_that_it_took_over_and_goes_on(
 def test_of_this_host_flock_decides_alone(tmp_path: Path) -> None:
     left(tmp_path, 0, json.dumps({"host": socket.gethostname(), "pid": 1}))
     held = DirectoryLock(tmp_path)
-    assert held.notes == []
+    assert held.note == ""
     held.close()
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from dfme.benchmarks.compare.engines import EXTRAS
 from dfme.benchmarks.options import CompareConfig
 from dfme.config.settings import Job
 from dfme.run.recipes import fitted
 
 OPTIONS = "comparison.yaml"
 """A comparison's own file of options, in its directory."""
-
-AWAY = ("slurm", "ray")
-"""Engines whose cells run on other machines, and write to a disk that they share."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,7 @@ class ComparisonPlan:
     """A comparison before it begins, its ``cells`` in the order in which they run.
 
     ``options`` is its own file of options, with the flags that were given; ``command`` are the words that asked for it.
+    ``jobs`` cells run at once, by ``engine`` with its options; one that is killed is begun again ``retries`` times.
     """
 
     out: Path
@@ -48,6 +47,8 @@ class ComparisonPlan:
     options: dict[str, Any]
     command: tuple[str, ...]
     engine: str = "local"
+    engine_options: Mapping[str, str] = field(default_factory=dict)
+    retries: int = 3
 
     @property
     def name(self) -> str:
@@ -91,14 +92,15 @@ def as_asked(job: Job, sharing: int, engine: str) -> Job:
     if not sharing:
         return job
     shares = {name: rate / sharing for name, rate in rates_of(job).items()}
-    config = replace(job.config, fsync=job.config.fsync or engine in AWAY)
+    config = replace(job.config, fsync=job.config.fsync or engine in EXTRAS)
     return replace(job, config=config, teacher_options={**job.teacher_options, **shares})
 
 
 def own_options(config: CompareConfig, rows: Sequence[str]) -> dict[str, Any]:
     """The comparison's own options in its file."""
     lists = {key: list(getattr(config, key)) for key in ("seeds", "budgets", "label_modes")}
-    return {"methods": list(rows), **lists, "student_steps": config.student_steps, "jobs": config.jobs}
+    single = {key: getattr(config, key) for key in ("student_steps", "jobs", "engine", "retries")}
+    return {"methods": list(rows), **lists, **single}
 
 
 def count_text(images: int) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from dfme.benchmarks.compare.plan import AWAY, Cell, ComparisonPlan, rates_of
+from dfme.benchmarks.compare.engines import EXTRAS
+from dfme.benchmarks.compare.plan import Cell, ComparisonPlan, rates_of
 from dfme.compute import choose_device
 from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
@@ -41,17 +42,19 @@ def rehearse(plan: ComparisonPlan, cells: Sequence[Cell], tell: Callable[[str], 
         teacher = build_teacher(job, None, torch.device("cpu"))
         try:
             names, service = getattr(teacher, "class_names", None), getattr(teacher, "wire", None) is not None
-            sharing = min(plan.jobs, len(cells)) if service else 0
+            most = len(cells) if plan.engine == "commands" else plan.jobs  # whoever runs a list may run it all at once
+            sharing = min(most, len(cells)) if service else 0
             if sharing > 1 and not rates_of(job):  # a server on this machine included, which a tunnel looks like
                 raise UserError(
                     f"--jobs: {sharing} cells would ask {named} at once, and nobody says how fast it may be asked; "
-                    "give --teacher.images-per-second or --teacher.requests-per-second, to be shared, or --jobs 1"
+                    "give --teacher.images-per-second or --teacher.requests-per-second, to be shared, or --jobs 1 with "
+                    "--engine local"
                 )
             evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names)
             alike = {(cell.row, cell.budget): cell for cell in of_mode}.values()
             for cell in alike:
                 try:
-                    needed += _space(cell, teacher, plan.engine in AWAY) * len(of_mode) // len(alike)
+                    needed += _space(cell, teacher, plan.engine in EXTRAS) * len(of_mode) // len(alike)
                 except UserError as error:
                     problems.setdefault(str(error), {})[cell.row] = None
             if not (service or problems):
