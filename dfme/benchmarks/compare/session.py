@@ -8,10 +8,12 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from importlib import import_module
 
 import torch
 
-from dfme.benchmarks.compare.engines import EXTRAS, LOST, STOPPED, Engine, Task, Terms, open_engine
+from dfme.benchmarks.compare.engines import ENGINES, EXTRAS, LOST, STOPPED, Task
+from dfme.benchmarks.compare.engines.pool import WorkerPool
 from dfme.benchmarks.compare.figures import read_figures
 from dfme.benchmarks.compare.plan import OPTIONS, Cell, ComparisonPlan
 from dfme.benchmarks.compare.processes import last_line
@@ -91,8 +93,8 @@ class Session:
         self._asked: dict[str, int] = {}
         self._again: Counter[str] = Counter()
         self._asks_a_service = False
-        terms = Terms(self._task, plan.jobs, plan.retries, plan.engine_options, plan.out, line.note)
-        self._engine: Engine[Cell] = open_engine(plan.engine, terms)
+        module, _, name = ENGINES[plan.engine].partition(":")
+        self._engine: WorkerPool[Cell] = getattr(import_module(module), name)(plan, self._task, line.note)
         self._outcomes = {cell.name: self._before(cell, reasons.get((cell.row, cell.mode))) for cell in plan.cells}
 
     def run(self, stopped: Callable[[], bool]) -> bool:
