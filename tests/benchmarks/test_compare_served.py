@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from http_runs import EVALUATION, MOST, STUDENT, command
 from toys import LinearTeacher
 
 from dfme.benchmarks.compare import session
-from dfme.benchmarks.compare.engines import ENGINES, Task, Terms
-from dfme.benchmarks.compare.plan import Cell
+from dfme.benchmarks.compare.engines import ENGINES, Task
+from dfme.benchmarks.compare.plan import Cell, ComparisonPlan
 from dfme.cli.compare import plan_of
 from dfme.oracle.ledger import audit
 from dfme.report.terminal import StatusLine
@@ -43,11 +43,11 @@ class Taking:
 
     manner, taken = "nowhere", list[Task]()
 
-    def __init__(self, terms: Terms[Cell]) -> None:
-        self._terms, self.running = terms, list[Cell]()
+    def __init__(self, _: ComparisonPlan, task: Callable[[Cell], Task], tell: object) -> None:
+        self._task, self.running = task, list[Cell]()
 
     def run(self, tasks: Iterable[Cell], *_: object) -> None:
-        self.taken.extend(map(self._terms.task, tasks))
+        self.taken.extend(map(self._task, tasks))
 
 
 def test_what_a_service_was_paid_survives_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,18 +38,12 @@ def own_problems(config: CompareConfig, rows: Sequence[str]) -> Iterator[Problem
             yield Problem("methods", f"expected names of letters, digits, _ - . and :, got {row!r}")
     yield from _list_problems("methods", config.methods or rows)
     for text in config.engine_options:
-        if not all(text.partition("=")):
-            yield Problem("engine_options", f"expected KEY=VALUE such as partition=gpu, got {text!r}")
+        if config.engine == "local" or not all(text.partition("=")):
+            wanted = "none with --engine local" if config.engine == "local" else "KEY=VALUE such as partition=gpu"
+            yield Problem("engine_options", f"expected {wanted}, got {text!r}")
     yield from _list_problems("seeds", config.seeds)
     yield from _list_problems("budgets", config.budgets, parse_count)
     yield from _list_problems("label_modes", config.label_modes, LabelMode.parse)
-
-
-def require_typed(file: str, written: Mapping[str, Any], is_record: bool) -> None:
-    """UserError where a file says who runs the cells, which is for the one whose machines they are."""
-    said = [key for key in ("engine", "engine_options") if key in written and not (is_record and key == "engine")]
-    if said:
-        raise UserError(f"{file}: {said[0]}: say --{said[0].replace('_', '-')} on the command line; a file cannot")
 
 
 def elsewhere_problems(shared: Mapping[str, Any], flags: Sequence[str]) -> Iterator[str]:

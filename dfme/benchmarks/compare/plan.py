@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dfme.benchmarks.compare.engines import EXTRAS
 from dfme.benchmarks.options import CompareConfig
 from dfme.config.settings import Job
 from dfme.run.recipes import fitted
@@ -84,15 +83,15 @@ def rates_of(job: Job) -> dict[str, float]:
     return {name: job.teacher_options[name] for name in rates if job.teacher_options.get(name)}
 
 
-def as_asked(job: Job, sharing: int, engine: str) -> Job:
+def as_asked(job: Job, sharing: int, away: bool) -> Job:
     """The job of one of so many cells that ask a service at once (0: none do), which share its rates.
 
-    On other machines its records wait for the disk. None of that decides a result.
+    On other machines (``away``) its records wait for the disk. None of that decides a result.
     """
     if not sharing:
         return job
     shares = {name: rate / sharing for name, rate in rates_of(job).items()}
-    config = replace(job.config, fsync=job.config.fsync or engine in EXTRAS)
+    config = replace(job.config, fsync=job.config.fsync or away)
     return replace(job, config=config, teacher_options={**job.teacher_options, **shares})
 
 

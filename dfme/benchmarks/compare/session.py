@@ -8,8 +8,10 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from importlib import import_module
 
-from dfme.benchmarks.compare.engines import LOST, STOPPED, Engine, Task, Terms, open_engine
+from dfme.benchmarks.compare.engines import ENGINES, EXTRAS, LOST, STOPPED, Task
+from dfme.benchmarks.compare.engines.pool import WorkerPool
 from dfme.benchmarks.compare.figures import read_figures
 from dfme.benchmarks.compare.plan import OPTIONS, Cell, ComparisonPlan, as_asked
 from dfme.benchmarks.compare.processes import last_line
@@ -85,8 +87,8 @@ class Session:
         self._unequal = unequal({cell.row: cell.job for cell in plan.cells})
         self._asked: dict[str, int] = {}
         self._again: Counter[str] = Counter()
-        terms = Terms(self._task, plan.jobs, plan.retries, plan.engine_options, plan.out, line.note)
-        self._engine: Engine[Cell] = open_engine(plan.engine, terms)
+        module, _, name = ENGINES[plan.engine].partition(":")
+        self._engine: WorkerPool[Cell] = getattr(import_module(module), name)(plan, self._task, line.note)
         self._outcomes = {cell.name: self._before(cell, reasons.get((cell.row, cell.mode))) for cell in plan.cells}
 
     def run(self, stopped: Callable[[], bool]) -> bool:
@@ -150,7 +152,7 @@ class Session:
         directory = self._plan.directory(cell)
         make_folder(directory)
         recipe, log = directory.with_name(f"{cell.name}.yaml"), directory.with_name(f"{cell.name}.log")
-        write_text(recipe, sealed(dump_yaml(document(as_asked(cell.job, self._sharing, self._plan.engine)))))
+        write_text(recipe, sealed(dump_yaml(document(as_asked(cell.job, self._sharing, self._plan.engine in EXTRAS)))))
         words = ["--config", str(recipe), "--out", str(directory), "--resume", "auto", *said_by_the_user(cell.job)]
         return Task(("extract", *words), log, directory, cell.job.config.device)
 

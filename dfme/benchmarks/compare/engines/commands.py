@@ -7,49 +7,38 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Generic, TypeVar
 
-from dfme.benchmarks.compare.engines import Task, Terms
+from dfme.benchmarks.compare.engines import Task
+from dfme.benchmarks.compare.plan import Cell, ComparisonPlan
 from dfme.benchmarks.compare.processes import surroundings, threads_each
 from dfme.errors import UserError
 from dfme.files import write_text
 
-T = TypeVar("T")
 
-LIST, ARRAY = "commands.txt", "array.sh"
-
-
-class Commands(Generic[T]):
+class Commands:
     """Writes what is to be run, and runs nothing."""
 
-    def __init__(self, terms: Terms[T]) -> None:
-        for name, value in terms.options.items():
+    def __init__(self, plan: ComparisonPlan, task: Callable[[Cell], Task], tell: Callable[[str], None]) -> None:
+        for name, value in plan.engine_options.items():
             if not re.fullmatch(r"[a-z][a-z-]*", name) or not value.isprintable():
                 raise UserError(f"--engine-options: expected options of sbatch such as partition=gpu, got {name!r}")
-        self._terms, self._threads = terms, threads_each(terms.jobs)
-        self.running: list[T] = []
+        self._plan, self._task, self._tell, self._threads = plan, task, tell, threads_each(plan.jobs)
+        self.running: list[Cell] = []
         self.manner = f"from a list of commands, each run of {self._threads} threads"
 
-    def run(
-        self,
-        tasks: Iterable[T],
-        ended: Callable[[T, int], bool],
-        stopped: Callable[[], bool],
-        watch: Callable[[], None] = lambda: None,
-    ) -> None:
+    def run(self, tasks: Iterable[Cell], *_: object) -> None:
         """List the cells, one a line, and say what to do with the lines."""
-        each = [self._terms.task(cell) for cell in tasks]
-        if not each:
-            return
-        commands, array = self._terms.out / LIST, self._terms.out / ARRAY
-        write_text(commands, "".join(f"{self._line(task)}\n" for task in each))
-        write_text(array, self._array(commands.resolve(), len(each), all(task.device == "cpu" for task in each)))
-        self._terms.tell(
-            f"{len(each)} cells to run, one a line of {commands}; on this machine, {self._terms.jobs} at once, with\n"
-            f"  xargs -P {self._terms.jobs} -d '\\n' -n 1 sh -c < {shlex.quote(str(commands))}\n"
-            f"or on SLURM with\n  sbatch {shlex.quote(str(array))}\n"
-            "The same again goes on with what was stopped, and does nothing to what is finished"
-        )
+        each = [self._task(cell) for cell in tasks]
+        commands, array = self._plan.out / "commands.txt", self._plan.out / "array.sh"
+        if each:
+            write_text(commands, "".join(f"{self._line(task)}\n" for task in each))
+            write_text(array, self._array(commands.resolve(), len(each), all(task.device == "cpu" for task in each)))
+            self._tell(
+                f"{len(each)} cells to run, one a line of {commands}; here, {self._plan.jobs} at once, with\n"
+                f"  xargs -P {self._plan.jobs} -d '\\n' -n 1 sh -c < {shlex.quote(str(commands))}\n"
+                f"or on SLURM with\n  sbatch {shlex.quote(str(array))}\n"
+                "The same again goes on with what was stopped, and does nothing to what is finished"
+            )
 
     def _line(self, task: Task) -> str:
         """A command that a shell runs in any directory, and that takes the shell's place: signals reach it."""
@@ -63,7 +52,7 @@ class Commands(Generic[T]):
         ``B:`` sends it to the batch shell, whose place the run has taken; without, it would go to steps of srun alone.
         """
         options = {"requeue": "", "signal": "B:TERM@120", "cpus-per-task": str(self._threads)}
-        said = self._terms.options
+        said = self._plan.engine_options
         if not on_cpus and not any(name.startswith("gpus") for name in said):
             options["gres"] = "gpu:1"
         options |= {"output": "/dev/null", "array": f"1-{count}", **said}

@@ -5,28 +5,27 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from typing import TypeVar
+from collections.abc import Callable
 
-from dfme.benchmarks.compare.engines import Terms, require_options
+import torch
+
+from dfme.benchmarks.compare.engines import Task
 from dfme.benchmarks.compare.engines.pool import WorkerPool
+from dfme.benchmarks.compare.plan import Cell, ComparisonPlan
 from dfme.benchmarks.compare.processes import cores, free, start, threads_each
 
-T = TypeVar("T")
 
-
-class Local(WorkerPool[T]):
+class Local(WorkerPool[Cell]):
     """``jobs`` processes at once, which share the cores."""
 
-    def __init__(self, terms: Terms[T]) -> None:
-        require_options("local", terms.options, ())
-        super().__init__(self._start, terms.jobs)
-        self._terms, self._threads = terms, threads_each(terms.jobs)
-        self.manner = (
-            f"{cores()} cores ({platform.machine()}), {terms.jobs} runs at once, of {self._threads} threads each"
-        )
+    def __init__(self, plan: ComparisonPlan, task: Callable[[Cell], Task], tell: Callable[[str], None]) -> None:
+        super().__init__(self._start, plan.jobs)
+        self._task, self._threads = task, threads_each(plan.jobs)
+        beside = f"{plan.jobs} runs at once, of {self._threads} threads each"
+        self.manner = f"{cores()} cores ({platform.machine()}), {beside}"
 
-    def _start(self, cell: T, slot: int) -> subprocess.Popen[bytes]:
-        task = self._terms.task(cell)
+    def _start(self, cell: Cell, slot: int) -> subprocess.Popen[bytes]:
+        task = self._task(cell)
         free(task.directory)
         return start(task.words, task.log, self._threads, gpu_of(slot, task.device))
 
@@ -36,13 +35,7 @@ def gpu_of(slot: int, device: str) -> str | None:
 
     None, to leave it as it is: for the CPU, for a device named by its number, and where there is no GPU.
     """
-    if device not in ("auto", "cuda"):
-        return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        import torch
-
-        gpus = [str(number) for number in range(torch.cuda.device_count())]
-    else:
-        gpus = [name.strip() for name in visible.split(",") if name.strip()]
+    found = map(str, range(torch.cuda.device_count())) if visible is None else map(str.strip, visible.split(","))
+    gpus = [*filter(None, found)] if device in ("auto", "cuda") else []
     return gpus[slot % len(gpus)] if gpus else None

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -29,7 +30,12 @@ class Worker(Protocol):
 
 
 class WorkerPool(Generic[T]):
-    """At most ``jobs`` workers at once, one per task; ``begin`` starts a task's in the slot of this number."""
+    """At most ``jobs`` workers at once, one per task; ``begin`` starts a task's in the slot of this number.
+
+    ``manner`` says in a few words where they run and how.
+    """
+
+    manner = ""
 
     def __init__(self, begin: Callable[[T, int], Worker], jobs: int, poll_seconds: float = POLL_SECONDS) -> None:
         self._begin, self._jobs, self._poll_seconds = begin, jobs, poll_seconds
@@ -46,8 +52,26 @@ class WorkerPool(Generic[T]):
         stopped: Callable[[], bool],
         watch: Callable[[], None] = lambda: None,
     ) -> None:
-        """As ``Engine.run``; ``watch`` is called all the while. An interruption on top of that stops them at once."""
-        waiting, signalled = list(tasks), False
+        """Run all tasks, or, once ``stopped``, those that run to the end of their step in progress.
+
+        ``ended`` hears each exit code as it comes, and says whether that task is to be run once more; ``watch`` is
+        called all the while. An interruption on top of that stops them at once.
+        """
+        with self.opened():
+            self._run(list(tasks), ended, stopped, watch)
+
+    def opened(self) -> AbstractContextManager[None]:
+        """What workers need, for as long as they run."""
+        return contextlib.nullcontext()
+
+    def _run(
+        self,
+        waiting: list[T],
+        ended: Callable[[T, int], bool],
+        stopped: Callable[[], bool],
+        watch: Callable[[], None],
+    ) -> None:
+        signalled = False
         try:
             while self._slots or (waiting and not stopped()):
                 while waiting and len(self._slots) < self._jobs and not stopped():
