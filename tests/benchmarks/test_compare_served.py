@@ -15,6 +15,7 @@ from dfme.benchmarks.compare import session
 from dfme.benchmarks.compare.engines import ENGINES, Task
 from dfme.benchmarks.compare.plan import Cell, ComparisonPlan
 from dfme.cli.compare import plan_of
+from dfme.config.yaml_files import load_yaml
 from dfme.oracle.ledger import audit
 from dfme.report.terminal import StatusLine
 from dfme.spec import ImageSpec
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.integration
 
 WORDS = ["compare", "--methods", "static", "--seeds", "0", "--budgets", "40,60", "--student-steps", "4"]
 TEACHER = ["--teacher", "v2", "--teacher.model", "m", *STUDENT, *EVALUATION, "--label-modes", "label"]
+TEACHER += ["--teacher.requests-per-second", "1000"]
 
 
 def test_the_check_before_the_cells_asks_a_service_no_image(tmp_path: Path) -> None:
@@ -59,5 +61,6 @@ def test_what_a_service_was_paid_survives_a_node(tmp_path: Path, monkeypatch: py
             out = tmp_path / name
             plan = plan_of([*WORDS[1:], *TEACHER, "--teacher.url", serving.url, "--out", str(out)])
             session.compare(replace(plan, engine=name), StatusLine(io.StringIO()), lambda text: None)
-            assert ["--fsync" in task.words for task in Taking.taken] == [name != "local"] * 2
+            recipes = [load_yaml(task.words[task.words.index("--config") + 1]) for task in Taking.taken]
+            assert [recipe["fsync"] for recipe in recipes] == [name != "local"] * 2
             Taking.taken.clear()
