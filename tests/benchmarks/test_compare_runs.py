@@ -140,8 +140,7 @@ def test_a_failed_cell_is_reported_and_stops_nothing(stand_in: list[Sequence[str
 def test_a_cell_that_the_system_kills_is_gone_on_with(stand_in: list[Sequence[str]]) -> None:
     """0.7.0 left that to whoever came back. What fails by itself is not begun again."""
     said = "killed by signal 9 (the system does that when memory runs out)"
-    code, told, shown = compare(plan("--seeds 0 --retries 0", first=IS_KILLED))
-    assert (code, "under way" in shown) == (1, True)
+    _, told, _ = compare(plan("--seeds 0 --retries 0", first=IS_KILLED))
     assert f"{said}; what was paid is kept; under way" in told[0]
     code, told, _ = compare(plan("--seeds 0 --resume --retries 1", first=IS_KILLED, then=IS_KILLED, bad=FAILS))
     assert told[1] == f"then-probabilities-2k-seed0: {said}, and is gone on with (retry 1)"
