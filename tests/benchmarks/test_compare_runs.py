@@ -138,23 +138,14 @@ def test_a_failed_cell_is_reported_and_stops_nothing(stand_in: list[Sequence[str
 
 
 def test_a_cell_that_the_system_kills_is_gone_on_with(stand_in: list[Sequence[str]]) -> None:
-    """0.7.0 left that to whoever came back."""
-    code, told, _ = compare(plan("--seeds 0", killed=IS_KILLED, good=FINE, bad=FAILS))
-    assert code == 1
-    said = "killed-probabilities-2k-seed0: killed by signal 9 (the system does that when memory runs out), and is gone"
-    assert sum(said in line for line in told) == 1
-    assert [words[4].rpartition("/")[2].partition("-")[0] for words in stand_in] == ["killed", "killed", "good", "bad"]
-    assert states()["killed-probabilities-2k-seed0"] == "finished"
-
-
-def test_a_cell_that_is_killed_too_often_is_failed_and_resumed(stand_in: list[Sequence[str]]) -> None:
-    code, told, shown = compare(plan("--seeds 0 --retries 0", killed=IS_KILLED, good=FINE))
-    assert code == 1
-    said = "killed by signal 9 (the system does that when memory runs out); what was paid is kept; under way"
-    assert said in told[0]
-    assert said in shown
-    assert compare(plan("--seeds 0 --resume", killed=IS_KILLED, good=FINE))[0] == 0
-    assert set(states().values()) == {"finished"}
+    """0.7.0 left that to whoever came back. What fails by itself is not begun again."""
+    said = "killed by signal 9 (the system does that when memory runs out)"
+    _, told, _ = compare(plan("--seeds 0 --retries 0", first=IS_KILLED))
+    assert f"{said}; what was paid is kept; under way" in told[0]
+    code, told, _ = compare(plan("--seeds 0 --resume --retries 1", first=IS_KILLED, then=IS_KILLED, bad=FAILS))
+    assert told[1] == f"then-probabilities-2k-seed0: {said}, and is gone on with (retry 1)"
+    assert [Path(words[4]).name.partition("-")[0] for words in stand_in] == ["first", "first", "then", "then", "bad"]
+    assert sorted(states().values()) == ["failed", "finished", "finished"]
 
 
 def test_a_cell_that_says_nothing_at_all_has_a_reason(stand_in: list[Sequence[str]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Generic, Protocol, TypeVar
 
@@ -57,22 +57,8 @@ class WorkerPool(Generic[T]):
         ``ended`` hears each exit code as it comes, and says whether that task is to be run once more; ``watch`` is
         called all the while. An interruption on top of that stops them at once.
         """
-        with self.opened():
-            self._run(list(tasks), ended, stopped, watch)
-
-    def opened(self) -> AbstractContextManager[None]:
-        """What workers need, for as long as they run."""
-        return contextlib.nullcontext()
-
-    def _run(
-        self,
-        waiting: list[T],
-        ended: Callable[[T, int], bool],
-        stopped: Callable[[], bool],
-        watch: Callable[[], None],
-    ) -> None:
-        signalled = False
-        try:
+        waiting, signalled = list(tasks), False
+        with self.opened(), self._ended():
             while self._slots or (waiting and not stopped()):
                 while waiting and len(self._slots) < self._jobs and not stopped():
                     slot, task = min(set(range(self._jobs)) - self._slots.keys()), waiting.pop(0)
@@ -88,21 +74,27 @@ class WorkerPool(Generic[T]):
                             waiting.insert(0, task)
                 watch()
                 time.sleep(self._poll_seconds)
-        finally:
-            self._end()
+
+    def opened(self) -> AbstractContextManager[None]:
+        """What workers need, for as long as they run."""
+        return contextlib.nullcontext()
 
     def _signal(self) -> None:
         for _, worker in self._slots.values():
             with contextlib.suppress(ProcessLookupError):
                 worker.send_signal(signal.SIGINT)
 
-    def _end(self) -> None:
-        """Leave none behind, whatever happened."""
-        self._signal()
-        deadline = time.monotonic() + GRACE_SECONDS
-        for _, worker in self._slots.values():
-            while worker.poll() is None and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
-            if worker.poll() is None:
-                worker.kill()
-        self._slots = {}
+    @contextlib.contextmanager
+    def _ended(self) -> Iterator[None]:
+        """Leave none behind, whatever happens."""
+        try:
+            yield
+        finally:
+            self._signal()
+            deadline = time.monotonic() + GRACE_SECONDS
+            for _, worker in self._slots.values():
+                while worker.poll() is None and time.monotonic() < deadline:
+                    time.sleep(POLL_SECONDS)
+                if worker.poll() is None:
+                    worker.kill()
+            self._slots = {}
