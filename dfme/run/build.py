@@ -177,8 +177,7 @@ def open_run(
 
     def open_record(space: int = 0) -> tuple[RunDirectory, dict[str, Any], Oracle]:
         directory, state = open_directory(job, resume, space)
-        held.enter_context(directory)
-        notes.extend([directory.lock.note] if directory.lock.note else [])
+        notes.extend(filter(None, [held.enter_context(directory).lock.note]))
         with fitting(directory.checkpoint) if state else nullcontext():
             oracle = build_oracle(job, teacher, directory, state["oracle"] if state else {}, deferred, facts, begin)
         held.callback(oracle.close)
