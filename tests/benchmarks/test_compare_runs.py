@@ -142,7 +142,7 @@ def test_a_cell_that_the_system_kills_is_gone_on_with(stand_in: list[Sequence[st
     said = "killed by signal 9 (the system does that when memory runs out)"
     _, told, _ = compare(plan("--seeds 0 --retries 0", first=IS_KILLED))
     assert f"{said}; what was paid is kept; under way" in told[0]
-    code, told, _ = compare(plan("--seeds 0 --resume --retries 1", first=IS_KILLED, then=IS_KILLED, bad=FAILS))
+    _, told, _ = compare(plan("--seeds 0 --resume --retries 1", first=IS_KILLED, then=IS_KILLED, bad=FAILS))
     assert told[1] == f"then-probabilities-2k-seed0: {said}, and is gone on with (retry 1)"
     assert [Path(words[4]).name.partition("-")[0] for words in stand_in] == ["first", "first", "then", "then", "bad"]
     assert sorted(states().values()) == ["failed", "finished", "finished"]
