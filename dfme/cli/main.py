@@ -6,6 +6,7 @@ import errno
 import importlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -21,6 +22,9 @@ VERBS = (
     "bench",
 )
 """The commands; extract is meant when none is named."""
+
+ITS_OWN_ERROR = 10.0
+"""Seconds after which the error of a rank is none that the first rank has as well."""
 
 MAX_SAID = 10_000
 """Letters of the longest error that is shown."""
@@ -46,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except DfmeError as error:
         said = " ".join(str(error).split())[:MAX_SAID]
+        if os.environ.get("RANK", "0") != "0":  # the first rank says it, and torchrun then ends this one; or else:
+            time.sleep(ITS_OWN_ERROR)
         # it may quote a file, and what a stranger wrote does not steer the terminal
         sys.stderr.write(f"dfme: {printable(said)}\n")
         return error.exit_code

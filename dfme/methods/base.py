@@ -108,6 +108,12 @@ class Method(ABC):
         return self.students.net
 
     @property
+    def weights(self) -> list[nn.Parameter]:
+        """Those of students and generator."""
+        nets = [*self.students.nets, *([] if self._generator is None else [self._generator])]
+        return [parameter for net in nets for parameter in net.parameters()]
+
+    @property
     def cost(self) -> int:
         """Images that the next ``step`` pays for, exactly; it may differ from step to step."""
         cost: int = self.config.batch_size * self.config.student_steps

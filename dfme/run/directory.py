@@ -38,10 +38,10 @@ def as_begun(config: str, path: str) -> str:
 class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """The files of one run, locked for this process until ``close`` or its end, however it ends.
 
-    Made by ``create`` or ``open_for_resume``.
+    Made by ``create`` or ``open_for_resume``; not ``locked``, for who writes nothing into it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, locked: bool = True) -> None:
         self.path = path
         self.config = path / "config.yaml"
         self.adapter = path / "adapter.yaml"
@@ -54,7 +54,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         self.samples = path / "samples"
         self.summary = path / "summary.json"
         self.report = path / "report.html"
-        self._lock = acquire_lock(path)
+        self._lock = acquire_lock(path) if locked else -1
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:

@@ -15,6 +15,7 @@ from dfme.errors import BudgetExhausted, DfmeError
 from dfme.methods.base import Method, Metrics
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
+from dfme.ranks import Ranks, digest
 from dfme.run.evaluation import Examination, score_all
 from dfme.run.goal import Goal
 
@@ -32,6 +33,9 @@ SAMPLE_SHEETS = 5
 
 SHEET_IMAGES = 64
 """Queries on one sheet."""
+
+ALIKE_EVERY = 1_000
+"""Turns between two looks whether all ranks still have the same weights."""
 
 STEPS_AT_ONCE = 50
 """Student steps between two looks at the clock, while nothing is paid for."""
@@ -116,10 +120,10 @@ def run(
     a copy costs that is good early is known. ``price``: of a thousand images, if they have one. ``keep`` saves a
     checkpoint. ``look`` is called at each evaluation.
     """
-    ledger, trainer, read = oracle.ledger, method.students, MetricReader()
+    ledger, trainer, ranks, read, turn = oracle.ledger, method.students, oracle.ranks, MetricReader(), 0
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
-    while ledger.remaining + trainer.steps_left > 0 and not (goal and goal.reached and ledger.remaining):
+    while ledger.remaining + trainer.steps_left > 0 and not (goal and ranks.agree(goal.reached) and ledger.remaining):
         # Take the student steps that are due; else pay for one step of the method, or for what is left of the budget.
         before, training = ledger.spent, trainer.steps_due > 0
         metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, ledger)
@@ -131,7 +135,7 @@ def run(
         early = [halvings(spent, ledger.budget, points) for spent in (before, ledger.spent)]
         ended = ledger.remaining + trainer.steps_left == 0
         even = due > done or (training and not trainer.steps_due)
-        if even or early[1] < early[0]:
+        if ranks.first and (even or early[1] < early[0]):
             deferred.verify()
             metrics |= score_all(examination, trainer.delivered, trainer.vote)
             metrics |= goal.look(trainer.delivered, metrics) if goal else {}
@@ -153,13 +157,24 @@ def run(
             progress.seconds = time.monotonic() - started
             keep()
             kept = time.monotonic()
-        # Stop if asked to.
-        if stopped() and not ended:
+        # Stop if asked to; of several ranks, the first one decides. Now and then they see that they have not drifted.
+        turn += 1
+        if turn % ALIKE_EVERY == 0:
+            _require_alike(method, ranks)
+        if ranks.agree(stopped()) and not ended:
             break
+    _require_alike(method, ranks)
     progress.seconds = time.monotonic() - started
     deferred.verify()
     keep()
     return bool(goal and goal.reached and ledger.remaining) or ledger.remaining + trainer.steps_left == 0
+
+
+def _require_alike(method: Method, ranks: Ranks) -> None:
+    """DfmeError where weights and random streams are no longer the same on every rank."""
+    random = method.rng.state_dict()
+    states = [*method.weights, *random["streams"].values(), random["global"]]
+    ranks.require_alike("weights and random streams", lambda: digest(states), DfmeError)
 
 
 def halvings(spent: int, budget: int, points: int) -> int:

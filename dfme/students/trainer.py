@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dfme.compute import held_to, take_up
 from dfme.config.settings import ExtractConfig
 from dfme.precision import autocast
+from dfme.ranks import ALONE, Ranks
 from dfme.students.augment import augment
 from dfme.students.average import MovingAverage
 from dfme.students.ensemble import Ensemble, Vote
@@ -33,7 +34,7 @@ class StudentTrainer:
 
     Several students learn from the same batches, each by its own loss; one optimiser minimises the sum. ``share``
     gives the share of the budget spent: learning rate and number of steps are functions of it. ``rng`` draws the
-    augmentations. ``fresh`` gives the nets that a round of training begins with.
+    augmentations. ``fresh`` gives the nets that a round of training begins with. ``ranks`` share the rows of a batch.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class StudentTrainer:
         share: Callable[[], float],
         rng: torch.Generator,
         fresh: FreshNets | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.nets = list(nets)
         self.distance = distance
@@ -55,7 +57,7 @@ class StudentTrainer:
         self._schedule, self._precision = config.schedule, config.precision
         self._share = share
         self._rng = rng
-        self._fresh = fresh
+        self._fresh, self._ranks = fresh, ranks
         self._whole = self.nets[0] if len(self.nets) == 1 else Ensemble(self.nets)
         self._optimizer = ScheduledOptimizer(make_optimizer(self._whole, config.student), self._lr_factor)
         self._average = None
@@ -171,15 +173,18 @@ class StudentTrainer:
         if not self._whole.training:  # walking the modules of a net for nothing costs a hundredth of a small one's step
             self._whole.train()
         self._optimizer.zero_grad()
-        with autocast(images_BCHW.device, self._precision):
-            scores = self._whole(images_BCHW)
-        losses_B = self._losses(scores.float(), targets)
-        losses_B.mean().backward()
+        images = len(images_BCHW)
+        rows = self._ranks.rows(images)
+        with autocast(images_BCHW.device, self._precision), self._ranks.wrap(rows):
+            scores = self._whole(images_BCHW[rows])
+        losses_B = self._losses(scores.float(), targets[rows])
+        (losses_B.sum() / images).backward()
+        losses_B = self._ranks.sum_gradients(self._whole, losses_B.detach(), rows, images)
         self._optimizer.step()
         self.steps += 1
         if self._average is not None and self.steps % self._config.average_every == 0:
             self._average.update_parameters(self._whole)
-        return losses_B.detach()[:batch] / len(self.nets)
+        return losses_B[:batch] / len(self.nets)
 
     def _losses(self, scores: Tensor, targets: Tensor) -> Tensor:
         """The loss of each image (B,), summed over the students."""
