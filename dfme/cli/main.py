@@ -15,6 +15,7 @@ from dfme.cli.arguments import Arguments
 from dfme.cli.flags import HELP
 from dfme.cli.help import command_help, overview
 from dfme.config.messages import did_you_mean, printable
+from dfme.config.torchrun import world
 from dfme.errors import DfmeError, UserError
 
 VERBS = (
@@ -82,6 +83,8 @@ def _dispatch(words: list[str]) -> int:
             hint = did_you_mean(name, VERBS)
             raise UserError(f"expected a command ({', '.join(VERBS)}) or a flag, got {name!r}{hint}")
     verb = find(name)
+    if name != "extract" and world()[1] > 1:
+        raise UserError(f"torchrun starts the processes of one run; {name} is none: start it without torchrun")
     if not set(HELP) & set(words):
         return int(verb.run(words))
     options = verb.options(words) if hasattr(verb, "options") else Arguments(words, verb.INPUTS).in_force
