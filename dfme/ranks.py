@@ -15,17 +15,23 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from dfme.compute import device_name
 from dfme.config.torchrun import world
 from dfme.errors import DfmeError, UserError
 
-LEAST_PATIENCE = 1_800.0
+MIN_PATIENCE = 1_800.0
 """Seconds that ranks wait for each other at least: the first one may be scoring, or asking a slow teacher."""
 
+ALIKE_EVERY = 1_000
+"""Turns of a run between two looks whether its ranks have drifted apart."""
+
 ALL = slice(None)
+Tensors = Callable[[], Iterable[Tensor]]
 
 
 class Ranks:
@@ -36,7 +42,7 @@ class Ranks:
     """
 
     def __init__(self, number: int = 0, count: int = 1, gpus: Any = None) -> None:
-        self.number, self.count, self.gpus = number, count, gpus
+        self.number, self.count, self.gpus, self._agreed = number, count, gpus, 0
 
     @property
     def first(self) -> bool:
@@ -69,15 +75,29 @@ class Ranks:
         """The first rank's ``x``, in the place of every other's, which has its form."""
         return x if self.count == 1 else self._together("broadcast", x.contiguous(), src=0)
 
-    def agree(self, flag: bool) -> bool:
-        """The first rank's answer."""
-        return flag if self.count == 1 else bool(self.share(torch.tensor(int(flag))))
+    def agree(self, flag: bool, same: Tensors = tuple) -> bool:
+        """The first rank's answer; every ``ALIKE_EVERY``-th time they see that they still have the ``same``."""
+        if self.count == 1:
+            return flag
+        self._agreed += 1
+        if self._agreed % ALIKE_EVERY == 0:
+            self.require_same(same)
+        return bool(self.share(torch.tensor(int(flag))))
+
+    def require_same(self, same: Tensors) -> None:
+        """DfmeError, on every rank, where these tensors have not the same bits on all."""
+
+        def digest() -> str:
+            each = (x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data for x in same())
+            return hashlib.sha256(b"".join(each)).hexdigest()[:16]
+
+        self.require_alike("weights and random streams", digest, DfmeError)
 
     def texts(self, own: str) -> list[str]:
         """What every rank says."""
         data, at = torch.tensor(list(own.encode()), dtype=torch.uint8), slice(self.number, self.number + 1)
         sizes = self.gather(torch.tensor([len(data)]), at, self.count).tolist()
-        padded = self.gather(torch.nn.functional.pad(data, (0, max(sizes) - len(data)))[None], at, self.count)
+        padded = self.gather(F.pad(data, (0, max(sizes) - len(data)))[None], at, self.count)
         return [bytes(row[:size]).decode() for row, size in zip(padded.tolist(), sizes, strict=True)]
 
     def require_alike(self, what: str, own: Callable[[], str], error: type[DfmeError] = UserError) -> None:
@@ -88,6 +108,13 @@ class Ranks:
                 raise error(
                     f"torchrun: expected the same {what} on every rank, got {texts[0]} on 0, {text} on {number}"
                 )
+
+    def require_no_chance(self, nets: Iterable[nn.Module]) -> None:
+        """UserError for nets that draw random numbers as they train: rows by themselves would draw others."""
+        for each in (module for net in nets for module in net.modules() if self.count > 1):
+            name, share = type(each).__name__, getattr(each, "p", None) or getattr(each, "drop_prob", None)
+            if share and ("Drop" in name or "Stochastic" in name):
+                raise UserError(f"--student.arch: {name} draws random numbers, which several ranks cannot; start one")
 
     def wrap(self, rows: slice) -> AbstractContextManager[object]:
         """While a net that trains sees its rows, batch normalisation has the statistics of the whole batch."""
@@ -111,7 +138,7 @@ class Ranks:
     def leave(self) -> None:
         """Let go of the others, at the end."""
         if self.count > 1:
-            torch.distributed.destroy_process_group()
+            dist.destroy_process_group()
 
     def _all_at_once(self, together: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> None:
         flat = together(torch.cat([x.reshape(-1) for x in tensors]))
@@ -120,7 +147,7 @@ class Ranks:
 
     def _together(self, collective: str, x: Tensor, **how: Any) -> Tensor:
         try:
-            getattr(torch.distributed, collective)(x, group=self.gpus if x.is_cuda else None, **how)
+            getattr(dist, collective)(x, group=self.gpus if x.is_cuda else None, **how)
         except RuntimeError as error:
             raise DfmeError(
                 f"rank {self.number} waits for the others in vain: one of them has ended; all that was paid is kept: "
@@ -132,38 +159,26 @@ class Ranks:
 ALONE = Ranks()
 
 
-def join(device: torch.device, patience: float) -> Ranks:
-    """The ranks that torchrun started, once all of them are there; ``ALONE`` without it.
+def join(device: torch.device, patience: float, facts: str) -> tuple[torch.device, Ranks]:
+    """The ranks that torchrun started, once all are there, and the GPU of this one; ``ALONE`` without it.
 
-    ``patience``: seconds that one request to the teacher may take. Twice as long they wait for each other.
+    ``patience``: seconds that one request to the teacher may take. Twice as long they wait for each other. UserError
+    where ``facts``, torch or the model of the GPU, whose random numbers depend on it, are not the same on all.
     """
-    number, count = world()
+    (number, count), own = world(), int(os.environ.get("LOCAL_RANK", "0"))
     if count == 1:
-        return ALONE
-    wait = timedelta(seconds=max(LEAST_PATIENCE, 2 * patience))
-    store, *_ = next(torch.distributed.rendezvous("env://"))
-    again = torch.distributed.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)  # not who was killed
-    torch.distributed.init_process_group("gloo", store=again, rank=number, world_size=count, timeout=wait)
-    return Ranks(number, count, torch.distributed.new_group(backend="nccl") if device.type == "cuda" else None)
-
-
-def own_device(device: torch.device) -> torch.device:
-    """The GPU of this process among those of its machine; any other device as it is."""
-    own, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if device.type != "cuda" or world()[1] == 1:
-        return device
-    if own >= found:
-        raise UserError(f"torchrun --nproc-per-node: this machine has {found} GPUs; start as many, or say --device cpu")
-    torch.cuda.set_device(own)
-    return torch.device("cuda", own)
-
-
-def digest(tensors: Iterable[Tensor]) -> str:
-    """Sixteen hexadecimal digits over the tensors' bytes."""
-    sha256 = hashlib.sha256()
-    for x in tensors:
-        sha256.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return sha256.hexdigest()[:16]
+        return device, ALONE
+    if device.type == "cuda":
+        if own >= (found := torch.cuda.device_count()):
+            raise UserError(f"torchrun --nproc-per-node: this machine has {found} GPUs; start as many, or --device cpu")
+        torch.cuda.set_device(device := torch.device("cuda", own))
+    store, *_ = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)  # type: ignore[attr-defined]
+    wait = timedelta(seconds=max(MIN_PATIENCE, 2 * patience))
+    dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=wait)
+    ranks = Ranks(number, count, dist.new_group(backend="nccl") if device.type == "cuda" else None)
+    ranks.require_alike("start", lambda: f"{facts}, {device_name(device)}, torch {torch.__version__}")
+    return device, ranks
 
 
 class _SharedStatistics(TorchFunctionMode):

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dfme.compute import DeferredChecks, choose_device, device_name, held_to, within_memory
-from dfme.config.settings import ExtractConfig, Job
+from dfme.config.settings import Job
 from dfme.data import ImageSet
 from dfme.errors import Misfit, RunError, ShapeUnknown, TeacherError, UserError
 from dfme.files import write_text
@@ -24,15 +23,15 @@ from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.oracle.ranked import RankedOracle
 from dfme.randomness import Streams
-from dfme.ranks import ALONE, Ranks, join, own_device
+from dfme.ranks import ALONE, Ranks, join
 from dfme.report.console import Console, header
 from dfme.report.recorder import Callback, NoRecorder, Recorder
 from dfme.report.summary_file import read_summary
 from dfme.run.checkpoint import fitting
 from dfme.run.components import build_components, build_method, needed_space
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, HoldOut, examination_of, shape_of
-from dfme.run.goal import Goal
+from dfme.run.evaluation import examination_of, shape_of
+from dfme.run.goal import goal_of
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash, document, resume_command
 from dfme.run.loop import Progress
@@ -79,11 +78,9 @@ def run_job(
         return result
     device, ranks = choose_device(job.config.device), ALONE
     if ranked:
-        device = own_device(device)
-        ranks = join(device, job.teacher_options.get("patience") or RequestPolicy.patience)
-        start = "resumed" if resume else "new"
-        facts = f"{device_name(device)}, torch {torch.__version__}, a {start} run of configuration {config_hash(job)}"
-        ranks.require_alike("device, torch and configuration", lambda: facts)
+        patience = job.teacher_options.get("patience") or RequestPolicy.patience
+        start = f"a {'resumed' if resume else 'new'} run of configuration {config_hash(job)}"
+        device, ranks = join(device, patience, start)
     gpus = [device] if device.type == "cuda" else []
     with within_memory(device), torch.random.fork_rng(gpus), Interrupt(console, True) as interrupt, ExitStack() as held:
         held.callback(torch.set_num_threads, torch.get_num_threads())
@@ -207,10 +204,7 @@ def open_run(
         directory, state = open_directory(job, resume, space, ranks.first)
         held.enter_context(directory)
         with fitting(directory.checkpoint) if state else nullcontext():
-            kept = state["oracle"] if state else {}
-            oracle = build_oracle(job, teacher, directory, kept, deferred, facts, begin, ranks)
-        if ranks.count > 1:  # the last bits of a CPU's sums depend on them
-            torch.set_num_threads(int(ranks.share(torch.tensor(torch.get_num_threads()))))
+            oracle = build_oracle(job, teacher, directory, state, deferred, facts, begin, ranks)
         held.callback(oracle.close)
         return directory, state, oracle
 
@@ -222,7 +216,7 @@ def open_run(
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 
     examination = examination_of(data, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
-    goal, hold_out = _goal_of(config, examination, oracle, device)
+    goal, hold_out = goal_of(config, examination, oracle, device)
     path = directory.path
     components = build_components(job, nets, oracle, streams, deferred, pool=pool, directory=path, hold_out=hold_out)
     method = build_method(job, components)
@@ -231,9 +225,8 @@ def open_run(
     budget, at = int(config.budget), oracle.ledger.spent
     resolved = {"teacher": facts, "student_arch": nets.arch, "device": device_name(device)}
     told = document(job) | {"resolved": resolved}
-    recorder: Recorder = NoRecorder()
-    if ranks.first:
-        recorder = Recorder.open(path, budget, told, config.wandb, bounds=spec.bounds, resume_at=at, quiet=not console)
+    how: dict[str, Any] = {"bounds": spec.bounds, "resume_at": at, "quiet": not console}
+    recorder = Recorder.open(path, budget, told, config.wandb, **how) if ranks.first else NoRecorder()
     held.enter_context(recorder)
     oracle.report_to(recorder.note)
     if not resume and (inferred := getattr(teacher, "inferred", ())):
@@ -249,17 +242,6 @@ def open_run(
         directory.withdraw_summary()
         directory.write_config(recipe(job))
     return run
-
-
-def _goal_of(
-    config: ExtractConfig, examination: EvaluationSet | HoldOut, oracle: Oracle, device: torch.device
-) -> tuple[Goal | None, Callable[[Tensor, Tensor], bool] | None]:
-    """The agreement that ends the run, if one does, and what takes paid batches out of training."""
-    held_back, goal = examination if isinstance(examination, HoldOut) else None, None
-    if config.until_agreement is not None:
-        held_back = HoldOut(oracle.label_mode, device) if held_back is None else held_back
-        goal = Goal(config.until_agreement, held_back, own=held_back is not examination)
-    return goal, None if held_back is None else held_back.hold_out
 
 
 def build_oracle(
@@ -281,6 +263,7 @@ def build_oracle(
     since the checkpoint, and the ledger says so (``lost``). A teacher of one's own may cost money on any device.
     """
     counted = place = None
+    state = state["oracle"] if state else {}
     if state:
         counted = held_to(Ledger(1).state_dict(), state["ledger"], "ledger")
         place = state["journal"] and held_to(RecordPosition(0, 0)._asdict(), state["journal"], "journal")
@@ -299,6 +282,8 @@ def build_oracle(
     split = job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local
     parts = teacher, ledger, journal, deferred
     oracle = Oracle(*parts) if ranks.count == 1 else RankedOracle(*parts, ranks, split)
+    if ranks.count > 1:  # the last bits of a CPU's sums depend on them
+        torch.set_num_threads(int(ranks.share(torch.tensor(torch.get_num_threads()))))
     if state:
         oracle.take_up_answered(state.get("answered"))
     return oracle

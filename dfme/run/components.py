@@ -171,6 +171,7 @@ def build_components(
     replay, draw = build_replay(job, spec, rng, directory), procedural_images(job, spec)
     share = lambda: oracle.ledger.share  # noqa: E731
     students = build_trainer(config, nets.students, mode, replay, share, rng, nets.fresh, oracle.ranks)
+    oracle.ranks.require_no_chance(nets.students)
     evolution = None
     if job.queries.evolve and replay is not None:
         evolution = Evolution(replay, mode, oracle.num_classes)

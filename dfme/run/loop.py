@@ -15,7 +15,6 @@ from dfme.errors import BudgetExhausted, DfmeError
 from dfme.methods.base import Method, Metrics
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.ranks import Ranks, digest
 from dfme.run.evaluation import Examination, score_all
 from dfme.run.goal import Goal
 
@@ -33,9 +32,6 @@ SAMPLE_SHEETS = 5
 
 SHEET_IMAGES = 64
 """Queries on one sheet."""
-
-ALIKE_EVERY = 1_000
-"""Turns between two looks whether all ranks still have the same weights."""
 
 STEPS_AT_ONCE = 50
 """Student steps between two looks at the clock, while nothing is paid for."""
@@ -120,7 +116,7 @@ def run(
     a copy costs that is good early is known. ``price``: of a thousand images, if they have one. ``keep`` saves a
     checkpoint. ``look`` is called at each evaluation.
     """
-    ledger, trainer, ranks, read, turn = oracle.ledger, method.students, oracle.ranks, MetricReader(), 0
+    ledger, trainer, ranks, read = oracle.ledger, method.students, oracle.ranks, MetricReader()
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
     while ledger.remaining + trainer.steps_left > 0 and not (goal and ranks.agree(goal.reached) and ledger.remaining):
@@ -133,7 +129,6 @@ def run(
         # Evaluate at even shares of the budget, when the steps due are done, and often at the start.
         done, due = (spent * points // ledger.budget for spent in (before, ledger.spent))
         early = [halvings(spent, ledger.budget, points) for spent in (before, ledger.spent)]
-        ended = ledger.remaining + trainer.steps_left == 0
         even = due > done or (training and not trainer.steps_due)
         if ranks.first and (even or early[1] < early[0]):
             deferred.verify()
@@ -157,24 +152,14 @@ def run(
             progress.seconds = time.monotonic() - started
             keep()
             kept = time.monotonic()
-        # Stop if asked to; of several ranks, the first one decides. Now and then they see that they have not drifted.
-        turn += 1
-        if turn % ALIKE_EVERY == 0:
-            _require_alike(method, ranks)
-        if ranks.agree(stopped()) and not ended:
+        # Stop if asked to; of several ranks, the first one decides.
+        if ranks.agree(stopped(), method.replicated) and ledger.remaining + trainer.steps_left > 0:
             break
-    _require_alike(method, ranks)
+    ranks.require_same(method.replicated)
     progress.seconds = time.monotonic() - started
     deferred.verify()
     keep()
     return bool(goal and goal.reached and ledger.remaining) or ledger.remaining + trainer.steps_left == 0
-
-
-def _require_alike(method: Method, ranks: Ranks) -> None:
-    """DfmeError where weights and random streams are no longer the same on every rank."""
-    random = method.rng.state_dict()
-    states = [*method.weights, *random["streams"].values(), random["global"]]
-    ranks.require_alike("weights and random streams", lambda: digest(states), DfmeError)
 
 
 def halvings(spent: int, budget: int, points: int) -> int:

@@ -140,6 +140,7 @@ def test_two_ranks_are_one_client(bench: RankedBench) -> None:
         (["extract", "--student.replay-store", "disk", "--student.replay-steps", "1"], "--student.replay-store: each"),
         (["evaluate", "--student", "x"], "torchrun starts the processes of one run; evaluate is none"),
         (["extract", "--teacher.checkpoint", "no.pt"], "no.pt"),
+        (["extract", "--device", "cuda:0"], "--device: torchrun gives each"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_once(bench: RankedBench, line: list[str], expected: str) -> None:
