@@ -30,9 +30,9 @@ def default_recipe(flags: Sequence[Flag]) -> Path | None:
 def asks_to_resume(flags: Sequence[Flag]) -> bool:
     """Whether --resume is given and not as false; as auto, whether --out holds a run."""
     given = [flag.text for flag in flags if flag.key == "resume"]
-    if given and given[-1] == "auto":
-        return is_run(last_text(flags, "out") or "")
-    return any(text in (None, "true", "True", "yes") for text in given)
+    return any(text in (None, "true", "True", "yes") for text in given) or (
+        "auto" in given and is_run(last_text(flags, "out") or "")
+    )
 
 
 def resumed(flags: Sequence[Flag], file: str, directory: str, expected: str) -> Path:

@@ -235,6 +235,8 @@ class ExtractConfig:
     """run student and generator through torch.compile"""
     checkpoint_seconds: NotNegative = 60.0
     """least time between two checkpoints, in seconds"""
+    fsync: bool = False
+    """wait for the disk before a request is sent and before its answer is used, for a power cut or a lost node"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """learning-rate schedule"""
     student: StudentConfig = field(default_factory=StudentConfig)

@@ -103,7 +103,7 @@ def extract(
     """
     name, described, own = _name_of_method(method), _mapping(student, "arch"), _mapping(method_options)
     nets = {**_handed_over(described, "arch", "student.arch"), **_handed_over(own, "generator", "method.generator")}
-    examined, handed_over = _evaluation(evaluation)
+    examined, images = _evaluation(evaluation)
     resume = is_run(out) if resume == "auto" and out else resume
     below = _below(recipe, name, Path(out) / "config.yaml" if resume and out else None)
     settings = {
@@ -131,9 +131,7 @@ def extract(
     job = _job(below, given, stated, nets)
     from dfme.run.build import run_job
 
-    return run_job(
-        job, teacher=teacher, resume=bool(resume), console=progress, callback=callback, evaluation=handed_over
-    )
+    return run_job(job, teacher=teacher, resume=bool(resume), console=progress, callback=callback, evaluation=images)
 
 
 def _name_of_method(method: object) -> str | None:

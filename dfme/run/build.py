@@ -203,6 +203,7 @@ def open_run(
     def open_record(space: int = 0) -> tuple[RunDirectory, dict[str, Any], Oracle]:
         directory, state = open_directory(job, resume, space, ranks.first)
         held.enter_context(directory)
+        notes.extend([directory.lock.note] if directory.lock and directory.lock.note else [])
         with fitting(directory.checkpoint) if state else nullcontext():
             oracle = build_oracle(job, teacher, directory, state, deferred, facts, begin, ranks)
         held.callback(oracle.close)
@@ -271,9 +272,9 @@ def build_oracle(
     if not ranks.first:
         ledger, journal = Ledger(int(job.config.budget), None, counted), None
     else:
-        ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts)
+        ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts, job.config.fsync)
         begin(ledger)
-        journal = None if on_gpu and job.teacher.kind in KINDS else Journal(directory.journal, place)
+        journal = None if on_gpu and job.teacher.kind in KINDS else Journal(directory.journal, place, job.config.fsync)
     if journal is not None and journal.replaying and state and (before := state.get("ranks", 1)) != ranks.count:
         raise RunError(
             f"--resume: {before} ranks of torchrun asked what was answered since the checkpoint, which {ranks.count} "
