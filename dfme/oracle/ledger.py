@@ -234,8 +234,7 @@ class Ledger:
     @property
     def counts(self) -> list[int]:
         """Budget and counters as whole numbers. Where set, this ledger counts what another one has on file."""
-        totals = self.requests, self.refused, self.failed, self.lost
-        return [self.budget, self.position, *totals, *self._images.values()]
+        return [self.budget, self.position, self.requests, self.refused, self.failed, self.lost, *self._images.values()]
 
     @counts.setter
     def counts(self, counts: list[int]) -> None:
