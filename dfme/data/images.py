@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from dfme.errors import UserError
@@ -22,6 +24,7 @@ class DatasetRequest:
     """What a loader is asked for. ``download_flag`` is the flag to name when files are missing.
 
     ``shape`` is the (C, H, W) wanted; loaders that can make any size heed it, the others answer as they are.
+    ``lazy``: pictures may stay in their files until they are looked at.
     """
 
     name: str
@@ -30,19 +33,22 @@ class DatasetRequest:
     root: str
     download: bool
     download_flag: str
+    lazy: bool = False
 
 
 @dataclass(frozen=True)
 class ImageSet:
     """Images (N, C, H, W), uint8 or float32 within [0, 1]; ``labels`` (N,) int64, None where nobody knows them.
 
-    ``class_names`` are in the order of the labels; none where labels are mere numbers.
+    ``class_names`` are in the order of the labels; none where labels are mere numbers. ``read``, where there is one,
+    gives the images of these numbers each time that they are looked at, and ``images`` say no more than their shape.
     """
 
     name: str
     images: Tensor
     labels: Tensor | None = None
     class_names: tuple[str, ...] = ()
+    read: Callable[[Sequence[int]], Tensor] | None = None
 
     def __post_init__(self) -> None:
         assert self.images.ndim == 4, f"images must be (N, C, H, W), got {tuple(self.images.shape)}"
@@ -71,7 +77,8 @@ class ImageSet:
 
     def batch(self, index: slice | Tensor) -> Tensor:
         """The images at a slice or a tensor of indices, as float32 within [0, 1]: 8-bit pixels are divided by 255."""
-        images_BCHW = self.images[index]
+        numbers = range(len(self))[index] if isinstance(index, slice) else index.tolist()
+        images_BCHW = self.images[index] if self.read is None else self.read(numbers)
         if images_BCHW.is_floating_point():
             return images_BCHW.float()
         return images_BCHW.float().div_(255)
@@ -82,4 +89,9 @@ class ImageSet:
             return self
         picked = [index * len(self) // limit for index in range(limit)]
         labels = None if self.labels is None else self.labels[picked]
-        return replace(self, images=self.images[picked], labels=labels)
+        read = self.read and partial(_among, self.read, picked)
+        return replace(self, images=self.images[picked], labels=labels, read=read)
+
+
+def _among(read: Callable[[Sequence[int]], Tensor], picked: Sequence[int], numbers: Sequence[int]) -> Tensor:
+    return read([picked[number] for number in numbers])

@@ -33,10 +33,10 @@ from dfme.students.losses import Distance, make_distance
 from dfme.students.trainer import Metrics, StudentTrainer
 
 CHUNK = 8_192
-"""Most images in one evaluation of an objective: bounds memory while probing."""
+"""Most images in one evaluation of an objective: bounds memory while probing; fewer where they are large."""
 
 REMEMBERED = 5
-"""Student batches whose answers are kept for an estimate to look at, where one does."""
+"""Student batches whose answers are kept for an estimate to look at, where one does; fewer of large images."""
 
 Disagreement = Callable[[Distance, Tensor, Tensor], Tensor]
 """A distance, images and answers -> one number per image, which the generator minimises; it asks nothing."""
@@ -77,7 +77,8 @@ class ApproximateGradients:
     @property
     def remembers(self) -> int:
         """Student batches that an estimate may look at."""
-        return REMEMBERED if self.settings.kind == "prior_guided" and self.settings.prior == "neighbours" else 1
+        looks_back = self.settings.kind == "prior_guided" and self.settings.prior == "neighbours"
+        return self._spec.at_once(REMEMBERED) if looks_back else 1
 
     def calls(self, batch: int, ahead: int = 0) -> list[int]:
         """Images in each call by the next estimate at ``batch`` points, or by the one ``ahead`` estimates later."""

@@ -64,10 +64,10 @@ def torchvision_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
     except NotImplementedError:  # of a net that cannot be built without memory, where that was tried
         raise
     except (ValueError, AssertionError, RuntimeError) as error:
-        raise UserError(f"arch {name}: does not take images of {_text(shape)}: {_line(error)}") from error
+        raise UserError(f"arch {name}: does not take images of {shape_text(shape)}: {first_line(error)}") from error
     if shape[0] != 3:
         _replace_stem(net, shape[0])
-    _check_size(name, shape, net)
+    check_size(name, shape, net)
     return net
 
 
@@ -98,8 +98,8 @@ def _replace_stem(net: nn.Module, channels: int) -> None:
     setattr(net.get_submodule(parent), attribute, stem)
 
 
-def _check_size(name: str, shape: Shape, net: nn.Module) -> None:
-    """Run the net once on meta tensors in place of its own: shapes only, no arithmetic."""
+def check_size(name: str, shape: Shape, net: nn.Module) -> None:
+    """Run the net once on meta tensors in place of its own: shapes only, no arithmetic. UserError if it fails."""
     import torch
 
     tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
@@ -108,14 +108,16 @@ def _check_size(name: str, shape: Shape, net: nn.Module) -> None:
         with torch.no_grad():
             torch.func.functional_call(net.eval(), hollow, (torch.empty(2, *shape, device="meta"),))
     except (RuntimeError, ValueError, AssertionError) as error:
-        raise UserError(f"arch {name}: does not take images of {_text(shape)}: {_line(error)}") from error
+        raise UserError(f"arch {name}: does not take images of {shape_text(shape)}: {first_line(error)}") from error
     finally:
         net.train()
 
 
-def _text(shape: Shape) -> str:
+def shape_text(shape: Shape) -> str:
+    """A shape as people write it: 3x224x224."""
     return "x".join(str(size) for size in shape)
 
 
-def _line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What a library says, less what it adds."""
     return (str(error) or type(error).__name__).splitlines()[0]

@@ -45,7 +45,7 @@ class Evolution:
         That share is 1 - e^H / K, with H the entropy of the answered classes in nats: e^H is how many of the K classes
         are answered, counted by how often. Where the other sources reach all classes alike nothing is bred.
         """
-        images_NCHW, answers = self._replay.sample(PARENTS)
+        images_NCHW, answers = self._replay.sample(self._replay.spec.at_once(PARENTS))
         class_N = top_class(answers)
         share_K = torch.bincount(class_N, minlength=self._num_classes) / len(class_N)
         answered = torch.special.entr(share_K).sum().exp().item()

@@ -18,7 +18,7 @@ from dfme.randomness import Streams
 from dfme.spec import ImageSpec
 
 CHUNK = 4_096
-"""Candidates in one forward pass of the students."""
+"""Candidates in one forward pass of the students; fewer where they are large."""
 
 
 class QuerySampler:
@@ -95,4 +95,4 @@ class QuerySampler:
 
     def _scores_of(self, net: nn.Module, x_NCHW: Tensor) -> Tensor:
         with evaluating(net), ieee_fp32():
-            return torch.cat([net(part) for part in x_NCHW.split(CHUNK)]).float()
+            return torch.cat([net(part) for part in x_NCHW.split(self._spec.at_once(CHUNK))]).float()

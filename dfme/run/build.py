@@ -33,7 +33,7 @@ from dfme.run.goal import Goal
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import document, resume_command
 from dfme.run.loop import Progress
-from dfme.run.memory import require_memory
+from dfme.run.memory import mirrors, require_memory
 from dfme.run.opening import open_directory, recipe
 from dfme.run.parts import build_parts, require_answers_fit
 from dfme.run.resuming import PLANNED, changed_source, require_same_adapter, require_same_run, take_up_threads
@@ -92,7 +92,7 @@ def run_job(
         try:
             return run.go(interrupt)
         except TeacherError as error:
-            answered = run.oracle.ledger.useful or run.examination.paid
+            answered = run.oracle.ledger.useful or run.examination.answers is not None
             if isinstance(error.__cause__, Misfit) and not answered:  # a resume is held to the teacher as it was
                 raise TeacherError(f"{error}; no answer came yet: mend that, and start a new run") from error
             raise TeacherError(f"{error}; all that was paid is kept: {again}") from error
@@ -185,12 +185,14 @@ def open_run(
     require_answers_fit(job.method, teacher)
     data, pool, nets, needed = build_parts(job, teacher, device, evaluation, notes.append)
     require_memory(needed, device)
+    mirrored = mirrors(job, teacher, needed, device, notes.append)
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 
-    examination = examination_of(data, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
+    examination = examination_of(data, spec, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
     goal, hold_out = _goal_of(config, examination, oracle, device)
     path = directory.path
-    components = build_components(job, nets, oracle, streams, deferred, pool=pool, directory=path, hold_out=hold_out)
+    build = partial(build_components, job, nets, oracle, streams, deferred, mirrored=mirrored)
+    components = build(pool=pool, directory=path, hold_out=hold_out)
     method = build_method(job, components)
     if method.students.replay is not None:
         held.callback(method.students.replay.close)
@@ -221,7 +223,7 @@ def _goal_of(
     """The agreement that ends the run, if one does, and what takes paid batches out of training."""
     held_back, goal = examination if isinstance(examination, HoldOut) else None, None
     if config.until_agreement is not None:
-        held_back = HoldOut(oracle.label_mode, device) if held_back is None else held_back
+        held_back = HoldOut(oracle.label_mode, device, spec=oracle.spec) if held_back is None else held_back
         goal = Goal(config.until_agreement, held_back, own=held_back is not examination)
     return goal, None if held_back is None else held_back.hold_out
 

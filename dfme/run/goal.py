@@ -35,8 +35,8 @@ class Goal:
         score, images = (self.held.score(student) if self._own else scored).get("agreement"), len(self.held)
         if score is None:
             return {}
-        ((_, answers),) = self.held.paid
-        one_class = torch.bincount(top_class(answers)).max().item() / images
+        assert self.held.answers is not None
+        one_class = torch.bincount(top_class(self.held.answers)).max().item() / images
         at_least = wilson_interval(score, images)[0]
         self.latest = {"agreement": score, "at_least": at_least, "one_class": one_class, "images": images}
         return {"held_back_agreement": score}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,19 @@ from dfme.errors import UserError
 from dfme.methods import find_method
 from dfme.methods.configs import GeneratorConfig
 from dfme.nets.footprint import peak_bytes, weight_bytes
+from dfme.queries.sampler import CHUNK
 from dfme.run.components import Nets, build_replay
-from dfme.run.evaluation import evaluation_batch
+from dfme.run.evaluation import HELD_BACK
+from dfme.run.scores import evaluation_batch
 from dfme.spec import Teacher
+from dfme.students.replay.layout import Coding
 
 PARTS = {
     "student": "--method.batch-size, --student.replay-batch, or another --student.arch",
     "generator": "--method.batch-size, --estimator.directions, or another --student.arch",
     "teacher": "--teacher.max-batch",
-    "replay": "--student.replay-capacity, or say --student.replay-store disk",
+    "replay": "--student.replay-capacity or {room}say --student.replay-store disk",
+    "queries": "--queries.pool or --method.batch-size",
     "evaluation": "--evaluation.limit, or take another --student.arch",
 }
 """What memory goes to, and what to lower where it is too much."""
@@ -42,7 +46,7 @@ def needed_memory(job: Job, teacher: Teacher, nets: Nets, call: int) -> dict[str
     shape, size = teacher.spec.shape, job.method_config.batch_size
     student, students, generator = nets.students[0], len(nets.students), nets.generator
     call = min(call, getattr(teacher, "max_batch", None) or call)
-    scored = evaluation_batch(torch.empty(1, *shape, device="meta"))
+    scored = evaluation_batch(shape)
 
     def peak(net: Any, inputs: tuple[int, ...], training: bool = False) -> int:
         return peak_bytes(net, inputs, training) or 0
@@ -59,11 +63,15 @@ def needed_memory(job: Job, teacher: Teacher, nets: Nets, call: int) -> dict[str
         elif trained:
             needed["generator"] += students * peak(student, (size, *shape), True)
     asked: int | None = getattr(teacher, "peak_bytes", lambda images: None)(max(call, scored))
-    replay = build_replay(job, teacher.spec, directory=Path())
+    replay = build_replay(job, teacher.spec, teacher.num_classes, directory=Path())
+    if (drawn := size * job.queries.pool) > size and "queries" in find_method(job.method).sections:
+        scored_pool = peak(student, (min(drawn, teacher.spec.at_once(CHUNK)), *shape))
+        needed["queries"] = scored_pool + 3 * 4 * drawn * teacher.spec.numel  # as drawn, joined and rounded
+    held_back = job.config.evaluation.dataset == "none" or job.config.until_agreement is not None
     return needed | {
         "teacher": asked or 0,
         "replay": 0 if replay is None else 2 * replay.full_size(teacher.num_classes),  # a checkpoint copies it
-        "evaluation": peak(student, (scored, *shape)),
+        "evaluation": peak(student, (scored, *shape)) + 2 * HELD_BACK * Coding(teacher.spec).image_bytes * held_back,
     }
 
 
@@ -93,7 +101,22 @@ def require_memory(needed: Mapping[str, int], device: torch.device) -> None:
     free = free_memory(device)
     if (total := at_once(needed)) > free:
         part = max(needed, key=lambda name: needed[name])
+        room = max(0, free - total + needed["replay"]) // 2 * 0.95e-9  # a checkpoint copies it
+        lower = PARTS[part].format(room=f"--student.replay-bytes to {room:.1f}GB, or " if room >= 0.1 else "")
         raise UserError(
             f"memory: this run needs about {total / 1e9:.1f} GB, {needed[part] / 1e9:.1f} GB of it for the {part}, and "
-            f"{device.type} has {free / 1e9:.1f} GB free; lower {PARTS[part]}; nothing was asked"
+            f"{device.type} has {free / 1e9:.1f} GB free; lower {lower}; nothing was asked"
         )
+
+
+def mirrors(
+    job: Job, teacher: Teacher, needed: Mapping[str, int], device: torch.device, tell: Callable[[str], None]
+) -> bool:
+    """Whether a GPU has room for a copy of a replay on disk, to draw from; ``tell`` hears where it has not."""
+    replay = build_replay(job, teacher.spec, teacher.num_classes, directory=Path())
+    if replay is None or job.config.student.replay_store != "disk" or device.type != "cuda":
+        return False
+    size, free = replay.items_size(teacher.num_classes), free_memory(device) - at_once(needed)
+    if size > free:
+        tell(f"replay: {size / 1e9:.1f} GB do not fit into the {free / 1e9:.1f} GB left of {device}; read from disk")
+    return size <= free

@@ -24,9 +24,9 @@ from dfme.randomness import Streams
 from dfme.report.console import duration
 from dfme.run.build import build_teacher, facts_of
 from dfme.run.components import Nets, build_components, build_method, build_replay
-from dfme.run.evaluation import evaluation_batch
 from dfme.run.memory import at_once, free_memory
 from dfme.run.parts import build_parts, drafted, is_checked, require_answers_fit
+from dfme.run.scores import evaluation_batch
 from dfme.spec import RequestPolicy, Teacher
 
 WIDTH = 80
@@ -82,7 +82,7 @@ def plan(job: Job) -> str:
         data, pool, nets, needed = build_parts(job, teacher, device, always=True)
         method = _method(job, teacher, nets, pool)
         evaluated = 0 if data is None else len(data)
-        spent = spending(job, teacher, method, evaluated, 1 if data is None else evaluation_batch(data.images))
+        spent = spending(job, teacher, method, evaluated, 1 if data is None else evaluation_batch(teacher.spec.shape))
         rows = [
             *_who(job, teacher),
             *_images(job, spent),
@@ -158,8 +158,8 @@ def _disk(job: Job, teacher: Teacher, nets: Nets, spent: Spending) -> str:
     """What lies in the run directory at the end, and at most."""
     answer = 8 if teacher.label_mode.kind == "label" else 4 * teacher.num_classes
     journal = sum(spent.images.values()) * answer + spent.requests * HEAD_BYTES
-    replay = build_replay(job, teacher.spec, directory=Path())
-    kept = min(job.config.student.replay_capacity, int(job.config.budget)) or 1
+    replay = build_replay(job, teacher.spec, teacher.num_classes, directory=Path())
+    kept = 1 if replay is None else replay.capacity
     held = min(kept, spent.images["student"] + spent.images["seed"])
     within = 0 if replay is None else replay.full_size(teacher.num_classes) * held // kept
     beside = 0 if replay is None else replay.disk_size(teacher.num_classes) * held // kept

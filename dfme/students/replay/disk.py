@@ -33,9 +33,14 @@ MAX_OPEN = 128
 ADVICE = "restore the file as the run left it, or start a new run in another --out"
 
 
+def disk_item(coding: Coding, classes: int) -> int:
+    """Bytes of one item at most."""
+    return coding.image_bytes + max(4 * classes, 8) + CRC_BYTES
+
+
 def disk_bytes(coding: Coding, capacity: int, classes: int) -> int:
     """Bytes of the items of a full window, and of two segments that it only touches or has just left."""
-    item = coding.image_bytes + max(4 * classes, 8) + CRC_BYTES
+    item = disk_item(coding, classes)
     return item * (capacity + 2 * min(segment_items(item), capacity))
 
 

@@ -11,9 +11,21 @@ from torch import Tensor
 
 from dfme.compute import held_to
 from dfme.spec import ImageSpec
-from dfme.students.replay.disk import DiskStore, disk_bytes
-from dfme.students.replay.layout import Coding
+from dfme.students.replay.disk import DiskStore, disk_bytes, disk_item
+from dfme.students.replay.layout import Coding, segment_items
 from dfme.students.replay.memory import MemoryStore
+
+FILLED = 4_096
+"""Items read at once from the files into a mirror; fewer of large images."""
+
+
+def capacity_within(size: int, spec: ImageSpec, classes: int, on_disk: bool) -> int:
+    """The most items that take ``size`` bytes at most: in memory, or on disk with what lies there beside the window."""
+    coding = Coding(spec)
+    if not on_disk:
+        return size // (coding.image_bytes + max(4 * classes, 8))
+    whole, segment = size // disk_item(coding, classes), segment_items(disk_item(coding, classes))
+    return whole - 2 * segment if whole >= 3 * segment else whole // 3
 
 
 class Store(Protocol):
@@ -34,45 +46,54 @@ class Replay:
     """The last ``capacity`` items, first in, first out; drawn from with replacement, on ``rng``'s device.
 
     ``folder``: where the items lie on disk, with hardly any of them in this process's memory; without one they lie
-    on ``rng``'s device.
+    on ``rng``'s device. ``mirrored``: they lie there too, as they are in the files, which are then only written.
     """
 
-    def __init__(self, capacity: int, spec: ImageSpec, rng: torch.Generator, folder: Path | None = None) -> None:
-        self._capacity = capacity
+    def __init__(
+        self, capacity: int, spec: ImageSpec, rng: torch.Generator, folder: Path | None = None, mirrored: bool = False
+    ) -> None:
+        self.capacity, self.spec = capacity, spec
         self._coding = Coding(spec)
         self._rng = rng
         self._device = rng.device
         self._on_disk = folder is not None
         self._store: Store = MemoryStore(capacity, rng.device) if folder is None else DiskStore(folder, self._coding)
+        self._mirror = MemoryStore(capacity, rng.device) if self._on_disk and mirrored else None
         self._added = 0
 
     def __len__(self) -> int:
-        return min(self._added, self._capacity)
+        return min(self._added, self.capacity)
 
     @property
     def added(self) -> int:
         """Items that were ever kept; the number of the next."""
         return self._added
 
+    def items_size(self, classes: int) -> int:
+        """Bytes of its items when full, wherever they lie, with scores of so many classes."""
+        return self.capacity * (self._coding.image_bytes + max(4 * classes, 8))
+
     def full_size(self, classes: int) -> int:
-        """Bytes that it takes in a checkpoint when full, with scores of so many classes."""
-        return 0 if self._on_disk else self._capacity * (self._coding.image_bytes + 4 * classes)
+        """Bytes that it takes in a checkpoint when full."""
+        return 0 if self._on_disk else self.items_size(classes)
 
     def disk_size(self, classes: int) -> int:
         """Bytes that its folder takes when full; older items stay until the checkpoint after next."""
-        return disk_bytes(self._coding, self._capacity, classes) if self._on_disk else 0
+        return disk_bytes(self._coding, self.capacity, classes) if self._on_disk else 0
 
     def add(self, images_BCHW: Tensor, answers: Tensor) -> None:
         """Keep a batch of paid images and their answers; the oldest make room. RunError where a disk refuses."""
-        images_BCHW, answers = images_BCHW[-self._capacity :], answers[-self._capacity :]
-        self._store.write(self._added, self._coding.encode(images_BCHW), answers)
+        images_BCHW, answers = images_BCHW[-self.capacity :], answers[-self.capacity :]
+        coded_BCHW = self._coding.encode(images_BCHW)
+        for store in filter(None, (self._store, self._mirror)):
+            store.write(self._added, coded_BCHW, answers)
         self._added += len(images_BCHW)
 
     def sample(self, count: int) -> tuple[Tensor, Tensor]:
         """``count`` images (float32, within the bounds) and the teacher's answers; one at least was added before."""
         assert self._added, "nothing was added yet"
         place_B = torch.randint(len(self), (count,), generator=self._rng, device=self._device)
-        return self._read(self._oldest + (place_B - self._oldest) % self._capacity)
+        return self._read(self._oldest + (place_B - self._oldest) % self.capacity)
 
     def batches(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All images and answers held, ``count`` at a time, the oldest first."""
@@ -96,11 +117,15 @@ class Replay:
         on disk that are missing, cut short or of another run.
         """
         added, held = (held_to(0, state[name], f"replay, {name}") for name in ("added", "held"))
-        if held != min(added, self._capacity):
-            raise ValueError(f"replay: expected {min(added, self._capacity)} items, got {held}, of another replay")
+        if held != min(added, self.capacity):
+            raise ValueError(f"replay: expected {min(added, self.capacity)} items, got {held}, of another replay")
         like_CHW = torch.empty(self._coding.spec.shape, dtype=self._coding.dtype, device="meta")
         self._store.load_state_dict(state["items"], added - held, added, like_CHW)
         self._added = added
+        count = self.spec.at_once(FILLED)
+        for start in range(self._oldest, added, count) if self._mirror else ():
+            assert self._mirror is not None
+            self._mirror.write(start, *self._store.read(torch.arange(start, min(start + count, added))))
 
     def close(self) -> None:
         """Close what is open on disk; closing twice is no error."""
@@ -112,6 +137,6 @@ class Replay:
         return self._added - len(self)
 
     def _read(self, slots_B: Tensor) -> tuple[Tensor, Tensor]:
-        coded_BCHW, answers = self._store.read(slots_B)
+        coded_BCHW, answers = (self._mirror or self._store).read(slots_B)
         # Coded they are smallest, so they travel to an accelerator before they are images again.
         return self._coding.decode(coded_BCHW.to(self._device)), answers.to(self._device)
