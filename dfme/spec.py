@@ -106,6 +106,10 @@ class LabelMode:
         """Whether every class gets a score."""
         return self.kind in ("logits", "probabilities")
 
+    def answer_bytes(self, classes: int) -> int:
+        """What a kept answer takes: a label int64, scores float32."""
+        return 8 if self.kind == "label" else 4 * classes
+
     @classmethod
     def parse(cls, text: str) -> LabelMode:
         """Read ``logits``, ``probabilities``, ``probabilities:4``, ``top_k:3``, ``top_k:3:4`` or ``label``."""

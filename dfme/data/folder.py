@@ -25,8 +25,7 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", "
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """What a picture may be inside, whatever its name: Pillow knows formats that other programs are started to read."""
 
-AT_ONCE = 64
-"""Pictures that are decoded together."""
+AT_ONCE = 64  # pictures that are decoded together
 
 MAX_BYTES = 1 << 36
 """Bytes of all arrays in an .npz file together."""
@@ -70,7 +69,7 @@ def read_images(path: Path, shape: Shape) -> Tensor:
     files = _pictures(folder)
     if not files:
         raise UserError(f"data set {folder}: expected images ({', '.join(sorted(SUFFIXES))}) in it, found none")
-    return _stacked(files, shape, range(len(files)))
+    return _stacked(files, shape, slice(None))
 
 
 def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
@@ -94,20 +93,20 @@ def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
     first = _opened(files[0][0])
     shape = request.shape or (1 if first.mode in ("1", "L", "I;16") else 3, first.height, first.width)
     read = partial(_stacked, [file for file, _ in files], shape)
+    hollow = torch.empty(len(files), *shape, dtype=torch.uint8, device="meta")
     labels = torch.tensor([label for _, label in files]) if classes else None
-    if request.lazy:
-        hollow = torch.empty(len(files), *shape, dtype=torch.uint8, device="meta")
-        return ImageSet(path.name, hollow, labels, tuple(classes), read)
-    return ImageSet(path.name, read(range(len(files))), labels, tuple(classes))
+    whole = ImageSet(path.name, hollow, labels, tuple(classes), read)
+    return whole if request.lazy else replace(whole, images=read(slice(None)), read=None)
 
 
-def _stacked(files: Sequence[Path], shape: Shape, numbers: Sequence[int]) -> Tensor:
-    """The pictures of these numbers (N, C, H, W), decoded side by side."""
-    images = np.empty((len(numbers), *shape), dtype=np.uint8)
+def _stacked(files: Sequence[Path], shape: Shape, index: slice | Tensor) -> Tensor:
+    """The pictures at an index (N, C, H, W), decoded side by side."""
+    picked = files[index] if isinstance(index, slice) else [files[number] for number in index.tolist()]
+    images = np.empty((len(picked), *shape), dtype=np.uint8)
     with ThreadPoolExecutor() as threads:
-        for start in range(0, len(numbers), AT_ONCE):
-            part = [files[number] for number in numbers[start : start + AT_ONCE]]
-            images[start : start + AT_ONCE] = list(threads.map(partial(_picture, shape=shape), part))
+        for start in range(0, len(picked), AT_ONCE):
+            some = slice(start, start + AT_ONCE)
+            images[some] = list(threads.map(partial(_picture, shape=shape), picked[some]))
     return torch.from_numpy(images)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from dfme.errors import UserError
@@ -41,14 +40,14 @@ class ImageSet:
     """Images (N, C, H, W), uint8 or float32 within [0, 1]; ``labels`` (N,) int64, None where nobody knows them.
 
     ``class_names`` are in the order of the labels; none where labels are mere numbers. ``read``, where there is one,
-    gives the images of these numbers each time that they are looked at, and ``images`` say no more than their shape.
+    gives those at an index each time that they are looked at, and ``images`` say no more than their shape.
     """
 
     name: str
     images: Tensor
     labels: Tensor | None = None
     class_names: tuple[str, ...] = ()
-    read: Callable[[Sequence[int]], Tensor] | None = None
+    read: Callable[[slice | Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         assert self.images.ndim == 4, f"images must be (N, C, H, W), got {tuple(self.images.shape)}"
@@ -77,8 +76,7 @@ class ImageSet:
 
     def batch(self, index: slice | Tensor) -> Tensor:
         """The images at a slice or a tensor of indices, as float32 within [0, 1]: 8-bit pixels are divided by 255."""
-        numbers = range(len(self))[index] if isinstance(index, slice) else index.tolist()
-        images_BCHW = self.images[index] if self.read is None else self.read(numbers)
+        images_BCHW = self.images[index] if self.read is None else self.read(index)
         if images_BCHW.is_floating_point():
             return images_BCHW.float()
         return images_BCHW.float().div_(255)
@@ -87,11 +85,14 @@ class ImageSet:
         """``limit`` images spread evenly over the set, so that one sorted by class keeps all; 0 keeps every image."""
         if not 0 < limit < len(self):
             return self
+        import torch
+
         picked = [index * len(self) // limit for index in range(limit)]
         labels = None if self.labels is None else self.labels[picked]
-        read = self.read and partial(_among, self.read, picked)
+        own, picked_M = self.read, torch.tensor(picked)
+        read = None if own is None else lambda index: own(picked_M[index])
         return replace(self, images=self.images[picked], labels=labels, read=read)
 
-
-def _among(read: Callable[[Sequence[int]], Tensor], picked: Sequence[int], numbers: Sequence[int]) -> Tensor:
-    return read([picked[number] for number in numbers])
+    def split(self, count: int) -> Iterator[Tensor]:
+        """So many at a time, as ``batch`` gives them."""
+        return (self.batch(slice(start, start + count)) for start in range(0, len(self), count))

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dfme.config.imports import find_target
 from dfme.errors import UserError
-from dfme.nets.timm_nets import PREFIX, check_timm, timm_net
-from dfme.nets.torchvision_nets import torchvision_names, torchvision_net
+from dfme.nets.torchvision_nets import TIMM, registered_names, timm_net, torchvision_net
 from dfme.spec import Shape
 
 if TYPE_CHECKING:
@@ -39,17 +38,14 @@ def check_net(name: str) -> None:
     """
     if name in NETS:
         return
-    if name.startswith(PREFIX):
-        check_timm(name)
-        return
-    theirs = torchvision_names()
+    theirs = [*registered_names("torchvision"), *(TIMM + other for other in registered_names("timm"))]
     if name in theirs:
         return
     near = difflib.get_close_matches(name, [*NETS, *theirs], n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    also = "a torchvision classifier such as resnet18" if theirs else "(torchvision is not installed)"
-    also += ", or timm:NAME"
-    raise UserError(f"arch: unknown net {name!r}; {hint}Expected {', '.join(NETS)}, or {also}")
+    missing = "".join(f" ({each} is not installed)" for each in ("torchvision", "timm") if not registered_names(each))
+    also = f"a torchvision classifier such as resnet18, or timm:NAME without a tag{missing}"
+    raise UserError(f"arch: unknown net {name[:80]!r}; {hint}Expected {', '.join(NETS)}, {also}")
 
 
 def auto_net(shape: Shape) -> str:
@@ -67,7 +63,7 @@ def auto_net(shape: Shape) -> str:
 
 def is_own(name: str) -> bool:
     """Whether the name is that of a network of one's own, ``module:Net``."""
-    return ":" in name and not name.startswith(PREFIX)
+    return ":" in name and not name.startswith(TIMM)
 
 
 def find_net(name: str) -> Callable[..., Any] | None:
@@ -95,10 +91,8 @@ def build_net(name: str, shape: Shape, num_classes: int, own: Callable[..., Any]
 
 def builder(name: str) -> Callable[[Shape, int], nn.Module]:
     """The function behind a name that ``check_net`` takes, imported now."""
-    if name.startswith(PREFIX):
-        return partial(timm_net, name)
     if name not in NETS:
-        return partial(torchvision_net, name)
+        return partial(timm_net if name.startswith(TIMM) else torchvision_net, name)
     module, function = NETS[name].split(":")
     found: Callable[[Shape, int], nn.Module] = getattr(importlib.import_module(module), function)
     return found

@@ -17,12 +17,9 @@ from dfme.spec import ImageSpec
 NEAREST = 1e-3
 """Where the squashing is undone, the least distance to a bound, as a share of half the range: tanh never gets there."""
 
-LARGEST_PUBLISHED = 64
-"""Pixels of the longer side up to which the generator is the paper's, which was made for 32."""
-CELLS = 8
-"""Cells of the longer side, at most, that the generator of larger images begins with: 7x7 for 224x224."""
-NARROWEST = 16
-"""Channels, at least, of a block of it."""
+PUBLISHED = 64  # pixels of the longer side up to which the generator is the paper's
+CELLS = 8  # of the longer side, at most, that it begins with for larger images: 7x7 for 224x224
+NARROWEST = 16  # channels, at least, of a block of it
 
 
 class GeneratorNet(nn.Module, ABC):
@@ -116,9 +113,9 @@ class Generator(GeneratorNet):
 def _stages(height: int, width: int) -> tuple[list[tuple[int, int]], list[int]]:
     """Cells of the linear layer and after each doubling, up to the image's pixels, and the channels of each."""
     longest = max(height, width)
-    doublings = 2 if longest <= LARGEST_PUBLISHED else math.ceil(math.log2(longest / CELLS))
+    doublings = 2 if longest <= PUBLISHED else math.ceil(math.log2(longest / CELLS))
     sizes = [(math.ceil(height / 2**left), math.ceil(width / 2**left)) for left in range(doublings, -1, -1)]
-    if longest <= LARGEST_PUBLISHED:
+    if longest <= PUBLISHED:
         return sizes, [128, 128, 64]
     return sizes, [max(NARROWEST, min(128, 128 * 32 // 2 ** math.ceil(math.log2(max(size))))) for size in sizes]
 

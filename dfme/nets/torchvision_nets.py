@@ -1,4 +1,4 @@
-"""torchvision's classifiers by their own names, and the one place where torchvision is imported.
+"""torchvision's and timm's classifiers by their own names, and the one place where torchvision is imported.
 
 torchvision is slow to import, and a build for another torch fails in the middle of it, so nothing here
 imports it, or torch, before it is needed.
@@ -20,6 +20,9 @@ from dfme.spec import Shape
 if TYPE_CHECKING:
     from torch import nn
 
+TIMM = "timm:"
+"""What the name of one of timm's classifiers begins with."""
+
 
 def import_torchvision(submodule: str) -> ModuleType:
     """``torchvision.<submodule>``; a UserError that says what to do where torchvision is missing or broken."""
@@ -37,20 +40,36 @@ def import_torchvision(submodule: str) -> ModuleType:
 
 
 @functools.cache
-def torchvision_names() -> tuple[str, ...]:
-    """Names of torchvision's classifiers, read from its source files without importing it; empty without it.
+def registered_names(package: str) -> tuple[str, ...]:
+    """Names of torchvision's or timm's classifiers, read from its source files, not imported; empty without it.
 
-    Every classifier is a function registered in a file right under ``torchvision/models``; detectors,
-    segmenters and quantised copies live in folders of their own.
+    Every classifier is a function registered in a file right under ``models``; torchvision's detectors, segmenters and
+    quantised copies live in folders of their own.
     """
-    found = importlib.util.find_spec("torchvision")
-    if found is None or not found.submodule_search_locations:
-        return ()
-    names: list[str] = []
-    for folder in found.submodule_search_locations:
-        for file in sorted(Path(folder, "models").glob("*.py")):
-            names += re.findall(r"^@register_model\(\)\n(?:(?!def ).*\n)*?def (\w+)\(", file.read_text("utf-8"), re.M)
-    return tuple(sorted(names))
+    found = importlib.util.find_spec(package)
+    folders = (found and found.submodule_search_locations) or ()
+    texts = [file.read_text("utf-8") for folder in folders for file in sorted(Path(folder, "models").glob("*.py"))]
+    registered = re.compile(r"^@register_model(?:\(\))?\n(?:(?!def ).*\n)*?def (\w+)\(", re.M)
+    return tuple(sorted(name for text in texts for name in registered.findall(text)))
+
+
+def timm_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
+    """A timm classifier, such as ``timm:resnet18``, without pretrained weights; one built for a size has this one's.
+
+    Raises UserError for a size the architecture cannot take, and where timm cannot be imported.
+    """
+    plain = name.removeprefix(TIMM)
+    try:
+        timm = importlib.import_module("timm")
+        fixed = getattr(timm.get_pretrained_cfg(plain), "fixed_input_size", False)
+        sized = {"img_size": shape[1:]} if fixed else {}
+        net: nn.Module = timm.create_model(plain, False, num_classes=num_classes, in_chans=shape[0], **sized)
+    except NotImplementedError:  # of a net that cannot be built without memory, where that was tried
+        raise
+    except Exception as error:  # a size that does not fit can raise anything at all
+        raise UserError(f"arch {name}: cannot be built for images of {_text(shape)}: {_line(error)}") from error
+    _check_size(name, shape, net)
+    return net
 
 
 def torchvision_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
@@ -64,10 +83,10 @@ def torchvision_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
     except NotImplementedError:  # of a net that cannot be built without memory, where that was tried
         raise
     except (ValueError, AssertionError, RuntimeError) as error:
-        raise UserError(f"arch {name}: does not take images of {shape_text(shape)}: {first_line(error)}") from error
+        raise UserError(f"arch {name}: does not take images of {_text(shape)}: {_line(error)}") from error
     if shape[0] != 3:
         _replace_stem(net, shape[0])
-    check_size(name, shape, net)
+    _check_size(name, shape, net)
     return net
 
 
@@ -98,8 +117,8 @@ def _replace_stem(net: nn.Module, channels: int) -> None:
     setattr(net.get_submodule(parent), attribute, stem)
 
 
-def check_size(name: str, shape: Shape, net: nn.Module) -> None:
-    """Run the net once on meta tensors in place of its own: shapes only, no arithmetic. UserError if it fails."""
+def _check_size(name: str, shape: Shape, net: nn.Module) -> None:
+    """Run the net once on meta tensors in place of its own: shapes only, no arithmetic."""
     import torch
 
     tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
@@ -108,16 +127,14 @@ def check_size(name: str, shape: Shape, net: nn.Module) -> None:
         with torch.no_grad():
             torch.func.functional_call(net.eval(), hollow, (torch.empty(2, *shape, device="meta"),))
     except (RuntimeError, ValueError, AssertionError) as error:
-        raise UserError(f"arch {name}: does not take images of {shape_text(shape)}: {first_line(error)}") from error
+        raise UserError(f"arch {name}: does not take images of {_text(shape)}: {_line(error)}") from error
     finally:
         net.train()
 
 
-def shape_text(shape: Shape) -> str:
-    """A shape as people write it: 3x224x224."""
+def _text(shape: Shape) -> str:
     return "x".join(str(size) for size in shape)
 
 
-def first_line(error: Exception) -> str:
-    """What a library says, less what it adds."""
+def _line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]

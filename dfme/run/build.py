@@ -33,7 +33,7 @@ from dfme.run.goal import Goal
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import document, resume_command
 from dfme.run.loop import Progress
-from dfme.run.memory import mirrors, require_memory
+from dfme.run.memory import mirror_if_it_fits, require_memory
 from dfme.run.opening import open_directory, recipe
 from dfme.run.parts import build_parts, require_answers_fit
 from dfme.run.resuming import PLANNED, changed_source, require_same_adapter, require_same_run, take_up_threads
@@ -43,6 +43,8 @@ from dfme.spec import Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.build import make_teacher, wrap_callable
 from dfme.teachers.facts import ADAPTER_FILE, resolved_adapter, teacher_facts, teacher_files
+
+MIRRORED = ("cuda",)  # devices on which a replay on disk has a copy to draw from
 
 
 def run_job(
@@ -185,17 +187,18 @@ def open_run(
     require_answers_fit(job.method, teacher)
     data, pool, nets, needed = build_parts(job, teacher, device, evaluation, notes.append)
     require_memory(needed, device)
-    mirrored = mirrors(job, teacher, needed, device, notes.append)
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 
     examination = examination_of(data, spec, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
     goal, hold_out = _goal_of(config, examination, oracle, device)
     path = directory.path
-    build = partial(build_components, job, nets, oracle, streams, deferred, mirrored=mirrored)
-    components = build(pool=pool, directory=path, hold_out=hold_out)
+    components = build_components(job, nets, oracle, streams, deferred, pool=pool, directory=path, hold_out=hold_out)
     method = build_method(job, components)
-    if method.students.replay is not None:
-        held.callback(method.students.replay.close)
+    if (replay := method.students.replay) is not None:
+        held.callback(replay.close)
+        if device.type in MIRRORED and config.student.replay_store == "disk":
+            answer = oracle.label_mode.answer_bytes(oracle.num_classes)
+            notes.extend(filter(None, [mirror_if_it_fits(replay, answer, needed, device)]))
     budget, at = int(config.budget), oracle.ledger.spent
     resolved = {"teacher": facts, "student_arch": nets.arch, "device": device_name(device)}
     told = document(job) | {"resolved": resolved}

@@ -30,6 +30,7 @@ from dfme.queries.sampler import QuerySampler
 from dfme.randomness import Streams, derived_seed
 from dfme.run.checkpoint import space_for_checkpoints
 from dfme.run.checks import keeps_answers, students_of
+from dfme.run.evaluation import held_back_bytes
 from dfme.spec import ImageSpec, LabelMode, Teacher
 from dfme.students.losses import make_distance
 from dfme.students.replay import Replay, capacity_within
@@ -159,15 +160,14 @@ def build_components(
     pool: ImageSource | None = None,
     directory: Path | None = None,
     hold_out: Callable[[Tensor, Tensor], bool] | None = None,
-    mirrored: bool = False,
 ) -> Components:
     """All that a job's method works with: the one place where these parts are put together.
 
-    ``pool``: what ``open_pool`` gave. ``directory``: the run's, for a replay that is kept on disk; ``mirrored``: on the
-    device as well. Global random state is that of the run's ``global`` seed afterwards.
+    ``pool``: what ``open_pool`` gave. ``directory``: the run's, for a replay that is kept on disk. Global random
+    state is that of the run's ``global`` seed afterwards.
     """
     config, spec, mode = job.config, oracle.spec, oracle.label_mode
-    replay = build_replay(job, spec, oracle.num_classes, rng, directory, mirrored)
+    replay = build_replay(job, spec, mode.answer_bytes(oracle.num_classes), rng, directory)
     draw = procedural_images(job, spec)
     students = build_trainer(config, nets.students, mode, replay, lambda: oracle.ledger.share, rng, nets.fresh)
     evolution = None
@@ -204,34 +204,29 @@ def open_pool(job: Job, spec: ImageSpec) -> ImageSource | None:
 
 def needed_space(job: Job, nets: Nets, teacher: Teacher, directory: Path) -> int:
     """Bytes that the run's checkpoints, and a replay on disk, take at most."""
-    classes = teacher.num_classes
-    replay = build_replay(job, teacher.spec, classes, directory=directory)
-    beside = 0 if replay is None or job.config.student.replay_store != "disk" else replay.disk_size(classes)
-    weights = [net for net in (*nets.students, nets.generator) if net is not None]
-    return space_for_checkpoints(weights, 0 if replay is None else replay.full_size(classes)) + beside
+    answer, spec = teacher.label_mode.answer_bytes(teacher.num_classes), teacher.spec
+    replay, budget = build_replay(job, spec, answer, directory=directory), int(job.config.budget)
+    beside = 0 if replay is None else replay.disk_size(answer, budget)
+    held = held_back_bytes(job, spec, answer, budget) + (0 if replay is None else replay.full_size(answer))
+    return space_for_checkpoints([net for net in (*nets.students, nets.generator) if net is not None], held) + beside
 
 
 def build_replay(
-    job: Job,
-    spec: ImageSpec,
-    classes: int,
-    streams: Streams | None = None,
-    directory: Path | None = None,
-    mirrored: bool = False,
+    job: Job, spec: ImageSpec, answer: int, streams: Streams | None = None, directory: Path | None = None
 ) -> Replay | None:
     """The replay that the students' configuration asks for, or the method; without ``streams`` none to draw from.
 
-    UserError where no item goes into the bytes that it may take.
+    ``answer``: bytes of one. UserError where no item goes into those that the replay may take.
     """
     config = job.config.student
     if not keeps_answers(job):
         return None
     capacity = min(config.replay_capacity, int(job.config.budget))
     if config.replay_bytes is not None:
-        within = capacity_within(config.replay_bytes, spec, classes, config.replay_store == "disk")
+        within = capacity_within(config.replay_bytes, spec, answer, config.replay_store == "disk")
         if not within:
             raise UserError(f"--student.replay-bytes {config.replay_bytes}: expected room for an image and its answer")
         capacity = min(capacity, within)
     folder = directory / "replay" if directory is not None and config.replay_store == "disk" else None
     rng = torch.Generator() if streams is None else streams["replay"]
-    return Replay(capacity, spec, rng, folder, mirrored)
+    return Replay(capacity, spec, rng, folder)

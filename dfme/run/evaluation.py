@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from dfme.compute import held_to, plain_tensor
-from dfme.config.settings import EvaluationConfig
+from dfme.config.settings import EvaluationConfig, Job
 from dfme.data import DATASETS, ImageSet, load_dataset
 from dfme.data.class_names import numbered, shown_names
 from dfme.errors import UserError
 from dfme.report.verdict import Classified
 from dfme.run.checks import HELD_BACK_EVERY
-from dfme.run.scores import Stream, batches, compare, evaluation_batch, scores
+from dfme.run.scores import batches, compare, evaluation_batch, scores
 from dfme.spec import ImageSpec, LabelMode, Shape
 from dfme.students.losses import top_class
 from dfme.students.replay.layout import Coding
@@ -28,6 +28,8 @@ HELD_BYTES = 1 << 28
 
 HELD_BACK = 2_000
 """Queries held back from training, at most, to score students on."""
+
+AskTeacher = Callable[[Tensor], Tensor]
 
 
 class Examination(Protocol):
@@ -76,7 +78,7 @@ def classified(
     )
 
 
-def _pairs(images: Tensor | Stream | None, answers: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _pairs(images: Tensor | ImageSet | None, answers: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
     if images is not None and answers is not None:
         yield from zip(batches(images), answers.split(evaluation_batch(images.shape)), strict=True)
 
@@ -90,13 +92,14 @@ class EvaluationSet:
     """
 
     name: str
-    images: Tensor | Stream
+    images: Tensor | ImageSet
     labels: Tensor | None
     mode: LabelMode
-    ask: Callable[[Tensor], Tensor] | None
+    ask: AskTeacher | None
     answers: Tensor | None = None
     held_back: bool = False
     class_names: tuple[str, ...] = ()
+    device: torch.device | str = "cpu"
 
     def __len__(self) -> int:
         return len(self.images)
@@ -132,8 +135,8 @@ class EvaluationSet:
         answers, own = plain_tensor(state["answers"], "evaluation answers"), self.labels
         if own is not None and len(answers) == len(own):  # else other images are on record, which comes out later
             labels = held_to(own.cpu(), state.get("labels", own.cpu()), "evaluation labels")
-            self.labels = labels.to(self.images.device)
-        self.answers = answers.to(self.images.device)
+            self.labels = labels.to(self.device)
+        self.answers = answers.to(self.device)
 
     @property
     def paid(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -141,8 +144,7 @@ class EvaluationSet:
         return _pairs(self.images, self.answers)
 
 
-FLOATS = ImageSpec((1, 1, 1))
-"""Images of any shape whose pixels travel as they are."""
+FLOATS = ImageSpec((1, 1, 1))  # its coding, for images of any shape, is to keep them as they are
 
 
 class HoldOut:
@@ -176,11 +178,11 @@ class HoldOut:
         return 0 if self._coded is None else len(self._coded)
 
     @property
-    def images(self) -> Stream | None:
+    def images(self) -> ImageSet | None:
         """The held-back images, which are kept in the replay's coding; none before the first."""
         if (coded := self._coded) is None:
             return None
-        return Stream(coded.shape, self._device, lambda start, end: self._coding.decode(coded[start:end]))
+        return ImageSet(self.name, coded, read=lambda index: self._coding.decode(coded[index]))
 
     def hold_out(self, images: Tensor, answers: Tensor) -> bool:
         """Keep the batch for evaluation if it is an n-th one; whether it was kept, and is not to be trained on."""
@@ -217,23 +219,23 @@ class HoldOut:
         return _pairs(self.images, self.answers)
 
 
+def held_back_bytes(job: Job, spec: ImageSpec, answer: int, images: int) -> int:
+    """Bytes of what is held back of so many queries, with answers of so many bytes, where students are scored on it."""
+    batch: int = job.method_config.batch_size
+    kept = job.config.evaluation.dataset == "none" or job.config.until_agreement is not None
+    return kept * min(HELD_BACK, images // batch // HELD_BACK_EVERY * batch) * (Coding(spec).image_bytes + answer)
+
+
 def examination_of(
-    data: ImageSet | None,
-    spec: ImageSpec,
-    mode: LabelMode,
-    device: torch.device,
-    ask: Callable[[Tensor], Tensor] | None,
+    data: ImageSet | None, spec: ImageSpec, mode: LabelMode, device: torch.device, ask: AskTeacher | None
 ) -> EvaluationSet | HoldOut:
     """What students are scored on: labelled images or, without any, generated ones that are held back."""
     if data is None:
         return HoldOut(mode, device, spec=spec)
     labels = None if data.labels is None else data.labels.to(device)
-    images: Tensor | Stream = data.images
-    if data.read is None:
-        images = data.images.to(device)
-    else:
-        images = Stream(data.images.shape, device, lambda start, end: data.batch(slice(start, end)))
-    return EvaluationSet(data.name, images, labels, mode, ask, class_names=data.class_names)
+    held = replace(data, read=lambda index: data.batch(index).to(device))
+    images = data.images.to(device) if data.read is None else held
+    return EvaluationSet(data.name, images, labels, mode, ask, class_names=data.class_names, device=device)
 
 
 def shape_of(config: EvaluationConfig) -> Shape | None:
@@ -270,13 +272,9 @@ def evaluation_images(
         tell(f"evaluation: the classes of {own.name} are put in the teacher's order: {shown_names(data.class_names)}")
     if 4 * math.prod(data.images.shape) <= HELD_BYTES:
         return replace(data, images=_taken(data.batch(slice(None)), config, spec), read=None)
-    hollow = torch.empty(data.images.shape, device="meta")
-    streamed = replace(
-        data, images=hollow, read=lambda numbers: _taken(data.batch(torch.tensor(numbers)), config, spec)
-    )
-    count = evaluation_batch(spec.shape)
-    for start in range(0, len(data), count):  # a picture that cannot be read is found before anything is asked
-        streamed.batch(slice(start, start + count))
+    streamed = replace(data, read=lambda index: _taken(data.batch(index), config, spec))
+    for _ in batches(streamed):  # a picture that cannot be read is found before anything is asked
+        pass
     return streamed
 
 

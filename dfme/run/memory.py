@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,17 @@ from dfme.errors import UserError
 from dfme.methods import find_method
 from dfme.methods.configs import GeneratorConfig
 from dfme.nets.footprint import peak_bytes, weight_bytes
-from dfme.queries.sampler import CHUNK
 from dfme.run.components import Nets, build_replay
-from dfme.run.evaluation import HELD_BACK
+from dfme.run.evaluation import held_back_bytes
 from dfme.run.scores import evaluation_batch
 from dfme.spec import Teacher
-from dfme.students.replay.layout import Coding
+from dfme.students.replay import Replay
 
 PARTS = {
     "student": "--method.batch-size, --student.replay-batch, or another --student.arch",
     "generator": "--method.batch-size, --estimator.directions, or another --student.arch",
     "teacher": "--teacher.max-batch",
     "replay": "--student.replay-capacity or {room}say --student.replay-store disk",
-    "queries": "--queries.pool or --method.batch-size",
     "evaluation": "--evaluation.limit, or take another --student.arch",
 }
 """What memory goes to, and what to lower where it is too much."""
@@ -63,15 +61,13 @@ def needed_memory(job: Job, teacher: Teacher, nets: Nets, call: int) -> dict[str
         elif trained:
             needed["generator"] += students * peak(student, (size, *shape), True)
     asked: int | None = getattr(teacher, "peak_bytes", lambda images: None)(max(call, scored))
-    replay = build_replay(job, teacher.spec, teacher.num_classes, directory=Path())
-    if (drawn := size * job.queries.pool) > size and "queries" in find_method(job.method).sections:
-        scored_pool = peak(student, (min(drawn, teacher.spec.at_once(CHUNK)), *shape))
-        needed["queries"] = scored_pool + 3 * 4 * drawn * teacher.spec.numel  # as drawn, joined and rounded
-    held_back = job.config.evaluation.dataset == "none" or job.config.until_agreement is not None
+    answer = teacher.label_mode.answer_bytes(teacher.num_classes)
+    replay = build_replay(job, teacher.spec, answer, directory=Path())
+    held_back = 2 * held_back_bytes(job, teacher.spec, answer, int(job.config.budget))  # the old and the new
     return needed | {
         "teacher": asked or 0,
-        "replay": 0 if replay is None else 2 * replay.full_size(teacher.num_classes),  # a checkpoint copies it
-        "evaluation": peak(student, (scored, *shape)) + 2 * HELD_BACK * Coding(teacher.spec).image_bytes * held_back,
+        "replay": 0 if replay is None else 2 * replay.full_size(answer),  # a checkpoint copies it
+        "evaluation": peak(student, (scored, *shape)) + held_back,
     }
 
 
@@ -101,7 +97,7 @@ def require_memory(needed: Mapping[str, int], device: torch.device) -> None:
     free = free_memory(device)
     if (total := at_once(needed)) > free:
         part = max(needed, key=lambda name: needed[name])
-        room = max(0, free - total + needed["replay"]) // 2 * 0.95e-9  # a checkpoint copies it
+        room = max(0, free - total + needed.get("replay", 0)) // 2 * 0.95e-9  # a checkpoint copies it
         lower = PARTS[part].format(room=f"--student.replay-bytes to {room:.1f}GB, or " if room >= 0.1 else "")
         raise UserError(
             f"memory: this run needs about {total / 1e9:.1f} GB, {needed[part] / 1e9:.1f} GB of it for the {part}, and "
@@ -109,14 +105,10 @@ def require_memory(needed: Mapping[str, int], device: torch.device) -> None:
         )
 
 
-def mirrors(
-    job: Job, teacher: Teacher, needed: Mapping[str, int], device: torch.device, tell: Callable[[str], None]
-) -> bool:
-    """Whether a GPU has room for a copy of a replay on disk, to draw from; ``tell`` hears where it has not."""
-    replay = build_replay(job, teacher.spec, teacher.num_classes, directory=Path())
-    if replay is None or job.config.student.replay_store != "disk" or device.type != "cuda":
-        return False
-    size, free = replay.items_size(teacher.num_classes), free_memory(device) - at_once(needed)
+def mirror_if_it_fits(replay: Replay, answer: int, needed: Mapping[str, int], device: torch.device) -> str | None:
+    """Let a replay on disk have a copy on a GPU to draw from; a line for people where there is no room for it."""
+    size, free = replay.items_size(answer), free_memory(device) - at_once(needed)
     if size > free:
-        tell(f"replay: {size / 1e9:.1f} GB do not fit into the {free / 1e9:.1f} GB left of {device}; read from disk")
-    return size <= free
+        return f"replay: read from disk, {size / 1e9:.1f} GB do not fit into the {free / 1e9:.1f} GB left of {device}"
+    replay.mirror()
+    return None

@@ -24,6 +24,7 @@ from dfme.randomness import Streams
 from dfme.report.console import duration
 from dfme.run.build import build_teacher, facts_of
 from dfme.run.components import Nets, build_components, build_method, build_replay
+from dfme.run.evaluation import held_back_bytes
 from dfme.run.memory import at_once, free_memory
 from dfme.run.parts import build_parts, drafted, is_checked, require_answers_fit
 from dfme.run.scores import evaluation_batch
@@ -79,7 +80,7 @@ def plan(job: Job) -> str:
         teacher = build_teacher(job, None, device)
         held.callback(getattr(teacher, "close", lambda: None))
         require_answers_fit(job.method, teacher)
-        data, pool, nets, needed = build_parts(job, teacher, device, always=True)
+        data, pool, nets, needed = build_parts(job, teacher, device, tell=shown.append, always=True)
         method = _method(job, teacher, nets, pool)
         evaluated = 0 if data is None else len(data)
         spent = spending(job, teacher, method, evaluated, 1 if data is None else evaluation_batch(teacher.spec.shape))
@@ -89,7 +90,7 @@ def plan(job: Job) -> str:
             *_price(job, teacher, spent),
             ("memory", _memory(needed, free_memory(device))),
             ("disk", _disk(job, teacher, nets, spent)),
-            ("not in it", "what fails and is asked again, what kernels and the report take"),
+            ("not in it", "what fails and is asked again, what kernels, samples and the report take"),
         ]
     for name, text in rows:
         shown += textwrap.wrap(f"{name:12}{text}", WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False)
@@ -156,18 +157,19 @@ def _memory(needed: dict[str, int], free: int) -> str:
 
 def _disk(job: Job, teacher: Teacher, nets: Nets, spent: Spending) -> str:
     """What lies in the run directory at the end, and at most."""
-    answer = 8 if teacher.label_mode.kind == "label" else 4 * teacher.num_classes
+    answer = teacher.label_mode.answer_bytes(teacher.num_classes)
     journal = sum(spent.images.values()) * answer + spent.requests * HEAD_BYTES
-    replay = build_replay(job, teacher.spec, teacher.num_classes, directory=Path())
-    kept = 1 if replay is None else replay.capacity
-    held = min(kept, spent.images["student"] + spent.images["seed"])
-    within = 0 if replay is None else replay.full_size(teacher.num_classes) * held // kept
-    beside = 0 if replay is None else replay.disk_size(teacher.num_classes) * held // kept
-    checkpoint = _state_bytes(job, nets) + within
+    replay = build_replay(job, teacher.spec, answer, directory=Path())
+    paid = spent.images["student"] + spent.images["seed"]
+    within = 0 if replay is None else replay.full_size(answer) * min(paid, replay.capacity) // replay.capacity
+    beside = 0 if replay is None else replay.disk_size(answer, paid)
+    scored = spent.images["evaluation"] * answer + held_back_bytes(job, teacher.spec, answer, paid)
+    checkpoint = _state_bytes(job, nets) + within + scored
     replayed = f", replay {_size(beside)}" if beside else ""
+    whole = 2 * checkpoint + weight_bytes(nets.students[0]) + beside
     return (
-        f"a checkpoint {_size(checkpoint)} (two are kept, a third while it is written), journal up to "
-        f"{_size(journal)}{replayed}"
+        f"about {_size(whole)} at the end: a checkpoint {_size(checkpoint)} (two are kept, a third while it is "
+        f"written), a student{replayed}; journal up to {_size(journal)}"
     )
 
 

@@ -11,20 +11,19 @@ from torch import Tensor
 
 from dfme.compute import held_to
 from dfme.spec import ImageSpec
-from dfme.students.replay.disk import DiskStore, disk_bytes, disk_item
+from dfme.students.replay.disk import DiskStore, disk_bytes
 from dfme.students.replay.layout import Coding, segment_items
 from dfme.students.replay.memory import MemoryStore
 
-FILLED = 4_096
-"""Items read at once from the files into a mirror; fewer of large images."""
+FILLED = 4_096  # items read at once from the files into a mirror; fewer of large images
 
 
-def capacity_within(size: int, spec: ImageSpec, classes: int, on_disk: bool) -> int:
+def capacity_within(size: int, spec: ImageSpec, answer: int, on_disk: bool) -> int:
     """The most items that take ``size`` bytes at most: in memory, or on disk with what lies there beside the window."""
     coding = Coding(spec)
     if not on_disk:
-        return size // (coding.image_bytes + max(4 * classes, 8))
-    whole, segment = size // disk_item(coding, classes), segment_items(disk_item(coding, classes))
+        return size // (coding.image_bytes + answer)
+    whole, segment = size // coding.item_bytes(answer), segment_items(coding.item_bytes(answer))
     return whole - 2 * segment if whole >= 3 * segment else whole // 3
 
 
@@ -46,40 +45,42 @@ class Replay:
     """The last ``capacity`` items, first in, first out; drawn from with replacement, on ``rng``'s device.
 
     ``folder``: where the items lie on disk, with hardly any of them in this process's memory; without one they lie
-    on ``rng``'s device. ``mirrored``: they lie there too, as they are in the files, which are then only written.
+    on ``rng``'s device.
     """
 
-    def __init__(
-        self, capacity: int, spec: ImageSpec, rng: torch.Generator, folder: Path | None = None, mirrored: bool = False
-    ) -> None:
+    def __init__(self, capacity: int, spec: ImageSpec, rng: torch.Generator, folder: Path | None = None) -> None:
         self.capacity, self.spec = capacity, spec
         self._coding = Coding(spec)
         self._rng = rng
         self._device = rng.device
         self._on_disk = folder is not None
         self._store: Store = MemoryStore(capacity, rng.device) if folder is None else DiskStore(folder, self._coding)
-        self._mirror = MemoryStore(capacity, rng.device) if self._on_disk and mirrored else None
+        self._mirror: MemoryStore | None = None
         self._added = 0
 
     def __len__(self) -> int:
         return min(self._added, self.capacity)
+
+    def mirror(self) -> None:
+        """Before anything is kept: draw from a copy on the device, so that no file is read; they stay the record."""
+        self._mirror = MemoryStore(self.capacity, self._device)
 
     @property
     def added(self) -> int:
         """Items that were ever kept; the number of the next."""
         return self._added
 
-    def items_size(self, classes: int) -> int:
-        """Bytes of its items when full, wherever they lie, with scores of so many classes."""
-        return self.capacity * (self._coding.image_bytes + max(4 * classes, 8))
+    def items_size(self, answer: int) -> int:
+        """Bytes of its items when full, wherever they lie, with answers of so many bytes."""
+        return self.capacity * (self._coding.image_bytes + answer)
 
-    def full_size(self, classes: int) -> int:
+    def full_size(self, answer: int) -> int:
         """Bytes that it takes in a checkpoint when full."""
-        return 0 if self._on_disk else self.items_size(classes)
+        return 0 if self._on_disk else self.items_size(answer)
 
-    def disk_size(self, classes: int) -> int:
-        """Bytes that its folder takes when full; older items stay until the checkpoint after next."""
-        return disk_bytes(self._coding, self.capacity, classes) if self._on_disk else 0
+    def disk_size(self, answer: int, ever: int) -> int:
+        """Bytes that its folder takes once ``ever`` items came; older ones stay until the checkpoint after next."""
+        return disk_bytes(self._coding.item_bytes(answer), self.capacity, ever) if self._on_disk else 0
 
     def add(self, images_BCHW: Tensor, answers: Tensor) -> None:
         """Keep a batch of paid images and their answers; the oldest make room. RunError where a disk refuses."""
@@ -122,10 +123,10 @@ class Replay:
         like_CHW = torch.empty(self._coding.spec.shape, dtype=self._coding.dtype, device="meta")
         self._store.load_state_dict(state["items"], added - held, added, like_CHW)
         self._added = added
-        count = self.spec.at_once(FILLED)
-        for start in range(self._oldest, added, count) if self._mirror else ():
-            assert self._mirror is not None
-            self._mirror.write(start, *self._store.read(torch.arange(start, min(start + count, added))))
+        count, mirror = self.spec.at_once(FILLED), self._mirror
+        if mirror is not None:
+            for start in range(self._oldest, added, count):
+                mirror.write(start, *self._store.read(torch.arange(start, min(start + count, added))))
 
     def close(self) -> None:
         """Close what is open on disk; closing twice is no error."""
