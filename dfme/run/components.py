@@ -223,9 +223,10 @@ def build_replay(
         return None
     capacity = min(config.replay_capacity, int(job.config.budget))
     if config.replay_bytes is not None:
-        within = capacity_within(config.replay_bytes, spec, answer, config.replay_store == "disk")
+        within = capacity_within(config.replay_bytes, spec, answer, config.replay_store == "disk", capacity)
         if not within:
-            raise UserError(f"--student.replay-bytes {config.replay_bytes}: expected room for an image and its answer")
+            beside = " beside two files of 64 MB" if config.replay_store == "disk" else ""
+            raise UserError(f"--student.replay-bytes {config.replay_bytes}: expected room for an image{beside}")
         capacity = min(capacity, within)
     folder = directory / "replay" if directory is not None and config.replay_store == "disk" else None
     rng = torch.Generator() if streams is None else streams["replay"]

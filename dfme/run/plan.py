@@ -75,12 +75,12 @@ def spending(job: Job, teacher: Teacher, method: Method, evaluated: int, at_once
 
 def plan(job: Job) -> str:
     """The table for a job. UserError for whatever would stop the run before its first query."""
-    device, shown = choose_device(job.config.device), list[str]()
+    device, shown, told = choose_device(job.config.device), list[str](), list[str]()
     with ExitStack() as held:
         teacher = build_teacher(job, None, device)
         held.callback(getattr(teacher, "close", lambda: None))
         require_answers_fit(job.method, teacher)
-        data, pool, nets, needed = build_parts(job, teacher, device, tell=shown.append, always=True)
+        data, pool, nets, needed = build_parts(job, teacher, device, tell=told.append, always=True)
         method = _method(job, teacher, nets, pool)
         evaluated = 0 if data is None else len(data)
         spent = spending(job, teacher, method, evaluated, 1 if data is None else evaluation_batch(teacher.spec.shape))
@@ -90,6 +90,7 @@ def plan(job: Job) -> str:
             *_price(job, teacher, spent),
             ("memory", _memory(needed, free_memory(device))),
             ("disk", _disk(job, teacher, nets, spent)),
+            *(("note", line) for line in told),
             ("not in it", "what fails and is asked again, what kernels, samples and the report take"),
         ]
     for name, text in rows:
@@ -168,8 +169,8 @@ def _disk(job: Job, teacher: Teacher, nets: Nets, spent: Spending) -> str:
     replayed = f", replay {_size(beside)}" if beside else ""
     whole = 2 * checkpoint + weight_bytes(nets.students[0]) + beside
     return (
-        f"about {_size(whole)} at the end: a checkpoint {_size(checkpoint)} (two are kept, a third while it is "
-        f"written), a student{replayed}; journal up to {_size(journal)}"
+        f"a checkpoint {_size(checkpoint)} (two are kept, a third while it is written), journal up to "
+        f"{_size(journal)}{replayed}; with the student about {_size(whole)} at the end"
     )
 
 

@@ -35,7 +35,7 @@ ADVICE = "restore the file as the run left it, or start a new run in another --o
 
 def disk_bytes(item: int, capacity: int, ever: int) -> int:
     """Bytes of a full window of items, and of two segments that it only touches or has just left; ``ever``: in all."""
-    return item * min(ever, capacity + 2 * min(segment_items(item), capacity))
+    return item * min(ever, capacity + 2 * segment_items(item))
 
 
 class DiskStore:

@@ -18,13 +18,12 @@ from dfme.students.replay.memory import MemoryStore
 FILLED = 4_096  # items read at once from the files into a mirror; fewer of large images
 
 
-def capacity_within(size: int, spec: ImageSpec, answer: int, on_disk: bool) -> int:
-    """The most items that take ``size`` bytes at most: in memory, or on disk with what lies there beside the window."""
+def capacity_within(size: int, spec: ImageSpec, answer: int, on_disk: bool, ever: int) -> int:
+    """The most items that take ``size`` bytes at most, of ``ever`` in all; on disk with what lies beside the window."""
     coding = Coding(spec)
-    if not on_disk:
-        return size // (coding.image_bytes + answer)
-    whole, segment = size // coding.item_bytes(answer), segment_items(coding.item_bytes(answer))
-    return whole - 2 * segment if whole >= 3 * segment else whole // 3
+    item = coding.item_bytes(answer) if on_disk else coding.image_bytes + answer
+    beside = 2 * segment_items(item) if on_disk and size // item < ever else 0
+    return max(0, size // item - beside)
 
 
 class Store(Protocol):
