@@ -43,8 +43,9 @@ def check_net(name: str) -> None:
         return
     near = difflib.get_close_matches(name, [*NETS, *theirs], n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    missing = "".join(f" ({each} is not installed)" for each in ("torchvision", "timm") if not registered_names(each))
-    also = f"a torchvision classifier such as resnet18, or timm:NAME without a tag{missing}"
+    install = {"torchvision": "", "timm": ": pip install -e '.[timm]'"}
+    lacks = "".join(f" ({each} is not installed{how})" for each, how in install.items() if not registered_names(each))
+    also = f"a torchvision classifier such as resnet18, or timm:NAME without a tag{lacks}"
     raise UserError(f"arch: unknown net {name[:80]!r}; {hint}Expected {', '.join(NETS)}, {also}")
 
 
