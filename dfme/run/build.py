@@ -33,7 +33,7 @@ from dfme.run.goal import Goal
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import document, resume_command
 from dfme.run.loop import Progress
-from dfme.run.memory import mirror_if_it_fits, require_memory
+from dfme.run.memory import mirrored, require_memory
 from dfme.run.opening import open_directory, recipe
 from dfme.run.parts import build_parts, require_answers_fit
 from dfme.run.resuming import PLANNED, changed_source, require_same_adapter, require_same_run, take_up_threads
@@ -43,8 +43,6 @@ from dfme.spec import Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.build import make_teacher, wrap_callable
 from dfme.teachers.facts import ADAPTER_FILE, resolved_adapter, teacher_facts, teacher_files
-
-MIRRORED = ("cuda",)  # devices on which a replay on disk has a copy to draw from
 
 
 def run_job(
@@ -196,9 +194,7 @@ def open_run(
     method = build_method(job, components)
     if (replay := method.students.replay) is not None:
         held.callback(replay.close)
-        if device.type in MIRRORED and config.student.replay_store == "disk":
-            answer = oracle.label_mode.answer_bytes(oracle.num_classes)
-            notes.extend(filter(None, [mirror_if_it_fits(replay, answer, needed, device)]))
+        notes.extend(mirrored(replay, oracle.label_mode.answer_bytes(oracle.num_classes), needed, device))
     budget, at = int(config.budget), oracle.ledger.spent
     resolved = {"teacher": facts, "student_arch": nets.arch, "device": device_name(device)}
     told = document(job) | {"resolved": resolved}

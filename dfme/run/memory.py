@@ -31,6 +31,8 @@ PARTS = {
 CGROUP = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 """Of a container, the files with its limit and what is used of it, by versions 2 and 1."""
 
+MIRRORED = ("cuda",)  # devices on which a replay on disk has a copy
+
 SMALL = 1 << 20
 """Bytes of a batch of images that is too small for any network of ours to fill a memory with."""
 
@@ -105,10 +107,12 @@ def require_memory(needed: Mapping[str, int], device: torch.device) -> None:
         )
 
 
-def mirror_if_it_fits(replay: Replay, answer: int, needed: Mapping[str, int], device: torch.device) -> str | None:
-    """Let a replay on disk have a copy on a GPU to draw from; a line for people where there is no room for it."""
+def mirrored(replay: Replay, answer: int, needed: Mapping[str, int], device: torch.device) -> list[str]:
+    """Let a replay on disk have a copy on a GPU to draw from; lines for people where there is no room for it."""
+    if not replay.on_disk or device.type not in MIRRORED:
+        return []
     size, free = replay.items_size(answer), free_memory(device) - at_once(needed)
     if size > free:
-        return f"replay: read from disk, {size / 1e9:.1f} GB do not fit into the {free / 1e9:.1f} GB left of {device}"
+        return [f"replay: read from disk, {size / 1e9:.1f} GB do not fit into the {free / 1e9:.1f} GB left of {device}"]
     replay.mirror()
-    return None
+    return []

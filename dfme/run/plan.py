@@ -170,7 +170,7 @@ def _disk(job: Job, teacher: Teacher, nets: Nets, spent: Spending) -> str:
     whole = 2 * checkpoint + weight_bytes(nets.students[0]) + beside
     return (
         f"a checkpoint {_size(checkpoint)} (two are kept, a third while it is written), journal up to "
-        f"{_size(journal)}{replayed}; with the student about {_size(whole)} at the end"
+        f"{_size(journal)}{replayed}; with the student up to {_size(whole)} at the end"
     )
 
 

@@ -61,10 +61,10 @@ def test_larger_images_begin_at_8_cells_and_double(shape: tuple[int, int, int]) 
 
 
 def test_at_224_it_is_a_fraction_of_a_students_work() -> None:
-    """103 million parameters and 11.5 GFLOP (multiply-adds) in 0.7.0; a ResNet-50's forward pass has 4.1."""
+    """103 million parameters and 11.5 GFLOP in 0.7.0; a ResNet-50's forward pass has 8.2."""
     with torch.device("meta"):
         generator = Generator(256, ImageSpec((3, 224, 224)))
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             generator.eval()(torch.zeros(1, 256))
     assert sum(each.numel() for each in generator.parameters()) < 3_000_000
-    assert counter.get_total_flops() / 2 < 2e9
+    assert counter.get_total_flops() < 2e9

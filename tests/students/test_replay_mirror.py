@@ -13,7 +13,7 @@ from small_runs import Metered, clone, ctrl_c, student
 from torch import Tensor
 
 import dfme.students.replay.layout
-from dfme.run.memory import mirror_if_it_fits
+from dfme.run.memory import mirrored
 from dfme.spec import ImageSpec
 from dfme.students.replay import Replay, capacity_within
 
@@ -83,7 +83,7 @@ def test_a_run_reads_no_file_and_ends_bit_for_bit(
     with small_runs.no_pictures():
         clone(tmp_path / "files", Metered(), **options)
         assert preads, "a CPU has no copy by default"
-        monkeypatch.setattr("dfme.run.build.MIRRORED", ("cpu",))
+        monkeypatch.setattr("dfme.run.memory.MIRRORED", ("cpu",))
         preads.clear()
         clone(tmp_path / "copy", Metered(), **options)
         assert not preads
@@ -97,13 +97,16 @@ def test_a_run_reads_no_file_and_ends_bit_for_bit(
 
 def test_without_room_it_says_so_and_reads_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     replay = on_disk(tmp_path, ImageSpec((3, 8, 8)), False)
-    size = 20 * (4 * 3 * 8 * 8 + 16)
-    for free, says in ((size + 7, None), (size + 6, "replay: read from disk, 0.0 GB do not fit into the 0.0 GB left")):
-        monkeypatch.setattr("dfme.run.memory.free_memory", lambda device, free=free: free)
-        told = mirror_if_it_fits(replay, 16, {"student": 7}, torch.device("cpu"))
-        assert told == says if says is None else says in str(told)
-        assert (replay._mirror is None) is (says is not None)
-        replay._mirror = None
+    size, cpu = 20 * (4 * 3 * 8 * 8 + 16), torch.device("cpu")
+    assert mirrored(replay, 16, {}, cpu) == []
+    assert replay._mirror is None, "not on a CPU"
+    monkeypatch.setattr("dfme.run.memory.MIRRORED", ("cpu",))
+    monkeypatch.setattr("dfme.run.memory.free_memory", lambda device: size + 6)
+    (line,) = mirrored(replay, 16, {"student": 7}, cpu)
+    assert line == "replay: read from disk, 0.0 GB do not fit into the 0.0 GB left of cpu"
+    assert replay._mirror is None
+    assert mirrored(replay, 16, {"student": 6}, cpu) == []
+    assert replay._mirror is not None
 
 
 @pytest.mark.parametrize("on_disk", [True, False])

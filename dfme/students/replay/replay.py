@@ -52,7 +52,7 @@ class Replay:
         self._coding = Coding(spec)
         self._rng = rng
         self._device = rng.device
-        self._on_disk = folder is not None
+        self.on_disk = folder is not None
         self._store: Store = MemoryStore(capacity, rng.device) if folder is None else DiskStore(folder, self._coding)
         self._mirror: MemoryStore | None = None
         self._added = 0
@@ -75,11 +75,11 @@ class Replay:
 
     def full_size(self, answer: int) -> int:
         """Bytes that it takes in a checkpoint when full."""
-        return 0 if self._on_disk else self.items_size(answer)
+        return 0 if self.on_disk else self.items_size(answer)
 
     def disk_size(self, answer: int, ever: int) -> int:
         """Bytes that its folder takes once ``ever`` items came; older ones stay until the checkpoint after next."""
-        return disk_bytes(self._coding.item_bytes(answer), self.capacity, ever) if self._on_disk else 0
+        return disk_bytes(self._coding.item_bytes(answer), self.capacity, ever) if self.on_disk else 0
 
     def add(self, images_BCHW: Tensor, answers: Tensor) -> None:
         """Keep a batch of paid images and their answers; the oldest make room. RunError where a disk refuses."""
