@@ -181,11 +181,12 @@ print("peak", 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/stat
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("here")
 def test_224_pixels_and_1000_classes_run_within_the_memory_and_the_disk_foretold(tmp_path: Path) -> None:
     """A small one of: static, resnet18, 512 queries, replay on disk, less than 4 GB resident."""
     Path("large.py").write_text(LARGE)
-    words = ["--teacher", "large:Large", "--method.name", "static", "--method.batch-size", "8", "--budget", "40"]
+    words = ["--teacher", "large:Large", "--method.name", "static", "--method.batch-size", "8", "--budget", "16"]
     words += ["--student.arch", "resnet18", "--student.replay-steps", "1", "--student.replay-batch", "8"]
     words += ["--student.replay-store", "disk", "--teacher.levels", "256", "--teacher.label-mode", "probabilities"]
     words += ["--out", "run", "--evaluation.dataset", "none", "--device", "cpu"]
@@ -208,4 +209,4 @@ def test_224_pixels_and_1000_classes_run_within_the_memory_and_the_disk_foretold
     assert size["replay"] == pytest.approx(replay, rel=0.05)
     one_less = 0 if Path("run/checkpoint.previous.pt").exists() else size["checkpoint"]
     assert size["student up to"] - one_less == pytest.approx(whole, rel=0.05)
-    assert replay == 40 * (150_528 + 4_000 + 4)
+    assert replay == 16 * (150_528 + 4_000 + 4)
