@@ -198,9 +198,8 @@ def open_run(
     if (replay := method.students.replay) is not None:
         held.callback(replay.close)
         notes.extend(mirrored(replay, oracle.label_mode.answer_bytes(oracle.num_classes), needed, device))
-    budget, at = int(config.budget), oracle.ledger.spent
-    resolved = {"teacher": facts, "student_arch": nets.arch, "device": device_name(device)}
-    told = document(job) | {"resolved": resolved}
+    budget, at, made = int(config.budget), oracle.ledger.spent, {"teacher": facts, "student_arch": nets.arch}
+    told = document(job) | {"resolved": made | {"device": device_name(device)}}
     recorder = Recorder.open(path, budget, told, config.wandb, bounds=spec.bounds, resume_at=at, quiet=not console)
     held.enter_context(recorder)
     oracle.report_to(recorder.note)
