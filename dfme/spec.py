@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Shape = tuple[int, int, int]
 """Channels, height and width of an image."""
 
+AT_ONCE = 25_000_000
+"""Numbers in a batch of images larger than 64x64, at most: 100 MB, and what a network makes of them some GB."""
+
 LabelKind = Literal["logits", "probabilities", "top_k", "label"]
 LABEL_KINDS: tuple[LabelKind, ...] = ("logits", "probabilities", "top_k", "label")
 
@@ -49,6 +52,11 @@ class ImageSpec:
     def numel(self) -> int:
         """Pixels times channels: the D of the estimators' formulae."""
         return math.prod(self.shape)
+
+    def at_once(self, most: int) -> int:
+        """How many images to work on together: ``most``; of images larger than 64x64 as many as take no more memory."""
+        pixels = math.prod(self.shape[1:])
+        return most if pixels <= 64 * 64 else max(1, min(most * 64 * 64 // pixels, AT_ONCE // self.numel))
 
     def quantise(self, x_BCHW: Tensor) -> Tensor:
         """The image as the wire carries it: clamped to the bounds and rounded to the lattice, if there is one."""
@@ -97,6 +105,10 @@ class LabelMode:
     def soft(self) -> bool:
         """Whether every class gets a score."""
         return self.kind in ("logits", "probabilities")
+
+    def answer_bytes(self, classes: int) -> int:
+        """What a kept answer takes: a label int64, scores float32."""
+        return 8 if self.kind == "label" else 4 * classes
 
     @classmethod
     def parse(cls, text: str) -> LabelMode:

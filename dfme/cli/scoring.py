@@ -39,7 +39,7 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
     hear = tell or (lambda line: None)
     data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names, tell=hear)
     oracle = Oracle(teacher, ledger, tell=tell)
-    examination = examination_of(data, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
+    examination = examination_of(data, oracle.spec, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
     assert isinstance(examination, EvaluationSet), "without an evaluation set there is no job"
     examination.prepare()
     scores = examination.score(net.to(device))

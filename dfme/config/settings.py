@@ -17,6 +17,7 @@ from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.fields import (
     CONFIG,
     Basic,
+    Bytes,
     Classes,
     Count,
     Device,
@@ -99,7 +100,7 @@ class StudentConfig:
     """The students and how they are trained. One is delivered; of several, each learns from the same batches."""
 
     arch: Basic[str] = "auto"
-    """a name from dfme.nets, a torchvision classifier, module:Net of your own, or auto (by the size of the image)"""
+    """a name from dfme.nets, a torchvision classifier, timm:NAME, module:Net of your own, or auto (by size)"""
     count: UpTo64 = 0
     """students trained side by side; 0: as many as the method needs"""
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -133,6 +134,8 @@ class StudentConfig:
     """images per replay step"""
     replay_capacity: Count = 1_000_000
     """paid images kept for replay, first in, first out"""
+    replay_bytes: Bytes | None = None
+    """most that they may take, such as 500MB or 20GB, in memory or on disk; none: replay_capacity alone decides"""
     replay_store: Literal["memory", "disk"] = "memory"
     """memory, or disk (files in the run directory, of which a batch at a time is read)"""
     augment: Literal["none", "flip", "shift", "both"] = "none"

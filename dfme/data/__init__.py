@@ -68,18 +68,20 @@ def load_dataset(
     download: bool = False,
     download_flag: str = DOWNLOAD_FLAG,
     handed_over: ImageSet | None = None,
+    lazy: bool = False,
 ) -> ImageSet:
     """One part of a data set, or what was handed over in its place. ``shape`` (C, H, W) is what the images must have.
 
     ``shapes`` is generated at that size and a folder's images are resized to it; for any other set whose own
-    size differs this raises a UserError that names both, as it does where files are missing or unreadable.
+    size differs this raises a UserError that names both, as it does where files are missing or unreadable. ``lazy``: a
+    folder's pictures are read when they are looked at (``ImageSet.batch``), and then found to be readable.
     """
     check_dataset(name, root, download=download, download_flag=download_flag)
     if name.startswith(HANDED_OVER) and handed_over is None:
         raise UserError("these images were handed over in Python: hand them over again, or name a data set")
     module, function = DATASETS.get(name, FROM_DISK).split(":")
     loader: Callable[[DatasetRequest], ImageSet] = getattr(importlib.import_module(module), function)
-    images = handed_over or loader(DatasetRequest(name, split, shape, root, download, download_flag))
+    images = handed_over or loader(DatasetRequest(name, split, shape, root, download, download_flag, lazy))
     if shape is not None and images.shape != tuple(shape):
         found, wanted = ("x".join(map(str, sizes)) for sizes in (images.shape, shape))
         raise UserError(f"data set {name}: its images are {found}, but {wanted} was asked for")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", "
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """What a picture may be inside, whatever its name: Pillow knows formats that other programs are started to read."""
+
+AT_ONCE = 64  # pictures that are decoded together
 
 MAX_BYTES = 1 << 36
 """Bytes of all arrays in an .npz file together."""
@@ -64,10 +69,7 @@ def read_images(path: Path, shape: Shape) -> Tensor:
     files = _pictures(folder)
     if not files:
         raise UserError(f"data set {folder}: expected images ({', '.join(sorted(SUFFIXES))}) in it, found none")
-    images = np.empty((len(files), *shape), dtype=np.uint8)
-    for row, file in enumerate(files):
-        images[row] = _picture(file, shape)
-    return torch.from_numpy(images)
+    return _stacked(files, shape, slice(None))
 
 
 def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
@@ -90,9 +92,22 @@ def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
         raise UserError(f"data set {folder}: {wanted}, found none")
     first = _opened(files[0][0])
     shape = request.shape or (1 if first.mode in ("1", "L", "I;16") else 3, first.height, first.width)
-    images = np.stack([_picture(file, shape) for file, _ in files])
+    read = partial(_stacked, [file for file, _ in files], shape)
+    hollow = torch.empty(len(files), *shape, dtype=torch.uint8, device="meta")
     labels = torch.tensor([label for _, label in files]) if classes else None
-    return ImageSet(path.name, torch.from_numpy(images), labels, tuple(classes))
+    whole = ImageSet(path.name, hollow, labels, tuple(classes), read)
+    return whole if request.lazy else replace(whole, images=read(slice(None)), read=None)
+
+
+def _stacked(files: Sequence[Path], shape: Shape, index: slice | Tensor) -> Tensor:
+    """The pictures at an index (N, C, H, W), decoded side by side."""
+    picked = files[index] if isinstance(index, slice) else [files[number] for number in index.tolist()]
+    images = np.empty((len(picked), *shape), dtype=np.uint8)
+    with ThreadPoolExecutor() as threads:
+        for start in range(0, len(picked), AT_ONCE):
+            some = slice(start, start + AT_ONCE)
+            images[some] = list(threads.map(partial(_picture, shape=shape), picked[some]))
+    return torch.from_numpy(images)
 
 
 def _pictures(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -22,6 +23,7 @@ class DatasetRequest:
     """What a loader is asked for. ``download_flag`` is the flag to name when files are missing.
 
     ``shape`` is the (C, H, W) wanted; loaders that can make any size heed it, the others answer as they are.
+    ``lazy``: pictures may stay in their files until they are looked at.
     """
 
     name: str
@@ -30,19 +32,22 @@ class DatasetRequest:
     root: str
     download: bool
     download_flag: str
+    lazy: bool = False
 
 
 @dataclass(frozen=True)
 class ImageSet:
     """Images (N, C, H, W), uint8 or float32 within [0, 1]; ``labels`` (N,) int64, None where nobody knows them.
 
-    ``class_names`` are in the order of the labels; none where labels are mere numbers.
+    ``class_names`` are in the order of the labels; none where labels are mere numbers. ``read``, where there is one,
+    gives those at an index each time that they are looked at, and ``images`` say no more than their shape.
     """
 
     name: str
     images: Tensor
     labels: Tensor | None = None
     class_names: tuple[str, ...] = ()
+    read: Callable[[slice | Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         assert self.images.ndim == 4, f"images must be (N, C, H, W), got {tuple(self.images.shape)}"
@@ -71,7 +76,7 @@ class ImageSet:
 
     def batch(self, index: slice | Tensor) -> Tensor:
         """The images at a slice or a tensor of indices, as float32 within [0, 1]: 8-bit pixels are divided by 255."""
-        images_BCHW = self.images[index]
+        images_BCHW = self.images[index] if self.read is None else self.read(index)
         if images_BCHW.is_floating_point():
             return images_BCHW.float()
         return images_BCHW.float().div_(255)
@@ -80,6 +85,14 @@ class ImageSet:
         """``limit`` images spread evenly over the set, so that one sorted by class keeps all; 0 keeps every image."""
         if not 0 < limit < len(self):
             return self
+        import torch
+
         picked = [index * len(self) // limit for index in range(limit)]
         labels = None if self.labels is None else self.labels[picked]
-        return replace(self, images=self.images[picked], labels=labels)
+        own, picked_M = self.read, torch.tensor(picked)
+        read = None if own is None else lambda index: own(picked_M[index])
+        return replace(self, images=self.images[picked], labels=labels, read=read)
+
+    def split(self, count: int) -> Iterator[Tensor]:
+        """So many at a time, as ``batch`` gives them."""
+        return (self.batch(slice(start, start + count)) for start in range(0, len(self), count))

@@ -7,11 +7,12 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from dfme.errors import UserError
+from dfme.spec import ImageSpec
 
 LUMA = (0.299, 0.587, 0.114)
 """What red, green and blue weigh in a grey: ITU-R BT.601, as pictures read from files are turned grey."""
 
-CHUNK = 1024  # images turned to floats at once
+CHUNK = 1024  # images turned to floats at once, fewer of large ones
 
 
 def fitted(images_NCHW: Tensor, shape: tuple[int, int, int]) -> Tensor:
@@ -25,7 +26,9 @@ def fitted(images_NCHW: Tensor, shape: tuple[int, int, int]) -> Tensor:
     if tuple(images_NCHW.shape[1:]) == tuple(shape):
         return images_NCHW
     result = torch.empty(len(images_NCHW), *shape, dtype=images_NCHW.dtype)
-    for source, target in zip(images_NCHW.split(CHUNK), result.split(CHUNK), strict=True):
+    channels, height, width = images_NCHW.shape[1:]
+    chunk = min(ImageSpec(each).at_once(CHUNK) for each in ((channels, height, width), shape))
+    for source, target in zip(images_NCHW.split(chunk), result.split(chunk), strict=True):
         floats = _recoloured(source.float(), shape[0])
         if floats.shape[2:] != shape[1:]:
             floats = interpolate(floats, shape[1:], mode="bilinear", antialias=True)

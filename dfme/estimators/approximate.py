@@ -34,10 +34,10 @@ from dfme.students.losses import Distance, make_distance
 from dfme.students.trainer import Metrics, StudentTrainer
 
 CHUNK = 8_192
-"""Most images in one evaluation of an objective: bounds memory while probing."""
+"""Most images in one evaluation of an objective: bounds memory while probing; fewer where they are large."""
 
 REMEMBERED = 5
-"""Student batches whose answers are kept for an estimate to look at, where one does."""
+"""Student batches whose answers are kept for an estimate to look at, where one does; fewer of large images."""
 
 Disagreement = Callable[[Distance, Tensor, Tensor], Tensor]
 """A distance, images and answers -> one number per image, which the generator minimises; it asks nothing."""
@@ -79,7 +79,8 @@ class ApproximateGradients:
     @property
     def remembers(self) -> int:
         """Student batches that an estimate may look at."""
-        return REMEMBERED if self.settings.kind == "prior_guided" and self.settings.prior == "neighbours" else 1
+        looks_back = self.settings.kind == "prior_guided" and self.settings.prior == "neighbours"
+        return self._spec.at_once(REMEMBERED) if looks_back else 1
 
     def calls(self, batch: int, ahead: int = 0) -> list[int]:
         """Images in each call by the next estimate at ``batch`` points, or by the one ``ahead`` estimates later."""
@@ -124,8 +125,8 @@ class ApproximateGradients:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        parts = {"estimator": self.estimator.state_dict(), "arithmetic": self.arithmetic.state_dict()}
-        return {"settings": dataclasses.asdict(self.settings), **parts}
+        measured = {"arithmetic": self.arithmetic.state_dict()} if self.settings.arithmetic == "auto" else {}
+        return {"settings": dataclasses.asdict(self.settings), "estimator": self.estimator.state_dict()} | measured
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Of the settings only what the pre-flight check chose is taken up; the rest is the configuration's."""
@@ -134,7 +135,7 @@ class ApproximateGradients:
             chosen = {name: held_to(1.0 if name == "step" else "", state["settings"][name], name) for name in names}
             self._settle(dataclasses.replace(default_settings(self.settings, self._spec), **chosen))
         self.estimator.load_state_dict(state["estimator"])
-        if self.settings.arithmetic == "auto":  # else there is nothing to go on with, as in a checkpoint of 0.7.0
+        if self.settings.arithmetic == "auto":  # else there is nothing to go on with
             self.arithmetic.load_state_dict(state["arithmetic"])
 
     def _settle(self, settings: EstimatorConfig) -> None:

@@ -22,7 +22,7 @@ def make_estimator(config: EstimatorConfig, spec: ImageSpec, squash: Squash, chu
 
     Its ``estimate(objective, u, rng)`` takes an objective over images within ``spec.bounds`` and the generator's
     output u before ``squash`` (B, C, H, W), and gives d objective / d u. ``chunk``: most images in one call of
-    the objective. ``seed``: of weights that an estimator may have of its own.
+    the objective, fewer of large ones. ``seed``: of weights that an estimator may have of its own.
 
     Raises:
         UserError: an option is still auto, or does not fit the teacher's images
@@ -36,6 +36,7 @@ def make_estimator(config: EstimatorConfig, spec: ImageSpec, squash: Squash, chu
             "--estimator.prior neighbours: expected --estimator.space image or lattice, got pre_squash; "
             "answers paid for before belong to images"
         )
+    chunk = None if chunk is None else spec.at_once(chunk)
     bounds = None if config.space == "pre_squash" else spec.bounds
     lattice = _lattice(config.step, spec) if config.space == "lattice" else None
     try:

@@ -145,7 +145,7 @@ class GradientNet(nn.Module):
 
 
 KEPT = 4_096
-"""Images whose paid estimates are kept to learn from, the latest."""
+"""Images whose paid estimates are kept to learn from, the latest; fewer of large ones."""
 STEPS = 4
 """Steps of Adam after each paid estimate."""
 AVERAGE = 0.97
@@ -166,6 +166,7 @@ class GradientPredictor:
 
     def __init__(self, shape: Shape, lr: float, seed: int) -> None:
         self._shape, self._lr, self._seed = shape, lr, seed
+        self._kept = ImageSpec(shape).at_once(KEPT)
         self._net: _TrainedNet | None = None
         self._inputs: Inputs | None = None
         self._estimates_NCHW = torch.empty(0)
@@ -231,8 +232,8 @@ class GradientPredictor:
         if self._inputs is None:
             kept, self._estimates_NCHW, self._mean_square = inputs, estimate_BCHW, mean_square
         else:
-            kept = Inputs(*(torch.cat(pair)[-KEPT:] for pair in zip(self._inputs, inputs, strict=True)))
-            self._estimates_NCHW = torch.cat([self._estimates_NCHW, estimate_BCHW])[-KEPT:]
+            kept = Inputs(*(torch.cat(pair)[-self._kept :] for pair in zip(self._inputs, inputs, strict=True)))
+            self._estimates_NCHW = torch.cat([self._estimates_NCHW, estimate_BCHW])[-self._kept :]
             self._mean_square = self._mean_square.lerp(mean_square, 1 - RECENT)
         self._inputs = kept
         return kept

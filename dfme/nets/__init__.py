@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dfme.config.imports import find_target
 from dfme.errors import UserError
+from dfme.nets.torchvision_nets import TIMM, registered_names, timm_net, torchvision_net
 from dfme.spec import Shape
 
 if TYPE_CHECKING:
@@ -30,21 +32,21 @@ NETS: dict[str, str] = {
 
 
 def check_net(name: str) -> None:
-    """Raise a UserError, with the nearest name, unless ``name`` is one of ours or a torchvision classifier.
+    """Raise a UserError, with the nearest name, unless ``name`` is one of ours, torchvision's or, as timm:NAME, timm's.
 
-    Imports neither torch nor torchvision: what torchvision offers is read from its source files.
+    Imports neither of them, nor torch: what they offer is read from their source files.
     """
     if name in NETS:
         return
-    from dfme.nets.torchvision_nets import torchvision_names
-
-    theirs = torchvision_names()
+    theirs = [*registered_names("torchvision"), *(TIMM + other for other in registered_names("timm"))]
     if name in theirs:
         return
     near = difflib.get_close_matches(name, [*NETS, *theirs], n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    also = "a torchvision classifier such as resnet18" if theirs else "(torchvision is not installed)"
-    raise UserError(f"arch: unknown net {name!r}; {hint}Expected {', '.join(NETS)}, or {also}")
+    install = {"torchvision": "", "timm": ": pip install -e '.[timm]'"}
+    lacks = "".join(f" ({each} is not installed{how})" for each, how in install.items() if not registered_names(each))
+    also = f"a torchvision classifier such as resnet18, or timm:NAME without a tag{lacks}"
+    raise UserError(f"arch: unknown net {name[:80]!r}; {hint}Expected {', '.join(NETS)}, {also}")
 
 
 def auto_net(shape: Shape) -> str:
@@ -60,9 +62,14 @@ def auto_net(shape: Shape) -> str:
     return "resnet18_8x" if longest <= 64 else "resnet18"
 
 
+def is_own(name: str) -> bool:
+    """Whether the name is that of a network of one's own, ``module:Net``."""
+    return ":" in name and not name.startswith(TIMM)
+
+
 def find_net(name: str) -> Callable[..., Any] | None:
     """What makes a network of one's own, ``module:Net``; None for other names. UserError if there is no such thing."""
-    return find_target(name, "arch") if ":" in name else None
+    return find_target(name, "arch") if is_own(name) else None
 
 
 def build_net(name: str, shape: Shape, num_classes: int, own: Callable[..., Any] | None = None) -> nn.Module:
@@ -80,15 +87,13 @@ def build_net(name: str, shape: Shape, num_classes: int, own: Callable[..., Any]
         from dfme.nets.own import own_classifier
 
         return own_classifier(own, shape, num_classes)
-    if name in NETS:
-        return builder(name)(shape, num_classes)
-    from dfme.nets.torchvision_nets import torchvision_net
-
-    return torchvision_net(name, shape, num_classes)
+    return builder(name)(shape, num_classes)
 
 
 def builder(name: str) -> Callable[[Shape, int], nn.Module]:
-    """The function behind one of the names in ``NETS``, imported now."""
+    """The function behind a name that ``check_net`` takes, imported now."""
+    if name not in NETS:
+        return partial(timm_net if name.startswith(TIMM) else torchvision_net, name)
     module, function = NETS[name].split(":")
     found: Callable[[Shape, int], nn.Module] = getattr(importlib.import_module(module), function)
     return found

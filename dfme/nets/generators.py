@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,10 @@ from dfme.spec import ImageSpec
 
 NEAREST = 1e-3
 """Where the squashing is undone, the least distance to a bound, as a share of half the range: tanh never gets there."""
+
+PUBLISHED = 64  # pixels of the longer side up to which the generator is the paper's
+CELLS = 8  # of the longer side, at most, that it begins with for larger images: 7x7 for 224x224
+NARROWEST = 16  # channels, at least, of a block of it
 
 
 class GeneratorNet(nn.Module, ABC):
@@ -72,34 +77,28 @@ class Generator(GeneratorNet):
     """The DFME generator: a linear layer to a quarter of the image's size, then two upsampling blocks.
 
     ``forward`` maps z (B, Z) to u (B, C, H, W), which its last normalisation keeps near N(0, 1) per channel.
+    Where a side is longer than 64 pixels it begins at 8 cells a side or fewer, with a block for each doubling.
 
     Source: Truong et al. 2021, appendix; layer sizes as listed there (128, 128, 64 channels). Heights and
-    widths that 4 does not divide are reached by resizing to their exact halves (rounded up).
+    widths that 4 does not divide are reached by resizing to their exact halves (rounded up). For larger images, of
+    which the paper has none, it is our own: 128 channels up to 32 cells a side, half as many for each doubling beyond.
     """
 
     def __init__(self, latent_size: int, spec: ImageSpec) -> None:
         super().__init__(spec)
-        channels, height, width = spec.shape
-        half = (math.ceil(height / 2), math.ceil(width / 2))
-        quarter = (math.ceil(height / 4), math.ceil(width / 4))
+        sizes, widths = _stages(*spec.shape[1:])
         self.latent_size = latent_size
         self.stem = nn.Sequential(
-            nn.Linear(latent_size, 128 * math.prod(quarter)),
-            nn.Unflatten(1, (128, *quarter)),
-            SteadyBatchNorm2d(128),
+            nn.Linear(latent_size, widths[0] * math.prod(sizes[0])),
+            nn.Unflatten(1, (widths[0], *sizes[0])),
+            SteadyBatchNorm2d(widths[0]),
         )
-        self.blocks = nn.Sequential(
-            nn.Upsample(size=half),
-            nn.Conv2d(128, 128, 3, padding=1),
-            SteadyBatchNorm2d(128),
-            nn.LeakyReLU(0.2),
-            nn.Upsample(size=(height, width)),
-            nn.Conv2d(128, 64, 3, padding=1),
-            SteadyBatchNorm2d(64),
-            nn.LeakyReLU(0.2),
-            nn.Conv2d(64, channels, 3, padding=1),
-            SteadyBatchNorm2d(channels, affine=False),
-        )
+        blocks: list[nn.Module] = []
+        for size, (inputs, outputs) in zip(sizes[1:], pairwise(widths), strict=True):
+            blocks += [nn.Upsample(size=size), nn.Conv2d(inputs, outputs, 3, padding=1)]
+            blocks += [SteadyBatchNorm2d(outputs), nn.LeakyReLU(0.2)]
+        blocks += [nn.Conv2d(widths[-1], spec.shape[0], 3, padding=1), SteadyBatchNorm2d(spec.shape[0], affine=False)]
+        self.blocks = nn.Sequential(*blocks)
 
     def forward(self, z_BZ: Tensor) -> Tensor:
         """``gen_op``: the output before the squashing."""
@@ -109,6 +108,16 @@ class Generator(GeneratorNet):
     @property
     def last_convolution(self) -> nn.Module:
         return next(layer for layer in reversed(self.blocks) if isinstance(layer, nn.Conv2d))
+
+
+def _stages(height: int, width: int) -> tuple[list[tuple[int, int]], list[int]]:
+    """Cells of the linear layer and after each doubling, up to the image's pixels, and the channels of each."""
+    longest = max(height, width)
+    doublings = 2 if longest <= PUBLISHED else math.ceil(math.log2(longest / CELLS))
+    sizes = [(math.ceil(height / 2**left), math.ceil(width / 2**left)) for left in range(doublings, -1, -1)]
+    if longest <= PUBLISHED:
+        return sizes, [128, 128, 64]
+    return sizes, [max(NARROWEST, min(128, 128 * 32 // 2 ** math.ceil(math.log2(max(size))))) for size in sizes]
 
 
 DrawImages = Callable[[int, torch.Generator], Tensor]

@@ -1,4 +1,4 @@
-"""torchvision's classifiers by their own names, and the one place where torchvision is imported.
+"""torchvision's and timm's classifiers by their own names, and the one place where torchvision is imported.
 
 torchvision is slow to import, and a build for another torch fails in the middle of it, so nothing here
 imports it, or torch, before it is needed.
@@ -20,6 +20,9 @@ from dfme.spec import Shape
 if TYPE_CHECKING:
     from torch import nn
 
+TIMM = "timm:"
+"""What the name of one of timm's classifiers begins with."""
+
 
 def import_torchvision(submodule: str) -> ModuleType:
     """``torchvision.<submodule>``; a UserError that says what to do where torchvision is missing or broken."""
@@ -37,20 +40,36 @@ def import_torchvision(submodule: str) -> ModuleType:
 
 
 @functools.cache
-def torchvision_names() -> tuple[str, ...]:
-    """Names of torchvision's classifiers, read from its source files without importing it; empty without it.
+def registered_names(package: str) -> tuple[str, ...]:
+    """Names of torchvision's or timm's classifiers, read from its source files, not imported; empty without it.
 
-    Every classifier is a function registered in a file right under ``torchvision/models``; detectors,
-    segmenters and quantised copies live in folders of their own.
+    Every classifier is a function registered in a file right under ``models``; torchvision's detectors, segmenters and
+    quantised copies live in folders of their own.
     """
-    found = importlib.util.find_spec("torchvision")
-    if found is None or not found.submodule_search_locations:
-        return ()
-    names: list[str] = []
-    for folder in found.submodule_search_locations:
-        for file in sorted(Path(folder, "models").glob("*.py")):
-            names += re.findall(r"^@register_model\(\)\n(?:(?!def ).*\n)*?def (\w+)\(", file.read_text("utf-8"), re.M)
-    return tuple(sorted(names))
+    found = importlib.util.find_spec(package)
+    folders = (found and found.submodule_search_locations) or ()
+    texts = [file.read_text("utf-8") for folder in folders for file in sorted(Path(folder, "models").glob("*.py"))]
+    registered = re.compile(r"^@register_model(?:\(\))?\n(?:(?!def ).*\n)*?def (\w+)\(", re.M)
+    return tuple(sorted(name for text in texts for name in registered.findall(text)))
+
+
+def timm_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
+    """A timm classifier, such as ``timm:resnet18``, without pretrained weights; one built for a size has this one's.
+
+    Raises UserError for a size the architecture cannot take, and where timm cannot be imported.
+    """
+    plain = name.removeprefix(TIMM)
+    try:
+        timm = importlib.import_module("timm")
+        fixed = getattr(timm.get_pretrained_cfg(plain), "fixed_input_size", False)
+        sized = {"img_size": shape[1:]} if fixed else {}
+        net: nn.Module = timm.create_model(plain, False, num_classes=num_classes, in_chans=shape[0], **sized)
+    except NotImplementedError:  # of a net that cannot be built without memory, where that was tried
+        raise
+    except Exception as error:  # a size that does not fit can raise anything at all
+        raise UserError(f"arch {name}: cannot be built for images of {_text(shape)}: {_line(error)}") from error
+    _check_size(name, shape, net)
+    return net
 
 
 def torchvision_net(name: str, shape: Shape, num_classes: int) -> nn.Module:

@@ -64,7 +64,7 @@ class Evolution:
 
     def _parents(self) -> tuple[Tensor, Tensor, Tensor]:
         """Paid images, their weights as parents, and the share of a batch to breed, a scalar in float64."""
-        images_NCHW, answers = self._replay.sample(PARENTS)
+        images_NCHW, answers = self._replay.sample(self._replay.spec.at_once(PARENTS))
         class_N = top_class(answers).clamp(0, self._num_classes - 1)  # an accelerator's answers are checked later
         # To count by bincount would make an accelerator wait.
         count_K = class_N.new_zeros(self._num_classes).scatter_add_(0, class_N, torch.ones_like(class_N))

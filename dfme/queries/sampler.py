@@ -19,7 +19,7 @@ from dfme.ranks import ALONE, Ranks
 from dfme.spec import ImageSpec
 
 CHUNK = 4_096
-"""Candidates in one forward pass of the students."""
+"""Candidates in one forward pass of the students; fewer where they are large."""
 
 
 class QuerySampler:
@@ -106,4 +106,4 @@ class QuerySampler:
 
     def _scores_of(self, net: nn.Module, x_NCHW: Tensor) -> Tensor:
         with evaluating(net):
-            return torch.cat([net(part) for part in x_NCHW.split(CHUNK)]).float()
+            return torch.cat([net(part) for part in x_NCHW.split(self._spec.at_once(CHUNK))]).float()

@@ -225,4 +225,5 @@ def _agreement(summary: Mapping[str, Any]) -> str:
     value, evaluation = summary.get("agreement"), summary.get("evaluation") or {}
     if value is None:
         return "not known: no evaluation set, and too few batches to hold one back"
-    return f"{value:.2%}" + (" on held-back generated queries" if evaluation.get("held_back") else "")
+    top = "" if (five := summary.get("agreement_top5")) is None else f", {five:.2%} among its top five"
+    return f"{value:.2%}{top}" + (" on held-back generated queries" if evaluation.get("held_back") else "")

@@ -32,10 +32,14 @@ METRICS: dict[str, Metric] = {
     "accuracy": Metric("share", "Evaluation images that the student classifies as labelled."),
     "teacher_accuracy": Metric("share", "Evaluation images that the teacher classifies as labelled."),
     "agreement": Metric("share", "Fidelity: evaluation images that student and teacher put into the same class."),
+    "agreement_top5": Metric(
+        "share", "Evaluation images whose top class by the teacher is among the student's five; of 100 classes or more."
+    ),
     "held_back_agreement": Metric("share", "The same of the queries held back for --until-agreement."),
     "kl": Metric("nats", "Mean KL divergence from the teacher's class probabilities to the student's."),
     "vote_accuracy": Metric("share", "Evaluation images that the students' soft vote classifies as labelled."),
     "vote_agreement": Metric("share", "Evaluation images that the vote and the teacher put into the same class."),
+    "vote_agreement_top5": Metric("share", "The same of the vote's five."),
     "vote_kl": Metric("nats", "Mean KL divergence from the teacher's class probabilities to the vote's."),
     "student_loss": Metric("loss", "Student's loss on the answers just paid for, mean over the images."),
     "replay_loss": Metric("loss", "Student's loss on answers paid for earlier, mean over the images."),

@@ -126,6 +126,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("Teacher's accuracy", with_interval(run.teacher_accuracy, images) or without_labels(told)),
         ("Student's accuracy", with_interval(final(run, "accuracy"), images) or without_labels(told)),
         ("Agreement", with_interval(final(run, "agreement"), images)),
+        ("Teacher's class among the student's five", with_interval(final(run, "agreement_top5"), images)),
         ("Constant answer", ", ".join(value for _, value in constant_answer(told)) or None),
         ("KL divergence from the teacher", _text(final(run, "kl"), "{:.4f} nats")),
         ("Form of the answers", _text(told.get("label_mode"))),

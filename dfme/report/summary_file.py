@@ -62,9 +62,8 @@ ADAPTER = _has(file=_is_text, sha256=_is_text)
 FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(("budget", "spent", "evaluation_queries", "requests", "refused", "failed", "lost"), is_count),
     **dict.fromkeys(("seed", "student_steps", "students", "ranks"), is_count),
-    **dict.fromkeys(
-        ("teacher_accuracy", "accuracy", "agreement", "vote_accuracy", "vote_agreement"), _or_none(_is_share)
-    ),
+    **dict.fromkeys(("teacher_accuracy", "accuracy", "agreement", "agreement_top5"), _or_none(_is_share)),
+    **dict.fromkeys(("vote_accuracy", "vote_agreement", "vote_agreement_top5"), _or_none(_is_share)),
     **dict.fromkeys(("kl", "vote_kl", "queries_per_second", "cost"), _or_none(_is_number)),
     **dict.fromkeys(("method", "label_mode", "student_arch", "device", "config_hash", "version", "torch"), _is_text),
     "wall_seconds": _is_number,

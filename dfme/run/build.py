@@ -34,7 +34,7 @@ from dfme.run.goal import goal_of
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash, document, resume_command
 from dfme.run.loop import Progress
-from dfme.run.memory import require_memory
+from dfme.run.memory import mirrored, require_memory
 from dfme.run.opening import finished_result, open_directory, recipe, tell_finished
 from dfme.run.parts import build_parts, require_answers_fit
 from dfme.run.resuming import changed_source, require_same_adapter, require_same_run, take_up_threads
@@ -96,7 +96,7 @@ def run_job(
             ranks.leave()
             return result
         except TeacherError as error:
-            answered = run.oracle.ledger.useful or run.examination.paid
+            answered = run.oracle.ledger.useful or run.examination.answers is not None
             if isinstance(error.__cause__, Misfit) and not answered:  # a resume is held to the teacher as it was
                 raise TeacherError(f"{error}; no answer came yet: mend that, and start a new run") from error
             raise TeacherError(f"{error}; all that was paid is kept: {again}") from error
@@ -166,7 +166,6 @@ def open_run(
     config, spec = job.config, teacher.spec
     deferred, streams, notes = DeferredChecks(), Streams(config.seed, device), list[str]()
     facts = facts_of(job, teacher) if ranks.first else {}
-    adapter = resolved_adapter(job.teacher.kind, job.teacher_options) if ranks.first else None
 
     def begin(ledger: Ledger) -> None:
         notes.extend([*take_up_threads(ledger, device), *changed_source(ledger.teacher, facts)])
@@ -174,7 +173,7 @@ def open_run(
     def open_record(space: int = 0) -> tuple[RunDirectory, dict[str, Any], Oracle]:
         directory, state = open_directory(job, resume, space, ranks.first)
         held.enter_context(directory)
-        notes.extend([directory.lock.note] if directory.lock and directory.lock.note else [])
+        notes.extend(filter(None, [directory.lock and directory.lock.note]))
         with fitting(directory.checkpoint) if state else nullcontext():
             oracle = build_oracle(job, teacher, directory, state, deferred, facts, begin, ranks)
         held.callback(oracle.close)
@@ -187,19 +186,17 @@ def open_run(
     require_memory(needed, device)
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 
-    examination = examination_of(data, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
-    goal, hold_out = goal_of(config, examination, oracle, device)
-    path = directory.path
+    examination = examination_of(data, spec, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
+    (goal, hold_out), path = goal_of(config, examination, oracle, device), directory.path
     components = build_components(job, nets, oracle, streams, deferred, pool=pool, directory=path, hold_out=hold_out)
     method = build_method(job, components)
-    if method.students.replay is not None:
-        held.callback(method.students.replay.close)
-    budget, at = int(config.budget), oracle.ledger.spent
+    if (replay := method.students.replay) is not None:
+        held.callback(replay.close)
+        notes += mirrored(replay, oracle.label_mode.answer_bytes(oracle.num_classes), needed, device)
     resolved = {"teacher": facts, "student_arch": nets.arch, "device": device_name(device)}
-    told = document(job) | {"resolved": resolved}
-    how: dict[str, Any] = {"bounds": spec.bounds, "resume_at": at, "quiet": not console}
-    recorder = Recorder.open(path, budget, told, config.wandb, **how) if ranks.first else NoRecorder()
-    held.enter_context(recorder)
+    told, at = document(job) | {"resolved": resolved}, oracle.ledger.spent
+    opened = partial(Recorder.open, path, int(config.budget), told, config.wandb, resume_at=at, quiet=not console)
+    recorder = held.enter_context(opened(bounds=spec.bounds) if ranks.first else NoRecorder())
     oracle.report_to(recorder.note)
     if not resume and (inferred := getattr(teacher, "inferred", ())):
         notes.append(f"inferred, since nobody says: {'; '.join(inferred)}")
@@ -210,7 +207,7 @@ def open_run(
     if state:
         with fitting(directory.checkpoint):
             run.load_state_dict(state)
-    if adapter:
+    if ranks.first and (adapter := resolved_adapter(job.teacher.kind, job.teacher_options)):
         write_text(directory.adapter, adapter)
     if resume and ranks.first:
         directory.withdraw_summary()

@@ -18,7 +18,7 @@ from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, QueriesCo
 from dfme.data import check_dataset
 from dfme.errors import UserError
 from dfme.methods import find_method
-from dfme.nets import check_net, find_net
+from dfme.nets import check_net, find_net, is_own
 from dfme.queries.names import check_pool, check_programs
 from dfme.run.directory import holds_something
 from dfme.run.idle import POOLS, idle_problems
@@ -50,7 +50,7 @@ def find_problems(job: Job, said: Callable[[str], bool] | None = None) -> list[P
 def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
     """An unknown architecture; none and auto are left to the builder. Only a student may be a ``module:Net``."""
     if arch not in (None, "auto"):
-        own = key == "student.arch" and ":" in arch
+        own = key == "student.arch" and is_own(arch)
         yield from _caught(key, partial(find_net if own else check_net, arch))
 
 

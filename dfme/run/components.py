@@ -33,9 +33,10 @@ from dfme.randomness import Streams, derived_seed
 from dfme.ranks import ALONE, Ranks
 from dfme.run.checkpoint import space_for_checkpoints
 from dfme.run.checks import keeps_answers, students_of
+from dfme.run.evaluation import held_back_bytes
 from dfme.spec import ImageSpec, LabelMode, Teacher
 from dfme.students.losses import make_distance
-from dfme.students.replay import Replay
+from dfme.students.replay import Replay, capacity_within
 from dfme.students.schedule import factor
 from dfme.students.trainer import StudentTrainer
 
@@ -173,7 +174,8 @@ def build_components(
     state is that of the run's ``global`` seed afterwards.
     """
     config, spec, mode = job.config, oracle.spec, oracle.label_mode
-    replay, draw = build_replay(job, spec, rng, directory), procedural_images(job, spec)
+    replay = build_replay(job, spec, mode.answer_bytes(oracle.num_classes), rng, directory)
+    draw = procedural_images(job, spec)
     share = lambda: oracle.ledger.share  # noqa: E731
     students = build_trainer(config, nets.students, mode, replay, share, rng, nets.fresh, oracle.ranks)
     oracle.ranks.require_no_chance(nets.students)
@@ -219,20 +221,30 @@ def open_pool(job: Job, spec: ImageSpec) -> ImageSource | None:
 
 def needed_space(job: Job, nets: Nets, teacher: Teacher, directory: Path) -> int:
     """Bytes that the run's checkpoints, and a replay on disk, take at most."""
-    replay, classes = build_replay(job, teacher.spec, directory=directory), teacher.num_classes
-    beside = 0 if replay is None or job.config.student.replay_store != "disk" else replay.disk_size(classes)
-    weights = [net for net in (*nets.students, nets.generator) if net is not None]
-    return space_for_checkpoints(weights, 0 if replay is None else replay.full_size(classes)) + beside
+    answer, spec = teacher.label_mode.answer_bytes(teacher.num_classes), teacher.spec
+    replay, budget = build_replay(job, spec, answer, directory=directory), int(job.config.budget)
+    beside = 0 if replay is None else replay.disk_size(answer, budget)
+    held = held_back_bytes(job, spec, answer, budget) + (0 if replay is None else replay.full_size(answer))
+    return space_for_checkpoints([net for net in (*nets.students, nets.generator) if net is not None], held) + beside
 
 
 def build_replay(
-    job: Job, spec: ImageSpec, streams: Streams | None = None, directory: Path | None = None
+    job: Job, spec: ImageSpec, answer: int, streams: Streams | None = None, directory: Path | None = None
 ) -> Replay | None:
-    """The replay that the students' configuration asks for, or the method; without ``streams`` none to draw from."""
+    """The replay that the students' configuration asks for, or the method; without ``streams`` none to draw from.
+
+    ``answer``: bytes of one. UserError where no item goes into those that the replay may take.
+    """
     config = job.config.student
     if not keeps_answers(job):
         return None
     capacity = min(config.replay_capacity, int(job.config.budget))
+    if config.replay_bytes is not None:
+        within = capacity_within(config.replay_bytes, spec, answer, config.replay_store == "disk", capacity)
+        if not within:
+            beside = " beside two files of 64 MB" if config.replay_store == "disk" else ""
+            raise UserError(f"--student.replay-bytes {config.replay_bytes}: expected room for an image{beside}")
+        capacity = min(capacity, within)
     folder = directory / "replay" if directory is not None and config.replay_store == "disk" else None
     rng = torch.Generator() if streams is None else streams["replay"]
     return Replay(capacity, spec, rng, folder)

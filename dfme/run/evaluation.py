@@ -1,54 +1,35 @@
-"""How good a copy is: accuracy, agreement with the teacher, and the divergence of its answers from the teacher's."""
+"""What students are scored on: a set of images that the teacher was asked about, or queries held back from training."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import evaluating, held_to, plain_tensor
-from dfme.config.settings import EvaluationConfig
+from dfme.compute import held_to, plain_tensor
+from dfme.config.settings import EvaluationConfig, Job
 from dfme.data import DATASETS, ImageSet, load_dataset
 from dfme.data.class_names import numbered, shown_names
 from dfme.errors import UserError
-from dfme.precision import ieee_fp32
 from dfme.report.verdict import Classified
 from dfme.run.checks import HELD_BACK_EVERY
+from dfme.run.scores import batches, compare, evaluation_batch, scores
 from dfme.spec import ImageSpec, LabelMode, Shape
-from dfme.students.losses import log_probabilities, top_class
+from dfme.students.losses import top_class
+from dfme.students.replay.layout import Coding
 
-EVALUATION_BATCH = 500
-"""Images per forward pass while scoring; bounds memory, changes no result."""
+HELD_BYTES = 1 << 28
+"""Evaluation images that take more, as float32, are read again each time that they are scored on."""
 
-EVALUATION_PIXELS = EVALUATION_BATCH * 64 * 64
-"""The same of images larger than 64x64: the copy of a network that never halves its images takes GB for a few."""
+HELD_BACK = 2_000
+"""Queries held back from training, at most, to score students on."""
 
-
-def evaluation_batch(images_NCHW: Tensor) -> int:
-    """How many of these images are scored at once."""
-    return max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // math.prod(images_NCHW.shape[2:])))
-
-
-@torch.no_grad()
-def scores(net: nn.Module, images: Tensor) -> Tensor:
-    """The net's scores (N, K) on the images, in eval mode, in IEEE fp32, in batches."""
-    with evaluating(net), ieee_fp32():
-        return torch.cat([net(part) for part in images.split(evaluation_batch(images))]).float()
-
-
-def compare(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> dict[str, float]:
-    """``agreement``: share of images with the teacher's top class. ``kl``: mean KL(teacher || student) in nats,
-    where the answers are soft."""
-    result = {"agreement": (scores_NK.argmax(dim=1) == top_class(answers)).double().mean().item()}
-    if mode.soft:
-        target_NK = log_probabilities(answers.double(), mode)
-        kl_N = (target_NK.exp() * (target_NK - scores_NK.double().log_softmax(dim=1))).sum(dim=1)
-        result["kl"] = kl_N.mean().item()
-    return result
+AskTeacher = Callable[[Tensor], Tensor]
 
 
 class Examination(Protocol):
@@ -80,13 +61,16 @@ def classified(
 
     ``names``: of the teacher's classes. ``queries``: counts (K,) of the answers that were paid for.
     """
-    paid, kind = examination.paid, "held-back queries" if examination.held_back else "evaluation images"
+    images, answers = examination.images, examination.answers
+    kind = "held-back queries" if examination.held_back else "evaluation images"
     own = examination.class_names if len(examination.class_names) == classes else ()
     return Classified(
         classes,
-        torch.cat([torch.zeros(0, dtype=torch.int64), *(top_class(answers).cpu() for _, answers in paid)]).numpy(),
+        (torch.zeros(0, dtype=torch.int64) if answers is None else top_class(answers).cpu()).numpy(),
         None if examination.labels is None else examination.labels.cpu().numpy(),
-        None if student is None or not paid else scores(student, paid[0][0]).argmax(dim=1).cpu().numpy(),
+        None
+        if student is None or images is None or answers is None
+        else scores(student, images).argmax(1).cpu().numpy(),
         None if queries is None else queries.cpu().numpy(),
         names or own,
         own,
@@ -94,22 +78,28 @@ def classified(
     )
 
 
+def _pairs(images: Tensor | ImageSet | None, answers: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    if images is not None and answers is not None:
+        yield from zip(batches(images), answers.split(evaluation_batch(images.shape)), strict=True)
+
+
 @dataclass
 class EvaluationSet:
     """Images with the teacher's answers to them, asked once and not charged; without labels no accuracy is known.
 
-    ``images`` are as the teacher takes them, on the student's device. ``ask`` is called before the first score,
-    unless the answers came back with a checkpoint; None: they always do.
+    ``images`` are as the teacher takes them, on the student's device, or come there batch by batch. ``ask`` is called
+    before the first score, unless the answers came back with a checkpoint; None: they always do.
     """
 
     name: str
-    images: Tensor
+    images: Tensor | ImageSet
     labels: Tensor | None
     mode: LabelMode
-    ask: Callable[[Tensor], Tensor] | None
+    ask: AskTeacher | None
     answers: Tensor | None = None
     held_back: bool = False
     class_names: tuple[str, ...] = ()
+    device: torch.device | str = "cpu"
 
     def __len__(self) -> int:
         return len(self.images)
@@ -118,7 +108,7 @@ class EvaluationSet:
         """Ask the teacher, if that has not been done."""
         if self.answers is None:
             assert self.ask is not None, "every answer is on record"
-            self.answers = torch.cat([self.ask(part) for part in self.images.split(evaluation_batch(self.images))])
+            self.answers = torch.cat([self.ask(part) for part in batches(self.images)])
 
     @property
     def teacher_accuracy(self) -> float | None:
@@ -145,13 +135,16 @@ class EvaluationSet:
         answers, own = plain_tensor(state["answers"], "evaluation answers"), self.labels
         if own is not None and len(answers) == len(own):  # else other images are on record, which comes out later
             labels = held_to(own.cpu(), state.get("labels", own.cpu()), "evaluation labels")
-            self.labels = labels.to(self.images.device)
-        self.answers = answers.to(self.images.device)
+            self.labels = labels.to(self.device)
+        self.answers = answers.to(self.device)
 
     @property
-    def paid(self) -> list[tuple[Tensor, Tensor]]:
-        """The images and their answers, once they were asked for."""
-        return [] if self.answers is None else [(self.images, self.answers)]
+    def paid(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The images and their answers, once they were asked for, in batches."""
+        return _pairs(self.images, self.answers)
+
+
+FLOATS = ImageSpec((1, 1, 1))  # its coding, for images of any shape, is to keep them as they are
 
 
 class HoldOut:
@@ -168,56 +161,81 @@ class HoldOut:
     teacher_accuracy: float | None = None
 
     def __init__(
-        self, mode: LabelMode, device: torch.device | str = "cpu", every: int = HELD_BACK_EVERY, keep: int = 2_000
+        self,
+        mode: LabelMode,
+        device: torch.device | str = "cpu",
+        every: int = HELD_BACK_EVERY,
+        keep: int = HELD_BACK,
+        spec: ImageSpec = FLOATS,
     ) -> None:
         self._mode, self._device = mode, torch.device(device)
         self._every, self._keep, self._seen = every, keep, 0
-        self._images: Tensor | None = None
-        self._answers: Tensor | None = None
+        self._coding = Coding(spec)
+        self._coded: Tensor | None = None
+        self.answers: Tensor | None = None
 
     def __len__(self) -> int:
-        return 0 if self._images is None else len(self._images)
+        return 0 if self._coded is None else len(self._coded)
+
+    @property
+    def images(self) -> ImageSet | None:
+        """The held-back images, which are kept in the replay's coding; none before the first."""
+        if (coded := self._coded) is None:
+            return None
+        return ImageSet(self.name, coded, read=lambda index: self._coding.decode(coded[index]))
 
     def hold_out(self, images: Tensor, answers: Tensor) -> bool:
         """Keep the batch for evaluation if it is an n-th one; whether it was kept, and is not to be trained on."""
         self._seen += 1
         if self._seen % self._every:
             return False
-        if self._images is not None and self._answers is not None:
-            images = torch.cat([self._images, images])[-self._keep :]
-            answers = torch.cat([self._answers, answers])[-self._keep :]
-        self._images, self._answers = images, answers
+        coded = self._coding.encode(images)
+        if self._coded is not None and self.answers is not None:
+            coded = torch.cat([self._coded, coded])[-self._keep :]
+            answers = torch.cat([self.answers, answers])[-self._keep :]
+        self._coded, self.answers = coded, answers
         return True
 
     def score(self, student: nn.Module) -> dict[str, float]:
         """``agreement`` and ``kl`` on the held-back images; nothing while there are none."""
-        if self._images is None or self._answers is None:
+        if (images := self.images) is None or self.answers is None:
             return {}
-        return compare(scores(student, self._images), self._answers, self._mode)
+        return compare(scores(student, images), self.answers, self._mode)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seen": self._seen, "images": self._images, "answers": self._answers}
+        return {"seen": self._seen, "images": self._coded, "answers": self.answers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what ``state_dict`` gave; before 0.8.0 images were kept as floats."""
         self._seen = held_to(0, state["seen"], "batches seen")
         if state["images"] is not None:
             found = (plain_tensor(state[name], f"held-back {name}") for name in ("images", "answers"))
-            self._images, self._answers = (each.to(self._device) for each in found)
+            coded, self.answers = (each.to(self._device) for each in found)
+            self._coded = self._coding.encode(coded) if coded.is_floating_point() else coded
 
     @property
-    def paid(self) -> list[tuple[Tensor, Tensor]]:
-        """The held-back images and their answers."""
-        return [] if self._images is None or self._answers is None else [(self._images, self._answers)]
+    def paid(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The held-back images and their answers, in batches."""
+        return _pairs(self.images, self.answers)
+
+
+def held_back_bytes(job: Job, spec: ImageSpec, answer: int, images: int) -> int:
+    """Bytes of what is held back of so many queries, with answers of so many bytes, where students are scored on it."""
+    batch: int = job.method_config.batch_size
+    kept = job.config.evaluation.dataset == "none" or job.config.until_agreement is not None
+    return kept * min(HELD_BACK, images // batch // HELD_BACK_EVERY * batch) * (Coding(spec).image_bytes + answer)
 
 
 def examination_of(
-    data: ImageSet | None, mode: LabelMode, device: torch.device, ask: Callable[[Tensor], Tensor] | None
+    data: ImageSet | None, spec: ImageSpec, mode: LabelMode, device: torch.device, ask: AskTeacher | None
 ) -> EvaluationSet | HoldOut:
     """What students are scored on: labelled images or, without any, generated ones that are held back."""
     if data is None:
-        return HoldOut(mode, device)
+        return HoldOut(mode, device, spec=spec)
     labels = None if data.labels is None else data.labels.to(device)
-    return EvaluationSet(data.name, data.images.to(device), labels, mode, ask, class_names=data.class_names)
+    held = replace(data, read=lambda index: data.batch(index).to(device))
+    images = data.images.to(device) if data.read is None else held
+    return EvaluationSet(data.name, images, labels, mode, ask, class_names=data.class_names, device=device)
 
 
 def shape_of(config: EvaluationConfig) -> Shape | None:
@@ -242,9 +260,9 @@ def evaluation_images(
     """
     if config.dataset == "none":
         return None
-    name, root, download = config.dataset, config.root, config.download
+    name, root, load = config.dataset, config.root, partial(load_dataset, handed_over=handed_over, lazy=True)
     try:
-        data = load_dataset(name, "test", shape=spec.shape, root=root, download=download, handed_over=handed_over)
+        data = load(name, "test", shape=spec.shape, root=root, download=config.download)
     except UserError as error:
         taken = "x".join(map(str, spec.shape))
         raise UserError(f"--evaluation.dataset: {error} (the teacher takes {taken})") from error
@@ -252,9 +270,18 @@ def evaluation_images(
     data = numbered(own, num_classes, config.classes, class_names, folder=name not in DATASETS)
     if config.classes is None and own.labels is not None and not torch.equal(own.labels, data.required_labels):
         tell(f"evaluation: the classes of {own.name} are put in the teacher's order: {shown_names(data.class_names)}")
-    x_NCHW = data.batch(slice(None))
+    if 4 * math.prod(data.images.shape) <= HELD_BYTES:
+        return replace(data, images=_taken(data.batch(slice(None)), config, spec), read=None)
+    streamed = replace(data, read=lambda index: _taken(data.batch(index), config, spec))
+    for _ in batches(streamed):  # a picture that cannot be read is found before anything is asked
+        pass
+    return streamed
+
+
+def _taken(x_NCHW: Tensor, config: EvaluationConfig, spec: ImageSpec) -> Tensor:
+    """Images within 0 and 1 as the teacher takes them."""
     if config.mean is not None and config.std is not None:
         mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) for values in (config.mean, config.std))
-        return replace(data, images=(x_NCHW - mean_C11) / std_C11)
+        return (x_NCHW - mean_C11) / std_C11
     low, high = spec.bounds
-    return replace(data, images=x_NCHW * (high - low) + low)
+    return x_NCHW * (high - low) + low

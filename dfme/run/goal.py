@@ -37,8 +37,8 @@ class Goal:
         score, images = (self.held.score(student) if self._own else scored).get("agreement"), len(self.held)
         if score is None:
             return {}
-        ((_, answers),) = self.held.paid
-        one_class = torch.bincount(top_class(answers)).max().item() / images
+        assert self.held.answers is not None
+        one_class = torch.bincount(top_class(self.held.answers)).max().item() / images
         at_least = wilson_interval(score, images)[0]
         self.latest = {"agreement": score, "at_least": at_least, "one_class": one_class, "images": images}
         return {"held_back_agreement": score}
@@ -58,6 +58,6 @@ def goal_of(
     """The agreement that ends the run, if one does, and what takes paid batches out of training."""
     held_back, goal = examination if isinstance(examination, HoldOut) else None, None
     if config.until_agreement is not None:
-        held_back = HoldOut(oracle.label_mode, device) if held_back is None else held_back
+        held_back = HoldOut(oracle.label_mode, device, spec=oracle.spec) if held_back is None else held_back
         goal = Goal(config.until_agreement, held_back, own=held_back is not examination)
     return goal, None if held_back is None else held_back.hold_out

@@ -18,7 +18,8 @@ KEPT = ("student.replay_steps", "student.steps", "method.keeps")
 EFFECTS: dict[str, tuple[str, ...]] = {
     "student.momentum": ("student.optimizer=sgd",),
     "student.replay_steps": ("student.steps=0",),
-    "student.replay_batch student.replay_capacity student.replay_store student.augment method.store": KEPT,
+    "student.replay_batch student.replay_capacity student.replay_bytes student.replay_store": KEPT,
+    "student.augment method.store": KEPT,
     "student.shrink": ("student.rounds",),
     "student.average_every": ("student.average",),
     "schedule.milestones schedule.decay": ("schedule.kind=steps",),

@@ -31,7 +31,7 @@ SAMPLE_SHEETS = 5
 """Sheets of queries kept over a run, at evaluations, besides the first."""
 
 SHEET_IMAGES = 64
-"""Queries on one sheet."""
+"""Queries on one sheet; fewer of large ones."""
 
 STEPS_AT_ONCE = 50
 """Student steps between two looks at the clock, while nothing is paid for."""
@@ -137,7 +137,7 @@ def run(
             listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
             look()
             if even and method.recent is not None and (done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS):
-                images, answers = (each[:SHEET_IMAGES].cpu().numpy() for each in method.recent)
+                images, answers = (each[: oracle.spec.at_once(SHEET_IMAGES)].cpu().numpy() for each in method.recent)
                 listener.samples(ledger.spent, images, answers)
             logged = time.monotonic()
         # Log, now and then.

@@ -14,20 +14,24 @@ from dfme.methods import find_method
 from dfme.methods.configs import GeneratorConfig
 from dfme.nets.footprint import peak_bytes, weight_bytes
 from dfme.run.components import Nets, build_replay
-from dfme.run.evaluation import evaluation_batch
+from dfme.run.evaluation import held_back_bytes
+from dfme.run.scores import evaluation_batch
 from dfme.spec import Teacher
+from dfme.students.replay import Replay
 
 PARTS = {
     "student": "--method.batch-size, --student.replay-batch, or another --student.arch",
     "generator": "--method.batch-size, --estimator.directions, or another --student.arch",
     "teacher": "--teacher.max-batch",
-    "replay": "--student.replay-capacity, or say --student.replay-store disk",
+    "replay": "--student.replay-capacity or {room}say --student.replay-store disk",
     "evaluation": "--evaluation.limit, or take another --student.arch",
 }
 """What memory goes to, and what to lower where it is too much."""
 
 CGROUP = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 """Of a container, the files with its limit and what is used of it, by versions 2 and 1."""
+
+MIRRORED = ("cuda",)  # devices on which a replay on disk has a copy
 
 SMALL = 1 << 20
 """Bytes of a batch of images that is too small for any network of ours to fill a memory with."""
@@ -42,7 +46,7 @@ def needed_memory(job: Job, teacher: Teacher, nets: Nets, call: int) -> dict[str
     shape, size = teacher.spec.shape, job.method_config.batch_size
     student, students, generator = nets.students[0], len(nets.students), nets.generator
     call = min(call, getattr(teacher, "max_batch", None) or call)
-    scored = evaluation_batch(torch.empty(1, *shape, device="meta"))
+    scored = evaluation_batch(shape)
 
     def peak(net: Any, inputs: tuple[int, ...], training: bool = False) -> int:
         return peak_bytes(net, inputs, training) or 0
@@ -59,11 +63,13 @@ def needed_memory(job: Job, teacher: Teacher, nets: Nets, call: int) -> dict[str
         elif trained:
             needed["generator"] += students * peak(student, (size, *shape), True)
     asked: int | None = getattr(teacher, "peak_bytes", lambda images: None)(max(call, scored))
-    replay = build_replay(job, teacher.spec, directory=Path())
+    answer = teacher.label_mode.answer_bytes(teacher.num_classes)
+    replay = build_replay(job, teacher.spec, answer, directory=Path())
+    held_back = 2 * held_back_bytes(job, teacher.spec, answer, int(job.config.budget))  # the old and the new
     return needed | {
         "teacher": asked or 0,
-        "replay": 0 if replay is None else 2 * replay.full_size(teacher.num_classes),  # a checkpoint copies it
-        "evaluation": peak(student, (scored, *shape)),
+        "replay": 0 if replay is None else 2 * replay.full_size(answer),  # a checkpoint copies it
+        "evaluation": peak(student, (scored, *shape)) + held_back,
     }
 
 
@@ -93,7 +99,20 @@ def require_memory(needed: Mapping[str, int], device: torch.device) -> None:
     free = free_memory(device)
     if (total := at_once(needed)) > free:
         part = max(needed, key=lambda name: needed[name])
+        room = max(0, free - total + needed.get("replay", 0)) // 2 * 0.95e-9  # a checkpoint copies it
+        lower = PARTS[part].format(room=f"--student.replay-bytes to {room:.1f}GB, or " if room >= 0.1 else "")
         raise UserError(
             f"memory: this run needs about {total / 1e9:.1f} GB, {needed[part] / 1e9:.1f} GB of it for the {part}, and "
-            f"{device.type} has {free / 1e9:.1f} GB free; lower {PARTS[part]}; nothing was asked"
+            f"{device.type} has {free / 1e9:.1f} GB free; lower {lower}; nothing was asked"
         )
+
+
+def mirrored(replay: Replay, answer: int, needed: Mapping[str, int], device: torch.device) -> list[str]:
+    """Let a replay on disk have a copy on a GPU to draw from; lines for people where there is no room for it."""
+    if not replay.on_disk or device.type not in MIRRORED:
+        return []
+    size, free = replay.items_size(answer), free_memory(device) - at_once(needed)
+    if size > free:
+        return [f"replay: read from disk, {size / 1e9:.1f} GB do not fit into the {free / 1e9:.1f} GB left of {device}"]
+    replay.mirror()
+    return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -37,6 +38,8 @@ def build_parts(
     ``evaluation``: images that were handed over. ``tell`` hears what was done to their labels.
     """
     spec = teacher.spec
+    for line in weak_differences(job.estimator, spec) if "estimator" in find_method(job.method).sections else ():
+        tell(line)
     call = _require_estimator(job, spec)
     make_distance(job.config.student.loss, teacher.label_mode)
     names = getattr(teacher, "class_names", None)
@@ -45,6 +48,17 @@ def build_parts(
     nets = build_nets(job, spec, teacher.num_classes, device)
     large = always or 4 * call * spec.numel >= SMALL
     return data, pool, nets, needed_memory(job, teacher, nets, call) if large else {}
+
+
+def weak_differences(config: EstimatorConfig, spec: ImageSpec) -> list[str]:
+    """A line for people where a difference along a random direction of large images says next to nothing."""
+    random = config.kind in ("finite_difference", "synthetic") and config.direction not in ("dct", "range")
+    cosine = math.sqrt(config.directions / spec.numel)
+    return [
+        f"warning: differences along {config.directions} of {spec.numel:,} directions have a cosine of about "
+        f"{cosine:.2g} with the gradient (0.018 of one at 3x32x32); give --estimator.direction dct or range, or take a "
+        "method without them: --method.name static or procedural"
+    ] * (random and spec.at_once(2) < 2)
 
 
 def require_answers_fit(name: str, teacher: Teacher) -> None:

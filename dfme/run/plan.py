@@ -24,9 +24,10 @@ from dfme.randomness import Streams
 from dfme.report.console import duration
 from dfme.run.build import build_teacher, facts_of
 from dfme.run.components import Nets, build_components, build_method, build_replay
-from dfme.run.evaluation import evaluation_batch
+from dfme.run.evaluation import held_back_bytes
 from dfme.run.memory import at_once, free_memory
 from dfme.run.parts import build_parts, drafted, is_checked, require_answers_fit
+from dfme.run.scores import evaluation_batch
 from dfme.spec import RequestPolicy, Teacher
 
 WIDTH = 80
@@ -73,22 +74,23 @@ def spending(job: Job, teacher: Teacher, method: Method, evaluated: int, at_once
 
 def plan(job: Job) -> str:
     """The table for a job. UserError for whatever would stop the run before its first query."""
-    device, shown = choose_device(job.config.device), list[str]()
+    device, shown, told = choose_device(job.config.device), list[str](), list[str]()
     with ExitStack() as held:
         teacher = build_teacher(job, None, device)
         held.callback(getattr(teacher, "close", lambda: None))
         require_answers_fit(job.method, teacher)
-        data, pool, nets, needed = build_parts(job, teacher, device, always=True)
+        data, pool, nets, needed = build_parts(job, teacher, device, tell=told.append, always=True)
         method = method_of(job, teacher, nets, pool)
         evaluated = 0 if data is None else len(data)
-        spent = spending(job, teacher, method, evaluated, 1 if data is None else evaluation_batch(data.images))
+        spent = spending(job, teacher, method, evaluated, 1 if data is None else evaluation_batch(teacher.spec.shape))
         rows = [
             *_who(job, teacher),
             *_images(job, spent),
             *_price(job, teacher, spent),
             ("memory", _memory(needed, free_memory(device))),
             ("disk", _disk(job, teacher, nets, spent)),
-            ("not in it", "what fails and is asked again, what kernels and the report take"),
+            *(("note", line) for line in told),
+            ("not in it", "what fails and is asked again, what kernels, samples and the report take"),
         ]
     for name, text in rows:
         shown += textwrap.wrap(f"{name:12}{text}", WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False)
@@ -155,18 +157,19 @@ def _memory(needed: dict[str, int], free: int) -> str:
 
 def _disk(job: Job, teacher: Teacher, nets: Nets, spent: Spending) -> str:
     """What lies in the run directory at the end, and at most."""
-    answer = 8 if teacher.label_mode.kind == "label" else 4 * teacher.num_classes
+    answer = teacher.label_mode.answer_bytes(teacher.num_classes)
     journal = sum(spent.images.values()) * answer + spent.requests * HEAD_BYTES
-    replay = build_replay(job, teacher.spec, directory=Path())
-    kept = min(job.config.student.replay_capacity, int(job.config.budget)) or 1
-    held = min(kept, spent.images["student"] + spent.images["seed"])
-    within = 0 if replay is None else replay.full_size(teacher.num_classes) * held // kept
-    beside = 0 if replay is None else replay.disk_size(teacher.num_classes) * held // kept
-    checkpoint = _state_bytes(job, nets) + within
+    replay = build_replay(job, teacher.spec, answer, directory=Path())
+    paid = spent.images["student"] + spent.images["seed"]
+    within = 0 if replay is None else replay.full_size(answer) * min(paid, replay.capacity) // replay.capacity
+    beside = 0 if replay is None else replay.disk_size(answer, paid)
+    scored = spent.images["evaluation"] * answer + held_back_bytes(job, teacher.spec, answer, paid)
+    checkpoint = _state_bytes(job, nets) + within + scored
     replayed = f", replay {_size(beside)}" if beside else ""
+    whole = 2 * checkpoint + weight_bytes(nets.students[0]) + beside
     return (
         f"a checkpoint {_size(checkpoint)} (two are kept, a third while it is written), journal up to "
-        f"{_size(journal)}{replayed}"
+        f"{_size(journal)}{replayed}; with the student up to {_size(whole)} at the end"
     )
 
 

@@ -96,7 +96,7 @@ def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswe
         counted, mode = held_to(Ledger(1).state_dict(), state["oracle"]["ledger"], "ledger"), _label_mode(run_dir)
         spent = sum(count for purpose, count in counted["images"].items() if purpose != "evaluation")
         held_to(0, state["trainer"]["steps"], "student steps")
-        require_paid(replay.batches(PAID_AT_ONCE), spec, num_classes, mode)
+        require_paid(replay.batches(spec.at_once(PAID_AT_ONCE)), spec, num_classes, mode)
         return PaidAnswers(replay, spec, mode, num_classes, replay.added, spent, state)
 
 
@@ -166,7 +166,7 @@ def recorded_examination(
         UserError: where the images are no longer those that were answered.
     """
     data = evaluation_images(settings.evaluation, paid.spec, paid.num_classes)
-    examination = examination_of(data, paid.label_mode, device, None)
+    examination = examination_of(data, paid.spec, paid.label_mode, device, None)
     with fitting(run / "checkpoint.pt"):
         examination.load_state_dict(paid.state["examination"])
     if isinstance(examination, EvaluationSet):

@@ -188,10 +188,11 @@ class Run:
             self.goal.load_state_dict(state["goal"])
         self.streams.load_state_dict(state["streams"])
         self.progress.seconds = held_to(0.0, state["seconds"], "seconds")
-        replayed = () if self.trainer.replay is None else self.trainer.replay.batches(PAID_AT_ONCE)
+        count = self.oracle.spec.at_once(PAID_AT_ONCE)
+        replayed = () if self.trainer.replay is None else self.trainer.replay.batches(count)
         held_back = () if self.goal is None else self.goal.held.paid
-        paid = (*self.method.recent_batches, *self.examination.paid, *held_back)
-        require_paid(chain(paid, replayed), self.oracle.spec, self.oracle.num_classes, self.oracle.label_mode)
+        paid = chain(self.method.recent_batches, self.examination.paid, held_back, replayed)
+        require_paid(paid, self.oracle.spec, self.oracle.num_classes, self.oracle.label_mode)
 
     def deliver(self, finished: bool) -> Result:
         """Write the student and, at the end of the budget, everything that says how it went; the summary last."""
@@ -233,7 +234,7 @@ class Run:
             **self.method.facts,
             "teacher_accuracy": self.examination.teacher_accuracy,
             **{name: scores.get(name) for name in ("accuracy", "agreement", "kl")},
-            **{name: value for name, value in scores.items() if name.startswith("vote_")},
+            **{name: value for name, value in scores.items() if name.startswith(("agreement_", "vote_"))},
             "evaluation": evaluated(self.examination),
             "baselines": baselines(seen),
             "answers": histogram(seen),

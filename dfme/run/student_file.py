@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dfme.config.imports import find_target
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
-from dfme.nets import build_net, find_net
+from dfme.nets import build_net, find_net, is_own
 from dfme.nets.files import on_meta_device, save_module, state_dict_problems
 from dfme.spec import ImageSpec
 
@@ -65,7 +65,7 @@ def load_student(path: str | Path, arch: Callable[..., Any] | str | None = None)
     or not a student's.
     """
     path, (name, spec, num_classes) = _weights(path), student_facts(path)
-    if ":" in name and arch is None:
+    if is_own(name) and arch is None:
         raise UserError(
             f"{path}: its network is {name}, and no file alone has a module imported: in Python, say "
             "dfme.load_student(path, arch=Net); to a command, the run's config.yaml beside the file says it"
@@ -90,7 +90,7 @@ def load_student(path: str | Path, arch: Callable[..., Any] | str | None = None)
 def load_student_of_run(weights: Path) -> nn.Module:
     """The student in this file; where its network is one's own, it is the one that config.yaml beside it names."""
     config, (name, _, _) = weights.parent / "config.yaml", student_facts(weights)
-    named = load_yaml(config, own=True).get("student") if ":" in name and config.is_file() else None
+    named = load_yaml(config, own=True).get("student") if is_own(name) and config.is_file() else None
     return load_student(weights, find_net(str(named.get("arch"))) if isinstance(named, dict) else None)
 
 

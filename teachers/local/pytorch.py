@@ -14,7 +14,6 @@ from dfme.nets import NETS, builder, check_net
 from dfme.nets.files import on_meta_device, state_dict_problems
 from dfme.nets.footprint import peak_bytes
 from dfme.nets.infer import Guess, infer_net
-from dfme.nets.torchvision_nets import torchvision_net
 from dfme.precision import arithmetic
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.label_modes import as_classes, reveal
@@ -173,9 +172,8 @@ def _outputs(arch: str, shape: tuple[int, int, int], num_classes: int, guess: Gu
 def _empty_net(arch: str, shape: tuple[int, int, int], outputs: int) -> nn.Module:
     """The network to load into; the caller's random state is as it was."""
     check_net(arch)
-    build = builder(arch) if arch in NETS else partial(torchvision_net, arch)
     with torch.random.fork_rng(devices=[]):
-        return build(shape, outputs)
+        return builder(arch)(shape, outputs)
 
 
 def _shape(arch: str, config: TeacherConfig, card: Card, guess: Guess | None, state: State) -> tuple[int, int, int]:

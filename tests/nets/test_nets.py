@@ -18,7 +18,7 @@ from dfme.nets import NETS, auto_net, build_net, check_net
 from dfme.nets.batch_norm import SteadyBatchNorm2d
 from dfme.nets.generators import Generator
 from dfme.nets.infer import Guess, infer_net
-from dfme.nets.torchvision_nets import torchvision_names
+from dfme.nets.torchvision_nets import registered_names
 from dfme.spec import ImageSpec
 
 SHAPES = [(3, 17, 9), *exhaustive((1, 8, 8), (3, 16, 24), (3, 64, 64))]
@@ -229,7 +229,7 @@ def test_torchvision_resnets_are_guessed_from_their_weights() -> None:
 
 def test_torchvision_names_are_those_it_registers() -> None:
     models = _torchvision().models
-    assert list(torchvision_names()) == models.list_models(module=models)
+    assert list(registered_names("torchvision")) == models.list_models(module=models)
     check_net("efficientnet_b0")
     with pytest.raises(UserError, match="did you mean efficientnet_b"):
         check_net("efficientnet_b9")
@@ -274,7 +274,7 @@ def test_a_broken_torchvision_is_explained(monkeypatch: pytest.MonkeyPatch, erro
     def fail(name: str) -> ModuleType:
         raise error
 
-    monkeypatch.setattr("dfme.nets.torchvision_nets.torchvision_names", lambda: ("resnet18",))
+    monkeypatch.setattr("dfme.nets.registered_names", lambda package: ("resnet18",))
     monkeypatch.setattr(importlib, "import_module", fail)
     with pytest.raises(UserError, match=f"cannot be imported .*{says}.*install the build that matches") as raised:
         build_net("resnet18", (3, 32, 32), 10)

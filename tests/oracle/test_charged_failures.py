@@ -169,7 +169,7 @@ def test_where_the_disk_takes_no_line_either_it_is_lost_and_nothing_is_asked_bef
     ("kind", "device", "kept"), [("torch", "cpu", 1), ("torch", "cuda:0", 0), ("m:T", "cuda:0", 1)]
 )
 def test_only_a_network_of_ours_on_a_gpu_has_no_journal(kind: str, device: str, kept: int, tmp_path: Path) -> None:
-    job: Any = SimpleNamespace(config=SimpleNamespace(budget=BUDGET), teacher=SimpleNamespace(kind=kind))
+    job: Any = SimpleNamespace(config=SimpleNamespace(budget=BUDGET, fsync=False), teacher=SimpleNamespace(kind=kind))
     server = Server()
     server.device = device  # type: ignore[attr-defined]
     with RunDirectory.create(tmp_path / "run") as directory:

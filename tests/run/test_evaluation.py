@@ -9,7 +9,8 @@ from toys import LinearTeacher, small_net
 
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.run.evaluation import EvaluationSet, HoldOut, compare, scores
+from dfme.run.evaluation import EvaluationSet, HoldOut
+from dfme.run.scores import compare, scores
 from dfme.spec import ImageSpec, LabelMode
 
 SPEC = ImageSpec((1, 4, 4))

@@ -83,8 +83,8 @@ def other(option: Option) -> Any:
     value, kind = option.default, members(option.type)[0]
     if isinstance(value, bool):
         return not value
-    if value is None and kind is float:
-        return 0.5
+    if value is None and kind in (float, int):
+        return 0.5 if kind is float else 50
     if isinstance(value, int | float):
         return value / 2 if isinstance(value, float) and value else value + (1 if isinstance(value, int) else 0.5)
     if isinstance(value, tuple) or get_origin(kind) is tuple:

@@ -22,7 +22,8 @@ from dfme.oracle.oracle import Oracle
 from dfme.precision import ieee_fp32
 from dfme.randomness import Streams
 from dfme.run.components import build_components, build_method, build_nets, open_pool
-from dfme.run.evaluation import evaluation_images, scores
+from dfme.run.evaluation import evaluation_images
+from dfme.run.scores import scores
 from dfme.spec import ImageSpec, LabelMode, Teacher
 
 GENERATED = 2_000
@@ -118,7 +119,7 @@ def _examined(box: WhiteBox, job: Job, generator: GeneratorNet) -> Tensor:
     """The evaluation set's images; without one, what the untrained generator makes."""
     data = evaluation_images(job.config.evaluation, box.spec, box.num_classes)
     if data is not None:
-        return data.images.to(box.device)
+        return data.batch(slice(None if data.read is None else GENERATED)).to(box.device)
     with torch.no_grad():
         z_NZ = generator.draw(GENERATED, Streams(job.config.seed, box.device)["examined"])
         return generator.squash(copy.deepcopy(generator)(z_NZ))

@@ -1,5 +1,5 @@
 """Images and answers already paid for, kept to train on again: in memory or on disk."""
 
-from dfme.students.replay.replay import Replay
+from dfme.students.replay.replay import Replay, capacity_within
 
-__all__ = ["Replay"]
+__all__ = ["Replay", "capacity_within"]

@@ -25,7 +25,7 @@ from torch import Tensor
 from dfme.compute import held_to
 from dfme.errors import RunError
 from dfme.files import AppendFile, make_folder, open_file
-from dfme.students.replay.layout import CRC_BYTES, Coding, SegmentLayout, segment_items
+from dfme.students.replay.layout import Coding, SegmentLayout, segment_items
 
 MAX_OPEN = 128
 """Segments open for reading at once, far below what a process may have."""
@@ -33,10 +33,9 @@ MAX_OPEN = 128
 ADVICE = "restore the file as the run left it, or start a new run in another --out"
 
 
-def disk_bytes(coding: Coding, capacity: int, classes: int) -> int:
-    """Bytes of the items of a full window, and of two segments that it only touches or has just left."""
-    item = coding.image_bytes + max(4 * classes, 8) + CRC_BYTES
-    return item * (capacity + 2 * min(segment_items(item), capacity))
+def disk_bytes(item: int, capacity: int, ever: int) -> int:
+    """Bytes of a full window of items, and of two segments that it only touches or has just left; ``ever``: in all."""
+    return item * min(ever, capacity + 2 * segment_items(item))
 
 
 class DiskStore:

@@ -43,6 +43,10 @@ class Coding:
         """Bytes of one kept image."""
         return self.spec.numel * self.dtype.itemsize
 
+    def item_bytes(self, answer: int) -> int:
+        """Bytes of one item in a file, with an answer of so many."""
+        return self.image_bytes + answer + CRC_BYTES
+
     def encode(self, images_BCHW: Tensor) -> Tensor:
         """Images within the bounds, float32, as they are kept."""
         return self.spec.encode(images_BCHW) if self.dtype == torch.uint8 else images_BCHW

@@ -1,0 +1,59 @@
+"""How good a copy is: accuracy, agreement with the teacher, and the divergence of its answers from the teacher's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dfme.compute import evaluating
+from dfme.data import ImageSet
+from dfme.precision import ieee_fp32
+from dfme.spec import ImageSpec, LabelMode
+from dfme.students.losses import log_probabilities, top_class
+
+EVALUATION_BATCH = 500
+"""Images per forward pass while scoring, fewer of large ones; bounds memory, changes no result."""
+
+COMPARED = 1 << 24  # scores that are compared at once: bounds memory
+MANY_CLASSES = 100  # from which on the top five are looked at
+
+
+def evaluation_batch(shape: Sequence[int]) -> int:
+    """How many images of a shape (..., C, H, W) are scored at once."""
+    channels, height, width = shape[-3:]
+    return ImageSpec((channels, height, width)).at_once(EVALUATION_BATCH)
+
+
+def batches(images: Tensor | ImageSet) -> Iterable[Tensor]:
+    """The images, as many as are scored at once."""
+    parts: Iterable[Tensor] = images.split(evaluation_batch(images.shape))
+    return parts
+
+
+@torch.no_grad()
+def scores(net: nn.Module, images: Tensor | ImageSet) -> Tensor:
+    """The net's scores (N, K) on the images, in eval mode, in IEEE fp32, in batches."""
+    with evaluating(net), ieee_fp32():
+        return torch.cat([net(part) for part in batches(images)]).float()
+
+
+def compare(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> dict[str, float]:
+    """``agreement``: share of images with the teacher's top class. ``kl``: mean KL(teacher || student) in nats,
+    where the answers are soft. ``agreement_top5``: see ``report.metrics``; of 100 classes or more."""
+    top_N, many = top_class(answers), max(1, COMPARED // scores_NK.shape[1])
+    result = {"agreement": (scores_NK.argmax(dim=1) == top_N).double().mean().item()}
+    if scores_NK.shape[1] >= MANY_CLASSES:
+        among_N = (scores_NK.topk(5, dim=1).indices == top_N[:, None]).any(dim=1)
+        result["agreement_top5"] = among_N.double().mean().item()
+    if mode.soft:
+        pairs = zip(scores_NK.split(many), answers.split(many), strict=True)
+        result["kl"] = torch.cat([_divergence(*pair, mode) for pair in pairs]).mean().item()
+    return result
+
+
+def _divergence(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> Tensor:
+    target_NK = log_probabilities(answers.double(), mode)
+    kl_N: Tensor = (target_NK.exp() * (target_NK - scores_NK.double().log_softmax(dim=1))).sum(dim=1)
+    return kl_N
