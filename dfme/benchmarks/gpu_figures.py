@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from dfme.benchmarks.compare.processes import WorkerPool, last_line, start
+from dfme.benchmarks.compare.processes import last_line, start
 from dfme.benchmarks.gradients.candidates import FloatArithmetic
 from dfme.benchmarks.gradients.measure import arithmetic
 from dfme.benchmarks.gradients.truth import cosine
@@ -150,48 +150,30 @@ class Bench:
 
     def cells(self, count: int) -> Figures:
         """So many processes, each with a loop of its own."""
-        speeds: list[float] = []
         words = ["bench", "--cases=digits_paper", "--rounds=3", f"--device={self.device}"]
         words += [f"--batch-size={self.sizes.batch}", f"--seconds={4 * self.sizes.seconds}"]
-
-        def ended(log: Path, code: int) -> None:
-            if code:
-                raise DfmeError(f"a process ended with exit code {code}: {last_line(log)}")
-            speeds.append(float(last_line(log).split("|")[5].replace(",", "")))
-
-        with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder:
-            logs = [Path(folder, f"{number}.txt") for number in range(count)]
-            pool: WorkerPool[Path] = WorkerPool(lambda log: start(words, log, 1), count)
-            pool.run(logs, ended, lambda: False)
+        with _Processes() as processes:
+            for each in [processes.start(words) for _ in range(count)]:
+                processes.require_ended(each)
+            speeds = [float(last_line(log).split("|")[5].replace(",", "")) for log in processes.logs]
         return {"queries/s of all together": sum(speeds), "queries/s of the slowest": min(speeds)}
 
     def killed(self, *options: str) -> Figures:
         """A run that is killed (SIGKILL) once it has a checkpoint and then resumed, beside one that is not killed."""
-        with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder, ExitStack() as held:
-            whole, cut, log = (Path(folder, name) for name in ("whole", "cut", "log.txt"))
-
-            def extract(out: Path, *words: str) -> subprocess.Popen[bytes]:
-                process = start(["extract", f"--out={out}", *words], log, 1)
-                held.callback(process.wait)
-                held.callback(process.kill)
-                return process
-
-            words = (
-                f"--budget={self.sizes.budget}",
-                f"--device={self.device}",
-                "--checkpoint-seconds=0.2",
-                "--evaluation.dataset=none",
-                *options,
-            )
-            first, second = extract(whole, *words), extract(cut, *words)
+        with _Processes() as processes:
+            whole, cut = processes.folder / "whole", processes.folder / "cut"
+            words = [f"--budget={self.sizes.budget}", f"--device={self.device}", "--checkpoint-seconds=0.2", *options]
+            first, second = (processes.start(["extract", f"--out={out}", *words]) for out in (whole, cut))
             while second.poll() is None and not (cut / "checkpoint.pt").exists():
                 time.sleep(0.02)
             second.kill()
-            if first.wait(120) or second.wait() >= 0 or extract(cut, "--resume").wait(120):
-                raise DfmeError(f"a run failed, or was over before it was killed: {last_line(log)}")
+            if second.wait() == 0:
+                raise DfmeError("the run was over before it could be killed")
+            processes.require_ended(processes.start(["extract", f"--out={cut}", "--resume"]))
+            processes.require_ended(first)
             students = {(out / "student.safetensors").read_bytes() for out in (whole, cut)}
-            summary = read_summary(cut / "summary.json") or {}
-        return {SAME: 2.0 - len(students), "images asked again": summary["lost"]}
+            lost = (read_summary(cut / "summary.json") or {})["lost"]
+        return {SAME: 2.0 - len(students), "images asked again": lost}
 
     def _work(self, case: Case, changes: Changes, batch: int = 256) -> Work:
         """The case's networks, once the teacher's batch statistics have settled on what the generator makes."""
@@ -277,3 +259,26 @@ class Bench:
         timed(WARM_UP)
         calls = max(1, round(self.sizes.seconds / 3 / timed(1)))
         return statistics.median(timed(calls) for _ in range(3))
+
+
+class _Processes(ExitStack):
+    """Commands of dfme at work in a folder of their own; whatever happens, none is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder, self.logs = (
+            Path(self.enter_context(tempfile.TemporaryDirectory(prefix="dfme-bench-"))),
+            list[Path](),
+        )
+
+    def start(self, words: list[str]) -> subprocess.Popen[bytes]:
+        self.logs.append(self.folder / f"{len(self.logs)}.txt")
+        process = start(words, self.logs[-1], 1)
+        self.callback(process.wait)
+        self.callback(process.kill)
+        return process
+
+    def require_ended(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for it. DfmeError with what was said last if it failed."""
+        if code := process.wait(300):
+            raise DfmeError(f"a process ended with exit code {code}: {'; '.join(map(last_line, self.logs))}")

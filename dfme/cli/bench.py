@@ -1,4 +1,4 @@
-"""``run.py bench``: time the loop against the bare kernels of the same work."""
+"""``run.py bench``: time the loop against the bare kernels of the same work, or all that a GPU is to show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dfme.config.settings import Job, TeacherConfig
 from dfme.config.values import options_of
 from dfme.run.checks import fresh_directory_problems
 
-SUMMARY = "time the loop against the bare kernels of the same work"
+SUMMARY = "time the loop against the bare kernels of the same work; --suite gpu: measure everything of a GPU"
 INPUTS = CommandInputs(BenchConfig)
 OF_THE_SUITE = ("minutes", "out", "resume")
 
