@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from dfme.benchmarks.compare.processes import last_line, start
-from dfme.benchmarks.gradients.candidates import FloatArithmetic
 from dfme.benchmarks.gradients.measure import arithmetic
 from dfme.benchmarks.gradients.truth import cosine
 from dfme.benchmarks.options import BenchConfig
@@ -32,7 +35,7 @@ from dfme.estimators.approximate import ApproximateGradients
 from dfme.estimators.base import Objective
 from dfme.methods.dfme import Dfme
 from dfme.nets import build_net
-from dfme.report.summary_file import read_summary
+from dfme.run.job import PROJECT
 from dfme.run.loop import Progress
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
@@ -47,7 +50,7 @@ TIMES, SLOPES = "times as fast as ", "correlation of its differences with the tr
 SAME = "both students the same to the last bit (1: yes)"
 
 FORMATS = {"NCHW": torch.contiguous_format, "channels-last": torch.channels_last}
-PRECISIONS: dict[str, tuple[FloatArithmetic, torch.dtype]] = {
+PRECISIONS: dict[str, tuple[Literal["ieee", "tf32"], torch.dtype]] = {
     "IEEE fp32": ("ieee", torch.float32),
     "TF32": ("tf32", torch.float32),
     "bf16": ("ieee", torch.bfloat16),
@@ -55,31 +58,19 @@ PRECISIONS: dict[str, tuple[FloatArithmetic, torch.dtype]] = {
 }
 
 
-class Sizes(NamedTuple):
-    """How large all is; one timing takes ``seconds``, and ``budget`` is that of the run that is killed."""
-
-    batch: int = 256
-    rounds: int = 3
-    seconds: float = 0.5
-    matrix: int = 8192
-    copied: int = 2**30
-    images: int = 512
-    budget: int = 30_000
-
-
 class Bench:
     """Measures on one device; on a CPU everything is a toy, and no graph is captured."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.is_cuda = device, device.type == "cuda"
-        self.sizes = Sizes() if self.is_cuda else Sizes(4, 1, 0.01, 64, 2**20, 8, 1_500)
+        sizes = (256, 3, 0.5, 8192, 2**30, 512, 30_000) if self.is_cuda else (4, 1, 0.01, 64, 2**20, 8, 1_500)
+        self.batch, self.rounds, self.seconds, self.matrix, self.copied, self.images, self.budget = sizes
 
     def peaks(self) -> Figures:
         """Bytes that a copy reads and writes; multiplications and additions of a large matrix product."""
-        source, size = torch.empty(self.sizes.copied, dtype=torch.uint8, device=self.device), self.sizes.matrix
-        figures = {
-            "copy, TB/s": 2 * len(source) / self._seconds(partial(torch.empty_like(source).copy_, source)) / 1e12
-        }
+        source, size = torch.empty(self.copied, dtype=torch.uint8, device=self.device), self.matrix
+        copy = partial(torch.empty_like(source).copy_, source)
+        figures = {"copy, TB/s": 2 * len(source) / self._seconds(copy) / 1e12}
         for name, (within, dtype) in PRECISIONS.items():
             left, right = torch.randn(2, size, size, device=self.device).to(dtype)
             with arithmetic(within, self.device):
@@ -88,14 +79,14 @@ class Bench:
 
     def convolution(self, channels: int, pixels: int) -> Figures:
         """A 3x3 convolution, forward and both gradients."""
-        figures, batch = {}, self.sizes.batch
+        figures, flops = {}, 3 * 2 * 9 * self.batch * (pixels * channels) ** 2
         for (name, (within, dtype)), (layout, form) in product(PRECISIONS.items(), FORMATS.items()):
             net = nn.Conv2d(channels, channels, 3, padding=1, bias=False).to(self.device, dtype).to(memory_format=form)
-            x_BCHW = torch.randn(batch, channels, pixels, pixels, device=self.device).to(dtype, memory_format=form)
+            x_BCHW = torch.randn(self.batch, channels, pixels, pixels, device=self.device).to(dtype, memory_format=form)
             x_BCHW.requires_grad_()
             with arithmetic(within, self.device):
                 seconds = self._seconds(lambda net=net, x=x_BCHW: net(x).backward(x.detach()))  # type: ignore[misc]
-            figures[f"{name} {layout}, TFLOP/s"] = 3 * 2 * 9 * batch * (pixels * channels) ** 2 / seconds / 1e12
+            figures[f"{name} {layout}, TFLOP/s"] = flops / seconds / 1e12
         return figures
 
     def beside(self, case: Case, changes: Changes, against: str = PUBLISHED, batch: int = 256) -> Figures:
@@ -103,13 +94,13 @@ class Bench:
         work = self._work(case, changes, batch)
         with ExitStack() as held:
             method, ours = held.enter_context(work.opened(Progress()))
-            if against == OURS:
+            if against == PUBLISHED:
+                other = self._published(work)
+            elif against == OURS:
                 other = held.enter_context(self._work(case, PLAIN, batch).opened(Progress()))[1]
             else:
-                other = (
-                    self._published(work) if against == PUBLISHED else self._replayed(self._work(case, changes, batch))
-                )
-            loop, beside, ratio = time_in_turn(ours, other, self.sizes.rounds, self.sizes.seconds, self.device)
+                other = self._replayed(self._work(case, changes, batch))
+            loop, beside, ratio = time_in_turn(ours, other, self.rounds, self.seconds, self.device)
             figures = {"ms an iteration": loop * 1e3, f"ms an iteration of {against}": beside * 1e3}
             figures |= {TIMES + against: ratio, "queries/s": work.queries / loop}
             if isinstance(method, Dfme) and against == PUBLISHED:
@@ -151,35 +142,37 @@ class Bench:
     def cells(self, count: int) -> Figures:
         """So many processes, each with a loop of its own."""
         words = ["bench", "--cases=digits_paper", "--rounds=3", f"--device={self.device}"]
-        words += [f"--batch-size={self.sizes.batch}", f"--seconds={4 * self.sizes.seconds}"]
-        with _Processes() as processes:
-            for each in [processes.start(words) for _ in range(count)]:
-                processes.require_ended(each)
-            speeds = [float(last_line(log).split("|")[5].replace(",", "")) for log in processes.logs]
+        words += [f"--batch-size={self.batch}", f"--seconds={4 * self.seconds}"]
+        with ThreadPoolExecutor(count) as pool:
+            said = [*pool.map(_dfme, [words] * count)]
+        speeds = [float(text.splitlines()[-1].split("|")[5].replace(",", "")) for text in said]
         return {"queries/s of all together": sum(speeds), "queries/s of the slowest": min(speeds)}
 
     def killed(self, *options: str) -> Figures:
         """A run that is killed (SIGKILL) once it has a checkpoint and then resumed, beside one that is not killed."""
-        with _Processes() as processes:
-            whole, cut = processes.folder / "whole", processes.folder / "cut"
-            words = [f"--budget={self.sizes.budget}", f"--device={self.device}", "--checkpoint-seconds=0.2", *options]
-            first, second = (processes.start(["extract", f"--out={out}", *words]) for out in (whole, cut))
-            while second.poll() is None and not (cut / "checkpoint.pt").exists():
-                time.sleep(0.02)
-            second.kill()
-            if second.wait() == 0:
-                raise DfmeError("the run was over before it could be killed")
-            processes.require_ended(processes.start(["extract", f"--out={cut}", "--resume"]))
-            processes.require_ended(first)
+        with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder, ThreadPoolExecutor() as pool:
+            whole, cut = Path(folder, "whole"), Path(folder, "cut")
+            words = [f"--budget={self.budget}", f"--device={self.device}", "--checkpoint-seconds=0.2", *options]
+            other = pool.submit(_dfme, ["extract", f"--out={whole}", *words])
+            process = start(["extract", f"--out={cut}", *words], Path(folder, "log.txt"), 1)
+            try:
+                while process.poll() is None and not (cut / "checkpoint.pt").exists():
+                    time.sleep(0.02)
+            finally:
+                process.kill()
+            if process.wait() >= 0:
+                raise DfmeError(f"the run was over before it was killed: {last_line(Path(folder, 'log.txt'))}")
+            _dfme(["extract", f"--out={cut}", "--resume"])
+            other.result()
             students = {(out / "student.safetensors").read_bytes() for out in (whole, cut)}
-            lost = (read_summary(cut / "summary.json") or {})["lost"]
+            lost = json.loads((cut / "summary.json").read_text())["lost"]
         return {SAME: 2.0 - len(students), "images asked again": lost}
 
     def _work(self, case: Case, changes: Changes, batch: int = 256) -> Work:
         """The case's networks, once the teacher's batch statistics have settled on what the generator makes."""
         if not self.is_cuda:
             case = case._replace(shape=(case.shape[0], 8, 8), teacher="cnn_small", student="cnn_small")
-        work = Work(case, BenchConfig(batch_size=min(batch, self.sizes.batch)), self.device, changes)
+        work = Work(case, BenchConfig(batch_size=min(batch, self.batch)), self.device, changes)
         generator, teacher = work.nets.generator, work.teacher.net.train()
         assert generator is not None
         with torch.no_grad():
@@ -189,8 +182,7 @@ class Bench:
         return work
 
     def _published(self, work: Work) -> Callable[[int], None]:
-        case = work.case
-        return PublishedLoop(work.spec, case.teacher, case.student, CLASSES, work.batch, self.device).run
+        return PublishedLoop(work.spec, *work.case[1:3], CLASSES, work.batch, self.device).run
 
     def _replayed(self, work: Work) -> Callable[[int], None]:
         """The bare passes, captured once as a CUDA graph; on a CPU as they are."""
@@ -223,7 +215,7 @@ class Bench:
         student.load_state_dict(work.student.state_dict())
         distance, pairs = make_distance("l1", LabelMode("logits")), []
         value = partial(method.disagreement, estimated.distance)
-        for _ in range(max(1, self.sizes.images // work.batch)):
+        for _ in range(max(1, self.images // work.batch)):
             with torch.no_grad(), evaluating(method.student):
                 u_BCHW = method.generator(method.generator.draw(work.batch, method.rng["latent"]))
                 objective = Objective(work.teacher, value, scores=method.student)
@@ -257,28 +249,16 @@ class Bench:
             return (clock(self.device) - started) / calls
 
         timed(WARM_UP)
-        calls = max(1, round(self.sizes.seconds / 3 / timed(1)))
+        calls = max(1, round(self.seconds / 3 / timed(1)))
         return statistics.median(timed(calls) for _ in range(3))
 
 
-class _Processes(ExitStack):
-    """Commands of dfme at work in a folder of their own; whatever happens, none is left."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder, self.logs = (
-            Path(self.enter_context(tempfile.TemporaryDirectory(prefix="dfme-bench-"))),
-            list[Path](),
-        )
-
-    def start(self, words: list[str]) -> subprocess.Popen[bytes]:
-        self.logs.append(self.folder / f"{len(self.logs)}.txt")
-        process = start(words, self.logs[-1], 1)
-        self.callback(process.wait)
-        self.callback(process.kill)
-        return process
-
-    def require_ended(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait for it. DfmeError with what was said last if it failed."""
-        if code := process.wait(300):
-            raise DfmeError(f"a process ended with exit code {code}: {'; '.join(map(last_line, self.logs))}")
+def _dfme(words: list[str]) -> str:
+    """What a command of dfme says, run as a process of one thread; DfmeError with its last line if it fails."""
+    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    whole = [sys.executable, "-m", "dfme", *words]
+    done = subprocess.run(whole, env=environment, capture_output=True, text=True, timeout=300)  # noqa: S603
+    if done.returncode:
+        raise DfmeError(f"{words[0]} ended with exit code {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+    return done.stdout
