@@ -40,7 +40,7 @@ from dfme.run.loop import Progress
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
 
-Figures = dict[str, float]
+Measured = dict[str, float]
 Changes = Mapping[str, Any]
 """Options of a run, by dotted key."""
 
@@ -66,7 +66,7 @@ class Bench:
         sizes = (256, 3, 0.5, 8192, 2**30, 512, 30_000) if self.is_cuda else (4, 1, 0.01, 64, 2**20, 8, 1_500)
         self.batch, self.rounds, self.seconds, self.matrix, self.copied, self.images, self.budget = sizes
 
-    def peaks(self) -> Figures:
+    def peaks(self) -> Measured:
         """Bytes that a copy reads and writes; multiplications and additions of a large matrix product."""
         source, size = torch.empty(self.copied, dtype=torch.uint8, device=self.device), self.matrix
         copy = partial(torch.empty_like(source).copy_, source)
@@ -77,7 +77,7 @@ class Bench:
                 figures[f"{name}, TFLOP/s"] = 2 * size**3 / self._seconds(partial(torch.mm, left, right)) / 1e12
         return figures
 
-    def convolution(self, channels: int, pixels: int) -> Figures:
+    def convolution(self, channels: int, pixels: int) -> Measured:
         """A 3x3 convolution, forward and both gradients."""
         figures, flops = {}, 3 * 2 * 9 * self.batch * (pixels * channels) ** 2
         for (name, (within, dtype)), (layout, form) in product(PRECISIONS.items(), FORMATS.items()):
@@ -89,7 +89,7 @@ class Bench:
             figures[f"{name} {layout}, TFLOP/s"] = flops / seconds / 1e12
         return figures
 
-    def beside(self, case: Case, changes: Changes, against: str = PUBLISHED, batch: int = 256) -> Figures:
+    def beside(self, case: Case, changes: Changes, against: str = PUBLISHED, batch: int = 256) -> Measured:
         """Our loop and another, timed in turn; beside the published one also how good its gradients are then."""
         work = self._work(case, changes, batch)
         with ExitStack() as held:
@@ -109,7 +109,7 @@ class Bench:
             figures["GiB of GPU memory at most"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         return figures
 
-    def slopes(self, case: Case, changes: Changes, iterations: int) -> Figures:
+    def slopes(self, case: Case, changes: Changes, iterations: int) -> Measured:
         """How good differences before the squashing are, by step."""
         work, figures = self._work(case, changes), {}
         with work.opened(Progress()) as (method, run):
@@ -122,7 +122,7 @@ class Bench:
                 figures[f"step {step:g}"] = self._slopes(work, method, estimated)
         return figures
 
-    def kernels(self, case: Case, changes: Changes | None) -> Figures:
+    def kernels(self, case: Case, changes: Changes | None) -> Measured:
         """What one iteration has the device do, and how busy that keeps it; ``changes`` None: the published loop's."""
         work = self._work(case, changes or {})
         with work.opened(Progress()) as (method, ours):
@@ -139,7 +139,7 @@ class Bench:
         figures = {"kernels an iteration": (len(spans) - copies) / 2, "copies and fills an iteration": copies / 2}
         return figures | {"ms an iteration": wall * 1e3, "share of it that the device works": busy / wall} | waits
 
-    def cells(self, count: int) -> Figures:
+    def cells(self, count: int) -> Measured:
         """So many processes, each with a loop of its own."""
         words = ["bench", "--cases=digits_paper", "--rounds=3", f"--device={self.device}"]
         words += [f"--batch-size={self.batch}", f"--seconds={4 * self.seconds}"]
@@ -148,7 +148,7 @@ class Bench:
         speeds = [float(text.splitlines()[-1].split("|")[5].replace(",", "")) for text in said]
         return {"queries/s of all together": sum(speeds), "queries/s of the slowest": min(speeds)}
 
-    def killed(self, *options: str) -> Figures:
+    def killed(self, *options: str) -> Measured:
         """A run that is killed (SIGKILL) once it has a checkpoint and then resumed, beside one that is not killed."""
         with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder, ThreadPoolExecutor() as pool:
             whole, cut = Path(folder, "whole"), Path(folder, "cut")
@@ -227,7 +227,7 @@ class Bench:
             pairs.append(torch.stack([length_B, (grad_BCHW.flatten(1) * found_BD).sum(1) / length_B.clamp_min(1e-300)]))
         return float(cosine(*torch.cat(pairs, dim=1)))
 
-    def _waits(self, step: Callable[[], object]) -> Figures:
+    def _waits(self, step: Callable[[], object]) -> Measured:
         """How often a step makes the host wait."""
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")

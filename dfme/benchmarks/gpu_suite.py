@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from pydantic.dataclasses import dataclass
 
 from dfme import __version__
-from dfme.benchmarks.gpu_figures import BARE, OURS, PLAIN, PUBLISHED, SAME, SLOPES, TIMES, Bench, Changes, Figures
+from dfme.benchmarks.gpu_figures import BARE, OURS, PLAIN, PUBLISHED, SAME, SLOPES, TIMES, Bench, Changes, Measured
 from dfme.benchmarks.options import BenchConfig
 from dfme.benchmarks.speed import CASES, Case
 from dfme.compute import choose_device, device_name
@@ -69,7 +69,7 @@ class Row(NamedTuple):
     """``bars``: the least that figures should be. ``seconds``: about how long it takes on a GPU."""
 
     name: str
-    measure: Callable[[], Figures]
+    measure: Callable[[], Measured]
     bars: Mapping[str, float] = {}
     seconds: float = 12
 
@@ -109,7 +109,7 @@ def rows(bench: Bench) -> Iterator[Row]:
 
 
 @dataclass(frozen=True, config=CONFIG)
-class Outcome:
+class RowResult:
     """What a row gave. ``bars``: whether each is met, None where nothing is judged. ``error``: why it failed, if so."""
 
     name: str
@@ -127,7 +127,7 @@ class Report:
     made_on: dict[str, str]
     clocks: str
     date: str
-    rows: list[Outcome] = field(default_factory=list)
+    rows: list[RowResult] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
 
@@ -160,9 +160,9 @@ def run_suite(config: BenchConfig, tell: Callable[[str], None]) -> None:
         raise DfmeError(f"{out}: nothing could be measured; give more --minutes, or see why in {REPORT}")
 
 
-def outcome(row: Row, device: torch.device) -> Outcome:
+def outcome(row: Row, device: torch.device) -> RowResult:
     """Measure one row. Whatever goes wrong is on record, and the next row finds the memory free."""
-    started, figures, error, cuda = time.monotonic(), Figures(), "", device.type == "cuda"
+    started, figures, error, cuda = time.monotonic(), Measured(), "", device.type == "cuda"
     try:
         with torch.random.fork_rng([device] if cuda else []):
             torch.manual_seed(0)
@@ -176,10 +176,10 @@ def outcome(row: Row, device: torch.device) -> Outcome:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     bars = judged(row.bars, figures if cuda and not error else {})
-    return Outcome(row.name, {} if error else figures, bars, round(time.monotonic() - started, 1), error)
+    return RowResult(row.name, {} if error else figures, bars, round(time.monotonic() - started, 1), error)
 
 
-def judged(bars: Mapping[str, float], figures: Figures) -> dict[str, bool | None]:
+def judged(bars: Mapping[str, float], figures: Measured) -> dict[str, bool | None]:
     """Whether each figure reaches its bar; None for one that is not there."""
     return {f"{name} >= {bar:g}": figures[name] >= bar if name in figures else None for name, bar in bars.items()}
 
@@ -195,7 +195,7 @@ def _heading(report: Report) -> str:
     return f"{', '.join(facts)}, {report.date}\n\n{report.note}\n\n| row | figures | bars | s |\n|---|---|---|---:|"
 
 
-def _line(each: Outcome) -> str:
+def _line(each: RowResult) -> str:
     figures = "; ".join(f"{name} {value:,.4g}" for name, value in each.figures.items())
     text = f"failed: {each.error}".replace("|", "/") if each.error else figures
     words = {True: "met", False: "missed", None: "not judged"}
@@ -230,7 +230,7 @@ def _said(command: str) -> str:
     return "" if done.returncode else done.stdout.partition("\n")[0].strip()
 
 
-def _read(path: Path, now: Report) -> dict[str, Outcome]:
+def _read(path: Path, now: Report) -> dict[str, RowResult]:
     """The outcomes so far, by row. UserError for a file that is none of ours, or of another machine or version."""
     try:
         with open_file(path) as file:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dfme.benchmarks import gpu_suite
-from dfme.benchmarks.gpu_figures import PLAIN, SAME, SLOPES, TIMES, Bench, Figures
+from dfme.benchmarks.gpu_figures import PLAIN, SAME, SLOPES, TIMES, Bench, Measured
 from dfme.benchmarks.gpu_suite import ARITHMETICS, COMPILED, DATA, OPTIONS, PLAN, REPORT, Row, judged, rows
 from dfme.benchmarks.speed import CASES
 from dfme.cli.main import main
@@ -21,7 +21,7 @@ from dfme.config.values import options_of
 from dfme.run.loop import Progress
 
 CPU = torch.device("cpu")
-Stubs = dict[str, Callable[[], Figures]]
+Stubs = dict[str, Callable[[], Measured]]
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +43,11 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     return run
 
 
-def fails() -> Figures:
+def fails() -> Measured:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\n2.00 GiB | more")
 
 
-def never() -> Figures:
+def never() -> Measured:
     raise AssertionError("a row that was measured is measured again")
 
 
@@ -69,7 +69,7 @@ def test_a_bar_is_met_or_missed_and_without_its_figure_neither() -> None:
 
 
 def test_rows_are_kept_as_they_come_and_one_that_fails_stops_nothing(suite, tmp_path, capsys) -> None:
-    def second() -> Figures:
+    def second() -> Measured:
         kept = json.loads((tmp_path / "out" / DATA).read_text())
         assert [row["name"] for row in kept["rows"]] == ["first"]
         assert kept["missing"] == ["second", "third", "fourth"]
@@ -97,7 +97,7 @@ def test_rows_are_kept_as_they_come_and_one_that_fails_stops_nothing(suite, tmp_
 def test_what_is_missing_or_failed_is_measured_on_resume_and_nothing_else(suite, capsys) -> None:
     asked: list[str] = []
 
-    def say(name: str) -> Callable[[], Figures]:
+    def say(name: str) -> Callable[[], Measured]:
         return lambda: asked.append(name) or {"speed": 1.0}
 
     code, kept = suite({"a": say("a"), "b": fails}, "--minutes", "0.05")
