@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dfme.compute import DeferredChecks
+from dfme.compute import DeferredChecks, on_accelerator
 from dfme.errors import BudgetExhausted, DfmeError, Misfit, TeacherError, Unusable
 from dfme.spec import LabelMode, Teacher
 
@@ -73,7 +73,7 @@ def read_answers(
     if mode.decimals is None and mode.k is None:
         return answers
     kept = _cut(answers, mode)
-    if device.type == "cpu" and _tells_more(answers, kept, eps):
+    if not on_accelerator(device) and _tells_more(answers, kept, eps):
         more()
     return kept
 

@@ -73,6 +73,13 @@ def autocast(device: torch.device | str, precision: Precision) -> AbstractContex
     return nullcontext()
 
 
+def arithmetic() -> tuple[object, ...]:
+    """What decides in which arithmetic CUDA's kernels run that are started now."""
+    if has_fp32_precision():
+        return _read(("cuda", "matmul")), _read(("cuda", "conv"))
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
 def has_fp32_precision() -> bool:
     """Whether this PyTorch has the switches per backend and operation (2.9 and later)."""
     return hasattr(torch._C, "_get_fp32_precision_getter")

@@ -233,6 +233,10 @@ class ExtractConfig:
     """memory format of convolutions; auto picks it where it is faster"""
     compile: bool = False
     """run student and generator through torch.compile"""
+    graphs: bool = False
+    """replay student, generator and local teacher as CUDA graphs; not yet compared on a GPU with a run without"""
+    deterministic: bool = False
+    """on a GPU only kernels that give the same bits every time, as a CPU's do anyway"""
     checkpoint_seconds: NotNegative = 60.0
     """least time between two checkpoints, in seconds"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -27,6 +27,9 @@ from dfme.randomness import Streams
 from dfme.spec import ImageSpec, LabelKind
 from dfme.students.optimizers import ScheduledOptimizer, gradient_norm
 from dfme.students.trainer import Metrics, StudentTrainer
+
+AT_ONCE = 1 << 23
+"""Numbers in the images of several student batches that are asked about in one call, at most: bounds memory."""
 
 __all__ = ["Ask", "Components", "Method", "Metrics", "in_batches"]
 
@@ -115,7 +118,25 @@ class Method(ABC):
 
     def asks(self, ahead: int = 0) -> list[Ask]:
         """Every batch that the step ``ahead`` steps from now asks about, in order; they add up to its cost."""
-        return in_batches("student", self.cost, self.config.batch_size)
+        return self.student_asks(self.cost)
+
+    def student_asks(self, images: int) -> list[Ask]:
+        """The calls that pay for so many images with the students."""
+        return in_batches("student", images, self.config.batch_size * self.batches_at_once)
+
+    @property
+    def batches_at_once(self) -> int:
+        """Student batches that one call asks about: the same images in the same order in fewer calls.
+
+        More than one where the teacher is a network on this process's GPU, which launches as many kernels for one
+        batch as for many, and nothing that is asked or planned depends on the steps in between. The share of the
+        budget spent, and with it the learning rate, is then that after the last of them.
+        """
+        batch_size: int = self.config.batch_size
+        planned = self.students.plan.during is not None
+        if planned or self.queries.by_students or not self.oracle.on_own_accelerator:
+            return 1
+        return max(1, AT_ONCE // (batch_size * self.oracle.spec.numel))
 
     def asks_before(self) -> list[Ask]:
         """Every batch that ``prepare`` asks about in a new run, besides those of the pre-flight check."""
@@ -149,11 +170,18 @@ class Method(ABC):
     def pay_in_batches(self, images: int, keep_all: bool = True) -> Metrics:
         """Student steps on exactly ``images`` images; the last batch may be smaller, and is held for replay anyhow."""
         metrics: Metrics = {}
-        while images > 0:
-            count = min(images, self.config.batch_size)
-            images -= count
-            metrics |= self.student_step(count, keep_all or images == 0)
+        for x_BCHW, answers in self.paid_batches(images):
+            images -= len(x_BCHW)
+            metrics |= self.learn(x_BCHW, answers, keep_all or images == 0)
         return metrics
+
+    def paid_batches(self, images: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """So many images to learn from in batches, the last of which may be smaller, and the answers paid for them."""
+        batch_size = self.config.batch_size
+        for call in self.student_asks(images):
+            drawn = [self.query_images(part.images) for part in in_batches("student", call.images, batch_size)]
+            answers = self.oracle(drawn[0] if len(drawn) == 1 else torch.cat(drawn), "student")
+            yield from zip(drawn, answers.split(batch_size), strict=True)
 
     def student_step(self, count: int, keep: bool = True) -> Metrics:
         """Pay for the answers to ``count`` images, and let the students learn from them."""

@@ -68,8 +68,9 @@ class Dfme(Method):
             metrics |= self.generator_step(self.config.batch_size)
         if reuse:  # MAZE's saving, an option: forward differences are asked at gen_op itself
             metrics |= self.learn(*self.last_objective.first_asked(self.config.batch_size))
-        for _ in range(self.config.student_steps - reuse):
-            metrics |= self.student_step(self.config.batch_size)
+        # x = tanh(G(z)), as the wire carries it, with answers T(x) that are paid for once.
+        for x_BCHW, answers in self.paid_batches((self.config.student_steps - reuse) * self.config.batch_size):
+            metrics |= self.learn(x_BCHW, answers)  # loss(S(x), T(x)).backward(), a step, then replay where it is on
         return metrics
 
     def generator_step(self, batch_size: int) -> Metrics:
@@ -104,12 +105,6 @@ class Dfme(Method):
         """f(x) = -loss(S(x), T(x)) where the answers T(x) are known, float64. The minus is here and nowhere else."""
         return -distance(self.student(x_NCHW).double(), answers.double())
 
-    def student_step(self, count: int, keep: bool = True) -> Metrics:
-        """One batch for the students: images of the generator, answers that are paid for once."""
-        x_BCHW = self.queries.images(count)  # x = tanh(G(z)), as the wire carries it
-        answers = self.oracle(x_BCHW, "student")
-        return self.learn(x_BCHW, answers, keep)  # loss(S(x), T(x)).backward(), a step, then replay where it is on
-
     @property
     def cost(self) -> int:
         return sum(ask.images for ask in self.asks())
@@ -118,7 +113,7 @@ class Dfme(Method):
         batch_size, steps = self.config.batch_size, self.config.generator_steps
         calls = [self.approximate_gradients.calls(batch_size, ahead * steps + number) for number in range(steps)]
         reuse = self.config.reuse and bool(calls[-1])
-        students = [Ask("student", batch_size)] * (self.config.student_steps - reuse)
+        students = self.student_asks((self.config.student_steps - reuse) * batch_size)
         return [Ask("generator", images) for call in calls for images in call] + students
 
     @property

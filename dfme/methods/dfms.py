@@ -98,6 +98,10 @@ class Dfms(Method):
             metrics |= self.discriminator_step()
         return metrics
 
+    @property
+    def batches_at_once(self) -> int:
+        return 1 if self.config.adversarial > 0 else super().batches_at_once  # the last batch is the generator's own
+
     def generator_step(self, pays: bool) -> Metrics:
         """One step of the generator; one that ``pays`` first asks about its own batch, which the students learn."""
         gen_op, metrics, answers = self._gen_op(), Metrics(), None

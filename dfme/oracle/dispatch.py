@@ -164,12 +164,19 @@ class Dispatcher:
     def _persist(self, part: Part, purpose: Purpose, in_vain: Callable[[], bool]) -> Tensor:
         """Ask until there is an answer, or until ``RetryPolicy`` gives up."""
         retry = RetryPolicy(self._policy, self._report, in_vain, self._fits)
+        failed = list[Exception]()
+        try:  # what answers at once, as a network in this process does, needs no machinery for asking again
+            return self._attempt(part, purpose)
+        except (Refused, Unanswered) as error:
+            failed.append(error)
         try:
             for attempt in stamina.retry_context(
                 on=retry, attempts=None, timeout=None, wait_initial=0.2, wait_max=30.0, wait_jitter=0.2
             ):
                 self._limiter.add_wait(retry.since_failure())
                 with attempt:
+                    if failed:
+                        raise failed.pop()
                     return self._attempt(part, purpose)
         except BatchTooLarge:
             raise

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.compute import DeferredChecks, held_to
+from dfme.compute import DeferredChecks, held_to, on_accelerator
 from dfme.errors import BudgetExhausted, RunError
 from dfme.oracle.dispatch import Answered, Dispatcher, Part
 from dfme.oracle.journal import Journal, digest
@@ -98,6 +98,11 @@ class Oracle:
             self.answered = self.answered.to(classes_B.device)
             self.answered.scatter_add_(0, classes_B, torch.ones_like(classes_B))
         return whole.to(images_BCHW.device)
+
+    @property
+    def on_own_accelerator(self) -> bool:
+        """Whether the teacher works in this process, on an accelerator."""
+        return on_accelerator(self._device) and not self._dispatcher.is_service
 
     @property
     def service(self) -> dict[str, Any] | None:

@@ -45,14 +45,35 @@ class Evolution:
         That share is 1 - e^H / K, with H the entropy of the answered classes in nats: e^H is how many of the K classes
         are answered, counted by how often. Where the other sources reach all classes alike nothing is bred.
         """
+        images_NCHW, weight_N, share = self._parents()
+        count = int((most * share).round())
+        return self._bred(count, images_NCHW, weight_N, rng) if count else images_NCHW[:0]
+
+    def replace(self, x_BCHW: Tensor, most: int, rng: torch.Generator) -> Tensor:
+        """The images, the last of them replaced by as many children as ``draw`` gives, without reading how many.
+
+        ``most`` are bred, and those in excess stay unused: so no accelerator is waited for.
+        """
+        if most == 0:
+            return x_BCHW
+        images_NCHW, weight_N, share = self._parents()
+        bred_BCHW = self._bred(most, images_NCHW, weight_N, rng)
+        used_B = torch.arange(most, 0, -1, device=x_BCHW.device) <= (most * share).round()
+        last_BCHW = torch.where(used_B[:, None, None, None], bred_BCHW, x_BCHW[-most:])
+        return torch.cat([x_BCHW[:-most], last_BCHW])
+
+    def _parents(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Paid images, their weights as parents, and the share of a batch to breed, a scalar in float64."""
         images_NCHW, answers = self._replay.sample(PARENTS)
-        class_N = top_class(answers)
-        share_K = torch.bincount(class_N, minlength=self._num_classes) / len(class_N)
-        answered = torch.special.entr(share_K).sum().exp().item()
-        count = round(most * (1.0 - answered / self._num_classes))
-        if count == 0:
-            return images_NCHW[:0]
+        class_N = top_class(answers).clamp(0, self._num_classes - 1)  # an accelerator's answers are checked later
+        # To count by bincount would make an accelerator wait.
+        count_K = class_N.new_zeros(self._num_classes).scatter_add_(0, class_N, torch.ones_like(class_N))
+        share_K = count_K / len(class_N)
+        answered = torch.special.entr(share_K).sum().exp().double()
         weight_N = self._confidence(answers).square() / share_K[class_N]
+        return images_NCHW, weight_N, 1.0 - answered / self._num_classes
+
+    def _bred(self, count: int, images_NCHW: Tensor, weight_N: Tensor, rng: torch.Generator) -> Tensor:
         first_B, second_B = torch.multinomial(weight_N, 2 * count, replacement=True, generator=rng).chunk(2)
         return graft(augment(images_NCHW[first_B], "shift", rng), images_NCHW[second_B], rng)
 

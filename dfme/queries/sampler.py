@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import evaluating
+from dfme.compute import evaluating, on_accelerator
 from dfme.config.settings import QueriesConfig
 from dfme.nets.generators import DrawImages, GeneratorNet
 from dfme.precision import ieee_fp32
@@ -48,6 +48,11 @@ class QuerySampler:
         self._batch_size = batch_size
         self._evolution = evolution
 
+    @property
+    def by_students(self) -> bool:
+        """Whether what is drawn depends on the students, or on answers that came before."""
+        return self._config.pool > 1 or self._evolution is not None
+
     @torch.no_grad()
     def images(self, count: int) -> Tensor:
         """``count`` images to pay for, selected from ``pool`` times as many candidates."""
@@ -62,11 +67,20 @@ class QuerySampler:
 
     def _candidates(self, count: int) -> Tensor:
         """``count`` quantised images, the configured share from each source."""
-        bred = self._bred(count)
-        fresh = count - (0 if bred is None else len(bred))
-        drawn = fresh if self._generator is None else round(fresh * self._config.procedural)
-        parts = [self._generated(fresh - drawn), self._drawn(drawn), bred]
-        return self._spec.quantise(torch.cat([part for part in parts if part is not None]))
+        return self._spec.quantise(torch.cat(self._parts(count)))
+
+    def _parts(self, count: int) -> list[Tensor]:
+        if self._evolution is None or not self._evolution.ready:
+            return self._fresh(count)
+        most, rng = round(count * self._config.evolve), self._streams["evolution"]
+        if on_accelerator(rng.device):
+            return [self._evolution.replace(torch.cat(self._fresh(count)), most, rng)]
+        bred_BCHW = self._evolution.draw(most, rng)
+        return [*self._fresh(count - len(bred_BCHW)), bred_BCHW]
+
+    def _fresh(self, count: int) -> list[Tensor]:
+        drawn = count if self._generator is None else round(count * self._config.procedural)
+        return [part for part in (self._generated(count - drawn), self._drawn(drawn)) if part is not None]
 
     def _generated(self, count: int) -> Tensor | None:
         if not count:
@@ -83,11 +97,6 @@ class QuerySampler:
             return None
         assert self._draw is not None
         return self._draw(count, self._streams["procedural"])
-
-    def _bred(self, count: int) -> Tensor | None:
-        if self._evolution is None or not self._evolution.ready:
-            return None
-        return self._evolution.draw(round(count * self._config.evolve), self._streams["evolution"])
 
     def _scores(self, x_NCHW: Tensor) -> Tensor:
         """Every student's scores (E, N, K), by its frozen statistics."""

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.compute import DeferredChecks, choose_device, device_name, held_to, within_memory
+from dfme.compute import DeferredChecks, choose_device, deterministic, device_name, held_to, within_memory
 from dfme.config.settings import ExtractConfig, Job
 from dfme.data import ImageSet
 from dfme.errors import Misfit, ShapeUnknown, TeacherError, UserError
 from dfme.files import write_text
+from dfme.graphs import GraphedForward, release
 from dfme.nets import find_net
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
@@ -74,7 +75,9 @@ def run_job(
         return result
     device = choose_device(job.config.device)
     gpus = [device] if device.type == "cuda" else []
-    with within_memory(device), torch.random.fork_rng(gpus), Interrupt(console, True) as interrupt, ExitStack() as held:
+    held = ExitStack()
+    with within_memory(device), deterministic(job.config.deterministic, device), torch.random.fork_rng(gpus), held:
+        interrupt = held.enter_context(Interrupt(console, True))
         held.callback(torch.set_num_threads, torch.get_num_threads())
         if resume:  # before another file than the run's is loaded, and found to be of another form
             _require_same_run(job, Path(job.config.out or ""))
@@ -204,6 +207,8 @@ def open_run(
         notes.append(f"inferred, since nobody says: {'; '.join(inferred)}")
     parts = directory, oracle, method, examination, recorder, streams, deferred
     run = Run(job, facts, *parts, Progress(), device, nets.arch, goal, notes)
+    if config.graphs:
+        held.callback(release, [*nets.students, nets.generator, *_graphed(job, teacher)])
     if state:
         with fitting(directory.checkpoint):
             run.load_state_dict(state)
@@ -213,6 +218,12 @@ def open_run(
         directory.withdraw_summary()
         directory.write_config(recipe(job))
     return run
+
+
+def _graphed(job: Job, teacher: Teacher) -> list[torch.nn.Module]:
+    """The network of a teacher of ours in this process, from now on replayed; empty for others."""
+    network = getattr(teacher, "network", None) if job.teacher.kind in KINDS else None
+    return [] if network is None else [GraphedForward(network, "the teacher").net]
 
 
 def _goal_of(

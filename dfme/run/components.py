@@ -5,6 +5,7 @@ Used by whatever runs a method: a run (``dfme.run.build``), the benchmarks, the 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from dfme.compute import DeferredChecks, require_compiler
 from dfme.config.imports import find_target
 from dfme.config.settings import ExtractConfig, Job
 from dfme.errors import UserError
+from dfme.graphs import GraphedForward, require_gpu
 from dfme.methods import find_method
 from dfme.methods.base import Components, Method
 from dfme.nets import auto_net, build_net, find_net
@@ -129,8 +131,11 @@ def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Mo
     net.to(device)
     if config.channels_last != "no":
         net.to(memory_format=torch.channels_last)
+    if config.graphs:
+        require_gpu(device)
     if config.compile:
         require_compiler(device)
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # advice that would ruin an estimate
         net.compile()
     return net
 
@@ -168,6 +173,10 @@ def build_components(
     config, spec, mode = job.config, oracle.spec, oracle.label_mode
     replay, draw = build_replay(job, spec, rng, directory), procedural_images(job, spec)
     students = build_trainer(config, nets.students, mode, replay, lambda: oracle.ledger.share, rng, nets.fresh)
+    if config.graphs:
+        students.use_graphs()
+        if nets.generator is not None:
+            GraphedForward(nets.generator, "the generator", with_gradient=True)
     evolution = None
     if job.queries.evolve and replay is not None:
         evolution = Evolution(replay, mode, oracle.num_classes)

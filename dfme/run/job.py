@@ -42,8 +42,8 @@ MAY_CHANGE_ON_RESUME = (
 """Keys that may change between a run and its resumption: they do not decide what a query or a weight is."""
 
 
-ADDED = {"method.generator": "auto"}
-"""Options that 0.6.0 did not have, with the values at which a run is what it was."""
+ADDED = {"method.generator": "auto", "graphs": False, "deterministic": False}
+"""Options that 0.6.0 or 0.7.0 did not have, with the values at which a run is what it was."""
 
 
 def said_by_the_user(job: Job) -> list[str]:

@@ -66,9 +66,8 @@ def spending(job: Job, teacher: Teacher, method: Method, evaluated: int, at_once
         spent.iterations += 1
         for ask in step:
             spent.add(ask)
-    size = job.method_config.batch_size
-    for start in range(spent.charged, budget, size):
-        spent.add(Ask("student", min(size, budget - start)))
+    for ask in method.student_asks(budget - spent.charged):
+        spent.add(ask)
     return spent
 
 

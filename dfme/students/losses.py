@@ -88,7 +88,11 @@ def recovered_logits(answers_BK: Tensor, mode: LabelMode) -> Tensor:
     """
     if mode.kind == "logits":
         return _centred(answers_BK)
-    bounded_BK = torch.where(unresolved(answers_BK), _bound(answers_BK, mode), answers_BK)
+    return _recovered(answers_BK, unresolved(answers_BK), mode)
+
+
+def _recovered(answers_BK: Tensor, unresolved_BK: Tensor, mode: LabelMode) -> Tensor:
+    bounded_BK = torch.where(unresolved_BK, _bound(answers_BK, mode), answers_BK)
     least = SMALLEST if mode.decimals is None else probability_floor(mode)
     return _centred(bounded_BK.clamp_min(least).log())
 
@@ -141,8 +145,8 @@ def _l1(scores_BK: Tensor, logits_BK: Tensor) -> Tensor:
 
 def _marked_logits(answers_BK: Tensor, mode: LabelMode) -> Tensor:
     """Recovered logits as a replay keeps them: an upper bound is marked by ``BOUND_MARK``."""
-    logits_BK = recovered_logits(answers_BK, mode)
-    return torch.where(unresolved(answers_BK), logits_BK - BOUND_MARK, logits_BK)
+    bound_BK = unresolved(answers_BK)
+    return _recovered(answers_BK, bound_BK, mode).add(bound_BK, alpha=-BOUND_MARK)
 
 
 def _bounded_l1(scores_BK: Tensor, marked_BK: Tensor) -> Tensor:
@@ -152,7 +156,7 @@ def _bounded_l1(scores_BK: Tensor, marked_BK: Tensor) -> Tensor:
     scores are shifted to have, over the resolved classes, no error on average.
     """
     bound_BK = marked_BK < -0.5 * BOUND_MARK
-    error_BK = scores_BK - torch.where(bound_BK, marked_BK + BOUND_MARK, marked_BK)
+    error_BK = scores_BK - marked_BK.add(bound_BK, alpha=BOUND_MARK)
     resolved_B1 = (~bound_BK).sum(dim=1, keepdim=True)
     shift_B1 = error_BK.masked_fill(bound_BK, 0.0).sum(dim=1, keepdim=True) / resolved_B1.clamp_min(1)
     error_BK = torch.where(resolved_B1 < bound_BK.shape[1], error_BK - shift_B1, error_BK)

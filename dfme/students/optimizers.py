@@ -26,6 +26,9 @@ class ScheduledOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer, lr_factor: Callable[[], float]) -> None:
         self._optimizer = optimizer
+        self.take_step: Callable[[], object] = optimizer.step  # at the learning rate that was set last
+        self.weight_decay: float = optimizer.param_groups[0]["weight_decay"]
+        self._rate: Tensor | None = None
         self._lr_factor = lr_factor
         self._base_lr: float = optimizer.param_groups[0]["lr"]
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -42,16 +45,46 @@ class ScheduledOptimizer:
 
     def step(self) -> None:
         """One step at the learning rate of now."""
-        self._set("lr", self.lr)
-        self._optimizer.step()
+        self.set_lr()
+        self.take_step()
+
+    def set_lr(self) -> None:
+        """Steps to come are taken at the learning rate of now; a GPU's as float32, the form that a graph reads."""
+        if self._rate is not None:
+            self._rate.fill_(self.lr)
+        else:
+            on_gpu = self._parameters[0].is_cuda
+            self._set("lr", torch.tensor(self.lr, dtype=torch.float32).item() if on_gpu else self.lr)
+
+    def stay_in_place(self) -> None:
+        """Moments and learning rate lie for good where a CUDA graph finds them; the numbers stay."""
+        parameter = self._parameters[0]
+        dtype = torch.float32 if parameter.is_cuda else torch.float64
+        self._rate = torch.zeros((), dtype=dtype, device=parameter.device)
+        self._set("lr", self._rate)
+        self._set("capturable", True)  # Adam wants it said; a fused optimiser heeds it nowhere else
+        for number, moments in self._after_a_step().items():
+            self._optimizer.state[self._parameters[number]] = {key: value.zero_() for key, value in moments.items()}
+
+    @property
+    def learning(self) -> list[Any]:
+        """The parameters that have a gradient."""
+        return [parameter for parameter in self._parameters if parameter.grad is not None]
+
+    @property
+    def moments(self) -> list[Tensor]:
+        """Momentum and running averages of all parameters, where they lie."""
+        return [value for moments in self._optimizer.state.values() for value in moments.values()]
 
     def set_weight_decay(self, value: float) -> None:
         """The weight decay of the steps to come."""
+        self.weight_decay = value
         self._set("weight_decay", value)
 
     def forget_moments(self) -> None:
-        """Momentum and running averages start anew, as in a new optimiser."""
-        self._optimizer.state.clear()
+        """Momentum and running averages start anew, as in a new optimiser, where they lie."""
+        for value in self.moments:
+            value.zero_()
 
     def state_dict(self) -> dict[str, Any]:
         """The moments by the number of their parameter, of those that took a step. Settings are no state."""
@@ -59,15 +92,16 @@ class ScheduledOptimizer:
         return {"state": {n: dict(moments[own]) for n, own in enumerate(self._parameters) if moments.get(own)}}
 
     def load_state_dict(self, state: dict[str, Any], name: str = "optimizer") -> None:
-        """Take up what ``state_dict`` gave, copied into memory such as a step reserves: kernels check no size.
+        """Take up what ``state_dict`` gave, copied to where it lies, or would after a step: kernels check no size.
 
         Raises ValueError, with ``name``, for moments that a step would not leave.
         """
         moments, fresh = self._optimizer.state, self._after_a_step()
         found = held_to({number: fresh[number] for number in state["state"]}, state["state"], name)
-        moments.clear()
+        self.forget_moments()
         for number, kept in found.items():
-            moments[self._parameters[number]] = {key: fresh[number][key].copy_(value) for key, value in kept.items()}
+            own = moments[self._parameters[number]] or fresh[number]
+            moments[self._parameters[number]] = {key: own[key].copy_(value) for key, value in kept.items()}
 
     def _after_a_step(self) -> dict[int, dict[str, Tensor]]:
         """What a first step leaves, by the number of the parameter, in an optimiser of the same settings."""
@@ -78,7 +112,7 @@ class ScheduledOptimizer:
         optimizer.step()
         return {number: dict(optimizer.state[other]) for number, other in enumerate(others)}
 
-    def _set(self, option: str, value: float) -> None:
+    def _set(self, option: str, value: float | Tensor) -> None:
         for group in self._optimizer.param_groups:
             group[option] = value
 

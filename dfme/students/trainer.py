@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dfme.compute import held_to, take_up
 from dfme.config.settings import ExtractConfig
+from dfme.graphs import Captured, GraphedForward, refuse
 from dfme.precision import autocast
 from dfme.students.augment import augment
 from dfme.students.average import MovingAverage
@@ -61,6 +62,21 @@ class StudentTrainer:
         self._average = None
         if decay := config.student.average:
             self._average = MovingAverage(self._whole, decay)
+        self._update: Callable[..., tuple[Tensor, ...]] = self._kernels
+
+    def use_graphs(self) -> None:
+        """Replay forward passes without a gradient from now on, and of a lone student the whole step."""
+        for net in self.nets:
+            GraphedForward(net, "a student")
+        if len(self.nets) > 1:
+            return refuse("the students' step", "there are several")
+        self._optimizer.stay_in_place()
+        optimizer, nets = self._optimizer, [self._whole] + ([] if self._average is None else [self._average.module])
+
+        def changed() -> list[Tensor]:
+            return [each for net in nets for each in (*net.parameters(), *net.buffers())] + optimizer.moments
+
+        self._update = Captured("the student's step", self._kernels, changed)
 
     def train_afterwards(self, epochs: int, images: int) -> None:
         """Plan so many passes over ``images`` once all of them are paid for, unless the configuration plans steps."""
@@ -165,21 +181,33 @@ class StudentTrainer:
 
     def _step(self, images_BCHW: Tensor, answers: Tensor) -> Tensor:
         """One step of every student; the loss of each image (B,), mean over the students."""
-        targets, batch = self.distance.target(answers), len(images_BCHW)
-        if batch == 1:  # batch normalisation refuses a lone value per channel; doubled, its mean is the same
-            images_BCHW, targets = torch.cat([images_BCHW] * 2), torch.cat([targets] * 2)
         if not self._whole.training:  # walking the modules of a net for nothing costs a hundredth of a small one's step
             self._whole.train()
+        self._optimizer.set_lr()
+        average = self._average if (self.steps + 1) % self._config.average_every == 0 else None
+        averaged = -1 if average is None else int(average.n_averaged)
+        losses_B, *grads = self._update(images_BCHW, answers, min(averaged, 1), self._optimizer.weight_decay)
+        for parameter, grad in zip(self._optimizer.learning, grads, strict=True):
+            parameter.grad = grad  # of several graphs, those of the one that was replayed
+        if average is not None:
+            average.n_averaged.fill_(averaged + 1)  # the host's, which a graph leaves as it is
+        self.steps += 1
+        return losses_B[: len(images_BCHW)] / len(self.nets)
+
+    def _kernels(self, images_BCHW: Tensor, answers: Tensor, averaged: int, _: float) -> tuple[Tensor, ...]:
+        """What a step computes: its losses, then its gradients. ``averaged``: 1 if before, 0 if now first, else -1."""
+        targets = self.distance.target(answers)
+        if len(images_BCHW) == 1:  # batch normalisation refuses a lone value per channel; doubled, its mean is the same
+            images_BCHW, targets = torch.cat([images_BCHW] * 2), torch.cat([targets] * 2)
         self._optimizer.zero_grad()
         with autocast(images_BCHW.device, self._precision):
             scores = self._whole(images_BCHW)
         losses_B = self._losses(scores.float(), targets)
         losses_B.mean().backward()
-        self._optimizer.step()
-        self.steps += 1
-        if self._average is not None and self.steps % self._config.average_every == 0:
+        self._optimizer.take_step()
+        if self._average is not None and averaged >= 0:
             self._average.update_parameters(self._whole)
-        return losses_B.detach()[:batch] / len(self.nets)
+        return losses_B.detach(), *(parameter.grad for parameter in self._optimizer.learning)
 
     def _losses(self, scores: Tensor, targets: Tensor) -> Tensor:
         """The loss of each image (B,), summed over the students."""

@@ -87,7 +87,7 @@ class TorchTeacher:
         self.device = torch.device(device)
         self.max_batch = max_batch
         self.class_names: tuple[str, ...] | None = None
-        self._module = module.to(self.device).eval()
+        self.network = module.to(self.device).eval()
         self._normalise = Normalise(mean, std, spec.shape[0], self.device)
 
     def __call__(self, images: Tensor, /) -> Tensor:
@@ -96,13 +96,13 @@ class TorchTeacher:
 
     def peak_bytes(self, images: int) -> int | None:
         """Bytes that a call with so many images takes, where that can be told."""
-        return peak_bytes(self._module, (images, *self.spec.shape))
+        return peak_bytes(self.network, (images, *self.spec.shape))
 
     def logits(self, x_BCHW: Tensor) -> Tensor:
         """The network's own scores (B, K), normalisation included, with autograd: for the owner, on no API."""
-        if self._module.training:
-            self._module.eval()
-        return as_classes(self._module(self._normalise(x_BCHW)), self.num_classes, LOGITS)
+        if self.network.training:
+            self.network.eval()
+        return as_classes(self.network(self._normalise(x_BCHW)), self.num_classes, LOGITS)
 
 
 def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.device) -> TorchTeacher:

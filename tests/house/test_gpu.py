@@ -5,8 +5,12 @@ import torch
 from toys import LinearTeacher, make_method, make_parts
 
 import dfme
+from dfme.config.settings import QueriesConfig
 from dfme.errors import TeacherError
 from dfme.methods import METHODS
+from dfme.methods.base import Ask
+from dfme.queries import evolution
+from dfme.queries.names import PROGRAMS
 from dfme.spec import ImageSpec
 
 pytestmark = [
@@ -16,10 +20,17 @@ pytestmark = [
 SPEC = ImageSpec((3, 16, 16))
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_step_never_makes_the_gpu_wait(name):
-    teacher = LinearTeacher(SPEC, device="cuda")
-    method = make_method(name, make_parts(teacher, 10**6, replay_steps=2, average=0.9, count=METHODS[name].students))
+CASES = [(name, {}) for name in METHODS]
+CASES += [("procedural", {"programs": (program,)}) for program in PROGRAMS]
+CASES += [("static", {"evolve": 0.5}), ("static", {"pool": 2})]
+
+
+@pytest.mark.parametrize(("name", "queries"), CASES)
+def test_a_step_never_makes_the_gpu_wait(name, queries, monkeypatch):
+    monkeypatch.setattr(evolution, "READY", 4)
+    teacher, count = LinearTeacher(SPEC, device="cuda"), METHODS[name].students
+    parts = make_parts(teacher, 10**6, queries=QueriesConfig(**queries), replay_steps=2, average=0.9, count=count)
+    method = make_method(name, parts)
     for _ in range(2):
         method.step()
     torch.cuda.set_sync_debug_mode("error")
@@ -27,6 +38,13 @@ def test_a_step_never_makes_the_gpu_wait(name):
         method.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_gpu_is_asked_about_all_student_batches_at_once():
+    method = make_method("dfme", make_parts(LinearTeacher(SPEC, device="cuda"), 10**6), student_steps=5)
+    assert method.asks() == [Ask("generator", 16), Ask("student", 40)]
+    method.step()
+    assert method.oracle.ledger.requests == 2
 
 
 def test_an_unusable_answer_on_the_gpu_is_noticed_before_anything_is_kept():

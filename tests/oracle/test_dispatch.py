@@ -42,6 +42,15 @@ def test_a_refusal_is_given_back_and_asked_again_with_the_same_key() -> None:
     assert ledger.reasons == {"refused": {"429": 2}}
 
 
+def test_what_answers_at_once_starts_no_machinery_for_asking_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stamina, "retry_context", lambda **_: pytest.fail("the answer had come"))
+    service, ledger = ScriptedTeacher(["ok", "ok"]), Ledger(20)
+    oracle = Oracle(service, ledger)
+    for seed in range(2):
+        assert torch.equal(oracle(images(10, seed)), service.truth(images(10, seed)))
+    assert (ledger.spent, ledger.requests) == (20, 2)
+
+
 def test_a_failure_stays_charged_and_is_charged_again() -> None:
     service, ledger = ScriptedTeacher(["500", "nan", "ok"]), Ledger(100)
     x = images(10)

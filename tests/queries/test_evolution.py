@@ -74,3 +74,17 @@ def test_there_are_children_once_enough_is_paid_for():
     few = paid(torch.rand(READY - 1), torch.zeros(READY - 1, dtype=torch.long))
     enough = paid(torch.rand(READY), torch.zeros(READY, dtype=torch.long))
     assert [Evolution(each, LabelMode("label"), 3).ready for each in (few, enough)] == [False, True]
+
+
+@pytest.mark.parametrize(("answered", "classes", "children"), [(1, 10, 90), (5, 10, 50), (10, 10, 0), (2, 26, 92)])
+def test_on_an_accelerator_as_many_children_take_the_place_of_the_last_images(answered, classes, children):
+    """Parents are brighter than what they replace, so that a child is known by any of its pixels."""
+    labels = torch.arange(4_000) % answered
+    evolution = Evolution(paid(torch.rand(4_000) + 1, labels), LabelMode("label"), classes)
+    x = torch.rand(120, 1, 8, 8)
+    mixed = evolution.replace(x, 100, rng())
+    bred = mixed.amin(dim=(1, 2, 3)) >= 1
+    assert bred.sum() == children
+    assert bred[120 - children :].all()
+    assert torch.equal(mixed[~bred], x[: 120 - children])
+    assert len(mixed[bred].flatten(1).unique(dim=0)) == children

@@ -203,20 +203,26 @@ def test_gradients_run_between_two_colours() -> None:
 # generators
 
 
-def test_a_fresh_generator_is_initialised_as_any_other() -> None:
+@pytest.mark.parametrize("on_accelerator", [False, True])
+def test_a_fresh_generator_is_initialised_as_any_other(on_accelerator: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generators, "on_accelerator", lambda _: on_accelerator)
     spec = ImageSpec((3, 12, 12))
-    fresh = generators.fresh_generator(spec, torch.Generator().manual_seed(0))
+    fresh, again = (generators.fresh_generator(spec, torch.Generator().manual_seed(0)) for _ in range(2))
+    assert fresh.training
     with torch.random.fork_rng():
         torch.manual_seed(1)
         usual = Generator(generators.LATENT_SIZE, spec)
-    assert fresh.training
-    compared = 0
-    for name, weight in usual.named_parameters():
-        if weight.numel() > 1000:  # many numbers, whose spread is sure
-            mine = fresh.get_parameter(name).detach()
-            assert float(mine.std()) == pytest.approx(float(weight.detach().std()), rel=0.1), name
-            compared += 1
-    assert compared >= 4
+    compared = list[str]()
+    for name, weight in usual.state_dict().items():
+        mine = fresh.state_dict()[name]
+        assert torch.equal(mine, again.state_dict()[name]), "by the stream alone"
+        if len(weight.unique()) == 1:  # as they all are made
+            assert torch.equal(mine, weight), name
+        elif weight.numel() > 1000:  # many numbers, whose spread is sure
+            assert float(mine.std()) == pytest.approx(float(weight.std()), rel=0.1), name
+            assert float(mine.amin()) == pytest.approx(float(weight.amin()), rel=0.02), name
+            compared.append(name)
+    assert len(compared) >= 4
 
 
 def test_every_batch_has_a_generator_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

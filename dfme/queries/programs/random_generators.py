@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from dfme.compute import on_accelerator
 from dfme.nets.generators import Generator
 from dfme.spec import ImageSpec
 
@@ -34,12 +35,29 @@ def _drawn(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
 
 
 def fresh_generator(spec: ImageSpec, rng: torch.Generator) -> Generator:
-    """A generator in train mode on the device of ``rng``, its weights decided by ``rng`` alone.
+    """A generator in train mode on the device of ``rng``, its weights decided by ``rng`` alone."""
+    make = _drawn_on_device if on_accelerator(rng.device) else _drawn_by_torch
+    return make(spec, rng).train()
 
-    Layers initialise themselves from torch's global state on the CPU: it is lent to them and put back.
-    """
+
+def _drawn_by_torch(spec: ImageSpec, rng: torch.Generator) -> Generator:
+    """Layers initialise themselves from torch's global state on the CPU: it is lent to them and put back."""
     seed = int(torch.randint(1 << 62, (), generator=rng, device=rng.device))
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(seed)
+        return Generator(LATENT_SIZE, spec)
+
+
+@torch.no_grad()
+def _drawn_on_device(spec: ImageSpec, rng: torch.Generator) -> Generator:
+    """The same distributions from the stream itself: no number goes to the host, and no weight comes from it."""
+    with torch.device("meta"):
         generator = Generator(LATENT_SIZE, spec)
-    return generator.to(rng.device).train()
+    for layer in generator.to_empty(device=rng.device).modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            bound = layer.weight[0].numel() ** -0.5  # torch's own: weights and biases even within 1 / sqrt(inputs)
+            for parameter in layer.parameters(recurse=False):
+                parameter.uniform_(-bound, bound, generator=rng)
+        elif isinstance(layer, nn.BatchNorm2d):
+            layer.reset_parameters()
+    return generator

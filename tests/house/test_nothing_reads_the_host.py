@@ -1,0 +1,149 @@
+"""No step of a method reads what an accelerator holds: each runs on tensors that have no values.
+
+The cases come from the registries, so that what is added there is tried here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+from accelerator import HostReadError, unreadable
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from toys import LinearTeacher, make_method, make_parts
+
+from dfme.config.settings import QueriesConfig, StudentConfig
+from dfme.estimators import DIRECTIONS, FORMS, MAKERS, SPACES, synthetic
+from dfme.estimators.priors import PRIORS
+from dfme.methods import METHODS, disguide
+from dfme.queries import evolution
+from dfme.queries.names import PROGRAMS
+from dfme.run.evaluation import HoldOut
+from dfme.spec import ImageSpec
+
+REFUSED = (HostReadError, DataDependentOutputException, DynamicOutputShapeException)
+MODES = {"top_k": "top_k:2"}
+LATTICE = {"space": "lattice", "step": 1.0}
+BATCH = 32
+"""Prior-guided estimates of fewer images measure nothing."""
+
+
+def choices(section: type, option: str) -> tuple[str, ...]:
+    return get_args(get_type_hints(section)[option])
+
+
+def case(method: str, **options: Any) -> Any:
+    """``options``: of a method and its estimator, or one of the sections, or the answers' ``mode``."""
+    told = [f"{key}={value}" for key, value in options.items() if key not in ("queries", "student")]
+    told += [f"{key}={value}" for name in ("queries", "student") for key, value in options.get(name, {}).items()]
+    return pytest.param(method, options, id=" ".join([method, *told]))
+
+
+EVERYTHING = {"replay_steps": 2, "average": 0.9, "augment": "both", "optimizer": "adam"}
+METHOD_CASES = [
+    case(name, mode=MODES.get(kind, kind), student=EVERYTHING)
+    for name, entry in METHODS.items()
+    for kind in entry.load().label_modes
+]
+METHOD_CASES += [
+    case("maze", partial_data="procedural", seed_images=4, critic_steps=1),
+    case("dfms", adversarial=1.0),
+    case("dfms", proxy_share=0.0),
+    case("dfme", reuse=True),
+    case("static", mode="probabilities:4"),
+    case("static", student={"steps": 100, "rounds": (1.0,)}),
+    case("static", student={"steps": 100}),
+    *(case("static", student={"replay_steps": 1, "augment": how}) for how in choices(StudentConfig, "augment")),
+]
+ESTIMATOR_CASES = [
+    case("dfme", kind=kind, form=form, **(LATTICE if space == "lattice" else {"space": space}), **prior)
+    for kind, form, space in itertools.product(MAKERS, FORMS, SPACES)
+    for prior in ([{"prior": prior} for prior in PRIORS] if kind == "prior_guided" else [{}])
+    if (prior.get("prior"), space) != ("neighbours", "pre_squash")
+]
+ESTIMATOR_CASES += [case("dfme", direction=direction, directions=3) for direction in DIRECTIONS]
+ESTIMATOR_CASES += [case("dfme", objective=objective) for objective in ("l1", "kl")]
+QUERY_CASES = [case("procedural", queries={"programs": (program,)}) for program in PROGRAMS]
+QUERY_CASES += [
+    case("static", queries=queries, student={"replay_steps": 1})
+    for queries in (
+        {"procedural": 0.5, "programs": ("leaves", "noise")},
+        {"base": "procedural"},
+        {"evolve": 0.5},
+        {"evolve": 1.0, "pool": 2},
+    )
+]
+QUERY_CASES += [
+    case("disguide" if by == "disagreement" else "static", queries={"pool": 2, "choose": by, "balance": balance})
+    for by in choices(QueriesConfig, "choose")
+    for balance in (True, False)
+]
+
+
+def steps(name: str, options: dict[str, Any], count: int = 2) -> None:
+    """So many steps of a method around a toy teacher."""
+    mode = options.pop("mode", "probabilities")
+    queries, student = QueriesConfig(**options.pop("queries", {})), options.pop("student", {})
+    teacher = LinearTeacher(ImageSpec((3, 8, 8), levels=256), mode=mode)
+    parts = make_parts(teacher, 10**6, queries=queries, count=METHODS[name].students, **student)
+    parts = dataclasses.replace(parts, hold_out=HoldOut(teacher.label_mode).hold_out)
+    few = {"dfms": {"gan_steps": 1}}.get(name, {})
+    method = make_method(name, parts, **{"batch_size": BATCH, **few, **options})
+    method.prepare()
+    for _ in range(count):
+        method.step()
+        method.students.train_pending(2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    """What torch loads for the first tensor without values is no test's time."""
+    with unreadable():
+        steps("static", {}, 1)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evolution, "READY", 4)
+    monkeypatch.setattr(evolution, "PARENTS", 64)
+    monkeypatch.setattr(synthetic, "PAID_FIRST", 1)
+    monkeypatch.setattr(disguide, "SETTLING", 1)
+
+
+@pytest.mark.parametrize(("name", "options"), [*METHOD_CASES, *ESTIMATOR_CASES, *QUERY_CASES])
+def test_a_step_reads_nothing(name: str, options: dict[str, Any]) -> None:
+    with unreadable():
+        steps(name, dict(options))
+
+
+READS: dict[str, Callable[[torch.Tensor], object]] = {
+    "item": lambda x: x.sum().item(),
+    "bool": lambda x: bool(x.sum() > 0),
+    "tolist": lambda x: x.sum(dim=1).tolist(),
+    "cpu": lambda x: x.cpu(),
+    "numpy": lambda x: x.numpy(),
+    "array": lambda x: x.sum().__array__(),
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 0],
+    "bincount": lambda x: torch.bincount(x.argmax(dim=1)),
+    "unique": lambda x: x.unique(),
+    "loop": lambda x: [float(value) for value in x.flatten()],
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_method_that_reads_is_caught(read: Callable[[torch.Tensor], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    static = METHODS["static"].load()
+    learn = static.learn
+
+    def reading(method: Any, x_BCHW: torch.Tensor, answers: torch.Tensor, keep: bool = True) -> Any:
+        read(answers)
+        return learn(method, x_BCHW, answers, keep)
+
+    monkeypatch.setattr(static, "learn", reading)
+    with unreadable(), pytest.raises(REFUSED):
+        steps("static", {})

@@ -1,0 +1,81 @@
+"""--deterministic: what is set while a run lasts, what is refused, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from dfme.cli.main import main
+from dfme.compute import deterministic
+from dfme.errors import DfmeError, UserError
+
+NAME = "CUBLAS_WORKSPACE_CONFIG"
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+def settings() -> tuple[object, ...]:
+    cudnn = torch.backends.cudnn
+    return torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark, os.environ.get(NAME)
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(NAME, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+
+
+@pytest.mark.parametrize("given", [None, ":4096:8", ":16:8"])
+def test_on_a_gpu_it_lasts_as_long_as_the_run(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+    if given:
+        monkeypatch.setenv(NAME, given)
+    before = settings()
+    with deterministic(True, CUDA):
+        assert settings() == (2, True, False, given or ":4096:8")
+    assert settings() == before
+    with pytest.raises(ZeroDivisionError), deterministic(True, CUDA):
+        raise ZeroDivisionError
+    assert settings() == before == (0, False, True, given)
+
+
+@pytest.mark.parametrize(("on", "device"), [(False, CUDA), (True, CPU)])
+def test_off_or_on_a_cpu_it_is_idle(on: bool, device: torch.device) -> None:
+    before = settings()
+    with deterministic(on, device):
+        assert settings() == before
+
+
+@pytest.mark.parametrize(("value", "started"), [(":0:0", False), ("", False), (None, True)])
+def test_what_comes_too_late_is_refused(monkeypatch: pytest.MonkeyPatch, value: str | None, started: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started)
+    if value is not None:
+        monkeypatch.setenv(NAME, value)
+    before = settings()
+    late = pytest.raises(UserError, match=f"--deterministic: expected {NAME}=:4096:8 before CUDA starts, got")
+    with late, deterministic(True, CUDA):
+        pytest.fail("nothing may start")
+    assert settings() == before
+
+
+def test_an_operation_that_does_not_repeat_ends_the_run_in_one_line() -> None:
+    refused = "put_ with accumulate=False does not have a deterministic implementation, but you set 'torch.use..."
+    with pytest.raises(DfmeError) as caught, deterministic(True, CUDA):
+        raise RuntimeError(refused)
+    assert str(caught.value) == (
+        "--deterministic: put_ with accumulate=False does not have a deterministic implementation; "
+        "start a new run without it"
+    )
+    with pytest.raises(RuntimeError, match="another"), deterministic(True, CUDA):
+        raise RuntimeError("another")
+
+
+def test_graphs_are_refused_on_a_cpu_before_anything_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--teacher.checkpoint", "teachers/checkpoints/digits.safetensors", "--device", "cpu"]
+    assert main(["extract", *words, "--graphs", "true", "--out", str(tmp_path / "run")]) == 2
+    assert "--graphs: expected a CUDA device, got cpu; leave --graphs out" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

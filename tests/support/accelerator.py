@@ -1,0 +1,90 @@
+"""The CPU as if it were an accelerator: what the code does there, and a host that may not read a tensor."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dfme import answers, compute
+from dfme.nets.generators import Generator
+from dfme.queries.programs import random_generators
+
+NOT_A_KERNEL = {"aten::detach", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
+"""Besides views: what reserves memory or renames it."""
+
+
+@contextmanager
+def pretended() -> Iterator[pytest.MonkeyPatch]:
+    """Every module takes the CPU for an accelerator."""
+    on_accelerator = compute.on_accelerator
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("dfme") and vars(module).get("on_accelerator") is on_accelerator:
+                patch.setattr(module, "on_accelerator", lambda device: True)
+        yield patch
+
+
+class HostReadError(AssertionError):
+    """The host read what an accelerator holds."""
+
+
+def _in_its_place(self: nn.Module, *_: object, **__: object) -> nn.Module:
+    """In place of a move to another device: only what has no memory yet gets some."""
+    for module in self.modules():
+        for held in (module._parameters, module._buffers):
+            for name, value in held.items():
+                if value is not None and value.is_meta:
+                    made = torch.empty(value.shape, dtype=value.dtype)
+                    held[name] = nn.Parameter(made) if held is module._parameters else made
+    return self
+
+
+def _without_memory(*arguments: Any) -> Generator:
+    """A generator on ``meta``, which tensors without values cannot be made beside."""
+    with unset_fake_temporarily():
+        return Generator(*arguments)
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise HostReadError("the host reads a tensor")
+
+
+@contextmanager
+def unreadable() -> Iterator[None]:
+    """Tensors have no values meanwhile, and are on an accelerator: whatever reads one, or depends on it, raises.
+
+    Fake tensors raise where a number, a size or an index follows from values. What copies a whole tensor is refused
+    here. They cannot be swapped or deep-copied, so that modules stay where they are and copies are clones.
+    """
+    with pretended() as patch, FakeTensorMode():
+        for name in ("cpu", "numpy", "__array__"):
+            patch.setattr(Tensor, name, _refuse)
+        patch.setattr(answers, "as_tensor", lambda raw: raw)  # it takes plain tensors alone
+        patch.setattr(nn.Module, "_apply", _in_its_place)
+        patch.setattr(random_generators, "Generator", _without_memory)
+        patch.setattr(FakeTensor, "__deepcopy__", lambda self, _: self.detach().clone(), raising=False)
+        yield
+
+
+class Launches(TorchDispatchMode):
+    """Counts the kernels that are launched meanwhile: operations of ATen that are neither views nor reserve memory.
+
+    An operation with several kernels counts once, one of a whole list of tensors (fused, foreach) too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        self.count += name.startswith("aten::") and not func.is_view and name not in NOT_A_KERNEL
+        return func(*args, **(kwargs or {}))
