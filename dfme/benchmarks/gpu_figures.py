@@ -99,7 +99,7 @@ class Bench:
             elif against == OURS:
                 other = held.enter_context(self._work(case, PLAIN, batch).opened(Progress()))[1]
             else:
-                other = self._replayed(self._work(case, changes, batch))
+                other = self._replayed(self._work(case, {**changes, "graphs": False}, batch))
             loop, beside, ratio = time_in_turn(ours, other, self.rounds, self.seconds, self.device)
             figures = {"ms an iteration": loop * 1e3, f"ms an iteration of {against}": beside * 1e3}
             figures |= {TIMES + against: ratio, "queries/s": work.queries / loop}
@@ -172,6 +172,7 @@ class Bench:
         """The case's networks, once the teacher's batch statistics have settled on what the generator makes."""
         if not self.is_cuda:
             case = case._replace(shape=(case.shape[0], 8, 8), teacher="cnn_small", student="cnn_small")
+            changes = {**changes, "graphs": False}
         work = Work(case, BenchConfig(batch_size=min(batch, self.batch)), self.device, changes)
         generator, teacher = work.nets.generator, work.teacher.net.train()
         assert generator is not None

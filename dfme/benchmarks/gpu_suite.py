@@ -44,9 +44,11 @@ OPTIONS: dict[str, Changes] = {
     "no option": {},
     "a bf16 student": {"precision": "bf16"},
     "channels-last": {"channels_last": "yes"},
+    "CUDA graphs": {"graphs": True},
+    "deterministic algorithms": {"deterministic": True},
 }
 """What is switched on alone, on top of ``PLAIN``."""
-PLAN: Changes = {"precision": "bf16", "channels_last": "yes"}
+PLAN: Changes = {"precision": "bf16", "channels_last": "yes", "graphs": True}
 COMPILED: Changes = {"compile": True}
 ARITHMETICS: dict[str, Changes] = {"IEEE fp32": {}}
 
@@ -99,7 +101,8 @@ def rows(bench: Bench) -> Iterator[Row]:
         yield Row(f"{RESNET}: {together}, batch {batch}", partial(beside, resnet, PLAN, batch=batch))
     for count in (1, 4, 8) if bench.is_cuda else (1, 2):
         yield Row(f"{SMALL}: {count} runs side by side, each a process", partial(bench.cells, count), seconds=35)
-    yield Row("A run that was killed and resumed, and one that was not", bench.killed, {SAME: 1.0}, seconds=40)
+    what, killed = "A run that was killed and resumed, --deterministic, and one that was not", bench.killed
+    yield Row(what, partial(killed, "--deterministic"), {SAME: 1.0}, seconds=40)
     for channels, pixels in CONVOLUTIONS:
         what = f"3x3 convolution, {channels} channels at {pixels}x{pixels}, forward and backward"
         yield Row(what, partial(bench.convolution, channels, pixels), seconds=5)

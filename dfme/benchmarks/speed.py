@@ -24,12 +24,13 @@ from torch import Tensor, nn
 
 from dfme.benchmarks.options import BenchConfig
 from dfme.benchmarks.published import PublishedLoop
-from dfme.compute import DeferredChecks, choose_device
+from dfme.compute import DeferredChecks, choose_device, deterministic
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.messages import unknown_choice
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import build
 from dfme.errors import UserError
+from dfme.graphs import GraphedForward
 from dfme.methods import find_method
 from dfme.methods.base import Method
 from dfme.nets import build_net
@@ -137,12 +138,15 @@ class Work:
         streams, deferred = Streams(0, self.device), DeferredChecks()
         job = replace(self.job, config=replace(self.job.config, budget=UNSPENT))
         with (
+            deterministic(job.config.deterministic, self.device),
             tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder,
             RunDirectory.create(Path(folder)) as directory,
         ):
             oracle = build_oracle(job, self.teacher, directory, {}, deferred)
             method = build_method(job, build_components(job, self.nets, oracle, streams, deferred))
             assert method.cost == self.queries
+            if job.config.graphs:
+                GraphedForward(self.teacher.net, "the teacher")
             method.prepare()
             with Recorder.open(directory.path, UNSPENT, {}, job.config.wandb, quiet=True) as recorder:
                 run = partial(loop.run, method, oracle, _NoExamination(), recorder, progress, deferred, points=1)
