@@ -86,11 +86,11 @@ class AppendFile:
     """A file that only grows, by whole appends: one that fails is taken back before the error is raised.
 
     ``size`` is what an existing file is cut (or zero-padded) to on opening: the end of its last whole record.
-    Raises RunError where the file cannot be opened or written.
+    ``fsync``: an append is on the disk when it returns. Raises RunError where the file cannot be opened or written.
     """
 
-    def __init__(self, path: Path, size: int = 0) -> None:
-        self.path = path
+    def __init__(self, path: Path, size: int = 0, fsync: bool = False) -> None:
+        self.path, self._fsync = path, fsync
         self._fd = -1
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -98,15 +98,19 @@ class AppendFile:
             os.lseek(self._fd, 0, os.SEEK_END)  # which a pipe refuses
             if os.fstat(self._fd).st_size != size:
                 os.ftruncate(self._fd, size)
+            for folder in path.parents[: 2 if fsync else 0]:  # the names of the file and of its folder
+                _sync_folder(folder)
         except OSError as error:
             self.close()
             raise disk_error("open", path, error) from error
 
     def append(self, *chunks: bytes | memoryview) -> None:
-        """Hand the chunks, in order and as one, to the operating system."""
+        """Hand the chunks, in order and as one, to the operating system, or to its disk."""
         start = os.lseek(self._fd, 0, os.SEEK_END)
         try:
             self._write(chunks)
+            if self._fsync:
+                os.fsync(self._fd)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, start)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.errors import UserError
-from dfme.precision import arithmetic
+from dfme.precision import in_force
 
 WARM_UP, RECENT, MOST = 3, 64, 8
 """A form is captured after so many calls, steps like any other, among the last so many; so many graphs of a part."""
@@ -74,7 +74,7 @@ class Captured:
 
     def __call__(self, *given: Any) -> tuple[Tensor, ...]:
         shapes = [(each.shape, each.stride(), each.dtype) if isinstance(each, Tensor) else each for each in given]
-        form = arithmetic(), *shapes
+        form = in_force(), *shapes
         if replay := self._replays.get(form):
             return replay(*given)
         self._recent.append(form)

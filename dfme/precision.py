@@ -63,6 +63,22 @@ def tf32() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def arithmetic(name: Literal["auto", "ieee", "tf32", "bf16"], device: torch.device) -> Iterator[None]:
+    """Run what is inside in IEEE fp32, TF32 or under bf16 autocast, whatever holds outside; all is put back.
+
+    ``auto`` is what holds outside, without autocast. TF32 is a GPU's: on a CPU it is IEEE fp32 (``has_tf32``).
+    """
+    pinned = nullcontext() if name == "auto" else tf32() if name == "tf32" else ieee_fp32()
+    with pinned, torch.autocast(device.type, torch.bfloat16, enabled=name == "bf16"):
+        yield
+
+
+def has_tf32(device: torch.device) -> bool:
+    """Whether fp32 products on ``device`` can run in TF32: NVIDIA's GPUs from Ampere on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def autocast(device: torch.device | str, precision: Precision) -> AbstractContextManager[object]:
     """A student's training step in ``precision``: bf16 through autocast, fp32 with everything as it is.
 
@@ -73,7 +89,7 @@ def autocast(device: torch.device | str, precision: Precision) -> AbstractContex
     return nullcontext()
 
 
-def arithmetic() -> tuple[object, ...]:
+def in_force() -> tuple[object, ...]:
     """What decides in which arithmetic CUDA's kernels run that are started now."""
     if has_fp32_precision():
         return _read(("cuda", "matmul")), _read(("cuda", "conv"))

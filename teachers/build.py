@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
 from dfme.errors import UserError
+from dfme.precision import has_tf32
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS, check_teacher
 from dfme.teachers.custom import accepts, make_custom, wrap_callable
@@ -21,6 +23,8 @@ from dfme.teachers.label_modes import Wrapper, restrict
 from dfme.teachers.local.pytorch import Normalise
 
 __all__ = ["make_teacher", "wrap_callable"]
+
+LOGGER = logging.getLogger("dfme")
 
 NOT_DESCRIBING = ("mean", "std", "price_per_1000")  # common keys that say nothing of images or answers
 
@@ -46,6 +50,8 @@ def _built_in(config: TeacherConfig, options: Mapping[str, Any], device: torch.d
     module, _, function = kind.loader.partition(":")
     load: Callable[..., Teacher] = getattr(importlib.import_module(module), function)
     teacher = load(checked, config, device)
+    if getattr(checked, "precision", "auto") == "tf32" and not has_tf32(device):
+        LOGGER.warning("teacher: --teacher.precision tf32 is idle on %s, which has no TF32: IEEE fp32", device)
     default = LabelMode("probabilities") if teacher.label_mode.kind == "logits" else teacher.label_mode
     return restrict(teacher, LabelMode.parse(config.label_mode) if config.label_mode else default)
 

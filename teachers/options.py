@@ -31,8 +31,20 @@ from dfme.errors import UserError
 Name = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]+$"), Expected("letters, digits, dots, - and _ alone")]
 
 
+TeacherPrecision = Literal["auto", "ieee", "tf32", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class LocalOptions:
+    """What every kind has in common that PyTorch runs in this process."""
+
+    precision: TeacherPrecision = "auto"
+    """what it multiplies in: auto (as whoever asks: IEEE fp32 in finite differences), or always ieee (fp32), tf32 (a
+    GPU's) or bf16 (autocast); in the last two a large network's finite differences are mostly noise"""
+
+
 @dataclass(frozen=True, config=CONFIG)
-class TorchOptions:
+class TorchOptions(LocalOptions):
     """A PyTorch classifier on this machine, from its weights."""
 
     checkpoint: Basic[str]
@@ -58,7 +70,7 @@ class OnnxOptions:
 
 
 @dataclass(frozen=True, config=CONFIG)
-class Pt2Options:
+class Pt2Options(LocalOptions):
     """A program saved by torch.export (.pt2) on this machine."""
 
     program: Basic[str]
@@ -70,7 +82,7 @@ class Pt2Options:
 
 
 @dataclass(frozen=True, config=CONFIG)
-class TorchScriptOptions:
+class TorchScriptOptions(LocalOptions):
     """A TorchScript archive on this machine; PyTorch has deprecated the format in favour of torch.export."""
 
     program: Basic[str]
@@ -82,7 +94,7 @@ class TorchScriptOptions:
 
 
 @dataclass(frozen=True, config=CONFIG)
-class HuggingFaceOptions:
+class HuggingFaceOptions(LocalOptions):
     """An image-classification model in the folder layout of Hugging Face's transformers, local files only."""
 
     folder: Basic[str]
@@ -90,7 +102,7 @@ class HuggingFaceOptions:
 
 
 @dataclass(frozen=True, config=CONFIG)
-class TimmOptions:
+class TimmOptions(LocalOptions):
     """A timm model in a folder with config.json and model.safetensors, local files only."""
 
     folder: Basic[str]

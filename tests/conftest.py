@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: two wor
 for name in [name for name in os.environ if name.startswith("WANDB_")]:
     del os.environ[name]  # they change what a run tracks; a test that wants one sets it
 
-OTHER_TIERS = ("integration", "exhaustive", "gpu", "network")
+OTHER_TIERS = ("integration", "exhaustive", "cluster", "gpu", "network")
 SECONDS = 2.0
 """CPU time a test of the default tier may take, on a machine that does ``yardstick`` in ``YARDSTICK`` seconds.
 
@@ -25,7 +25,7 @@ Twice what it should take: a machine that others use as well counts more for the
 """
 YARDSTICK = 0.05
 SECONDS_PER_IMPORT = 0.01
-WHOLE_FILE = re.compile(r"^pytestmark = (?:\[[^\]]*|.*)\b(?:integration|exhaustive)\b", re.M)
+WHOLE_FILE = re.compile(r"^pytestmark = (?:\[[^\]]*|.*)\b(?:integration|exhaustive|cluster)\b", re.M)
 LOOKING_UP = {"ldconfig", "gcc", "cc", "ld", "objdump", "fc-list", "uname", "lscpu"}
 """Programs that libraries start to find others."""
 _reached: list[str] | None = None

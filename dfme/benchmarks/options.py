@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
+from dfme.benchmarks.compare.engines import require_engine
 from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS
 from dfme.config.fields import (
     CONFIG,
@@ -89,8 +90,16 @@ class CompareConfig:
     """forms of the teacher's answers, such as probabilities,label"""
     student_steps: Basic[Count] = 3_000
     """optimiser steps of each student over the whole run, the same in every cell"""
-    jobs: Basic[Count] = 1
-    """runs side by side; each has its share of the cores"""
+    jobs: Basic[Count | None] = None
+    """runs side by side; each has its share of the cores. None: 1, or all that slurm or ray has room for"""
+    engine: Basic[Annotated[str, accepted_by(require_engine)]] = "local"
+    """who runs them: local (processes of this machine, each on a GPU of its own), commands (a list, and an array of
+    SLURM jobs, for you to run), slurm (submitit) or ray. All of them read and write --out"""
+    engine_options: Basic[tuple[str, ...]] = ()
+    """KEY=VALUE of the engine's own: partition=gpu,time=240,gpus_per_node=1,cpus_per_task=4 of slurm;
+    address=HOST:6379,num_cpus=4,num_gpus=0.25 of ray; of commands, what the array says to sbatch"""
+    retries: Basic[Natural] = 3
+    """how many times a run that was killed or preempted, or lost its node, is gone on with; one that fails is not"""
     out: Basic[str | None] = None
     """directory of tables, curves and runs; by default a free name under runs/"""
     resume: Basic[bool] = False

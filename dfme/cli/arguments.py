@@ -80,7 +80,7 @@ class Arguments:
         self._typed_file = any(flag.key == "config" for flag in flags)
         self._is_shipped = comes_with_dfme(Path(locate(self._file))) is not None
         self._is_whole = (
-            recipe is not None or asks_to_resume(flags) or (self._typed_file and is_record(locate(self._file)))
+            is_record(locate(self._file)) if self._typed_file else recipe is not None or asks_to_resume(flags)
         )
         self._is_own = self._typed_file and not (self._is_whole or self._is_shipped)
         self._content = {name: value for name, value in content.items() if name not in inputs.ignored}

@@ -6,7 +6,14 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dfme.benchmarks.compare.checks import ELSEWHERE, directory_of, elsewhere_problems, own_problems, require_same
+from dfme.benchmarks.compare.checks import (
+    ELSEWHERE,
+    directory_of,
+    elsewhere_problems,
+    own_problems,
+    require_same,
+)
+from dfme.benchmarks.compare.engines import EXTRAS
 from dfme.benchmarks.compare.plan import OPTIONS, ComparisonPlan, cells_of, own_options
 from dfme.benchmarks.compare.rows import parted, row_contents
 from dfme.benchmarks.options import CompareConfig
@@ -64,6 +71,8 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
     typed = [flag for flag in flags if flag.key != "config"]
     file, content = read_recipe(flags, _recipe)
     rows, overrides, written, shared = parted(file, tidy(content), OWN)
+    if "engine_options" in written:  # hosts to connect to, and what runs there
+        raise UserError(f"{file}: engine_options: say --engine-options on the command line; a file cannot")
     config = _own(file, written, [flag for flag in typed if flag.key in OWN], tuple(rows))
     given = split_flags([Flag(*pair).word for pair in overrides.items()])  # as each cell will read them
     # What were flags is now a file's to say, which for these is a record or a wish.
@@ -82,7 +91,10 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
     overrides = wished | {flag.key: "true" if flag.text is None else flag.text for flag in flags}
     paper = {**own_options(config, list(contents)), "rows": rows, "overrides": overrides} | shared
     cells = cells_of(jobs, config.seeds, [parse_count(text) for text in config.budgets], out)
-    plan = ComparisonPlan(out, config.student_steps, config.jobs, cells, paper, ("python", "run.py", "compare", *words))
+    at_once = config.jobs or (len(cells) if config.engine in EXTRAS else 1)
+    engine = config.engine, dict(text.split("=", 1) for text in config.engine_options), config.retries
+    command = ("python", "run.py", "compare", *words)
+    plan = ComparisonPlan(out, config.student_steps, at_once, cells, paper, command, *engine)
     require_same(plan)
     return plan
 

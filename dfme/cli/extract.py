@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pydantic.dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from dfme.config.fields import CONFIG, Basic
 from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, Job
 from dfme.run.checks import find_problems
+from dfme.run.directory import is_run
 from dfme.run.job import document, resume_command
 from dfme.run.recipes import fitted
 
@@ -47,7 +49,7 @@ def run(words: Sequence[str]) -> int:
         print(header(document(job)), file=sys.stderr, flush=True)
     from dfme.run.build import run_job
 
-    result = run_job(job, resume=job.config.resume, announced=waited_for)
+    result = run_job(job, resume=bool(job.config.resume), announced=waited_for)
     if result.finished:
         return 0
     print(
@@ -66,11 +68,14 @@ def parse_extract(words: Sequence[str], recipe: Recipe | None = None) -> Job:
 
 
 def _job(asked: Arguments, of_a_cell: bool = False) -> Job:
-    job = asked.job(asked.settings(ExtractConfig))
+    config = asked.settings(ExtractConfig)
+    if config.resume == "auto" and config.out:
+        config = replace(config, resume=is_run(config.out))
+    job = asked.job(config)
     if of_a_cell:  # a comparison's, which have budgets of their own
         asked.finish(find_problems(job))
         return job
-    planned = job.config.resume and asked.settings(ExtractOptions).dry_run
+    planned = bool(job.config.resume) and asked.settings(ExtractOptions).dry_run
     resumed = [Problem("dry_run", "expected no --resume with it, which goes on with what is planned")] * planned
     priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
     job = fitted(job)

@@ -10,6 +10,7 @@ from typing import Any
 from dfme.cli.flags import Flag, last_text
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
+from dfme.run.directory import is_run
 from dfme.run.job import DEFAULT_RECIPE, locate
 
 Recipe = tuple[str, dict[str, Any]]
@@ -27,8 +28,11 @@ def default_recipe(flags: Sequence[Flag]) -> Path | None:
 
 
 def asks_to_resume(flags: Sequence[Flag]) -> bool:
-    """Whether --resume is given and not as false."""
-    return any(flag.key == "resume" and flag.text in (None, "true", "True", "yes") for flag in flags)
+    """Whether --resume is given and not as false; as auto, whether --out holds a run."""
+    given = [flag.text for flag in flags if flag.key == "resume"]
+    return any(text in (None, "true", "True", "yes") for text in given) or (
+        "auto" in given and is_run(last_text(flags, "out") or "")
+    )
 
 
 def resumed(flags: Sequence[Flag], file: str, directory: str, expected: str) -> Path:

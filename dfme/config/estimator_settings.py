@@ -8,6 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from dfme.config.fields import CONFIG, Basic, Count, Positive, ShareAboveZero
 
+ArithmeticName = Literal["ieee", "tf32", "auto"]
 ObjectiveName = Literal["student", "l1", "kl"]
 
 
@@ -22,6 +23,9 @@ class EstimatorConfig:
     objective: ObjectiveName = "student"
     """what the generator drives apart: student (the student's own loss), l1 or kl; kl survives rounded answers, where
     l1's differences are mostly hidden"""
+    arithmetic: ArithmeticName = "ieee"
+    """of the student's part of a difference, on a GPU: ieee (fp32), tf32 (faster, and noise unless the step is long) or
+    auto (tf32 while it keeps 95 % of ieee's correlation with true slopes, measured in the run without a query)"""
     directions: Count = 1
     """random directions per image of the estimate (m)"""
     step: Basic[Positive | Literal["auto"]] = 1e-3

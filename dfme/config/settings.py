@@ -220,8 +220,8 @@ class ExtractConfig:
     """seed of everything random"""
     out: Basic[str | None] = None
     """run directory; by default a free name under runs/"""
-    resume: Basic[bool] = False
-    """go on with the run in --out"""
+    resume: Basic[bool | Literal["auto"]] = False
+    """go on with the run in --out; auto: if there is one, else begin it"""
     until_agreement: Annotated[float, Field(gt=0, le=0.99)] | None = None
     """end the run once student and teacher agree, with 95% confidence, on this share of the queries that are then held
     back from training; none: spend the whole budget"""
@@ -239,6 +239,8 @@ class ExtractConfig:
     """on a GPU only kernels that give the same bits every time, as a CPU's do anyway"""
     checkpoint_seconds: NotNegative = 60.0
     """least time between two checkpoints, in seconds"""
+    fsync: bool = False
+    """wait for the disk before a request is sent and before its answer is used, for a power cut or a lost node"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """learning-rate schedule"""
     student: StudentConfig = field(default_factory=StudentConfig)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dfme.compute import evaluating, held_to
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
+from dfme.estimators.arithmetic import OwnArithmetic
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight import (
@@ -63,6 +64,7 @@ class ApproximateGradients:
         self.distance = self._own_distance = students.distance
         self._spec, self._label_mode, self._seed = spec, label_mode, seed
         self._generator, self._student = generator, students.net
+        self.arithmetic = OwnArithmetic(settings.arithmetic, next(self._student.parameters()).device)
         self._features_BFHW: Tensor | None = None
         self._estimator: Estimator | None = None
         if not needs_preflight(settings):
@@ -91,21 +93,21 @@ class ApproximateGradients:
         ``reuse``: the student pays for the answers at the points themselves.
         """
         if self._estimator is not None:
-            return ()
+            return self.arithmetic.lines()
 
         def value_of(objective: ObjectiveName) -> Callable[[Tensor, Tensor], Tensor]:
-            return partial(disagreement, self._distance_of(objective))
+            return self.arithmetic.value(partial(disagreement, self._distance_of(objective)))
 
         with evaluating(self._student):
             finding = run_preflight(channel, self._generator, value_of, self.settings, rng)
         self._settle(choose(self.settings, finding, self._spec, reuse))
         warned = warning(finding, self.settings)
-        return (*explain(finding, self.settings), *([warned] if warned else []))
+        return (*self.arithmetic.lines(), *explain(finding, self.settings), *([warned] if warned else []))
 
     def __call__(self, objective: Objective, gen_op: Tensor, rng: torch.Generator) -> Estimate:
         """Estimate d objective / d gen_op for every image by itself; ``gen_op`` (B, C, H, W) carries no graph."""
         objective = dataclasses.replace(objective, features_BFHW=self._features_BFHW)
-        return self.estimator.estimate(objective, gen_op, rng)
+        return self.arithmetic.estimate(self.estimator, objective, gen_op, rng)
 
     def metrics(self, objective: Objective, gen_op: Tensor, estimate: Estimate) -> Metrics:
         """What an estimate that was paid for shows of itself; a function is called when somebody reads it."""
@@ -122,7 +124,8 @@ class ApproximateGradients:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return {"settings": dataclasses.asdict(self.settings), "estimator": self.estimator.state_dict()}
+        parts = {"estimator": self.estimator.state_dict(), "arithmetic": self.arithmetic.state_dict()}
+        return {"settings": dataclasses.asdict(self.settings), **parts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Of the settings only what the pre-flight check chose is taken up; the rest is the configuration's."""
@@ -131,6 +134,8 @@ class ApproximateGradients:
             chosen = {name: held_to(1.0 if name == "step" else "", state["settings"][name], name) for name in names}
             self._settle(dataclasses.replace(default_settings(self.settings, self._spec), **chosen))
         self.estimator.load_state_dict(state["estimator"])
+        if self.settings.arithmetic == "auto":  # else there is nothing to go on with, as in a checkpoint of 0.7.0
+            self.arithmetic.load_state_dict(state["arithmetic"])
 
     def _settle(self, settings: EstimatorConfig) -> None:
         if settings.direction == "range" and self._estimator is None:

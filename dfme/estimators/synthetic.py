@@ -17,7 +17,6 @@ from dfme.compute import held_to, take_up
 from dfme.errors import RunError, UserError
 from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
 from dfme.estimators.spaces import Squash
-from dfme.precision import ieee_fp32
 from dfme.spec import ImageSpec, Shape
 from dfme.students.optimizers import ScheduledOptimizer
 
@@ -70,14 +69,12 @@ class Synthetic:
             return Estimate(self.predict(objective, point_BCHW), nothing_B, nothing_B.new_empty(len(nothing_B), 0), 0)
         estimate = self.inner.estimate(objective, point_BCHW, rng)
         if self._every > 1:  # else nothing is ever predicted
-            with ieee_fp32():
-                self._predictor.learn(self._inputs(objective, point_BCHW), estimate.grad_BCHW, rng)
+            self._predictor.learn(self._inputs(objective, point_BCHW), estimate.grad_BCHW, rng)
         return estimate
 
     def predict(self, objective: ImageFunction, point_BCHW: Tensor) -> Tensor:
         """What the network says the gradient is, (B, C, H, W); of the objective it looks at ``scores`` alone."""
-        with ieee_fp32():
-            prediction_BCHW = self._predictor.predict(self._inputs(objective, point_BCHW))
+        prediction_BCHW = self._predictor.predict(self._inputs(objective, point_BCHW))
         return prediction_BCHW.to(point_BCHW.dtype)
 
     def state_dict(self) -> dict[str, Any]:

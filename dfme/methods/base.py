@@ -159,6 +159,10 @@ class Method(ABC):
         """
         return ()
 
+    def news(self) -> tuple[str, ...]:
+        """What the method decided by itself since it was last asked, in lines for the user."""
+        return ()
+
     def step(self) -> Metrics:
         """One iteration, which pays for exactly ``cost`` images. Names of metrics are those of ``report.metrics``."""
         return self.pay_in_batches(self.cost)

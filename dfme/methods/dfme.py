@@ -124,7 +124,11 @@ class Dfme(Method):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"estimator": dataclasses.asdict(self.approximate_gradients.settings)}
+        used = self.approximate_gradients
+        return {"estimator": dataclasses.asdict(used.settings) | used.arithmetic.facts}
+
+    def news(self) -> tuple[str, ...]:
+        return self.approximate_gradients.arithmetic.news()
 
     def prepare(self) -> tuple[str, ...]:
         """Settle the estimator's settings, where they are left to the pre-flight check."""

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from dfme.compute import evaluating
-from dfme.precision import ieee_fp32
 
 
 def predict(nets: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:
     """The scores (E, B, K) of every net in eval mode, with their graph."""
-    with ExitStack() as stack, ieee_fp32():
+    with ExitStack() as stack:
         for net in nets:
             stack.enter_context(evaluating(net))
         return torch.stack([net(x_BCHW) for net in nets]).float()

@@ -10,7 +10,8 @@ A checkpoint holds the place of the next record (``state_dict``). A journal open
 records from there on: the answers that were paid and used since, in order. Segments that neither the last
 checkpoint nor the one before needs are deleted when the next segment begins.
 
-Records survive the death of the process at any instant (SIGKILL); a power cut may lose the last of them.
+Records survive the death of the process at any instant (SIGKILL); a power cut may lose the last of them, unless
+each is waited for until it is on the disk (``fsync``).
 """
 
 from __future__ import annotations
@@ -79,12 +80,12 @@ class Journal:
     """The answers of one run in ``folder``, first to be read again, then to be added to.
 
     ``state``: from a checkpoint's ``state_dict``; without one, reading starts at the very first record.
-    Raises RunError for damaged, missing or unwritable segments;
-    a last record that a kill tore is cut off.
+    ``fsync``: a record is on the disk when ``append`` returns. Raises RunError for damaged, missing or unwritable
+    segments; a last record that a kill tore is cut off.
     """
 
-    def __init__(self, folder: Path, state: dict[str, int] | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, state: dict[str, int] | None = None, fsync: bool = False) -> None:
+        self.folder, self._fsync = folder, fsync
         self._start = self._place = RecordPosition(**state) if state else RecordPosition(0, 0)
         self._file: AppendFile | None = None
         make_folder(folder)
@@ -165,7 +166,7 @@ class Journal:
 
     def _open(self, end: RecordPosition) -> None:
         self._place = end
-        self._file = AppendFile(self._path(end.segment), end.offset)
+        self._file = AppendFile(self._path(end.segment), end.offset, self._fsync)
 
     def _read(self, start: RecordPosition) -> Iterator[tuple[Record, RecordPosition]]:
         """Every record from ``start`` on and the place after it; then open the last segment for more."""

@@ -47,7 +47,7 @@ class Ledger:
     """Counts images by purpose and refuses what would exceed ``budget`` (images, at least 1).
 
     ``path``: the file; without one nothing is written. ``state``: from a checkpoint's ``state_dict``. ``facts``: what
-    the teacher is, plain JSON, for the file's first line.
+    the teacher is, plain JSON, for the file's first line. ``fsync``: a line is on the disk when it counts.
 
     ``spent``: images charged; ``position``: number of the last charge that is counted; ``teacher``: the facts on
     record; ``stretches``: when the run began, went on and ended, and with how many threads. Raises UserError for a
@@ -61,6 +61,7 @@ class Ledger:
         path: Path | None = None,
         state: dict[str, Any] | None = None,
         facts: Mapping[str, Any] | None = None,
+        fsync: bool = False,
     ) -> None:
         if budget < 1:
             raise UserError(f"--budget: expected at least 1 image, got {budget}")
@@ -87,7 +88,7 @@ class Ledger:
         self.reasons = history.reasons
         self.failed: int = state["failed"]
         self._check = history.check
-        self._file = None if path is None else AppendFile(path, history.size)
+        self._file = None if path is None else AppendFile(path, history.size, fsync)
 
     @property
     def budget(self) -> int:

@@ -36,8 +36,8 @@ CHARGED: tuple[Purpose, ...] = tuple(purpose for purpose in PURPOSES if purpose 
 TOLD_ONLY = ("target", "adapter", "source")
 """Facts that follow from others, or that may change: code of one's own is mended when a teacher fails."""
 
-ADDED = ("class_names", "version")
-"""Facts that the ledgers of 0.6.0 do not have of every teacher."""
+ADDED = ("class_names", "version", "precision")
+"""Facts that the ledgers of 0.6.0 or 0.7.0 do not have of every teacher."""
 
 MAX_SHOWN = 200
 """Letters shown of what is wrong with a line."""

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from dfme.compute import evaluating, on_accelerator
 from dfme.config.settings import QueriesConfig
 from dfme.nets.generators import DrawImages, GeneratorNet
-from dfme.precision import ieee_fp32
 from dfme.queries.evolution import Evolution
 from dfme.queries.selection import choose
 from dfme.randomness import Streams
@@ -103,5 +102,5 @@ class QuerySampler:
         return torch.stack([self._scores_of(net, x_NCHW) for net in self._students])
 
     def _scores_of(self, net: nn.Module, x_NCHW: Tensor) -> Tensor:
-        with evaluating(net), ieee_fp32():
+        with evaluating(net):
             return torch.cat([net(part) for part in x_NCHW.split(CHUNK)]).float()

@@ -29,6 +29,7 @@ from dfme.errors import DfmeError, UserError
 from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.run import recipes
 from dfme.run.checks import check
+from dfme.run.directory import is_run
 from dfme.spec import LabelMode
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def extract(
     device: str = "auto",
     precision: Literal["fp32", "bf16"] = "fp32",
     until_agreement: float | None = None,
-    resume: bool = False,
+    resume: bool | Literal["auto"] = False,
     progress: bool = False,
     callback: Callable[[int, dict[str, float]], object] | None = None,
 ) -> Result:
@@ -91,8 +92,8 @@ def extract(
     a class of one's own, ``student`` (or its ``arch``) and ``method_options["generator"]`` a torch module, of which a
     copy is trained, or what makes one (docs/extending.md). ``callback(queries, metrics)`` hears every line of
     metrics.jsonl; where it returns True the run stops, where it raises too, and all that is paid is kept: call again
-    with ``resume=True`` to go on. The result has the ``student`` (a torch module), the ``summary`` (that of
-    summary.json), the ``metrics`` and the ``run_dir``.
+    with ``resume=True`` to go on, or with "auto", which begins where ``out`` holds no run yet. The result has the
+    ``student`` (a torch module), the ``summary`` (that of summary.json), the ``metrics`` and the ``run_dir``.
     What is not given is as in ``recipe``, one of dfme's by its name (``frugal``, ``paper``...) and by default the
     method's; a resumed run keeps its own.
 
@@ -102,7 +103,8 @@ def extract(
     """
     name, described, own = _name_of_method(method), _mapping(student, "arch"), _mapping(method_options)
     nets = {**_handed_over(described, "arch", "student.arch"), **_handed_over(own, "generator", "method.generator")}
-    examined, handed_over = _evaluation(evaluation)
+    examined, images = _evaluation(evaluation)
+    resume = is_run(out) if resume == "auto" and out else resume
     below = _below(recipe, name, Path(out) / "config.yaml" if resume and out else None)
     settings = {
         **({} if budget is None else {"budget": budget}),
@@ -129,7 +131,7 @@ def extract(
     job = _job(below, given, stated, nets)
     from dfme.run.build import run_job
 
-    return run_job(job, teacher=teacher, resume=resume, console=progress, callback=callback, evaluation=handed_over)
+    return run_job(job, teacher=teacher, resume=bool(resume), console=progress, callback=callback, evaluation=images)
 
 
 def _name_of_method(method: object) -> str | None:

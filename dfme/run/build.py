@@ -177,7 +177,7 @@ def open_run(
 
     def open_record(space: int = 0) -> tuple[RunDirectory, dict[str, Any], Oracle]:
         directory, state = open_directory(job, resume, space)
-        held.enter_context(directory)
+        notes.extend(filter(None, [held.enter_context(directory).lock.note]))
         with fitting(directory.checkpoint) if state else nullcontext():
             oracle = build_oracle(job, teacher, directory, state["oracle"] if state else {}, deferred, facts, begin)
         held.callback(oracle.close)
@@ -258,10 +258,10 @@ def build_oracle(
     if state:
         counted = held_to(Ledger(1).state_dict(), state["ledger"], "ledger")
         place = state["journal"] and held_to(RecordPosition(0, 0)._asdict(), state["journal"], "journal")
-    ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts)
+    ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts, job.config.fsync)
     begin(ledger)
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
-    journal = None if on_gpu and job.teacher.kind in KINDS else Journal(directory.journal, place)
+    journal = None if on_gpu and job.teacher.kind in KINDS else Journal(directory.journal, place, job.config.fsync)
     oracle = Oracle(teacher, ledger, journal, deferred)
     if state:
         oracle.take_up_answered(state.get("answered"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -13,8 +12,7 @@ from typing import Any
 from dfme.config.yaml_files import sealed
 from dfme.errors import RunError, UserError
 from dfme.files import remove, write_text
-
-LOCK = ".lock"
+from dfme.run.lock import LOCK, DirectoryLock
 
 TRACES = (LOCK, "config.yaml.tmp")
 """What a process killed before its config.yaml was whole may have left: not a run, and in nobody's way."""
@@ -54,7 +52,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         self.samples = path / "samples"
         self.summary = path / "summary.json"
         self.report = path / "report.html"
-        self._lock = acquire_lock(path)
+        self.lock = DirectoryLock(path)
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
@@ -64,12 +62,15 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
             taken = holds_something(path)
         except OSError as error:
             raise UserError(f"--out {path}: cannot create the run directory: {error.strerror}") from error
-        if taken:
-            raise UserError(
-                f"--out {path}: expected a new or empty directory, got one with files; "
-                "add --resume to go on with its run, or choose another --out"
-            )
-        return cls(path)
+        if not taken or os.path.lexists(path / LOCK):  # one that is in use is said to be so
+            directory = cls(path)
+            if not holds_something(path):
+                return directory
+            directory.close()
+        raise UserError(
+            f"--out {path}: expected a new or empty directory, got one with files; "
+            "add --resume to go on with its run, or choose another --out"
+        )
 
     @classmethod
     def open_for_resume(cls, path: Path) -> RunDirectory:
@@ -102,15 +103,6 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         """Whether there is a checkpoint; a run killed before its first starts again from its journal."""
         return os.path.lexists(self.checkpoint) or os.path.lexists(self.previous_checkpoint)
 
-    def require_space(self, needed: int) -> None:
-        """Raise UserError if fewer than ``needed`` bytes are free."""
-        free = shutil.disk_usage(self.path).free
-        if free < needed:
-            asked, found = f"{needed / 1e6:.1f} MB", f"{free / 1e6:.1f} MB"
-            raise UserError(
-                f"--out {self.path}: expected {asked} of free space, got {found}; free some or choose another --out"
-            )
-
     def write_config(self, text: str) -> None:
         """Write config.yaml and its last line, whole or not at all. Raises RunError where the disk refuses."""
         begun = os.path.relpath(Path.cwd(), self.path.resolve())
@@ -126,38 +118,25 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     def close(self) -> None:
         """Give the lock back; closing twice is no error."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self.lock.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
 
+def require_space(path: Path, needed: int) -> None:
+    """Raise UserError if fewer than ``needed`` bytes are free for a directory, there or to be made."""
+    free = shutil.disk_usage(next(folder for folder in (path, *path.absolute().parents) if folder.exists())).free
+    if free < needed:
+        asked, found = f"{needed / 1e6:.1f} MB", f"{free / 1e6:.1f} MB"
+        raise UserError(f"--out {path}: expected {asked} of free space, got {found}; free some or choose another --out")
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether a directory holds a run that can be gone on with."""
+    return os.path.isfile(Path(path) / "config.yaml")
+
+
 def holds_something(path: Path) -> bool:
     """Whether a directory holds anything but what a run killed at its very beginning leaves."""
     return any(entry.name not in TRACES for entry in path.iterdir())
-
-
-def acquire_lock(path: Path) -> int:
-    """The file descriptor of a directory's lock. The system frees it when its process ends: no lock is ever stale.
-
-    Raises UserError if another process holds it, or the directory cannot be written.
-    """
-    fd = -1
-    try:
-        fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-    except BlockingIOError as error:
-        holder = os.read(fd, 20).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise UserError(
-            f"--out {path}: in use by process {holder}; wait for it to end, stop it, or choose another --out"
-        ) from error
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-        raise UserError(f"--out {path}: cannot write to the run directory: {error.strerror}") from error
-    return fd

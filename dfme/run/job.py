@@ -33,7 +33,7 @@ SAID_BY_THE_USER = ("teacher.authorised_by", "teacher.api_key_env", "teacher.all
 """Of a service, these count from the command line of who runs it; in a file they are a record, or a wish."""
 
 MAY_CHANGE_ON_RESUME = (
-    *("recipe", "out", "resume", "budget", "checkpoint_seconds", "wandb", "evaluation.download"),
+    *("recipe", "out", "resume", "budget", "checkpoint_seconds", "fsync", "wandb", "evaluation.download"),
     *SAID_BY_THE_USER,
     *(f"teacher.{name}" for name in ("price_per_1000", "api_key_header", "ca_file")),
     *(f"teacher.{name}" for name in ("in_flight", "timeout", "attempts", "patience")),
@@ -42,7 +42,8 @@ MAY_CHANGE_ON_RESUME = (
 """Keys that may change between a run and its resumption: they do not decide what a query or a weight is."""
 
 
-ADDED = {"method.generator": "auto", "graphs": False, "deterministic": False}
+ADDED: dict[str, object] = {"method.generator": "auto", "graphs": False, "deterministic": False}
+ADDED |= {"estimator.arithmetic": "ieee", "teacher.precision": "auto"}
 """Options that 0.6.0 or 0.7.0 did not have, with the values at which a run is what it was."""
 
 

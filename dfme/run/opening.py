@@ -9,7 +9,7 @@ from typing import Any
 from dfme.config.settings import Job
 from dfme.config.yaml_files import dump_yaml
 from dfme.run.checkpoint import load_checkpoint
-from dfme.run.directory import RunDirectory
+from dfme.run.directory import RunDirectory, require_space
 from dfme.run.job import document
 
 
@@ -23,7 +23,7 @@ def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, di
     try:
         if resume:
             return directory, load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
-        directory.require_space(space)
+        require_space(out, space)
         directory.write_config(recipe(job))
     except BaseException:
         directory.close()

@@ -79,7 +79,7 @@ def plan(job: Job) -> str:
         held.callback(getattr(teacher, "close", lambda: None))
         require_answers_fit(job.method, teacher)
         data, pool, nets, needed = build_parts(job, teacher, device, always=True)
-        method = _method(job, teacher, nets, pool)
+        method = method_of(job, teacher, nets, pool)
         evaluated = 0 if data is None else len(data)
         spent = spending(job, teacher, method, evaluated, 1 if data is None else evaluation_batch(data.images))
         rows = [
@@ -95,7 +95,7 @@ def plan(job: Job) -> str:
     return "\n".join(["plan: the teacher was asked no image, nothing was written", *shown])
 
 
-def _method(job: Job, teacher: Teacher, nets: Nets, pool: ImageSource | None) -> Method:
+def method_of(job: Job, teacher: Teacher, nets: Nets, pool: ImageSource | None) -> Method:
     """The method as it begins, on a ledger of its own; what a check would choose is chosen."""
     job = replace(job, estimator=drafted(job.estimator, teacher.spec))
     oracle = Oracle(teacher, Ledger(int(job.config.budget)))

@@ -134,7 +134,9 @@ class Run:
         return self.deliver(finished)
 
     def look(self) -> None:
-        """Warn once, while most of the budget is left, if the answers that were paid for show only one class."""
+        """Say what the method decided; warn once, while most of the budget is left, if paid answers show one class."""
+        for line in self.method.news():
+            self.recorder.note(line)
         if not self.looked and self.oracle.ledger.share >= EARLY_SHARE:
             self.looked = True
             for line in query_warnings(self.classified(), " so far"):

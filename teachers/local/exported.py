@@ -49,7 +49,8 @@ def load_pt2(options: Pt2Options, config: TeacherConfig, device: torch.device) -
         raise UserError(f"{path}: was exported in training mode; export it again after eval()")
     channels, height, width = (size if isinstance(size, int) else None for size in image.shape[1:])
     least, most = _range(exported, image.shape[0])
-    program = Program(path.name, exported.module(), (channels, height, width), image.dtype, least, most, device)
+    axes = channels, height, width
+    program = Program(path.name, exported.module(), axes, image.dtype, least, most, device, options.precision)
     return make_program_teacher(program, options.answers, config)
 
 
@@ -74,7 +75,8 @@ def load_torchscript(options: TorchScriptOptions, config: TeacherConfig, device:
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             return module(x_BCHW)
 
-    program = Program(path.name, run, dtype=floats[0] if floats else torch.float32, device=device)
+    dtype = floats[0] if floats else torch.float32
+    program = Program(path.name, run, dtype=dtype, device=device, precision=options.precision)
     return make_program_teacher(program, options.answers, config)
 
 

@@ -71,7 +71,7 @@ def load_huggingface(options: HuggingFaceOptions, config: TeacherConfig, device:
     model = _load(folder)
     classes = agreed_classes(config.num_classes, model.config.num_labels, f"the labels of {CONFIG} are", CONFIG)
     spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
-    teacher = TorchTeacher(_Logits(model), spec, classes, LOGITS, *scale, device, config.max_batch)
+    teacher = TorchTeacher(_Logits(model), spec, classes, LOGITS, *scale, device, config.max_batch, options.precision)
     first_look(str(folder), teacher, spec)
     teacher.class_names = tuple(name for _, name in sorted(model.config.id2label.items()))
     return teacher

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
+from dfme.precision import arithmetic
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.label_modes import as_classes
 from dfme.teachers.local.checks import agreed, agreed_classes, as_text, first_line
 from dfme.teachers.local.pytorch import Normalise
+from dfme.teachers.options import TeacherPrecision
 
 Axes = tuple[int | None, int | None, int | None]
 
@@ -30,6 +32,7 @@ class Program:
 
     ``run`` takes images (B, C, H, W) of ``dtype`` on ``device``, from ``least`` to ``most`` of them, and
     answers scores (B, K). ``axes`` are C, H and W, None where any size goes. ``source`` names it in messages.
+    ``precision``: what PyTorch runs it in, if PyTorch does.
     """
 
     source: str
@@ -39,6 +42,7 @@ class Program:
     least: int = 1
     most: int | None = None
     device: torch.device = CPU
+    precision: TeacherPrecision = "auto"
 
 
 class ProgramTeacher:
@@ -65,7 +69,7 @@ class ProgramTeacher:
     def raw(self, images: Tensor) -> Tensor:
         """The program's own answer, one row per image. UserError where it is no tensor with a row for each."""
         batch, least = len(images), self._program.least
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+        with torch.no_grad(), arithmetic(self._program.precision, self.device):
             x_BCHW = self._pixels(images.detach().to(self.device))
             if batch < least:
                 x_BCHW = torch.cat([x_BCHW, x_BCHW[-1:].expand(least - batch, -1, -1, -1)])

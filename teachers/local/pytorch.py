@@ -15,13 +15,14 @@ from dfme.nets.files import on_meta_device, state_dict_problems
 from dfme.nets.footprint import peak_bytes
 from dfme.nets.infer import Guess, infer_net
 from dfme.nets.torchvision_nets import torchvision_net
+from dfme.precision import arithmetic
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.label_modes import as_classes, reveal
 from dfme.teachers.local.card import Card
 from dfme.teachers.local.checks import agreed, agreed_classes
 from dfme.teachers.local.model_folder import given_scale
 from dfme.teachers.local.weights import State, load_into, read_weights, require_fit
-from dfme.teachers.options import TorchOptions
+from dfme.teachers.options import TeacherPrecision, TorchOptions
 
 LOGITS = LabelMode("logits")
 SAYS, ORIGIN = "the weights are for", "the weights"
@@ -62,8 +63,9 @@ class Normalise:
 class TorchTeacher:
     """A network from images to logits, behind the same call as every teacher.
 
-    It moves the network to ``device`` and keeps it in eval mode; answers lie there, without autograd, and in fp32
-    even under autocast. A network with one output is a binary classifier that gives the logit of class 1.
+    It moves the network to ``device``, on CUDA channels-last, and keeps it in eval mode; answers lie there, without
+    autograd, in fp32. ``precision`` is what they are computed in, whoever asks (``LocalOptions``). A network with one
+    output is a binary classifier that gives the logit of class 1.
     ``inferred``: what was taken from the weights and not from somebody's words, each with the flag to say it by.
     """
 
@@ -80,6 +82,7 @@ class TorchTeacher:
         std: tuple[float, ...] | None = None,
         device: torch.device | str = "cpu",
         max_batch: int | None = None,
+        precision: TeacherPrecision = "auto",
     ) -> None:
         self.spec = spec
         self.num_classes = num_classes
@@ -87,12 +90,16 @@ class TorchTeacher:
         self.device = torch.device(device)
         self.max_batch = max_batch
         self.class_names: tuple[str, ...] | None = None
+        self.precision = precision
         self.network = module.to(self.device).eval()
+        if self.device.type == "cuda":  # of weights only those of convolutions have the four axes it is about
+            self.network.to(memory_format=torch.channels_last)
         self._normalise = Normalise(mean, std, spec.shape[0], self.device)
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            return reveal(self.logits(images.to(self.device)), LOGITS, self.label_mode)
+        with torch.no_grad(), arithmetic(self.precision, self.device):
+            logits_BK = self.logits(images.to(self.device))
+            return reveal(logits_BK.float() if self.precision == "bf16" else logits_BK, LOGITS, self.label_mode)
 
     def peak_bytes(self, images: int) -> int | None:
         """Bytes that a call with so many images takes, where that can be told."""
@@ -136,7 +143,7 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     load_into(module, state, source=source)
     mean, std = given_scale(config) or (card.mean, card.std)
     spec = ImageSpec(shape, config.bounds or card.bounds or (0.0, 1.0), config.levels)
-    teacher = TorchTeacher(module, spec, num_classes, LOGITS, mean, std, device, config.max_batch)
+    teacher = TorchTeacher(module, spec, num_classes, LOGITS, mean, std, device, config.max_batch, options.precision)
     teacher.class_names, teacher.inferred = card.class_names, tuple(_inferred(teacher, arch, options, config, card))
     return teacher
 

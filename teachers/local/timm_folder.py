@@ -54,7 +54,7 @@ def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device)
     module = build()
     load_into(module, state, source=source_name)
     spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
-    teacher = TorchTeacher(module, spec, classes, LOGITS, *scale, device, config.max_batch)
+    teacher = TorchTeacher(module, spec, classes, LOGITS, *scale, device, config.max_batch, options.precision)
     first_look(str(folder), teacher, spec)
     names = model_config.get("label_names") or source.get("label_names")
     teacher.class_names = tuple(map(str, names)) if isinstance(names, list) and len(names) == classes else None

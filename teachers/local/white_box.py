@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
+from dfme.precision import arithmetic
 from dfme.spec import ImageSpec, LabelMode, Teacher
 from dfme.teachers.label_modes import restrict
 from dfme.teachers.local.pytorch import LOGITS, TorchTeacher, load_torch
@@ -26,14 +27,14 @@ class TorchWhiteBox:
     def __init__(self, teacher: TorchTeacher) -> None:
         self.spec = replace(teacher.spec, levels=None)
         self.num_classes = teacher.num_classes
-        self.device = teacher.device
+        self.device, self.precision = teacher.device, teacher.precision
         self._teacher = teacher
 
     def logits(self, x_NCHW: Tensor) -> Tensor:
         return self._teacher.logits(x_NCHW.to(self.device))
 
     def as_seen(self, levels: int | None, mode: LabelMode, arithmetic: Arithmetic = nullcontext) -> Teacher:
-        """UserError for a mode that the network's classes do not allow."""
+        """In ``arithmetic``, unless the owner says in which. UserError for a mode that the classes do not allow."""
         return restrict(_BehindApi(self, replace(self.spec, levels=levels), arithmetic), mode)
 
 
@@ -50,7 +51,8 @@ class _BehindApi:
         self._arithmetic = arithmetic
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        with torch.no_grad(), self._arithmetic():
+        own = self._box.precision
+        with torch.no_grad(), self._arithmetic() if own == "auto" else arithmetic(own, self.device):
             return self._box.logits(images).float()
 
 

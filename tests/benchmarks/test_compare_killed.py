@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dfme.benchmarks.compare import processes
-from dfme.run.directory import acquire_lock
 from dfme.run.job import PROJECT
+from dfme.run.lock import DirectoryLock
 
 pytestmark = pytest.mark.integration
 
@@ -51,11 +51,11 @@ def test_the_cells_of_a_killed_comparison_are_told_to_stop(tmp_path: Path) -> No
 
 
 def test_a_cell_waits_for_the_one_that_a_killed_comparison_left(tmp_path: Path) -> None:
-    lock = acquire_lock(tmp_path)
-    timer = threading.Timer(0.3, os.close, [lock])
+    lock = DirectoryLock(tmp_path)
+    timer = threading.Timer(0.3, lock.close)
     started = time.monotonic()
     timer.start()
     processes.free(tmp_path)
     timer.join()
     assert 0.2 < time.monotonic() - started < 10
-    os.close(acquire_lock(tmp_path))
+    DirectoryLock(tmp_path).close()

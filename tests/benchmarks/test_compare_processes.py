@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dfme.benchmarks.compare.processes import WorkerPool, last_line, threads_each
+from dfme.benchmarks.compare.engines.pool import WorkerPool
+from dfme.benchmarks.compare.processes import last_line, threads_each
 
 pytestmark = pytest.mark.integration
 
@@ -21,7 +22,8 @@ def sleeper(seconds: float) -> Callable[[float], subprocess.Popen[bytes]]:
 def test_no_more_than_so_many_run_at_once() -> None:
     begin, most = sleeper(0.1), []
 
-    def watched(task: float) -> subprocess.Popen[bytes]:
+    def watched(task: float, slot: int) -> subprocess.Popen[bytes]:
+        assert 0 <= slot < 2
         most.append(len(pool.running))
         return begin(task)
 
@@ -29,7 +31,7 @@ def test_no_more_than_so_many_run_at_once() -> None:
     ended: list[tuple[float, int]] = []
     seen: set[float] = set()
     watch = lambda: seen.update(pool.running)  # noqa: E731
-    pool.run([1, 2, 3, 4, 5], lambda task, code: ended.append((task, code)), lambda: False, watch)
+    pool.run([1, 2, 3, 4, 5], lambda task, code: bool(ended.append((task, code))), lambda: False, watch)
     assert seen == {1, 2, 3, 4, 5}
     assert sorted(ended) == [(task, 0) for task in (1, 2, 3, 4, 5)]
     assert max(most) == 1, "one was running when the second began, and never two when another did"
@@ -38,14 +40,14 @@ def test_no_more_than_so_many_run_at_once() -> None:
 def test_whatever_happens_no_process_is_left_behind() -> None:
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(task: int) -> subprocess.Popen[bytes]:
+    def begin(task: int, slot: int) -> subprocess.Popen[bytes]:
         if task == 2:
             raise OSError("no more processes")
         started.append(sleeper(60)(0))
         return started[-1]
 
     with pytest.raises(OSError, match="no more processes"):
-        WorkerPool(begin, 2).run([1, 2], lambda task, code: None, lambda: False)
+        WorkerPool(begin, 2).run([1, 2], lambda task, code: False, lambda: False)
     assert started[0].poll() is not None
 
 

@@ -34,7 +34,7 @@ def test_a_teacher_without_a_recipe_has_the_general_one() -> None:
     job = parse("--teacher.checkpoint weights.pt")
     assert job.config == general()
     assert job.method_config == DfmeConfig()
-    assert job.teacher_options == {"checkpoint": "weights.pt", "arch": None}
+    assert job.teacher_options == {"precision": "auto", "checkpoint": "weights.pt", "arch": None}
     assert parse("--teacher torch --teacher.checkpoint weights.pt") == job
 
 

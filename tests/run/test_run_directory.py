@@ -13,7 +13,7 @@ from damage import file_size_limit
 
 from dfme.errors import RunError, UserError
 from dfme.run.checkpoint import save_checkpoint
-from dfme.run.directory import RunDirectory
+from dfme.run.directory import RunDirectory, require_space
 
 HOLDER = """
 import sys, time
@@ -125,7 +125,6 @@ def test_the_summary_is_whole_or_absent(tmp_path: Path) -> None:
 
 
 def test_space_is_asked_for_in_words(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path)
-    run.require_space(1)
+    require_space(tmp_path, 1)
     with pytest.raises(UserError, match=r"expected 1000000000000.0 MB of free space, got [\d.]+ MB"):
-        run.require_space(10**18)
+        require_space(tmp_path / "to" / "be made", 10**18)

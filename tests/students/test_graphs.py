@@ -184,6 +184,6 @@ def test_arithmetic_is_part_of_the_form() -> None:
         graphed, _ = generators()
         for arithmetic in ("ieee", "tf32") * 5:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(graphs, "arithmetic", lambda name=arithmetic: (name,))
+                patch.setattr(graphs, "in_force", lambda name=arithmetic: (name,))
                 graphed(torch.zeros(4, 8))
         assert FakeGraph.captured == 2

@@ -37,6 +37,10 @@ def own_problems(config: CompareConfig, rows: Sequence[str]) -> Iterator[Problem
         if not _is_name(row):
             yield Problem("methods", f"expected names of letters, digits, _ - . and :, got {row!r}")
     yield from _list_problems("methods", config.methods or rows)
+    for text in config.engine_options:
+        if config.engine == "local" or not all(text.partition("=")):
+            wanted = "none with --engine local" if config.engine == "local" else "KEY=VALUE such as partition=gpu"
+            yield Problem("engine_options", f"expected {wanted}, got {text!r}")
     yield from _list_problems("seeds", config.seeds)
     yield from _list_problems("budgets", config.budgets, parse_count)
     yield from _list_problems("label_modes", config.label_modes, LabelMode.parse)

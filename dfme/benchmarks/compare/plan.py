@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class ComparisonPlan:
     """A comparison before it begins, its ``cells`` in the order in which they run.
 
     ``options`` is its own file of options, with the flags that were given; ``command`` are the words that asked for it.
+    ``jobs`` cells run at once, by ``engine`` with its options; one that is killed is begun again ``retries`` times.
     """
 
     out: Path
@@ -44,6 +45,9 @@ class ComparisonPlan:
     cells: tuple[Cell, ...]
     options: dict[str, Any]
     command: tuple[str, ...]
+    engine: str = "local"
+    engine_options: Mapping[str, str] = field(default_factory=dict)
+    retries: int = 3
 
     @property
     def name(self) -> str:
@@ -73,10 +77,29 @@ def cells_of(
     return tuple(cells)
 
 
+def rates_of(job: Job) -> dict[str, float]:
+    """The rates at which the job's service may be asked, as far as anybody says."""
+    rates = ("images_per_second", "requests_per_second")
+    return {name: job.teacher_options[name] for name in rates if job.teacher_options.get(name)}
+
+
+def as_asked(job: Job, sharing: int, away: bool) -> Job:
+    """The job of one of so many cells that ask a service at once (0: none do), which share its rates.
+
+    On other machines (``away``) its records wait for the disk. None of that decides a result.
+    """
+    if not sharing:
+        return job
+    shares = {name: rate / sharing for name, rate in rates_of(job).items()}
+    config = replace(job.config, fsync=job.config.fsync or away)
+    return replace(job, config=config, teacher_options={**job.teacher_options, **shares})
+
+
 def own_options(config: CompareConfig, rows: Sequence[str]) -> dict[str, Any]:
     """The comparison's own options in its file."""
     lists = {key: list(getattr(config, key)) for key in ("seeds", "budgets", "label_modes")}
-    return {"methods": list(rows), **lists, "student_steps": config.student_steps, "jobs": config.jobs}
+    single = {key: getattr(config, key) for key in ("student_steps", "jobs", "engine", "retries")}
+    return {"methods": list(rows), **lists, **single}
 
 
 def count_text(images: int) -> str:

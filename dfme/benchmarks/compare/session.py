@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import shlex
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from importlib import import_module
 
-import torch
-
+from dfme.benchmarks.compare.engines import ENGINES, EXTRAS, LOST, STOPPED, Task
+from dfme.benchmarks.compare.engines.pool import WorkerPool
 from dfme.benchmarks.compare.figures import read_figures
-from dfme.benchmarks.compare.plan import OPTIONS, Cell, ComparisonPlan
-from dfme.benchmarks.compare.processes import WorkerPool, cores, free, last_line, start, threads_each
+from dfme.benchmarks.compare.plan import OPTIONS, Cell, ComparisonPlan, as_asked
+from dfme.benchmarks.compare.processes import last_line
+from dfme.benchmarks.compare.rehearsal import rehearse
 from dfme.benchmarks.compare.rows import unequal
 from dfme.benchmarks.compare.table import ComparisonResult, Outcome, as_json, markdown, overview
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import DfmeError, UserError
 from dfme.files import make_folder, write_text
 from dfme.methods import find_method
-from dfme.oracle.ledger import Ledger
-from dfme.oracle.oracle import Oracle
 from dfme.report.console import duration, teacher_name
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
-from dfme.run.build import build_teacher
-from dfme.run.directory import acquire_lock
-from dfme.run.evaluation import evaluation_images
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash, document, resume_command, said_by_the_user
+from dfme.run.lock import DirectoryLock
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
 
@@ -50,12 +45,17 @@ def compare(plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None],
         TeacherError: from a teacher that does not answer.
     """
     session = Session(plan, not_applicable(plan.cells), line)
-    session.check_teacher()
+    session.rehearse()
     command = resume_command(plan.out, plan.cells[0].job, "compare")
+    if plan.engine_options:  # which no file keeps
+        said = ",".join(f"{name}={value}" for name, value in plan.engine_options.items())
+        command += f" --engine-options {shlex.quote(said)}"
     again = f"stopped; all that was paid is kept; go on with:\n  {command}"
     make_folder(plan.out / "cells")
-    lock = acquire_lock(plan.out)
+    lock = DirectoryLock(plan.out)
     try:
+        if lock.note:
+            line.note(lock.note)
         write_text(plan.out / OPTIONS, sealed(dump_yaml(plan.options)))
         with Interrupt(announce=True) as interrupt:
             stopped = session.run(interrupt.requested)
@@ -64,14 +64,16 @@ def compare(plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None],
         raise
     finally:
         line.close()
-        os.close(lock)
+        lock.close()
     from dfme.benchmarks.compare.picture import draw
 
     findings, files = session.findings(), [plan.out / name for name in (REPORT, DATA, PICTURE)]
     draw(findings, plan.out / PICTURE)
     text = f"teacher: {findings.facts['teacher']}\n\n{overview(findings, across)}"
     show(wrapped(text, across, "  ") + "\n\n" + "\n".join(str(file) for file in files if file.exists()))
-    if stopped:
+    if stopped and plan.engine == "commands":
+        line.note(f"when they have run, make the table with:\n  {command}")
+    elif stopped:
         line.note(again)
         return 130
     return 1 if any(outcome.state == "failed" for outcome in findings.outcomes) else 0
@@ -84,8 +86,9 @@ class Session:
         self._plan, self._line = plan, line
         self._unequal = unequal({cell.row: cell.job for cell in plan.cells})
         self._asked: dict[str, int] = {}
-        self._threads = threads_each(plan.jobs)
-        self._pool: WorkerPool[Cell] = WorkerPool(self._begin, plan.jobs)
+        self._again: Counter[str] = Counter()
+        module, _, name = ENGINES[plan.engine].partition(":")
+        self._engine: WorkerPool[Cell] = getattr(import_module(module), name)(plan, self._task, line.note)
         self._outcomes = {cell.name: self._before(cell, reasons.get((cell.row, cell.mode))) for cell in plan.cells}
 
     def run(self, stopped: Callable[[], bool]) -> bool:
@@ -95,34 +98,18 @@ class Session:
             self._line.note(f"{kept} cells were finished before and are kept")
         self._write()
         self._started, self._at_first = time.monotonic(), self._images()
-        self._pool.run(waiting, lambda cell, code: self._ended(cell, code, stopped()), stopped, self._watch)
+        self._engine.run(waiting, lambda cell, code: self._ended(cell, code, stopped()), stopped, self._watch)
         self._watch(now=True)
         return any(outcome.state == "waiting" for outcome in self._outcomes.values())
 
-    def check_teacher(self) -> None:
-        """Make the teacher that all cells share, so that what cannot work is said once.
-
-        One in this process is asked for one image. A service is not: its count and the cells' ledgers must be equal.
-        """
-        waiting = {each.cell.mode: each.cell.job for each in self._outcomes.values() if each.state == "waiting"}
-        for job in waiting.values():
-            teacher = build_teacher(job, None, torch.device("cpu"))
-            try:
-                names, service = getattr(teacher, "class_names", None), getattr(teacher, "wire", None) is not None
-                evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names)
-                if not service:
-                    grey_BCHW = torch.full((1, *teacher.spec.shape), sum(teacher.spec.bounds) / 2)
-                    Oracle(teacher, Ledger(1))(grey_BCHW, purpose="check")
-            finally:
-                getattr(teacher, "close", lambda: None)()
-            told = ["x".join(map(str, teacher.spec.shape)), f"{teacher.num_classes} classes", str(teacher.label_mode)]
-            told += getattr(teacher, "inferred", ())  # from the weights or the evaluation, where nobody says
-            asked = "a service, not asked before the cells" if service else "it answers (one image, charged to no run)"
-            self._line.note(f"teacher {self.findings().facts['teacher']}: {', '.join(told)}; {asked}")
+    def rehearse(self) -> None:
+        """Find what cannot work, before any cell is started."""
+        waiting = [each.cell for each in self._outcomes.values() if each.state == "waiting"]
+        self._sharing = rehearse(self._plan, waiting, self._line.note)
 
     def _images(self) -> int:
         """Charged so far, of all cells, as far as their records tell."""
-        for cell in self._pool.running:
+        for cell in self._engine.running:
             try:
                 record = json.loads(last_line(self._plan.directory(cell) / "metrics.jsonl"))
                 self._asked[cell.name] = int(record["queries"])
@@ -137,7 +124,7 @@ class Session:
             return
         states, images = Counter(each.state for each in self._outcomes.values()), self._images()
         every = sum(each.cell.budget for each in self._outcomes.values() if each.state != "not applicable")
-        running, asked = self._pool.running, images - self._at_first
+        running, asked = self._engine.running, images - self._at_first
         ended = f"{sum(states.values()) - states['waiting']} of {sum(states.values())} cells done"
         parts = [f"{ended}, {len(running)} running", f"{images:,}/{every:,} images"]
         if 0 < asked < every - self._at_first:
@@ -158,26 +145,29 @@ class Session:
         except DfmeError:  # damaged: the run itself says what, or writes it again
             return waiting
 
-    def _begin(self, cell: Cell) -> subprocess.Popen[bytes]:
-        """Start a cell's run, or go on with it."""
-        if not self._line.live:
-            self._line.note(f"{cell.name}: begun")
+    def _task(self, cell: Cell) -> Task:
+        """What begins a cell's run, or goes on with it."""
+        if not self._line.live and self._plan.engine != "commands":
+            self._line.note(f"{cell.name}: {'begun' if self._plan.engine == 'local' else 'queued'}")
         directory = self._plan.directory(cell)
         make_folder(directory)
         recipe, log = directory.with_name(f"{cell.name}.yaml"), directory.with_name(f"{cell.name}.log")
-        write_text(recipe, sealed(dump_yaml(document(cell.job))))
-        free(directory)
-        again = ["--resume"] if (directory / "config.yaml").is_file() else []
-        words = ["--config", str(recipe), "--out", str(directory), *again, *said_by_the_user(cell.job)]
-        return start(["extract", *words], log, self._threads)
+        write_text(recipe, sealed(dump_yaml(document(as_asked(cell.job, self._sharing, self._plan.engine in EXTRAS)))))
+        words = ["--config", str(recipe), "--out", str(directory), "--resume", "auto", *said_by_the_user(cell.job)]
+        return Task(("extract", *words), log, directory, cell.job.config.device)
 
-    def _ended(self, cell: Cell, code: int, stopping: bool) -> None:
-        """Take up what a cell's process has left, and say so."""
+    def _ended(self, cell: Cell, code: int, stopping: bool) -> bool:
+        """Take up what a cell has left, and say so; whether it is to go on at once, since something killed it."""
+        if code < 0 and not stopping and self._again[cell.name] < self._plan.retries:
+            self._again[cell.name] += 1
+            self._line.note(f"{cell.name}: {_killed(code)}, and is gone on with (retry {self._again[cell.name]})")
+            return True
         outcome = self._outcomes[cell.name] = self._after(cell, code, stopping)
         states = [each.state for each in self._outcomes.values()]
         ended = len(states) - states.count("waiting")
         self._line.note(f"[{ended}/{len(states)}] {outcome.cell.name}: {_in_a_line(outcome)}")
         self._write()
+        return False
 
     def _after(self, cell: Cell, code: int, stopping: bool) -> Outcome:
         directory = self._plan.directory(cell)
@@ -186,24 +176,22 @@ class Session:
                 return Outcome(cell, "finished", figures=read_figures(directory))
             except DfmeError as error:
                 return Outcome(cell, "failed", str(error))
-        if stopping:
+        if stopping or code == STOPPED:
             return Outcome(cell, "waiting")
         log = directory.with_name(f"{cell.name}.log")
-        memory = " (the system does that when memory runs out)" if code == -signal.SIGKILL else ""
-        ended = f"killed by signal {-code}{memory}; what was paid is kept" if code < 0 else ""
+        ended = f"{_killed(code)}; what was paid is kept" if code < 0 else ""
         said = [text for text in (ended, last_line(log)) if text] or [f"exit code {code}, and nothing said"]
         return Outcome(cell, "failed", f"{'; '.join(said)} ({log})")
 
     def findings(self) -> ComparisonResult:
         plan = self._plan
         made_with = dict.fromkeys(each.figures.made_with for each in self._outcomes.values() if each.figures)
-        beside = f"{plan.jobs} runs at once, of {self._threads} threads each"
         facts = {
             "teacher": teacher_name(document(plan.cells[0].job)["teacher"]),
             "command": shlex.join(plan.command),
             "seeds": ", ".join(dict.fromkeys(str(cell.seed) for cell in plan.cells)),
             "student steps": f"{plan.student_steps:,} of each student",
-            "machine": f"{cores()} cores ({platform.machine()}), {beside}",
+            "machine": self._engine.manner,
             "made with": "; ".join(made_with) or "nothing yet",
         }
         return ComparisonResult(f"Comparison {plan.name}", facts, tuple(self._outcomes.values()), self._unequal)
@@ -212,6 +200,13 @@ class Session:
         findings = self.findings()
         write_text(self._plan.out / REPORT, markdown(findings))
         write_text(self._plan.out / DATA, as_json(findings))
+
+
+def _killed(code: int) -> str:
+    """How a cell ended that has no exit code."""
+    if code == LOST:
+        return "lost with its worker, which was killed or preempted, or whose node is gone"
+    return f"killed by signal {-code}" + " (the system does that when memory runs out)" * (code == -signal.SIGKILL)
 
 
 def _in_a_line(outcome: Outcome) -> str:

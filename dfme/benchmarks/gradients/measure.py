@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -24,7 +23,7 @@ from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight import Channel, choose, needs_preflight, run_preflight
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.precision import autocast, ieee_fp32, tf32
+from dfme.precision import arithmetic
 from dfme.randomness import Streams
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
@@ -68,13 +67,6 @@ class GradientRow:
     sum_cosine: float
     milliseconds: float
     settings: dict[str, Any]
-
-
-@contextmanager
-def arithmetic(kind: FloatArithmetic, device: torch.device) -> Iterator[None]:
-    """Run what is inside in IEEE fp32, TF32 or under bf16 autocast, whatever holds outside; all is put back."""
-    with tf32() if kind == "tf32" else ieee_fp32(), autocast(device, "bf16" if kind == "bf16" else "fp32"):
-        yield
 
 
 class Within(nn.Module):

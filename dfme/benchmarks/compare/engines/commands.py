@@ -1,0 +1,63 @@
+"""Cells as a list of commands, for xargs, GNU parallel, PBS, LSF, Kubernetes..., and as an array of SLURM jobs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from dfme.benchmarks.compare.engines import Task
+from dfme.benchmarks.compare.plan import Cell, ComparisonPlan
+from dfme.benchmarks.compare.processes import surroundings, threads_each
+from dfme.errors import UserError
+from dfme.files import write_text
+
+
+class Commands:
+    """Writes what is to be run, and runs nothing."""
+
+    def __init__(self, plan: ComparisonPlan, task: Callable[[Cell], Task], tell: Callable[[str], None]) -> None:
+        for name, value in plan.engine_options.items():
+            if not re.fullmatch(r"[a-z][a-z-]*", name) or not value.isprintable():
+                raise UserError(f"--engine-options: expected options of sbatch such as partition=gpu, got {name!r}")
+        self._plan, self._task, self._tell, self._threads = plan, task, tell, threads_each(plan.jobs)
+        self.running: list[Cell] = []
+        self.manner = f"from a list of commands, each run of {self._threads} threads"
+
+    def run(self, tasks: Iterable[Cell], *_: object) -> None:
+        """List the cells, one a line, and say what to do with the lines."""
+        each = [self._task(cell) for cell in tasks]
+        commands, array = self._plan.out / "commands.txt", self._plan.out / "array.sh"
+        if each:
+            write_text(commands, "".join(f"{self._line(task)}\n" for task in each))
+            write_text(array, self._array(commands.resolve(), len(each), all(task.device == "cpu" for task in each)))
+            self._tell(
+                f"{len(each)} cells to run, one a line of {commands}; here, {self._plan.jobs} at once, with\n"
+                f"  xargs -P {self._plan.jobs} -d '\\n' -n 1 sh -c < {shlex.quote(str(commands))}\n"
+                f"or on SLURM with\n  sbatch {shlex.quote(str(array))}\n"
+                "The same again goes on with what was stopped, and does nothing to what is finished"
+            )
+
+    def _line(self, task: Task) -> str:
+        """A command that a shell runs in any directory, and that takes the shell's place: signals reach it."""
+        settings = [f"{name}={text}" for name, text in surroundings(self._threads).items()]
+        run = ["exec", "env", "-u", "WANDB_NAME", *settings, sys.executable, "-m", "dfme", *task.words]
+        return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(run)} >> {shlex.quote(str(task.log))} 2>&1"
+
+    def _array(self, commands: Path, count: int, on_cpus: bool) -> str:
+        """A SLURM script: line n is task n. It gets TERM two minutes before the time limit, and keeps its last step.
+
+        ``B:`` sends it to the batch shell, whose place the run has taken; without, it would go to steps of srun alone.
+        """
+        options = {"requeue": "", "signal": "B:TERM@120", "cpus-per-task": str(self._threads)}
+        said = self._plan.engine_options
+        if not on_cpus and not any(name.startswith("gpus") for name in said):
+            options["gres"] = "gpu:1"
+        options |= {"output": "/dev/null", "array": f"1-{count}", **said}
+        lines = [
+            f"#SBATCH --{name}{'=' * bool(text)}{shlex.quote(text) if text else ''}" for name, text in options.items()
+        ]
+        task = f'sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(commands))}'
+        return "\n".join(["#!/bin/bash", *lines, f'exec sh -c "$({task})"', ""])

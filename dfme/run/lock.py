@@ -1,0 +1,95 @@
+"""The lock of a directory: one process at a time works in it, on this machine and on those that share its disk.
+
+``flock`` decides among the processes of one host, but may not reach the others of a shared file system. So ``.lock``
+names its holder, who touches it: its time of change is the latest beat. All times are the file system's, no host's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import tempfile
+import threading
+from pathlib import Path
+
+from dfme.config.messages import printable
+from dfme.errors import UserError
+
+LOCK = ".lock"
+BEAT_SECONDS, DEAD_SECONDS = 30.0, 120.0
+"""Without a beat for so long, a process of another host holds nothing."""
+
+MAX_BYTES = 500  # of a lock that is read
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class DirectoryLock:
+    """Held from its making until ``close``, or the end of the process. ``note``: what is to be said of it, if anything.
+
+    Raises UserError if another process holds it, or the directory cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.note, self._fd, self._ended = "", -1, threading.Event()
+        self._own = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
+        try:
+            self._fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+            os.lseek(self._fd, 0, os.SEEK_END)  # which a pipe refuses
+            problem = self._take(path)
+        except OSError as error:
+            mount = "; its file system has no locks: mount it with -o flock (Lustre) or without -o nolock (NFS)"
+            problem = f"cannot write to the run directory: {error.strerror}{mount * (error.errno in NO_LOCKS)}"
+        if problem:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            raise UserError(f"--out {path}: {problem}")
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _take(self, path: Path) -> str:
+        """Take the lock, unless somebody else is at work: then the result says who."""
+        busy = True
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            busy = False
+        host, pid = self._holder()
+        there, age = host not in ("", socket.gethostname()), 0.0
+        if there:
+            with tempfile.TemporaryFile(dir=path) as fresh:  # what time it is on the file system
+                os.utime(fresh.fileno())
+                age = os.fstat(fresh.fileno()).st_mtime - os.fstat(self._fd).st_mtime
+        holder = f"process {pid}" + f" on {host}, {age:.0f} s after its latest sign of life" * there
+        if busy or (there and abs(age) < DEAD_SECONDS):  # a beat far ahead is none of this file system's
+            wait = "" if busy else f" (or {DEAD_SECONDS - age:.0f} s if it is gone)"
+            return f"in use by {holder}; wait for it to end{wait}, stop it, or choose another --out"
+        self.note = f"{path}: taken over from {holder}" * there
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, self._own, 0)
+        return ""
+
+    def _holder(self) -> tuple[str, str]:
+        """Host and process that the file names, a stranger's text perhaps."""
+        try:
+            said = json.loads(os.pread(self._fd, MAX_BYTES, 0))
+            return printable(str(said["host"]))[:64], printable(str(said["pid"]))[:20]
+        except (ValueError, LookupError, TypeError, RecursionError):  # none, or not ours
+            return "", "unknown"
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            with contextlib.suppress(OSError):
+                os.utime(self._fd)
+
+    def close(self) -> None:
+        """Give it back, also to other hosts, which need not wait then; closing twice is no error."""
+        if self._fd < 0:
+            return
+        self._ended.set()
+        with contextlib.suppress(OSError):
+            if os.pread(self._fd, MAX_BYTES, 0) == self._own:  # and nobody took it over meanwhile
+                os.ftruncate(self._fd, 0)
+        os.close(self._fd)
+        self._fd = -1
