@@ -24,7 +24,6 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from dfme.benchmarks.compare.processes import last_line, start
-from dfme.benchmarks.gradients.measure import arithmetic
 from dfme.benchmarks.gradients.truth import cosine
 from dfme.benchmarks.options import BenchConfig
 from dfme.benchmarks.published import PublishedLoop
@@ -35,6 +34,7 @@ from dfme.estimators.approximate import ApproximateGradients
 from dfme.estimators.base import Objective
 from dfme.methods.dfme import Dfme
 from dfme.nets import build_net
+from dfme.precision import arithmetic
 from dfme.run.job import PROJECT
 from dfme.run.loop import Progress
 from dfme.spec import LabelMode

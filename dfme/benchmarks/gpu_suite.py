@@ -40,17 +40,27 @@ NOTES = {
     "CUDA graphs, and how often a step waits for the GPU, need CUDA.",
 }
 
+TF32: Changes = {"estimator.arithmetic": "tf32", "estimator.step": 0.3, "teacher.precision": "tf32"}
+BF16_TEACHER: Changes = {"teacher.precision": "bf16"}
 OPTIONS: dict[str, Changes] = {
     "no option": {},
     "a bf16 student": {"precision": "bf16"},
     "channels-last": {"channels_last": "yes"},
+    "TF32 in teacher and differences, of step 0.3,": TF32,
+    "a bf16 teacher": BF16_TEACHER,
     "CUDA graphs": {"graphs": True},
     "deterministic algorithms": {"deterministic": True},
 }
 """What is switched on alone, on top of ``PLAIN``."""
-PLAN: Changes = {"precision": "bf16", "channels_last": "yes", "graphs": True}
+IEEE_PLAN: Changes = {"precision": "bf16", "channels_last": "yes", "graphs": True}
+PLAN: Changes = {**IEEE_PLAN, **TF32}
 COMPILED: Changes = {"compile": True}
-ARITHMETICS: dict[str, Changes] = {"IEEE fp32": {}}
+PLANS: dict[str, tuple[Changes, float]] = {
+    "all options but TF32": (IEEE_PLAN, 1.7),
+    "all options and a bf16 teacher": ({**PLAN, **BF16_TEACHER}, 2.0),
+}
+"""What else is judged at ResNet's size, and how many times as fast as the published loop it should be."""
+ARITHMETICS: dict[str, Changes] = {"IEEE fp32": {}, "TF32": TF32, "IEEE fp32, of a bf16 teacher": BF16_TEACHER}
 
 RESNET, SMALL, MEDIUM = "ResNet-34-8x to 18-8x at 3x32x32", "small CNNs at 1x8x8", "small CNNs at 3x16x16"
 DUELS = {
@@ -84,6 +94,9 @@ def rows(bench: Bench) -> Iterator[Row]:
         bars = {TIMES + PUBLISHED: times, SLOPES: 0.9}
         yield Row(f"{name}: {together}, in turn with {PUBLISHED}", partial(beside, case, PLAN), bars)
         yield Row(f"{name}: the same, in turn with {BARE}", partial(beside, case, PLAN, BARE), {TIMES + BARE: 0.9})
+    for options, (changes, times) in PLANS.items():
+        what = f"{RESNET}: our loop with {options}, in turn with {PUBLISHED}"
+        yield Row(what, partial(beside, resnet, changes), {TIMES + PUBLISHED: times, SLOPES: 0.9})
     for name, options in product((RESNET, SMALL), OPTIONS):
         changes = {**PLAIN, **OPTIONS[options]}
         yield Row(f"{name}: our loop with {options} alone", partial(beside, DUELS[name][0], changes))
@@ -101,12 +114,14 @@ def rows(bench: Bench) -> Iterator[Row]:
         yield Row(f"{RESNET}: {together}, batch {batch}", partial(beside, resnet, PLAN, batch=batch))
     for count in (1, 4, 8) if bench.is_cuda else (1, 2):
         yield Row(f"{SMALL}: {count} runs side by side, each a process", partial(bench.cells, count), seconds=35)
-    what, killed = "A run that was killed and resumed, --deterministic, and one that was not", bench.killed
-    yield Row(what, partial(killed, "--deterministic"), {SAME: 1.0}, seconds=40)
+    killed = partial(bench.killed, "--deterministic")
+    yield Row(
+        "A run that was killed and resumed, --deterministic, and one that was not", killed, {SAME: 1.0}, seconds=40
+    )
     for channels, pixels in CONVOLUTIONS:
         what = f"3x3 convolution, {channels} channels at {pixels}x{pixels}, forward and backward"
         yield Row(what, partial(bench.convolution, channels, pixels), seconds=5)
-    for options, chosen in {"no other option": PLAIN, "all options": PLAN}.items():
+    for options, chosen in {"all options but TF32": IEEE_PLAN, "all options": PLAN}.items():
         what = f"{RESNET}: our loop with {options} and torch.compile"
         yield Row(what, partial(beside, resnet, {**chosen, **COMPILED}), seconds=60)
 

@@ -34,7 +34,7 @@ from dfme.graphs import GraphedForward
 from dfme.methods import find_method
 from dfme.methods.base import Method
 from dfme.nets import build_net
-from dfme.precision import autocast, ieee_fp32
+from dfme.precision import arithmetic, autocast, ieee_fp32
 from dfme.randomness import Streams
 from dfme.report.recorder import Recorder
 from dfme.run import loop
@@ -93,11 +93,17 @@ class _NetTeacher:
     num_classes = CLASSES
     label_mode = LabelMode("probabilities")
 
-    def __init__(self, net: nn.Module, spec: ImageSpec, device: torch.device) -> None:
-        self.net, self.spec, self.device = net.to(device).eval(), spec, device
+    def __init__(self, net: nn.Module, spec: ImageSpec, device: torch.device, precision: Any) -> None:
+        self.net, self.spec, self.device, self.precision = net.to(device).eval(), spec, device, precision
+        if device.type == "cuda":  # as a teacher of dfme's own does
+            net.to(memory_format=torch.channels_last)
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        return self.net(images).softmax(dim=1)  # type: ignore[no-any-return]
+        return self.scores(images).float().softmax(dim=1)
+
+    def scores(self, images: Tensor) -> Tensor:
+        with arithmetic(self.precision, self.device):
+            return self.net(images)  # type: ignore[no-any-return]
 
 
 class _NoExamination:
@@ -110,7 +116,7 @@ class _NoExamination:
 class Work:
     """One case's networks, to be run through the loop or bare.
 
-    ``changes``: options of a run by dotted key, which win over those of ``config``.
+    ``changes``: options of a run by dotted key, and the teacher's precision, which win over those of ``config``.
     """
 
     def __init__(
@@ -126,7 +132,9 @@ class Work:
         )
         settings, estimator = build(ExtractConfig, values), build(EstimatorConfig, values, "estimator.")
         self.job = Job(settings, TeacherConfig(), {}, case.method, self.method_config, estimator)
-        self.teacher = _NetTeacher(build_net(case.teacher, case.shape, CLASSES), self.spec, device)
+        self.teacher = _NetTeacher(
+            build_net(case.teacher, case.shape, CLASSES), self.spec, device, values.get("teacher.precision", "auto")
+        )
         self.nets = build_nets(self.job, self.spec, CLASSES, device)
         self.student = self.nets.students[0]
         estimated = 2 * self.batch if "estimator" in find_method(case.method).sections else 0
@@ -168,14 +176,15 @@ class Work:
         for _ in range(iterations):
             gen_op = generator(z_BZ)
             with torch.no_grad(), ieee_fp32():
-                self.student.eval()(probes_NCHW)
-                self.teacher.net(probes_NCHW)
+                with arithmetic("tf32" if self.job.estimator.arithmetic == "tf32" else "ieee", self.device):
+                    self.student.eval()(probes_NCHW)
+                self.teacher.scores(probes_NCHW)
             _backward(generator, gen_op, ones_BCHW)
             self.student.train()
             for _ in range(self.method_config.student_steps):
                 with torch.no_grad():
                     generator.squash(generator(z_BZ))
-                    self.teacher.net(x_BCHW)
+                    self.teacher.scores(x_BCHW)
                 for _ in range(1 + self.job.config.student.replay_steps):
                     with autocast(self.device, self.job.config.precision):
                         scores_BK = self.student(x_BCHW)

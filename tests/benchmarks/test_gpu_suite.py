@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from dfme.benchmarks import gpu_suite
+from dfme.benchmarks import gpu_suite, speed
 from dfme.benchmarks.gpu_figures import PLAIN, SAME, SLOPES, TIMES, Bench, Measured
-from dfme.benchmarks.gpu_suite import ARITHMETICS, COMPILED, DATA, OPTIONS, PLAN, REPORT, Row, judged, rows
+from dfme.benchmarks.gpu_suite import ARITHMETICS, COMPILED, DATA, OPTIONS, PLAN, PLANS, REPORT, Row, judged, rows
+from dfme.benchmarks.options import BenchConfig
 from dfme.benchmarks.speed import CASES
 from dfme.cli.main import main
 from dfme.config.estimator_settings import EstimatorConfig
@@ -170,17 +171,17 @@ def test_good_differences_correlate_with_the_true_slopes_and_rounded_answers_do_
         run(2)
         estimated = method.approximate_gradients
         assert bench._slopes(work, method, estimated) > 0.999
-        exact = type(work.teacher).__call__
-        coarse = {"__call__": lambda self, images: exact(self, images).bfloat16().float()}
-        work.teacher.__class__ = type("Coarse", (type(work.teacher),), coarse)
+        work.teacher.precision = "bf16"
         assert abs(bench._slopes(work, method, estimated)) < 0.5
 
 
 def test_what_is_switched_on_is_an_option() -> None:
     """One that a run does not have would be measured without it."""
     known = {option.key for option in (*options_of(ExtractConfig), *options_of(EstimatorConfig, "estimator."))}
-    changes = [*OPTIONS.values(), *ARITHMETICS.values(), PLAN, COMPILED, PLAIN]
-    assert {key for each in changes for key in each} <= known
+    changes = [*OPTIONS.values(), *ARITHMETICS.values(), *(each for each, _ in PLANS.values()), PLAN, COMPILED, PLAIN]
+    assert {key for each in changes for key in each} - known == {"teacher.precision"}
+    shared = speed.Work(CASES["digits_paper"], BenchConfig(batch_size=2), CPU, {"teacher.precision": "bf16"})
+    assert shared.teacher.precision == "bf16"
 
 
 @pytest.mark.integration
