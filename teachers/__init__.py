@@ -39,6 +39,11 @@ class Kind(NamedTuple):
     file: Source | None = None
     check: str | None = None
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the model runs in this process."""
+        return self.loader.startswith("dfme.teachers.local.")
+
 
 SERVICE = "dfme.teachers.remote.checks:check_service"
 PLAIN_SERVICE = "dfme.teachers.remote.checks:check_plain_service"

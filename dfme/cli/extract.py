@@ -14,6 +14,7 @@ from dfme.cli.teacher_side import check_teacher, price_problems
 from dfme.config.fields import CONFIG, Basic
 from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, Job
+from dfme.config.torchrun import rank_problems, world
 from dfme.run.checks import find_problems
 from dfme.run.directory import is_run
 from dfme.run.job import document, resume_command
@@ -38,19 +39,20 @@ def run(words: Sequence[str]) -> int:
     asked = Arguments(words, INPUTS)
     job, only_planned = _job(asked), asked.settings(ExtractOptions).dry_run
     check_teacher(job.teacher, job.teacher_options)
+    first = world()[0] == 0
     if only_planned:
         from dfme.run.plan import plan
 
         print(plan(job))
         return 0
-    if waited_for := sys.stderr.isatty():  # what takes seconds to load comes after the first word
+    if waited_for := first and sys.stderr.isatty():  # what takes seconds to load comes after the first word
         from dfme.report.console import header
 
         print(header(document(job)), file=sys.stderr, flush=True)
     from dfme.run.build import run_job
 
-    result = run_job(job, resume=bool(job.config.resume), announced=waited_for)
-    if result.finished:
+    result = run_job(job, resume=bool(job.config.resume), console=first, announced=waited_for, ranked=True)
+    if result.finished or not first:
         return 0
     print(
         f"stopped and kept after {result.summary['spent']:,} queries; go on with:\n"
@@ -79,5 +81,5 @@ def _job(asked: Arguments, of_a_cell: bool = False) -> Job:
     resumed = [Problem("dry_run", "expected no --resume with it, which goes on with what is planned")] * planned
     priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
     job = fitted(job)
-    asked.finish([*priced, *find_problems(job, asked.says), *resumed])
+    asked.finish([*priced, *find_problems(job, asked.says), *rank_problems(job), *resumed])
     return job

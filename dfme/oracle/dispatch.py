@@ -70,6 +70,8 @@ class Dispatcher:
         self._told: dict[str, str] = {}
         self._fits = False  # whether an answer came yet that has the form that is read
         self.tell: Callable[[str], None] = lambda line: None
+        self.teacher = teacher
+        self.charged: Callable[[Part], object] = lambda part: None  # called once a part is charged, before it is sent
         self.seconds = 0.0
 
     @property
@@ -192,6 +194,7 @@ class Dispatcher:
             self._require_open()
             seq = self._ledger.charge(len(part.query_BCHW), purpose)
             self._asked.add(seq)
+        self.charged(part)
         started = time.perf_counter()
         try:
             answers = self._ask(part.query_BCHW, part.position, code)

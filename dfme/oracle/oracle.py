@@ -17,6 +17,7 @@ from dfme.errors import BudgetExhausted, RunError
 from dfme.oracle.dispatch import Answered, Dispatcher, Part
 from dfme.oracle.journal import Journal, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
+from dfme.ranks import ALONE, Ranks
 from dfme.spec import Teacher
 from dfme.students.losses import top_class
 
@@ -34,6 +35,8 @@ class Oracle:
     one they are read after each call. ``tell`` is called with a line for each request to a service that fails.
     ``answered``: how often each class (K,) was the answer to what is charged; None for a run begun before 0.7.0.
     """
+
+    ranks: Ranks = ALONE
 
     def __init__(
         self,
@@ -83,15 +86,10 @@ class Oracle:
         self.ledger.require(batch, purpose)
         if batch == 0:
             return self._no_answers().to(images_BCHW.device)
-        position = self.ledger.useful
-        answers = self._recorded(queries_BCHW, purpose) if self.replaying else []
-        for start, stop in _unanswered(answers, batch):
-            answers += self._ask(Part(start, queries_BCHW[start:stop], batch, position + start), purpose)
+        whole = self._obtain(queries_BCHW, purpose)
         if self._verify_each:
             self._deferred.verify()
         self.after_answer()
-        parts = [part for _, part in sorted(answers, key=lambda answered: answered[0])]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         if purpose in CHARGED and self.answered is not None:
             # On an accelerator nothing waits, so what is out of range may not have been noticed yet.
             classes_B = top_class(whole).clamp(0, self.num_classes - 1)
@@ -133,6 +131,7 @@ class Oracle:
             "ledger": self.ledger.state_dict(),
             "journal": None if self._journal is None else self._journal.state_dict(),
             "answered": self.answered,
+            "ranks": self.ranks.count,
         }
 
     def take_up_answered(self, found: Any) -> None:
@@ -155,6 +154,15 @@ class Oracle:
         self.ledger.close()
         if self._journal is not None:
             self._journal.close()
+
+    def _obtain(self, queries_BCHW: Tensor, purpose: Purpose) -> Tensor:
+        """The answers on record, and those that are asked for now, in the order of the queries."""
+        batch, position = len(queries_BCHW), self.ledger.useful
+        answers = self._recorded(queries_BCHW, purpose) if self.replaying else []
+        for start, stop in _unanswered(answers, batch):
+            answers += self._ask(Part(start, queries_BCHW[start:stop], batch, position + start), purpose)
+        parts = [part for _, part in sorted(answers, key=lambda answered: answered[0])]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _checked(self, images_BCHW: Tensor, purpose: Purpose) -> Tensor:
         """The query, quantised and without history, on the teacher's device."""
@@ -214,7 +222,7 @@ class Oracle:
     def _mismatch(self, journal: Journal, seq: int, images: int, purpose: Purpose) -> RunError:
         return RunError(
             f"the resumed run asks something else ({images} images, {purpose}) than request {seq} "
-            "on record: code, libraries, threads or device changed or do not repeat exactly: restore them"
+            "on record: code, libraries, threads, ranks or device changed or do not repeat exactly: restore them"
             f", or delete {journal.folder} to pay again for what was answered since the checkpoint"
         )
 

@@ -61,7 +61,7 @@ ADAPTER = _has(file=_is_text, sha256=_is_text)
 
 FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(("budget", "spent", "evaluation_queries", "requests", "refused", "failed", "lost"), is_count),
-    **dict.fromkeys(("seed", "student_steps", "students"), is_count),
+    **dict.fromkeys(("seed", "student_steps", "students", "ranks"), is_count),
     **dict.fromkeys(
         ("teacher_accuracy", "accuracy", "agreement", "vote_accuracy", "vote_agreement"), _or_none(_is_share)
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -10,37 +11,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dfme.compute import DeferredChecks, choose_device, deterministic, device_name, held_to, within_memory
-from dfme.config.settings import ExtractConfig, Job
+from dfme.config.settings import Job
 from dfme.data import ImageSet
-from dfme.errors import Misfit, ShapeUnknown, TeacherError, UserError
+from dfme.errors import Misfit, RunError, ShapeUnknown, TeacherError, UserError
 from dfme.files import write_text
 from dfme.graphs import GraphedForward, release
-from dfme.nets import find_net
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
+from dfme.oracle.ranked import RankedOracle
 from dfme.randomness import Streams
+from dfme.ranks import ALONE, Ranks, join
 from dfme.report.console import Console, header
-from dfme.report.recorder import Callback, Recorder
-from dfme.report.summary_file import read_summary
+from dfme.report.recorder import Callback, NoRecorder, Recorder
 from dfme.run.checkpoint import fitting
 from dfme.run.components import build_components, build_method, needed_space
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, HoldOut, examination_of, shape_of
-from dfme.run.goal import Goal
+from dfme.run.evaluation import examination_of, shape_of
+from dfme.run.goal import goal_of
 from dfme.run.interrupt import Interrupt
-from dfme.run.job import document, resume_command
+from dfme.run.job import config_hash, document, resume_command
 from dfme.run.loop import Progress
 from dfme.run.memory import require_memory
-from dfme.run.opening import open_directory, recipe
+from dfme.run.opening import finished_result, open_directory, recipe, tell_finished
 from dfme.run.parts import build_parts, require_answers_fit
-from dfme.run.resuming import PLANNED, changed_source, require_same_adapter, require_same_run, take_up_threads
+from dfme.run.resuming import changed_source, require_same_adapter, require_same_run, take_up_threads
 from dfme.run.run import Result, Run
-from dfme.run.student_file import load_student
-from dfme.spec import Teacher
+from dfme.spec import RequestPolicy, Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.build import make_teacher, wrap_callable
 from dfme.teachers.facts import ADAPTER_FILE, resolved_adapter, teacher_facts, teacher_files
@@ -55,25 +54,25 @@ def run_job(
     callback: Callback | None = None,
     evaluation: ImageSet | None = None,
     announced: bool = False,
+    ranked: bool = False,
 ) -> Result:
     """Run a job to the end of its budget, or to the first interruption, and deliver its student.
 
     ``teacher`` takes the place of the one the job describes: any callable from images to answers; ``evaluation`` that
-    of its evaluation set; ``announced``: the run's first line was said before torch was loaded. Whatever is wrong with
-    the job raises UserError before the first query. A finished run that is resumed without a larger budget gives its
-    result again. Global random state is as it was afterwards.
+    of its evaluation set; ``announced``: the run's first line was said before torch was loaded; ``ranked``: processes
+    that torchrun started share the run. Whatever is wrong with the job raises UserError before the first query. A
+    finished run that is resumed without a larger budget gives its result again. Global random state is as it was
+    afterwards.
     """
     if resume and (result := finished_result(job)) is not None:
-        shown, spent = Console(result.summary["budget"], quiet=not console), result.summary["spent"]
-        reached = result.summary.get("ended_by") == "until_agreement"
-        how, flag = ("at its goal, after", "--until-agreement") if reached else ("with all of its", "--budget")
-        shown.note(
-            f"{result.run_dir}: finished before {how} {spent:,} queries, nothing was asked now; to go on, "
-            + (PLANNED if job.config.student.steps and not reached else f"give a larger {flag}")
-        )
-        shown.table(result.summary, result.run_dir)
+        _require_same_run(job, result.run_dir)
+        tell_finished(job, result, Console(result.summary["budget"], quiet=not console))
         return result
-    device = choose_device(job.config.device)
+    device, ranks = choose_device(job.config.device), ALONE
+    if ranked:
+        patience = job.teacher_options.get("patience") or RequestPolicy.patience
+        start = f"a {'resumed' if resume else 'new'} run of configuration {config_hash(job)}"
+        device, ranks = join(device, patience, start)
     gpus = [device] if device.type == "cuda" else []
     held = ExitStack()
     with within_memory(device), deterministic(job.config.deterministic, device), torch.random.fork_rng(gpus), held:
@@ -81,10 +80,10 @@ def run_job(
         held.callback(torch.set_num_threads, torch.get_num_threads())
         if resume:  # before another file than the run's is loaded, and found to be of another form
             _require_same_run(job, Path(job.config.out or ""))
-        made = build_teacher(job, teacher, device)
+        made = build_teacher(job, teacher, device) if ranks.count == 1 else ranked_teacher(job, device, ranks)
         if teacher is None:
             held.callback(getattr(made, "close", lambda: None))
-        run = open_run(job, made, device, held, resume, console, evaluation)
+        run = open_run(job, made, device, held, resume, console, evaluation, ranks)
         path, run.recorder.callback = run.directory.path, callback
         first = [] if announced else [header(document(job))]
         for line in [*first, *run.notes, f"running on {device_name(device)}, recorded in {path}"]:
@@ -93,7 +92,9 @@ def run_job(
         in_python = f"call extract again with out={str(path)!r}, resume=True"
         again = resume_command(path, job) if teacher is None else in_python
         try:
-            return run.go(interrupt)
+            result = run.go(interrupt)
+            ranks.leave()
+            return result
         except TeacherError as error:
             answered = run.oracle.ledger.useful or run.examination.paid
             if isinstance(error.__cause__, Misfit) and not answered:  # a resume is held to the teacher as it was
@@ -102,29 +103,6 @@ def run_job(
         except KeyboardInterrupt:
             run.recorder.note(f"stopped at once, all that was paid is kept; go on with:\n  {again}")
             raise
-
-
-def finished_result(job: Job) -> Result | None:
-    """The result of a run that came to the end of the job's budget before; none if there is something to do.
-
-    Where summary or student cannot be read there is: to write them again, from the checkpoint.
-    """
-    path = Path(job.config.out or "")
-    try:
-        summary = read_summary(path / "summary.json")
-        if summary is None:
-            return None
-        if summary.get("ended_by") == "until_agreement":
-            goes_on = (job.config.until_agreement or 0.0) > (summary.get("held_back") or {}).get("goal", 1)
-        else:
-            goes_on = int(job.config.budget) > summary["budget"]
-        if goes_on:
-            return None
-        student = load_student(path, job.nets.get("student.arch") or find_net(job.config.student.arch))
-    except UserError:
-        return None
-    _require_same_run(job, path)
-    return Result(student, summary, path)
 
 
 def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device: torch.device) -> Teacher:
@@ -149,6 +127,23 @@ def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device
     return wrap_callable(teacher, **{name: getattr(job.teacher, name) for name in names})
 
 
+def ranked_teacher(job: Job, device: torch.device, ranks: Ranks) -> Teacher:
+    """The job's teacher on one of several ranks: a model on all of them; of any other, the first alone may ask it."""
+    if job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local:
+        return build_teacher(job, None, device)
+    made = build_teacher(job, None, device) if ranks.first else None
+    names = "shape", "bounds", "levels"
+    told = (
+        {}
+        if made is None
+        else {name: getattr(made.spec, name) for name in names}
+        | {"num_classes": made.num_classes, "label_mode": str(made.label_mode)}
+    )
+    described = json.loads(ranks.texts(json.dumps(told))[0])
+    described["shape"], described["bounds"] = tuple(described["shape"]), tuple(described["bounds"])
+    return made or wrap_callable(lambda images: images, **described)
+
+
 def facts_of(job: Job, teacher: Teacher) -> dict[str, Any]:
     """What the run's record says of its teacher."""
     return teacher_facts(teacher, job.teacher.kind, job.teacher_options)
@@ -162,6 +157,7 @@ def open_run(
     resume: bool,
     console: bool,
     evaluation: ImageSet | None = None,
+    ranks: Ranks = ALONE,
 ) -> Run:
     """Put the parts together; all that can be wrong is found before the run directory is made or touched.
 
@@ -169,17 +165,18 @@ def open_run(
     """
     config, spec = job.config, teacher.spec
     deferred, streams, notes = DeferredChecks(), Streams(config.seed, device), list[str]()
-    facts = facts_of(job, teacher)
-    adapter = resolved_adapter(job.teacher.kind, job.teacher_options)
+    facts = facts_of(job, teacher) if ranks.first else {}
+    adapter = resolved_adapter(job.teacher.kind, job.teacher_options) if ranks.first else None
 
     def begin(ledger: Ledger) -> None:
         notes.extend([*take_up_threads(ledger, device), *changed_source(ledger.teacher, facts)])
 
     def open_record(space: int = 0) -> tuple[RunDirectory, dict[str, Any], Oracle]:
-        directory, state = open_directory(job, resume, space)
-        notes.extend(filter(None, [held.enter_context(directory).lock.note]))
+        directory, state = open_directory(job, resume, space, ranks.first)
+        held.enter_context(directory)
+        notes.extend([directory.lock.note] if directory.lock and directory.lock.note else [])
         with fitting(directory.checkpoint) if state else nullcontext():
-            oracle = build_oracle(job, teacher, directory, state["oracle"] if state else {}, deferred, facts, begin)
+            oracle = build_oracle(job, teacher, directory, state, deferred, facts, begin, ranks)
         held.callback(oracle.close)
         return directory, state, oracle
 
@@ -191,7 +188,7 @@ def open_run(
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 
     examination = examination_of(data, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
-    goal, hold_out = _goal_of(config, examination, oracle, device)
+    goal, hold_out = goal_of(config, examination, oracle, device)
     path = directory.path
     components = build_components(job, nets, oracle, streams, deferred, pool=pool, directory=path, hold_out=hold_out)
     method = build_method(job, components)
@@ -200,7 +197,8 @@ def open_run(
     budget, at = int(config.budget), oracle.ledger.spent
     resolved = {"teacher": facts, "student_arch": nets.arch, "device": device_name(device)}
     told = document(job) | {"resolved": resolved}
-    recorder = Recorder.open(path, budget, told, config.wandb, bounds=spec.bounds, resume_at=at, quiet=not console)
+    how: dict[str, Any] = {"bounds": spec.bounds, "resume_at": at, "quiet": not console}
+    recorder = Recorder.open(path, budget, told, config.wandb, **how) if ranks.first else NoRecorder()
     held.enter_context(recorder)
     oracle.report_to(recorder.note)
     if not resume and (inferred := getattr(teacher, "inferred", ())):
@@ -214,7 +212,7 @@ def open_run(
             run.load_state_dict(state)
     if adapter:
         write_text(directory.adapter, adapter)
-    if resume:
+    if resume and ranks.first:
         directory.withdraw_summary()
         directory.write_config(recipe(job))
     return run
@@ -226,17 +224,6 @@ def _graphed(job: Job, teacher: Teacher) -> list[torch.nn.Module]:
     return [] if network is None else [GraphedForward(network, "the teacher").net]
 
 
-def _goal_of(
-    config: ExtractConfig, examination: EvaluationSet | HoldOut, oracle: Oracle, device: torch.device
-) -> tuple[Goal | None, Callable[[Tensor, Tensor], bool] | None]:
-    """The agreement that ends the run, if one does, and what takes paid batches out of training."""
-    held_back, goal = examination if isinstance(examination, HoldOut) else None, None
-    if config.until_agreement is not None:
-        held_back = HoldOut(oracle.label_mode, device) if held_back is None else held_back
-        goal = Goal(config.until_agreement, held_back, own=held_back is not examination)
-    return goal, None if held_back is None else held_back.hold_out
-
-
 def build_oracle(
     job: Job,
     teacher: Teacher,
@@ -245,6 +232,7 @@ def build_oracle(
     deferred: DeferredChecks,
     facts: dict[str, Any] | None = None,
     begin: Callable[[Ledger], None] = lambda ledger: None,
+    ranks: Ranks = ALONE,
 ) -> Oracle:
     """The oracle with its ledger and journal, as a checkpoint left them or new; ``facts``: the teacher's, to be kept.
 
@@ -255,14 +243,27 @@ def build_oracle(
     since the checkpoint, and the ledger says so (``lost``). A teacher of one's own may cost money on any device.
     """
     counted = place = None
+    state = state["oracle"] if state else {}
     if state:
         counted = held_to(Ledger(1).state_dict(), state["ledger"], "ledger")
         place = state["journal"] and held_to(RecordPosition(0, 0)._asdict(), state["journal"], "journal")
-    ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts, job.config.fsync)
-    begin(ledger)
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
-    journal = None if on_gpu and job.teacher.kind in KINDS else Journal(directory.journal, place, job.config.fsync)
-    oracle = Oracle(teacher, ledger, journal, deferred)
+    if not ranks.first:
+        ledger, journal = Ledger(int(job.config.budget), None, counted), None
+    else:
+        ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts, job.config.fsync)
+        begin(ledger)
+        journal = None if on_gpu and job.teacher.kind in KINDS else Journal(directory.journal, place, job.config.fsync)
+    if journal is not None and journal.replaying and state and (before := state.get("ranks", 1)) != ranks.count:
+        raise RunError(
+            f"--resume: {before} ranks of torchrun asked what was answered since the checkpoint, which {ranks.count} "
+            f"cannot repeat; resume with --nproc-per-node {before}, or delete {journal.folder} to pay for it again"
+        )
+    split = job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local
+    parts = teacher, ledger, journal, deferred
+    oracle = Oracle(*parts) if ranks.count == 1 else RankedOracle(*parts, ranks, split)
+    if ranks.count > 1:  # the last bits of a CPU's sums depend on them
+        torch.set_num_threads(int(ranks.share(torch.tensor(torch.get_num_threads()))))
     if state:
         oracle.take_up_answered(state.get("answered"))
     return oracle

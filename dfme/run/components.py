@@ -30,6 +30,7 @@ from dfme.queries.pool import ImageSource
 from dfme.queries.programs import ProceduralImages
 from dfme.queries.sampler import QuerySampler
 from dfme.randomness import Streams, derived_seed
+from dfme.ranks import ALONE, Ranks
 from dfme.run.checkpoint import space_for_checkpoints
 from dfme.run.checks import keeps_answers, students_of
 from dfme.spec import ImageSpec, LabelMode, Teacher
@@ -148,10 +149,11 @@ def build_trainer(
     share: Callable[[], float],
     rng: Streams,
     fresh: Callable[[int], list[nn.Module]] | None = None,
+    ranks: Ranks = ALONE,
 ) -> StudentTrainer:
     """The students' training on answers in ``mode``; ``share``: of the budget that is spent."""
     distance = make_distance(config.student.loss, mode)
-    return StudentTrainer(config, students, distance, replay, share, rng["augment"], fresh)
+    return StudentTrainer(config, students, distance, replay, share, rng["augment"], fresh, ranks)
 
 
 def build_components(
@@ -172,7 +174,9 @@ def build_components(
     """
     config, spec, mode = job.config, oracle.spec, oracle.label_mode
     replay, draw = build_replay(job, spec, rng, directory), procedural_images(job, spec)
-    students = build_trainer(config, nets.students, mode, replay, lambda: oracle.ledger.share, rng, nets.fresh)
+    share = lambda: oracle.ledger.share  # noqa: E731
+    students = build_trainer(config, nets.students, mode, replay, share, rng, nets.fresh, oracle.ranks)
+    oracle.ranks.require_no_chance(nets.students)
     if config.graphs:
         students.use_graphs()
         if nets.generator is not None:
@@ -186,7 +190,9 @@ def build_components(
         oracle=oracle,
         students=students,
         generator=nets.generator,
-        queries=QuerySampler(job.queries, spec, nets.generator, draw, students.nets, rng, batch_size, evolution),
+        queries=QuerySampler(
+            job.queries, spec, nets.generator, draw, students.nets, rng, batch_size, evolution, oracle.ranks
+        ),
         rng=rng,
         deferred=deferred,
         lr_factor=lambda: factor(config.schedule, oracle.ledger.share),
@@ -200,6 +206,8 @@ def build_components(
 
 def build_method(job: Job, components: Components) -> Method:
     method: Method = find_method(job.method).load()(job.method_config, components)
+    if hasattr(method, "generator_optimizer"):
+        method.generator_optimizer.ranks = components.oracle.ranks
     return method
 
 

@@ -36,10 +36,10 @@ def as_begun(config: str, path: str) -> str:
 class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """The files of one run, locked for this process until ``close`` or its end, however it ends.
 
-    Made by ``create`` or ``open_for_resume``.
+    Made by ``create`` or ``open_for_resume``; not ``locked``, for who writes nothing into it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, locked: bool = True) -> None:
         self.path = path
         self.config = path / "config.yaml"
         self.adapter = path / "adapter.yaml"
@@ -52,7 +52,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         self.samples = path / "samples"
         self.summary = path / "summary.json"
         self.report = path / "report.html"
-        self.lock = DirectoryLock(path)
+        self.lock = DirectoryLock(path) if locked else None
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
@@ -118,7 +118,8 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     def close(self) -> None:
         """Give the lock back; closing twice is no error."""
-        self.lock.close()
+        if self.lock is not None:
+            self.lock.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dfme.compute import held_to
+from dfme.config.settings import ExtractConfig
+from dfme.oracle.oracle import Oracle
 from dfme.report.facts import wilson_interval
-from dfme.run.evaluation import HoldOut
+from dfme.run.evaluation import EvaluationSet, HoldOut
 from dfme.students.losses import top_class
 
 
@@ -48,3 +50,14 @@ class Goal:
         self.latest = held_to(self.latest, state["latest"], "goal")
         if self._own:
             self.held.load_state_dict(state["held"])
+
+
+def goal_of(
+    config: ExtractConfig, examination: EvaluationSet | HoldOut, oracle: Oracle, device: torch.device
+) -> tuple[Goal | None, Callable[[Tensor, Tensor], bool] | None]:
+    """The agreement that ends the run, if one does, and what takes paid batches out of training."""
+    held_back, goal = examination if isinstance(examination, HoldOut) else None, None
+    if config.until_agreement is not None:
+        held_back = HoldOut(oracle.label_mode, device) if held_back is None else held_back
+        goal = Goal(config.until_agreement, held_back, own=held_back is not examination)
+    return goal, None if held_back is None else held_back.hold_out

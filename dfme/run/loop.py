@@ -116,10 +116,10 @@ def run(
     a copy costs that is good early is known. ``price``: of a thousand images, if they have one. ``keep`` saves a
     checkpoint. ``look`` is called at each evaluation.
     """
-    ledger, trainer, read = oracle.ledger, method.students, MetricReader()
+    ledger, trainer, ranks, read = oracle.ledger, method.students, oracle.ranks, MetricReader()
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
-    while ledger.remaining + trainer.steps_left > 0 and not (goal and goal.reached and ledger.remaining):
+    while ledger.remaining + trainer.steps_left > 0 and not (goal and ranks.agree(goal.reached) and ledger.remaining):
         # Take the student steps that are due; else pay for one step of the method, or for what is left of the budget.
         before, training = ledger.spent, trainer.steps_due > 0
         metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, ledger)
@@ -129,9 +129,8 @@ def run(
         # Evaluate at even shares of the budget, when the steps due are done, and often at the start.
         done, due = (spent * points // ledger.budget for spent in (before, ledger.spent))
         early = [halvings(spent, ledger.budget, points) for spent in (before, ledger.spent)]
-        ended = ledger.remaining + trainer.steps_left == 0
         even = due > done or (training and not trainer.steps_due)
-        if even or early[1] < early[0]:
+        if ranks.first and (even or early[1] < early[0]):
             deferred.verify()
             metrics |= score_all(examination, trainer.delivered, trainer.vote)
             metrics |= goal.look(trainer.delivered, metrics) if goal else {}
@@ -153,9 +152,10 @@ def run(
             progress.seconds = time.monotonic() - started
             keep()
             kept = time.monotonic()
-        # Stop if asked to.
-        if stopped() and not ended:
+        # Stop if asked to; of several ranks, the first one decides.
+        if ranks.agree(stopped(), method.replicated) and ledger.remaining + trainer.steps_left > 0:
             break
+    ranks.require_same(method.replicated)
     progress.seconds = time.monotonic() - started
     deferred.verify()
     keep()
