@@ -65,6 +65,14 @@ class BenchConfig:
     """memory format of convolutions; auto picks it where it is faster"""
     compile: bool = False
     """run student and generator through torch.compile"""
+    suite: Literal["none", "gpu"] = "none"
+    """gpu: measure everything at once, beside the published loop, each option alone and together; a toy on a CPU"""
+    minutes: Positive = 9.0
+    """of the suite: rows for which there is no time are left for --resume"""
+    out: str | None = None
+    """of the suite: the directory of its table and its figures; by default a free name under runs/"""
+    resume: bool = False
+    """of the suite: go on with the one in --out"""
 
 
 @dataclass(frozen=True, config=CONFIG)

@@ -12,24 +12,29 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dfme.benchmarks.options import BenchConfig
 from dfme.benchmarks.published import PublishedLoop
-from dfme.compute import DeferredChecks, choose_device
+from dfme.compute import DeferredChecks, choose_device, deterministic
+from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.messages import unknown_choice
-from dfme.config.settings import ExtractConfig, Job, ScheduleConfig, StudentConfig, TeacherConfig
+from dfme.config.settings import ExtractConfig, Job, TeacherConfig
+from dfme.config.values import build
 from dfme.errors import UserError
-from dfme.methods.configs import DfmeConfig
+from dfme.graphs import GraphedForward
+from dfme.methods import find_method
+from dfme.methods.base import Method
 from dfme.nets import build_net
-from dfme.precision import autocast, ieee_fp32
+from dfme.precision import arithmetic, autocast, ieee_fp32
 from dfme.randomness import Streams
 from dfme.report.recorder import Recorder
 from dfme.run import loop
@@ -47,9 +52,16 @@ class Case(NamedTuple):
     student: str
     replay_steps: int
     cpu_batch: int
+    method: str = "dfme"
 
 
 CLASSES = 10
+
+UNSPENT = 10**15
+"""Images of a budget that no timing comes near."""
+
+WARM_UP = 5
+"""Iterations on a GPU before the first that is timed: kernels are chosen, compiled and captured in them."""
 
 CASES = {
     "digits": Case((1, 8, 8), "cnn_small", "cnn_small", 4, 256),
@@ -81,11 +93,17 @@ class _NetTeacher:
     num_classes = CLASSES
     label_mode = LabelMode("probabilities")
 
-    def __init__(self, net: nn.Module, spec: ImageSpec, device: torch.device) -> None:
-        self.net, self.spec, self.device = net.to(device).eval(), spec, device
+    def __init__(self, net: nn.Module, spec: ImageSpec, device: torch.device, precision: Any) -> None:
+        self.net, self.spec, self.device, self.precision = net.to(device).eval(), spec, device, precision
+        if device.type == "cuda":  # as a teacher of dfme's own does
+            net.to(memory_format=torch.channels_last)
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        return self.net(images).softmax(dim=1)  # type: ignore[no-any-return]
+        return self.scores(images).float().softmax(dim=1)
+
+    def scores(self, images: Tensor) -> Tensor:
+        with arithmetic(self.precision, self.device):
+            return self.net(images)  # type: ignore[no-any-return]
 
 
 class _NoExamination:
@@ -96,38 +114,56 @@ class _NoExamination:
 
 
 class Work:
-    """One case's networks, to be run through the loop or bare."""
+    """One case's networks, to be run through the loop or bare.
 
-    def __init__(self, case: Case, config: BenchConfig, device: torch.device) -> None:
-        self.device, self.spec = device, ImageSpec(case.shape)
+    ``changes``: options of a run by dotted key, and the teacher's precision, which win over those of ``config``.
+    """
+
+    def __init__(
+        self, case: Case, config: BenchConfig, device: torch.device, changes: Mapping[str, Any] | None = None
+    ) -> None:
+        self.case, self.device, self.spec = case, device, ImageSpec(case.shape)
         self.batch = config.batch_size or (case.cpu_batch if device.type == "cpu" else 256)
-        self.method_config = DfmeConfig(batch_size=self.batch)
-        self.queries = self.batch * (1 + 1 + self.method_config.student_steps)
-        student = StudentConfig(arch=case.student, replay_steps=case.replay_steps, replay_batch=self.batch)
-        settings = ExtractConfig(schedule=ScheduleConfig(kind="constant"), student=student)
-        settings = replace(
-            settings, precision=config.precision, channels_last=config.channels_last, compile=config.compile
+        self.method_config = find_method(case.method).config(batch_size=self.batch)
+        student = {"arch": case.student, "replay_steps": case.replay_steps, "replay_batch": self.batch}
+        values = {f"student.{name}": value for name, value in student.items()} | {"schedule.kind": "constant"}
+        values |= {name: getattr(config, name) for name in ("precision", "channels_last", "compile")} | dict(
+            changes or {}
         )
-        self.job = Job(settings, TeacherConfig(), {}, "dfme", self.method_config)
-        self.teacher = _NetTeacher(build_net(case.teacher, case.shape, CLASSES), self.spec, device)
+        settings, estimator = build(ExtractConfig, values), build(EstimatorConfig, values, "estimator.")
+        self.job = Job(settings, TeacherConfig(), {}, case.method, self.method_config, estimator)
+        self.teacher = _NetTeacher(
+            build_net(case.teacher, case.shape, CLASSES), self.spec, device, values.get("teacher.precision", "auto")
+        )
         self.nets = build_nets(self.job, self.spec, CLASSES, device)
         self.student = self.nets.students[0]
+        estimated = 2 * self.batch if "estimator" in find_method(case.method).sections else 0
+        self.queries = estimated + self.batch * self.method_config.student_steps
 
-    def prepare(self, iterations: int, folder: Path, progress: loop.Progress) -> Callable[[], None]:
-        """The loop over so many iterations in a new run directory, with its log, ready to be called once."""
-        streams, deferred, directory = Streams(0, self.device), DeferredChecks(), RunDirectory.create(folder)
-        job = replace(self.job, config=replace(self.job.config, budget=iterations * self.queries))
-        oracle = build_oracle(job, self.teacher, directory, {}, deferred)
-        method = build_method(job, build_components(job, self.nets, oracle, streams, deferred))
-        assert method.cost == self.queries
-        recorder = Recorder.open(folder, int(job.config.budget), {}, job.config.wandb, quiet=True)
-        run = partial(loop.run, method, oracle, _NoExamination(), recorder, progress, deferred, points=1)
+    @contextmanager
+    def opened(self, progress: loop.Progress) -> Iterator[tuple[Method, Callable[[int], None]]]:
+        """The method in a run directory that is removed afterwards, and what runs so many iterations of its loop on."""
+        streams, deferred = Streams(0, self.device), DeferredChecks()
+        job = replace(self.job, config=replace(self.job.config, budget=UNSPENT))
+        with (
+            deterministic(job.config.deterministic, self.device),
+            tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder,
+            RunDirectory.create(Path(folder)) as directory,
+        ):
+            oracle = build_oracle(job, self.teacher, directory, {}, deferred)
+            method = build_method(job, build_components(job, self.nets, oracle, streams, deferred))
+            assert method.cost == self.queries
+            if job.config.graphs:
+                GraphedForward(self.teacher.net, "the teacher")
+            method.prepare()
+            with Recorder.open(directory.path, UNSPENT, {}, job.config.wandb, quiet=True) as recorder:
+                run = partial(loop.run, method, oracle, _NoExamination(), recorder, progress, deferred, points=1)
 
-        def go() -> None:
-            with directory, recorder:
-                run(checkpoint_seconds=1e9, keep=lambda: None, stopped=lambda: False)
+                def run_on(iterations: int) -> None:
+                    left = iter(range(iterations - 1, -1, -1))
+                    run(checkpoint_seconds=1e9, keep=lambda: None, stopped=lambda: next(left) == 0)
 
-        return go
+                yield method, run_on
 
     def bare(self, iterations: int) -> None:
         """The same passes without anything around them."""
@@ -140,14 +176,15 @@ class Work:
         for _ in range(iterations):
             gen_op = generator(z_BZ)
             with torch.no_grad(), ieee_fp32():
-                self.student.eval()(probes_NCHW)
-                self.teacher.net(probes_NCHW)
+                with arithmetic("tf32" if self.job.estimator.arithmetic == "tf32" else "ieee", self.device):
+                    self.student.eval()(probes_NCHW)
+                self.teacher.scores(probes_NCHW)
             _backward(generator, gen_op, ones_BCHW)
             self.student.train()
             for _ in range(self.method_config.student_steps):
                 with torch.no_grad():
                     generator.squash(generator(z_BZ))
-                    self.teacher.net(x_BCHW)
+                    self.teacher.scores(x_BCHW)
                 for _ in range(1 + self.job.config.student.replay_steps):
                     with autocast(self.device, self.job.config.precision):
                         scores_BK = self.student(x_BCHW)
@@ -169,25 +206,34 @@ def run_bench(config: BenchConfig) -> str:
 
 
 def time_case(name: str, config: BenchConfig, device: torch.device) -> SpeedRow:
-    """The loop and the other in turn, ``rounds`` times; medians, and the median of the ratios of each pair."""
+    """One case's figures, beside what ``config`` says."""
     case = CASES[name]
     work = Work(case, config, device)
     other = work.bare
     if config.against == "published":
         other = PublishedLoop(work.spec, case.teacher, case.student, CLASSES, work.batch, device).run
-    loops, others, progress = [], [], loop.Progress()
-    with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder:
-        _timed(work.prepare(1, Path(folder) / "warm-up", loop.Progress()), device)
-        once = _timed(lambda: other(1), device)
-        iterations = max(1, round(config.seconds / min(once, _timed(lambda: other(1), device))))
-        for number in range(config.rounds):
-            loops.append(_timed(work.prepare(iterations, Path(folder) / str(number), progress), device) / iterations)
-            others.append(_timed(lambda: other(iterations), device) / iterations)
+    progress = loop.Progress()
+    with work.opened(progress) as (_, ours):
+        figures = time_in_turn(ours, other, config.rounds, config.seconds, device)
+    return SpeedRow(name, work.batch, work.queries, *figures, progress.logging / progress.seconds)
+
+
+def time_in_turn(
+    ours: Callable[[int], None], other: Callable[[int], None], rounds: int, seconds: float, device: torch.device
+) -> tuple[float, float, float]:
+    """Seconds an iteration of the two, timed in turn, medians over ``rounds``; the median of each pair's ratio, the
+    other's by ours. One timing takes about ``seconds``.
+    """
+    loops, others = [], []
+    for each in (ours, other):
+        each(WARM_UP if device.type == "cuda" else 1)
+    once = min(_timed(partial(each, 1), device) for each in (other, ours))
+    iterations = max(1, round(seconds / once))
+    for _ in range(rounds):
+        loops.append(_timed(partial(ours, iterations), device) / iterations)
+        others.append(_timed(partial(other, iterations), device) / iterations)
     ratio = statistics.median(beside / whole for beside, whole in zip(others, loops, strict=True))
-    log_share = progress.logging / (iterations * sum(loops))
-    return SpeedRow(
-        name, work.batch, work.queries, statistics.median(loops), statistics.median(others), ratio, log_share
-    )
+    return statistics.median(loops), statistics.median(others), ratio
 
 
 def table(rows: list[SpeedRow], config: BenchConfig, device: torch.device) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +22,12 @@ def test_the_loop_is_timed_with_its_log(tmp_path: Path, monkeypatch: pytest.Monk
     """0.5.0 timed it with a listener that wrote nothing, and said nothing of what the metrics cost."""
     monkeypatch.setattr(loop, "LOG_SECONDS", 0.0)
     config = BenchConfig(cases=("digits_paper",), batch_size=2, seconds=0.01, rounds=1, device="cpu")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     work, progress = speed.Work(speed.CASES["digits_paper"], config, torch.device("cpu")), loop.Progress()
-    work.prepare(3, tmp_path / "run", progress)()
-    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    with work.opened(progress) as (_, run_on):
+        run_on(1)
+        run_on(2)
+        records = read_metrics(next(tmp_path.glob("*/metrics.jsonl")))
     assert [record["queries"] for record in records] == [work.queries, 2 * work.queries, 3 * work.queries]
     assert "difference_snr" in records[0]
     assert 0 < progress.logging < progress.seconds
