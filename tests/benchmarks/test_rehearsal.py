@@ -162,7 +162,7 @@ def test_the_disk_must_hold_all_runs_together(tmp_path: Path, monkeypatch: pytes
     assert said.startswith("--out out: expected ")
     four = float(said.split("expected ")[1].split(" MB")[0])
     one = float(refusal(f"{DIGITS} --methods static --seeds 0").split("expected ")[1].split(" MB")[0])
-    assert four == pytest.approx(4 * one, abs=0.2)
+    assert four == pytest.approx(4 * one, abs=0.25), "both are rounded to a tenth"
     (tmp_path / "out/cells").mkdir(parents=True)  # begun: some of it lies there
     (tmp_path / "out/comparison.yaml").touch()
     rehearsed(f"{words} --resume")

@@ -172,12 +172,11 @@ def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(mon
     from dfme.benchmarks.compare import session
     from dfme.report.terminal import StatusLine
 
-    started: list[list[str]] = []
-    monkeypatch.setattr(session, "start", lambda words, *_: started.append(words))
     plan = compare.plan_of([*first, ME, "--teacher.allow-env", "STRANGE_WORD,STRANGE_KEY"])
     (plan.out / "cells").mkdir(parents=True)
-    session.Session(plan, {}, StatusLine(io.StringIO()))._begin(plan.cells[0])
-    ((verb, *words),) = started
+    compared = session.Session(plan, {}, StatusLine(io.StringIO()))
+    compared._sharing = 1
+    verb, *words = compared._task(plan.cells[0]).words
     assert verb == "extract"
     job = parse_extract(words)
     teacher_side.check_teacher(job.teacher, job.teacher_options)
