@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dfme.benchmarks.compare import session
+from dfme.benchmarks.compare import rehearsal, session
 from dfme.benchmarks.compare.engines import local
 from dfme.benchmarks.compare.plan import ComparisonPlan
 from dfme.cli.compare import plan_of
@@ -226,7 +226,7 @@ def test_the_teacher_of_a_finished_comparison_is_not_asked_again(
     stand_in: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, asked = plan("--seeds 0", a=FINE), list[str]()
-    monkeypatch.setattr(session, "Oracle", lambda *_, **__: lambda images, purpose: asked.append(purpose))
+    monkeypatch.setattr(rehearsal, "Oracle", lambda *_, **__: lambda images, purpose: asked.append(purpose))
     assert compare(made)[0] == 0
     assert asked == ["check"]
     assert compare(plan_of(["--resume", "--out", "out"]))[0] == 0

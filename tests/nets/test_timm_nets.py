@@ -16,7 +16,7 @@ from dfme.run.student_file import load_student, load_student_of_run, save_studen
 from dfme.spec import ImageSpec
 
 HOSTILE = [
-    *("timm:", "timm:hf-hub:somebody/net", "timm:hf_hub:somebody/net", "timm:local-dir:/tmp/x", "timm:../../net"),
+    *("timm:", "timm:hf-hub:somebody/net", "timm:hf_hub:somebody/net", "timm:local-dir:x", "timm:../../net"),
     *(
         "timm:resnet18.tv_in1k",
         "timm:timm/resnet18",
