@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -23,19 +19,19 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from dfme.benchmarks.compare.engines.pool import WorkerPool
 from dfme.benchmarks.compare.processes import last_line, start
 from dfme.benchmarks.gradients.truth import cosine
 from dfme.benchmarks.options import BenchConfig
-from dfme.benchmarks.published import PublishedLoop
-from dfme.benchmarks.speed import CLASSES, WARM_UP, Case, Work, clock, time_in_turn
+from dfme.benchmarks.speed import CLASSES, WARM_UP, Case, Work, clock, published, time_in_turn, timings
 from dfme.compute import evaluating
 from dfme.errors import DfmeError
 from dfme.estimators.approximate import ApproximateGradients
 from dfme.estimators.base import Objective
+from dfme.graphs import beside
 from dfme.methods.dfme import Dfme
 from dfme.nets import build_net
 from dfme.precision import arithmetic
-from dfme.run.job import PROJECT
 from dfme.run.loop import Progress
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
@@ -95,7 +91,7 @@ class Bench:
         with ExitStack() as held:
             method, ours = held.enter_context(work.opened(Progress()))
             if against == PUBLISHED:
-                other = self._published(work)
+                other = published(work)
             elif against == OURS:
                 other = held.enter_context(self._work(case, PLAIN, batch).opened(Progress()))[1]
             else:
@@ -105,8 +101,6 @@ class Bench:
             figures |= {TIMES + against: ratio, "queries/s": work.queries / loop}
             if isinstance(method, Dfme) and against == PUBLISHED:
                 figures[SLOPES] = self._slopes(work, method, method.approximate_gradients)
-        if self.is_cuda:
-            figures["GiB of GPU memory at most"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         return figures
 
     def slopes(self, case: Case, changes: Changes, iterations: int) -> Measured:
@@ -126,7 +120,7 @@ class Bench:
         """What one iteration has the device do, and how busy that keeps it; ``changes`` None: the published loop's."""
         work = self._work(case, changes or {})
         with work.opened(Progress()) as (method, ours):
-            run = self._published(work) if changes is None else ours
+            run = published(work) if changes is None else ours
             wall = self._seconds(partial(run, 1))
             with profile(activities=[ProfilerActivity.CUDA if self.is_cuda else ProfilerActivity.CPU]) as seen:
                 run(2)
@@ -143,27 +137,26 @@ class Bench:
         """So many processes, each with a loop of its own."""
         words = ["bench", "--cases=digits_paper", "--rounds=3", f"--device={self.device}"]
         words += [f"--batch-size={self.batch}", f"--seconds={4 * self.seconds}"]
-        with ThreadPoolExecutor(count) as pool:
-            said = [*pool.map(_dfme, [words] * count)]
-        speeds = [float(text.splitlines()[-1].split("|")[5].replace(",", "")) for text in said]
+        with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder:
+            rows = _side_by_side(Path(folder), [words] * count)
+        speeds = [float(row.split("|")[5].replace(",", "")) for row in rows]
         return {"queries/s of all together": sum(speeds), "queries/s of the slowest": min(speeds)}
 
     def killed(self, *options: str) -> Measured:
         """A run that is killed (SIGKILL) once it has a checkpoint and then resumed, beside one that is not killed."""
-        with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder, ThreadPoolExecutor() as pool:
-            whole, cut = Path(folder, "whole"), Path(folder, "cut")
+        with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder:
+            whole, cut, log = (Path(folder, name) for name in ("whole", "cut", "log.txt"))
             words = [f"--budget={self.budget}", f"--device={self.device}", "--checkpoint-seconds=0.2", *options]
-            other = pool.submit(_dfme, ["extract", f"--out={whole}", *words])
-            process = start(["extract", f"--out={cut}", *words], Path(folder, "log.txt"), 1)
+            process = start(["extract", f"--out={cut}", *words], log, 1)
             try:
                 while process.poll() is None and not (cut / "checkpoint.pt").exists():
                     time.sleep(0.02)
             finally:
                 process.kill()
             if process.wait() >= 0:
-                raise DfmeError(f"the run was over before it was killed: {last_line(Path(folder, 'log.txt'))}")
-            _dfme(["extract", f"--out={cut}", "--resume"])
-            other.result()
+                raise DfmeError(f"the run was over before it was killed: {last_line(log)}")
+            rest = ["extract", f"--out={whole}", *words], ["extract", f"--out={cut}", "--resume"]
+            _side_by_side(Path(folder), rest)
             students = {(out / "student.safetensors").read_bytes() for out in (whole, cut)}
             lost = json.loads((cut / "summary.json").read_text())["lost"]
         return {SAME: 2.0 - len(students), "images asked again": lost}
@@ -182,26 +175,16 @@ class Bench:
         teacher.eval()
         return work
 
-    def _published(self, work: Work) -> Callable[[int], None]:
-        return PublishedLoop(work.spec, *work.case[1:3], CLASSES, work.batch, self.device).run
-
     def _replayed(self, work: Work) -> Callable[[int], None]:
         """The bare passes, captured once as a CUDA graph; on a CPU as they are."""
         if not self.is_cuda:
             return work.bare
-        side, graph = torch.cuda.Stream(self.device), torch.cuda.CUDAGraph()
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
+        graph = torch.cuda.CUDAGraph()
+        with beside(self.device):
             work.bare(WARM_UP)
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        with torch.cuda.graph(graph):
-            work.bare(1)
-
-        def replay(times: int) -> None:
-            for _ in range(times):
-                graph.replay()
-
-        return replay
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                work.bare(1)
+        return _repeated(graph.replay)
 
     def _slopes(self, work: Work, method: Dfme, estimated: ApproximateGradients) -> float:
         """Correlation, over images, of differences with the slopes that autograd finds along them in float64.
@@ -242,24 +225,27 @@ class Bench:
 
     def _seconds(self, work: Callable[[], object]) -> float:
         """Seconds of one call, the median of three timings."""
-
-        def timed(calls: int) -> float:
-            started = clock(self.device)
-            for _ in range(calls):
-                work()
-            return (clock(self.device) - started) / calls
-
-        timed(WARM_UP)
-        calls = max(1, round(self.seconds / 3 / timed(1)))
-        return statistics.median(timed(calls) for _ in range(3))
+        return statistics.median(each for (each,) in timings([_repeated(work)], 3, self.seconds / 3, self.device))
 
 
-def _dfme(words: list[str]) -> str:
-    """What a command of dfme says, run as a process of one thread; DfmeError with its last line if it fails."""
-    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    whole = [sys.executable, "-m", "dfme", *words]
-    done = subprocess.run(whole, env=environment, capture_output=True, text=True, timeout=300)  # noqa: S603
-    if done.returncode:
-        raise DfmeError(f"{words[0]} ended with exit code {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
-    return done.stdout
+def _repeated(work: Callable[[], object]) -> Callable[[int], None]:
+    def run(times: int) -> None:
+        for _ in range(times):
+            work()
+
+    return run
+
+
+def _side_by_side(folder: Path, commands: Sequence[list[str]]) -> list[str]:
+    """Run commands of dfme at once, each a process of one thread; the last line of each. DfmeError if one fails."""
+    logs = {folder / f"{number}.txt": words for number, words in enumerate(commands)}
+    failed: list[str] = []
+
+    def ended(log: Path, code: int) -> bool:
+        failed.extend([f"{logs[log][0]} ended with exit code {code}: {last_line(log)}"] * bool(code))
+        return False
+
+    WorkerPool[Path](lambda log, _: start(logs[log], log, 1), len(logs)).run(logs, ended, lambda: False)
+    if failed:
+        raise DfmeError(failed[0])
+    return [last_line(log) for log in logs]

@@ -63,16 +63,14 @@ PLANS: dict[str, tuple[Changes, float]] = {
 ARITHMETICS: dict[str, Changes] = {"IEEE fp32": {}, "TF32": TF32, "IEEE fp32, of a bf16 teacher": BF16_TEACHER}
 
 RESNET, SMALL, MEDIUM = "ResNet-34-8x to 18-8x at 3x32x32", "small CNNs at 1x8x8", "small CNNs at 3x16x16"
-DUELS = {
+LOOPS: dict[str, tuple[Case, float]] = {
     RESNET: (CASES["resnet"], 1.7),
     SMALL: (CASES["digits_paper"], 3.0),
     MEDIUM: (Case((3, 16, 16), "cnn_medium", "cnn_medium", 0, 256), 3.0),
+    f"{SMALL}, four replay steps a batch": (CASES["digits"], 0.0),
+    "DisGUIDE, three replay steps a batch": (CASES["resnet"]._replace(replay_steps=3, method="disguide"), 0.0),
 }
-"""What the published loop does too, and how many times as fast ours should be."""
-OTHERS = {
-    f"{SMALL}, four replay steps a batch": CASES["digits"],
-    "DisGUIDE, two students, three replay steps a batch": CASES["resnet"]._replace(replay_steps=3, method="disguide"),
-}
+"""How many times as fast as the published loop ours should be; 0: that one has no replay, so nothing is judged."""
 CONVOLUTIONS = ((64, 32), (128, 16), (256, 8), (512, 4))
 """Channels and pixels of a ResNet's 3x3 convolutions."""
 
@@ -88,42 +86,44 @@ class Row(NamedTuple):
 
 def rows(bench: Bench) -> Iterator[Row]:
     """All rows, what is worth most first; last those that wait for a compiler."""
-    beside, resnet, together = bench.beside, CASES["resnet"], "our loop with all options"
+
+    def loop(
+        name: str, options: str, changes: Changes, times: float = 0, against: str = PUBLISHED, batch: int = 256
+    ) -> Row:
+        """Our loop beside another; ``times``: as fast as that it should be."""
+        bars = {TIMES + against: times, **({SLOPES: 0.9} if against == PUBLISHED else {})} if times else {}
+        work = partial(bench.beside, LOOPS[name][0], changes, against, batch)
+        seconds = 60 if "compile" in changes else 12
+        return Row(f"{name}: our loop with {options}, in turn with {against}", work, bars, seconds)
+
     yield Row("Copy, and products of large matrices", bench.peaks, seconds=5)
-    for name, (case, times) in DUELS.items():
-        bars = {TIMES + PUBLISHED: times, SLOPES: 0.9}
-        yield Row(f"{name}: {together}, in turn with {PUBLISHED}", partial(beside, case, PLAN), bars)
-        yield Row(f"{name}: the same, in turn with {BARE}", partial(beside, case, PLAN, BARE), {TIMES + BARE: 0.9})
+    for name in (RESNET, SMALL, MEDIUM):
+        yield loop(name, "all options", PLAN, LOOPS[name][1])
+        yield loop(name, "all options", PLAN, 0.9, BARE)
     for options, (changes, times) in PLANS.items():
-        what = f"{RESNET}: our loop with {options}, in turn with {PUBLISHED}"
-        yield Row(what, partial(beside, resnet, changes), {TIMES + PUBLISHED: times, SLOPES: 0.9})
-    for name, options in product((RESNET, SMALL), OPTIONS):
-        changes = {**PLAIN, **OPTIONS[options]}
-        yield Row(f"{name}: our loop with {options} alone", partial(beside, DUELS[name][0], changes))
-    loops: dict[str, Changes | None] = {PUBLISHED: None, OURS: PLAIN, together: PLAN}
-    for name, loop in product((RESNET, SMALL), loops):
-        work = partial(bench.kernels, DUELS[name][0], loops[loop])
-        yield Row(f"{name}: what an iteration of {loop} has the GPU do", work)
-    for iterations, name in product((5, 150), ARITHMETICS):
+        yield loop(RESNET, options, changes, times)
+    for name, (options, changes) in product((RESNET, SMALL), OPTIONS.items()):
+        yield loop(name, f"{options} alone", {**PLAIN, **changes})
+    plans: dict[str, Changes | None] = {PUBLISHED: None, OURS: PLAIN, "our loop with all options": PLAN}
+    for name, (which, plan) in product((RESNET, SMALL), plans.items()):
+        yield Row(f"{name}: an iteration of {which}, on the GPU", partial(bench.kernels, LOOPS[name][0], plan))
+    for iterations, (name, changes) in product((5, 150), ARITHMETICS.items()):
         what = f"{RESNET}: correlation of differences in {name} with true slopes, after {iterations} iterations"
-        work = partial(bench.slopes, resnet, ARITHMETICS[name], iterations if bench.is_cuda else 1)
+        work = partial(bench.slopes, LOOPS[RESNET][0], changes, iterations if bench.is_cuda else 1)
         yield Row(what, work, seconds=25)
-    for name, case in OTHERS.items():
-        yield Row(f"{name}: {together}", partial(beside, case, PLAN, OURS))
+    for name in (name for name, (_, times) in LOOPS.items() if not times):
+        yield loop(name, "all options", PLAN, against=OURS)
     for batch in (64, 32):
-        yield Row(f"{RESNET}: {together}, batch {batch}", partial(beside, resnet, PLAN, batch=batch))
+        yield loop(RESNET, f"all options, batch {batch}", PLAN, batch=batch)
     for count in (1, 4, 8) if bench.is_cuda else (1, 2):
         yield Row(f"{SMALL}: {count} runs side by side, each a process", partial(bench.cells, count), seconds=35)
-    killed = partial(bench.killed, "--deterministic")
-    yield Row(
-        "A run that was killed and resumed, --deterministic, and one that was not", killed, {SAME: 1.0}, seconds=40
-    )
+    killed = "A run that was killed and resumed, --deterministic, and one that was not"
+    yield Row(killed, partial(bench.killed, "--deterministic"), {SAME: 1.0}, seconds=40)
     for channels, pixels in CONVOLUTIONS:
         what = f"3x3 convolution, {channels} channels at {pixels}x{pixels}, forward and backward"
         yield Row(what, partial(bench.convolution, channels, pixels), seconds=5)
-    for options, chosen in {"all options but TF32": IEEE_PLAN, "all options": PLAN}.items():
-        what = f"{RESNET}: our loop with {options} and torch.compile"
-        yield Row(what, partial(beside, resnet, {**chosen, **COMPILED}), seconds=60)
+    for options, changes in {"all options but TF32": IEEE_PLAN, "all options": PLAN}.items():
+        yield loop(RESNET, f"{options} and torch.compile", {**changes, **COMPILED})
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -192,7 +192,6 @@ def outcome(row: Row, device: torch.device) -> RowResult:
     gc.collect()
     if cuda:
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
     bars = judged(row.bars, figures if cuda and not error else {})
     return RowResult(row.name, {} if error else figures, bars, round(time.monotonic() - started, 1), error)
 
@@ -223,10 +222,11 @@ def _line(each: RowResult) -> str:
 
 def _begun(device: torch.device) -> Report:
     """A report without rows."""
-    cuda, query = device.type == "cuda", "--format=csv,noheader --query-gpu="
+    cuda, asked = device.type == "cuda", "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit"
+    driver, _, clocks = (_said(f"nvidia-smi --format=csv,noheader --query-gpu={asked}") if cuda else "").partition(", ")
     facts = {
         "machine": device_name(device),
-        "driver": _said(f"nvidia-smi {query}driver_version") if cuda else "",
+        "driver": driver,
         "cores": str(os.cpu_count()),
         "Python": platform.python_version(),
         "torch": torch.__version__,
@@ -234,7 +234,6 @@ def _begun(device: torch.device) -> Report:
         "dfme": __version__,
         "commit": _said("git describe --always --dirty") if (PROJECT / ".git").exists() else "",
     }
-    clocks = _said(f"nvidia-smi {query}clocks.sm,clocks.max.sm,clocks.mem,power.limit") if cuda else ""
     return Report(NOTES[device.type], facts, clocks, time.strftime("%Y-%m-%d %H:%M %Z"))
 
 

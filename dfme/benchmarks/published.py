@@ -7,8 +7,7 @@ optimisers are not fused; there is no ledger, log or check.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 
 import numpy as np
 import torch
@@ -43,7 +42,10 @@ class PublishedLoop:
 
     def run(self, iterations: int) -> None:
         """So many iterations of batch x (1 + 1 + student steps) queries."""
-        with tf32(), _deterministic_convolutions():
+        cudnn = torch.backends.cudnn
+        with tf32(), ExitStack() as undo:
+            undo.callback(setattr, cudnn, "deterministic", cudnn.deterministic)
+            cudnn.deterministic = True
             for _ in range(iterations):
                 self._generator_step()
                 for _ in range(self.student_steps):
@@ -79,12 +81,3 @@ class PublishedLoop:
 
     def _distance(self, scores_NK: Tensor, answers_NK: Tensor) -> Tensor:
         return nn.functional.l1_loss(scores_NK, answers_NK, reduction="none").mean(dim=1)
-
-
-@contextmanager
-def _deterministic_convolutions() -> Iterator[None]:
-    before, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.deterministic = before

@@ -8,11 +8,10 @@ The published loop (``published.py``) may take longer than ours.
 
 from __future__ import annotations
 
-import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 from dfme.benchmarks.options import BenchConfig
 from dfme.benchmarks.published import PublishedLoop
-from dfme.compute import DeferredChecks, choose_device, deterministic
+from dfme.compute import DeferredChecks, choose_device, deterministic, device_name
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.messages import unknown_choice
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
@@ -70,23 +69,6 @@ CASES = {
 }
 
 
-class SpeedRow(NamedTuple):
-    """One case's figures; seconds are per iteration, medians over the rounds. ``log_share``: of the loops' time.
-
-    ``other_seconds``: of what the loop is timed beside; ``ratio``: that by the loop's.
-
-    On an accelerator the log's share includes the wait for what the steps before had queued.
-    """
-
-    case: str
-    batch: int
-    queries: int
-    loop_seconds: float
-    other_seconds: float
-    ratio: float
-    log_share: float
-
-
 class _NetTeacher:
     """A network as it was initialised, behind the API: its answers are worthless, its time is not."""
 
@@ -119,17 +101,16 @@ class Work:
     ``changes``: options of a run by dotted key, and the teacher's precision, which win over those of ``config``.
     """
 
-    def __init__(
-        self, case: Case, config: BenchConfig, device: torch.device, changes: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, case: Case, config: BenchConfig, device: torch.device, changes: Mapping[str, Any] = {}) -> None:
         self.case, self.device, self.spec = case, device, ImageSpec(case.shape)
         self.batch = config.batch_size or (case.cpu_batch if device.type == "cpu" else 256)
         self.method_config = find_method(case.method).config(batch_size=self.batch)
-        student = {"arch": case.student, "replay_steps": case.replay_steps, "replay_batch": self.batch}
-        values = {f"student.{name}": value for name, value in student.items()} | {"schedule.kind": "constant"}
-        values |= {name: getattr(config, name) for name in ("precision", "channels_last", "compile")} | dict(
-            changes or {}
-        )
+        values = {
+            **{"student.arch": case.student, "student.replay_steps": case.replay_steps},
+            **{"student.replay_batch": self.batch, "schedule.kind": "constant"},
+            **{name: getattr(config, name) for name in ("precision", "channels_last", "compile")},
+            **changes,
+        }
         settings, estimator = build(ExtractConfig, values), build(EstimatorConfig, values, "estimator.")
         self.job = Job(settings, TeacherConfig(), {}, case.method, self.method_config, estimator)
         self.teacher = _NetTeacher(
@@ -200,66 +181,61 @@ def run_bench(config: BenchConfig) -> str:
             fitting = ", ".join(name for name, case in CASES.items() if not case.replay_steps)
             raise UserError(f"--against published: it has no replay, {name} has; choose --cases {fitting}")
     device = choose_device(config.device)
+    head = f"{device_name(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, {config.precision}"
+    columns = f"case | batch | loop ms | {config.against} ms | queries/s | {config.against} / loop | log %"
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
-        return table([time_case(name, config, device) for name in config.cases], config, device)
+        rows = [_row(name, config, device) for name in config.cases]
+    return "\n".join([head, "", f"| {columns} |", f"|---{'|---:' * 6}|", *rows])
 
 
-def time_case(name: str, config: BenchConfig, device: torch.device) -> SpeedRow:
-    """One case's figures, beside what ``config`` says."""
-    case = CASES[name]
-    work = Work(case, config, device)
-    other = work.bare
-    if config.against == "published":
-        other = PublishedLoop(work.spec, case.teacher, case.student, CLASSES, work.batch, device).run
-    progress = loop.Progress()
+def _row(name: str, config: BenchConfig, device: torch.device) -> str:
+    """One case's figures: medians over the rounds, and the log's share of the loop's time.
+
+    On an accelerator that share includes the wait for what the steps before had queued.
+    """
+    work, progress = Work(CASES[name], config, device), loop.Progress()
+    other = published(work) if config.against == "published" else work.bare
     with work.opened(progress) as (_, ours):
-        figures = time_in_turn(ours, other, config.rounds, config.seconds, device)
-    return SpeedRow(name, work.batch, work.queries, *figures, progress.logging / progress.seconds)
+        own, beside, ratio = time_in_turn(ours, other, config.rounds, config.seconds, device)
+    figures = f"{own * 1e3:.1f} | {beside * 1e3:.1f} | {work.queries / own:,.0f} | {ratio:.3f}"
+    return f"| {name} | {work.batch} | {figures} | {100 * progress.logging / progress.seconds:.2f} |"
+
+
+def published(work: Work) -> Callable[[int], None]:
+    """What runs so many iterations of the published loop with the same networks."""
+    return PublishedLoop(work.spec, work.case.teacher, work.case.student, CLASSES, work.batch, work.device).run
 
 
 def time_in_turn(
     ours: Callable[[int], None], other: Callable[[int], None], rounds: int, seconds: float, device: torch.device
 ) -> tuple[float, float, float]:
-    """Seconds an iteration of the two, timed in turn, medians over ``rounds``; the median of each pair's ratio, the
-    other's by ours. One timing takes about ``seconds``.
-    """
-    loops, others = [], []
-    for each in (ours, other):
-        each(WARM_UP if device.type == "cuda" else 1)
-    once = min(_timed(partial(each, 1), device) for each in (other, ours))
-    iterations = max(1, round(seconds / once))
-    for _ in range(rounds):
-        loops.append(_timed(partial(ours, iterations), device) / iterations)
-        others.append(_timed(partial(other, iterations), device) / iterations)
-    ratio = statistics.median(beside / whole for beside, whole in zip(others, loops, strict=True))
-    return statistics.median(loops), statistics.median(others), ratio
+    """Seconds an iteration of the two, medians over ``rounds``, and the median of the ratios, the other's by ours."""
+    pairs = timings((ours, other), rounds, seconds, device)
+    own, beside = (statistics.median(each) for each in zip(*pairs, strict=True))
+    return own, beside, statistics.median(after / before for before, after in pairs)
 
 
-def table(rows: list[SpeedRow], config: BenchConfig, device: torch.device) -> str:
-    """The rows as a Markdown table under a line that names machine, versions and settings."""
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
-    head = f"{machine}, {torch.get_num_threads()} threads, torch {torch.__version__}, {config.precision}"
-    columns = f"case | batch | loop ms | {config.against} ms | queries/s | {config.against} / loop | log %"
-    lines = [head, "", f"| {columns} |", f"|---{'|---:' * 6}|"]
-    for row in rows:
-        loop_ms, other_ms, speed = row.loop_seconds * 1e3, row.other_seconds * 1e3, row.queries / row.loop_seconds
-        figures = f"{loop_ms:.1f} | {other_ms:.1f} | {speed:,.0f} | {row.ratio:.3f} | {100 * row.log_share:.2f}"
-        lines.append(f"| {row.case} | {row.batch} | {figures} |")
-    return "\n".join(lines)
+def timings(
+    loops: Sequence[Callable[[int], None]], rounds: int, seconds: float, device: torch.device
+) -> list[list[float]]:
+    """Seconds an iteration of each loop, timed in turn in every round; one timing takes about ``seconds``."""
+
+    def timed(run: Callable[[int], None], iterations: int) -> float:
+        started = clock(device)
+        run(iterations)
+        return (clock(device) - started) / iterations
+
+    for run in loops:
+        run(WARM_UP if device.type == "cuda" else 1)
+    iterations = max(1, round(seconds / min(timed(run, 1) for run in loops)))
+    return [[timed(run, iterations) for run in loops] for _ in range(rounds)]
 
 
 def _backward(net: nn.Module, output: Tensor, upstream: Tensor) -> None:
     for parameter in net.parameters():
         parameter.grad = None
     output.backward(upstream)
-
-
-def _timed(work: Callable[[], None], device: torch.device) -> float:
-    """Seconds of one call."""
-    started = clock(device)
-    work()
-    return clock(device) - started
 
 
 def clock(device: torch.device) -> float:

@@ -80,6 +80,6 @@ def open_white_box(job: Job) -> Any:
 
 def http_ratios(job: Job, rounds: int, extract: Callable[[TeacherConfig, dict[str, Any], Path], float]) -> str:
     """What HTTP costs an extraction from the job's teacher, as a table; ``extract`` takes the seconds of one."""
-    from dfme.teachers.serve.throughput import ratio_table, time_http
+    from dfme.teachers.serve.throughput import time_http
 
-    return ratio_table(time_http(job.teacher, job.teacher_options, rounds, extract))
+    return time_http(job.teacher, job.teacher_options, rounds, extract)

@@ -13,8 +13,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx2
 import torch
@@ -34,19 +35,14 @@ Extraction = Callable[[TeacherConfig, dict[str, Any], Path], float]
 """Extract from the teacher of this configuration and these options into a new folder; the seconds it took."""
 
 
-class Ratio(NamedTuple):
-    """One line: what was compared, medians of seconds without and with, and the median of without / with."""
+def time_http(teacher: TeacherConfig, options: dict[str, Any], rounds: int, run_extraction: Extraction) -> str:
+    """A table: extraction from a teacher of kind torch in process and through HTTP, our client and bare requests.
 
-    case: str
-    without: float
-    through: float
-    ratio: float
-
-
-def time_http(teacher: TeacherConfig, options: dict[str, Any], rounds: int, run_extraction: Extraction) -> list[Ratio]:
-    """Extraction from a teacher of kind torch, in process and through HTTP; then the client against bare requests."""
+    Medians of seconds without and with what it costs, and of their ratios.
+    """
     with serving(str(options["checkpoint"])) as url:
-        return [_extraction(teacher, options, url, rounds, run_extraction), _client(teacher, options, url, rounds)]
+        lines = [_extraction(teacher, options, url, rounds, run_extraction), _client(teacher, options, url, rounds)]
+    return "\n".join(["| case | seconds without | seconds with | ratio |", "|---|---:|---:|---:|", *lines])
 
 
 @contextlib.contextmanager
@@ -68,7 +64,7 @@ def serving(checkpoint: str) -> Iterator[str]:
 
 def _extraction(
     teacher: TeacherConfig, options: dict[str, Any], url: str, rounds: int, run_extraction: Extraction
-) -> Ratio:
+) -> str:
     v2, address = TeacherConfig(kind="v2"), {"url": url, "model": "m"}
     with tempfile.TemporaryDirectory(prefix="dfme-bench-") as folder:
         run_extraction(v2, address, Path(folder) / "warm-up")
@@ -80,7 +76,7 @@ def _extraction(
         )
 
 
-def _client(teacher: TeacherConfig, options: dict[str, Any], url: str, rounds: int) -> Ratio:
+def _client(teacher: TeacherConfig, options: dict[str, Any], url: str, rounds: int) -> str:
     """The same images asked for by the client, and posted as the same bytes by httpx2 alone."""
     client = connect_v2(V2Options(url=url, model="m"), TeacherConfig(kind="v2"), torch.device("cpu"))
     x_BCHW = torch.rand(BATCH, *client.spec.shape)
@@ -90,37 +86,23 @@ def _client(teacher: TeacherConfig, options: dict[str, Any], url: str, rounds: i
     address = f"{url}/v2/models/m/infer"
     expected = make_teacher(teacher, options, torch.device("cpu"))(x_BCHW)
     assert torch.allclose(client(x_BCHW), expected, atol=1e-5), "the served teacher is the local one"
-    with httpx2.Client(trust_env=False) as bare:
-
-        def post(number: int) -> float:
-            return _timed(lambda: bare.post(address, content=body, headers=headers).raise_for_status())
-
-        def ask(number: int) -> float:
-            return _timed(lambda: client.ask(x_BCHW, "bench"))
-
+    with httpx2.Client(trust_env=False) as bare, contextlib.closing(client):
+        post = partial(_timed, lambda: bare.post(address, content=body, headers=headers).raise_for_status())
+        ask = partial(_timed, lambda: client.ask(x_BCHW, "bench"))
         post(0)
         ask(0)
-        ratio = _compare("client, bare httpx2 / ours", 4 * rounds, post, ask)
-    client.close()
-    return ratio
+        return _compare("client, bare httpx2 / ours", 4 * rounds, post, ask)
 
 
-def _compare(case: str, rounds: int, without: Callable[[int], float], through: Callable[[int], float]) -> Ratio:
+def _compare(case: str, rounds: int, without: Callable[[int], float], through: Callable[[int], float]) -> str:
     pairs = [(without(number), through(number)) for number in range(rounds)]
-    ratios = [before / after for before, after in pairs]
-    befores, afters = zip(*pairs, strict=True)
-    return Ratio(case, statistics.median(befores), statistics.median(afters), statistics.median(ratios))
+    before, after = (statistics.median(each) for each in zip(*pairs, strict=True))
+    return f"| {case} | {before:.5g} | {after:.5g} | {statistics.median(one / two for one, two in pairs):.3f} |"
 
 
-def _timed(request: Callable[[], object]) -> float:
+def _timed(request: Callable[[], object], _: int) -> float:
     """Seconds of one request, the mean of many in a row."""
     started = time.perf_counter()
     for _ in range(REQUESTS):
         request()
     return (time.perf_counter() - started) / REQUESTS
-
-
-def ratio_table(ratios: list[Ratio]) -> str:
-    """The lines as a Markdown table."""
-    head = ["| case | seconds without | seconds with | ratio |", "|---|---:|---:|---:|"]
-    return "\n".join([*head, *(f"| {r.case} | {r.without:.5g} | {r.through:.5g} | {r.ratio:.3f} |" for r in ratios)])

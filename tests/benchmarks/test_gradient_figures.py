@@ -12,7 +12,7 @@ from tiers import exhaustive, exhaustive_rows
 from torch import nn
 
 from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS
-from dfme.benchmarks.gradients.measure import Setting, Sizes, Within, arithmetic
+from dfme.benchmarks.gradients.measure import Setting, Sizes, arithmetic, within
 from dfme.benchmarks.gradients.stages import Stage
 from dfme.precision import ieee_fp32, tf32
 from dfme.teachers.local.white_box import TorchWhiteBox
@@ -123,10 +123,10 @@ def test_a_net_keeps_its_arithmetic_inside_an_estimate():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         coarse_BK = plain(x_BCHW).float()
     with ieee_fp32():
-        assert torch.equal(Within(plain, "bf16", CPU)(x_BCHW), coarse_BK)
+        assert torch.equal(within(plain, "bf16", CPU)(x_BCHW), coarse_BK)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(Within(plain, "ieee", CPU)(x_BCHW), plain.float()(x_BCHW.clone()).float()) is False
-    assert torch.equal(Within(plain, "ieee", CPU)(x_BCHW), plain(x_BCHW))
+        assert torch.equal(within(plain, "ieee", CPU)(x_BCHW), plain.float()(x_BCHW.clone()).float()) is False
+    assert torch.equal(within(plain, "ieee", CPU)(x_BCHW), plain(x_BCHW))
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="older switches")

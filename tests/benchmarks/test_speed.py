@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,10 +32,12 @@ def test_the_loop_is_timed_with_its_log(tmp_path: Path, monkeypatch: pytest.Monk
     assert [record["queries"] for record in records] == [work.queries, 2 * work.queries, 3 * work.queries]
     assert "difference_snr" in records[0]
     assert 0 < progress.logging < progress.seconds
-    row = speed.SpeedRow("digits_paper", work.batch, work.queries, 0.5, 0.4, 0.8, log_share=0.0123)
-    heads, _, figures = speed.table([row], config, torch.device("cpu")).splitlines()[-3:]
+    monkeypatch.setattr(speed, "time_in_turn", lambda *_: (0.5, 0.4, 0.8))
+    monkeypatch.setattr(loop, "Progress", lambda: SimpleNamespace(logging=0.0123, seconds=1.0))
+    heads, _, figures = speed.run_bench(config).splitlines()[-3:]
     cells = dict(zip(*([cell.strip() for cell in line.split("|")] for line in (heads, figures)), strict=True))
     assert (cells["loop ms"], cells["bare / loop"], cells["log %"]) == ("500.0", "0.800", "1.23")
+    assert (cells["case"], cells["queries/s"]) == ("digits_paper", f"{work.queries / 0.5:,.0f}")
 
 
 def test_the_published_loop_is_timed_beside_ours() -> None:

@@ -286,7 +286,6 @@ def test_the_linter_looks_for_unsafe_code_everywhere_and_every_exception_is_know
     }
     assert excepted == {
         ("dfme/benchmarks/compare/processes.py", "S603"),  # this interpreter, on this program, with words of ours
-        ("dfme/benchmarks/gpu_figures.py", "S603"),  # the same
         ("dfme/benchmarks/gpu_suite.py", "S603"),  # git and nvidia-smi, with words of ours
         ("dfme/config/yaml_files.py", "S506"),  # the loader is a SafeLoader
         ("dfme/report/metrics.py", "S311"),  # which records of a long log are drawn is no secret

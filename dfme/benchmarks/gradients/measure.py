@@ -69,18 +69,14 @@ class GradientRow:
     settings: dict[str, Any]
 
 
-class Within(nn.Module):
-    """A net that runs in an arithmetic of its own and answers float32."""
+def within(net: nn.Module, kind: FloatArithmetic, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """The net in an arithmetic of its own; it answers float32."""
 
-    def __init__(self, net: nn.Module, kind: FloatArithmetic, device: torch.device) -> None:
-        super().__init__()
-        self.net = net
-        self._within = partial(arithmetic, kind, device)
+    def scores(x_NCHW: Tensor) -> Tensor:
+        with arithmetic(kind, device):
+            return net(x_NCHW).float()  # type: ignore[no-any-return]
 
-    def forward(self, x_NCHW: Tensor) -> Tensor:
-        with self._within():
-            scores_NK: Tensor = self.net(x_NCHW).float()
-        return scores_NK
+    return scores
 
 
 @dataclass
@@ -101,9 +97,9 @@ class Setting:
     def __init__(self, box: WhiteBox, stage: Stage, condition: Condition, sizes: Sizes) -> None:
         self.stage = stage
         mode = LabelMode.parse(condition.mode)
-        within = partial(arithmetic, condition.arithmetic, box.device)
-        self.oracle = Oracle(box.as_seen(condition.levels, mode, within), Ledger(UNLIMITED))
-        self.net = Within(stage.student, condition.arithmetic, box.device).eval()
+        api = box.as_seen(condition.levels, mode, partial(arithmetic, condition.arithmetic, box.device))
+        self.oracle = Oracle(api, Ledger(UNLIMITED))
+        self.net = within(stage.student, condition.arithmetic, box.device)
         self._loss = sizes.loss
         self.streams = Streams(sizes.seed, box.device)
         self.remembered = self._remember(sizes.batch_size)

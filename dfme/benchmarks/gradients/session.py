@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +15,7 @@ from dfme.benchmarks.gradients.stages import WhiteBox, stages
 from dfme.benchmarks.gradients.synthetic_course import synthetic_section
 from dfme.benchmarks.gradients.table import WHITE_BOX, GradientsResult, StageFacts, as_json, details, markdown, overview
 from dfme.benchmarks.options import EVERYTHING, GradientsConfig
-from dfme.compute import within_memory
+from dfme.compute import device_name, within_memory
 from dfme.config.settings import Job
 from dfme.errors import UserError
 from dfme.files import write_text
@@ -95,14 +94,14 @@ def _lacking(condition: Condition, box: WhiteBox, loss: str) -> str:
 
 def _facts(job: Job, config: GradientsConfig, box: WhiteBox) -> dict[str, str]:
     """On what, how much and where was measured."""
-    machine = torch.cuda.get_device_name(box.device) if box.device.type == "cuda" else f"{platform.machine()} CPU"
     teacher = job.teacher_options.get("checkpoint", job.teacher.kind)
     shape = "x".join(map(str, box.spec.shape))
     return {
         "teacher": f"{Path(str(teacher)).name}, {box.num_classes} classes, images {shape}",
         "students": f"by the method {job.method} with a budget of {int(job.config.budget):,}, seed {config.seed}",
         "measured": f"{config.batches} batches of {config.batch_size} images",
-        "machine": f"{machine}, {torch.get_num_threads()} threads, torch {torch.__version__}, dfme {__version__}",
+        "machine": f"{device_name(box.device)}, {torch.get_num_threads()} threads",
+        "versions": f"torch {torch.__version__}, dfme {__version__}",
     }
 
 

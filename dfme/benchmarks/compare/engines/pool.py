@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -58,7 +58,8 @@ class WorkerPool(Generic[T]):
         called all the while. An interruption on top of that stops them at once.
         """
         waiting, signalled = list(tasks), False
-        with self.opened(), self._ended():
+        with self.opened(), ExitStack() as undo:
+            undo.callback(self._end)
             while self._slots or (waiting and not stopped()):
                 while waiting and len(self._slots) < self._jobs and not stopped():
                     slot, task = min(set(range(self._jobs)) - self._slots.keys()), waiting.pop(0)
@@ -84,17 +85,13 @@ class WorkerPool(Generic[T]):
             with contextlib.suppress(ProcessLookupError):
                 worker.send_signal(signal.SIGINT)
 
-    @contextlib.contextmanager
-    def _ended(self) -> Iterator[None]:
+    def _end(self) -> None:
         """Leave none behind, whatever happens."""
-        try:
-            yield
-        finally:
-            self._signal()
-            deadline = time.monotonic() + GRACE_SECONDS
-            for _, worker in self._slots.values():
-                while worker.poll() is None and time.monotonic() < deadline:
-                    time.sleep(POLL_SECONDS)
-                if worker.poll() is None:
-                    worker.kill()
-            self._slots = {}
+        self._signal()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for _, worker in self._slots.values():
+            while worker.poll() is None and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+            if worker.poll() is None:
+                worker.kill()
+        self._slots = {}
