@@ -176,7 +176,7 @@ def run_bench(config: BenchConfig) -> str:
     """Time every case and give the table, with machine and versions, as Markdown. UserError for an unknown case."""
     for name in config.cases:
         if name not in CASES:
-            raise UserError(f"--cases: {unknown_choice('case', name, [*CASES, 'http'])}")
+            raise UserError(f"--cases: {unknown_choice('case', name, CASES)}")
         if config.against == "published" and CASES[name].replay_steps:
             fitting = ", ".join(name for name, case in CASES.items() if not case.replay_steps)
             raise UserError(f"--against published: it has no replay, {name} has; choose --cases {fitting}")

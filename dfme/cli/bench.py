@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from dfme.benchmarks.options import BenchConfig
-from dfme.cli import teacher_side
 from dfme.cli.arguments import Arguments, CommandInputs
-from dfme.cli.extract import parse_extract
 from dfme.config.messages import Problem
-from dfme.config.settings import Job, TeacherConfig
 from dfme.config.values import options_of
 from dfme.run.checks import fresh_directory_problems
 
@@ -32,14 +26,9 @@ def run(words: Sequence[str]) -> int:
 
         run_suite(config, partial(print, flush=True))
         return 0
-    kernels = tuple(case for case in config.cases if case != "http")
-    if kernels:
-        from dfme.benchmarks.speed import run_bench
+    from dfme.benchmarks.speed import run_bench
 
-        print(run_bench(replace(config, cases=kernels)))
-    if kernels != config.cases:
-        job = parse_extract(["--budget", "60k"])
-        print(teacher_side.http_ratios(job, config.rounds, partial(_seconds, job)))
+    print(run_bench(config))
     return 0
 
 
@@ -54,11 +43,3 @@ def _problems(config: BenchConfig, says: Callable[[str], bool]) -> Iterator[Prob
         yield Problem("resume", "expected --out as well: the directory of the suite to go on with")
     if config.suite != "none" and not config.resume:
         yield from fresh_directory_problems(config.out)
-
-
-def _seconds(job: Job, teacher: TeacherConfig, options: dict[str, Any], out: Path) -> float:
-    """How long the job takes from another teacher."""
-    from dfme.run.build import run_job
-
-    one = replace(job, config=replace(job.config, out=str(out)), teacher=teacher, teacher_options=options)
-    return float(run_job(one, console=False).summary["wall_seconds"])

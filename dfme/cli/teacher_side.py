@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from dfme import teachers
@@ -76,10 +75,3 @@ def open_white_box(job: Job) -> Any:
     from dfme.teachers.local.white_box import open_white_box as open_box
 
     return open_box(job.teacher, job.teacher_options, choose_device(job.config.device))
-
-
-def http_ratios(job: Job, rounds: int, extract: Callable[[TeacherConfig, dict[str, Any], Path], float]) -> str:
-    """What HTTP costs an extraction from the job's teacher, as a table; ``extract`` takes the seconds of one."""
-    from dfme.teachers.serve.throughput import time_http
-
-    return time_http(job.teacher, job.teacher_options, rounds, extract)

@@ -290,6 +290,5 @@ def test_the_linter_looks_for_unsafe_code_everywhere_and_every_exception_is_know
         ("dfme/config/yaml_files.py", "S506"),  # the loader is a SafeLoader
         ("dfme/report/metrics.py", "S311"),  # which records of a long log are drawn is no secret
         ("dfme/report/wandb_run.py", "S310"),  # the scheme is checked
-        ("teachers/serve/throughput.py", "S603"),  # this interpreter, on a module of ours
     }
     assert not [line for _, line in lines if re.search(r"ruff: *noqa|# nosec", line)]
