@@ -69,11 +69,14 @@ class Ranks:
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of every rank's ``x``, in its place: the same bits on all of them."""
-        return self._together("all_reduce", x)
+        self._together("all_reduce", x, gpus=x.is_cuda)
+        return x
 
     def share(self, x: Tensor) -> Tensor:
         """The first rank's ``x``, in the place of every other's, which has its form."""
-        return x if self.count == 1 else self._together("broadcast", x.contiguous(), src=0)
+        if self.count > 1:
+            self._together("broadcast", x := x.contiguous(), 0, gpus=x.is_cuda)
+        return x
 
     def agree(self, flag: bool, same: Tensors = tuple) -> bool:
         """The first rank's answer; every ``ALIKE_EVERY``-th time they see that they still have the ``same``."""
@@ -93,21 +96,18 @@ class Ranks:
 
         self.require_alike("weights and random streams", digest, DfmeError)
 
-    def texts(self, own: str) -> list[str]:
+    def said(self, own: Any) -> list[Any]:
         """What every rank says."""
-        data, at = torch.tensor(list(own.encode()), dtype=torch.uint8), slice(self.number, self.number + 1)
-        sizes = self.gather(torch.tensor([len(data)]), at, self.count).tolist()
-        padded = self.gather(F.pad(data, (0, max(sizes) - len(data)))[None], at, self.count)
-        return [bytes(row[:size]).decode() for row, size in zip(padded.tolist(), sizes, strict=True)]
+        said = [own] * self.count
+        self._together("all_gather_object", said, own)
+        return said
 
     def require_alike(self, what: str, own: Callable[[], str], error: type[DfmeError] = UserError) -> None:
         """``error``, on every rank, where ``own`` is not the same on all."""
-        texts = [] if self.count == 1 else self.texts(own())
-        for number, text in enumerate(texts):
-            if text != texts[0]:
-                raise error(
-                    f"torchrun: expected the same {what} on every rank, got {texts[0]} on 0, {text} on {number}"
-                )
+        said = [] if self.count == 1 else self.said(own())
+        for number, text in enumerate(said):
+            if text != said[0]:
+                raise error(f"torchrun: expected the same {what} on every rank, got {said[0]} on 0, {text} on {number}")
 
     def require_no_chance(self, nets: Iterable[nn.Module]) -> None:
         """UserError for nets that draw random numbers as they train: rows by themselves would draw others."""
@@ -145,15 +145,14 @@ class Ranks:
         for x, part in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
             x.copy_(part.view_as(x))
 
-    def _together(self, collective: str, x: Tensor, **how: Any) -> Tensor:
+    def _together(self, collective: str, *given: Any, gpus: bool = False) -> None:
         try:
-            getattr(dist, collective)(x, group=self.gpus if x.is_cuda else None, **how)
+            getattr(dist, collective)(*given, group=self.gpus if gpus else None)
         except RuntimeError as error:
             raise DfmeError(
                 f"rank {self.number} waits for the others in vain: one of them has ended; all that was paid is kept: "
                 "the same line with --resume auto goes on, which torchrun --max-restarts 3 does by itself"
             ) from error
-        return x
 
 
 ALONE = Ranks()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -132,15 +131,12 @@ def ranked_teacher(job: Job, device: torch.device, ranks: Ranks) -> Teacher:
     if job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local:
         return build_teacher(job, None, device)
     made = build_teacher(job, None, device) if ranks.first else None
-    names = "shape", "bounds", "levels"
-    told = (
-        {}
-        if made is None
-        else {name: getattr(made.spec, name) for name in names}
-        | {"num_classes": made.num_classes, "label_mode": str(made.label_mode)}
-    )
-    described = json.loads(ranks.texts(json.dumps(told))[0])
-    described["shape"], described["bounds"] = tuple(described["shape"]), tuple(described["bounds"])
+    told = made and {
+        **{name: getattr(made.spec, name) for name in ("shape", "bounds", "levels")},
+        **{"num_classes": made.num_classes, "label_mode": str(made.label_mode)},
+        "max_batch": getattr(made, "max_batch", None),  # which decides the memory that a run needs
+    }
+    described = ranks.said(told)[0]
     return made or wrap_callable(lambda images: images, **described)
 
 

@@ -40,7 +40,7 @@ place, load, deliver = components._place, pytorch.load_torch, Run.deliver
 
 def load_double(*given):
     teacher = load(*given)
-    doubled(teacher._module)
+    doubled(teacher.network)
     return teacher
 
 
