@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -77,6 +77,16 @@ class Ranks:
         if self.count > 1:
             self._together("broadcast", x := x.contiguous(), 0, gpus=x.is_cuda)
         return x
+
+    @contextmanager
+    def first_goes_first(self) -> Iterator[None]:
+        """The others do what is inside once the first has done it: it may download what all of them read."""
+        turn = torch.zeros(())
+        if not self.first:
+            self.share(turn)
+        yield
+        if self.first:
+            self.share(turn)
 
     def agree(self, flag: bool, same: Tensors = tuple) -> bool:
         """The first rank's answer; every ``ALIKE_EVERY``-th time they see that they still have the ``same``."""
@@ -172,6 +182,7 @@ def join(device: torch.device, patience: float, facts: str) -> tuple[torch.devic
             raise UserError(f"torchrun --nproc-per-node: this machine has {found} GPUs; start as many, or --device cpu")
         torch.cuda.set_device(device := torch.device("cuda", own))
     store, *_ = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    # One store serves all restarts: without a name of their own the new ranks find where the killed ones listened.
     store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)  # type: ignore[attr-defined]
     wait = timedelta(seconds=max(MIN_PATIENCE, 2 * patience))
     dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=wait)

@@ -129,7 +129,8 @@ def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device
 def ranked_teacher(job: Job, device: torch.device, ranks: Ranks) -> Teacher:
     """The job's teacher on one of several ranks: a model on all of them; of any other, the first alone may ask it."""
     if job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local:
-        return build_teacher(job, None, device)
+        with ranks.first_goes_first():
+            return build_teacher(job, None, device)
     made = build_teacher(job, None, device) if ranks.first else None
     told = made and {
         **{name: getattr(made.spec, name) for name in ("shape", "bounds", "levels")},
@@ -178,7 +179,8 @@ def open_run(
     # Another teacher than the record's is refused as such, before anything else is judged by it.
     record = open_record() if resume else None
     require_answers_fit(job.method, teacher)
-    data, pool, nets, needed = build_parts(job, teacher, device, evaluation, notes.append)
+    with ranks.first_goes_first():
+        data, pool, nets, needed = build_parts(job, teacher, device, evaluation, notes.append)
     require_memory(needed, device)
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 
