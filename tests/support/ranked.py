@@ -74,7 +74,10 @@ class RankedBench(Bench):
         return said
 
     def ended(self, process: subprocess.Popen[str]) -> tuple[int, str]:
-        said, _ = process.communicate(timeout=100)
+        try:
+            said, _ = process.communicate(timeout=100)
+        finally:
+            process.terminate()  # also its ranks, where they hang
         return process.returncode, said
 
     def metered(self, out: str, *more: str) -> list[str]:
