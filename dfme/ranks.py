@@ -88,12 +88,12 @@ class Ranks:
         if self.first:
             self.share(turn)
 
-    def agree(self, flag: bool, same: Tensors = tuple) -> bool:
-        """The first rank's answer; every ``ALIKE_EVERY``-th time they see that they still have the ``same``."""
+    def agree(self, flag: bool, same: Tensors | None = None) -> bool:
+        """The first rank's answer; every ``ALIKE_EVERY``-th time that they are given, all still have the ``same``."""
         if self.count == 1:
             return flag
-        self._agreed += 1
-        if self._agreed % ALIKE_EVERY == 0:
+        self._agreed += same is not None
+        if same is not None and self._agreed % ALIKE_EVERY == 0:
             self.require_same(same)
         return bool(self.share(torch.tensor(int(flag))))
 

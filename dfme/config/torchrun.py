@@ -11,7 +11,7 @@ from dfme.config.settings import Job
 
 def world() -> tuple[int, int]:
     """The number of this process, and how many there are; (0, 1) of one that torchrun did not start."""
-    number, count = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    number, count = (int(os.environ.get(name) or usual) for name, usual in (("RANK", "0"), ("WORLD_SIZE", "1")))
     return (number, count) if count > 1 else (0, 1)
 
 

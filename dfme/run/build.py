@@ -179,8 +179,7 @@ def open_run(
     # Another teacher than the record's is refused as such, before anything else is judged by it.
     record = open_record() if resume else None
     require_answers_fit(job.method, teacher)
-    with ranks.first_goes_first():
-        data, pool, nets, needed = build_parts(job, teacher, device, evaluation, notes.append)
+    data, pool, nets, needed = ranks.first_goes_first()(build_parts)(job, teacher, device, evaluation, notes.append)
     require_memory(needed, device)
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 

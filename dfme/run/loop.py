@@ -119,9 +119,7 @@ def run(
     ledger, trainer, ranks, read = oracle.ledger, method.students, oracle.ranks, MetricReader()
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
-    while ledger.remaining + trainer.steps_left > 0:
-        if goal and ranks.agree(goal.reached, method.replicated) and ledger.remaining:
-            break
+    while ledger.remaining + trainer.steps_left > 0 and not (goal and ranks.agree(goal.reached) and ledger.remaining):
         # Take the student steps that are due; else pay for one step of the method, or for what is left of the budget.
         before, training = ledger.spent, trainer.steps_due > 0
         metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, ledger)
