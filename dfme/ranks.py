@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -69,18 +69,31 @@ class Ranks:
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of every rank's ``x``, in its place: the same bits on all of them."""
-        return self._together("all_reduce", x)
+        self._together("all_reduce", x, gpus=x.is_cuda)
+        return x
 
     def share(self, x: Tensor) -> Tensor:
         """The first rank's ``x``, in the place of every other's, which has its form."""
-        return x if self.count == 1 else self._together("broadcast", x.contiguous(), src=0)
+        if self.count > 1:
+            self._together("broadcast", x := x.contiguous(), 0, gpus=x.is_cuda)
+        return x
 
-    def agree(self, flag: bool, same: Tensors = tuple) -> bool:
-        """The first rank's answer; every ``ALIKE_EVERY``-th time they see that they still have the ``same``."""
+    @contextmanager
+    def first_goes_first(self) -> Iterator[None]:
+        """The others do what is inside once the first has done it: it may download what all of them read."""
+        turn = torch.zeros(())
+        if not self.first:
+            self.share(turn)
+        yield
+        if self.first:
+            self.share(turn)
+
+    def agree(self, flag: bool, same: Tensors | None = None) -> bool:
+        """The first rank's answer; every ``ALIKE_EVERY``-th time that they are given, all still have the ``same``."""
         if self.count == 1:
             return flag
-        self._agreed += 1
-        if self._agreed % ALIKE_EVERY == 0:
+        self._agreed += same is not None
+        if same is not None and self._agreed % ALIKE_EVERY == 0:
             self.require_same(same)
         return bool(self.share(torch.tensor(int(flag))))
 
@@ -93,21 +106,18 @@ class Ranks:
 
         self.require_alike("weights and random streams", digest, DfmeError)
 
-    def texts(self, own: str) -> list[str]:
+    def said(self, own: Any) -> list[Any]:
         """What every rank says."""
-        data, at = torch.tensor(list(own.encode()), dtype=torch.uint8), slice(self.number, self.number + 1)
-        sizes = self.gather(torch.tensor([len(data)]), at, self.count).tolist()
-        padded = self.gather(F.pad(data, (0, max(sizes) - len(data)))[None], at, self.count)
-        return [bytes(row[:size]).decode() for row, size in zip(padded.tolist(), sizes, strict=True)]
+        said = [own] * self.count
+        self._together("all_gather_object", said, own)
+        return said
 
     def require_alike(self, what: str, own: Callable[[], str], error: type[DfmeError] = UserError) -> None:
         """``error``, on every rank, where ``own`` is not the same on all."""
-        texts = [] if self.count == 1 else self.texts(own())
-        for number, text in enumerate(texts):
-            if text != texts[0]:
-                raise error(
-                    f"torchrun: expected the same {what} on every rank, got {texts[0]} on 0, {text} on {number}"
-                )
+        said = [] if self.count == 1 else self.said(own())
+        for number, text in enumerate(said):
+            if text != said[0]:
+                raise error(f"torchrun: expected the same {what} on every rank, got {said[0]} on 0, {text} on {number}")
 
     def require_no_chance(self, nets: Iterable[nn.Module]) -> None:
         """UserError for nets that draw random numbers as they train: rows by themselves would draw others."""
@@ -145,15 +155,14 @@ class Ranks:
         for x, part in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
             x.copy_(part.view_as(x))
 
-    def _together(self, collective: str, x: Tensor, **how: Any) -> Tensor:
+    def _together(self, collective: str, *given: Any, gpus: bool = False) -> None:
         try:
-            getattr(dist, collective)(x, group=self.gpus if x.is_cuda else None, **how)
+            getattr(dist, collective)(*given, group=self.gpus if gpus else None)
         except RuntimeError as error:
             raise DfmeError(
                 f"rank {self.number} waits for the others in vain: one of them has ended; all that was paid is kept: "
                 "the same line with --resume auto goes on, which torchrun --max-restarts 3 does by itself"
             ) from error
-        return x
 
 
 ALONE = Ranks()
@@ -173,6 +182,7 @@ def join(device: torch.device, patience: float, facts: str) -> tuple[torch.devic
             raise UserError(f"torchrun --nproc-per-node: this machine has {found} GPUs; start as many, or --device cpu")
         torch.cuda.set_device(device := torch.device("cuda", own))
     store, *_ = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    # One store serves all restarts: without a name of their own the new ranks find where the killed ones listened.
     store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)  # type: ignore[attr-defined]
     wait = timedelta(seconds=max(MIN_PATIENCE, 2 * patience))
     dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=wait)

@@ -43,7 +43,8 @@ def run(words: Sequence[str]) -> int:
     if only_planned:
         from dfme.run.plan import plan
 
-        print(plan(job))
+        if first:
+            print(plan(job))
         return 0
     if waited_for := first and sys.stderr.isatty():  # what takes seconds to load comes after the first word
         from dfme.report.console import header

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except DfmeError as error:
         said = " ".join(str(error).split())[:MAX_SAID]
-        if os.environ.get("RANK", "0") != "0":  # the first rank says it, and torchrun then ends this one; or else:
+        if world()[0]:  # the first rank says it, and torchrun then ends this one; or else:
             time.sleep(ITS_OWN_ERROR)
         # it may quote a file, and what a stranger wrote does not steer the terminal
         sys.stderr.write(f"dfme: {printable(said)}\n")

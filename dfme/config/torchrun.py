@@ -7,23 +7,12 @@ from collections.abc import Iterator
 
 from dfme.config.messages import Problem
 from dfme.config.settings import Job
-from dfme.errors import UserError
 
 
 def world() -> tuple[int, int]:
     """The number of this process, and how many there are; (0, 1) of one that torchrun did not start."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return 0, 1
-    try:
-        number, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except ValueError:
-        number, count = -1, 0
-    if not 0 <= number < count:
-        raise UserError(
-            f"RANK and WORLD_SIZE: expected two numbers as torchrun gives them, got {os.environ['RANK']!r} and "
-            f"{os.environ['WORLD_SIZE']!r}; start the run with torchrun, or without these variables"
-        )
-    return number, count
+    number, count = (int(os.environ.get(name) or usual) for name, usual in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    return (number, count) if count > 1 else (0, 1)
 
 
 def rank_problems(job: Job) -> Iterator[Problem]:

@@ -42,6 +42,11 @@ class RankedOracle(Oracle):
             self._dispatcher.charged = lambda part: self._told(ASKED, part)
         self._told()  # where the budget stands
 
+    @property
+    def on_own_accelerator(self) -> bool:
+        """As on every rank: what the teacher that the first one alone may ask runs on, the others do not know."""
+        return self._split and super().on_own_accelerator
+
     def _obtain(self, queries_BCHW: Tensor, purpose: Purpose) -> Tensor:
         if not self.ranks.first:
             return self._follow(queries_BCHW)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -130,17 +129,15 @@ def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device
 def ranked_teacher(job: Job, device: torch.device, ranks: Ranks) -> Teacher:
     """The job's teacher on one of several ranks: a model on all of them; of any other, the first alone may ask it."""
     if job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local:
-        return build_teacher(job, None, device)
+        with ranks.first_goes_first():
+            return build_teacher(job, None, device)
     made = build_teacher(job, None, device) if ranks.first else None
-    names = "shape", "bounds", "levels"
-    told = (
-        {}
-        if made is None
-        else {name: getattr(made.spec, name) for name in names}
-        | {"num_classes": made.num_classes, "label_mode": str(made.label_mode)}
-    )
-    described = json.loads(ranks.texts(json.dumps(told))[0])
-    described["shape"], described["bounds"] = tuple(described["shape"]), tuple(described["bounds"])
+    told = made and {
+        **{name: getattr(made.spec, name) for name in ("shape", "bounds", "levels")},
+        **{"num_classes": made.num_classes, "label_mode": str(made.label_mode)},
+        "max_batch": getattr(made, "max_batch", None),  # which decides the memory that a run needs
+    }
+    described = ranks.said(told)[0]
     return made or wrap_callable(lambda images: images, **described)
 
 
@@ -182,7 +179,7 @@ def open_run(
     # Another teacher than the record's is refused as such, before anything else is judged by it.
     record = open_record() if resume else None
     require_answers_fit(job.method, teacher)
-    data, pool, nets, needed = build_parts(job, teacher, device, evaluation, notes.append)
+    data, pool, nets, needed = ranks.first_goes_first()(build_parts)(job, teacher, device, evaluation, notes.append)
     require_memory(needed, device)
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 

@@ -144,9 +144,6 @@ class EvaluationSet:
         return _pairs(self.images, self.answers)
 
 
-FLOATS = ImageSpec((1, 1, 1))  # its coding, for images of any shape, is to keep them as they are
-
-
 class HoldOut:
     """Keeps every n-th paid batch for evaluation, in place of an evaluation set.
 
@@ -163,10 +160,10 @@ class HoldOut:
     def __init__(
         self,
         mode: LabelMode,
+        spec: ImageSpec,
         device: torch.device | str = "cpu",
         every: int = HELD_BACK_EVERY,
         keep: int = HELD_BACK,
-        spec: ImageSpec = FLOATS,
     ) -> None:
         self._mode, self._device = mode, torch.device(device)
         self._every, self._keep, self._seen = every, keep, 0
@@ -231,7 +228,7 @@ def examination_of(
 ) -> EvaluationSet | HoldOut:
     """What students are scored on: labelled images or, without any, generated ones that are held back."""
     if data is None:
-        return HoldOut(mode, device, spec=spec)
+        return HoldOut(mode, spec, device)
     labels = None if data.labels is None else data.labels.to(device)
     held = replace(data, read=lambda index: data.batch(index).to(device))
     images = data.images.to(device) if data.read is None else held

@@ -58,6 +58,6 @@ def goal_of(
     """The agreement that ends the run, if one does, and what takes paid batches out of training."""
     held_back, goal = examination if isinstance(examination, HoldOut) else None, None
     if config.until_agreement is not None:
-        held_back = HoldOut(oracle.label_mode, device, spec=oracle.spec) if held_back is None else held_back
+        held_back = HoldOut(oracle.label_mode, oracle.spec, device) if held_back is None else held_back
         goal = Goal(config.until_agreement, held_back, own=held_back is not examination)
     return goal, None if held_back is None else held_back.hold_out

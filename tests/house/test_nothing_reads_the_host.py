@@ -90,7 +90,7 @@ def steps(name: str, options: dict[str, Any], count: int = 2) -> None:
     queries, student = QueriesConfig(**options.pop("queries", {})), options.pop("student", {})
     teacher = LinearTeacher(ImageSpec((3, 8, 8), levels=256), mode=mode)
     parts = make_parts(teacher, 10**6, queries=queries, count=METHODS[name].students, **student)
-    parts = dataclasses.replace(parts, hold_out=HoldOut(teacher.label_mode).hold_out)
+    parts = dataclasses.replace(parts, hold_out=HoldOut(teacher.label_mode, teacher.spec).hold_out)
     few = {"dfms": {"gan_steps": 1}}.get(name, {})
     method = make_method(name, parts, **{"batch_size": BATCH, **few, **options})
     method.prepare()

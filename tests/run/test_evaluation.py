@@ -61,7 +61,7 @@ def test_scoring_leaves_the_mode_and_the_statistics_as_they_were():
 
 
 def test_every_nth_paid_batch_is_held_back_and_the_newest_are_kept():
-    held = HoldOut(LabelMode("label"), every=3, keep=10)
+    held = HoldOut(LabelMode("label"), SPEC, every=3, keep=10)
     taken = [held.hold_out(torch.full((4, 1, 4, 4), float(n)), torch.full((4,), n)) for n in range(1, 13)]
     assert [n for n, was_taken in enumerate(taken, 1) if was_taken] == [3, 6, 9, 12]
     assert held.state_dict()["answers"].tolist() == [6, 6, 9, 9, 9, 9, 12, 12, 12, 12]
@@ -69,4 +69,4 @@ def test_every_nth_paid_batch_is_held_back_and_the_newest_are_kept():
 
 
 def test_without_held_back_images_there_is_no_score():
-    assert HoldOut(LabelMode("label")).score(small_net(SPEC)) == {}
+    assert HoldOut(LabelMode("label"), SPEC).score(small_net(SPEC)) == {}

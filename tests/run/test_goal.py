@@ -16,8 +16,9 @@ from dfme.errors import UserError
 from dfme.report.facts import wilson_interval
 from dfme.run.evaluation import HoldOut
 from dfme.run.goal import Goal
-from dfme.spec import LabelMode
+from dfme.spec import ImageSpec, LabelMode
 
+SPEC = ImageSpec((1, 1, 1))
 LOW, HIGH = 0.3, 0.5
 RUN: dict[str, Any] = {"budget": 2_400, "evaluation": {"dataset": "digits", "limit": 40, "points": 12}}
 
@@ -36,7 +37,7 @@ class Fixed(nn.Module):
 
 def held(wrong: int, classes: int = 4, images: int = 100) -> HoldOut:
     """Held-back images whose teacher's class the fixed student names, but for so many."""
-    hold_out = HoldOut(LabelMode("label"), every=1)
+    hold_out = HoldOut(LabelMode("label"), SPEC, every=1)
     pixels = torch.arange(images).remainder(classes)
     answers = torch.where(torch.arange(images) < wrong, (pixels + 1) % 4, pixels)
     assert hold_out.hold_out(pixels.float().view(-1, 1, 1, 1), answers)
@@ -60,7 +61,7 @@ def test_one_class_for_everything_reaches_no_goal() -> None:
 
 
 def test_before_anything_is_held_back_nothing_is_known() -> None:
-    goal = Goal(0.1, HoldOut(LabelMode("label")), own=True)
+    goal = Goal(0.1, HoldOut(LabelMode("label"), SPEC), own=True)
     assert goal.look(Fixed(), {}) == {}
     assert not goal.reached
 

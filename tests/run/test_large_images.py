@@ -87,7 +87,7 @@ def test_a_damaged_picture_is_found_before_anything_is_asked(tmp_path: Path, mon
 def test_held_back_queries_are_kept_as_bytes_and_older_checkpoints_are_read() -> None:
     images = SPEC.quantise(torch.rand(6, *SPEC.shape) * 2 - 1)
     answers = torch.rand(6, 5)
-    held, older = (HoldOut(LabelMode("logits"), every=1, spec=SPEC) for _ in range(2))
+    held, older = (HoldOut(LabelMode("logits"), SPEC, every=1) for _ in range(2))
     held.hold_out(images, answers)
     state = held.state_dict()
     assert state["images"].dtype == torch.uint8

@@ -30,7 +30,7 @@ def run(method, parts, points=5, stopped=lambda: False, kept=None, goal=None):
     finished = loop.run(
         method,
         parts.oracle,
-        HoldOut(parts.oracle.label_mode),
+        HoldOut(parts.oracle.label_mode, parts.oracle.spec),
         listener,
         loop.Progress(),
         parts.deferred,

@@ -40,7 +40,7 @@ place, load, deliver = components._place, pytorch.load_torch, Run.deliver
 
 def load_double(*given):
     teacher = load(*given)
-    doubled(teacher._module)
+    doubled(teacher.network)
     return teacher
 
 
@@ -74,7 +74,10 @@ class RankedBench(Bench):
         return said
 
     def ended(self, process: subprocess.Popen[str]) -> tuple[int, str]:
-        said, _ = process.communicate(timeout=100)
+        try:
+            said, _ = process.communicate(timeout=100)
+        finally:
+            process.terminate()  # also its ranks, where they hang
         return process.returncode, said
 
     def metered(self, out: str, *more: str) -> list[str]:
