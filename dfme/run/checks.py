@@ -20,7 +20,7 @@ from dfme.errors import UserError
 from dfme.methods import find_method
 from dfme.nets import check_net, find_net, is_own
 from dfme.queries.names import check_pool, check_programs
-from dfme.run.directory import holds_something
+from dfme.run.directory import holds_something, is_run
 from dfme.run.idle import POOLS, idle_problems
 
 HELD_BACK_EVERY = 20
@@ -233,7 +233,8 @@ def _run_directory_problems(config: ExtractConfig) -> Iterator[Problem]:
     elif out == "":
         yield Problem("out", "expected a directory, got an empty name; leave it out for a free one under runs/")
     elif out is not None and _is_taken(out):
-        yield Problem("out", f"{out!r} exists; give another --out, or --resume to go on with the run in it")
+        there = ", or --resume to go on with the run in it" if is_run(out) else "; there is no run in it to go on with"
+        yield Problem("out", f"{out!r} exists; give another --out{there}")
     else:
         path = Path(out or "runs")
         parent = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))

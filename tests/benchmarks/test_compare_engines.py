@@ -100,7 +100,7 @@ def test_four_cells_at_once_have_a_gpu_each(stand_in: Path, monkeypatch: pytest.
 
 
 @pytest.mark.integration
-def test_a_line_of_the_list_runs_anywhere_in_the_place_of_its_shell(stand_in: Path) -> None:
+def test_a_line_of_the_list_runs_anywhere_and_that_of_an_array_in_the_place_of_its_shell(stand_in: Path) -> None:
     commands, told = engine(Commands, 2)
     commands.run(["a b", "c"], lambda cell, code: False, lambda: False)
     listed = (stand_in / "commands.txt").read_text().splitlines()
@@ -111,7 +111,7 @@ def test_a_line_of_the_list_runs_anywhere_in_the_place_of_its_shell(stand_in: Pa
     second = subprocess.Popen(["bash", str(stand_in / "array.sh")], cwd="/", env=array)
     found = said(stand_in, "a b", "c")
     assert [words for words, *_ in found] == [["extract", "--out", "a b"], ["extract", "--out", "c"]]
-    assert [pid for _, _, pid, _ in found] == [first.pid, second.pid], "signals for the shell are the run's"
+    assert found[1][2] == second.pid, "signals for the batch shell are the run's"
     assert {folder for *_, folder in found} == {str(stand_in)}
     second.send_signal(signal.SIGTERM)
     assert second.wait(20) == -signal.SIGTERM
@@ -121,6 +121,8 @@ def test_a_line_of_the_list_runs_anywhere_in_the_place_of_its_shell(stand_in: Pa
     with (stand_in / "commands.txt").open() as lines:
         assert subprocess.run(again, stdin=lines, cwd="/", timeout=60).returncode == 0
     assert len((stand_in / "c.log").read_text().splitlines()) == 2
+    assert subprocess.run(["sh", str(stand_in / "commands.txt")], timeout=60).returncode == 0
+    assert len((stand_in / "c.log").read_text().splitlines()) == 3, "a shell that is given the file runs all of it"
 
 
 def test_the_array_asks_for_what_a_cell_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ WRONG = [
     ("--config nowhere.yaml", "nowhere.yaml: no such file"),
     ("--config", "--config: expected a YAML file"),
     ("--config recipe.yaml --config recipe.yaml", "--config: expected one file, got 2"),
-    ("--out weights.pt", "--out: 'weights.pt' exists; give another --out, or --resume"),
+    ("--out weights.pt", "--out: 'weights.pt' exists; give another --out; there is no run in it"),
     ("--out weights.pt/x", "--out: expected a place that can be written"),
     ("--resume", "--resume: expected --out as well"),
     ("--resume --out nowhere", "--out: expected a run directory to resume, but 'nowhere' has no config.yaml"),

@@ -77,7 +77,7 @@ def test_what_is_no_run_is_left_alone_and_a_directory_must_be_named(capsys: pyte
     Path("run").mkdir()
     Path("run/thesis.tex").touch()
     assert main(LINE) == 2
-    assert "'run' exists; give another --out" in capsys.readouterr().err
+    assert "'run' exists; give another --out; there is no run in it" in capsys.readouterr().err
     assert [path.name for path in Path("run").iterdir()] == ["thesis.tex"]
     for words in (["--resume", "auto"], ["--config", "mine.yaml", "--resume", "auto"]):
         assert main(words) == 2

@@ -41,9 +41,9 @@ class Commands:
             )
 
     def _line(self, task: Task) -> str:
-        """A command that a shell runs in any directory, and that takes the shell's place: signals reach it."""
+        """A command that a shell runs in any directory, one after another where it is given the whole list."""
         settings = [f"{name}={text}" for name, text in surroundings(self._threads).items()]
-        run = ["exec", "env", "-u", "WANDB_NAME", *settings, sys.executable, "-m", "dfme", *task.words]
+        run = ["env", "-u", "WANDB_NAME", *settings, sys.executable, "-m", "dfme", *task.words]
         return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(run)} >> {shlex.quote(str(task.log))} 2>&1"
 
     def _array(self, commands: Path, count: int, on_cpus: bool) -> str:
@@ -60,4 +60,4 @@ class Commands:
             f"#SBATCH --{name}{'=' * bool(text)}{shlex.quote(text) if text else ''}" for name, text in options.items()
         ]
         task = f'sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(commands))}'
-        return "\n".join(["#!/bin/bash", *lines, f'exec sh -c "$({task})"', ""])
+        return "\n".join(["#!/bin/bash", *lines, 'env() { exec env "$@"; }', f'eval "$({task})"', ""])
