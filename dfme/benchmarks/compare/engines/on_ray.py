@@ -32,6 +32,15 @@ class OnRay(WorkerPool[Cell]):
         cpus = self._options.get("num_cpus", "1")
         self._threads = threads_each(1, int(cpus) if cpus.isdecimal() else 1)
         self.manner = f"Ray, each run of {self._threads} threads"
+        try:
+            counts = {"num_cpus": float(self._threads), **{name: float(text) for name, text in self._options.items()}}
+            # Retried by the comparison, as with every engine
+            self._call = ray.remote(**counts, max_calls=1, max_retries=0)(lambda call: call())
+        except ValueError as error:
+            given = ",".join(f"{name}={text}" for name, text in self._options.items())
+            raise UserError(
+                f"--engine-options: expected address=HOST:PORT and numbers as num_cpus=2,num_gpus=0.5, got {given!r}"
+            ) from error
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -41,9 +50,6 @@ class OnRay(WorkerPool[Cell]):
         own["runtime_env"] = {"env_vars": surroundings(self._threads)}
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            counts = {"num_cpus": float(self._threads), **{name: float(text) for name, text in self._options.items()}}
-            # Retried by the comparison, as with every engine
-            self._call = ray.remote(**counts, max_calls=1, max_retries=0)(lambda call: call())
             ray.init(self._address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **own)
             signal.signal(signal.SIGTERM, handler)  # Ray would end this process
             self._has_gpus = ray.cluster_resources().get("GPU", 0) > 0
