@@ -14,8 +14,7 @@ from small_runs import no_pictures
 
 from dfme.compute import within_memory
 from dfme.errors import DfmeError
-from dfme.run import parts
-from dfme.run.directory import RunDirectory
+from dfme.run import opening, parts
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +37,7 @@ def test_a_full_disk_is_known_before_the_first_query(
 @pytest.mark.exhaustive
 def test_the_space_asked_for_is_what_checkpoints_take(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(RunDirectory, "require_space", lambda self, needed: asked.append(needed))
+    monkeypatch.setattr(opening, "require_space", lambda path, needed: asked.append(needed))
     assert run(f"--teacher own:Linear --method static --budget 3000 --out run {SMALL} --student.replay-steps 1") == 0
     taken = Path("run/checkpoint.pt").stat().st_size  # one of the three that may stand side by side
     assert 0.4 * asked[0] < 3 * taken < asked[0] + 300_000  # names and shapes come on top of the numbers

@@ -87,7 +87,7 @@ def test_a_journal_that_is_gone_is_paid_again_and_called_lost(cut_short: tuple[P
     [
         (20, "config.yaml"),
         (86_000, "checkpoint.pt"),
-        *exhaustive_rows([(1_500, "000000.bin"), (10_000, "000000.bin")]),
+        *exhaustive_rows([(2_200, "000000.bin"), (10_000, "000000.bin")]),
     ],
 )
 def test_no_space_left_is_one_line_and_the_run_goes_on_later(size: int, file: str, tmp_path: Path, whole: Path) -> None:

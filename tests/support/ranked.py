@@ -57,7 +57,11 @@ raise SystemExit(main(sys.argv[1:]))
 
 
 class RankedBench(Bench):
-    """A folder where runs are started by torchrun, as a person would start them."""
+    """A folder where runs are started by torchrun, as a person would start them, and are slow enough to be killed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.environment["METER_PAUSE"] = "0.06"
 
     def torchrun(self, ranks: int, words: Sequence[str], *more: str) -> subprocess.Popen[str]:
         """``torchrun --nproc-per-node ranks`` as a process; without ``-m`` words, ``python -m dfme``."""
