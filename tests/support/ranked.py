@@ -88,11 +88,14 @@ class RankedBench(Bench):
         """A small run on the metering teacher."""
         return self.flags(out, *OF_A_RUN, "--evaluation.dataset", "none", *more)
 
+    def requests(self, out: str) -> int:
+        """Requests on the run's ledger."""
+        return (self.folder / out / "ledger.jsonl").read_bytes().count(b'"charge"')
+
     def await_requests(self, process: subprocess.Popen[str], out: str, requests: int) -> None:
         """Wait until so many requests are on the ledger, and the run has a checkpoint."""
-        ledger, checkpoint = (self.folder / out / name for name in ("ledger.jsonl", "checkpoint.pt"))
         while process.poll() is None:
-            if checkpoint.exists() and ledger.read_bytes().count(b'"charge"') >= requests:
+            if (self.folder / out / "checkpoint.pt").exists() and self.requests(out) >= requests:
                 return
             time.sleep(0.005)
         raise AssertionError(process.communicate()[0])
