@@ -184,7 +184,7 @@ def test_what_is_switched_on_is_an_option() -> None:
     assert shared.teacher.precision == "bf16"
 
 
-@pytest.mark.integration
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_on_a_cpu_every_row_is_measured_once(tmp_path: Path) -> None:
     """All but compiling, which would take longer than all else."""
