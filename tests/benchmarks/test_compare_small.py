@@ -31,8 +31,8 @@ def price(row: dict[str, Any]) -> float:
 @pytest.mark.timeout(900)
 def test_the_small_comparison_takes_minutes_and_shows_the_ordering_that_is_claimed(tmp_path: Path) -> None:
     out, started = tmp_path / "small", time.monotonic()
-    words = [sys.executable, "run.py", "compare", "--config", "configs/compare_small.yaml", "--seeds", "0"]
-    done = subprocess.run([*words, "--out", str(out)], cwd=ROOT, capture_output=True, text=True, timeout=880, check=False)
+    words = [sys.executable, "run.py", "compare", "--config", "configs/compare_small.yaml", "--seeds", "0", "--out"]
+    done = subprocess.run([*words, str(out)], cwd=ROOT, capture_output=True, text=True, timeout=880, check=False)
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - started < 600
     rows = by_mode(out)
