@@ -12,8 +12,8 @@ from typing import Generic, Protocol, TypeVar
 T = TypeVar("T")
 
 POLL_SECONDS = 0.05
-GRACE_SECONDS = 20.0
-"""For a run that was asked twice to stop; then it is killed. What it had paid for is in its journal."""
+GRACE_SECONDS, KILL_SECONDS = 20.0, 5.0
+"""For a run that was asked twice to stop; then it is killed, and gone. What it had paid for is in its journal."""
 
 
 class Worker(Protocol):
@@ -90,8 +90,14 @@ class WorkerPool(Generic[T]):
         self._signal()
         deadline = time.monotonic() + GRACE_SECONDS
         for _, worker in self._slots.values():
-            while worker.poll() is None and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
-            if worker.poll() is None:
+            if not _ends_by(deadline, worker):
                 worker.kill()
+                _ends_by(time.monotonic() + KILL_SECONDS, worker)
         self._slots = {}
+
+
+def _ends_by(deadline: float, worker: Worker) -> bool:
+    """Wait for a worker's end, but no longer than that."""
+    while (running := worker.poll() is None) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return not running
