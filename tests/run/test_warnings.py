@@ -142,7 +142,7 @@ def test_the_command_line_shows_baselines_and_warnings(here: Path, capsys: pytes
 RECIPES = {
     **{"digits": 20_000, "digits_dfms": 30_000, "digits_disguide": 10_000, "digits_dni": 20_000},
     **{"digits_dual_students": 10_000, "digits_frugal": 3_000, "digits_knockoff": 10_000, "digits_maze": 40_000},
-    **{"digits_paper": 300_000, "digits_procedural": 10_000, "digits_static": 20_000},
+    **{"digits_paper": 100_000, "digits_procedural": 10_000, "digits_static": 20_000},
 }
 """Our recipes, and fewer queries than their own where those do."""
 
