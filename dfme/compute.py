@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import shutil
@@ -119,7 +118,7 @@ def deterministic(on: bool, device: torch.device) -> Iterator[None]:
 LARGE = "--method.batch-size, --student.replay-batch or --student.replay-capacity"
 
 
-@contextlib.contextmanager
+@contextmanager
 def within_memory(device: torch.device, large: str = LARGE) -> Iterator[None]:
     """One line that says what to do in place of torch's message where the memory is not enough.
 

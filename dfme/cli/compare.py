@@ -6,13 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dfme.benchmarks.compare.checks import (
-    ELSEWHERE,
-    directory_of,
-    elsewhere_problems,
-    own_problems,
-    require_same,
-)
+from dfme.benchmarks.compare.checks import ELSEWHERE, directory_of, elsewhere_problems, own_problems, require_same
 from dfme.benchmarks.compare.engines import EXTRAS
 from dfme.benchmarks.compare.plan import OPTIONS, ComparisonPlan, cells_of, own_options
 from dfme.benchmarks.compare.rows import parted, row_contents

@@ -176,8 +176,9 @@ def build_components(
     config, spec, mode = job.config, oracle.spec, oracle.label_mode
     replay = build_replay(job, spec, mode.answer_bytes(oracle.num_classes), rng, directory)
     draw = procedural_images(job, spec)
-    share = lambda: oracle.ledger.share  # noqa: E731
-    students = build_trainer(config, nets.students, mode, replay, share, rng, nets.fresh, oracle.ranks)
+    students = build_trainer(
+        config, nets.students, mode, replay, lambda: oracle.ledger.share, rng, nets.fresh, oracle.ranks
+    )
     oracle.ranks.require_no_chance(nets.students)
     if config.graphs:
         students.use_graphs()

@@ -53,6 +53,11 @@ class ComparisonPlan:
     def name(self) -> str:
         return self.out.resolve().name
 
+    @property
+    def engine_words(self) -> str:
+        """The engine's options as they are typed."""
+        return ",".join(f"{name}={text}" for name, text in self.engine_options.items())
+
     def directory(self, cell: Cell) -> Path:
         """The run directory of a cell."""
         return self.out / "cells" / cell.name

@@ -48,8 +48,7 @@ def compare(plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None],
     session.rehearse()
     command = resume_command(plan.out, plan.cells[0].job, "compare")
     if plan.engine_options:  # which no file keeps
-        said = ",".join(f"{name}={value}" for name, value in plan.engine_options.items())
-        command += f" --engine-options {shlex.quote(said)}"
+        command += f" --engine-options {shlex.quote(plan.engine_words)}"
     again = f"stopped; all that was paid is kept; go on with:\n  {command}"
     make_folder(plan.out / "cells")
     lock = DirectoryLock(plan.out)

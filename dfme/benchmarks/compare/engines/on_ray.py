@@ -37,10 +37,8 @@ class OnRay(WorkerPool[Cell]):
             # Retried by the comparison, as with every engine
             self._call = ray.remote(**counts, max_calls=1, max_retries=0)(lambda call: call())
         except ValueError as error:
-            given = ",".join(f"{name}={text}" for name, text in self._options.items())
-            raise UserError(
-                f"--engine-options: expected address=HOST:PORT and numbers as num_cpus=2,num_gpus=0.5, got {given!r}"
-            ) from error
+            wanted = "address=HOST:PORT and numbers as num_cpus=2,num_gpus=0.5"
+            raise UserError(f"--engine-options: expected {wanted}, got {plan.engine_words!r}") from error
 
     @contextmanager
     def opened(self) -> Iterator[None]:
