@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dfme.config.settings import Job
+from dfme.config.settings import Job, StudentConfig
 from dfme.config.values import flatten
 from dfme.config.yaml_files import load_yaml, parse_yaml
 from dfme.errors import UserError
@@ -22,10 +22,15 @@ MAX_THREADS = 1_024
 
 
 PLANNED = (
-    "since --student.steps are planned over the run's own budget, start a new run, or train again on what is paid for: "
-    "run.py retrain"
+    "since --student.steps are planned over the run's own budget, without --student.rounds, start a new run, or train "
+    "again on what is paid for: run.py retrain"
 )
 """What to do in place of giving such a run a larger budget."""
+
+
+def is_planned(student: StudentConfig) -> bool:
+    """Whether steps are spread over the budget for good; rounds go on under a larger one."""
+    return bool(student.steps and not student.rounds)
 
 
 def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: str) -> None:
@@ -40,7 +45,7 @@ def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: 
         require_same_teacher({"files": recorded}, {"files": files})
         keys = [key for key in keys if key.removeprefix("teacher.") not in (*files, option)]
     if keys:
-        planned = f"; {PLANNED}" if "budget" in keys and job.config.student.steps else ""
+        planned = f"; {PLANNED}" if "budget" in keys and is_planned(job.config.student) else ""
         raise UserError(
             f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
             f"leave those flags out, or start a new run in another --out{planned}"
