@@ -43,7 +43,7 @@ class StepPlan:
 
     ``during`` of None plans no number: each fresh batch is worth a step and its replay steps. ``rounds`` are shares
     of the budget, the last one 1, at which equal parts of the final steps are taken. Of a run that was given a larger
-    budget, ``taken`` rounds were due before, and those come that lie beyond the share ``since`` which was spent by then.
+    budget, ``taken`` rounds were due before, and those come that lie beyond the share ``since``, spent by then.
     """
 
     during: int | None = None
@@ -63,7 +63,7 @@ class StepPlan:
         return StepPlan(config.steps - final, final)
 
     def under(self, budget: int, spent: int, before: int) -> StepPlan:
-        """The plan once ``budget`` takes the place of ``before``, after ``spent`` images: as many steps in each round."""
+        """The plan once ``budget`` takes the place of ``before``, after ``spent`` images; steps per round stay."""
         return replace(self, taken=self._reached(spent / before), since=spent / budget)
 
     @cached_property
