@@ -13,9 +13,10 @@ from dfme.nets import find_net
 from dfme.report.console import Console
 from dfme.report.summary_file import read_summary
 from dfme.run.checkpoint import load_checkpoint
+from dfme.run.checks import is_planned
 from dfme.run.directory import RunDirectory, require_space
 from dfme.run.job import document
-from dfme.run.resuming import PLANNED, is_planned
+from dfme.run.resuming import PLANNED
 from dfme.run.run import Result
 from dfme.run.student_file import load_student
 

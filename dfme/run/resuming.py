@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from dfme.config.settings import Job, StudentConfig
+from dfme.config.settings import Job
 from dfme.config.values import flatten
 from dfme.config.yaml_files import load_yaml, parse_yaml
 from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.ledger_log import ledger_facts, require_same_teacher
+from dfme.run.checks import is_planned
 from dfme.run.job import differing_keys
 
 MAX_THREADS = 1_024
@@ -26,11 +27,6 @@ PLANNED = (
     "again on what is paid for: run.py retrain"
 )
 """What to do in place of giving such a run a larger budget."""
-
-
-def is_planned(student: StudentConfig) -> bool:
-    """Whether steps are spread over the budget for good; rounds go on under a larger one."""
-    return bool(student.steps and not student.rounds)
 
 
 def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: str) -> None:

@@ -1,0 +1,219 @@
+"""``run.py estimate``: what a clone will cost, from a pilot run on a share of the budget."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from dfme import __version__
+from dfme.cli.arguments import Arguments, CommandInputs
+from dfme.cli.extract import ExtractOptions
+from dfme.cli.files import asks_to_resume, default_recipe
+from dfme.cli.flags import last_text, split_flags
+from dfme.cli.teacher_side import check_teacher, price_problems
+from dfme.config.fields import CONFIG, Basic
+from dfme.config.messages import Problem
+from dfme.config.settings import ExtractConfig, Job
+from dfme.config.values import Option
+from dfme.files import write_text
+from dfme.report.console import duration
+from dfme.report.facts import queries_to_reach
+from dfme.report.learning_curve import GOALS, LAWS, LEAST, MODEL, REACH, pace, scores_after_training, start_of
+from dfme.report.markdown import table
+from dfme.report.metrics import MetricRecord, read_metrics
+from dfme.run.checks import HELD_BACK_EVERY, find_problems, is_planned, keeps_answers
+from dfme.run.directory import is_run
+from dfme.run.job import resume_command
+from dfme.run.recipes import fitted
+
+SUMMARY = "say what a clone will cost in queries, time and money, from a pilot on a share of the budget"
+FILE = "estimate.json"
+OTHER_RECIPES = ("config", "recipe", "method.name")
+"""Flags without which the recipe is ``frugal``."""
+
+
+@dataclass(frozen=True, config=CONFIG)
+class EstimateOptions(ExtractOptions):
+    """The settings of a run, and how much of its budget the pilot may spend."""
+
+    pilot: Basic[Annotated[float, Field(gt=0, lt=1)]] = 0.1
+    """share of the budget that the pilot spends; it is charged, and the run that is recommended goes on from it"""
+
+
+INPUTS = CommandInputs(EstimateOptions, teacher=True, method=True, recipe=default_recipe)
+
+
+def options(words: Sequence[str]) -> Iterable[Option]:
+    """Those of a run, with the recipe that is taken here, and the pilot's share."""
+    return _asked(words).in_force
+
+
+def run(words: Sequence[str]) -> int:
+    """Say what the pilot costs, run it, and print what its curve says."""
+    asked = _asked(words)
+    given, flags = asked.settings(EstimateOptions), split_flags(words)
+    job, budget = _job(asked, of_the_run=asks_to_resume(flags) and last_text(flags, "budget") is None)
+    check_teacher(job.teacher, job.teacher_options)
+    if not job.config.resume:
+        from dfme.run.plan import plan
+
+        print(f"pilot: {int(job.config.budget):,} of a budget of {budget:,} images are asked for and charged")
+        print(plan(job), flush=True)
+    if given.dry_run:
+        return 0
+    from dfme.run.build import run_job
+
+    result = run_job(job, resume=bool(job.config.resume))
+    out = result.run_dir
+    if not result.finished:
+        again = f"{resume_command(out, job, 'estimate')} --budget {budget} --pilot {given.pilot:g}"
+        print(f"stopped and kept after {result.summary['spent']:,} queries; go on with:\n  {again}")
+        return 130
+    found = estimate(job, result.summary, read_metrics(out / "metrics.jsonl"), budget)
+    write_text(out / FILE, json.dumps(found, indent=2, allow_nan=False) + "\n")
+    print("\n".join(["", *_lines(found)]))
+    if (then := found["recommended_budget"]) is not None:
+        print(f"the run that goes on from what is paid for:\n  {resume_command(out, job)} --budget {then}")
+    elif found["problem"]:
+        larger = f"{resume_command(out, job, 'estimate')} --budget {3 * budget} --pilot {given.pilot:g}"
+        print(f"a pilot three times as large goes on from what is paid for:\n  {larger}")
+    return 0
+
+
+def _asked(words: Sequence[str]) -> Arguments:
+    flags = split_flags(words)
+    named = asks_to_resume(flags) or any(flag.key in OTHER_RECIPES for flag in flags)
+    return Arguments([*words, *([] if named else ["--recipe=frugal"])], INPUTS)
+
+
+def _job(asked: Arguments, of_the_run: bool) -> tuple[Job, int]:
+    """The pilot's job, checked as far as that goes without torch, and the budget that it is a share of.
+
+    ``of_the_run``: nobody names a budget, so the pilot's is that of the run that is gone on with.
+    """
+    config, share = asked.settings(ExtractConfig), asked.settings(EstimateOptions).pilot
+    if config.resume == "auto" and config.out:
+        config = replace(config, resume=is_run(config.out))
+    given = int(config.budget)
+    pilot, budget = (given, round(given / share)) if of_the_run else (math.ceil(given * share), given)
+    job = fitted(asked.job(replace(config, budget=pilot)))
+    priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
+    asked.finish([*priced, *find_problems(job, asked.says), *_problems(job)])
+    return job, budget
+
+
+def _problems(job: Job) -> Iterator[Problem]:
+    """What keeps a pilot from being gone on with, or from showing a curve."""
+    config, student, batch = job.config, job.config.student, job.method_config.batch_size
+    afterwards = keeps_answers(job) and not (student.steps or student.replay_steps)
+    if is_planned(student):
+        text = "expected --student.rounds with it, or none: steps planned over the pilot's budget end with it"
+        yield Problem("student.steps", f"{text}; --recipe frugal has rounds")
+    elif afterwards or 0 < len(student.rounds) < LEAST:
+        text = f"expected students that are trained and scored {LEAST} times or more while the budget is spent"
+        yield Problem("method.name" if afterwards else "student.rounds", text)
+    if config.until_agreement is not None:
+        yield Problem("until_agreement", "leave it out: a pilot spends all of its budget")
+    count = config.evaluation.points
+    shares = student.rounds or [(number + 1) / count for number in range(count)]
+    least = math.ceil(HELD_BACK_EVERY * batch / shares[-min(LEAST, len(shares))])
+    if config.evaluation.dataset == "none" and int(config.budget) < least:
+        text = f"expected one, or a pilot (--budget, --pilot) of {least:,} images or more, got {int(config.budget):,}"
+        yield Problem("evaluation.dataset", f"{text}: without one, one paid batch of {batch} in 20 is scored on")
+
+
+def estimate(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecord], budget: int) -> dict[str, Any]:
+    """The contents of estimate.json."""
+    points, spent, rounds = scores_after_training(records), int(summary["spent"]), job.config.student.rounds
+    start, law = start_of(points, summary["evaluation"]["images"]), LAWS[bool(rounds)]
+    constant, problem = (summary.get("baselines") or {}).get("constant_agreement") or 0.0, None
+    if start is None or points[-1][1] <= constant:
+        problem, start = "too few scores" if len(points) < LEAST else "scores that do not rise", None
+    levels = []
+    for goal in GOALS:
+        reached = queries_to_reach(points, goal)
+        ends = (None, None, None) if start is None or reached is not None else start.queries_to(law, goal)
+        queries = [None if each is None else math.ceil(each) for each in ends]
+        for_each = {"seconds": partial(_seconds, job, summary, records), "cost": partial(_cost, job, summary)}
+        prices = {name: [None if each is None else of(each) for each in queries] for name, of in for_each.items()}
+        levels.append({"agreement": goal, "reached": reached, "queries": queries, **prices})
+    far = REACH * spent
+    return {
+        "version": __version__,
+        "pilot": spent,
+        "budget": budget,
+        "agreement": points[-1][1] if points else None,
+        "evaluation": summary["evaluation"],
+        "problem": problem,
+        "levels": levels,
+        "farthest": {"queries": far, "agreement": None if start is None else start.agreement(law, far)},
+        "training": _training(job, summary, records, budget),
+        "recommended_budget": None if start is None else _recommended(levels, spent, budget),
+    }
+
+
+def _recommended(levels: Sequence[Mapping[str, Any]], spent: int, budget: int) -> int | None:
+    """Enough, by its interval, for the highest goal that is expected within the budget; else all of that."""
+    open_ones = [level["queries"] for level in levels if level["reached"] is None]
+    if not open_ones or budget <= spent:
+        return None
+    within = [high for _, expected, high in open_ones if expected is not None and expected <= budget]
+    return min(within[-1] or budget, budget) if within else budget
+
+
+def _parts(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecord], queries: int) -> tuple[float, float]:
+    """Seconds of asking, and of steps in rounds, from the pilot's end on."""
+    student, spent, rate = job.config.student, int(summary["spent"]), job.teacher_options.get("images_per_second")
+    of_query, of_step = pace(records, bool(student.rounds))
+    coming = sum(share * queries > spent for share in student.rounds)
+    steps = student.steps * coming / max(len(student.rounds), 1)
+    return (queries - spent) * max(of_query, 1 / rate if rate else 0.0), steps * of_step
+
+
+def _seconds(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecord], queries: int) -> float:
+    return round(float(summary["wall_seconds"]) + sum(_parts(job, summary, records, queries)), 1)
+
+
+def _training(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecord], budget: int) -> float | None:
+    """The share of the time to go that student steps take; not known where they follow each batch."""
+    asking, training = _parts(job, summary, records, budget)
+    return round(training / (asking + training), 3) if training else None
+
+
+def _cost(job: Job, summary: Mapping[str, Any], queries: int) -> float | None:
+    price, served = job.teacher.price_per_1000, queries + summary["evaluation_queries"] + summary["lost"]
+    return None if price is None else round(served * price / 1000, 6)
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """What estimate.json says, for people."""
+    on, far, training = found["evaluation"], found["farthest"], found["training"]
+    what = "paid queries held back, not on images of yours" if on["held_back"] else f"images of {on['name']}"
+    share = "none" if found["agreement"] is None else f"{found['agreement']:.1%}"
+    yield f"after {found['pilot']:,} queries the agreement is {share} on {on['images']:,} {what}"
+    if found["problem"]:
+        yield f"no estimate: the pilot has {found['problem']}"
+        return
+    priced = any(any(level["cost"]) for level in found["levels"])
+    forms = {"queries": "{:,}".format, "seconds": duration, **({"cost": "{:,.2f}".format} if priced else {})}
+    rows = [[f"{each['agreement']:.0%}", *(_cell(each, *form) for form in forms.items())] for each in found["levels"]]
+    yield table(["agreement", "queries", "time", "cost"][: 1 + len(forms)], rows)
+    low, expected, high = far["agreement"]
+    yield f"beyond: more than {far['queries']:,} queries; {expected:.1%} is expected there ({low:.1%} to {high:.1%})"
+    yield f"in brackets: 90 % intervals. {MODEL}"
+    if training is not None:
+        yield f"of the time to go, training takes {training:.0%} and asking {1 - training:.0%}"
+
+
+def _cell(level: Mapping[str, Any], name: str, form: Callable[[Any], str]) -> str:
+    if level["reached"] is not None:
+        return f"{level['reached']:,}, in the pilot" if name == "queries" else ""
+    low, expected, high = ("beyond" if each is None else form(each) for each in level[name])
+    return f"{expected} ({low} to {high})" if low != "beyond" else "beyond"
