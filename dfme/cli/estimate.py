@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -61,7 +60,7 @@ def run(words: Sequence[str]) -> int:
     given, flags = asked.settings(EstimateOptions), split_flags(words)
     job, budget = _job(asked, of_the_run=asks_to_resume(flags) and last_text(flags, "budget") is None)
     check_teacher(job.teacher, job.teacher_options)
-    if not job.config.resume:
+    if given.dry_run or not job.config.resume:
         from dfme.run.plan import plan
 
         print(f"pilot: {int(job.config.budget):,} of a budget of {budget:,} images are asked for and charged")
@@ -81,7 +80,7 @@ def run(words: Sequence[str]) -> int:
     print("\n".join(["", *_lines(found)]))
     if (then := found["recommended_budget"]) is not None:
         print(f"the run that goes on from what is paid for:\n  {resume_command(out, job)} --budget {then}")
-    elif found["problem"]:
+    elif found["agreement_there"] is None:
         larger = f"{resume_command(out, job, 'estimate')} --budget {3 * budget} --pilot {given.pilot:g}"
         print(f"a pilot three times as large goes on from what is paid for:\n  {larger}")
     return 0
@@ -130,86 +129,68 @@ def _problems(job: Job) -> Iterator[Problem]:
 
 
 def estimate(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecord], budget: int) -> dict[str, Any]:
-    """The contents of estimate.json."""
-    points, spent, rounds = scores_after_training(records), int(summary["spent"]), job.config.student.rounds
-    start, law = start_of(points, summary["evaluation"]["images"]), LAWS[bool(rounds)]
-    constant, problem = (summary.get("baselines") or {}).get("constant_agreement") or 0.0, None
-    if start is None or points[-1][1] <= constant:
-        problem, start = "too few scores" if len(points) < LEAST else "scores that do not rise", None
-    levels = []
+    """The contents of estimate.json: of three numbers the lower end, the expected one and the upper end."""
+    points, spent, student = scores_after_training(records), int(summary["spent"]), job.config.student
+    start, law = start_of(points, summary["evaluation"]["images"]), LAWS[bool(student.rounds)]
+    (of_query, of_step), rate = pace(records), job.teacher_options.get("images_per_second")
+    price, beside = job.teacher.price_per_1000, summary["evaluation_queries"] + summary["lost"]
+    constant = (summary.get("baselines") or {}).get("constant_agreement") or 0.0
+    if points and points[-1][1] <= constant:
+        start = None
+
+    def to_go(queries: float) -> tuple[float, float]:
+        """Seconds of queries and of rounds from the pilot's end on."""
+        coming = sum(share * queries > spent for share in student.rounds)
+        rounds = of_step * student.steps * coming / max(len(student.rounds), 1)
+        return (queries - spent) * max(of_query, 1 / rate if rate else 0.0), rounds
+
+    levels, within = [], budget
     for goal in GOALS:
         reached = queries_to_reach(points, goal)
-        ends = (None, None, None) if start is None or reached is not None else start.queries_to(law, goal)
-        queries = [None if each is None else math.ceil(each) for each in ends]
-        for_each = {"seconds": partial(_seconds, job, summary, records), "cost": partial(_cost, job, summary)}
-        prices = {name: [None if each is None else of(each) for each in queries] for name, of in for_each.items()}
-        levels.append({"agreement": goal, "reached": reached, "queries": queries, **prices})
-    far = REACH * spent
+        known = [None] * 3 if start is None or reached is not None else start.queries_to(law, goal)
+        queries = [each and math.ceil(each) for each in known]
+        times = [each and round(summary["wall_seconds"] + sum(to_go(each)), 1) for each in queries]
+        costs = [each and price and round((each + beside) * price / 1000, 6) for each in queries]
+        levels.append({"agreement": goal, "reached": reached, "queries": queries, "seconds": times, "cost": costs})
+        if queries[1] and queries[1] <= budget:
+            within = min(queries[2] or budget, budget)
+    asking, training = to_go(budget)
     return {
         "version": __version__,
         "pilot": spent,
         "budget": budget,
-        "agreement": points[-1][1] if points else None,
         "evaluation": summary["evaluation"],
-        "problem": problem,
+        "scores": points,
         "levels": levels,
-        "farthest": {"queries": far, "agreement": None if start is None else start.agreement(law, far)},
-        "training": _training(job, summary, records, budget),
-        "recommended_budget": None if start is None else _recommended(levels, spent, budget),
+        "farthest": REACH * spent,
+        "agreement_there": None if start is None else start.agreement(law, REACH * spent),
+        "training_share": training / (asking + training) if training else None,
+        "recommended_budget": None if start is None or reached is not None or budget <= spent else within,
     }
-
-
-def _recommended(levels: Sequence[Mapping[str, Any]], spent: int, budget: int) -> int | None:
-    """Enough, by its interval, for the highest goal that is expected within the budget; else all of that."""
-    open_ones = [level["queries"] for level in levels if level["reached"] is None]
-    if not open_ones or budget <= spent:
-        return None
-    within = [high for _, expected, high in open_ones if expected is not None and expected <= budget]
-    return min(within[-1] or budget, budget) if within else budget
-
-
-def _parts(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecord], queries: int) -> tuple[float, float]:
-    """Seconds of asking, and of steps in rounds, from the pilot's end on."""
-    student, spent, rate = job.config.student, int(summary["spent"]), job.teacher_options.get("images_per_second")
-    of_query, of_step = pace(records, bool(student.rounds))
-    coming = sum(share * queries > spent for share in student.rounds)
-    steps = student.steps * coming / max(len(student.rounds), 1)
-    return (queries - spent) * max(of_query, 1 / rate if rate else 0.0), steps * of_step
-
-
-def _seconds(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecord], queries: int) -> float:
-    return round(float(summary["wall_seconds"]) + sum(_parts(job, summary, records, queries)), 1)
-
-
-def _training(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecord], budget: int) -> float | None:
-    """The share of the time to go that student steps take; not known where they follow each batch."""
-    asking, training = _parts(job, summary, records, budget)
-    return round(training / (asking + training), 3) if training else None
-
-
-def _cost(job: Job, summary: Mapping[str, Any], queries: int) -> float | None:
-    price, served = job.teacher.price_per_1000, queries + summary["evaluation_queries"] + summary["lost"]
-    return None if price is None else round(served * price / 1000, 6)
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     """What estimate.json says, for people."""
-    on, far, training = found["evaluation"], found["farthest"], found["training"]
-    what = "paid queries held back, not on images of yours" if on["held_back"] else f"images of {on['name']}"
-    share = "none" if found["agreement"] is None else f"{found['agreement']:.1%}"
-    yield f"after {found['pilot']:,} queries the agreement is {share} on {on['images']:,} {what}"
-    if found["problem"]:
-        yield f"no estimate: the pilot has {found['problem']}"
+    on, there, training, scores = (
+        found[name] for name in ("evaluation", "agreement_there", "training_share", "scores")
+    )
+    what = "paid queries that were held back, not of images of yours" if on["held_back"] else f"images of {on['name']}"
+    agreement = f"{scores[-1][1]:.1%}" if scores else "not known"
+    yield f"the pilot's agreement after {found['pilot']:,} queries: {agreement}, of {on['images']:,} {what}"
+    if there is None:
+        why = "does not rise above one answer to everything" if len(scores) >= LEAST else f"has {len(scores)} scores"
+        yield f"no estimate: its learning curve {why}"
         return
-    priced = any(any(level["cost"]) for level in found["levels"])
-    forms = {"queries": "{:,}".format, "seconds": duration, **({"cost": "{:,.2f}".format} if priced else {})}
+    forms: dict[str, Callable[[Any], str]] = {"queries": "{:,}".format, "seconds": duration, "cost": "{:,.2f}".format}
+    if not any(any(level["cost"]) for level in found["levels"]):
+        del forms["cost"]
     rows = [[f"{each['agreement']:.0%}", *(_cell(each, *form) for form in forms.items())] for each in found["levels"]]
     yield table(["agreement", "queries", "time", "cost"][: 1 + len(forms)], rows)
-    low, expected, high = far["agreement"]
-    yield f"beyond: more than {far['queries']:,} queries; {expected:.1%} is expected there ({low:.1%} to {high:.1%})"
-    yield f"in brackets: 90 % intervals. {MODEL}"
+    low, expected, high = there
+    yield f"beyond: after {found['farthest']:,} queries {expected:.1%} are expected ({low:.1%} to {high:.1%})"
+    yield MODEL
     if training is not None:
-        yield f"of the time to go, training takes {training:.0%} and asking {1 - training:.0%}"
+        yield f"of the time to go, training takes {training:.0%}, the queries {1 - training:.0%}"
 
 
 def _cell(level: Mapping[str, Any], name: str, form: Callable[[Any], str]) -> str:
