@@ -24,7 +24,7 @@ from dfme.config.values import Option
 from dfme.files import write_text
 from dfme.report.console import duration
 from dfme.report.facts import queries_to_reach
-from dfme.report.learning_curve import GOALS, LAWS, LEAST, MODEL, REACH, pace, scores_after_training, start_of
+from dfme.report.learning_curve import GOALS, LAW, LEAST, MODEL, REACH, pace, scores_after_training, start_of
 from dfme.report.markdown import table
 from dfme.report.metrics import MetricRecord, read_metrics
 from dfme.run.checks import HELD_BACK_EVERY, find_problems, is_planned, keeps_answers
@@ -131,7 +131,7 @@ def _problems(job: Job) -> Iterator[Problem]:
 def estimate(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecord], budget: int) -> dict[str, Any]:
     """The contents of estimate.json: of three numbers the lower end, the expected one and the upper end."""
     points, spent, student = scores_after_training(records), int(summary["spent"]), job.config.student
-    start, law = start_of(points, summary["evaluation"]["images"]), LAWS[bool(student.rounds)]
+    start = start_of(points, summary["evaluation"]["images"])
     (of_query, of_step), rate = pace(records), job.teacher_options.get("images_per_second")
     price, beside = job.teacher.price_per_1000, summary["evaluation_queries"] + summary["lost"]
     constant = (summary.get("baselines") or {}).get("constant_agreement") or 0.0
@@ -147,7 +147,7 @@ def estimate(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecor
     levels, within = [], budget
     for goal in GOALS:
         reached = queries_to_reach(points, goal)
-        known = [None] * 3 if start is None or reached is not None else start.queries_to(law, goal)
+        known = [None] * 3 if start is None or reached is not None else start.queries_to(LAW, goal)
         queries = [each and math.ceil(each) for each in known]
         times = [each and round(summary["wall_seconds"] + sum(to_go(each)), 1) for each in queries]
         costs = [each and price and round((each + beside) * price / 1000, 6) for each in queries]
@@ -163,7 +163,7 @@ def estimate(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecor
         "scores": points,
         "levels": levels,
         "farthest": REACH * spent,
-        "agreement_there": None if start is None else start.agreement(law, REACH * spent),
+        "agreement_there": None if start is None else start.agreement(LAW, REACH * spent),
         "training_share": training / (asking + training) if training else None,
         "recommended_budget": None if start is None or reached is not None or budget <= spent else within,
     }
