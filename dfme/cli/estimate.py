@@ -24,7 +24,7 @@ from dfme.config.values import Option
 from dfme.files import write_text
 from dfme.report.console import duration
 from dfme.report.facts import queries_to_reach
-from dfme.report.learning_curve import GOALS, LAW, LEAST, MODEL, REACH, pace, scores_after_training, start_of
+from dfme.report.learning_curve import GOALS, LAW, LEAST_SCORES, REACH, pace, scores_after_training, start_of
 from dfme.report.markdown import table
 from dfme.report.metrics import MetricRecord, read_metrics
 from dfme.run.checks import HELD_BACK_EVERY, find_problems, is_planned, keeps_answers
@@ -34,8 +34,6 @@ from dfme.run.recipes import fitted
 
 SUMMARY = "say what a clone will cost in queries, time and money, from a pilot on a share of the budget"
 FILE = "estimate.json"
-OTHER_RECIPES = ("config", "recipe", "method.name")
-"""Flags without which the recipe is ``frugal``."""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -70,10 +68,9 @@ def run(words: Sequence[str]) -> int:
     from dfme.run.build import run_job
 
     result = run_job(job, resume=bool(job.config.resume))
-    out = result.run_dir
+    out, again = result.run_dir, f"{resume_command(result.run_dir, job, 'estimate')} --pilot {given.pilot:g}"
     if not result.finished:
-        again = f"{resume_command(out, job, 'estimate')} --budget {budget} --pilot {given.pilot:g}"
-        print(f"stopped and kept after {result.summary['spent']:,} queries; go on with:\n  {again}")
+        print(f"stopped and kept after {result.summary['spent']:,} queries; go on with:\n  {again} --budget {budget}")
         return 130
     found = estimate(job, result.summary, read_metrics(out / "metrics.jsonl"), budget)
     write_text(out / FILE, json.dumps(found, indent=2, allow_nan=False) + "\n")
@@ -81,22 +78,18 @@ def run(words: Sequence[str]) -> int:
     if (then := found["recommended_budget"]) is not None:
         print(f"the run that goes on from what is paid for:\n  {resume_command(out, job)} --budget {then}")
     elif found["agreement_there"] is None:
-        larger = f"{resume_command(out, job, 'estimate')} --budget {3 * budget} --pilot {given.pilot:g}"
-        print(f"a pilot three times as large goes on from what is paid for:\n  {larger}")
+        print(f"a pilot three times as large goes on from what is paid for:\n  {again} --budget {3 * budget}")
     return 0
 
 
 def _asked(words: Sequence[str]) -> Arguments:
     flags = split_flags(words)
-    named = asks_to_resume(flags) or any(flag.key in OTHER_RECIPES for flag in flags)
+    named = asks_to_resume(flags) or any(flag.key in ("config", "recipe", "method.name") for flag in flags)
     return Arguments([*words, *([] if named else ["--recipe=frugal"])], INPUTS)
 
 
 def _job(asked: Arguments, of_the_run: bool) -> tuple[Job, int]:
-    """The pilot's job, checked as far as that goes without torch, and the budget that it is a share of.
-
-    ``of_the_run``: nobody names a budget, so the pilot's is that of the run that is gone on with.
-    """
+    """The pilot's job, checked, and the budget it is a share of; ``of_the_run``: the pilot's is the run's own."""
     config, share = asked.settings(ExtractConfig), asked.settings(EstimateOptions).pilot
     if config.resume == "auto" and config.out:
         config = replace(config, resume=is_run(config.out))
@@ -113,16 +106,15 @@ def _problems(job: Job) -> Iterator[Problem]:
     config, student, batch = job.config, job.config.student, job.method_config.batch_size
     afterwards = keeps_answers(job) and not (student.steps or student.replay_steps)
     if is_planned(student):
-        text = "expected --student.rounds with it, or none: steps planned over the pilot's budget end with it"
-        yield Problem("student.steps", f"{text}; --recipe frugal has rounds")
-    elif afterwards or 0 < len(student.rounds) < LEAST:
-        text = f"expected students that are trained and scored {LEAST} times or more while the budget is spent"
+        yield Problem("student.steps", "expected --student.rounds as well: else they are planned over the pilot alone")
+    elif afterwards or 0 < len(student.rounds) < LEAST_SCORES:
+        text = f"expected students that are trained and scored {LEAST_SCORES} times or more while the budget is spent"
         yield Problem("method.name" if afterwards else "student.rounds", text)
     if config.until_agreement is not None:
         yield Problem("until_agreement", "leave it out: a pilot spends all of its budget")
-    count = config.evaluation.points
-    shares = student.rounds or [(number + 1) / count for number in range(count)]
-    least = math.ceil(HELD_BACK_EVERY * batch / shares[-min(LEAST, len(shares))])
+    least = math.ceil(
+        HELD_BACK_EVERY * batch / (student.rounds[-LEAST_SCORES] if len(student.rounds) >= LEAST_SCORES else 0.5)
+    )
     if config.evaluation.dataset == "none" and int(config.budget) < least:
         text = f"expected one, or a pilot (--budget, --pilot) of {least:,} images or more, got {int(config.budget):,}"
         yield Problem("evaluation.dataset", f"{text}: without one, one paid batch of {batch} in 20 is scored on")
@@ -134,8 +126,7 @@ def estimate(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecor
     start = start_of(points, summary["evaluation"]["images"])
     (of_query, of_step), rate = pace(records), job.teacher_options.get("images_per_second")
     price, beside = job.teacher.price_per_1000, summary["evaluation_queries"] + summary["lost"]
-    constant = (summary.get("baselines") or {}).get("constant_agreement") or 0.0
-    if points and points[-1][1] <= constant:
+    if points and points[-1][1] <= (summary.get("baselines", {}).get("constant_agreement") or 0.0):
         start = None
 
     def to_go(queries: float) -> tuple[float, float]:
@@ -171,25 +162,27 @@ def estimate(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecor
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     """What estimate.json says, for people."""
-    on, there, training, scores = (
-        found[name] for name in ("evaluation", "agreement_there", "training_share", "scores")
-    )
+    on, there, scores = found["evaluation"], found["agreement_there"], found["scores"]
     what = "paid queries that were held back, not of images of yours" if on["held_back"] else f"images of {on['name']}"
     agreement = f"{scores[-1][1]:.1%}" if scores else "not known"
     yield f"the pilot's agreement after {found['pilot']:,} queries: {agreement}, of {on['images']:,} {what}"
     if there is None:
-        why = "does not rise above one answer to everything" if len(scores) >= LEAST else f"has {len(scores)} scores"
+        why = (
+            "does not rise above one answer to everything"
+            if len(scores) >= LEAST_SCORES
+            else f"has {len(scores)} scores"
+        )
         yield f"no estimate: its learning curve {why}"
         return
-    forms: dict[str, Callable[[Any], str]] = {"queries": "{:,}".format, "seconds": duration, "cost": "{:,.2f}".format}
-    if not any(any(level["cost"]) for level in found["levels"]):
-        del forms["cost"]
-    rows = [[f"{each['agreement']:.0%}", *(_cell(each, *form) for form in forms.items())] for each in found["levels"]]
-    yield table(["agreement", "queries", "time", "cost"][: 1 + len(forms)], rows)
-    low, expected, high = there
-    yield f"beyond: after {found['farthest']:,} queries {expected:.1%} are expected ({low:.1%} to {high:.1%})"
-    yield MODEL
-    if training is not None:
+    forms = [("queries", "{:,}".format), ("seconds", duration), ("cost", "{:,.2f}".format)]
+    known = forms if any(any(level["cost"]) for level in found["levels"]) else forms[:2]
+    rows = [[f"{each['agreement']:.0%}", *(_cell(each, *form) for form in known)] for each in found["levels"]]
+    yield table(["agreement", "queries", "time", "cost"][: 1 + len(known)], rows)
+    low, expected, high = (f"{share:.1%}" for share in there)
+    yield f"beyond: after {found['farthest']:,} queries {expected} are expected ({low} to {high})"
+    yield "in brackets: 90 % intervals. The logit of the agreement is drawn on over the logarithm of the queries; the"
+    yield "interval is what recorded curves departed from that (docs/evaluation.md)"
+    if (training := found["training_share"]) is not None:
         yield f"of the time to go, training takes {training:.0%}, the queries {1 - training:.0%}"
 
 

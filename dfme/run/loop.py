@@ -112,9 +112,8 @@ def run(
     """Spend the whole budget and train to the end, or until ``goal`` is reached; says whether it did, or was
     ``stopped`` (and kept) on the way.
 
-    ``points``: evaluations, evenly spaced over the budget; before the first of them there are some more, so that what
-    a copy costs that is good early is known. ``price``: of a thousand images, if they have one. ``keep`` saves a
-    checkpoint. ``look`` is called at each evaluation.
+    ``points``: evaluations, evenly spaced over the budget; some more come before, to know what an early copy costs.
+    ``price``: of a thousand images, if any. ``keep`` saves a checkpoint. ``look`` is called at each evaluation.
     """
     ledger, trainer, ranks, read = oracle.ledger, method.students, oracle.ranks, MetricReader()
     started = time.monotonic() - progress.seconds

@@ -27,9 +27,6 @@ from dfme.students.schedule import StepPlan, factor, weight_decay
 Metrics = dict[str, Tensor | float | Callable[[], Tensor]]
 """Metrics of a step, by the names in ``report.metrics.METRICS``. A function is called only when its value is read."""
 
-MOST_ROUNDS = 10_000
-"""Under earlier budgets, by a checkpoint: what is more is no run's."""
-
 FreshNets = Callable[[int], Sequence[nn.Module]]
 """As many newly initialised nets as there are students, for the round of a number."""
 
@@ -250,8 +247,8 @@ class StudentTrainer:
         self.steps = held_to(0, state["steps"], "student steps")
         if self._config.rounds:  # before 0.9.0 they had one budget for good
             told = held_to({"budget": 0, "taken": 0, "since": 0.0}, state["rounds"], "rounds")
-            if told["taken"] > MOST_ROUNDS:
-                raise ValueError(f"rounds: expected at most {MOST_ROUNDS:,} taken, got {told['taken']}")
+            if told["taken"] > 10_000:  # a plan lists them
+                raise ValueError(f"rounds: expected so many as a run takes, got {told['taken']}")
             self.plan, self._budget = replace(self.plan, taken=told["taken"], since=told["since"]), told["budget"]
         if self.plan.during is not None and self.steps > self.plan.edges[-1]:
             raise ValueError(f"student steps: expected at most those planned, got {self.steps}")

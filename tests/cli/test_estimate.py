@@ -35,7 +35,7 @@ WRONG = [
     ("--pilott .1", "--pilott: unknown flag; did you mean --pilot?"),
     ("--price-per-1000 -1", "--price-per-1000: expected"),
     ("--until-agreement .9", "--until-agreement: leave it out: a pilot spends all of its budget"),
-    ("--student.rounds= --student.steps 50", "--student.steps: expected --student.rounds with it, or none"),
+    ("--student.rounds= --student.steps 50", "--student.steps: expected --student.rounds as well"),
     ("--student.rounds .5,1", "--student.rounds: expected students that are trained and scored 3 times or more"),
     ("--method knockoff --student.replay-steps 0", "--method: expected students that are trained and scored 3"),
     (
@@ -173,7 +173,7 @@ def test_a_user_whose_pilot_is_stopped_goes_on_and_takes_the_run_that_is_recomme
         assert (code, len(stop_once)) == (130, 4)
         assert not Path("run", FILE).exists()
         again = out.rstrip().splitlines()[-1]
-        assert again == "  python run.py estimate --resume --out run --budget 4000 --pilot 0.1"
+        assert again == "  python run.py estimate --resume --out run --pilot 0.1 --budget 4000"
         code, out, _ = said(again.partition("estimate ")[2], capsys)
         assert (code, audit(Path("run/ledger.jsonl")).spent) == (0, 400)
         told, table = json.loads(Path("run", FILE).read_text()), out[out.index("the pilot's agreement") :]

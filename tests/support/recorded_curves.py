@@ -11,23 +11,24 @@ from __future__ import annotations
 
 import csv
 import math
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dfme.config.yaml_files import load_yaml
 from dfme.oracle.ledger_log import read_history
-from dfme.report.learning_curve import GOALS, Law, Start, logit, scores_after_training, start_of
+from dfme.report.learning_curve import GOALS, GROWTH, Law, Start, logit, scores_after_training, start_of
 from dfme.report.metrics import read_metrics
 from dfme.report.run_files import Series
 from dfme.report.summary_file import read_summary
 from dfme.run.recipes import plain_name
 
-FIELDS = ("recipe", "method", "task", "label_mode", "seed", "in_rounds", "images", "pilot", "version", "points")
+FIELDS = ("recipe", "method", "task", "label_mode", "seed", "images", "pilot", "version", "points")
 TAIL = 0.05
 """Of the departures, on either side of the interval."""
 
@@ -41,7 +42,6 @@ class Recorded:
     task: str
     label_mode: str
     seed: int
-    in_rounds: bool
     images: int
     pilot: int
     version: str
@@ -73,6 +73,10 @@ class Recorded:
         }
 
 
+Begun = Sequence[tuple[Recorded, Start]]
+"""Curves, and where each is drawn on from."""
+
+
 def when_reached(points: Series, agreement: float) -> float | None:
     """Queries at which a curve first reaches it: between two scores, by a straight line of logit over log queries.
 
@@ -87,21 +91,34 @@ def when_reached(points: Series, agreement: float) -> float | None:
 
 def departure(start: Start, law: Law, queries: float, agreement: float) -> float:
     """Of a later score from the expected one, in widths."""
-    distance = math.log(queries / start.queries)
-    return (logit(agreement) - start.level - law.share * start.slope * distance) / (start.width + distance)
+    (level, rise), distance = start.lines(law)[1], math.log(queries / start.queries)
+    return (logit(agreement) - level - rise * distance) / (start.width + GROWTH * distance)
+
+
+def rise_of(begun: Begun) -> Law:
+    """The rise by least squares over levels, a group of curves counting as the root of its number."""
+    rows = []
+    for curve, start in begun:
+        later = [(math.log(queries / start.queries), logit(share) - start.level) for queries, share in curve.later]
+        slope = sum(x * y for x, y in later) / sum(x * x for x, _ in later)
+        count = sum(other.group == curve.group for other, _ in begun)
+        rows.append((start.level, slope, 1 / count**0.5))
+    levels, slopes, weights = np.array(rows).T
+    bend, base = np.polyfit(levels, slopes, 1, w=np.sqrt(weights))
+    return Law(round(float(base), 3), round(-float(bend), 3), 0.0, 0.0)
 
 
 def law_of(curves: Sequence[Recorded]) -> Law:
-    """The median share, and the quantiles of the departures."""
+    """The rise, and the quantiles of the departures, each from what the other groups say."""
     begun = [(curve, start) for curve in curves if (start := curve.start) is not None]
-    shares = []
-    for curve, start in begun:
-        later = [(math.log(queries / start.queries), logit(share) - start.level) for queries, share in curve.later]
-        shares.append(sum(x * y for x, y in later) / sum(x * x for x, _ in later) / start.slope)
-    law = Law(round(statistics.median(shares), 3), 0.0, 0.0)
-    found = sorted(departure(start, law, *end) for curve, start in begun for end in curve.ends.values())
-    outside = max(1, int(TAIL * (len(found) + 1)))  # split conformal: of so many and one to come
-    return Law(law.share, round(found[outside - 1], 3), round(found[-outside], 3))
+    found = []
+    for group in {curve.group for curve, _ in begun}:
+        law = rise_of([each for each in begun if each[0].group != group])
+        own = (each for each in begun if each[0].group == group)
+        found += [departure(start, law, *end) for curve, start in own for end in curve.ends.values()]
+    found.sort()
+    outside = max(1, int(TAIL * (len(found) + 1)))  # on either side, of so many and one to come
+    return replace(rise_of(begun), low=round(found[outside - 1], 3), high=round(found[-outside], 3))
 
 
 def coverage(curves: Sequence[Recorded]) -> Iterator[tuple[Recorded, float, bool, bool]]:
@@ -109,12 +126,12 @@ def coverage(curves: Sequence[Recorded]) -> Iterator[tuple[Recorded, float, bool
 
     Of a goal that was not reached: whether the interval does not end before the curve does.
     """
+    groups = {curve.group for curve in curves}
+    laws = {group: law_of([each for each in curves if each.group != group]) for group in groups}
     for curve in curves:
-        others = [each for each in curves if each.in_rounds == curve.in_rounds and each.group != curve.group]
-        start = curve.start
-        if start is None or not others:
+        if (start := curve.start) is None:
             continue
-        law = law_of(others)
+        law = laws[curve.group]
         for goal, (queries, agreement) in curve.ends.items():
             low, _, high = start.queries_to(law, goal)
             reached = agreement == goal
@@ -128,8 +145,8 @@ def of_run(run: Path) -> Recorded:
     assert later, f"{run}: its budget was never enlarged"
     points = scores_after_training(read_metrics(run / "metrics.jsonl"))
     named = plain_name(config["recipe"]), summary["method"], config["evaluation"]["dataset"], summary["label_mode"]
-    rounds, images = bool(config["student"]["rounds"]), summary["evaluation"]["images"]
-    return Recorded(*named, summary["seed"], rounds, images, pilot, summary["version"], points)
+    numbers = summary["seed"], summary["evaluation"]["images"], pilot
+    return Recorded(*named, *numbers, summary["version"], points)
 
 
 def read_curves(path: Path) -> list[Recorded]:
@@ -142,7 +159,7 @@ def _parsed(line: dict[str, str]) -> Recorded:
     pairs = (pair.split(":") for pair in line["points"].split())
     points = [(int(queries), float(share)) for queries, share in pairs]
     words = (line[name] for name in ("recipe", "method", "task", "label_mode"))
-    numbers = int(line["seed"]), line["in_rounds"] == "True", int(line["images"]), int(line["pilot"])
+    numbers = int(line["seed"]), int(line["images"]), int(line["pilot"])
     return Recorded(*words, *numbers, line["version"], points)
 
 
@@ -165,8 +182,7 @@ def main(words: Sequence[str]) -> None:
                 points = " ".join(f"{queries}:{share:.4f}" for queries, share in thinned(each.points, each.pilot))
                 writer.writerow([*(getattr(each, name) for name in FIELDS[:-1]), points])
     curves = read_curves(path)
-    for in_rounds in (True, False):
-        print(f"in rounds {in_rounds}: {law_of([each for each in curves if each.in_rounds == in_rounds])}")
+    print(law_of(curves))
     told = [*coverage(curves)]
     for curve, goal, reached, held in told:
         how = ("reached" if reached else "not reached") + (", held" if held else ", MISSED")
