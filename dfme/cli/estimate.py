@@ -24,7 +24,7 @@ from dfme.config.values import Option
 from dfme.files import write_text
 from dfme.report.console import duration
 from dfme.report.facts import queries_to_reach
-from dfme.report.learning_curve import GOALS, LAW, LEAST_SCORES, REACH, pace, scores_after_training, start_of
+from dfme.report.learning_curve import GOALS, LAW, MIN_SCORES, REACH, pace, scores_after_training, start_of
 from dfme.report.markdown import table
 from dfme.report.metrics import MetricRecord, read_metrics
 from dfme.run.checks import HELD_BACK_EVERY, find_problems, is_planned, keeps_answers
@@ -107,13 +107,13 @@ def _problems(job: Job) -> Iterator[Problem]:
     afterwards = keeps_answers(job) and not (student.steps or student.replay_steps)
     if is_planned(student):
         yield Problem("student.steps", "expected --student.rounds as well: else they are planned over the pilot alone")
-    elif afterwards or 0 < len(student.rounds) < LEAST_SCORES:
-        text = f"expected students that are trained and scored {LEAST_SCORES} times or more while the budget is spent"
+    elif afterwards or 0 < len(student.rounds) < MIN_SCORES:
+        text = f"expected students that are trained and scored {MIN_SCORES} times or more while the budget is spent"
         yield Problem("method.name" if afterwards else "student.rounds", text)
     if config.until_agreement is not None:
         yield Problem("until_agreement", "leave it out: a pilot spends all of its budget")
     least = math.ceil(
-        HELD_BACK_EVERY * batch / (student.rounds[-LEAST_SCORES] if len(student.rounds) >= LEAST_SCORES else 0.5)
+        HELD_BACK_EVERY * batch / (student.rounds[-MIN_SCORES] if len(student.rounds) >= MIN_SCORES else 0.5)
     )
     if config.evaluation.dataset == "none" and int(config.budget) < least:
         text = f"expected one, or a pilot (--budget, --pilot) of {least:,} images or more, got {int(config.budget):,}"
@@ -168,9 +168,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"the pilot's agreement after {found['pilot']:,} queries: {agreement}, of {on['images']:,} {what}"
     if there is None:
         why = (
-            "does not rise above one answer to everything"
-            if len(scores) >= LEAST_SCORES
-            else f"has {len(scores)} scores"
+            "does not rise above one answer to everything" if len(scores) >= MIN_SCORES else f"has {len(scores)} scores"
         )
         yield f"no estimate: its learning curve {why}"
         return

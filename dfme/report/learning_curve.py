@@ -24,7 +24,7 @@ GOALS = (0.8, 0.9, 0.95)
 REACH = 10
 """Times the pilot's queries up to which the recorded curves go, and so the estimate."""
 
-LEAST_SCORES = 3
+MIN_SCORES = 3
 """Scores that an estimate needs."""
 
 GROWTH = 0.25
@@ -41,7 +41,7 @@ class Law:
     high: float
 
 
-LAW = Law(1.3, 0.4, -0.5, 0.5)
+LAW = Law(1.007, 0.264, -0.709, 0.869)
 """Made by: python tests/support/recorded_curves.py docs/results/curves.csv"""
 
 
@@ -79,7 +79,7 @@ class Start:
 
 def start_of(points: Series, images: int) -> Start | None:
     """Where scores on so many images are drawn on from, weighted by queries; None of too few, or without a rise."""
-    if len(points) < LEAST_SCORES:
+    if len(points) < MIN_SCORES:
         return None
     least, queries = 0.5 / images, np.array([each for each, _ in points])
     shares = [min(max(share, least), 1 - least) for _, share in points]

@@ -112,16 +112,16 @@ def run(
     """Spend the whole budget and train to the end, or until ``goal`` is reached; says whether it did, or was
     ``stopped`` (and kept) on the way.
 
-    ``points``: evaluations, evenly spaced over the budget; some more come before, to know what an early copy costs.
-    ``price``: of a thousand images, if any. ``keep`` saves a checkpoint. ``look`` is called at each evaluation.
+    ``points``: evaluations, evenly spaced over the budget; before the first of them there are some more, so that what
+    a copy costs that is good early is known. ``price``: of a thousand images, if they have one. ``keep`` saves a
+    checkpoint. ``look`` is called at each evaluation.
     """
     ledger, trainer, ranks, read = oracle.ledger, method.students, oracle.ranks, MetricReader()
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
     while ledger.remaining + trainer.steps_left > 0 and not (goal and ranks.agree(goal.reached) and ledger.remaining):
         # Take the student steps that are due; else pay for one step of the method, or for what is left of the budget.
-        trainer.heed_budget(ledger.budget, ledger.spent)
-        before, training = ledger.spent, trainer.steps_due > 0
+        before, training = ledger.spent, trainer.steps_due_under(ledger.budget, ledger.spent) > 0
         metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, ledger)
         progress.seconds = time.monotonic() - started
         if metrics is None:

@@ -86,11 +86,12 @@ class StudentTrainer:
         if self.plan.during is None and not self._config.replay_steps:
             self.plan = StepPlan(during=0, final=epochs * math.ceil(images / self._config.replay_batch))
 
-    def heed_budget(self, budget: int, spent: int) -> None:
-        """Be told the budget in force: under a larger one the rounds go on from those that were due after ``spent``."""
+    def steps_due_under(self, budget: int, spent: int) -> int:
+        """The steps due under the budget in force; with a larger one, rounds go on from those due after ``spent``."""
         if self._config.rounds and self._budget not in (0, budget):
             self.plan = self.plan.under(budget, spent, self._budget)
         self._budget = budget
+        return self.steps_due
 
     @property
     def net(self) -> nn.Module:
