@@ -27,13 +27,12 @@ from dfme.report.facts import queries_to_reach
 from dfme.report.learning_curve import GOALS, LAW, MIN_SCORES, REACH, pace, scores_after_training, start_of
 from dfme.report.markdown import table
 from dfme.report.metrics import MetricRecord, read_metrics
-from dfme.run.checks import HELD_BACK_EVERY, find_problems, is_planned, keeps_answers
+from dfme.run.checks import HELD_BACK_EVERY, find_problems, keeps_answers
 from dfme.run.directory import is_run
 from dfme.run.job import resume_command
 from dfme.run.recipes import fitted
 
 SUMMARY = "say what a clone will cost in queries, time and money, from a pilot on a share of the budget"
-FILE = "estimate.json"
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -73,7 +72,7 @@ def run(words: Sequence[str]) -> int:
         print(f"stopped and kept after {result.summary['spent']:,} queries; go on with:\n  {again} --budget {budget}")
         return 130
     found = estimate(job, result.summary, read_metrics(out / "metrics.jsonl"), budget)
-    write_text(out / FILE, json.dumps(found, indent=2, allow_nan=False) + "\n")
+    write_text(out / "estimate.json", json.dumps(found, indent=2, allow_nan=False) + "\n")
     print("\n".join(["", *_lines(found)]))
     if (then := found["recommended_budget"]) is not None:
         print(f"the run that goes on from what is paid for:\n  {resume_command(out, job)} --budget {then}")
@@ -105,7 +104,7 @@ def _problems(job: Job) -> Iterator[Problem]:
     """What keeps a pilot from being gone on with, or from showing a curve."""
     config, student, batch = job.config, job.config.student, job.method_config.batch_size
     afterwards = keeps_answers(job) and not (student.steps or student.replay_steps)
-    if is_planned(student):
+    if student.is_planned:
         yield Problem("student.steps", "expected --student.rounds as well: else they are planned over the pilot alone")
     elif afterwards or 0 < len(student.rounds) < MIN_SCORES:
         text = f"expected students that are trained and scored {MIN_SCORES} times or more while the budget is spent"
@@ -123,11 +122,10 @@ def _problems(job: Job) -> Iterator[Problem]:
 def estimate(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecord], budget: int) -> dict[str, Any]:
     """The contents of estimate.json: of three numbers the lower end, the expected one and the upper end."""
     points, spent, student = scores_after_training(records), int(summary["spent"]), job.config.student
-    start = start_of(points, summary["evaluation"]["images"])
+    constant = summary.get("baselines", {}).get("constant_agreement") or 0.0
+    start = start_of(points, summary["evaluation"]["images"]) if points and points[-1][1] > constant else None
     (of_query, of_step), rate = pace(records), job.teacher_options.get("images_per_second")
     price, beside = job.teacher.price_per_1000, summary["evaluation_queries"] + summary["lost"]
-    if points and points[-1][1] <= (summary.get("baselines", {}).get("constant_agreement") or 0.0):
-        start = None
 
     def to_go(queries: float) -> tuple[float, float]:
         """Seconds of queries and of rounds from the pilot's end on."""
@@ -164,8 +162,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     """What estimate.json says, for people."""
     on, there, scores = found["evaluation"], found["agreement_there"], found["scores"]
     what = "paid queries that were held back, not of images of yours" if on["held_back"] else f"images of {on['name']}"
-    agreement = f"{scores[-1][1]:.1%}" if scores else "not known"
-    yield f"the pilot's agreement after {found['pilot']:,} queries: {agreement}, of {on['images']:,} {what}"
+    scored = f"{scores[-1][1]:.1%} of {on['images']:,} {what}" if scores else "not known"
+    yield f"the pilot's agreement after {found['pilot']:,} queries: {scored}"
     if there is None:
         why = (
             "does not rise above one answer to everything" if len(scores) >= MIN_SCORES else f"has {len(scores)} scores"

@@ -14,7 +14,7 @@ from pathlib import Path
 from dfme.config.fields import problem_of
 from dfme.config.imports import find_target
 from dfme.config.messages import Problem, did_you_mean, listed, spelled_flag
-from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, QueriesConfig, StudentConfig, TeacherConfig
+from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, QueriesConfig, TeacherConfig
 from dfme.data import check_dataset
 from dfme.errors import UserError
 from dfme.methods import find_method
@@ -66,11 +66,6 @@ def _nets_of(job: Job) -> Iterator[Problem]:
 def students_of(job: Job) -> int:
     """How many students the job trains."""
     return job.config.student.count or find_method(job.method).students
-
-
-def is_planned(student: StudentConfig) -> bool:
-    """Whether steps are spread over the budget for good; rounds go on under a larger one."""
-    return bool(student.steps and not student.rounds)
 
 
 def keeps_answers(job: Job) -> bool:

@@ -13,7 +13,6 @@ from dfme.nets import find_net
 from dfme.report.console import Console
 from dfme.report.summary_file import read_summary
 from dfme.run.checkpoint import load_checkpoint
-from dfme.run.checks import is_planned
 from dfme.run.directory import RunDirectory, require_space
 from dfme.run.job import document
 from dfme.run.resuming import PLANNED
@@ -83,6 +82,6 @@ def tell_finished(job: Job, result: Result, shown: Console) -> None:
     how, flag = ("at its goal, after", "--until-agreement") if reached else ("with all of its", "--budget")
     shown.note(
         f"{result.run_dir}: finished before {how} {spent:,} queries, nothing was asked now; to go on, "
-        + (PLANNED if is_planned(job.config.student) and not reached else f"give a larger {flag}")
+        + (PLANNED if job.config.student.is_planned and not reached else f"give a larger {flag}")
     )
     shown.table(result.summary, result.run_dir)

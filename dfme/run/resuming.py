@@ -15,7 +15,6 @@ from dfme.config.yaml_files import load_yaml, parse_yaml
 from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.ledger_log import ledger_facts, require_same_teacher
-from dfme.run.checks import is_planned
 from dfme.run.job import differing_keys
 
 MAX_THREADS = 1_024
@@ -41,7 +40,7 @@ def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: 
         require_same_teacher({"files": recorded}, {"files": files})
         keys = [key for key in keys if key.removeprefix("teacher.") not in (*files, option)]
     if keys:
-        planned = f"; {PLANNED}" if "budget" in keys and is_planned(job.config.student) else ""
+        planned = f"; {PLANNED}" if "budget" in keys and job.config.student.is_planned else ""
         raise UserError(
             f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
             f"leave those flags out, or start a new run in another --out{planned}"

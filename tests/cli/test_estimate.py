@@ -12,7 +12,7 @@ import pytest
 from command_line import parse
 from small_runs import ctrl_c, no_pictures
 
-from dfme.cli.estimate import FILE, estimate
+from dfme.cli.estimate import estimate
 from dfme.cli.main import main
 from dfme.oracle.ledger import audit
 from dfme.report.learning_curve import LAW, start_of
@@ -171,12 +171,12 @@ def test_a_user_whose_pilot_is_stopped_goes_on_and_takes_the_run_that_is_recomme
     with no_pictures():
         code, out, _ = said(f"{DIGITS} {SMALL} --budget 4k --price-per-1000 2 --out run", capsys)
         assert (code, len(stop_once)) == (130, 4)
-        assert not Path("run", FILE).exists()
+        assert not Path("run", "estimate.json").exists()
         again = out.rstrip().splitlines()[-1]
         assert again == "  python run.py estimate --resume --out run --pilot 0.1 --budget 4000"
         code, out, _ = said(again.partition("estimate ")[2], capsys)
         assert (code, audit(Path("run/ledger.jsonl")).spent) == (0, 400)
-        told, table = json.loads(Path("run", FILE).read_text()), out[out.index("the pilot's agreement") :]
+        told, table = json.loads(Path("run", "estimate.json").read_text()), out[out.index("the pilot's agreement") :]
         assert (told["pilot"], told["budget"], told["scores"][-1][0]) == (400, 4_000, 400)
         assert "on paid queries" not in table
         assert said("--resume --out run", capsys)[1].endswith(table), "of a finished pilot, without asking"
@@ -185,7 +185,7 @@ def test_a_user_whose_pilot_is_stopped_goes_on_and_takes_the_run_that_is_recomme
         assert main(command[2:]) == 0
     summary = json.loads(Path("run", "summary.json").read_text())
     assert summary["spent"] == audit(Path("run/ledger.jsonl")).spent == int(command[-1]) > 400
-    assert (summary["lost"], json.loads(Path("run", FILE).read_text())) == (0, told)
+    assert (summary["lost"], json.loads(Path("run", "estimate.json").read_text())) == (0, told)
 
 
 @pytest.mark.integration
@@ -196,6 +196,6 @@ def test_without_an_evaluation_set_it_says_that_queries_are_no_images_of_the_own
         code, out, _ = said(f"{DIGITS} {SMALL} --evaluation.dataset none --budget 8k --pilot .5 --out run", capsys)
     assert code == 0
     assert "paid queries that were held back, not of images of yours" in out
-    told = json.loads(Path("run", FILE).read_text())
+    told = json.loads(Path("run", "estimate.json").read_text())
     assert told["evaluation"]["held_back"]
     assert len(told["scores"]) >= 3
