@@ -62,6 +62,17 @@ def test_the_short_name_of_the_price_is_that_of_every_command() -> None:
     assert parse("--price-per-1000 2.5").teacher.price_per_1000 == 2.5
 
 
+@pytest.mark.integration
+def test_a_pilot_too_small_for_a_curve_says_so_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with no_pictures():
+        code, out, _ = said(f"{DIGITS} {SMALL} --budget 500 --out run", capsys)
+    assert code == 0
+    assert "no estimate: its learning curve has 1 scores" in out
+    assert out.endswith("  python run.py estimate --resume --out run --pilot 0.1 --budget 1500\n")
+    assert json.loads(Path("run", "estimate.json").read_text())["recommended_budget"] is None
+
+
+@pytest.mark.integration
 def test_before_the_first_query_the_pilot_is_said_with_its_price(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = said(f"{DIGITS} --dry-run --price-per-1000 2", capsys)
     assert code == 0
