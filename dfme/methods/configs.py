@@ -60,6 +60,9 @@ class EstimatingConfig(GeneratorConfig):
     learn_from: Literal["students", "all"] = "students"
     """whose answers the students learn from: those paid for with them, or all, the generator's images and their
     neighbours too"""
+    training: Literal["always", "while_it_pays"] = "always"
+    """of the generator: in every iteration, or while_it_pays: in trials of 12 iterations, with pauses after those that
+    did not make its images so much harder for the student than a program's as their neighbours cost"""
 
 
 @dataclass(frozen=True, config=CONFIG)

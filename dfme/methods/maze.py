@@ -95,14 +95,16 @@ class Maze(Dfme):
         metrics: Metrics = {}
         reuse = self.reuses_last_batch
         left = (self.config.student_steps - reuse) * self.config.batch_size
-        for _ in range(self.config.generator_steps):
+        for _ in range(self.steps_due()):
             metrics |= self.critic_steps()
             metrics |= self.generator_step(self.config.batch_size)
             metrics |= self.learn_what_it_asked()
         if reuse and not self.learns_from_all:
             asked = self.last_objective.first_asked(self.config.batch_size)
             metrics |= self.learn(*asked, keep=self._keeps_all or not left)
-        return metrics | self.pay_in_batches(left, self._keeps_all)
+        metrics |= self.pay_in_batches(left, self._keeps_all)
+        self.end_iteration()
+        return metrics
 
     def generator_step(self, batch_size: int) -> Metrics:
         """One step of the generator on -KL(T || S), estimated, and the critic's term, by autograd."""
