@@ -42,6 +42,9 @@ class Dfme(Method):
     - ``reuse``, replay steps, average of weights, optimiser and schedule are options (``student``,
       ``schedule``); the paper has no reuse, no replay, no average, SGD .1 and steps of x0.3 at 10, 30 and 50 %
       of the budget, as in ``configs/cifar10_dfme.yaml``;
+    - ``learn_from`` all teaches the students what the generator's steps paid for too, the images and their
+      neighbours; ``training`` while_it_pays steps the generator in trials, and pauses where they do not gain what
+      they cost (``dfme/methods/worth.py``). Both are our own; the paper's are students and always;
     - the teacher takes images within the bounds of its API and normalises them itself; the paper sends
       tanh's output straight to a network trained on normalised images (``*_paper_space.yaml``);
     - the estimate is not divided by the number of classes a second time, as the published code does for its

@@ -43,7 +43,8 @@ class Maze(Dfme):
       1e-3 before the squashing; ``reuse`` false pays for the student's first batch again: B images more;
     - the student's loss, optimiser, schedule and replay are options (``student``, ``schedule``); the paper's: KL,
       SGD of .1 by a cosine, 10 replay steps an iteration (``configs/cifar10_maze.yaml``). ``store`` last holds the
-      last student batch of each iteration for them, as published, ``all`` every one;
+      last student batch of each iteration for them, as the published code does, ``all`` every one; which of the two
+      the paper means, we could not check. ``learn_from`` all and ``training`` while_it_pays are our own, as DFME's;
     - the generator learns by the published SGD (1e-4, momentum .9, weight decay 5e-4), on the run's schedule; it is
       DFME's, whose last normalisation learns no scale, so that a probe's step stays the same share of the output's
       spread. Published: a learnt scale and shift there; ``latent_size`` 100, of which the default is all methods';

@@ -105,4 +105,6 @@ class TrainingWorth:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._so_far = _SoFar(**held_to(self._so_far._asdict(), state["so_far"], "training_worth"))
         losses = state["losses"]
-        self._losses_24 = None if losses is None else plain_tensor(losses, "training_worth, losses").to(self._device, copy=True)
+        self._losses_24 = (
+            None if losses is None else plain_tensor(losses, "training_worth, losses").to(self._device, copy=True)
+        )

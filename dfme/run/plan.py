@@ -124,6 +124,8 @@ def _images(job: Job, spent: Spending) -> Iterator[tuple[str, str]]:
     yield "images", f"{spent.charged:,} charged: {by_purpose}"
     yield "", f"{spent.images['evaluation']:,} more for evaluation, which the budget is not charged for"
     yield "iterations", f"{spent.iterations:,}" + ("" if spent.iterations else ": the budget does not reach for one")
+    if getattr(job.method_config, "training", "always") != "always":
+        yield "", "of the generator at most; in what it does not train, the images are the student's"
     if is_checked(job) and job.estimator.directions > 1:
         yield "", "with forward differences; where the check takes central ones, fewer"
     limit = "no limit to a request" if spent.limit is None else f"at most {spent.limit:,} images in one"

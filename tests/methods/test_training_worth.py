@@ -31,7 +31,13 @@ def begun(name: str = "dfme", budget: int = 10_000, queries: QueriesConfig | Non
 def test_every_answer_that_is_paid_for_is_learnt_from_once(
     name: str, store: dict[str, str], form: str, reuse: bool
 ) -> None:
-    options = {"form": form, "directions": 3, "generator_steps": 2, "student_steps": 3, "reuse": reuse and form != "central"}
+    options = {
+        "form": form,
+        "directions": 3,
+        "generator_steps": 2,
+        "student_steps": 3,
+        "reuse": reuse and form != "central",
+    }
     teacher, parts, method = begun(name, learn_from="all", **options, **store)
     for step in (1, 2):
         method.step()
@@ -120,7 +126,9 @@ def test_a_kept_state_goes_on_as_the_first_would() -> None:
 def test_while_it_rests_an_iteration_costs_the_students_batches_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, parts, method = begun(name, queries=HALF, training="while_it_pays", learn_from="all", directions=1, student_steps=3)
+    _, parts, method = begun(
+        name, queries=HALF, training="while_it_pays", learn_from="all", directions=1, student_steps=3
+    )
     with_steps, without = 8 * (2 + 3 - method.config.reuse), 8 * 3
     monkeypatch.setattr(TrainingWorth, "_decide", lambda self, so_far, needed: so_far._replace(training=False, left=2))
     before = [each.clone() for each in method.generator.parameters()]
