@@ -13,7 +13,7 @@ WINDOW = 12
 """Iterations in a trial, of which the second half is held against the first; heuristic."""
 
 
-class _SoFar(NamedTuple):
+class _Trials(NamedTuple):
     left: int  # iterations, this one too, up to the next decision
     pause: int  # iterations without a step of the generator that follow a trial which does not pay
     training: bool = True  # the generator is stepped in this iteration
@@ -38,7 +38,7 @@ class TrainingWorth:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._so_far, self._news = device, _SoFar(WINDOW, WINDOW), list[str]()
+        self._device, self._so_far, self._news = device, _Trials(WINDOW, WINDOW), list[str]()
         self._losses_24: Tensor | None = None
 
     @property
@@ -72,7 +72,7 @@ class TrainingWorth:
             so_far = so_far._replace(training=True, left=WINDOW)
         self._so_far = so_far
 
-    def _decide(self, so_far: _SoFar, needed: float) -> _SoFar:
+    def _decide(self, so_far: _Trials, needed: float) -> _Trials:
         assert self._losses_24 is not None
         ratios = [made * drawn / max(1e-12, of * loss) for made, of, loss, drawn in self._losses_24.tolist()]
         self._losses_24 = None
@@ -103,7 +103,7 @@ class TrainingWorth:
         return {"so_far": self._so_far._asdict(), "losses": self._losses_24}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._so_far = _SoFar(**held_to(self._so_far._asdict(), state["so_far"], "training_worth"))
+        self._so_far = _Trials(**held_to(self._so_far._asdict(), state["so_far"], "training_worth"))
         losses = state["losses"]
         self._losses_24 = (
             None if losses is None else plain_tensor(losses, "training_worth, losses").to(self._device, copy=True)

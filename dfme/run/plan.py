@@ -162,7 +162,8 @@ def _disk(job: Job, teacher: Teacher, nets: Nets, spent: Spending) -> str:
     answer = teacher.label_mode.answer_bytes(teacher.num_classes)
     journal = sum(spent.images.values()) * answer + spent.requests * HEAD_BYTES
     replay = build_replay(job, teacher.spec, answer, directory=Path())
-    paid = spent.images["student"] + spent.images["seed"]
+    learnt = ("student", "seed") + ("generator",) * (getattr(job.method_config, "learn_from", "students") == "all")
+    paid = sum(spent.images[purpose] for purpose in learnt)
     within = 0 if replay is None else replay.full_size(answer) * min(paid, replay.capacity) // replay.capacity
     beside = 0 if replay is None else replay.disk_size(answer, paid)
     scored = spent.images["evaluation"] * answer + held_back_bytes(job, teacher.spec, answer, paid)
