@@ -66,7 +66,8 @@ class Dfme(Method):
         reuse = self.reuses_last_batch  # before the generator's steps: whether the last one pays may change with them
         for _ in range(self.config.generator_steps):
             metrics |= self.generator_step(self.config.batch_size)
-        if reuse:  # MAZE's saving, an option: forward differences are asked at gen_op itself
+            metrics |= self.learn_what_it_asked()
+        if reuse and not self.learns_from_all:  # MAZE's saving, an option: forward differences are asked at gen_op
             metrics |= self.learn(*self.last_objective.first_asked(self.config.batch_size))
         # x = tanh(G(z)), as the wire carries it, with answers T(x) that are paid for once.
         for x_BCHW, answers in self.paid_batches((self.config.student_steps - reuse) * self.config.batch_size):
@@ -100,6 +101,20 @@ class Dfme(Method):
         self.last_objective = objective
         figures = self.approximate_gradients.metrics(objective, gen_op.detach(), estimate)
         return self.generator_metrics(upstream_grads) | figures
+
+    def learn_what_it_asked(self) -> Metrics:
+        """Let the students learn from what the generator's last step paid for, in the order asked, if they do."""
+        metrics: Metrics = {}
+        if self.learns_from_all:
+            for x_NCHW, answers in self.last_objective.asked:
+                for batch in zip(*(each.split(self.config.batch_size) for each in (x_NCHW, answers)), strict=True):
+                    metrics |= self.learn(*batch)
+        return metrics
+
+    @property
+    def learns_from_all(self) -> bool:
+        """Whether the students learn from what is paid for with the generator, too."""
+        return self.config.learn_from == "all"
 
     def disagreement(self, distance: Distance, x_NCHW: Tensor, answers: Tensor) -> Tensor:
         """f(x) = -loss(S(x), T(x)) where the answers T(x) are known, float64. The minus is here and nowhere else."""

@@ -98,7 +98,8 @@ class Maze(Dfme):
         for _ in range(self.config.generator_steps):
             metrics |= self.critic_steps()
             metrics |= self.generator_step(self.config.batch_size)
-        if reuse:
+            metrics |= self.learn_what_it_asked()
+        if reuse and not self.learns_from_all:
             asked = self.last_objective.first_asked(self.config.batch_size)
             metrics |= self.learn(*asked, keep=self._keeps_all or not left)
         return metrics | self.pay_in_batches(left, self._keeps_all)

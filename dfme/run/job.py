@@ -44,6 +44,7 @@ MAY_CHANGE_ON_RESUME = (
 
 ADDED: dict[str, object] = {"method.generator": "auto", "graphs": False, "deterministic": False}
 ADDED |= {"estimator.arithmetic": "ieee", "teacher.precision": "auto", "student.replay_bytes": None}
+ADDED |= {"method.learn_from": "students"}
 """Options that 0.6.0 or 0.7.0 did not have, with the values at which a run is what it was."""
 
 
