@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -175,8 +175,7 @@ def open_run(
         notes.extend(filter(None, [getattr(directory.lock, "note", None)]))
         with fitting(directory.checkpoint) if state else nullcontext():
             oracle = build_oracle(job, teacher, directory, state, deferred, facts, begin, ranks)
-        held.callback(oracle.close)
-        return directory, state, oracle
+        return directory, state, held.enter_context(closing(oracle))
 
     # Another teacher than the record's is refused as such, before anything else is judged by it.
     record = open_record() if resume else None

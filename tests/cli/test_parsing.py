@@ -21,7 +21,7 @@ def test_without_words_the_digits_are_meant_from_any_directory() -> None:
     job = parse("")
     assert job.teacher == TeacherConfig(kind="torch")
     assert job.teacher_options["checkpoint"] == str(PROJECT / "teachers/checkpoints/digits.safetensors")
-    assert (job.config.budget, job.config.evaluation.dataset, job.method) == (300_000, "digits", "dfme")
+    assert (job.config.budget, job.config.evaluation.dataset, job.method) == (30_000, "digits", "dfme")
 
 
 def general(student: StudentConfig | None = None, **changes: Any) -> ExtractConfig:

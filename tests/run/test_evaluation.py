@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from toys import LinearTeacher, small_net
 
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.run.evaluation import EvaluationSet, HoldOut, score_all
+from dfme.run.evaluation import EvaluationSet, Examination, HoldOut, score_all
 from dfme.run.scores import compare, scores
 from dfme.spec import ImageSpec, LabelMode
 
@@ -76,8 +75,13 @@ def test_without_held_back_images_there_is_no_score():
 
 
 def test_the_students_last_evaluation_is_not_made_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    monkeypatch.setattr("dfme.run.run.score_all", lambda *given: made.append(given) or score_all(*given))
+    made: list[nn.Module] = []
+
+    def score(examination: Examination, student: nn.Module, vote: nn.Module | None) -> dict[str, float]:
+        made.append(student)
+        return score_all(examination, student, vote)
+
+    monkeypatch.setattr("dfme.run.run.score_all", score)
     images = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     evaluation = {"images": images, "points": 2}
     for out, teacher, again in (("whole", Metered(), 0), ("stopped", Metered({13: ctrl_c}), 1)):
