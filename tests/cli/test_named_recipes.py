@@ -35,7 +35,7 @@ def options(job: Job) -> dict[str, Any]:
 def test_a_recipe_gives_the_job_that_it_gave_in_0_6_0(name: str) -> None:
     """Recorded from that release: the defaults, and what each recipe had otherwise.
 
-    digits and shapes follow ``dfme.yaml``, which 0.9.0 changed on purpose: it needs half the queries, at most.
+    digits.yaml is another since; shapes.yaml follows dfme.yaml, which 0.9.0 changed on purpose.
     """
     told = BEFORE["recipes"][name]
     before = BEFORE["defaults"][""] | BEFORE["defaults"][told["method.name"]] | told
