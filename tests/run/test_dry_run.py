@@ -77,7 +77,7 @@ def test_a_generator_that_may_pause_is_planned_at_its_most(capsys: pytest.Captur
     rows = told(capsys.readouterr().out)
     # 13 iterations of 40 and 20, and 10 more
     assert rows["images"][0].partition(": ")[2] == "generator 520, student 270"
- # 13 iterations of 40 and 20, and 10 more
+    # 13 iterations of 40 and 20, and 10 more
     assert "of the generator at most" in rows["iterations"][1]
 
 
