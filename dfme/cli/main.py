@@ -19,8 +19,8 @@ from dfme.config.torchrun import world
 from dfme.errors import DfmeError, UserError
 
 VERBS = (
-    *("extract", "compare", "retrain", "train-teacher", "evaluate", "export", "check", "serve", "report", "gradients"),
-    "bench",
+    *("extract", "estimate", "compare", "retrain", "train-teacher", "evaluate", "export", "check", "serve", "report"),
+    *("gradients", "bench"),
 )
 """The commands; extract is meant when none is named."""
 

@@ -145,6 +145,11 @@ class StudentConfig:
     average_every: Count = 1
     """student steps between two updates of the EMA"""
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether steps are spread over the budget for good; rounds go on under a larger one."""
+        return bool(self.steps and not self.rounds)
+
 
 @dataclass(frozen=True, config=CONFIG)
 class QueriesConfig:

@@ -121,7 +121,7 @@ def run(
     logged = kept = time.monotonic()
     while ledger.remaining + trainer.steps_left > 0 and not (goal and ranks.agree(goal.reached) and ledger.remaining):
         # Take the student steps that are due; else pay for one step of the method, or for what is left of the budget.
-        before, training = ledger.spent, trainer.steps_due > 0
+        before, training = ledger.spent, trainer.steps_due_under(ledger.budget, ledger.spent) > 0
         metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, ledger)
         progress.seconds = time.monotonic() - started
         if metrics is None:
