@@ -114,13 +114,13 @@ class TrainDataConfig:
     """What a teacher is trained and scored on."""
 
     name: str = "digits"
-    """digits, shapes, mnist, fashion_mnist, cifar10, cifar100, svhn, or a FOLDER of class folders"""
+    """digits, shapes, letters, mnist, fashion_mnist, cifar10, cifar100, svhn, or a FOLDER of class folders"""
     root: str = "datasets"
     """where torchvision's data sets lie"""
     download: bool = False
     """let torchvision fetch a missing data set"""
     shape: tuple[int, int, int] | None = None
-    """images as C,H,W, for shapes and for folders; the other sets have their own"""
+    """images as C,H,W, for shapes, letters and folders; the other sets have their own"""
 
 
 @dataclass(frozen=True, config=CONFIG)

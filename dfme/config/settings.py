@@ -175,7 +175,8 @@ class EvaluationConfig:
     """What the student is scored on. The teacher's answers on it are asked once, recorded and not charged."""
 
     dataset: Basic[str] = "none"
-    """digits, shapes, mnist, fashion_mnist, cifar10, cifar100, svhn, a FOLDER of images, an .npz file, or none"""
+    """digits, shapes, letters, mnist, fashion_mnist, cifar10, cifar100, svhn, a FOLDER of images, an .npz file,
+    or none"""
     classes: tuple[str, ...] | str | None = None
     """the class names in the teacher's order, or a text file with one a line; none: as the teacher announces them"""
     root: str = "datasets"

@@ -12,18 +12,20 @@ from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet, Split
 from dfme.errors import UserError
 from dfme.spec import Shape
 
-__all__ = ["DATASETS", "ImageSet", "check_dataset", "load_dataset"]
+__all__ = ["DATASETS", "DRAWN", "ImageSet", "check_dataset", "load_dataset"]
 
 # name -> "module:loader"; a loader takes a DatasetRequest. Any other name is that of a folder or an .npz file.
 DATASETS: dict[str, str] = {
     "digits": "dfme.data.digits:load",
     "shapes": "dfme.data.shapes:load",
+    "letters": "dfme.data.letters:load",
     "mnist": "dfme.data.torchvision_sets:load",
     "fashion_mnist": "dfme.data.torchvision_sets:load",
     "cifar10": "dfme.data.torchvision_sets:load",
     "cifar100": "dfme.data.torchvision_sets:load",
     "svhn": "dfme.data.torchvision_sets:load",
 }
+DRAWN = ("shapes", "letters")  # by a program, at any size
 FROM_DISK = "dfme.data.folder:load"
 DOWNLOAD_FLAG = "--evaluation.download true"
 
@@ -72,8 +74,8 @@ def load_dataset(
 ) -> ImageSet:
     """One part of a data set, or what was handed over in its place. ``shape`` (C, H, W) is what the images must have.
 
-    ``shapes`` is generated at that size and a folder's images are resized to it; for any other set whose own
-    size differs this raises a UserError that names both, as it does where files are missing or unreadable. ``lazy``: a
+    Drawn ones are made at that size and a folder's images are resized to it; for any other set whose own size
+    differs this raises a UserError that names both, as it does where files are missing or unreadable. ``lazy``: a
     folder's pictures are read when they are looked at (``ImageSet.batch``), and then found to be readable.
     """
     check_dataset(name, root, download=download, download_flag=download_flag)

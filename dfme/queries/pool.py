@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from dfme.compute import held_to
-from dfme.data import DATASETS, load_dataset
+from dfme.data import DATASETS, DRAWN, load_dataset
+from dfme.data.drawn import SMALLEST
 from dfme.data.folder import read_images
 from dfme.data.resizing import fitted
 from dfme.errors import UserError
 from dfme.queries.names import DOWNLOAD_FLAG, PROCEDURAL, check_pool
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec
-
-SMALLEST_SHAPES = 8  # pixels of a side: see ShapesConfig
 
 
 class ImageSource(Protocol):
@@ -130,9 +129,9 @@ def open_pool(name: str, spec: ImageSpec, place: ImageFolder) -> ImageSource:
         return ProceduralImages(spec, ("leaves",))
     if name in DATASETS:
         shape = None
-        if name == "shapes":  # drawn at the size asked for, as far as it can be
+        if name in DRAWN:  # at the size asked for, as far as it can be
             channels, height, width = spec.shape
-            shape = (1 if channels == 1 else 3, max(SMALLEST_SHAPES, height), max(SMALLEST_SHAPES, width))
+            shape = (1 if channels == 1 else 3, max(SMALLEST, height), max(SMALLEST, width))
         flag = DOWNLOAD_FLAG
         data = load_dataset(name, "train", shape=shape, root=place.root, download=place.download, download_flag=flag)
         images_NCHW = data.images

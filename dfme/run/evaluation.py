@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dfme.compute import held_to, plain_tensor
 from dfme.config.settings import EvaluationConfig, Job
-from dfme.data import DATASETS, ImageSet, load_dataset
+from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset
 from dfme.data.class_names import numbered, shown_names
 from dfme.errors import UserError
 from dfme.report.verdict import Classified
@@ -238,7 +238,7 @@ def examination_of(
 def shape_of(config: EvaluationConfig) -> Shape | None:
     """The shape that all images of an evaluation set have; None where they can be made in any, as a folder's can."""
     sized = config.dataset.endswith(".npz") or config.dataset in DATASETS
-    if not sized or config.dataset == "shapes":
+    if not sized or config.dataset in DRAWN:
         return None
     return load_dataset(config.dataset, "test", root=config.root, download=config.download).shape
 

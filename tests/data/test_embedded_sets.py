@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
-from dfme.data import ImageSet, check_dataset, load_dataset
+from dfme.data import DRAWN, ImageSet, check_dataset, letters, load_dataset
+from dfme.data.letters import HALF_LINES, LINES, LettersConfig, segments
 from dfme.data.shapes import OUTLINES, ShapesConfig, generate
 from dfme.errors import UserError
 
@@ -42,6 +44,7 @@ def test_a_subset_of_a_sorted_set_keeps_every_class() -> None:
     [
         ("cifar11", "unknown name 'cifar11'; did you mean cifar10"),
         ("digit", "did you mean digits"),
+        ("leters", "did you mean letters"),
         ("here/nowhere", "no such folder or file"),
         ("nowhere.npz", "no such folder or file"),
     ],
@@ -117,28 +120,37 @@ def test_outlines_have_the_area_of_geometry(name: str, area: float) -> None:
     assert OUTLINES[name](u, v).float().mean().item() * 2.4**2 == pytest.approx(area, rel=0.005)
 
 
+def drawn(name: str, **settings: Any) -> ImageSet:
+    if name == "shapes":
+        return generate(ShapesConfig(**settings))
+    return letters.generate(LettersConfig(**settings))
+
+
+@pytest.mark.parametrize(("name", "classes"), [("shapes", 10), ("letters", 26)])
 @pytest.mark.parametrize("shape", [(3, 12, 12), (1, 8, 8), (3, 16, 24), (1, 32, 20)])
-def test_shapes_come_in_any_size_from_a_seed(shape: tuple[int, int, int]) -> None:
-    first, again = (generate(ShapesConfig(shape=shape, count=50, seed=4)) for _ in range(2))
-    other = generate(ShapesConfig(shape=shape, count=50, seed=5))
-    assert first.images.shape == (50, *shape)
+def test_drawn_tasks_come_in_any_size_from_a_seed(shape: tuple[int, int, int], name: str, classes: int) -> None:
+    first, again = (drawn(name, shape=shape, count=5 * classes, seed=4) for _ in range(2))
+    other = drawn(name, shape=shape, count=5 * classes, seed=5)
+    assert first.images.shape == (5 * classes, *shape)
     assert first.images.dtype == torch.uint8
-    assert first.labels.bincount().tolist() == [5] * 10
+    assert first.labels.bincount().tolist() == [5] * classes
     assert torch.equal(first.images, again.images)
     assert torch.equal(first.labels, again.labels)
     assert not torch.equal(first.images, other.images)
 
 
 @pytest.mark.exhaustive
-def test_shapes_to_train_with_are_not_those_held_out() -> None:
-    train, test = load_dataset("shapes", "train"), load_dataset("shapes", "test", shape=(3, 12, 12))
+@pytest.mark.parametrize(("name", "shape"), [("shapes", (3, 12, 12)), ("letters", (1, 12, 12))])
+def test_images_to_train_with_are_not_those_held_out(name: str, shape: tuple[int, int, int]) -> None:
+    train, test = load_dataset(name, "train"), load_dataset(name, "test", shape=shape)
     assert (len(train), len(test)) == (20_000, 2_000)
     seen = {image.numpy().tobytes() for image in train.images}
     assert not any(image.numpy().tobytes() in seen for image in test.images)
 
 
-def test_shapes_differ_from_their_ground_by_the_contrast() -> None:
-    images = generate(ShapesConfig(shape=(3, 48, 48), count=300, contrast=0.4, noise=0)).batch(slice(None))
+@pytest.mark.parametrize("name", DRAWN)
+def test_figures_differ_from_their_ground_by_the_contrast(name: str) -> None:
+    images = drawn(name, shape=(3, 48, 48), count=300, contrast=0.4, noise=0).batch(slice(None))
     spread = (images.amax((2, 3)) - images.amin((2, 3))).amax(1)  # of the channel where it is largest
     assert 0.4 - 1 / 255 <= spread.min() < 0.45
     assert spread.max() > 0.9
@@ -165,3 +177,59 @@ def test_unturned_bars_stand_upright() -> None:
 def test_shapes_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UserError, match="shapes: "):
         ShapesConfig(**wrong)  # type: ignore[arg-type]
+
+
+# letters
+
+
+def test_letters_have_the_symmetries_of_the_alphabet() -> None:
+    mirrors = {(-1, 1): "AHIMOTUVWXY", (1, -1): "BCDEHIKOX", (-1, -1): "HINOSXZ"}
+    for (across, down), symmetric in mirrors.items():
+        for letter in LINES:
+            lines = {frozenset((round(6 * u), round(6 * v)) for u, v in ends) for ends in segments(letter)}
+            seen = {frozenset((across * u, down * v) for u, v in ends) for ends in lines}
+            assert (seen == lines) == (letter in symmetric), f"{letter}, {across}, {down}"
+
+
+def test_drawn_letters_have_the_holes_of_the_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letters, "HALF_LINES", (0.08, HALF_LINES[0]))  # thick ones may close the top of an A
+    data = drawn("letters", shape=(1, 64, 64), count=26, contrast=1, noise=0, seed=3)
+    assert data.class_names == tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    ink = torch.stack([(image - image[0, 0]).abs() > 0.5 for image in data.batch(slice(None))[:, 0]])
+    for image, label in zip(ink, data.labels.tolist(), strict=True):
+        letter = data.class_names[label]
+        assert parts(image) == 1, f"{letter} is in one piece"
+        assert parts(~image) - 1 == {"B": 2}.get(letter, int(letter in "ADOPQR")), f"holes of {letter}"
+
+
+def parts(image_HW: torch.Tensor) -> int:
+    """How many connected parts the pixels that are true make, counted by flooding one after the other."""
+    left, count = {(row, column) for row, column in image_HW.nonzero().tolist()}, 0
+    while left:
+        count, edge = count + 1, [left.pop()]
+        while edge:
+            row, column = edge.pop()
+            near = {(row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)} & left
+            left -= near
+            edge += near
+    return count
+
+
+def test_letters_are_told_apart_by_their_ink_in_either_polarity() -> None:
+    """The nearest of 26 mean images, which knows nothing but pixels, is right far more often than a guess."""
+    (known, labels), (asked, truth) = (
+        (inked(data := drawn("letters", count=1300, seed=seed)), data.required_labels) for seed in (2, 3)
+    )
+    means = torch.stack([known[labels == index].mean(0) for index in range(26)])
+    assert (torch.cdist(asked, means).argmin(1) == truth).float().mean() > 0.4
+    assert torch.cdist(means, means).add(torch.eye(26) * 9).min() > 0.5, "no two letters look alike"
+    raw = drawn("letters", count=1300, seed=2).batch(slice(None)).flatten(1)
+    lighter = (raw.amax(1) - raw.median(1).values) > (raw.median(1).values - raw.amin(1))
+    assert 0.4 < lighter.float().mean() < 0.6
+
+
+def inked(data: ImageSet) -> torch.Tensor:
+    """How far each pixel is from its image's ground, (N, pixels): the ground is most of an image."""
+    pixels = data.batch(slice(None)).flatten(1)
+    away = (pixels - pixels.median(1, keepdim=True).values).abs()
+    return away / away.amax(1, keepdim=True)

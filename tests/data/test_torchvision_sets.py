@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from dfme.data import DATASETS, check_dataset, load_dataset
+from dfme.data import DATASETS, DRAWN, check_dataset, load_dataset
 from dfme.errors import UserError
 
 
@@ -126,7 +126,7 @@ def test_svhn_without_scipy_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         load_dataset("svhn", "test", root=str(tmp_path))
 
 
-@pytest.mark.parametrize("name", [name for name in DATASETS if name not in ("digits", "shapes")])
+@pytest.mark.parametrize("name", [name for name in DATASETS if name not in ("digits", *DRAWN)])
 def test_missing_files_name_folder_files_and_flag(tmp_path: Path, name: str) -> None:
     file = {"svhn": "test_32x32.mat", "cifar10": "data_batch_1", "cifar100": "meta"}.get(name, "t10k-images-idx3")
     with pytest.raises(UserError) as raised:

@@ -156,9 +156,11 @@ def test_a_set_of_another_size_is_resized(shape: tuple[int, int, int]) -> None:
     assert torch.equal(images[:, 0], images[:, -1]), "grey stays grey"
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 16, 12), (1, 4, 9)], ids=str)
-def test_shapes_are_drawn_at_the_size_asked_for(shape: tuple[int, int, int]) -> None:
-    pool = open_pool("shapes", ImageSpec(shape))
+@pytest.mark.parametrize(
+    ("name", "shape"), [("shapes", (1, 8, 8)), ("shapes", (3, 16, 12)), ("letters", (1, 4, 9))], ids=str
+)
+def test_drawn_tasks_have_the_size_asked_for(name: str, shape: tuple[int, int, int]) -> None:
+    pool = open_pool(name, ImageSpec(shape))
     assert pool.draw(100, seeded()).shape == (100, *shape)
 
 

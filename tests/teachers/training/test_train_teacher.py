@@ -198,13 +198,13 @@ def test_recipes_are_whole_and_named_after_their_data(path: Path) -> None:
 
 
 def test_recipes_are_the_expected_ones() -> None:
-    names = {"digits", "shapes", "mnist", "fashion_mnist", "cifar10", "cifar100", "svhn"}
+    names = {"digits", "shapes", "letters", "mnist", "fashion_mnist", "cifar10", "cifar100", "svhn"}
     assert {path.stem for path in RECIPES} == names
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["digits", "shapes"])
+@pytest.mark.parametrize("name", ["digits", "shapes", "letters"])
 def test_the_recipe_makes_the_embedded_teacher_again(tmp_path: Path, name: str) -> None:
     embedded = ROOT / "teachers" / "checkpoints" / f"{name}.safetensors"
     again = train_teacher(recipe(name, tmp_path / "again.safetensors"))
