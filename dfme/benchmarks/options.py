@@ -155,6 +155,9 @@ class GradientsConfig:
     top3, tf32 (CUDA only), bf16"""
     estimators: Basic[Annotated[tuple[str, ...], _some_of("row", CANDIDATES)]] = EVERYTHING
     """all, or names of rows such as sphere (the published one), dct, lattice_dct, dct_kl, auto"""
+    free: Basic[bool] = False
+    """run the recipe once more with the true gradient for nothing in place of every estimate: no estimate is worth
+    more"""
     out: Basic[str | None] = None
     """directory of table and picture; by default a free name under runs/"""
     budget: Basic[Images] = 1_000_000

@@ -14,7 +14,7 @@ from dfme.cli.flags import Flag
 from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import build, leaves
-from dfme.methods import SECTIONS
+from dfme.methods import SECTIONS, find_method
 from dfme.run.checks import find_problems, fresh_directory_problems
 from dfme.run.recipes import fitted
 from dfme.spec import LabelMode
@@ -62,3 +62,5 @@ def _problems(config: GradientsConfig, job: Job) -> Iterator[Problem]:
     if not hasattr(job.method_config, "latent_size"):
         text = f"expected a method with a generator, whose gradients are measured here, got {job.method}"
         yield Problem("method.name", text)
+    if config.free and "estimator" not in find_method(job.method).sections:
+        yield Problem("free", f"expected a method that estimates gradients, got {job.method}")

@@ -145,6 +145,11 @@ class StudentConfig:
     average_every: Count = 1
     """student steps between two updates of the EMA"""
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether steps are spread over the budget for good; rounds go on under a larger one."""
+        return bool(self.steps and not self.rounds)
+
 
 @dataclass(frozen=True, config=CONFIG)
 class QueriesConfig:
@@ -175,8 +180,7 @@ class EvaluationConfig:
     """What the student is scored on. The teacher's answers on it are asked once, recorded and not charged."""
 
     dataset: Basic[str] = "none"
-    """digits, shapes, letters, mnist, fashion_mnist, cifar10, cifar100, svhn, a FOLDER of images, an .npz file,
-    or none"""
+    """digits, shapes, letters, mnist, fashion_mnist, cifar10, cifar100, svhn, a FOLDER of images, an .npz or none"""
     classes: tuple[str, ...] | str | None = None
     """the class names in the teacher's order, or a text file with one a line; none: as the teacher announces them"""
     root: str = "datasets"

@@ -65,8 +65,7 @@ def draw(config: DrawnConfig, classes: Sequence[str], inside: Inside) -> ImageSe
     """``config.count`` images (N, C, H, W) as uint8, each class as often as the others, in random order."""
     rng = torch.Generator().manual_seed(config.seed)
     labels = torch.arange(config.count).remainder(len(classes))[torch.randperm(config.count, generator=rng)]
-    _, height, width = config.shape
-    chunk = max(1, CHUNK // (height * width * SUBPIXELS**2))
+    chunk = max(1, CHUNK // (math.prod(config.shape[1:]) * SUBPIXELS**2))
     parts = [_paint(_coverage(part, inside, config, rng), config, rng) for part in labels.split(chunk)]
     return ImageSet(config.name, torch.cat(parts), labels, tuple(classes))
 

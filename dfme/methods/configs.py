@@ -54,7 +54,19 @@ class GeneratorConfig:
 
 
 @dataclass(frozen=True, config=CONFIG)
-class DfmeConfig(GeneratorConfig):
+class EstimatingConfig(GeneratorConfig):
+    """What methods have in common whose generator learns by gradients that are estimated through the API."""
+
+    learn_from: Literal["students", "all"] = "students"
+    """whose answers the students learn from: those paid for with them, or all, the generator's images and their
+    neighbours too"""
+    training: Literal["always", "while_it_pays"] = "always"
+    """of the generator: in every iteration, or while_it_pays: in trials of 12 iterations, with pauses after those that
+    did not make its images so much harder for the student than a program's as their neighbours cost"""
+
+
+@dataclass(frozen=True, config=CONFIG)
+class DfmeConfig(EstimatingConfig):
     """Data-Free Model Extraction (Truong et al., CVPR 2021, arXiv 2011.14779)."""
 
     reuse: bool = False
@@ -71,7 +83,7 @@ class MazeEstimatorConfig(EstimatorConfig):
 
 
 @dataclass(frozen=True, config=CONFIG)
-class MazeConfig(GeneratorConfig):
+class MazeConfig(EstimatingConfig):
     """MAZE (Kariyappa et al., CVPR 2021, arXiv 2005.03161), and with partial_data its variant PD-MAZE."""
 
     batch_size: BatchSize = 128

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor
 
 from dfme.compute import evaluating
+from dfme.errors import UserError
 from dfme.estimators.approximate import ApproximateGradients
 from dfme.estimators.base import Objective
 from dfme.estimators.preflight import Channel
 from dfme.estimators.upstream import check_upstream
 from dfme.methods.base import Ask, Components, Method, Metrics
 from dfme.methods.configs import DfmeConfig, MazeConfig
+from dfme.methods.worth import TrainingWorth
 from dfme.spec import LabelKind
 from dfme.students.losses import Distance
 from dfme.students.optimizers import ScheduledOptimizer
@@ -39,6 +42,9 @@ class Dfme(Method):
     - ``reuse``, replay steps, average of weights, optimiser and schedule are options (``student``,
       ``schedule``); the paper has no reuse, no replay, no average, SGD .1 and steps of x0.3 at 10, 30 and 50 %
       of the budget, as in ``configs/cifar10_dfme.yaml``;
+    - ``learn_from`` all teaches the students what the generator's steps paid for too, the images and their
+      neighbours; ``training`` while_it_pays steps the generator in trials, and pauses where they do not gain what
+      they cost (``dfme/methods/worth.py``). Both are our own; the paper's are students and always;
     - the teacher takes images within the bounds of its API and normalises them itself; the paper sends
       tanh's output straight to a network trained on normalised images (``*_paper_space.yaml``);
     - the estimate is not divided by the number of classes a second time, as the published code does for its
@@ -59,18 +65,27 @@ class Dfme(Method):
             components.estimator, spec, label_mode, self.generator, self.students, components.seed
         )
         self.recent_batches = deque(maxlen=self.approximate_gradients.remembers)
+        self.worth = None if config.training == "always" else TrainingWorth(self.rng["latent"].device)
+        if self.worth is not None and (self.queries.by_students or not 0 < components.sources.procedural < 1):
+            raise UserError(
+                "--method.training while_it_pays: expected --queries.procedural above 0 and below 1, for a program's "
+                "images to hold the generator's against, and neither --queries.pool nor --queries.evolve; or give "
+                "--method.training always"
+            )
 
     def step(self) -> Metrics:
         """One iteration: g steps of the generator towards disagreement, then d batches for the students."""
         metrics: Metrics = {}
         reuse = self.reuses_last_batch  # before the generator's steps: whether the last one pays may change with them
-        for _ in range(self.config.generator_steps):
+        for _ in range(self.steps_due()):
             metrics |= self.generator_step(self.config.batch_size)
-        if reuse:  # MAZE's saving, an option: forward differences are asked at gen_op itself
+            metrics |= self.learn_what_it_asked()
+        if reuse and not self.learns_from_all:  # MAZE's saving, an option: forward differences are asked at gen_op
             metrics |= self.learn(*self.last_objective.first_asked(self.config.batch_size))
         # x = tanh(G(z)), as the wire carries it, with answers T(x) that are paid for once.
         for x_BCHW, answers in self.paid_batches((self.config.student_steps - reuse) * self.config.batch_size):
             metrics |= self.learn(x_BCHW, answers)  # loss(S(x), T(x)).backward(), a step, then replay where it is on
+        self.end_iteration()
         return metrics
 
     def generator_step(self, batch_size: int) -> Metrics:
@@ -101,6 +116,41 @@ class Dfme(Method):
         figures = self.approximate_gradients.metrics(objective, gen_op.detach(), estimate)
         return self.generator_metrics(upstream_grads) | figures
 
+    def learn_what_it_asked(self) -> Metrics:
+        """Let the students learn from what the generator's last step paid for, in the order asked, if they do."""
+        metrics: Metrics = {}
+        if self.learns_from_all:
+            for x_NCHW, answers in self.last_objective.asked:
+                for batch in zip(*(each.split(self.config.batch_size) for each in (x_NCHW, answers)), strict=True):
+                    metrics |= self.learn(*batch)
+        return metrics
+
+    @property
+    def learns_from_all(self) -> bool:
+        """Whether the students learn from what is paid for with the generator, too."""
+        return self.config.learn_from == "all"
+
+    def paid_batches(self, images: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """As every method's; what the student makes of them before it learns is what the training is judged by."""
+        for x_BCHW, answers in super().paid_batches(images):
+            if self.worth is not None and self.worth.training:
+                with torch.no_grad(), evaluating(self.student):
+                    loss_B = -self.disagreement(self.approximate_gradients.distance, x_BCHW, answers)
+                self.worth.watch(loss_B, self.queries.drawn(len(x_BCHW)))
+            yield x_BCHW, answers
+
+    def steps_due(self, ahead: int = 0) -> int:
+        """The generator's steps in the iteration ``ahead`` iterations from now, at most; of the next one exactly."""
+        return self.config.generator_steps if self.worth is None or self.worth.trains(ahead) else 0
+
+    def end_iteration(self) -> None:
+        """What the generator's training gained and cost in it is counted, where it goes on only while it pays."""
+        if self.worth is not None:
+            size, steps, left = self.config.batch_size, self.config.generator_steps, self.oracle.ledger.remaining
+            asked = sum(sum(self.approximate_gradients.calls(size, number)) for number in range(steps))
+            useful = size * steps if self.learns_from_all else size * self.config.reuse
+            self.worth.end_iteration(asked - useful, left * (1 - self.queries.drawn(size) / size))
+
     def disagreement(self, distance: Distance, x_NCHW: Tensor, answers: Tensor) -> Tensor:
         """f(x) = -loss(S(x), T(x)) where the answers T(x) are known, float64. The minus is here and nowhere else."""
         by_rows = self.oracle.ranks.by_rows  # of several GPUs each takes its rows
@@ -111,25 +161,26 @@ class Dfme(Method):
         return sum(ask.images for ask in self.asks())
 
     def asks(self, ahead: int = 0) -> list[Ask]:
-        batch_size, steps = self.config.batch_size, self.config.generator_steps
+        batch_size, steps = self.config.batch_size, self.steps_due(ahead)
         calls = [self.approximate_gradients.calls(batch_size, ahead * steps + number) for number in range(steps)]
-        reuse = self.config.reuse and bool(calls[-1])
+        reuse = self.config.reuse and bool(calls and calls[-1])
         students = self.student_asks((self.config.student_steps - reuse) * batch_size)
         return [Ask("generator", images) for call in calls for images in call] + students
 
     @property
     def reuses_last_batch(self) -> bool:
         """Whether the answers at the generator's next last batch serve the students too."""
-        last = self.config.generator_steps - 1
-        return self.config.reuse and bool(self.approximate_gradients.calls(self.config.batch_size, last))
+        last = self.steps_due() - 1
+        return self.config.reuse and last >= 0 and bool(self.approximate_gradients.calls(self.config.batch_size, last))
 
     @property
     def facts(self) -> dict[str, Any]:
         used = self.approximate_gradients
-        return {"estimator": dataclasses.asdict(used.settings) | used.arithmetic.facts}
+        training = {} if self.worth is None else {"generator_training": self.worth.facts}
+        return {"estimator": dataclasses.asdict(used.settings) | used.arithmetic.facts, **training}
 
     def news(self) -> tuple[str, ...]:
-        return self.approximate_gradients.arithmetic.news()
+        return (*self.approximate_gradients.arithmetic.news(), *(() if self.worth is None else self.worth.news()))
 
     def prepare(self) -> tuple[str, ...]:
         """Settle the estimator's settings, where they are left to the pre-flight check."""
@@ -138,8 +189,11 @@ class Dfme(Method):
         return self.approximate_gradients.prepare(channel, self.disagreement, self.config.reuse, self.rng["check"])
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"approximate_gradients": self.approximate_gradients.state_dict()}
+        worth = {} if self.worth is None else {"worth": self.worth.state_dict()}
+        return super().state_dict() | {"approximate_gradients": self.approximate_gradients.state_dict()} | worth
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.approximate_gradients.load_state_dict(state["approximate_gradients"])
+        if self.worth is not None:
+            self.worth.load_state_dict(state["worth"])

@@ -43,7 +43,8 @@ class Maze(Dfme):
       1e-3 before the squashing; ``reuse`` false pays for the student's first batch again: B images more;
     - the student's loss, optimiser, schedule and replay are options (``student``, ``schedule``); the paper's: KL,
       SGD of .1 by a cosine, 10 replay steps an iteration (``configs/cifar10_maze.yaml``). ``store`` last holds the
-      last student batch of each iteration for them, as published, ``all`` every one;
+      last student batch of each iteration for them, as the published code does, ``all`` every one; which of the two
+      the paper means, we could not check. ``learn_from`` all and ``training`` while_it_pays are our own, as DFME's;
     - the generator learns by the published SGD (1e-4, momentum .9, weight decay 5e-4), on the run's schedule; it is
       DFME's, whose last normalisation learns no scale, so that a probe's step stays the same share of the output's
       spread. Published: a learnt scale and shift there; ``latent_size`` 100, of which the default is all methods';
@@ -95,13 +96,16 @@ class Maze(Dfme):
         metrics: Metrics = {}
         reuse = self.reuses_last_batch
         left = (self.config.student_steps - reuse) * self.config.batch_size
-        for _ in range(self.config.generator_steps):
+        for _ in range(self.steps_due()):
             metrics |= self.critic_steps()
             metrics |= self.generator_step(self.config.batch_size)
-        if reuse:
+            metrics |= self.learn_what_it_asked()
+        if reuse and not self.learns_from_all:
             asked = self.last_objective.first_asked(self.config.batch_size)
             metrics |= self.learn(*asked, keep=self._keeps_all or not left)
-        return metrics | self.pay_in_batches(left, self._keeps_all)
+        metrics |= self.pay_in_batches(left, self._keeps_all)
+        self.end_iteration()
+        return metrics
 
     def generator_step(self, batch_size: int) -> Metrics:
         """One step of the generator on -KL(T || S), estimated, and the critic's term, by autograd."""

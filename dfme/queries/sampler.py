@@ -57,6 +57,10 @@ class QuerySampler:
         """Whether what is drawn depends on the students, or on answers that came before."""
         return self._config.pool > 1 or self._evolution is not None
 
+    def drawn(self, count: int) -> int:
+        """How many of ``count`` images that are neither bred nor chosen a program draws: the last ones."""
+        return count if self._generator is None else round(count * self._config.procedural)
+
     @torch.no_grad()
     def images(self, count: int) -> Tensor:
         """``count`` images to pay for, selected from ``pool`` times as many candidates."""
@@ -83,7 +87,7 @@ class QuerySampler:
         return [*self._fresh(count - len(bred_BCHW)), bred_BCHW]
 
     def _fresh(self, count: int) -> list[Tensor]:
-        drawn = count if self._generator is None else round(count * self._config.procedural)
+        drawn = self.drawn(count)
         return [part for part in (self._generated(count - drawn), self._drawn(drawn)) if part is not None]
 
     def _generated(self, count: int) -> Tensor | None:

@@ -124,6 +124,8 @@ def _images(job: Job, spent: Spending) -> Iterator[tuple[str, str]]:
     yield "images", f"{spent.charged:,} charged: {by_purpose}"
     yield "", f"{spent.images['evaluation']:,} more for evaluation, which the budget is not charged for"
     yield "iterations", f"{spent.iterations:,}" + ("" if spent.iterations else ": the budget does not reach for one")
+    if getattr(job.method_config, "training", "always") != "always":
+        yield "", "of the generator at most; in what it does not train, the images are the student's"
     if is_checked(job) and job.estimator.directions > 1:
         yield "", "with forward differences; where the check takes central ones, fewer"
     limit = "no limit to a request" if spent.limit is None else f"at most {spent.limit:,} images in one"
@@ -160,7 +162,8 @@ def _disk(job: Job, teacher: Teacher, nets: Nets, spent: Spending) -> str:
     answer = teacher.label_mode.answer_bytes(teacher.num_classes)
     journal = sum(spent.images.values()) * answer + spent.requests * HEAD_BYTES
     replay = build_replay(job, teacher.spec, answer, directory=Path())
-    paid = spent.images["student"] + spent.images["seed"]
+    learnt = ("student", "seed") + ("generator",) * (getattr(job.method_config, "learn_from", "students") == "all")
+    paid = sum(spent.images[purpose] for purpose in learnt)
     within = 0 if replay is None else replay.full_size(answer) * min(paid, replay.capacity) // replay.capacity
     beside = 0 if replay is None else replay.disk_size(answer, paid)
     scored = spent.images["evaluation"] * answer + held_back_bytes(job, teacher.spec, answer, paid)

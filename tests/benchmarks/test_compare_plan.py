@@ -274,7 +274,7 @@ def test_a_cell_that_was_run_with_other_values_is_refused() -> None:
 # The recipes and the command
 
 
-@pytest.mark.parametrize("name", ["compare_digits", "compare_shapes", "compare_small"])
+@pytest.mark.parametrize("name", ["compare_digits", "compare_shapes", "compare_small", "compare_generators"])
 def test_our_comparisons_name_the_baselines(name: str) -> None:
     content = load_yaml(PROJECT / "configs" / f"{name}.yaml")
     assert {"static", "procedural"} <= set(content["methods"])

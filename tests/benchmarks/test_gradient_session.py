@@ -17,6 +17,7 @@ from dfme.benchmarks.gradients.measure import GradientRow
 from dfme.benchmarks.gradients.session import FILES, compare_gradients
 from dfme.benchmarks.gradients.stages import Stage, stages
 from dfme.benchmarks.gradients.table import GradientsResult, StageFacts, as_json, overview
+from dfme.benchmarks.gradients.truth import TrueGradient
 from dfme.benchmarks.options import GradientsConfig
 from dfme.cli.main import main
 from dfme.errors import DfmeError, UserError
@@ -56,6 +57,14 @@ def test_a_recipe_that_leaves_its_estimator_open_is_checked_first(box):
     assert 1_000 <= taken[1].queries < 1_400
 
 
+def test_a_gradient_that_stands_in_is_asked_for_nothing(box):
+    free = [*stages(box, job(), (0.35, 1.0), lambda squash: TrueGradient(box, squash))]
+    assert [each.queries for each in free] == [80, 200], "whole steps of 2 x 8 for the student alone"
+    paid = [*stages(box, job(), (0.35, 1.0))]
+    assert [each.queries for each in paid] == [96, 200], "of which 16 in 32 were the generator's"
+    assert not torch.equal(weights(free[1]), weights(paid[1]))
+
+
 # The whole
 
 
@@ -64,7 +73,7 @@ def test_a_comparison_tells_and_keeps_what_it_finds(box, tmp_path):
     names, conditions = ("sphere", "dct", "lattice", "lattice_dct_kl"), ("exact", "8bit_4decimals")
     out = tmp_path / "found"
     config = GradientsConfig(
-        batches=2, batch_size=16, stages=(0.0, 0.5), conditions=conditions, estimators=names, out=str(out)
+        batches=2, batch_size=16, stages=(0.0, 0.5), conditions=conditions, estimators=names, free=True, out=str(out)
     )
     state = torch.get_rng_state()
     assert compare_gradients(box, job(), config, told.append) == out
@@ -86,6 +95,11 @@ def test_a_comparison_tells_and_keeps_what_it_finds(box, tmp_path):
     assert f" {row['weights_cosine']:.3f} +- {row['weights_cosine_sd']:.3f} " in text
     assert "student after 128 queries (50% of the budget)" in text
     assert "- `lattice`: step 1.0, space lattice" in text
+    section = text.partition("## The true gradient for nothing")[2].splitlines()
+    first, last = ([cell.strip() for cell in line.strip("|").split("|")] for line in section[4:6])
+    assert (first[0], last[0]) == ("0%", "50%")
+    assert first[1] == first[2], "nothing was learnt yet"
+    assert last[1] == f"{content['stages'][1]['agreement']:.1%}"
 
 
 def row(
@@ -155,6 +169,7 @@ def test_figures_that_are_no_numbers_are_null_in_the_file():
         ),
         (["--conditions", "tf32", "--device", "cpu"], "--conditions tf32: expected a CUDA device"),
         (["--out", "."], "--out: expected a new or empty directory"),
+        (["--free", "true", "--method", "static"], "--free: expected a method that estimates gradients, got static"),
     ],
 )
 def test_a_mistake_is_one_line(flags, said, capsys, tmp_path, monkeypatch):

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS, LIMIT
 from dfme.benchmarks.gradients.measure import Sizes, measure
 from dfme.benchmarks.gradients.stages import Stage
-from dfme.benchmarks.gradients.truth import true_gradients, weights_gradient
+from dfme.benchmarks.gradients.truth import TrueGradient, true_gradients, weights_gradient
+from dfme.estimators.base import Objective
 from dfme.randomness import Streams
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
@@ -41,6 +42,14 @@ def test_the_truth_is_the_slope_of_the_objective_written_out_by_hand(box, stage)
 
     slope_B = (objective(u_BCHW + 1e-7 * v_BCHW) - objective(u_BCHW - 1e-7 * v_BCHW)) / 2e-7
     torch.testing.assert_close((truth.grad_BCHW * v_BCHW).sum((1, 2, 3)), slope_B, rtol=1e-3, atol=1e-4)
+
+    # In place of an estimate it is the same, whatever a query would answer.
+    distance = make_distance("l1", LabelMode("probabilities"))
+    known = Objective(pytest.fail, lambda x, answers: -distance(net(2)(x).double(), answers))
+    stand_in = TrueGradient(box, torch.tanh).estimate(known, truth.gen_op.detach(), Streams(0, CPU)["directions"])
+    torch.testing.assert_close((stand_in.grad_BCHW * v_BCHW).sum((1, 2, 3)), slope_B, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(stand_in.value_B, objective(u_BCHW), rtol=1e-4, atol=1e-5)
+    assert stand_in.queries == 0
 
 
 def test_truths_by_several_distances_are_of_one_batch_each_by_its_own(box, stage):

@@ -45,12 +45,12 @@ def test_extract_from_python_makes_the_same_job(fake_build: list[tuple[Any, ...]
     assert (teacher, resume, console) == (plain_teacher, False, False)
     kind = f"{__name__}:plain_teacher"
     assert job.teacher == TeacherConfig(kind=kind, shape=(3, 8, 8), num_classes=10, bounds=(0.0, 1.0))
-    assert job.method_config == DfmeConfig(student_steps=2, batch_size=8)
+    assert job.method_config == DfmeConfig(student_steps=2, batch_size=8, learn_from="all", training="while_it_pays")
     assert job.config == ExtractConfig(
         recipe="dfme (default)",
         budget=2000,
         out="runs/x",
-        student=StudentConfig(lr=0.5, replay_steps=4),
+        student=StudentConfig(lr=0.5, replay_steps=8, replay_batch=64),
         evaluation=EvaluationConfig("digits"),
         schedule=ScheduleConfig(kind="cosine"),
     )

@@ -54,6 +54,8 @@ METHOD_CASES += [
     case("dfms", adversarial=1.0),
     case("dfms", proxy_share=0.0),
     case("dfme", reuse=True),
+    case("dfme", learn_from="all", training="while_it_pays", queries={"base": "procedural", "procedural": 0.5}),
+    case("maze", learn_from="all"),
     case("static", mode="probabilities:4"),
     case("static", student={"steps": 100, "rounds": (1.0,)}),
     case("static", student={"steps": 100}),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import dfme
 from dfme.errors import Refused, TeacherError
-from dfme.methods import METHODS
+from dfme.methods import METHODS, worth
 from dfme.queries import evolution
 from dfme.queries.evolution import Evolution
 from dfme.run.checkpoint import load_checkpoint
@@ -63,6 +63,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "pool": ("disguide", {}, {}, {"pool": 3, "choose": "disagreement"}),
     "pool, at random": ("dfms", {}, {}, {"pool": 2, "choose": "random", "balance": False}),
     "base": ("dfme", {}, {}, {"base": "procedural"}),
+    "trained while it pays": (
+        "dfme",
+        {"training": "while_it_pays", "learn_from": "all"},
+        {},
+        {"base": "procedural", "procedural": 0.5},
+    ),
     "base, by disagreement": ("dual_students", {}, {}, {"base": "procedural", "procedural": 0.25}),
     "everything": (
         "disguide",
@@ -91,6 +97,7 @@ def bred(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     drawn = Evolution.draw
     monkeypatch.setattr(evolution, "READY", 16)
+    monkeypatch.setattr(worth, "WINDOW", 1)
     monkeypatch.setattr(Evolution, "draw", draw)
     return counts
 

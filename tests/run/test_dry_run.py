@@ -27,7 +27,8 @@ BASE = [
 MADE = {
     "dfme": "dfme --method.generator-steps 2",
     "check": "dfme --estimator.kind auto --budget 1200",
-    "synthetic": "dfme --estimator.kind synthetic --estimator.every 3 --method.reuse true --method.student-steps 2",
+    "synthetic": "dfme --estimator.kind synthetic --estimator.every 3 --method.reuse true --method.student-steps 2"
+    " --method.training always",
     "prior": "dfme --estimator.kind prior_guided --method.batch-size 40",
     "seeds": "maze --method.partial-data procedural --method.seed-images 33 --method.store all",
     "central": "maze --estimator.form central --estimator.directions 3 --method.reuse false",
@@ -71,9 +72,18 @@ def test_images_and_requests_are_those_of_the_ledger(name: str, capsys: pytest.C
     assert max(map(len, said.splitlines())) <= 80
 
 
+def test_a_generator_that_may_pause_is_planned_at_its_most(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, "--method.name", "dfme", "--method.student-steps", "1", "--dry-run"]) == 0
+    rows = told(capsys.readouterr().out)
+    # 13 iterations of 40 and 20, and 10 more
+    assert rows["images"][0].partition(": ")[2] == "generator 520, student 270"
+ # 13 iterations of 40 and 20, and 10 more
+    assert "of the generator at most" in rows["iterations"][1]
+
+
 def test_the_disk_is_what_the_files_take(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*BASE, "--method.name", "dfme", "--method.student-steps", "2", "--student.replay-steps", "1"]
-    words += ["--out", "run"]
+    words += ["--queries.base", "none", "--out", "run"]  # the paper's generator, beside which random states are little
     assert main([*words, "--dry-run"]) == 0
     disk = " ".join(told(capsys.readouterr().out)["disk"])
     assert main(words) == 0

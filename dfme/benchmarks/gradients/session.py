@@ -14,11 +14,13 @@ from dfme.benchmarks.gradients.measure import Sizes, measure
 from dfme.benchmarks.gradients.stages import WhiteBox, stages
 from dfme.benchmarks.gradients.synthetic_course import synthetic_section
 from dfme.benchmarks.gradients.table import WHITE_BOX, GradientsResult, StageFacts, as_json, details, markdown, overview
+from dfme.benchmarks.gradients.truth import TrueGradient
 from dfme.benchmarks.options import EVERYTHING, GradientsConfig
 from dfme.compute import device_name, within_memory
 from dfme.config.settings import Job
 from dfme.errors import UserError
 from dfme.files import write_text
+from dfme.report.markdown import table
 from dfme.run.directory import RunDirectory
 from dfme.run.opening import free_name
 from dfme.spec import LabelMode
@@ -60,6 +62,14 @@ def compare_gradients(box: WhiteBox, job: Job, config: GradientsConfig, tell: Ca
             _write(findings, out)
         if job.estimator.kind == "synthetic":
             findings.sections.append(synthetic_section(box, job, sizes, out))
+            tell("\n### {}\n\n{}".format(*findings.sections[-1]))
+            _write(findings, out)
+        if config.free:
+            true = stages(box, job, config.stages, lambda squash: TrueGradient(box, squash))
+            pairs = zip(findings.stages, true, strict=True)
+            lines = [(f"{one.share:.0%}", f"{one.agreement:.1%}", f"{other.agreement:.1%}") for one, other in pairs]
+            heads = ("share of the budget", "agreement", "agreement with the true gradient")
+            findings.sections.append(("The true gradient for nothing", table(heads, lines)))
             tell("\n### {}\n\n{}".format(*findings.sections[-1]))
             _write(findings, out)
     tell(f"\n{overview(findings)}\n\n{', '.join(str(out / name) for name in FILES)}")

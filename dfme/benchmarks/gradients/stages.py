@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dfme.compute import DeferredChecks
 from dfme.config.settings import Job
 from dfme.estimators.base import Estimator
+from dfme.estimators.spaces import Squash
 from dfme.methods.base import Method
 from dfme.methods.dfme import Dfme
 from dfme.nets.generators import GeneratorNet
@@ -75,15 +76,20 @@ class Stage:
     estimator: Estimator | None = None
 
 
-def stages(box: WhiteBox, job: Job, shares: Sequence[float]) -> Iterator[Stage]:
+def stages(
+    box: WhiteBox, job: Job, shares: Sequence[float], gradient: Callable[[Squash], Estimator] | None = None
+) -> Iterator[Stage]:
     """Run the recipe's method, through its own API, and stop at each share of its budget to copy what it has.
 
     ``shares`` increase within 0 and 1. The method stops at the first whole step that reaches the share.
+    ``gradient``: makes what stands in for the recipe's estimator.
     """
     deferred = DeferredChecks()
     method = _method(box, job, deferred)
     ledger, student = method.oracle.ledger, method.student
     estimated = method.approximate_gradients if isinstance(method, Dfme) else None
+    if gradient and estimated is not None:
+        estimated.stand_in(gradient(method.generator.squash))
     images_NCHW = _examined(box, job, method.generator)
     with torch.no_grad():
         teacher_N = torch.cat([box.logits(part).argmax(1) for part in images_NCHW.split(GENERATED)])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dfme.benchmarks.gradients.stages import Stage, WhiteBox
-from dfme.estimators.base import ImageFunction
-from dfme.estimators.spaces import carried
+from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
+from dfme.estimators.spaces import Squash, carried
 from dfme.nets.generators import GeneratorNet
 from dfme.precision import ieee_fp32
 from dfme.spec import ImageSpec
@@ -56,6 +56,27 @@ def true_gradients(
         name: Truth(gen_op, features[0], grad_BCHW, weights_gradient(generator, gen_op, grad_BCHW))
         for name, grad_BCHW in grads.items()
     }
+
+
+class TrueGradient(Estimator):
+    """The truth in place of an estimate: it asks for nothing, and no estimate is worth more."""
+
+    def __init__(self, box: WhiteBox, squash: Squash) -> None:
+        self._box, self._squash = box, squash
+
+    def cost(self, batch: int, ahead: int = 0) -> int:
+        return 0
+
+    def calls(self, batch: int, ahead: int = 0) -> list[int]:
+        return []
+
+    def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
+        assert isinstance(objective, Objective), "its value must be known of any answers"
+        u_BCHW = point_BCHW.detach().requires_grad_()
+        x_BCHW = self._squash(u_BCHW)
+        value_B = objective.value(x_BCHW, self._box.logits(x_BCHW).double().softmax(dim=1))
+        (grad_BCHW,) = torch.autograd.grad(value_B.sum(), u_BCHW)
+        return Estimate(grad_BCHW, value_B.detach(), value_B.new_zeros(len(u_BCHW), 0), 0)
 
 
 def limit_gradient(
