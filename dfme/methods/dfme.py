@@ -69,7 +69,8 @@ class Dfme(Method):
         if self.worth is not None and (self.queries.by_students or not 0 < components.sources.procedural < 1):
             raise UserError(
                 "--method.training while_it_pays: expected --queries.procedural above 0 and below 1, for a program's "
-                "images to hold the generator's against, and neither --queries.pool nor --queries.evolve"
+                "images to hold the generator's against, and neither --queries.pool nor --queries.evolve; or give "
+                "--method.training always"
             )
 
     def step(self) -> Metrics:
