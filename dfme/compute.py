@@ -1,10 +1,12 @@
-"""The device of a run, its memory, checks that are read later, and states from files."""
+"""The device of a run, its threads, its memory, checks that are read later, and states from files."""
 
 from __future__ import annotations
 
 import os
 import platform
 import shutil
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -71,6 +73,64 @@ def choose_device(name: str) -> torch.device:
 def device_name(device: torch.device) -> str:
     """A device as a record names it: the GPU's model, or the CPU's kind."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
+
+
+THREADS_GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables by which a person, a scheduler or torchrun says how many threads torch takes."""
+
+WORTH = 0.75
+"""Share of what twice the threads could give that they must give to be taken. Heuristic: two threads must make a step
+1.5 times as fast. What gives less on an idle machine loses by far on a busy one, where threads wait for each other."""
+
+LONG_STEP = 0.25  # seconds of one core, from which on a step's operations keep every thread at work
+ROUNDS, ROUND_SECONDS, ROUNDS_SECONDS = 3, 0.015, 0.1
+PILOT_IMAGES = 8
+
+
+def worthwhile_threads(
+    step: Callable[[int], object],
+    images: int,
+    most: int,
+    wall: Callable[[], float] = time.perf_counter,
+    busy: Callable[[], float] = time.process_time,
+) -> int:
+    """How many threads of torch, from 1 to ``most``, are worth taking for steps on so many ``images``, by taking some.
+
+    ``step`` works on the number of images that it is given. The threads are doubled for as long as that pays
+    (``WORTH``): the usual pace of the more is held against the best of the fewer, so that a gain that comes and goes is
+    none. A step longer than ``LONG_STEP`` is not measured: it is worth all. ``wall``, ``busy``: seconds gone by, and of
+    those on a core. torch's number is as it was afterwards.
+    """
+
+    def pace(threads: int) -> float:
+        torch.set_num_threads(threads)
+        started, steps = wall(), 0
+        while (taken := wall() - started) < ROUND_SECONDS or not steps:
+            step(images)
+            steps += 1
+        return taken / steps
+
+    was = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        few = min(images, PILOT_IMAGES)
+        step(few)  # whatever is made once
+        began = busy()
+        step(few)
+        if (busy() - began) * images / few > LONG_STEP:
+            return most
+        threads, started = 1, wall()
+        while threads < most:
+            more, paces = min(2 * threads, most), list[tuple[float, float]]()
+            while len(paces) < ROUNDS and (not paces or wall() - started < ROUNDS_SECONDS):
+                paces.append((pace(threads), pace(more)))
+            fewer, doubled = zip(*paces, strict=True)
+            if statistics.median(doubled) * WORTH * more > min(fewer) * threads:
+                break
+            threads = more
+        return threads
+    finally:
+        torch.set_num_threads(was)
 
 
 def require_compiler(device: torch.device) -> None:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from dfme.errors import UserError
 
-ALIASES = {"teacher": "teacher.kind", "method": "method.name"}
-"""A group's flag without a leaf, and the leaf it stands for."""
+ALIASES = {"teacher": "teacher.kind", "method": "method.name", "price_per_1000": "teacher.price_per_1000"}
+"""A flag by a short name, and the option it stands for: of a group without a leaf, its first."""
 
 HELP = ("-h", "--help", "--help-all")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import importlib
 import os
 import sys
@@ -19,8 +21,8 @@ from dfme.config.torchrun import world
 from dfme.errors import DfmeError, UserError
 
 VERBS = (
-    *("extract", "compare", "retrain", "train-teacher", "evaluate", "export", "check", "serve", "report", "gradients"),
-    "bench",
+    *("extract", "estimate", "compare", "retrain", "train-teacher", "evaluate", "export", "check", "serve", "report"),
+    *("gradients", "bench"),
 )
 """The commands; extract is meant when none is named."""
 
@@ -45,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Errors of ours are one line on stderr. Any other exception is a bug, and keeps its traceback.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    atexit.register(gc.freeze)  # else an exit looks through all of torch once more, which takes half a second
     try:
         code = _dispatch(words)
         sys.stdout.flush()

@@ -103,8 +103,8 @@ class StudentConfig:
     """a name from dfme.nets, a torchvision classifier, timm:NAME, module:Net of your own, or auto (by size)"""
     count: UpTo64 = 0
     """students trained side by side; 0: as many as the method needs"""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """sgd or adam"""
+    optimizer: Literal["sgd", "adam", "auto"] = "sgd"
+    """sgd, adam, or auto: sgd for scores, and for labels alone adam with a fiftieth of lr and no weight decay"""
     loss: Literal["auto", "l1", "kl", "cross_entropy"] = "auto"
     """distance to the teacher, which a trained generator maximises: l1 (on recovered logits; a rounded zero is an upper
     bound), kl, cross_entropy (on hard labels), or auto (l1 for soft labels, kl for top_k, cross_entropy for hard); for
@@ -145,6 +145,11 @@ class StudentConfig:
     average_every: Count = 1
     """student steps between two updates of the EMA"""
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether steps are spread over the budget for good; rounds go on under a larger one."""
+        return bool(self.steps and not self.rounds)
+
 
 @dataclass(frozen=True, config=CONFIG)
 class QueriesConfig:
@@ -162,10 +167,10 @@ class QueriesConfig:
     of the classes that is missing among the answers so far"""
     pool: Count = 1
     """candidates for each image that is paid for"""
-    choose: Literal["entropy", "disagreement", "confidence", "random"] = "entropy"
-    """of a pool, those on which the students' vote has the most entropy, on which the students differ most
-    (disagreement, of two or more), on which the vote has the most confidence, or random ones, for balance alone to
-    decide"""
+    choose: Literal["entropy", "margin", "disagreement", "random"] = "entropy"
+    """of a pool, those on which the students' vote has the most entropy, between whose two likeliest classes it sees
+    the least difference (margin), on which the students differ most (disagreement, of two or more), or random ones, for
+    balance alone to decide; before the students' first step nothing is chosen"""
     balance: bool = True
     """choose as evenly as can be over the classes that the students see"""
 

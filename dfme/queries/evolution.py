@@ -13,7 +13,7 @@ from dfme.students.replay import Replay
 PARENTS = 4_096
 """Paid images that parents are taken from, drawn for every batch of children."""
 
-READY = 2_048
+READY = 512
 """Paid images from which on there are parents: with fewer, fresh images teach more than children of so few."""
 
 HALF_SIDES = (0.15, 0.5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -26,7 +26,8 @@ class QuerySampler:
     """Draws the images to pay for, quantised as the teacher takes them.
 
     ``generator`` of None: all images that are not bred are drawn by ``draw``. The generator stays in its mode, and
-    makes whole batches even where fewer images are wanted, for its batch statistics. ``students`` score the pool.
+    makes whole batches even where fewer images are wanted, for its batch statistics. ``students`` score the pool, once
+    they are ``trained``.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class QuerySampler:
         batch_size: int,
         evolution: Evolution | None = None,
         ranks: Ranks = ALONE,
+        trained: Callable[[], bool] = lambda: True,
     ) -> None:
         self._config = config
         self._spec = spec
@@ -48,7 +50,7 @@ class QuerySampler:
         self._students = students
         self._streams = streams
         self._batch_size = batch_size
-        self._evolution, self._ranks = evolution, ranks
+        self._evolution, self._ranks, self._trained = evolution, ranks, trained
 
     @property
     def by_students(self) -> bool:
@@ -63,7 +65,7 @@ class QuerySampler:
     def images(self, count: int) -> Tensor:
         """``count`` images to pay for, selected from ``pool`` times as many candidates."""
         config = self._config
-        if config.pool == 1:
+        if config.pool == 1 or not self._trained():
             return self._candidates(count)
         # The last, smaller batch is chosen from as many candidates as any other.
         x_NCHW = self._candidates(self._batch_size * config.pool)

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-By = Literal["entropy", "disagreement", "confidence", "random"]
+By = Literal["entropy", "margin", "disagreement", "random"]
 
 
 def usefulness(scores_ENK: Tensor, by: By, rng: torch.Generator) -> Tensor:
     """How much an answer to each candidate would teach the students (N,), by their scores.
 
     entropy: of the students' mean probabilities, in nats (CaBaGe, arXiv 2409.10643; DualCOS, ICME 2024).
-    disagreement: the standard deviation over the students, mean over the classes (DisGUIDE's measure); nothing of
-    one student. confidence: the vote's largest probability, for sources most of whose images are like nothing that the
-    teacher was made for (heuristic). random: nobody knows; only balance then chooses.
+    margin: how little lies between the vote's two largest probabilities, for labels: the answer says on which side of
+    the nearest boundary the image is (Scheffer et al. 2001). disagreement: the standard deviation over the students,
+    mean over the classes (DisGUIDE's measure); nothing of one student. random: nobody knows; only balance then chooses.
     """
     if by == "random":
         return torch.rand(scores_ENK.shape[1], generator=rng, device=rng.device).to(scores_ENK.device)
@@ -25,8 +25,9 @@ def usefulness(scores_ENK: Tensor, by: By, rng: torch.Generator) -> Tensor:
     if by == "disagreement":
         return probabilities_ENK.std(dim=0, correction=0).mean(dim=1)
     vote_NK = probabilities_ENK.mean(dim=0)
-    if by == "confidence":
-        return vote_NK.amax(dim=1)
+    if by == "margin":
+        first_N, second_N = vote_NK.topk(2, dim=1).values.unbind(dim=1)
+        return second_N - first_N
     return -(vote_NK * vote_NK.clamp_min(1e-12).log()).sum(dim=1)
 
 

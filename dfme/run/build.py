@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from dfme.run.job import config_hash, document, resume_command
 from dfme.run.loop import Progress
 from dfme.run.memory import mirrored, require_memory
 from dfme.run.opening import finished_result, open_directory, recipe, tell_finished
-from dfme.run.parts import build_parts, require_answers_fit
+from dfme.run.parts import build_parts, require_answers_fit, take_threads
 from dfme.run.resuming import changed_source, require_same_adapter, require_same_run, take_up_threads
 from dfme.run.run import Result, Run
 from dfme.spec import RequestPolicy, Teacher
@@ -53,22 +53,22 @@ def run_job(
     callback: Callback | None = None,
     evaluation: ImageSet | None = None,
     announced: bool = False,
-    ranked: bool = False,
+    own_process: bool = False,
 ) -> Result:
     """Run a job to the end of its budget, or to the first interruption, and deliver its student.
 
     ``teacher`` takes the place of the one the job describes: any callable from images to answers; ``evaluation`` that
-    of its evaluation set; ``announced``: the run's first line was said before torch was loaded; ``ranked``: processes
-    that torchrun started share the run. Whatever is wrong with the job raises UserError before the first query. A
-    finished run that is resumed without a larger budget gives its result again. Global random state is as it was
-    afterwards.
+    of its evaluation set; ``announced``: the run's first line was said before torch was loaded; ``own_process``: this
+    process is there for the run alone, so processes that torchrun started share it, and it chooses its threads.
+    Whatever is wrong with the job raises UserError before the first query. A finished run that is resumed without a
+    larger budget gives its result again. Global random state is as it was afterwards.
     """
     if resume and (result := finished_result(job)) is not None:
         _require_same_run(job, result.run_dir)
         tell_finished(job, result, Console(result.summary["budget"], quiet=not console))
         return result
     device, ranks = choose_device(job.config.device), ALONE
-    if ranked:
+    if own_process:
         patience = job.teacher_options.get("patience") or RequestPolicy.patience
         start = f"a {'resumed' if resume else 'new'} run of configuration {config_hash(job)}"
         device, ranks = join(device, patience, start)
@@ -82,7 +82,8 @@ def run_job(
         made = build_teacher(job, teacher, device) if ranks.count == 1 else ranked_teacher(job, device, ranks)
         if teacher is None:
             held.callback(getattr(made, "close", lambda: None))
-        run = open_run(job, made, device, held, resume, console, evaluation, ranks)
+        free = own_process and ranks.count == 1 and device.type == "cpu" and not _is_service(job)
+        run = open_run(job, made, device, held, resume, console, evaluation, ranks, free and not resume)
         path, run.recorder.callback = run.directory.path, callback
         first = [] if announced else [header(document(job))]
         for line in [*first, *run.notes, f"running on {device_name(device)}, recorded in {path}"]:
@@ -155,10 +156,11 @@ def open_run(
     console: bool,
     evaluation: ImageSet | None = None,
     ranks: Ranks = ALONE,
+    choose_threads: bool = False,
 ) -> Run:
     """Put the parts together; all that can be wrong is found before the run directory is made or touched.
 
-    ``held`` closes what is opened: the run directory with its lock, ledger and journal, the recorder.
+    ``held`` closes what is opened: directory, lock, ledger, journal, recorder. ``choose_threads``: by timing steps.
     """
     config, spec = job.config, teacher.spec
     deferred, streams, notes = DeferredChecks(), Streams(config.seed, device), list[str]()
@@ -173,25 +175,24 @@ def open_run(
         notes.extend(filter(None, [getattr(directory.lock, "note", None)]))
         with fitting(directory.checkpoint) if state else nullcontext():
             oracle = build_oracle(job, teacher, directory, state, deferred, facts, begin, ranks)
-        held.callback(oracle.close)
-        return directory, state, oracle
+        return directory, state, held.enter_context(closing(oracle))
 
     # Another teacher than the record's is refused as such, before anything else is judged by it.
     record = open_record() if resume else None
     require_answers_fit(job.method, teacher)
     data, pool, nets, needed = ranks.first_goes_first()(build_parts)(job, teacher, device, evaluation, notes.append)
     require_memory(needed, device)
+    notes += take_threads(job, nets, spec) if choose_threads else []
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 
     examination = examination_of(data, spec, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
-    (goal, hold_out), path = goal_of(config, examination, oracle, device), directory.path
+    (goal, hold_out), path, at = goal_of(config, examination, oracle, device), directory.path, oracle.ledger.spent
     components = build_components(job, nets, oracle, streams, deferred, pool=pool, directory=path, hold_out=hold_out)
     method = build_method(job, components)
     if (replay := method.students.replay) is not None:
         held.callback(replay.close)
         notes += mirrored(replay, oracle.label_mode.answer_bytes(oracle.num_classes), needed, device)
-    resolved = {"teacher": facts, "student_arch": nets.arch, "device": device_name(device)}
-    told, at = document(job) | {"resolved": resolved}, oracle.ledger.spent
+    told = document(job) | {"resolved": {"teacher": facts, "student_arch": nets.arch, "device": device_name(device)}}
     opened = partial(Recorder.open, path, int(config.budget), told, config.wandb, resume_at=at, quiet=not console)
     recorder = held.enter_context(opened(bounds=spec.bounds) if ranks.first else NoRecorder())
     oracle.report_to(recorder.note)
@@ -261,6 +262,11 @@ def build_oracle(
     if state:
         oracle.take_up_answered(state.get("answered"))
     return oracle
+
+
+def _is_service(job: Job) -> bool:
+    """Whether the teacher is one of the built-in kinds that ask a service."""
+    return job.teacher.kind in KINDS and not KINDS[job.teacher.kind].is_local
 
 
 def _require_same_run(job: Job, run_dir: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from dfme.run.checks import keeps_answers, students_of
 from dfme.run.evaluation import held_back_bytes
 from dfme.spec import ImageSpec, LabelMode, Teacher
 from dfme.students.losses import make_distance
+from dfme.students.optimizers import fitting
 from dfme.students.replay import Replay, capacity_within
 from dfme.students.schedule import factor
 from dfme.students.trainer import StudentTrainer
@@ -154,6 +155,7 @@ def build_trainer(
 ) -> StudentTrainer:
     """The students' training on answers in ``mode``; ``share``: of the budget that is spent."""
     distance = make_distance(config.student.loss, mode)
+    config = replace(config, student=fitting(config.student, mode))
     return StudentTrainer(config, students, distance, replay, share, rng["augment"], fresh, ranks)
 
 
@@ -187,15 +189,24 @@ def build_components(
     evolution = None
     if job.queries.evolve and replay is not None:
         evolution = Evolution(replay, mode, oracle.num_classes)
-    batch_size = job.method_config.batch_size
+    queries = QuerySampler(
+        job.queries,
+        spec,
+        nets.generator,
+        draw,
+        students.nets,
+        rng,
+        job.method_config.batch_size,
+        evolution,
+        oracle.ranks,
+        trained=lambda: students.steps > 0,
+    )
     torch.manual_seed(derived_seed(config.seed, "global"))
     return Components(
         oracle=oracle,
         students=students,
         generator=nets.generator,
-        queries=QuerySampler(
-            job.queries, spec, nets.generator, draw, students.nets, rng, batch_size, evolution, oracle.ranks
-        ),
+        queries=queries,
         rng=rng,
         deferred=deferred,
         lr_factor=lambda: factor(config.schedule, oracle.ledger.share),

@@ -16,7 +16,7 @@ FROM_DISK = "mnist,fashion_mnist,cifar10,cifar100,svhn"
 KEPT = ("student.replay_steps", "student.steps", "method.keeps")
 
 EFFECTS: dict[str, tuple[str, ...]] = {
-    "student.momentum": ("student.optimizer=sgd",),
+    "student.momentum": ("student.optimizer=sgd,auto",),
     "student.replay_steps": ("student.steps=0",),
     "student.replay_batch student.replay_capacity student.replay_bytes student.replay_store": KEPT,
     "student.augment method.store": KEPT,

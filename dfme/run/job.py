@@ -99,7 +99,8 @@ def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -
     left, right = _decisive(before), _decisive(after)
     keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]  # None: as before it was there
     first, then = int(before["budget"]), int(after["budget"])
-    departs = then != first if left.get("student.steps") else then < first  # planned to its end, it stays
+    planned = left.get("student.steps") and not left.get("student.rounds")  # to the end of its budget, which stays
+    departs = then != first if planned else then < first
     lower = (after.get("until_agreement") or 1.0) < (before.get("until_agreement") or 0.0)
     return ["budget"] * departs + ["until_agreement"] * lower + keys
 

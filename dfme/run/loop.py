@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -54,11 +54,13 @@ class Listener(Protocol):
 class Progress:
     """Seconds of work so far, over all of a run's sessions; part of the checkpoint.
 
-    ``logging``: those of this session that the log of training steps took.
+    ``logging``: those of this session that the log of training steps took. ``scores``: its evaluations, by the
+    images that were spent and the student steps taken.
     """
 
     seconds: float = 0.0
     logging: float = 0.0
+    scores: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
 
 
 def numbers(metrics: Metrics) -> dict[str, float]:
@@ -121,7 +123,7 @@ def run(
     logged = kept = time.monotonic()
     while ledger.remaining + trainer.steps_left > 0 and not (goal and ranks.agree(goal.reached) and ledger.remaining):
         # Take the student steps that are due; else pay for one step of the method, or for what is left of the budget.
-        before, training = ledger.spent, trainer.steps_due > 0
+        before, training = ledger.spent, trainer.steps_due_under(ledger.budget, ledger.spent) > 0
         metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, ledger)
         progress.seconds = time.monotonic() - started
         if metrics is None:
@@ -132,8 +134,8 @@ def run(
         even = due > done or (training and not trainer.steps_due)
         if ranks.first and (even or early[1] < early[0]):
             deferred.verify()
-            metrics |= score_all(examination, trainer.delivered, trainer.vote)
-            metrics |= goal.look(trainer.delivered, metrics) if goal else {}
+            new = progress.scores[ledger.spent, trainer.steps] = score_all(examination, trainer.delivered, trainer.vote)
+            metrics |= new | (goal.look(trainer.delivered, metrics | new) if goal else {})
             listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
             look()
             if even and method.recent is not None and (done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS):

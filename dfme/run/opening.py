@@ -82,6 +82,6 @@ def tell_finished(job: Job, result: Result, shown: Console) -> None:
     how, flag = ("at its goal, after", "--until-agreement") if reached else ("with all of its", "--budget")
     shown.note(
         f"{result.run_dir}: finished before {how} {spent:,} queries, nothing was asked now; to go on, "
-        + (PLANNED if job.config.student.steps and not reached else f"give a larger {flag}")
+        + (PLANNED if job.config.student.is_planned and not reached else f"give a larger {flag}")
     )
     shown.table(result.summary, result.run_dir)

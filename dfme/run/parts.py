@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
+from dfme.compute import THREADS_GIVEN, worthwhile_threads
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.settings import Job
 from dfme.data import ImageSet
@@ -17,6 +20,7 @@ from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight import default_settings, needs_preflight, preflight_images, require_budget
 from dfme.methods import METHODS, find_method
 from dfme.queries.pool import ImageSource
+from dfme.run.checks import keeps_answers
 from dfme.run.components import Nets, build_nets, open_pool
 from dfme.run.evaluation import evaluation_images
 from dfme.run.memory import SMALL, needed_memory
@@ -48,6 +52,23 @@ def build_parts(
     nets = build_nets(job, spec, teacher.num_classes, device)
     large = always or 4 * call * spec.numel >= SMALL
     return data, pool, nets, needed_memory(job, teacher, nets, call) if large else {}
+
+
+def take_threads(job: Job, nets: Nets, spec: ImageSpec) -> list[str]:
+    """Take as many threads of torch as pay for this job's steps on a CPU, where nobody says how many. A line to say."""
+    most = torch.get_num_threads()
+    if most == 1 or any(os.environ.get(name) for name in THREADS_GIVEN):
+        return []
+    net = copy.deepcopy(nets.students[0])  # not compiled, and its statistics are nobody's
+    images = job.config.student.replay_batch if keeps_answers(job) else job.method_config.batch_size
+    x_BCHW = torch.rand(images, *spec.shape, generator=torch.Generator().manual_seed(0))
+
+    def step(count: int) -> None:
+        net.zero_grad()
+        net(x_BCHW[:count]).square().mean().backward()
+
+    torch.set_num_threads(taken := worthwhile_threads(step, images, most))
+    return [f"threads: {taken} of {most}, by timing a few steps of the student; OMP_NUM_THREADS=N takes N"]
 
 
 def weak_differences(config: EstimatorConfig, spec: ImageSpec) -> list[str]:

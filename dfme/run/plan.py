@@ -184,7 +184,7 @@ def _state_bytes(job: Job, nets: Nets) -> int:
         return int(buffers + (1 + slots) * weight_bytes(net))
 
     student = job.config.student
-    slots = (2 if student.optimizer == "adam" else int(student.momentum > 0)) + bool(student.average)
+    slots = (2 if student.optimizer != "sgd" else int(student.momentum > 0)) + bool(student.average)
     trained = 2 if hasattr(job.method_config, "generator_steps") else 0
     generator = 0 if nets.generator is None else states(nets.generator, trained)
     return sum(states(net, slots) for net in nets.students) + generator

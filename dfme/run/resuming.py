@@ -22,8 +22,8 @@ MAX_THREADS = 1_024
 
 
 PLANNED = (
-    "since --student.steps are planned over the run's own budget, start a new run, or train again on what is paid for: "
-    "run.py retrain"
+    "since --student.steps are planned over the run's own budget, without --student.rounds, start a new run, or train "
+    "again on what is paid for: run.py retrain"
 )
 """What to do in place of giving such a run a larger budget."""
 
@@ -40,7 +40,7 @@ def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: 
         require_same_teacher({"files": recorded}, {"files": files})
         keys = [key for key in keys if key.removeprefix("teacher.") not in (*files, option)]
     if keys:
-        planned = f"; {PLANNED}" if "budget" in keys and job.config.student.steps else ""
+        planned = f"; {PLANNED}" if "budget" in keys and job.config.student.is_planned else ""
         raise UserError(
             f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
             f"leave those flags out, or start a new run in another --out{planned}"

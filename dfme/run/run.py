@@ -217,7 +217,8 @@ class Run:
     def summary(self, student: nn.Module) -> dict[str, Any]:
         """The contents of summary.json for the student as it is."""
         config, totals = self.job.config, self.oracle.ledger.totals()
-        scores = score_all(self.examination, student, self.trainer.vote)
+        known = self.progress.scores.get((totals.spent, self.trainer.steps))  # those of the last evaluation
+        scores = known or score_all(self.examination, student, self.trainer.vote)
         price, seconds, seen = self.job.teacher.price_per_1000, self.progress.seconds, self.classified(student)
         return {
             "method": self.job.method,
@@ -246,6 +247,7 @@ class Run:
             "wall_seconds": round(seconds, 3),
             "queries_per_second": round(totals.spent / seconds, 1) if seconds else None,
             "device": device_name(self.device),
+            "threads": self.oracle.ledger.stretches[-1]["threads"],
             "config_hash": config_hash(self.job),
             "version": __version__,
             "torch": torch.__version__,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,20 @@ from torch import Tensor, nn
 from dfme.compute import held_to
 from dfme.config.settings import StudentConfig
 from dfme.ranks import ALONE, Ranks
+from dfme.spec import LabelMode
+
+
+def fitting(config: StudentConfig, mode: LabelMode) -> StudentConfig:
+    """The student's settings with an optimiser of ``auto`` chosen by what the teacher answers.
+
+    Heuristic: with few scores a high rate and decay of SGD give the best clone, with labels they keep a student from
+    fitting what it has paid for (docs/results/comparison.md).
+    """
+    if config.optimizer != "auto":
+        return config
+    if mode.kind != "label":
+        return replace(config, optimizer="sgd")
+    return replace(config, optimizer="adam", lr=config.lr / 50, weight_decay=0.0)
 
 
 def make_optimizer(net: nn.Module, config: StudentConfig) -> torch.optim.Optimizer:

@@ -4,7 +4,7 @@ thing."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -42,12 +42,15 @@ class StepPlan:
     """The number of steps of a student: ``during``, evenly while the budget is spent, then ``final``.
 
     ``during`` of None plans no number: each fresh batch is worth a step and its replay steps. ``rounds`` are shares
-    of the budget, the last one 1, at which equal parts of the final steps are taken.
+    of the budget, the last one 1, at which equal parts of the final steps are taken. Of a run that was given a larger
+    budget, ``taken`` rounds were due before, and those come that lie beyond the share ``since``, spent by then.
     """
 
     during: int | None = None
     final: int = 0
     rounds: tuple[float, ...] = (1.0,)
+    taken: int = 0
+    since: float = 0.0
 
     @staticmethod
     def of(config: StudentConfig) -> StepPlan:
@@ -59,16 +62,24 @@ class StepPlan:
         final = round(config.steps * config.final_share)
         return StepPlan(config.steps - final, final)
 
+    def under(self, budget: int, spent: int, before: int) -> StepPlan:
+        """The plan once ``budget`` takes the place of ``before``, after ``spent`` images; steps per round stay."""
+        return replace(self, taken=self._reached(spent / before), since=spent / budget)
+
     @cached_property
     def edges(self) -> list[int]:
         """The steps after which rounds begin, and after which the last one ends."""
-        before = self.during or 0
-        return [before + round(self.final * number / len(self.rounds)) for number in range(len(self.rounds) + 1)]
+        before, count = self.during or 0, self._reached(1.0)
+        return [before + round(self.final * number / len(self.rounds)) for number in range(count + 1)]
 
     def steps_due(self, share: float, steps: int) -> int:
         """Final steps to take before another image is paid for, after ``steps`` steps."""
-        reached = sum(share >= due for due in self.rounds)
+        reached = self._reached(share)
         return max(0, self.edges[reached] - steps) if reached else 0
+
+    def _reached(self, share: float) -> int:
+        """Rounds that are due once ``share`` of the budget is spent."""
+        return self.taken + sum(self.since < due <= share for due in self.rounds)
 
     def round_at(self, steps: int) -> int:
         """The number, from 0, of the round that begins after ``steps`` steps; -1 within a round."""

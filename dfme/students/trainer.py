@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -53,7 +54,7 @@ class StudentTrainer:
         self.distance = distance
         self.replay = replay
         self.steps = 0
-        self.plan = StepPlan.of(config.student)
+        self.plan, self._budget = StepPlan.of(config.student), 0
         self._config = config.student
         self._schedule, self._precision = config.schedule, config.precision
         self._share = share
@@ -85,6 +86,13 @@ class StudentTrainer:
         if self.plan.during is None and not self._config.replay_steps:
             self.plan = StepPlan(during=0, final=epochs * math.ceil(images / self._config.replay_batch))
 
+    def steps_due_under(self, budget: int, spent: int) -> int:
+        """The steps due under the budget in force; with a larger one, rounds go on from those due after ``spent``."""
+        if self._config.rounds and self._budget not in (0, budget):
+            self.plan = self.plan.under(budget, spent, self._budget)
+        self._budget = budget
+        return self.steps_due
+
     @property
     def net(self) -> nn.Module:
         """The student; of several, the first."""
@@ -110,7 +118,7 @@ class StudentTrainer:
         """Steps still to take once the budget is spent."""
         if self.plan.during is None or not self._held:
             return 0
-        return max(0, self.plan.during + self.plan.final - self.steps)
+        return max(0, self.plan.edges[-1] - self.steps)
 
     @property
     def steps_due(self) -> int:
@@ -227,6 +235,7 @@ class StudentTrainer:
             "average": None if self._average is None else self._average.state_dict(),
             "replay": None if self.replay is None else self.replay.state_dict(),
             "steps": self.steps,
+            "rounds": {"budget": self._budget, "taken": self.plan.taken, "since": self.plan.since},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -237,7 +246,12 @@ class StudentTrainer:
         if self.replay is not None:
             self.replay.load_state_dict(state["replay"])
         self.steps = held_to(0, state["steps"], "student steps")
-        if self.plan.during is not None and self.steps > self.plan.during + self.plan.final:
+        if self._config.rounds:  # before 0.9.0 they had one budget for good
+            told = held_to({"budget": 0, "taken": 0, "since": 0.0}, state["rounds"], "rounds")
+            if told["taken"] > 10_000:  # a plan lists them
+                raise ValueError(f"rounds: expected so many as a run takes, got {told['taken']}")
+            self.plan, self._budget = replace(self.plan, taken=told["taken"], since=told["since"]), told["budget"]
+        if self.plan.during is not None and self.steps > self.plan.edges[-1]:
             raise ValueError(f"student steps: expected at most those planned, got {self.steps}")
 
 

@@ -21,24 +21,23 @@ def test_without_words_the_digits_are_meant_from_any_directory() -> None:
     job = parse("")
     assert job.teacher == TeacherConfig(kind="torch")
     assert job.teacher_options["checkpoint"] == str(PROJECT / "teachers/checkpoints/digits.safetensors")
-    assert (job.config.budget, job.config.evaluation.dataset, job.method) == (300_000, "digits", "dfme")
-
-
-GENERAL = DfmeConfig(learn_from="all", training="while_it_pays")
+    assert (job.config.budget, job.config.evaluation.dataset, job.method) == (30_000, "digits", "dfme")
 
 
 def general(student: StudentConfig | None = None, **changes: Any) -> ExtractConfig:
     """The settings of a run that names a teacher and no recipe."""
     usual = {"recipe": "dfme (default)", "schedule": ScheduleConfig(kind="cosine")}
-    return ExtractConfig(
-        **{**usual, **changes, "student": replace(student or StudentConfig(), replay_steps=8, replay_batch=64)}
-    )
+    student = replace(student or StudentConfig(), replay_steps=8, replay_batch=64)
+    return ExtractConfig(**{**usual, **changes, "student": student})
+
+
+OURS = DfmeConfig(learn_from="all", training="while_it_pays")
 
 
 def test_a_teacher_without_a_recipe_has_the_general_one() -> None:
     job = parse("--teacher.checkpoint weights.pt")
     assert job.config == general()
-    assert job.method_config == replace(GENERAL, batch_size=256)
+    assert job.method_config == OURS
     assert job.teacher_options == {"precision": "auto", "checkpoint": "weights.pt", "arch": None}
     assert parse("--teacher torch --teacher.checkpoint weights.pt") == job
 
@@ -47,7 +46,7 @@ def test_values_come_from_flag_then_file_then_default() -> None:
     job = parse("--student.lr 0.5 --config recipe.yaml --budget 2M --estimator.directions=3 --teacher.mean .1,.2,.3")
     student = StudentConfig(lr=0.5, weight_decay=1e-4)
     assert job.config == general(student, recipe="recipe.yaml over dfme (default)", budget=2_000_000)
-    assert job.method_config == replace(GENERAL, student_steps=2)
+    assert job.method_config == replace(OURS, student_steps=2)
     assert job.estimator == EstimatorConfig(directions=3)
     assert job.teacher == TeacherConfig(shape=(3, 32, 32), mean=(0.1, 0.2, 0.3))
     assert parse("--config recipe.yaml").teacher.mean == (0.5, 0.5, 0.5)
@@ -132,7 +131,7 @@ def test_common_keys_of_a_teacher() -> None:
 def test_another_method_or_kind_sets_the_recipe_s_section_aside(here: Path) -> None:
     assert parse("--config recipe.yaml --method.name static").method_config == StaticConfig(batch_size=16)
     assert parse("--config recipe.yaml --method static").method == "static"
-    assert parse("--config recipe.yaml --method dfme").method_config == replace(GENERAL, student_steps=2, batch_size=8)
+    assert parse("--config recipe.yaml --method dfme").method_config == replace(OURS, student_steps=2, batch_size=8)
     job = parse("--config recipe.yaml --teacher own_teachers:make --teacher.scale 2")
     assert job.teacher.mean is None
     assert "checkpoint" not in job.teacher_options

@@ -18,9 +18,11 @@ from toys import LinearTeacher, make_method, make_parts
 
 from dfme.benchmarks.options import BenchConfig, CompareConfig, GradientsConfig
 from dfme.cli.check import CheckConfig
+from dfme.cli.estimate import EstimateOptions
 from dfme.cli.evaluate import EvaluateConfig
 from dfme.cli.export import ExportConfig
-from dfme.cli.extract import ExtractOptions, parse_extract
+from dfme.cli.extract import parse_extract
+from dfme.cli.flags import ALIASES
 from dfme.cli.main import VERBS
 from dfme.cli.retrain import RetrainConfig
 from dfme.config.settings import TeacherConfig
@@ -132,7 +134,7 @@ def test_links_inside_the_project_lead_somewhere(page):
 def known_flags() -> set[str]:
     """Every flag there is, but those of a teacher of one's own."""
     options = [
-        *options_of(ExtractOptions),
+        *options_of(EstimateOptions),
         *options_of(TeacherConfig, "teacher."),
         *(option for kind in KINDS.values() for option in options_of(kind.options, "teacher.")),
         *(option for entry in METHODS.values() for option in options_of(entry.config, "method.")),
@@ -147,7 +149,7 @@ def known_flags() -> set[str]:
         *options_of(TrainTeacherConfig),
         *options_of(ServeConfig),
     ]
-    return {option.key for option in options} | {"config", "help", "help_all", "method", "method.name", "teacher"}
+    return {option.key for option in options} | {"config", "help", "help_all", "method.name", *ALIASES}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -46,6 +46,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "all steps final": ("procedural", {}, {**PLANNED, "final_share": 1.0}, {}),
     "final share of two": ("disguide", {}, {**PLANNED, "final_share": 0.3, "average": 0.8}, {}),
     "rounds": ("procedural", {}, {**PLANNED, "rounds": (0.2, 0.5, 1.0), "average": 0.8}, {"evolve": 0.5}),
+    "rounds, by margin": (
+        "procedural",
+        {},
+        {**PLANNED, "rounds": (0.2, 0.5, 1.0), "optimizer": "auto"},
+        {"evolve": 0.5, "pool": 2, "choose": "margin", "balance": False},
+    ),
     "rounds of two": ("disguide", {}, {**PLANNED, "rounds": (0.3, 1.0), "optimizer": "adam"}, {}),
     "disk": ("static", {}, {"replay_store": "disk"}, {}),
     "disk, overflowing": ("disguide", {}, {"replay_store": "disk", "replay_capacity": 50}, {}),

@@ -62,6 +62,16 @@ def test_of_a_pool_the_students_choose_and_the_pool_size_sets_how_picky():
     assert distance(8) == pytest.approx(0.25 / 8, abs=0.02)
 
 
+def test_before_the_students_first_step_nothing_is_chosen():
+    """As many images are made as are asked for, and they come as they were made; afterwards the best of four."""
+    steps: list[int] = []
+    config, streams = QueriesConfig(pool=4, balance=False), Streams(0, torch.device("cpu"))
+    source = QuerySampler(config, SPEC, None, grey, [Brightness()], streams, 64, trained=lambda: len(steps) > 0)
+    assert torch.equal(source.images(64), grey(64, Streams(0, torch.device("cpu"))["procedural"]))
+    steps.append(1)
+    assert (source.images(64).mean(dim=(1, 2, 3)) - 0.5).abs().max() < 0.2
+
+
 def test_balance_takes_both_sides_though_one_is_rare():
     def mostly_dark(count: int, rng: torch.Generator) -> Tensor:
         return grey(count, rng) * 0.55

@@ -35,6 +35,14 @@ def test_disagreement_is_the_deviation_between_students():
     assert torch.allclose(usefulness(scores_ENK, "disagreement"), torch.tensor([0.2, 0.0]), atol=1e-6)
 
 
+def test_margin_is_between_the_two_likeliest_classes_of_the_vote():
+    """By entropy the second image is less certain, by margin the first: it lies at a boundary of two classes."""
+    scores_ENK = scores_of([0.5, 0.49, 0.01], [0.5, 0.25, 0.25])
+    assert torch.allclose(usefulness(scores_ENK, "margin"), torch.tensor([-0.01, -0.25]), atol=1e-6)
+    assert choose(scores_ENK, 1, "margin", balance=False).tolist() == [0]
+    assert choose(scores_ENK, 1, "entropy", balance=False).tolist() == [1]
+
+
 def test_the_most_uncertain_are_chosen_in_the_order_they_came():
     scores_ENK = scores_of([0.99, 0.01], [0.5, 0.5], [0.8, 0.2], [0.6, 0.4])
     assert choose(scores_ENK, 2, "entropy", balance=False).tolist() == [1, 3]

@@ -1,15 +1,17 @@
 """Scores by hand, and what is asked of the teacher to get them."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from small_runs import Metered, clone, ctrl_c
 from torch import nn
 from toys import LinearTeacher, small_net
 
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.run.evaluation import EvaluationSet, HoldOut
+from dfme.run.evaluation import EvaluationSet, Examination, HoldOut, score_all
 from dfme.run.scores import compare, scores
 from dfme.spec import ImageSpec, LabelMode
 
@@ -70,3 +72,21 @@ def test_every_nth_paid_batch_is_held_back_and_the_newest_are_kept():
 
 def test_without_held_back_images_there_is_no_score():
     assert HoldOut(LabelMode("label"), SPEC).score(small_net(SPEC)) == {}
+
+
+def test_the_students_last_evaluation_is_not_made_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[nn.Module] = []
+
+    def score(examination: Examination, student: nn.Module, vote: nn.Module | None) -> dict[str, float]:
+        made.append(student)
+        return score_all(examination, student, vote)
+
+    monkeypatch.setattr("dfme.run.run.score_all", score)
+    images = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    evaluation = {"images": images, "points": 2}
+    for out, teacher, again in (("whole", Metered(), 0), ("stopped", Metered({13: ctrl_c}), 1)):
+        result = clone(here / out, teacher, evaluation=evaluation, device="cpu")
+        assert (result.finished, len(made)) == (not again, again)
+        with torch.no_grad():
+            alike = result.student(images).argmax(1) == Metered()(images).argmax(1)
+        assert result.summary["agreement"] == alike.double().mean().item()

@@ -106,8 +106,9 @@ def test_hash_and_difference_follow_exactly_the_decisive_keys(option: Option) ->
 
 def test_where_steps_are_planned_to_the_end_of_the_budget_any_other_budget_departs() -> None:
     planned = document(parse_extract(["--student.steps", "500", "--budget", "10k"]))
+    in_rounds = document(parse_extract(["--student.steps", "500", "--student.rounds", ".5,1", "--budget", "10k"]))
     open_ended = document(parse_extract(["--budget", "10k"]))
-    for paper, larger in ((planned, ["budget"]), (open_ended, [])):
+    for paper, larger in ((planned, ["budget"]), (in_rounds, []), (open_ended, [])):
         assert differing_keys(paper, {**paper, "budget": 20_000}) == larger
         assert differing_keys(paper, {**paper, "budget": 5_000}) == ["budget"]
         assert differing_keys(paper, paper) == []

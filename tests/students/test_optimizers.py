@@ -7,7 +7,9 @@ from copy import deepcopy
 import torch
 from torch import nn
 
-from dfme.students.optimizers import ScheduledOptimizer
+from dfme.config.settings import StudentConfig
+from dfme.spec import LabelMode
+from dfme.students.optimizers import ScheduledOptimizer, fitting, make_optimizer
 
 
 def scheduled(net: nn.Module, factors: list[float], momentum: float = 0.0) -> ScheduledOptimizer:
@@ -46,3 +48,16 @@ def test_momentum_is_in_the_state_and_can_be_forgotten() -> None:
     assert step(other, resumed) == step(net, optimizer) == 0.5 * 1.5
     optimizer.forget_moments()
     assert step(net, optimizer) == 0.5
+
+
+def test_an_optimiser_of_auto_is_sgd_for_scores_and_a_gentle_adam_for_labels() -> None:
+    config, net = StudentConfig(optimizer="auto", lr=0.5, weight_decay=0.1), nn.Linear(1, 1)
+    scores, labels = (make_optimizer(net, fitting(config, LabelMode(kind))) for kind in ("probabilities", "label"))
+    assert isinstance(scores, torch.optim.SGD)
+    assert isinstance(labels, torch.optim.Adam)
+    assert [(each.defaults["lr"], each.defaults["weight_decay"]) for each in (scores, labels)] == [
+        (0.5, 0.1),
+        (0.01, 0),
+    ]
+    said = StudentConfig(lr=0.5, weight_decay=0.1)
+    assert fitting(said, LabelMode("label")) is said

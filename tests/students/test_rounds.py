@@ -44,6 +44,24 @@ def test_a_step_of_a_service_that_jumps_over_a_round_owes_both():
     assert QUARTERS.steps_due(0.6, 0) == 60
 
 
+def test_under_a_larger_budget_those_rounds_come_that_lie_beyond_what_is_spent():
+    """All of 100 are spent, then 300 may be: 150 and 300 lie beyond, 75 does not."""
+    grown = QUARTERS.under(300, spent=100, before=100)
+    assert grown.edges == [0, 30, 60, 90, 120, 150]
+    owed = {(100, 90): 0, (149, 90): 0, (150, 90): 30, (150, 100): 20, (299, 120): 0, (300, 120): 30, (300, 60): 90}
+    assert {at: grown.steps_due(at[0] / 300, at[1]) for at in owed} == owed
+    assert [grown.progress(0.5, steps) for steps in (90, 105, 119)] == pytest.approx([0, 0.5, 29 / 30])
+    assert [grown.round_at(steps) for steps in (90, 100, 120, 150)] == [3, -1, 4, -1]
+
+
+def test_a_budget_that_grows_in_the_midst_keeps_the_rounds_that_were_due():
+    grown = QUARTERS.under(1_000, spent=60, before=100)  # 25 and 50 were due; 250, 500 and 1,000 come
+    assert grown.edges[-1] == 150
+    assert [grown.steps_due(queries / 1_000, 40) for queries in (60, 249, 250, 1_000)] == [20, 20, 50, 110]
+    again = grown.under(2_000, spent=600, before=1_000)  # 250 and 500 were due; 1,000 and 2,000 come
+    assert (again.edges[-1], again.steps_due(0.4, 120), again.steps_due(0.5, 120)) == (180, 0, 30)
+
+
 @pytest.mark.parametrize(("steps", "progress"), [(0, 0.0), (15, 0.5), (30, 0.0), (45, 0.5), (89, 29 / 30), (90, 1.0)])
 def test_each_round_has_the_whole_schedule(steps: int, progress: float):
     assert QUARTERS.progress(0.4, steps) == pytest.approx(progress)

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "until_agreement": "budgets, of which every row spends all",
     "method": "methods and rows",
     "recipe": "methods and rows",
+    "dry_run": "run.py extract --dry-run of one row; nothing is planned",
 }
 """Options of a single run, and those of a comparison that say it instead."""
 

@@ -1,0 +1,212 @@
+"""``run.py estimate``: what it refuses, what it says before it asks, and what its table says."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import parse
+from small_runs import ctrl_c, no_pictures
+
+from dfme.cli.estimate import estimate
+from dfme.cli.main import main
+from dfme.oracle.ledger import audit
+from dfme.report.learning_curve import LAW, start_of
+from dfme.run.job import PROJECT
+from dfme.students.trainer import StudentTrainer
+
+DIGITS = f"--teacher.checkpoint {PROJECT}/teachers/checkpoints/digits.safetensors --evaluation.dataset digits"
+SMALL = "--student.arch cnn_small --student.replay-batch 32 --student.steps 150 --device cpu --evaluation.points 5"
+
+
+def said(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = main(["estimate", *shlex.split(words)])
+    return code, *capsys.readouterr()
+
+
+WRONG = [
+    ("--pilot 0", "--pilot: expected a number above 0 to below 1, got 0"),
+    ("--pilot 1", "--pilot: expected a number above 0 to below 1, got 1"),
+    ("--pilot", "--pilot: expected a value"),
+    ("--pilott .1", "--pilott: unknown flag; did you mean --pilot?"),
+    ("--price-per-1000 -1", "--price-per-1000: expected"),
+    ("--until-agreement .9", "--until-agreement: leave it out: a pilot spends all of its budget"),
+    ("--student.rounds= --student.steps 50", "--student.steps: expected --student.rounds as well"),
+    ("--student.rounds .5,1", "--student.rounds: expected students that are trained and scored 3 times or more"),
+    ("--method knockoff --student.replay-steps 0", "--method: expected students that are trained and scored 3"),
+    (
+        "--evaluation.dataset none",
+        "--evaluation.dataset: expected one, or a pilot (--budget, --pilot) of 4,000 images or more, got 1,200",
+    ),
+    ("--teacher v2 --teacher.url http://127.0.0.1:9", "--budget: expected how many images the service may be asked"),
+    ("--resume", "--resume: expected --out as well"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG, ids=[words for words, _ in WRONG])
+def test_what_cannot_work_is_refused_before_anything_is_asked(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = said(words, capsys)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_the_short_name_of_the_price_is_that_of_every_command() -> None:
+    assert parse("--price-per-1000 2.5").teacher.price_per_1000 == 2.5
+
+
+@pytest.mark.integration
+def test_a_pilot_too_small_for_a_curve_says_so_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with no_pictures():
+        code, out, _ = said(f"{DIGITS} {SMALL} --budget 500 --out run", capsys)
+    assert code == 0
+    assert "no estimate: its learning curve has 1 scores" in out
+    assert out.endswith("  python run.py estimate --resume --out run --pilot 0.1 --budget 1500\n")
+    assert json.loads(Path("run", "estimate.json").read_text())["recommended_budget"] is None
+
+
+@pytest.mark.integration
+def test_before_the_first_query_the_pilot_is_said_with_its_price(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(f"{DIGITS} --dry-run --price-per-1000 2", capsys)
+    assert code == 0
+    assert "pilot: 1,200 of a budget of 12,000 images are asked for and charged" in out
+    assert "1,200 charged: student 1,200" in out
+    assert "recipe      frugal; method procedural" in out
+    assert "3.12 at 2 per 1,000 images, those of evaluation included" in out  # 1,559 images
+    assert not Path("runs").exists()
+
+
+def test_the_help_names_the_pilot_and_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said("--help", capsys)
+    assert code == 0
+    assert "--pilot" in out
+    assert "default: frugal" in out
+    main(["--help"])
+    assert "estimate" in capsys.readouterr().out
+
+
+ROUNDS = ".07,.14,.25,.4,1"
+SUMMARY: dict[str, Any] = {
+    "spent": 1_200,
+    "wall_seconds": 20.0,
+    "evaluation_queries": 359,
+    "lost": 1,
+    "evaluation": {"name": "digits", "images": 359, "held_back": False},
+    "baselines": {"constant_agreement": 0.1},
+}
+SCORES = {100: 0.4, 200: 0.5, 300: 0.6, 500: 0.7, 1_200: 0.82}
+
+
+def found(budget: int = 12_000, scores: dict[int, float] = SCORES, rate: float | None = None) -> dict[str, Any]:
+    """The estimate of a pilot in five rounds of ten steps, a hundredth of a second each; a query takes a thousandth."""
+    job = parse(f"{DIGITS} --recipe frugal --student.steps 50 --student.rounds {ROUNDS} --price-per-1000 10")
+    job = replace(job, teacher_options=job.teacher_options | {"images_per_second": rate})
+    records: list[dict[str, float | None]] = []
+    for number, (queries, agreement) in enumerate(scores.items(), 1):
+        at = [(queries, 10 * number - 10, 0.1), (queries, 10 * number, agreement)]
+        names = ("queries", "student_steps", "agreement", "seconds")
+        records += [dict(zip(names, (q, s, a, 0.001 * q + 0.01 * s), strict=True)) for q, s, a in at]
+    return estimate(job, SUMMARY, records, budget)
+
+
+def test_queries_time_and_money_belong_together() -> None:
+    told = found()
+    start = start_of([*SCORES.items()], 359)
+    assert start is not None
+    first, second, _ = told["levels"]
+    assert (first["reached"], first["queries"]) == (1_200, [None] * 3)
+    assert second["reached"] is None
+    for asked, queries, seconds, cost in zip(
+        start.queries_to(LAW, 0.9), second["queries"], second["seconds"], second["cost"], strict=True
+    ):
+        assert queries is None if asked is None else asked <= queries < asked + 1
+        if queries is not None:
+            rounds = sum(share * queries > 1_200 for share in (0.07, 0.14, 0.25, 0.4, 1))
+            assert seconds == pytest.approx(20 + 0.001 * (queries - 1_200) + 0.01 * 10 * rounds, abs=0.06)
+            assert cost == pytest.approx((queries + 360) / 100)
+    # Of 12,000 queries: 10,800 to go, and the rounds at 1,680, 3,000, 4,800 and 12,000.
+    assert told["training_share"] == pytest.approx(0.4 / (10.8 + 0.4), abs=1e-3)
+
+
+def test_a_stated_rate_is_not_exceeded() -> None:
+    slow, fast = found(rate=100), found()
+    expected = [each["levels"][1]["queries"][1] for each in (slow, fast)]
+    assert expected[0] == expected[1]
+    gone = slow["levels"][1]["seconds"][1] - fast["levels"][1]["seconds"][1]
+    assert gone == pytest.approx((expected[0] - 1_200) * (0.01 - 0.001), abs=0.1)
+
+
+def test_what_is_recommended_is_enough_for_the_highest_goal_within_the_budget() -> None:
+    told = found()
+    _, expected, high = told["levels"][1]["queries"]
+    assert found(expected - 1)["recommended_budget"] == expected - 1, "no goal is expected within it: all of it"
+    within = [each["queries"] for each in told["levels"] if each["queries"][1] and each["queries"][1] <= 12_000][-1]
+    assert told["recommended_budget"] == min(within[2] or 12_000, 12_000)
+    assert found(expected + 1)["recommended_budget"] == min(high or expected + 1, expected + 1)
+    assert found(scores={100: 0.5, 500: 0.9, 1_200: 0.96})["recommended_budget"] is None, "all is reached"
+
+
+@pytest.mark.parametrize("scores", [{1_200: 0.8}, {100: 0.5, 500: 0.4, 1_200: 0.3}, {9: 0.01, 99: 0.05, 999: 0.1}])
+def test_a_curve_without_a_rise_gives_no_estimate(scores: dict[int, float]) -> None:
+    told = found(scores=scores)
+    assert told["agreement_there"] is told["recommended_budget"] is None
+    assert all(level["queries"] == [None] * 3 for level in told["levels"] if level["reached"] is None)
+
+
+@pytest.fixture
+def stop_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ctrl-C before the students train for the fourth time."""
+    times, proper = list[int](), StudentTrainer.train_pending
+
+    def train(trainer: StudentTrainer, most: int) -> Any:
+        times.append(trainer.steps)
+        if len(times) == 4:
+            ctrl_c()
+        return proper(trainer, most)
+
+    monkeypatch.setattr(StudentTrainer, "train_pending", train)
+    return times
+
+
+@pytest.mark.integration
+def test_a_user_whose_pilot_is_stopped_goes_on_and_takes_the_run_that_is_recommended(
+    capsys: pytest.CaptureFixture[str], stop_once: list[int]
+) -> None:
+    with no_pictures():
+        code, out, _ = said(f"{DIGITS} {SMALL} --budget 4k --price-per-1000 2 --out run", capsys)
+        assert (code, len(stop_once)) == (130, 4)
+        assert not Path("run", "estimate.json").exists()
+        again = out.rstrip().splitlines()[-1]
+        assert again == "  python run.py estimate --resume --out run --pilot 0.1 --budget 4000"
+        code, out, _ = said(again.partition("estimate ")[2], capsys)
+        assert (code, audit(Path("run/ledger.jsonl")).spent) == (0, 400)
+        told, table = json.loads(Path("run", "estimate.json").read_text()), out[out.index("the pilot's agreement") :]
+        assert (told["pilot"], told["budget"], told["scores"][-1][0]) == (400, 4_000, 400)
+        assert "on paid queries" not in table
+        assert said("--resume --out run", capsys)[1].endswith(table), "of a finished pilot, without asking"
+        command = table.rstrip().splitlines()[-1].split()
+        assert command[:5] == ["python", "run.py", "--resume", "--out", "run"]
+        assert main(command[2:]) == 0
+    summary = json.loads(Path("run", "summary.json").read_text())
+    assert summary["spent"] == audit(Path("run/ledger.jsonl")).spent == int(command[-1]) > 400
+    assert (summary["lost"], json.loads(Path("run", "estimate.json").read_text())) == (0, told)
+
+
+@pytest.mark.integration
+def test_without_an_evaluation_set_it_says_that_queries_are_no_images_of_the_owner(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with no_pictures():
+        code, out, _ = said(f"{DIGITS} {SMALL} --evaluation.dataset none --budget 8k --pilot .5 --out run", capsys)
+    assert code == 0
+    assert "paid queries that were held back, not of images of yours" in out
+    told = json.loads(Path("run", "estimate.json").read_text())
+    assert told["evaluation"]["held_back"]
+    assert len(told["scores"]) >= 3

@@ -1,0 +1,111 @@
+"""How a learning curve goes on: by curves whose law is known, and by the recorded ones, whose end is."""
+
+import math
+
+import pytest
+from recorded_curves import coverage, law_of, read_curves, when_reached
+
+from dfme.report.learning_curve import GOALS, LAW, REACH, Law, logit, pace, scores_after_training, start_of
+from dfme.run.job import PROJECT
+
+CURVES = PROJECT / "docs" / "results" / "curves.csv"
+IMAGES = 10**9
+"""Of which counting errs by nothing."""
+
+
+def curve(level: float, slope: float, *queries: int) -> list[tuple[int, float]]:
+    """Agreements whose logit is ``level`` at 1,000 queries and rises by ``slope`` as they grow e-fold."""
+    return [(each, 1 / (1 + math.exp(-level - slope * math.log(each / 1000)))) for each in queries]
+
+
+def test_the_level_is_that_of_a_straight_line_of_logits_and_is_drawn_on_by_the_rise():
+    start = start_of(curve(1.0, 0.8, 100, 250, 600, 1000), IMAGES)
+    assert start is not None
+    assert (start.queries, start.level, start.width) == (1000, pytest.approx(1.0), pytest.approx(1.0, abs=1e-4))
+    # A rise of 1.1 - 0.3 * 1; 0.9 is a logit of ln 9: by hand 1000 * e^((ln 9 - 1) / 0.8)
+    assert start.queries_to(Law(1.1, 0.3, 0.0, 0.0), 0.9) == pytest.approx([4466.6] * 3, rel=1e-4)
+    assert start.agreement(Law(1.1, 0.3, 0.0, 0.0), 4466.6) == pytest.approx([0.9] * 3, rel=1e-4)
+    # and half as steep: twice the distance, 4.4666^2, which is beyond ten times the pilot
+    assert start.queries_to(Law(0.4, 0.0, 0.0, 0.0), 0.9) == [None] * 3
+    assert start.queries_to(Law(0.4, 0.0, 0.0, 0.0), 0.8) == pytest.approx([1000 * (4 / math.e) ** 2.5] * 3, rel=1e-6)
+
+
+def test_the_level_follows_the_later_scores_more():
+    """A line through (1/4, 0), (1/2, 1), (1, 2) and then 2 more: by the normal equations with weights q / 2."""
+    points = [(q, 1 / (1 + math.exp(-y))) for q, y in ((250, 0.0), (500, 1.0), (1000, 2.0), (2000, 2.0))]
+    x, y, w = [-3, -2, -1, 0], [0, 1, 2, 2], [0.125, 0.25, 0.5, 1]  # x in doublings
+    mean_x, mean_y = (sum(map(math.prod, zip(w, of, strict=True))) / sum(w) for of in (x, y))
+    both = sum(c * (a - mean_x) * (b - mean_y) for a, b, c in zip(x, y, w, strict=True))
+    slope = both / sum(c * (a - mean_x) ** 2 for a, c in zip(x, w, strict=True))
+    start = start_of(points, IMAGES)
+    assert start is not None
+    assert start.level == pytest.approx(mean_y - slope * mean_x)
+
+
+def test_the_interval_is_where_lines_so_many_widths_off_reach_the_goal():
+    start, law = start_of(curve(1.0, 0.8, 100, 250, 600, 1000), IMAGES), Law(0.6, 0.0, -0.1, 0.2)
+    assert start is not None
+    low, expected, high = start.queries_to(law, 0.85)
+    by_hand = [1000 * math.exp((logit(0.85) - 1 - z) / (0.6 + z / 4)) for z in (0.2, 0.0, -0.1)]
+    assert [low, expected, high] == pytest.approx(by_hand, rel=1e-3)
+    assert start.agreement(law, low or 0)[2] == pytest.approx(0.85, rel=1e-4)
+    assert start.agreement(law, high or 0)[0] == pytest.approx(0.85, rel=1e-4)
+    assert start.queries_to(Law(0.6, 0.0, -2.5, 0.2), 0.85)[2] is None, "a line that falls never gets there"
+    assert start.queries_to(Law(0.6, 0.0, -2.5, 1.0), 0.85)[0] == 1000, "a line that is there at once"
+
+
+def test_counting_on_few_images_widens_the_interval():
+    widths = [start_of(curve(1.0, 0.8, 100, 300, 1000), images).width for images in (IMAGES, 400, 100)]
+    share = 1 / (1 + math.exp(-1))
+    assert widths[1] - widths[0] == pytest.approx(1 / math.sqrt(400 * share * (1 - share)), abs=1e-3)
+    assert widths[2] - widths[0] == pytest.approx(2 * (widths[1] - widths[0]), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "points", [[], [(10, 0.5), (20, 0.6)], [(10, 0.5)] * 1 + [(20, 0.5), (40, 0.5)], curve(1, -0.3, 10, 20, 90)]
+)
+def test_without_a_rise_nothing_is_drawn_on(points: list[tuple[int, float]]):
+    assert start_of(points, 100) is None
+
+
+def test_none_and_all_of_the_images_are_scores_as_well():
+    start = start_of([(10, 0.0), (20, 0.5), (40, 1.0)], 100)
+    assert start is not None
+    assert all(map(math.isfinite, start.agreement(LAW, 400)))
+
+
+def test_a_score_counts_once_for_each_time_that_the_student_learnt():
+    told = [(50, 0.1, 0), (100, 0.1, None), (100, 0.4, 30), (150, 0.41, 30), (200, None, 60), (200, 0.6, 60)]
+    records = [dict(zip(("queries", "agreement", "student_steps"), each, strict=True)) for each in told]
+    assert scores_after_training(records) == [(100, 0.4), (200, 0.6)]
+
+
+def test_the_pace_of_queries_and_of_rounds_is_told_apart():
+    """Two thousandths of a second for a query, a hundredth for a step."""
+    at = [(50, 0), (100, 0), (100, 30), (150, 30), (200, 60)]
+    records = [{"queries": q, "student_steps": s, "seconds": 0.002 * q + 0.01 * s} for q, s in at]
+    assert pace(records) == pytest.approx((0.002, 0.01))
+    following = [{"queries": q, "student_steps": q / 10, "seconds": 0.003 * q} for q in (50, 100, 200)]
+    assert pace(following) == (pytest.approx(0.003), 0.0)
+
+
+def test_a_goal_between_two_scores_is_reached_between_them():
+    assert when_reached([(100, 0.5), (10_000, 0.9)], 0.75) == pytest.approx(1000)  # ln 3 is half of ln 9
+    assert when_reached([(100, 0.95)], 0.9) == 100
+    assert when_reached([(100, 0.5), (200, 0.6)], 0.9) is None
+
+
+def test_the_constants_are_those_of_the_recorded_curves():
+    curves = read_curves(CURVES)
+    assert law_of(curves) == LAW
+    assert CURVES.stat().st_size < 100_000
+    assert all(each.points[-1][0] >= 0.99 * REACH * each.pilot for each in curves)
+
+
+def test_the_truth_lies_in_the_interval_made_from_other_curves_in_four_of_five():
+    told = [*coverage(read_curves(CURVES))]
+    assert {goal for _, goal, _, _ in told} == set(GOALS)
+    for reached in (True, False):
+        held = [each[3] for each in told if each[2] == reached]
+        assert len(held) >= 8
+        assert sum(held) / len(held) >= 0.8

@@ -1,0 +1,136 @@
+"""A run of its own process takes the threads that pay, and keeps them; whoever says how many is obeyed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import Metered, clone, student
+
+from dfme.cli.extract import parse_extract
+from dfme.cli.main import main
+from dfme.compute import worthwhile_threads
+from dfme.run.build import run_job
+from dfme.run.job import PROJECT
+
+CHECKPOINT = ["--teacher.checkpoint", str(PROJECT / "teachers/checkpoints/digits.safetensors")]
+SIZES = "--method.batch-size 20 --method.latent-size 16 --budget 400 --student.replay-batch 8 --evaluation.points 4"
+STUDENT = "--student.arch cnn_small --evaluation.dataset none --device cpu"
+RUN = [*CHECKPOINT, *SIZES.split(), *STUDENT.split()]
+LINE = "threads: 1 of 3, by timing a few steps of the student; OMP_NUM_THREADS=N takes N"
+
+
+class Machine:
+    """A clock on which a step of a batch takes ``milliseconds[threads]``, in turn where there are several."""
+
+    def __init__(self, milliseconds: Mapping[int, float | tuple[float, ...]], cores: float = 1.0) -> None:
+        self.now, self._cores = 0.0, cores
+        self._steps = {each: cycle(own if isinstance(own, tuple) else (own,)) for each, own in milliseconds.items()}
+
+    def step(self, images: int) -> None:
+        self.now += next(self._steps[torch.get_num_threads()]) / 1000 * images / 64
+
+    def worthwhile(self, most: int) -> int:
+        return worthwhile_threads(self.step, 64, most, lambda: self.now, lambda: self.now * self._cores)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "most", "taken"),
+    [
+        ({1: 8, 2: 4, 4: 2, 8: 1}, 8, 8),
+        ({1: 8, 2: 4, 4: 2, 6: 4 / 3}, 6, 6),
+        ({1: 8, 2: 4, 4: 3.9}, 8, 2),
+        ({1: 8, 2: 6, 4: 1}, 8, 1),  # a third more is not worth the second
+        ({1: 8, 2: (4, 300, 200)}, 2, 1),  # on a busy machine they wait for each other
+        ({1: (99, 99, 40, 16, 50), 2: 12}, 2, 1),  # and one thread now and then for a core
+        ({1: 16, 2: (20, 8, 8, 8, 8)}, 2, 2),  # a first step makes what the others find
+        ({1: 8}, 1, 1),
+    ],
+)
+def test_threads_are_doubled_for_as_long_as_that_pays(milliseconds: Any, most: int, taken: int) -> None:
+    before, machine = torch.get_num_threads(), Machine(milliseconds)
+    assert machine.worthwhile(most) == taken
+    assert torch.get_num_threads() == before
+    assert machine.now < 0.4
+
+
+def test_a_long_step_is_worth_all_and_is_not_taken_to_find_out() -> None:
+    machine = Machine({1: 40_000})
+    assert machine.worthwhile(16) == 16
+    assert machine.now == 2 * 40 * 8 / 64
+    starved = Machine({1: 900, 2: 9_000}, cores=0.1)  # it waited for a core: no long step
+    assert starved.worthwhile(2) == 1
+
+
+@pytest.fixture
+def unsaid(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Nobody says how many threads, of three; the function says how many are found to pay."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+
+    def finds(threads: int) -> None:
+        def found(step: Callable[[int], object], images: int, most: int) -> int:
+            step(images)
+            assert (images, most) == (8, 3)
+            return threads
+
+        monkeypatch.setattr("dfme.run.parts.worthwhile_threads", found)
+
+    finds(-1)  # no number that can be set
+    yield finds
+    torch.set_num_threads(before)
+
+
+def summary(out: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((Path(out) / "summary.json").read_text())
+    return told
+
+
+def test_a_run_says_and_records_its_threads_and_goes_on_with_them(
+    unsaid: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unsaid(1)
+    assert main([*RUN, "--out", "chosen"]) == 0
+    assert LINE in capsys.readouterr().err
+    assert summary("chosen")["threads"] == 1
+    assert torch.get_num_threads() == 3
+    job = parse_extract([*RUN, "--out", "killed"])
+    stopped = run_job(job, own_process=True, console=False, callback=lambda *_: True)
+    assert not stopped.finished
+    unsaid(-1)
+    assert main(["--resume", "--out", "killed"]) == 0
+    assert [each["threads"] for each in summary("killed")["stretches"]] == [1, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as if it had been there when torch was loaded
+    torch.set_num_threads(1)
+    assert main([*RUN, "--out", "said"]) == 0
+    assert "threads:" not in capsys.readouterr().err.partition("said")[2]
+    assert student(Path("chosen")) == student(Path("killed")) == student(Path("said"))
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
+def test_nothing_is_measured_where_somebody_says_how_many(
+    name: str, unsaid: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "3")
+    assert main([*RUN, "--budget", "20", "--out", "run"]) == 0
+    assert summary("run")["threads"] == 3
+    assert "threads:" not in capsys.readouterr().err
+
+
+def test_a_python_programs_threads_are_its_own(unsaid: Callable[[int], None]) -> None:
+    assert clone(Path("run"), Metered(), budget=20, device="cpu").summary["threads"] == 3
+
+
+def test_a_services_run_measures_nothing(unsaid: Callable[[int], None]) -> None:
+    words = ["--budget", "20", "--out", "run", "--teacher.shape", "1,8,8", "--teacher.num-classes", "10"]
+    job = parse_extract(
+        [*RUN[2:], *words, "--teacher", "v2", "--teacher.url", "http://127.0.0.1:9", "--teacher.model", "m"]
+    )
+    assert run_job(job, teacher=Metered(), own_process=True, console=False).summary["threads"] == 3
