@@ -88,6 +88,6 @@ def _job(asked: Arguments, of_a_cell: bool = False) -> Job:
     planned = bool(job.config.resume) and asked.settings(ExtractOptions).dry_run
     resumed = [Problem("dry_run", "expected no --resume with it, which goes on with what is planned")] * planned
     priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
-    job = fitted(job)
+    job = fitted(job, asked.says)
     asked.finish([*priced, *find_problems(job, asked.says), *rank_problems(job), *resumed])
     return job

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from dfme.compute import evaluating
-from dfme.errors import UserError
 from dfme.estimators.approximate import ApproximateGradients
 from dfme.estimators.base import Objective
 from dfme.estimators.preflight import Channel
@@ -26,6 +25,11 @@ from dfme.methods.worth import TrainingWorth
 from dfme.spec import LabelKind
 from dfme.students.losses import Distance
 from dfme.students.optimizers import ScheduledOptimizer
+
+UNTOLD = (
+    "generator: trained in every iteration; whether that pays is told where --queries.procedural is above 0 and below "
+    "1, with neither --queries.pool nor --queries.evolve"
+)
 
 
 class Dfme(Method):
@@ -65,13 +69,10 @@ class Dfme(Method):
             components.estimator, spec, label_mode, self.generator, self.students, components.seed
         )
         self.recent_batches = deque(maxlen=self.approximate_gradients.remembers)
-        self.worth = None if config.training == "always" else TrainingWorth(self.rng["latent"].device)
-        if self.worth is not None and (self.queries.by_students or not 0 < components.sources.procedural < 1):
-            raise UserError(
-                "--method.training while_it_pays: expected --queries.procedural above 0 and below 1, for a program's "
-                "images to hold the generator's against, and neither --queries.pool nor --queries.evolve; or give "
-                "--method.training always"
-            )
+        by_students, drawn = self.queries.by_students, components.sources.procedural
+        self.worth: TrainingWorth | None = None
+        if config.training == "while_it_pays" and 0 < drawn < 1 and not by_students:
+            self.worth = TrainingWorth(self.rng["latent"].device)
 
     def step(self) -> Metrics:
         """One iteration: g steps of the generator towards disagreement, then d batches for the students."""
@@ -186,7 +187,8 @@ class Dfme(Method):
         """Settle the estimator's settings, where they are left to the pre-flight check."""
         ask, left = partial(self.oracle, purpose="check"), self.oracle.ledger.remaining
         channel = Channel(ask, self.oracle.spec, self.oracle.label_mode, left)
-        return self.approximate_gradients.prepare(channel, self.disagreement, self.config.reuse, self.rng["check"])
+        lines = self.approximate_gradients.prepare(channel, self.disagreement, self.config.reuse, self.rng["check"])
+        return lines if self.worth is not None or self.config.training == "always" else (*lines, UNTOLD)
 
     def state_dict(self) -> dict[str, Any]:
         worth = {} if self.worth is None else {"worth": self.worth.state_dict()}

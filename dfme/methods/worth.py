@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfme.compute import held_to, plain_tensor
+from dfme.compute import held_to
 
 WINDOW = 12
 """Iterations in a trial, of which the second half is held against the first; heuristic."""
@@ -19,7 +19,12 @@ class _Trials(NamedTuple):
     training: bool = True  # the generator is stepped in this iteration
     trials: int = 0
     paid_off: int = 0  # of these
-    gain: float = 0.0  # in the last trial
+    first: float = 0.0  # r over the first half of the last trial
+    second: float = 0.0  # and over the second
+
+    @property
+    def gain(self) -> float:
+        return self.second - self.first
 
 
 class TrainingWorth:
@@ -76,17 +81,18 @@ class TrainingWorth:
         assert self._losses_24 is not None
         ratios = [made * drawn / max(1e-12, of * loss) for made, of, loss, drawn in self._losses_24.tolist()]
         self._losses_24 = None
-        gain, number, left = ratios[1] - ratios[0], so_far.trials + 1, WINDOW
-        if pays := gain > needed:
+        number, left = so_far.trials + 1, WINDOW
+        so_far = so_far._replace(trials=number, first=ratios[0], second=ratios[1])
+        if pays := so_far.gain > needed:
             so_far = so_far._replace(paid_off=so_far.paid_off + 1)
         else:
             left = so_far.pause
             so_far = so_far._replace(pause=2 * left)
         then = "it goes on" if pays else f"the next {left:,} iterations are the student's alone"
-        found = f"trial {number} of its training gained {gain:+.3f}, {needed:.3f} is its price"
+        found = f"trial {number} of its training gained {so_far.gain:+.3f}, {needed:.3f} is its price"
         if number == 1 or not pays:
             self._news.append(f"generator: {found} (loss over that on a program's images); {then}")
-        return so_far._replace(training=pays, left=left, trials=number, gain=gain)
+        return so_far._replace(training=pays, left=left)
 
     def news(self) -> tuple[str, ...]:
         """What was decided since this was last asked."""
@@ -105,6 +111,6 @@ class TrainingWorth:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._so_far = _Trials(**held_to(self._so_far._asdict(), state["so_far"], "training_worth"))
         losses = state["losses"]
-        self._losses_24 = (
-            None if losses is None else plain_tensor(losses, "training_worth, losses").to(self._device, copy=True)
-        )
+        if losses is not None:
+            losses = held_to(torch.empty(2, 4, dtype=torch.float64), losses, "training_worth, losses").to(self._device)
+        self._losses_24 = None if losses is None else losses.clone()

@@ -203,8 +203,9 @@ def _job(below: recipes.Content, given: Mapping[str, Any], teacher: Mapping[str,
         nets=nets,
     )
     said = {name: section for name, section in given.items() if name != "wandb"}  # it may stay while tracking is off
-    job = recipes.fitted(asked)
-    check(job, {key for key, _ in flatten(said, ())}.__contains__)
+    told = {key for key, _ in flatten(said, ())}.__contains__
+    job = recipes.fitted(asked, told)
+    check(job, told)
     return job
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +118,14 @@ def _less(content: Content, *names: str) -> Content:
     return {name: value for name, value in content.items() if name not in names}
 
 
-def fitted(job: Job) -> Job:
-    """The job with a number for a batch size of ``auto``: the method's default, halved until it fits the budget."""
+def fitted(job: Job, said: Callable[[str], bool] = lambda key: False) -> Job:
+    """The job with a number for a batch size of ``auto``: the method's default, halved until it fits the budget.
+
+    A generator of one's own stands in the place of one that transforms a base, where nobody ``said`` that it shall.
+    """
     method, entry = job.method_config, METHODS.get(job.method)
+    if getattr(method, "generator", "auto") != "auto" and not said("queries.base"):
+        job = dataclasses.replace(job, queries=dataclasses.replace(job.queries, base="none"))
     if entry is None or getattr(method, "batch_size", None) != "auto":
         return job
     for_students, for_generator, size = getattr(method, "student_steps", 1), 0, entry.config().batch_size

@@ -74,7 +74,7 @@ class Cell(NamedTuple):
 
 CELLS = {
     **dict.fromkeys(("disguide", "dual_students", "dfms", "knockoff", "static", "procedural"), Cell(BATCH)),
-    "dfme": Cell((1 + 1 + 1) * BATCH),
+    "dfme": Cell((1 + 1 + 1) * BATCH, 2 * (1 + 1 + 1)),  # of all three its student learns
     # of its two batches, the first is the generator's own, and only the second is replayed from
     "maze": Cell((1 + 2 + 1) * BATCH, 1 + 2, {"student_steps": 2}, {"directions": 2}),
 }

@@ -10,7 +10,6 @@ from torch import Tensor
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.config.settings import QueriesConfig
-from dfme.errors import UserError
 from dfme.methods.worth import WINDOW, TrainingWorth
 from dfme.spec import ImageSpec
 
@@ -169,6 +168,11 @@ def test_what_the_student_makes_of_both_halves_is_measured_before_it_learns(monk
 
 
 @pytest.mark.parametrize("queries", [{}, {"procedural": 1.0}, {"procedural": 0.5, "pool": 2}])
-def test_without_a_programs_images_beside_its_own_it_is_refused(queries: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"--method\.training while_it_pays: expected --queries\.procedural"):
-        begun(queries=QueriesConfig(**queries), training="while_it_pays")
+def test_without_a_programs_images_to_hold_its_own_against_it_trains_always_and_says_so(
+    queries: dict[str, Any],
+) -> None:
+    _, _, method = begun(queries=QueriesConfig(**queries), training="while_it_pays")
+    (line,) = method.prepare()
+    assert "trained in every iteration" in line
+    assert method.steps_due() == method.steps_due(1000) == 1
+    assert "generator_training" not in method.facts

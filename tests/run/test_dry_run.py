@@ -75,7 +75,6 @@ def test_images_and_requests_are_those_of_the_ledger(name: str, capsys: pytest.C
 def test_a_generator_that_may_pause_is_planned_at_its_most(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BASE, "--method.name", "dfme", "--method.student-steps", "1", "--dry-run"]) == 0
     rows = told(capsys.readouterr().out)
-    # 13 iterations of 40 and 20, and 10 more
     assert rows["images"][0].partition(": ")[2] == "generator 520, student 270"
     # 13 iterations of 40 and 20, and 10 more
     assert "of the generator at most" in rows["iterations"][1]

@@ -20,6 +20,7 @@ IDLE = [
     ("--queries.choose random", "--queries.pool"),
     ("--queries.balance false", "--queries.pool"),
     ("--recipe paper --queries.programs noise", "--queries.procedural or --queries.base"),
+    ("--recipe paper --method.training while_it_pays", "--queries.procedural"),
     ("--estimator.every 3", "--estimator.kind synthetic"),
     ("--estimator.synthetic-lr 1", "--estimator.kind synthetic"),
     ("--estimator.frequencies .5", "--estimator.direction dct or --estimator.kind auto"),

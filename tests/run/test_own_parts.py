@@ -73,9 +73,10 @@ class Flat(nn.Linear):
 
 
 PLAIN = {"batch_size": BATCH, "latent_size": 16}
+STATIC = {"arch": "cnn_small", "replay_steps": 4, "replay_batch": 256}
 OURS: dict[str, dict[str, Any]] = {
-    "a method": {"method": f"{__name__}:Mine"},
-    "a method's class": {"method": Mine},
+    "a method": {"method": f"{__name__}:Mine", "student": STATIC},
+    "a method's class": {"method": Mine, "student": STATIC},
     "a student": {"student": {"arch": f"{__name__}:small"}},
     "a student's function": {"student": {"arch": small}},
     "a generator": {"method_options": {**PLAIN, "generator": f"{__name__}:usual"}},
