@@ -229,13 +229,14 @@ class StudentTrainer:
         return torch.stack([self.distance.between(scores_BK, targets) for scores_BK in scores]).sum(dim=0)
 
     def state_dict(self) -> dict[str, Any]:
+        plan, rounds = self.plan, self._config.rounds
         return {
             "nets": self._whole.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "average": None if self._average is None else self._average.state_dict(),
             "replay": None if self.replay is None else self.replay.state_dict(),
             "steps": self.steps,
-            "rounds": {"budget": self._budget, "taken": self.plan.taken, "since": self.plan.since},
+            "rounds": {"budget": self._budget, "taken": plan.taken, "since": plan.since} if rounds else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ WRONG = [
     ("--method knockoff --student.replay-steps 0", "--method: expected students that are trained and scored 3"),
     (
         "--evaluation.dataset none",
-        "--evaluation.dataset: expected one, or a pilot (--budget, --pilot) of 4,000 images or more, got 1,200",
+        "--evaluation.dataset: expected one, or a pilot (--budget, --pilot) of 2,500 images or more, got 1,200",
     ),
     ("--teacher v2 --teacher.url http://127.0.0.1:9", "--budget: expected how many images the service may be asked"),
     ("--resume", "--resume: expected --out as well"),
