@@ -22,7 +22,8 @@ DIGITS = str(PROJECT / "teachers/checkpoints/digits.safetensors")
 BASE = [
     *("--teacher.checkpoint", DIGITS, "--teacher.max-batch", "7", "--method.batch-size", "20", "--budget", "790"),
     *("--evaluation.dataset", "digits", "--evaluation.limit", "31", "--evaluation.points", "1"),
-    *("--student.arch", "cnn_small", "--method.latent-size", "8", "--teacher.price-per-1000", "10"),
+    *("--student.arch", "cnn_small", "--student.replay-steps", "1", "--method.latent-size", "8"),
+    *("--teacher.price-per-1000", "10"),
 ]
 MADE = {
     "dfme": "dfme --method.generator-steps 2",

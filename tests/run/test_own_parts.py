@@ -18,7 +18,6 @@ from dfme.cli.extract import parse_extract
 from dfme.cli.main import main
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import TeacherError, UserError
-from dfme.methods.configs import StaticConfig
 from dfme.nets.generators import Generator, GeneratorNet
 from dfme.nets.small import cnn_small
 from dfme.run.components import build_nets
@@ -268,7 +267,8 @@ def test_a_run_of_0_6_0_which_had_no_option_for_the_generator_is_the_same_run(tm
     old = document(job)
     del old["method"]["generator"]
     assert differing_keys(old, job) == []
-    other = dataclasses.replace(job, method_config=StaticConfig(generator=f"{__name__}:usual"))
+    own = dataclasses.replace(job.method_config, generator=f"{__name__}:usual")
+    other = dataclasses.replace(job, method_config=own)
     assert differing_keys(old, other) == ["method.generator"]
     assert config_hash(other) != config_hash(job)
 
