@@ -17,6 +17,7 @@ class _Trials(NamedTuple):
     left: int  # iterations, this one too, up to the next decision
     pause: int  # iterations without a step of the generator that follow a trial which does not pay
     training: bool = True  # the generator is stepped in this iteration
+    neighbours: int = 0  # that this trial has paid for so far
     trials: int = 0
     paid_off: int = 0  # of these
     first: float = 0.0  # r over the first half of the last trial
@@ -58,7 +59,7 @@ class TrainingWorth:
                 self._losses_24 = torch.zeros(2, 4, dtype=torch.float64, device=self._device)
             made_N, drawn_N = loss_N.double().tensor_split([len(loss_N) - drawn])
             half = int(self._so_far.left <= WINDOW // 2)
-            sums = [made_N.sum(), made_N.new_tensor(float(len(made_N))), drawn_N.sum(), made_N.new_tensor(float(drawn))]
+            sums = [each.sum() for part_N in (made_N, drawn_N) for each in (part_N, torch.ones_like(part_N))]
             self._losses_24[half] += torch.stack(sums)
 
     def trains(self, ahead: int) -> bool:
@@ -70,9 +71,10 @@ class TrainingWorth:
 
         Where a trial ends the host waits for the device, here and nowhere else.
         """
-        so_far = self._so_far._replace(left=self._so_far.left - 1)
+        before = self._so_far
+        so_far = before._replace(left=before.left - 1, neighbours=before.neighbours + neighbours * before.training)
         if so_far.left == 0 and so_far.training:
-            so_far = self._decide(so_far, neighbours * WINDOW / max(1.0, to_come))
+            so_far = self._decide(so_far._replace(neighbours=0), so_far.neighbours / max(1.0, to_come))
         elif so_far.left == 0:
             so_far = so_far._replace(training=True, left=WINDOW)
         self._so_far = so_far
