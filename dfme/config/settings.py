@@ -164,7 +164,7 @@ class QueriesConfig:
     """none, or procedural: the generator transforms such an image, gen_op = base + G(z, base)"""
     evolve: Share = 0.0
     """share of every batch that is bred from images paid for before, seldom answered classes above all; times the share
-    of the classes that is missing among the answers so far"""
+    of the classes that is missing among the answers so far, or 0.75 of labels alone"""
     pool: Count = 1
     """candidates for each image that is paid for"""
     choose: Literal["entropy", "margin", "disagreement", "random"] = "entropy"

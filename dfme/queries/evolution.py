@@ -16,6 +16,10 @@ PARENTS = 4_096
 READY = 512
 """Paid images from which on there are parents: with fewer, fresh images teach more than children of so few."""
 
+OF_LABELS = 0.75
+"""Share of a batch to breed where answers are labels alone: a label says little of an image, and most of one that lies
+near others with other labels. Heuristic; measured in docs/results/comparison.md."""
+
 HALF_SIDES = (0.15, 0.5)
 """Half of a graft's sides, as shares of the image's."""
 
@@ -31,7 +35,7 @@ class Evolution:
 
     def __init__(self, replay: Replay, mode: LabelMode, num_classes: int) -> None:
         self._replay = replay
-        self._mode = mode
+        self._mode, self._of_labels = mode, mode.kind == "label"
         self._num_classes = num_classes
 
     @property
@@ -43,7 +47,8 @@ class Evolution:
         """Children (B, C, H, W), float32 within the bounds: of ``most`` the share in which classes are missing.
 
         That share is 1 - e^H / K, with H the entropy of the answered classes in nats: e^H is how many of the K classes
-        are answered, counted by how often. Where the other sources reach all classes alike nothing is bred.
+        are answered, counted by how often. Where the other sources reach all classes alike nothing is bred. Of labels
+        alone it is ``OF_LABELS``.
         """
         images_NCHW, weight_N, share = self._parents()
         count = int((most * share).round())
@@ -71,14 +76,15 @@ class Evolution:
         share_K = count_K / len(class_N)
         answered = torch.special.entr(share_K).sum().exp().double()
         weight_N = self._confidence(answers).square() / share_K[class_N]
-        return images_NCHW, weight_N, 1.0 - answered / self._num_classes
+        share = torch.full_like(answered, OF_LABELS) if self._of_labels else 1.0 - answered / self._num_classes
+        return images_NCHW, weight_N, share
 
     def _bred(self, count: int, images_NCHW: Tensor, weight_N: Tensor, rng: torch.Generator) -> Tensor:
         first_B, second_B = torch.multinomial(weight_N, 2 * count, replacement=True, generator=rng).chunk(2)
         return graft(augment(images_NCHW[first_B], "shift", rng), images_NCHW[second_B], rng)
 
     def _confidence(self, answers: Tensor) -> Tensor:
-        if self._mode.kind == "label":
+        if self._of_labels:
             return torch.ones(len(answers), device=answers.device)
         return log_probabilities(answers, self._mode).amax(dim=1).exp()
 

@@ -105,7 +105,7 @@ def test_the_generators_steps_are_sgds_with_momentum_and_weight_decay(published)
 
 
 def test_bare_flags_give_mazes_own_estimator(tmp_path):
-    job = parse_extract(["--method", "maze", "--out", str(tmp_path / "run")])
+    job = parse_extract(["--method", "maze", "--out", str(tmp_path / "run"), "--budget", "300k"])
     assert (job.estimator.directions, job.estimator.objective, job.method_config.batch_size) == (10, "kl", 128)
     job = parse_extract(["--method", "maze", "--out", str(tmp_path / "run"), "--estimator.directions", "3"])
     assert (job.estimator.directions, job.estimator.objective) == (3, "kl")

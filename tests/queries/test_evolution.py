@@ -57,17 +57,18 @@ def test_a_sure_answer_counts_by_its_square():
 def test_children_are_made_of_their_parents_pixels_within_the_bounds():
     values = torch.rand(READY) * 2
     children = Evolution(paid(values, torch.zeros(READY, dtype=torch.long)), LabelMode("label"), 3).draw(75, rng())
-    assert children.shape == (50, 1, 8, 8)
+    assert children.shape == (56, 1, 8, 8)
     assert torch.isin(children, values).all()
     assert (torch.tensor([len(child.unique()) for child in children]) <= 2).all()
 
 
 @pytest.mark.parametrize(("answered", "classes", "children"), [(1, 10, 90), (5, 10, 50), (10, 10, 0), (2, 26, 92)])
 def test_as_much_is_bred_as_classes_are_missing(answered, classes, children):
-    """So many classes alike are answered: the others' share of all classes is bred."""
-    labels = torch.arange(4_000) % answered
-    evolution = Evolution(paid(torch.rand(4_000), labels), LabelMode("label"), classes)
-    assert len(evolution.draw(100, rng())) == children
+    """So many classes alike are answered: the others' share of all classes is bred; of labels three in four."""
+    labels, values = torch.arange(4_000) % answered, torch.rand(4_000)
+    scores = torch.nn.functional.one_hot(labels, classes).float()
+    assert len(Evolution(paid(values, scores), LabelMode("probabilities"), classes).draw(100, rng())) == children
+    assert len(Evolution(paid(values, labels), LabelMode("label"), classes).draw(100, rng())) == 75
 
 
 def test_there_are_children_once_enough_is_paid_for():
@@ -80,7 +81,8 @@ def test_there_are_children_once_enough_is_paid_for():
 def test_on_an_accelerator_as_many_children_take_the_place_of_the_last_images(answered, classes, children):
     """Parents are brighter than what they replace, so that a child is known by any of its pixels."""
     labels = torch.arange(4_000) % answered
-    evolution = Evolution(paid(torch.rand(4_000) + 1, labels), LabelMode("label"), classes)
+    scores = torch.nn.functional.one_hot(labels, classes).float()
+    evolution = Evolution(paid(torch.rand(4_000) + 1, scores), LabelMode("probabilities"), classes)
     x = torch.rand(120, 1, 8, 8)
     mixed = evolution.replace(x, 100, rng())
     bred = mixed.amin(dim=(1, 2, 3)) >= 1
