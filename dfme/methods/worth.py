@@ -23,10 +23,6 @@ class _Trials(NamedTuple):
     first: float = 0.0  # r over the first half of the last trial
     second: float = 0.0  # and over the second
 
-    @property
-    def gain(self) -> float:
-        return self.second - self.first
-
 
 class TrainingWorth:
     """Trains the generator in trials of ``WINDOW`` iterations: a bandit with two arms, to train and to rest.
@@ -83,15 +79,15 @@ class TrainingWorth:
         assert self._losses_24 is not None
         ratios = [made * drawn / max(1e-12, of * loss) for made, of, loss, drawn in self._losses_24.tolist()]
         self._losses_24 = None
-        number, left = so_far.trials + 1, WINDOW
+        number, left, gain = so_far.trials + 1, WINDOW, ratios[1] - ratios[0]
         so_far = so_far._replace(trials=number, first=ratios[0], second=ratios[1])
-        if pays := so_far.gain > needed:
+        if pays := gain > needed:
             so_far = so_far._replace(paid_off=so_far.paid_off + 1)
         else:
             left = so_far.pause
             so_far = so_far._replace(pause=2 * left)
         then = "it goes on" if pays else f"the next {left:,} iterations are the student's alone"
-        found = f"trial {number} of its training gained {so_far.gain:+.3f}, {needed:.3f} is its price"
+        found = f"trial {number} of its training gained {gain:+.3f}, {needed:.3f} is its price"
         if number == 1 or not pays:
             self._news.append(f"generator: {found} (loss over that on a program's images); {then}")
         return so_far._replace(training=pays, left=left)
@@ -104,8 +100,8 @@ class TrainingWorth:
     @property
     def facts(self) -> dict[str, Any]:
         """For the run's summary."""
-        so_far = self._so_far
-        return {"trials": so_far.trials, "paid_off": so_far.paid_off, "gain": so_far.gain, "trains": so_far.training}
+        so_far, gain = self._so_far, self._so_far.second - self._so_far.first
+        return {"trials": so_far.trials, "paid_off": so_far.paid_off, "gain": gain, "trains": so_far.training}
 
     def state_dict(self) -> dict[str, Any]:
         return {"so_far": self._so_far._asdict(), "losses": self._losses_24}
