@@ -150,7 +150,7 @@ class Dfme(Method):
             size, steps, left = self.config.batch_size, self.config.generator_steps, self.oracle.ledger.remaining
             asked = sum(sum(self.approximate_gradients.calls(size, number)) for number in range(steps))
             useful = size * steps if self.learns_from_all else size * self.config.reuse
-            self.worth.end_iteration(asked - useful, left * (1 - self.queries.drawn(size) / size))
+            self.worth.end_iteration(max(0, asked - useful), left * (1 - self.queries.drawn(size) / size))
 
     def disagreement(self, distance: Distance, x_NCHW: Tensor, answers: Tensor) -> Tensor:
         """f(x) = -loss(S(x), T(x)) where the answers T(x) are known, float64. The minus is here and nowhere else."""

@@ -17,14 +17,11 @@ class _Trials(NamedTuple):
     left: int  # iterations, this one too, up to the next decision
     pause: int  # iterations without a step of the generator that follow a trial which does not pay
     training: bool = True  # the generator is stepped in this iteration
+    neighbours: int = 0  # that this trial has paid for so far
     trials: int = 0
     paid_off: int = 0  # of these
     first: float = 0.0  # r over the first half of the last trial
     second: float = 0.0  # and over the second
-
-    @property
-    def gain(self) -> float:
-        return self.second - self.first
 
 
 class TrainingWorth:
@@ -58,7 +55,7 @@ class TrainingWorth:
                 self._losses_24 = torch.zeros(2, 4, dtype=torch.float64, device=self._device)
             made_N, drawn_N = loss_N.double().tensor_split([len(loss_N) - drawn])
             half = int(self._so_far.left <= WINDOW // 2)
-            sums = [made_N.sum(), made_N.new_tensor(float(len(made_N))), drawn_N.sum(), made_N.new_tensor(float(drawn))]
+            sums = [each.sum() for part_N in (made_N, drawn_N) for each in (part_N, torch.ones_like(part_N))]
             self._losses_24[half] += torch.stack(sums)
 
     def trains(self, ahead: int) -> bool:
@@ -70,9 +67,10 @@ class TrainingWorth:
 
         Where a trial ends the host waits for the device, here and nowhere else.
         """
-        so_far = self._so_far._replace(left=self._so_far.left - 1)
+        before = self._so_far
+        so_far = before._replace(left=before.left - 1, neighbours=before.neighbours + neighbours * before.training)
         if so_far.left == 0 and so_far.training:
-            so_far = self._decide(so_far, neighbours * WINDOW / max(1.0, to_come))
+            so_far = self._decide(so_far._replace(neighbours=0), so_far.neighbours / max(1.0, to_come))
         elif so_far.left == 0:
             so_far = so_far._replace(training=True, left=WINDOW)
         self._so_far = so_far
@@ -81,15 +79,15 @@ class TrainingWorth:
         assert self._losses_24 is not None
         ratios = [made * drawn / max(1e-12, of * loss) for made, of, loss, drawn in self._losses_24.tolist()]
         self._losses_24 = None
-        number, left = so_far.trials + 1, WINDOW
+        number, left, gain = so_far.trials + 1, WINDOW, ratios[1] - ratios[0]
         so_far = so_far._replace(trials=number, first=ratios[0], second=ratios[1])
-        if pays := so_far.gain > needed:
+        if pays := gain > needed:
             so_far = so_far._replace(paid_off=so_far.paid_off + 1)
         else:
             left = so_far.pause
             so_far = so_far._replace(pause=2 * left)
         then = "it goes on" if pays else f"the next {left:,} iterations are the student's alone"
-        found = f"trial {number} of its training gained {so_far.gain:+.3f}, {needed:.3f} is its price"
+        found = f"trial {number} of its training gained {gain:+.3f}, {needed:.3f} is its price"
         if number == 1 or not pays:
             self._news.append(f"generator: {found} (loss over that on a program's images); {then}")
         return so_far._replace(training=pays, left=left)
@@ -102,8 +100,8 @@ class TrainingWorth:
     @property
     def facts(self) -> dict[str, Any]:
         """For the run's summary."""
-        so_far = self._so_far
-        return {"trials": so_far.trials, "paid_off": so_far.paid_off, "gain": so_far.gain, "trains": so_far.training}
+        so_far, gain = self._so_far, self._so_far.second - self._so_far.first
+        return {"trials": so_far.trials, "paid_off": so_far.paid_off, "gain": gain, "trains": so_far.training}
 
     def state_dict(self) -> dict[str, Any]:
         return {"so_far": self._so_far._asdict(), "losses": self._losses_24}
