@@ -215,9 +215,8 @@ def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_pat
     assert "sharpness: 8" in (tmp_path / "runs/halves/config.yaml").read_text()
     listed = {name for row in rows("File") for name in coded(row[0])}
     found = {f"{path.name}/" if path.is_dir() else path.name for path in (tmp_path / "runs/halves").iterdir()}
-    assert listed - found == {"checkpoint.previous.pt", "adapter.yaml", "replay/", "wandb/", "wandb.json"}, (
-        "only these are not always there"
-    )
+    sometimes = {"checkpoint.previous.pt", "adapter.yaml", "estimate.json", "replay/", "wandb/", "wandb.json"}
+    assert listed - found == sometimes, "only these are not always there"
     assert found <= listed
 
 
@@ -274,7 +273,7 @@ def test_an_audit_is_rehearsed_as_printed_and_two_meters_agree(tmp_path):
             server.terminate()
         ended = server.stdout.read()
     summary = json.loads((tmp_path / "runs/rehearsal/summary.json").read_text())
-    assert summary["spent"] == 60_000
+    assert summary["spent"] == 20_000
     assert summary["agreement"] > 0.5
     assert f"{summary['spent'] + summary['evaluation_queries']:,} images" in ended, ended
     assert server.returncode == 0
