@@ -40,8 +40,8 @@ class TrainingWorth:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._so_far, self._news = device, _Trials(WINDOW, WINDOW), list[str]()
-        self._losses_24: Tensor | None = None
+        self._so_far, self._news = _Trials(WINDOW, WINDOW), list[str]()
+        self._losses_24 = torch.zeros(2, 4, dtype=torch.float64, device=device)
 
     @property
     def training(self) -> bool:
@@ -51,8 +51,6 @@ class TrainingWorth:
     def watch(self, loss_N: Tensor, drawn: int) -> None:
         """The student's losses on images just paid for, of which the last ``drawn`` are a program's."""
         if self.training:
-            if self._losses_24 is None:
-                self._losses_24 = torch.zeros(2, 4, dtype=torch.float64, device=self._device)
             made_N, drawn_N = loss_N.double().tensor_split([len(loss_N) - drawn])
             half = int(self._so_far.left <= WINDOW // 2)
             sums = [each.sum() for part_N in (made_N, drawn_N) for each in (part_N, torch.ones_like(part_N))]
@@ -76,9 +74,8 @@ class TrainingWorth:
         self._so_far = so_far
 
     def _decide(self, so_far: _Trials, needed: float) -> _Trials:
-        assert self._losses_24 is not None
         ratios = [made * drawn / max(1e-12, of * loss) for made, of, loss, drawn in self._losses_24.tolist()]
-        self._losses_24 = None
+        self._losses_24.zero_()
         number, left, gain = so_far.trials + 1, WINDOW, ratios[1] - ratios[0]
         so_far = so_far._replace(trials=number, first=ratios[0], second=ratios[1])
         if pays := gain > needed:
@@ -104,11 +101,8 @@ class TrainingWorth:
         return {"trials": so_far.trials, "paid_off": so_far.paid_off, "gain": gain, "trains": so_far.training}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"so_far": self._so_far._asdict(), "losses": self._losses_24}
+        return {"so_far": self._so_far._asdict(), "losses": self._losses_24.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._so_far = _Trials(**held_to(self._so_far._asdict(), state["so_far"], "training_worth"))
-        losses = state["losses"]
-        if losses is not None:
-            losses = held_to(torch.empty(2, 4, dtype=torch.float64), losses, "training_worth, losses").to(self._device)
-        self._losses_24 = None if losses is None else losses.clone()
+        self._losses_24.copy_(held_to(self._losses_24, state["losses"], "training_worth, losses"))
