@@ -13,13 +13,13 @@ from pydantic.dataclasses import dataclass
 
 from dfme import __version__
 from dfme.cli.arguments import Arguments, CommandInputs
-from dfme.cli.extract import ExtractOptions
+from dfme.cli.extract import ExtractOptions, checked, settled
 from dfme.cli.files import asks_to_resume, default_recipe
 from dfme.cli.flags import last_text, split_flags
-from dfme.cli.teacher_side import check_teacher, price_problems
+from dfme.cli.teacher_side import check_teacher
 from dfme.config.fields import CONFIG, Basic
 from dfme.config.messages import Problem
-from dfme.config.settings import ExtractConfig, Job
+from dfme.config.settings import Job
 from dfme.config.values import Option
 from dfme.files import write_text
 from dfme.report.console import duration
@@ -27,10 +27,8 @@ from dfme.report.facts import queries_to_reach
 from dfme.report.learning_curve import GOALS, LAW, MIN_SCORES, REACH, pace, scores_after_training, start_of
 from dfme.report.markdown import table
 from dfme.report.metrics import MetricRecord, read_metrics
-from dfme.run.checks import HELD_BACK_EVERY, find_problems, keeps_answers
-from dfme.run.directory import is_run
+from dfme.run.checks import HELD_BACK_EVERY, keeps_answers
 from dfme.run.job import resume_command
-from dfme.run.recipes import fitted
 
 SUMMARY = "say what a clone will cost in queries, time and money, from a pilot on a share of the budget"
 
@@ -89,15 +87,10 @@ def _asked(words: Sequence[str]) -> Arguments:
 
 def _job(asked: Arguments, of_the_run: bool) -> tuple[Job, int]:
     """The pilot's job, checked, and the budget it is a share of; ``of_the_run``: the pilot's is the run's own."""
-    config, share = asked.settings(ExtractConfig), asked.settings(EstimateOptions).pilot
-    if config.resume == "auto" and config.out:
-        config = replace(config, resume=is_run(config.out))
+    config, share = settled(asked), asked.settings(EstimateOptions).pilot
     given = int(config.budget)
     pilot, budget = (given, round(given / share)) if of_the_run else (math.ceil(given * share), given)
-    job = fitted(asked.job(replace(config, budget=pilot)))
-    priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
-    asked.finish([*priced, *find_problems(job, asked.says), *_problems(job)])
-    return job, budget
+    return checked(asked, replace(config, budget=pilot), _problems), budget
 
 
 def _problems(job: Job) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from pydantic.dataclasses import dataclass
@@ -77,17 +77,26 @@ def parse_extract(words: Sequence[str], recipe: Recipe | None = None) -> Job:
     return _job(Arguments(words, INPUTS, recipe), of_a_cell=recipe is not None)
 
 
-def _job(asked: Arguments, of_a_cell: bool = False) -> Job:
+def settled(asked: Arguments) -> ExtractConfig:
+    """The settings of a run. Whether it goes on with one is settled: with ``resume`` of auto, where there is one."""
     config = asked.settings(ExtractConfig)
-    if config.resume == "auto" and config.out:
-        config = replace(config, resume=is_run(config.out))
-    job = asked.job(config)
+    return replace(config, resume=is_run(config.out)) if config.resume == "auto" and config.out else config
+
+
+def checked(asked: Arguments, config: ExtractConfig, own: Callable[[Job], Iterable[Problem]]) -> Job:
+    """The job of these settings, fitted to its budget. UserError with all that is wrong, the command's ``own`` too."""
+    job = fitted(asked.job(config), asked.says)
+    priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
+    asked.finish([*priced, *find_problems(job, asked.says), *own(job)])
+    return job
+
+
+def _job(asked: Arguments, of_a_cell: bool = False) -> Job:
+    config = settled(asked)
     if of_a_cell:  # a comparison's, which have budgets of their own
+        job = asked.job(config)
         asked.finish(find_problems(job))
         return job
-    planned = bool(job.config.resume) and asked.settings(ExtractOptions).dry_run
+    planned = bool(config.resume) and asked.settings(ExtractOptions).dry_run
     resumed = [Problem("dry_run", "expected no --resume with it, which goes on with what is planned")] * planned
-    priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
-    job = fitted(job, asked.says)
-    asked.finish([*priced, *find_problems(job, asked.says), *rank_problems(job), *resumed])
-    return job
+    return checked(asked, config, lambda job: [*rank_problems(job), *resumed])
