@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.answers import NEGATIVE, as_tensor
+from dfme.answers.reading import NEGATIVE, as_tensor
 from dfme.config.imports import find_target, what_and_where
 from dfme.errors import DfmeError, TeacherError, UserError
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher

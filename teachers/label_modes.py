@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dfme.answers import NO_LABEL, keep_largest
+from dfme.answers.reading import NO_LABEL, keep_largest
 from dfme.errors import UserError
 from dfme.spec import LABEL_KINDS, LabelMode, RequestPolicy, Teacher
 

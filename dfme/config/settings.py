@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from dfme.config.answer_settings import AnswersConfig
+from dfme.config.defence_texts import DefencesText
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.fields import (
     CONFIG,
@@ -77,6 +79,9 @@ class TeacherConfig:
     """per-channel deviation that the teacher divides by inside"""
     max_batch: Count | None = None
     """most images in one call"""
+    defences: DefencesText = ()
+    """what the owner switches on, joined by +, such as modelguard_w:epsilon=1+lattice:n=10 (docs/defences.md); of
+    teachers on this machine"""
     price_per_1000: NotNegative | None = None
     """what a thousand answered images cost, in any currency; the cost is shown and kept"""
 
@@ -255,6 +260,8 @@ class ExtractConfig:
     """the student"""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """what the student is scored on"""
+    answers: AnswersConfig = field(default_factory=AnswersConfig)
+    """what is made of the answers of a defended teacher"""
     wandb: WandbConfig = field(default_factory=WandbConfig)
     """experiment tracking"""
 

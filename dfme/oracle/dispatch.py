@@ -20,7 +20,7 @@ import stamina
 import torch
 from torch import Tensor
 
-from dfme.answers import TeacherCall
+from dfme.answers.reading import TeacherCall
 from dfme.compute import DeferredChecks
 from dfme.errors import BatchTooLarge, BudgetExhausted, DfmeError, Refused, RunError, TeacherError, Unanswered
 from dfme.oracle.journal import Journal, Record, digest

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from dfme.answers import read_answers
+from dfme.answers.reading import read_answers
 from dfme.compute import DeferredChecks
 from dfme.errors import TeacherError
 from dfme.spec import Teacher

@@ -126,8 +126,8 @@ def test_rooms_are_few_and_stand_on_at_most_ten_floors():
             rooms[room(module)] |= {room(each) for each in imported(path) & MODULES.keys()} & rooms.keys()
     rooms = {each: others - FACE - {each} for each, others in rooms.items() if each not in FACE}
     packages = [each for each in rooms if (ROOT / each.replace(".", "/")).is_dir()]
-    assert len(packages) <= 12, packages
-    assert len(rooms) - len(packages) <= 9, rooms.keys() - set(packages)
+    assert len(packages) <= 13, packages
+    assert len(rooms) - len(packages) <= 8, rooms.keys() - set(packages)
     assert circle(rooms) == [], "rooms that import one another"
 
     @cache

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dfme.answers import read_answers
+from dfme.answers.reading import read_answers
 from dfme.compute import DeferredChecks
 from dfme.errors import TeacherError
 from dfme.spec import LabelMode

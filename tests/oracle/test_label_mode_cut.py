@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dfme.answers import read_answers
+from dfme.answers.reading import read_answers
 from dfme.compute import DeferredChecks
 from dfme.errors import TeacherError
 from dfme.oracle.journal import Journal

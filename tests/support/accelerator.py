@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dfme import answers, compute
+from dfme import compute
+from dfme.answers import reading
 from dfme.nets.generators import Generator
 from dfme.queries.programs import random_generators
 
@@ -67,7 +68,7 @@ def unreadable() -> Iterator[None]:
     with pretended() as patch, FakeTensorMode():
         for name in ("cpu", "numpy", "__array__"):
             patch.setattr(Tensor, name, _refuse)
-        patch.setattr(answers, "as_tensor", lambda raw: raw)  # it takes plain tensors alone
+        patch.setattr(reading, "as_tensor", lambda raw: raw)  # it takes plain tensors alone
         patch.setattr(nn.Module, "_apply", _in_its_place)
         patch.setattr(random_generators, "Generator", _without_memory)
         patch.setattr(FakeTensor, "__deepcopy__", lambda self, _: self.detach().clone(), raising=False)

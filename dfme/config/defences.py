@@ -1,0 +1,264 @@
+"""The defences of a teacher's answers: their names, their options, and what each of them states. No torch here.
+
+The owner's side carries them out (``dfme.teachers.defences``); the auditor's side knows them by name, as an attacker
+may: only keys, the weights of a surrogate and what a defence has stored are secret. A defence is written
+``modelguard_w:epsilon=1``; several work one after the other, ``modelguard_w:epsilon=1+temperature:t=2``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from dfme.config.fields import CONFIG, Count, Expected, NotNegative, Positive, Share
+from dfme.config.values import leaves
+
+L1Bound = Annotated[float, Field(ge=0, le=2), Expected("an L1 distance from 0 to 2")]
+EnvironmentName = Annotated[str, Field(pattern=r"^\w+$"), Expected("the name of an environment variable")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a defence states of its answers y to probabilities p, and what it works with.
+
+    ``keeps_top``: whether argmax y = argmax p: yes, no, or where the top probability is at least 1/2. ``l1``: the most
+    that sum |y - p| can be; None: no bound below 2. ``stateful``: an answer may depend on what was asked before.
+    ``random``: the same image may get another answer. ``key``: it works with a secret.
+    """
+
+    keeps_top: Literal["yes", "no", "p_top>=1/2"] = "yes"
+    l1: float | None = None
+    stateful: bool = False
+    random: bool = False
+    key: bool = False
+
+
+class DefenceOptions:
+    """What every defence's options have in common; ``facts`` may depend on them and on the number of classes."""
+
+    name: ClassVar[str]
+
+    def facts(self, classes: int) -> Facts:
+        raise NotImplementedError
+
+    @property
+    def margin_kept(self) -> float | None:
+        """By how much the top score lies above all others where the defence sees to that; a rounding may undo it."""
+        return None
+
+    def __str__(self) -> str:
+        """The defence with all its options, as it is typed; equal for what is equal."""
+        return ":".join([self.name, *(f"{key}={_text(value)}" for key, value in leaves(self).items())])
+
+
+@dataclass(frozen=True, config=CONFIG)
+class Quota(DefenceOptions):
+    """Refuses whoever has had so many images within a window of time."""
+
+    name: ClassVar[str] = "quota"
+    images: Count = 10_000
+    """images answered within the window"""
+    window: NotNegative = 0.0
+    """seconds; 0: for good"""
+
+    def facts(self, classes: int) -> Facts:
+        return Facts(l1=0.0, stateful=True)
+
+
+@dataclass(frozen=True, config=CONFIG)
+class Lattice(DefenceOptions):
+    """Rounds to multiples of 1/n that sum to one, by largest remainders; the top class stays ahead."""
+
+    name: ClassVar[str] = "lattice"
+    n: Count = 10
+    """steps between 0 and 1"""
+
+    def facts(self, classes: int) -> Facts:
+        return Facts(l1=(classes / 2 + 2) / self.n)
+
+
+@dataclass(frozen=True, config=CONFIG)
+class Temperature(DefenceOptions):
+    """Answers softmax(log p / t)."""
+
+    name: ClassVar[str] = "temperature"
+    t: Positive = 2.0
+    """temperature; 1 changes nothing"""
+
+    def facts(self, classes: int) -> Facts:
+        return Facts(l1=0.0 if self.t == 1 else None)
+
+
+@dataclass(frozen=True, config=CONFIG)
+class ModelGuardW(DefenceOptions):
+    """ModelGuard-W: the answer that tells the least of p within an L1 ball, the top class kept by a margin."""
+
+    name: ClassVar[str] = "modelguard_w"
+    epsilon: L1Bound = 1.0
+    """radius of the ball"""
+    margin: NotNegative = 1e-4
+    """by which the top score stays above all others"""
+
+    def facts(self, classes: int) -> Facts:
+        return Facts(l1=self.epsilon)
+
+    @property
+    def margin_kept(self) -> float | None:
+        return self.margin
+
+
+@dataclass(frozen=True, config=CONFIG)
+class ModelGuardS(DefenceOptions):
+    """ModelGuard-S: the first stored answer of the same top class within an L1 ball; else p, which is then stored."""
+
+    name: ClassVar[str] = "modelguard_s"
+    epsilon: L1Bound = 1.0
+    """radius of the ball"""
+    limit: Count = 4_096
+    """answers stored of each class; beyond them the nearest is answered"""
+
+    def facts(self, classes: int) -> Facts:
+        return Facts(l1=self.epsilon, stateful=True)
+
+
+@dataclass(frozen=True, config=CONFIG)
+class ReverseSigmoid(DefenceOptions):
+    """Takes beta (sigmoid(gamma logit p) - 1/2) off every probability, then normalises."""
+
+    name: ClassVar[str] = "reverse_sigmoid"
+    beta: NotNegative = 0.21
+    """strength; 0 changes nothing"""
+    gamma: NotNegative = 0.2
+    """slope"""
+
+    def facts(self, classes: int) -> Facts:
+        if 0 in (self.beta, self.gamma):
+            return Facts(l1=0.0)
+        return Facts("p_top>=1/2" if max(self.beta, self.gamma) <= 1 else "no")
+
+
+@dataclass(frozen=True, config=CONFIG)
+class Mad(DefenceOptions):
+    """MAD: maximises the angle by which the gradient of whoever learns from the answer is turned."""
+
+    name: ClassVar[str] = "mad"
+    epsilon: L1Bound = 1.0
+    """most that an answer changes, in L1"""
+    vertices: Literal["argmax", "extreme"] = "argmax"
+    """argmax (uniform over a set of classes with the top one) or extreme (any one class, which changes the top one)"""
+    q: Literal["uniform", "net"] = "uniform"
+    """answers of the surrogate student: uniform, or those of an untrained network"""
+
+    def facts(self, classes: int) -> Facts:
+        return Facts("yes" if self.vertices == "argmax" or not self.epsilon else "no", l1=self.epsilon)
+
+
+@dataclass(frozen=True, config=CONFIG)
+class Grad2(DefenceOptions):
+    """GRAD^2 at the last layer: the answer in an L1 ball whose gradient points least along the true one."""
+
+    name: ClassVar[str] = "grad2"
+    epsilon: L1Bound = 1.0
+    """radius of the ball"""
+    keep_top: bool = False
+    """hold the top class, which the published defence does not"""
+    margin: NotNegative = 1e-4
+    """by which it is held"""
+    q: Literal["uniform", "net"] = "uniform"
+    """answers of the surrogate student: uniform, or those of an untrained network"""
+
+    def facts(self, classes: int) -> Facts:
+        return Facts("yes" if self.keep_top or not self.epsilon else "no", l1=self.epsilon)
+
+    @property
+    def margin_kept(self) -> float | None:
+        return self.margin if self.keep_top else None
+
+
+@dataclass(frozen=True, config=CONFIG)
+class Misinform(DefenceOptions):
+    """Adaptive misinformation: images that a gate takes for strange are answered wrongly."""
+
+    name: ClassVar[str] = "misinform"
+    gate: Literal["softmax", "entropy", "mahalanobis"] = "softmax"
+    """score of an image that is at home, within 0 and 1: softmax (the top probability), entropy (1 - entropy / log K),
+    or mahalanobis (share of data's held-out images that lie further from their class; of kind torch)"""
+    tau: Share = 0.9
+    """images below are strange"""
+    nu: Positive = 1000.0
+    """steepness of the change from right to wrong"""
+    wrong: Literal["permute", "net", "roll"] = "permute"
+    """permute (classes in an order drawn by key and image), net (an untrained network), or roll (classes moved on by
+    one, which anybody undoes: for comparison)"""
+    data: str = ""
+    """of mahalanobis: the owner's labelled images, by name or FOLDER"""
+    key_env: EnvironmentName | None = None
+    """of permute and net: the environment variable with the key"""
+
+    def facts(self, classes: int) -> Facts:
+        return Facts("no", key=self.wrong != "roll")
+
+
+@dataclass(frozen=True, config=CONFIG)
+class Noise(DefenceOptions):
+    """Adds Gaussian noise, cuts at zero, normalises."""
+
+    name: ClassVar[str] = "noise"
+    sigma: NotNegative = 0.2
+    """deviation of the noise"""
+    fresh: bool = True
+    """draw anew for every answer; false: for every image, by the key"""
+    keep_top: bool = False
+    """exchange the largest score with that of the top class"""
+    key_env: EnvironmentName | None = None
+    """the environment variable with the key"""
+
+    def facts(self, classes: int) -> Facts:
+        still = not self.sigma
+        top: Literal["yes", "no"] = "yes" if self.keep_top or still else "no"
+        fresh = self.fresh and not still
+        return Facts(top, l1=0.0 if still else None, stateful=fresh, random=fresh, key=True)
+
+
+@dataclass(frozen=True, config=CONFIG)
+class Watermark(DefenceOptions):
+    """DAWN: a share of images, chosen by a key, is answered wrongly, always in the same way: proof, not prevention."""
+
+    name: ClassVar[str] = "watermark"
+    rate: Share = 0.005
+    """share of images"""
+    key_env: EnvironmentName | None = None
+    """the environment variable with the key"""
+
+    def facts(self, classes: int) -> Facts:
+        return Facts("no" if self.rate else "yes", stateful=True, key=True)
+
+
+@dataclass(frozen=True, config=CONFIG)
+class ProofOfWork(DefenceOptions):
+    """Proof of work that grows with what an account has learnt: answers untouched, its price worked out, no client."""
+
+    name: ClassVar[str] = "pow"
+    base: Annotated[float, Field(ge=1), Expected("at least 1")] = 1.0075
+    """growth of the seconds of work with each unit of excess"""
+    usual: NotNegative = 0.0
+    """what an honest image tells on average, entropy in nats; an account's excess is counted above it"""
+
+    def facts(self, classes: int) -> Facts:
+        return Facts(l1=0.0, stateful=True)
+
+
+DEFENCES: dict[str, type[DefenceOptions]] = {
+    kind.name: kind
+    for kind in (
+        *(Quota, Lattice, Temperature, ModelGuardW, ModelGuardS, ReverseSigmoid, Mad, Grad2, Misinform),
+        *(Noise, Watermark, ProofOfWork),
+    )
+}
+
+
+def _text(value: object) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
