@@ -1,4 +1,4 @@
-"""The answer that costs least within an L1 ball: one exact solver, of whole batches, for every defence that needs one."""
+"""The answer that costs least within an L1 ball: one exact solver of whole batches, for all who need one."""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ def reverse_sigmoid(p_BK: Tensor, beta: float, gamma: float) -> Tensor:
 def mad(p_BK: Tensor, q_BK: Tensor, epsilon: float, vertices: Literal["argmax", "extreme"]) -> Tensor:
     """MAD (Orekondy et al. 2020) with the Jacobian of the last layer, by which the features cancel.
 
-    The vertex y* whose gradient q - y* has the largest angle to q - p, then as far from p towards it as the ball allows.
+    Takes the vertex y* whose gradient q - y* has the largest angle to q - p, and goes from p as far towards it as the
+    ball allows.
     ``argmax``: y* is uniform over a set of classes with the top one (and 1e-5 more on it): all of these up to
     ``ALL_SETS`` classes, above that only those that take the classes by q - p, which are enough for uniform q.
     ``extreme``: y* is any one class. A vertex without a gradient, y* = q, turns nothing and is not taken.
@@ -160,10 +161,8 @@ def _best_set(p_BK: Tensor, q_BK: Tensor, top_BK: Tensor) -> Tensor:
     sizes_S = _over_sets(torch.ones_like(p_BK[:1]))[0]
     cosines_BS = _cosines(p_BK, q_BK, -_over_sets(gain_BK) / sizes_S, _over_sets(q_sorted_BK) / sizes_S, 1 / sizes_S)
     best_B1, places_K = cosines_BS.argmin(-1, keepdim=True), torch.arange(p_BK.shape[-1], device=p_BK.device)
-    if len(places_K) <= ALL_SETS:
-        member_BK = ((2 * best_B1 + 1) >> places_K) & 1
-    else:
-        member_BK = (places_K <= best_B1).long()
+    every = len(places_K) <= ALL_SETS
+    member_BK = ((2 * best_B1 + 1) >> places_K) & 1 if every else (places_K <= best_B1).long()
     return _normalised(torch.zeros_like(p_BK).scatter_(-1, order_BK, member_BK.double()))
 
 
