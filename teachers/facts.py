@@ -57,6 +57,7 @@ def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> di
         "levels": None if spec.levels is None else int(spec.levels),
         "num_classes": int(teacher.num_classes),
         "label_mode": str(teacher.label_mode),
+        **({"defences": [str(text) for text in told]} if (told := getattr(teacher, "defences", ())) else {}),
         **({"precision": options["precision"]} if kind in KINDS and "precision" in options else {}),
         **(_service(kind, options) if kind in KINDS and "url" in options else {}),
         **(
