@@ -63,7 +63,7 @@ class Dispatcher:
         self._ledger, self._journal = ledger, journal
         to = device if journal is None else torch.device("cpu")
         self._ask = TeacherCall(teacher, deferred, ledger.run, to)
-        truth: Teacher | None = getattr(teacher, "truth", None)
+        truth: Teacher | None = getattr(teacher, "truth", None) if hasattr(teacher, "witness") else None
         self._ask_truth = self._ask if truth is None else TeacherCall(truth, deferred, ledger.run, to)
         who = "teacher" if policy is None else "service"
         self._more = f"the {who} tells more than {teacher.label_mode}; its answers are cut to that"

@@ -245,7 +245,7 @@ def build_oracle(
     if state:
         counted = held_to(Ledger(1).state_dict(), state["ledger"], "ledger")
         place = state["journal"] and held_to(RecordPosition(0, 0)._asdict(), state["journal"], "journal")
-    split = job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local and not hasattr(teacher, "truth")
+    split = job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local and not hasattr(teacher, "witness")
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
     if not ranks.first:
         ledger, journal = Ledger(int(job.config.budget), None, counted), None

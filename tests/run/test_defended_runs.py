@@ -23,7 +23,17 @@ from dfme.run.checkpoint import load_checkpoint
 from dfme.run.retrain import retrain
 
 DIGITS: dict[str, Any] = {"evaluation": {"dataset": "digits", "limit": 60, "points": 4}}
-SESSION = {"seconds", "stretches", "started", "ended", "wall_seconds", "queries_per_second", "requests", "lost"}
+SESSION = {
+    "seconds",
+    "stretches",
+    "started",
+    "ended",
+    "wall_seconds",
+    "queries_per_second",
+    "requests",
+    "refused",
+    "lost",
+}
 
 
 @pytest.fixture(autouse=True)

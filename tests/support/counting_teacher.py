@@ -16,8 +16,7 @@ from dfme.compute import held_to
 class Counting:
     """Every image's scores are those of ``truth``, moved on by one class for each image asked before, in part.
 
-    It counts by itself what was answered (``answered``, in ``calls``), looked at by its owner (``truths``) or an honest user
-    (``honest``), and shown from the record (``witnessed``).
+    It counts by itself what was ``answered``, what ``truth`` and an ``honest`` user were, and what was ``witnessed``.
     """
 
     defences: tuple[str, ...] = ("counting:moved=0.3",)
