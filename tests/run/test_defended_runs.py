@@ -10,6 +10,7 @@ import pytest
 import torch
 from counting_teacher import Counting
 from fuzzing import saved, sealed
+from processes import Bench
 from report_runs import page_of
 from small_runs import BUDGET, Metered, break_down, clone, ctrl_c, no_pictures, queries, student
 
@@ -158,23 +159,26 @@ def test_other_defences_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.
         clone(tmp_path / "run", Counting(), resume=True, **DIGITS)
 
 
-@pytest.mark.parametrize("wrong", ["missing", "unasked for"])
-def test_a_state_belongs_to_a_teacher_that_has_one(wrong: str, tmp_path: Path) -> None:
-    """An older checkpoint has none; it is taken up where the teacher has none either."""
-    kind = Counting if wrong == "missing" else Metered
+WRONG_STATES = [None, [], {}, {"asked": 3}, {"asked": -1, "sum": torch.zeros(10)}, {"asked": 3, "sum": torch.zeros(9)}]
+
+
+@pytest.mark.parametrize("kind", [Counting, Metered])
+def test_a_state_belongs_to_a_teacher_that_has_one(kind: Any, tmp_path: Path) -> None:
+    """An older checkpoint has none; it is taken up where the teacher has none either. Whatever is wrong is one line."""
     clone(tmp_path / "run", kind({7: ctrl_c}), **DIGITS)
     path = tmp_path / "run" / "checkpoint.pt"
     state = load_checkpoint(path)
     assert ("teacher" in state["oracle"]) == (kind is Counting)
-    if kind is Counting:
-        del state["oracle"]["teacher"]
-    else:
-        state["oracle"]["teacher"] = {"asked": 3}
-    path.write_bytes(sealed(saved(state, True)))
-    teacher = kind()
-    with pytest.raises(RunError, match=r"expected (the|no) state of a teacher's defences"):
-        clone(tmp_path / "run", teacher, resume=True, **DIGITS)
-    assert teacher.calls == 0
+    without = {name: value for name, value in state["oracle"].items() if name != "teacher"}
+    for oracle in [*([without] if kind is Counting else ()), *(without | {"teacher": each} for each in WRONG_STATES)]:
+        path.write_bytes(sealed(saved({**state, "oracle": oracle}, True)))
+        teacher = kind()
+        with pytest.raises(
+            RunError, match=r"does not fit this run \(ValueError: (counting|expected (the|no) state)"
+        ) as caught:
+            clone(tmp_path / "run", teacher, resume=True, **DIGITS)
+        assert "\n" not in str(caught.value)
+        assert teacher.calls == 0
 
 
 def test_what_comes_after_defences_of_its_own_is_refused(tmp_path: Path) -> None:
@@ -191,3 +195,34 @@ def test_retrain_learns_from_the_defended_answers_and_is_scored_by_the_truth(
     summary = retrain(out, tmp_path / "again", settings, lambda line: None)
     assert summary["source"]["defences"] == list(Counting.defences)
     assert summary["teacher_accuracy"] == json.loads((out / "summary.json").read_text())["teacher_accuracy"]
+
+
+@pytest.mark.integration
+def test_killed_in_the_middle_of_an_answer_it_ends_as_if_never_killed(tmp_path: Path) -> None:
+    """By SIGKILL in the second of a batch's three requests, once the state has moved and nothing of that is on file."""
+    bench = Bench(tmp_path)
+    bench.environment["PYTHONPATH"] += f":{Path(__file__).parents[1] / 'support'}"
+    flags = ["--method.name", "static", "--method.batch-size", "20", "--method.latent-size", "16", "--budget", "500"]
+    flags += ["--student.arch", "cnn_small", "--evaluation.dataset", "digits", "--evaluation.limit", "60"]
+    flags += ["--checkpoint-seconds", "0.02", "--teacher.max-batch", "8"]
+    for out, kill in (("whole", 0), ("run", 20)):
+        bench.environment["KILL_AT"] = str(kill)
+        teacher = ["--teacher", "counting_teacher:metered", "--teacher.log", f"{out}.log"]
+        code, _, err = bench.run(["extract", *teacher, "--out", out, *flags])
+        assert code == (-9 if kill else 0), err
+    bench.environment["KILL_AT"] = "0"
+    code, _, err = bench.run(["--resume", "--out", "run"])
+    assert code == 0, err
+    assert bench.student("run") == bench.student("whole")
+    log = {"config_hash"}  # where the meter's file is
+    ended = [
+        {key: value for key, value in lasting(tmp_path / out).items() if key not in log} for out in ("run", "whole")
+    ]
+    assert ended[0] == ended[1]
+    # The meter of the teacher itself, in a file: all that was charged and not killed on its way, and nothing twice.
+    for out in ("whole", "run"):
+        lines = [line.split() for line in (tmp_path / f"{out}.log").read_text().splitlines()]
+        answered, scored = (sum(int(count) for kind, count in lines if kind == own) for own in ("served", "truth"))
+        ledger = audit(tmp_path / out / "ledger.jsonl")
+        assert (answered, scored) == (ledger.spent, ledger.evaluation_queries) == (500, 60)
+        assert 0 < ledger.lost <= 8 if out == "run" else ledger.lost == 0
