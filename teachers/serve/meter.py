@@ -70,6 +70,11 @@ class Meter:
         self.images += images
         self.requests += 1
 
+    def give_back(self, images: int) -> None:
+        """The model refused what it was asked for."""
+        self.images -= images
+        self.requests -= 1
+
     def summary(self) -> str:
         """One line for a person."""
         lines = [f"served {self.images:,} images in {self.requests:,} requests ({self.seconds:.1f} s of the model)"]
