@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dfme.config.messages import printable
+from dfme.config.values import flatten
 from dfme.errors import RunError
 from dfme.files import open_file
 from dfme.report.metrics import LARGEST, is_count
@@ -112,7 +113,7 @@ def defended(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Of a teacher with defences, rows that say so: beside the agreement, which is that with the teacher itself."""
     if not summary.get("defences"):
         return []
-    counted = ", ".join(f"{name} {value}" for name, value in (summary.get("defence_report") or {}).items())
+    counted = ", ".join(f"{name} {value}" for name, value in flatten(summary.get("defence_report") or {}, ()))
     shares = {name: summary.get(name) for name in AGREEMENTS}
     texts = {"defences": " + ".join(summary["defences"]), "defences report": printable(counted)}
     texts |= {name.replace("_", " "): f"{share:.2%}" for name, share in shares.items() if share is not None}

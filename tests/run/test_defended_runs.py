@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,20 @@ from fuzzing import saved, sealed
 from processes import Bench
 from report_runs import page_of
 from small_runs import BUDGET, Metered, break_down, clone, ctrl_c, no_pictures, queries, student
+from torch import Tensor
 
 import dfme
-from dfme.config.settings import EvaluationConfig, ExtractConfig
+from dfme.config.defence_texts import parse_defences
+from dfme.config.settings import EvaluationConfig, ExtractConfig, TeacherConfig
 from dfme.data import load_dataset
 from dfme.errors import RunError, TeacherError, UserError
 from dfme.oracle.ledger import audit
 from dfme.report.console import end_table
 from dfme.run.checkpoint import load_checkpoint
 from dfme.run.retrain import retrain
+from dfme.spec import LabelMode
+from dfme.teachers.build import make_teacher
+from dfme.teachers.defences.wrapper import Defended
 
 DIGITS: dict[str, Any] = {"evaluation": {"dataset": "digits", "limit": 60, "points": 4}}
 SESSION = {
@@ -111,7 +117,7 @@ def test_scores_are_the_truths_and_stand_beside_what_users_are_served(whole: tup
         assert summary[name] == pytest.approx((own == answers.argmax(1)).double().mean().item())
     # As people read it.
     table, page = end_table(summary, out), " ".join(page_of(out).text)
-    for text in ("defences", "counting:moved=0.3", "asked 400", f"{summary['agreement_served']:.2%}"):
+    for text in ("efences", "counting:moved=0.3", "asked 400", f"{summary['agreement_served']:.2%}"):
         assert text in table
         assert text in page
     assert "agrees with the undefended teacher on" in page
@@ -195,6 +201,53 @@ def test_retrain_learns_from_the_defended_answers_and_is_scored_by_the_truth(
     summary = retrain(out, tmp_path / "again", settings, lambda line: None)
     assert summary["source"]["defences"] == list(Counting.defences)
     assert summary["teacher_accuracy"] == json.loads((out / "summary.json").read_text())["teacher_accuracy"]
+
+
+STACK = "modelguard_s:epsilon=0.6+noise:sigma=0.1:key_env=DFME_TEST_KEY"
+
+
+class Stopped(Defended):
+    """The embedded digits behind two defences with states; stopped where ``at`` says, counting what it answers."""
+
+    def __init__(self, mode: str, at: dict[int, Callable[[], object]] | None = None) -> None:
+        options = {"checkpoint": "teachers/checkpoints/digits.safetensors"}
+        plain = make_teacher(TeacherConfig(label_mode="logits"), options, torch.device("cpu"))
+        super().__init__(plain, parse_defences(STACK), LabelMode.parse(mode))
+        self.calls, self.answered, self.before = 0, 0, at or {}
+
+    def __call__(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        self.before.get(self.calls, int)()
+        self.answered += len(images)
+        return super().__call__(images)
+
+
+@pytest.mark.parametrize("mode", ["probabilities:2", "top_k:3"])
+def test_modelguard_s_and_fresh_noise_survive_a_resume(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Student, summary and ledger are the undisturbed run's, bit by bit; with another key it is refused."""
+    monkeypatch.setenv("DFME_TEST_KEY", "a key for tests, long enough")
+    undisturbed, teachers = Stopped(mode), [Stopped(mode, {7: ctrl_c}), Stopped(mode, {4: break_down})]
+    clone(tmp_path / "whole", undisturbed, **DIGITS)
+    assert not clone(tmp_path / "run", teachers[0], **DIGITS).finished
+    with pytest.raises(TeacherError, match="gone"):
+        clone(tmp_path / "run", teachers[1], resume=True, **DIGITS)
+    monkeypatch.setenv("DFME_TEST_KEY", "another key for tests, as long")
+    with pytest.raises(RunError, match=r"otherwise than request \d+ on record .*other answers than on record"):
+        clone(tmp_path / "run", other := Stopped(mode), resume=True, **DIGITS)
+    assert other.calls == 0
+    monkeypatch.setenv("DFME_TEST_KEY", "a key for tests, long enough")
+    clone(tmp_path / "run", last := Stopped(mode), resume=True, **DIGITS)
+    assert student(tmp_path / "run") == student(tmp_path / "whole")
+    assert lasting(tmp_path / "run") == lasting(tmp_path / "whole")
+    assert sum(each.answered for each in (*teachers, last)) == undisturbed.answered == BUDGET
+    ledger, summary = audit(tmp_path / "run" / "ledger.jsonl"), lasting(tmp_path / "run")
+    assert (ledger.spent, ledger.evaluation_queries, ledger.lost) == (BUDGET, 60, 0)
+    assert summary["defence_report"]["noise"] == {"answered": BUDGET}
+    assert summary["teacher_accuracy"] > 0.9, "the truth's"
+    for path in (tmp_path / "run").rglob("*"):
+        assert not path.is_file() or b"a key for tests" not in path.read_bytes()
 
 
 @pytest.mark.integration
