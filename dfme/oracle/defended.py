@@ -23,7 +23,7 @@ def state_of(teacher: Any) -> dict[str, Any]:
 
 def take_up_state(teacher: Any, state: Mapping[str, Any]) -> None:
     """Put the teacher where it was at the checkpoint. ValueError where one has a state and the other has none."""
-    if (own := bool(state_of(teacher))) != ("teacher" in state):
+    if ("teacher" in state) != bool(own := state_of(teacher)):
         raise ValueError(f"expected {'the' if own else 'no'} state of a teacher's defences")
     if own:
         teacher.load_state_dict(state["teacher"])

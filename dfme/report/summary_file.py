@@ -15,7 +15,6 @@ from dfme.report.metrics import LARGEST, is_count
 
 MAX_BYTES = 1 << 20
 AGREEMENTS = ("agreement_served", "agreement_relabelled")
-"""Of a teacher with defences, beside the agreement with what it answers without them."""
 CONSTANT = ("constant_agreement", "constant_accuracy")
 
 FieldCheck = Callable[[Any], bool]
