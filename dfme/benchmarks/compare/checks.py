@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dfme.benchmarks.compare.attackers import NO_DEFENCE, parse_attacker
 from dfme.benchmarks.compare.plan import OPTIONS, ComparisonPlan
 from dfme.benchmarks.options import CompareConfig
+from dfme.config.defence_texts import parse_defences
 from dfme.config.fields import parse_count
 from dfme.config.messages import Problem
 from dfme.config.yaml_files import load_yaml
@@ -21,6 +23,8 @@ ELSEWHERE = {
     "budget": "budgets",
     "seed": "seeds",
     "teacher.label_mode": "label_modes",
+    "teacher.defences": "defences",
+    "answers": "answers",
     "student.steps": "student_steps",
     "until_agreement": "budgets, of which every row spends all",
     "method": "methods and rows",
@@ -45,6 +49,11 @@ def own_problems(config: CompareConfig, rows: Sequence[str]) -> Iterator[Problem
     yield from _list_problems("seeds", config.seeds)
     yield from _list_problems("budgets", config.budgets, parse_count)
     yield from _list_problems("label_modes", config.label_modes, LabelMode.parse)
+    for key, parse in (("defences", _stack), ("answers", _attacker)):
+        try:
+            yield from _list_problems(key, getattr(config, key), parse)
+        except UserError as error:
+            yield Problem(key, str(error))
 
 
 def elsewhere_problems(shared: Mapping[str, Any], flags: Sequence[str]) -> Iterator[str]:
@@ -53,7 +62,8 @@ def elsewhere_problems(shared: Mapping[str, Any], flags: Sequence[str]) -> Itera
         keys = [section, *(f"{section}.{name}" for name in (value if isinstance(value, Mapping) else ()))]
         yield from (f"{key}: say {ELSEWHERE[key]} in a comparison" for key in keys if key in ELSEWHERE)
     for key in flags:
-        known = "method" if key.startswith("method.") else key
+        section = key.partition(".")[0]
+        known = section if section in ("method", "answers") else key
         if known in ELSEWHERE:
             yield f"--{key.replace('_', '-')}: say {ELSEWHERE[known]} in a comparison"
 
@@ -86,6 +96,15 @@ def require_same(plan: ComparisonPlan) -> None:
                 f"--resume: {config.parent} was run with other values of {', '.join(keys)}; "
                 "leave those changes out, or choose another --out"
             )
+
+
+def _stack(text: str) -> str:
+    """A stack of defences with all its options, which is equal for what is equal."""
+    return "+".join(map(str, parse_defences(text))) or NO_DEFENCE
+
+
+def _attacker(text: str) -> str:
+    return "+".join(f"{key}={value}" for key, value in sorted(parse_attacker(text).items()))
 
 
 def _list_problems(key: str, values: Sequence[Any], parse: Callable[[Any], Any] = str) -> Iterator[Problem]:

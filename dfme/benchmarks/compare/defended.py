@@ -1,0 +1,153 @@
+"""What defences leave: every attacker of each, the best of them, and what honest users pay. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dfme.benchmarks.compare.attackers import NO_DEFENCE, parse_attacker, without_counting
+from dfme.benchmarks.compare.figures import ComparisonResult, Outcome, Spread, spread
+
+LEGEND = """\
+A defence's score is its best attacker that was run (bold, by the mean over seeds); what none of them recovers, another
+may. Attackers recover what answers tell, and nothing else: none hides, splits or disguises a client. Agreement is with
+the undefended teacher, in per cent, as mean +- standard deviation (n - 1) over seeds. `relabelled` is a student's under
+the best renaming of its classes, and counts where it gains more than the spread, the larger of the two deviations. What
+an attacker gains that undoes, repeats or votes is over the best one that only learns. `shared` is another defence's
+run: labels are the same where the top class is kept, and everything is where no answer is changed; of a quota it is
+that run's last evaluation before images run out. `to label-only` is (A - best) / (A - L), A the best attacker's
+agreement without a defence and L that of `label` there: at 100% scores are worth no more than labels. The columns after
+it are what honest users pay, on held-out / on corrupted images: points of accuracy lost, top classes changed in per
+cent, mean and 95% L1 change of an answer, and how well scores tell right answers from wrong ones (AUROC)."""
+
+BILL = {
+    "drop": ("accuracy_drop", 100, "{:.1f}"),
+    "changed %": ("top1_changed", 100, "{:.1f}"),
+    "L1": ("l1_mean", 1, "{:.3f}"),
+    "L1 95%": ("l1_p95", 1, "{:.2f}"),
+    "AUROC": ("confidence_auroc", 1, "{:.3f}"),
+}
+"""Columns of honest users: the name in the bill, the scale and the form of each."""
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """What one attacker got of a defence, in the table's line ``label``; ``relabelled``: only where that counts."""
+
+    label: str
+    answers: str
+    agreement: Spread | None
+    relabelled: Spread | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def score(self) -> Spread | None:
+        """Its agreement, relabelled where that counts."""
+        return self.relabelled or self.agreement
+
+    def __str__(self) -> str:
+        text = ", relabelled ".join(filter(None, map(_percent, (self.agreement, self.relabelled))))
+        remarks = ", ".join(self.remarks)
+        return f"{text} ({remarks})" if text and remarks else text or remarks
+
+
+@dataclass(frozen=True)
+class Defended:
+    """A row's defence and its attackers, the name of the best, and the share of the way to labels that is left."""
+
+    row: str
+    defence: str
+    attackers: tuple[Attacked, ...]
+    best: str | None
+    to_label_only: float | None
+    bill: Mapping[str, Any]
+
+
+def gains(more: Spread, less: Spread) -> bool:
+    """Whether a mean is larger by more than the larger of the two deviations."""
+    return more.mean - less.mean > max(more.sd or 0.0, less.sd or 0.0)
+
+
+def defended(findings: ComparisonResult, mode: str, budget: int) -> list[Defended]:
+    """One for each row and defence, in order."""
+    places: dict[tuple[str, str], list[Attacked]] = {}
+    for label, outcomes in findings.rows(mode, budget).items():
+        cell = outcomes[0].cell
+        attacked = _attacked(label, cell.condition.answers, outcomes)
+        places.setdefault((cell.row, cell.condition.defence), []).append(attacked)
+    found = []
+    for (row, defence), attackers in places.items():
+        bare, learnt = places.get((row, NO_DEFENCE), []), _best(each for each in attackers if not _recovers(each))
+        every, best = tuple(_beside(learnt, each) for each in attackers), _best(attackers)
+        way = _way(_best(bare), best, _best(each for each in bare if each.answers == "label"))
+        bill = findings.bills.get(without_counting(defence), {})
+        found.append(Defended(row, defence, every, None if best is None else best.answers, way, bill))
+    return found
+
+
+def defended_lines(findings: ComparisonResult, mode: str, budget: int) -> list[tuple[str, ...]]:
+    """A table of defences, its heads first."""
+    every = defended(findings, mode, budget)
+    answers = [one.answers for one in every[0].attackers]
+    lines: list[tuple[str, ...]] = [("defence", *answers, "best attacker", "to label-only", *BILL)]
+    for each in every:
+        name = each.defence if len({other.row for other in every}) == 1 else f"{each.row}, {each.defence}"
+        texts = [f"**{one}**" if one.answers == each.best else str(one) for one in each.attackers]
+        best = [f"**{one.answers} {_percent(one.score)}**" for one in each.attackers if one.answers == each.best]
+        way = "-" if each.to_label_only is None else f"{each.to_label_only:.0%}"
+        lines.append((name, *texts, *(best or "-"), way, *(_paid(each.bill, *column) for column in BILL.values())))
+    return lines
+
+
+def best_rows(findings: ComparisonResult, mode: str, budget: int) -> dict[str, list[Outcome]]:
+    """The lines of each defence's best attacker."""
+    every = defended(findings, mode, budget)
+    best = {one.label for each in every for one in each.attackers if one.answers == each.best}
+    return {label: outcomes for label, outcomes in findings.rows(mode, budget).items() if label in best}
+
+
+def _attacked(label: str, answers: str, outcomes: Sequence[Outcome]) -> Attacked:
+    done = [each.figures for each in outcomes if each.figures is not None]
+    agreement, renamed = spread([of.agreement for of in done]), spread([of.agreement_relabelled for of in done])
+    if agreement is None:
+        states = dict.fromkeys("n/a" if each.state == "not applicable" else each.state for each in outcomes)
+        return Attacked(label, answers, None, None, tuple(states))
+    remarks = (f"{len(done)} of {len(outcomes)}",) * (len(done) < len(outcomes))
+    remarks += ("shared",) * any(each.shared for each in outcomes)
+    return Attacked(label, answers, agreement, renamed if renamed and gains(renamed, agreement) else None, remarks)
+
+
+def _beside(learnt: Attacked | None, each: Attacked) -> Attacked:
+    """With a remark where a recovery gains less than the spread over the best that learning alone gets."""
+    if learnt is None or not learnt.score or not each.score or not _recovers(each) or gains(each.score, learnt.score):
+        return each
+    little = "within the spread" if each.score.mean > learnt.score.mean else "gains nothing"
+    return replace(each, remarks=(little, *each.remarks))
+
+
+def _recovers(each: Attacked) -> bool:
+    return bool(parse_attacker(each.answers).keys() - {"learn"})
+
+
+def _best(attackers: Iterable[Attacked]) -> Attacked | None:
+    scored = [(each.score.mean, each) for each in attackers if each.score]
+    return max(scored, key=lambda pair: pair[0])[1] if scored else None
+
+
+def _way(free: Attacked | None, best: Attacked | None, label: Attacked | None) -> float | None:
+    """None where labels alone are worth as much as scores, as far as the seeds tell, and where one was not run."""
+    scores = [each.score for each in (free, best, label) if each is not None and each.score is not None]
+    if len(scores) < 3 or not gains(scores[0], scores[2]):
+        return None
+    return (scores[0].mean - scores[1].mean) / (scores[0].mean - scores[2].mean)
+
+
+def _percent(of: Spread | None) -> str:
+    return "" if of is None else Spread(100 * of.mean, None if of.sd is None else 100 * of.sd, of.count).text("{:.1f}")
+
+
+def _paid(bill: Mapping[str, Any], key: str, scale: float, form: str) -> str:
+    """What honest users pay, on held-out / on corrupted images."""
+    values = [bill[images].get(key) for images in ("held_out", "corrupted") if images in bill]
+    return " / ".join("-" if value is None else form.format(scale * value) for value in values) or "-"
