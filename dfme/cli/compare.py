@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dfme.benchmarks.compare.attackers import NO_DEFENCE, Condition, condition, without_counting
+from dfme.benchmarks.compare.attackers import Condition, condition
 from dfme.benchmarks.compare.checks import ELSEWHERE, directory_of, elsewhere_problems, own_problems, require_same
 from dfme.benchmarks.compare.engines import EXTRAS
 from dfme.benchmarks.compare.plan import OPTIONS, ComparisonPlan, cells_of, own_options
@@ -63,14 +63,14 @@ def run(words: Sequence[str]) -> int:
 
 def _bills(plan: ComparisonPlan) -> dict[str, Mapping[str, Any]]:
     """What every stack of defences costs honest users; nothing where there is none, or no images of theirs."""
-    stacks = list(dict.fromkeys(without_counting(cell.condition.defence) for cell in plan.cells))
-    defended, job = [stack for stack in stacks if stack != NO_DEFENCE], plan.cells[0].job
-    if not defended or job.config.evaluation.dataset == "none":
+    job, config = plan.cells[0].job, plan.cells[0].job.config
+    every = dict.fromkeys(cell.condition.stack for cell in plan.cells)
+    stacks = [stack for stack in every if stack != "none"]
+    if not stacks or config.evaluation.dataset == "none":
         return {}
-    texts = [tuple(stack.split("+")) for stack in defended]
-    made = replace(job.teacher, defences=()), job.teacher_options, texts, job.config.evaluation, job.config.device
-    rows = teacher_side.bills(*made)
-    return dict(zip([NO_DEFENCE, *defended], rows, strict=True))
+    teacher, texts = replace(job.teacher, defences=()), [tuple(stack.split("+")) for stack in stacks]
+    found = teacher_side.bills(teacher, job.teacher_options, texts, config.evaluation, config.device)
+    return dict(zip(["none", *stacks], found, strict=True))
 
 
 def plan_of(words: Sequence[str]) -> ComparisonPlan:
@@ -99,10 +99,8 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
     arch = last_text(flags, "student.arch")
     contents = row_contents(config.methods or tuple(rows), rows, shared | wished, arch, file)
     modes = [str(LabelMode.parse(text)) for text in config.label_modes]
-    asked = [
-        (mode, condition(defence, answers, mode))
-        for mode, defence, answers in product(modes, config.defences, config.answers)
-    ]
+    places = product(modes, config.defences, config.answers)
+    asked = [(mode, condition(defence, answers, mode)) for mode, defence, answers in places]
     jobs = _jobs(contents, asked, [*flags, Flag("student.steps", str(config.student_steps))], file)
     overrides = wished | {flag.key: "true" if flag.text is None else flag.text for flag in flags}
     paper = {**own_options(config, list(contents)), "rows": rows, "overrides": overrides} | shared

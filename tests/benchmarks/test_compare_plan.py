@@ -177,7 +177,7 @@ def test_it_is_said_in_which_options_rows_differ_besides_their_methods() -> None
         ("--seeds 1,x", {}, "--seeds: expected whole numbers"),
         ("--seeds -1", {}, "--seeds: expected a whole number from 0"),
         ("--budgets 0", {}, "--budgets: expected at least 1 each, got 0"),
-        ("--budgets 2k,2000", {}, "--budgets: expected each once, got 2000 twice"),
+        ("--budgets 2k,2000", {}, "--budgets: expected each once, got 2k twice"),
         ("--budgets much", {}, "--budgets: expected a number of images such as 300000, 300k or 2M, got 'much'"),
         ("--label-modes lable", {}, "--label-modes: expected logits, probabilities[:DECIMALS]"),
         ("--student-steps 0", {}, "--student-steps: expected at least 1, got 0"),

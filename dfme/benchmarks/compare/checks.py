@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dfme.benchmarks.compare.attackers import NO_DEFENCE, parse_attacker
+from dfme.benchmarks.compare.attackers import parse_attacker
 from dfme.benchmarks.compare.plan import OPTIONS, ComparisonPlan
 from dfme.benchmarks.options import CompareConfig
 from dfme.config.defence_texts import parse_defences
@@ -49,7 +49,7 @@ def own_problems(config: CompareConfig, rows: Sequence[str]) -> Iterator[Problem
     yield from _list_problems("seeds", config.seeds)
     yield from _list_problems("budgets", config.budgets, parse_count)
     yield from _list_problems("label_modes", config.label_modes, LabelMode.parse)
-    for key, parse in (("defences", _stack), ("answers", _attacker)):
+    for key, parse in (("defences", parse_defences), ("answers", parse_attacker)):
         try:
             yield from _list_problems(key, getattr(config, key), parse)
         except UserError as error:
@@ -98,18 +98,9 @@ def require_same(plan: ComparisonPlan) -> None:
             )
 
 
-def _stack(text: str) -> str:
-    """A stack of defences with all its options, which is equal for what is equal."""
-    return "+".join(map(str, parse_defences(text))) or NO_DEFENCE
-
-
-def _attacker(text: str) -> str:
-    return "+".join(f"{key}={value}" for key, value in sorted(parse_attacker(text).items()))
-
-
 def _list_problems(key: str, values: Sequence[Any], parse: Callable[[Any], Any] = str) -> Iterator[Problem]:
     parsed = [parse(value) for value in values]
-    twice = next((value for value in parsed if parsed.count(value) > 1), None)
+    twice = next((value for value, it in zip(values, parsed, strict=True) if parsed.count(it) > 1), None)
     if twice is not None:
         yield Problem(key, f"expected each once, got {twice} twice")
     if not parsed and key != "methods":

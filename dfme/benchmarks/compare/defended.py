@@ -6,49 +6,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dfme.benchmarks.compare.attackers import NO_DEFENCE, parse_attacker, without_counting
+from dfme.benchmarks.compare.attackers import NO_DEFENCE, parse_attacker
 from dfme.benchmarks.compare.figures import ComparisonResult, Outcome, Spread, spread
 
 LEGEND = """\
 A defence's score is its best attacker that was run (bold, by the mean over seeds); what none of them recovers, another
 may. Attackers recover what answers tell, and nothing else: none hides, splits or disguises a client. Agreement is with
-the undefended teacher, in per cent, as mean +- standard deviation (n - 1) over seeds. `relabelled` is a student's under
-the best renaming of its classes, and counts where it gains more than the spread, the larger of the two deviations. What
-an attacker gains that undoes, repeats or votes is over the best one that only learns. `shared` is another defence's
-run: labels are the same where the top class is kept, and everything is where no answer is changed; of a quota it is
-that run's last evaluation before images run out. `to label-only` is (A - best) / (A - L), A the best attacker's
-agreement without a defence and L that of `label` there: at 100% scores are worth no more than labels. The columns after
-it are what honest users pay, on held-out / on corrupted images: points of accuracy lost, top classes changed in per
-cent, mean and 95% L1 change of an answer, and how well scores tell right answers from wrong ones (AUROC)."""
+the undefended teacher, in per cent, as mean +- standard deviation (n - 1) over seeds. `relabelled`, under the best
+renaming of a student's classes, counts where it gains more than the spread, the larger of the two deviations. Who
+undoes, repeats or votes is held against the best who only learns. `shared`: another defence's run stands for it, whose
+labels, or answers, are the same; a quota's is that run's last evaluation before images run out. `to label-only` is
+(A - best) / (A - L), A the best agreement without a defence and L that of `label` there: at 100% scores are worth no
+more than labels. Then what honest users pay, on held-out / on corrupted images: accuracy lost, top classes changed,
+mean and 95% L1 change of an answer, and P(a right answer scores higher than a wrong one)."""
 
-BILL = {
-    "drop": ("accuracy_drop", 100, "{:.1f}"),
-    "changed %": ("top1_changed", 100, "{:.1f}"),
-    "L1": ("l1_mean", 1, "{:.3f}"),
-    "L1 95%": ("l1_p95", 1, "{:.2f}"),
-    "AUROC": ("confidence_auroc", 1, "{:.3f}"),
-}
-"""Columns of honest users: the name in the bill, the scale and the form of each."""
+BILL = {"lost": "{accuracy_drop:.1%}", "changed": "{top1_changed:.1%}", "L1": "{l1_mean:.3f}", "L1 95%": "{l1_p95:.2f}"}
+BILL |= {"AUROC": "{confidence_auroc:.3f}"}
+"""Columns of honest users, each with its form."""
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """What one attacker got of a defence, in the table's line ``label``; ``relabelled``: only where that counts."""
+    """What one attacker got of a defence, in line ``label``; ``score``: agreement, or relabelled where that counts."""
 
     label: str
     answers: str
-    agreement: Spread | None
-    relabelled: Spread | None = None
+    agreement: Spread | None = None
+    score: Spread | None = None
     remarks: tuple[str, ...] = ()
 
-    @property
-    def score(self) -> Spread | None:
-        """Its agreement, relabelled where that counts."""
-        return self.relabelled or self.agreement
-
     def __str__(self) -> str:
-        text = ", relabelled ".join(filter(None, map(_percent, (self.agreement, self.relabelled))))
-        remarks = ", ".join(self.remarks)
+        text, remarks = _percent(self.agreement), ", ".join(self.remarks)
+        text += f", relabelled {_percent(self.score)}" if self.score != self.agreement else ""
         return f"{text} ({remarks})" if text and remarks else text or remarks
 
 
@@ -71,18 +60,17 @@ def gains(more: Spread, less: Spread) -> bool:
 
 def defended(findings: ComparisonResult, mode: str, budget: int) -> list[Defended]:
     """One for each row and defence, in order."""
-    places: dict[tuple[str, str], list[Attacked]] = {}
+    places: dict[tuple[str, str, str], list[Attacked]] = {}
     for label, outcomes in findings.rows(mode, budget).items():
-        cell = outcomes[0].cell
-        attacked = _attacked(label, cell.condition.answers, outcomes)
-        places.setdefault((cell.row, cell.condition.defence), []).append(attacked)
+        row, at = outcomes[0].cell.row, outcomes[0].cell.condition
+        places.setdefault((row, at.defence, at.stack), []).append(_attacked(label, at.answers, outcomes))
     found = []
-    for (row, defence), attackers in places.items():
-        bare, learnt = places.get((row, NO_DEFENCE), []), _best(each for each in attackers if not _recovers(each))
+    for (row, defence, stack), attackers in places.items():
+        bare, learnt = places.get((row, NO_DEFENCE, NO_DEFENCE), []), _best(x for x in attackers if not _recovers(x))
         every, best = tuple(_beside(learnt, each) for each in attackers), _best(attackers)
         way = _way(_best(bare), best, _best(each for each in bare if each.answers == "label"))
-        bill = findings.bills.get(without_counting(defence), {})
-        found.append(Defended(row, defence, every, None if best is None else best.answers, way, bill))
+        name, bill = best and best.answers, findings.bills.get(stack, {})
+        found.append(Defended(row, defence, every, name, way, bill))
     return found
 
 
@@ -96,7 +84,7 @@ def defended_lines(findings: ComparisonResult, mode: str, budget: int) -> list[t
         texts = [f"**{one}**" if one.answers == each.best else str(one) for one in each.attackers]
         best = [f"**{one.answers} {_percent(one.score)}**" for one in each.attackers if one.answers == each.best]
         way = "-" if each.to_label_only is None else f"{each.to_label_only:.0%}"
-        lines.append((name, *texts, *(best or "-"), way, *(_paid(each.bill, *column) for column in BILL.values())))
+        lines.append((name, *texts, *(best or "-"), way, *(_paid(each.bill, form) for form in BILL.values())))
     return lines
 
 
@@ -112,14 +100,14 @@ def _attacked(label: str, answers: str, outcomes: Sequence[Outcome]) -> Attacked
     agreement, renamed = spread([of.agreement for of in done]), spread([of.agreement_relabelled for of in done])
     if agreement is None:
         states = dict.fromkeys("n/a" if each.state == "not applicable" else each.state for each in outcomes)
-        return Attacked(label, answers, None, None, tuple(states))
+        return Attacked(label, answers, remarks=tuple(states))
     remarks = (f"{len(done)} of {len(outcomes)}",) * (len(done) < len(outcomes))
     remarks += ("shared",) * any(each.shared for each in outcomes)
-    return Attacked(label, answers, agreement, renamed if renamed and gains(renamed, agreement) else None, remarks)
+    return Attacked(label, answers, agreement, renamed if renamed and gains(renamed, agreement) else agreement, remarks)
 
 
 def _beside(learnt: Attacked | None, each: Attacked) -> Attacked:
-    """With a remark where a recovery gains less than the spread over the best that learning alone gets."""
+    """With a remark where a recovery gains less than the spread over the best who only learns."""
     if learnt is None or not learnt.score or not each.score or not _recovers(each) or gains(each.score, learnt.score):
         return each
     little = "within the spread" if each.score.mean > learnt.score.mean else "gains nothing"
@@ -147,7 +135,9 @@ def _percent(of: Spread | None) -> str:
     return "" if of is None else Spread(100 * of.mean, None if of.sd is None else 100 * of.sd, of.count).text("{:.1f}")
 
 
-def _paid(bill: Mapping[str, Any], key: str, scale: float, form: str) -> str:
-    """What honest users pay, on held-out / on corrupted images."""
-    values = [bill[images].get(key) for images in ("held_out", "corrupted") if images in bill]
-    return " / ".join("-" if value is None else form.format(scale * value) for value in values) or "-"
+def _paid(bill: Mapping[str, Any], form: str) -> str:
+    """What honest users pay, on held-out / on corrupted images; nothing where it is not known."""
+    try:
+        return " / ".join(form.format(**bill[images]) for images in ("held_out", "corrupted"))
+    except (KeyError, TypeError):
+        return "-"

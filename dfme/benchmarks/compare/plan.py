@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dfme.benchmarks.compare.attackers import AS_IT_IS, NO_DEFENCE, PLAIN, Condition
+from dfme.benchmarks.compare.attackers import AS_IT_IS, NO_DEFENCE, Condition
 from dfme.benchmarks.options import CompareConfig
 from dfme.config.settings import Job
 from dfme.run.recipes import fitted
@@ -30,7 +30,7 @@ class Cell:
     budget: int
     seed: int
     job: Job
-    condition: Condition = PLAIN
+    condition: Condition = field(default_factory=Condition)
 
     @property
     def name(self) -> str:
