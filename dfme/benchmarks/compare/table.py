@@ -7,13 +7,12 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import compress
 from typing import Any
 
 from dfme.benchmarks.compare.figures import LOST, OF_THE_TEACHER, Figures
 from dfme.benchmarks.compare.plan import Cell, count_text
 from dfme.report.facts import LEVELS
-from dfme.report.markdown import table
+from dfme.report.markdown import fitted_table
 
 LEGEND = f"""\
 Figures are means +- standard deviations (n - 1) over seeds, of the student that each run delivered at the end, on the
@@ -130,7 +129,7 @@ def overview(findings: ComparisonResult, across: int | None = None) -> str:
     parts = []
     for mode, budget in findings.groups():
         lines = [_line(row, outcomes) for row, outcomes in findings.rows(mode, budget).items()]
-        parts.append(f"### {mode}, {count_text(budget)} queries\n\n{_table(HEADS, lines, across)}")
+        parts.append(f"### {mode}, {count_text(budget)} queries\n\n{fitted_table(HEADS, lines, FIRST, across)}")
     parts += [f"Rows differ in {findings.unequal}."] if findings.unequal else []
     of = findings.outcomes
     constants = [done.constant_agreement for done in _done(of) if done.constant_agreement is not None]
@@ -152,7 +151,7 @@ def markdown(findings: ComparisonResult) -> str:
         lines = [_seed_line(one.cell, one.figures) for one in each if one.figures is not None]
         if lines:
             heads = (HEADS[0], "seed", *HEADS[2:])
-            parts.append(f"### {mode}, {count_text(budget)} queries\n\n{_table(heads, lines)}")
+            parts.append(f"### {mode}, {count_text(budget)} queries\n\n{fitted_table(heads, lines)}")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -170,19 +169,6 @@ def as_json(findings: ComparisonResult) -> str:
         cells.append(named | state | {"figures": figures})
     content = {"title": findings.title, "facts": findings.facts, "tables": tables, "cells": cells}
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
-
-
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], across: int | None = None) -> str:
-    """Without columns that no row has a figure in, such as KL where answers are labels, or that do not fit."""
-    shown = [any(line[place] not in ("", "-") for line in lines) for place in range(len(heads))]
-    room, known = (across or math.inf) - 1, list(compress(heads, shown))
-    for name in sorted(known, key=lambda name: (*FIRST, name).index(name)):
-        place = heads.index(name)
-        room -= 3 + max(len(line[place]) for line in (heads, *lines))
-        shown[place] = room >= 0
-    hidden = [name for name in known if not shown[heads.index(name)]]
-    more = f"\n\nMore in the report: {', '.join(hidden)}." if hidden else ""
-    return table(list(compress(heads, shown)), [list(compress(line, shown)) for line in lines]) + more
 
 
 def _filled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
