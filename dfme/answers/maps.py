@@ -1,0 +1,204 @@
+"""What defences make of probabilities: tensors in, tensors out, float64. The owner answers so; an attacker knows it.
+
+p are the model's probabilities (B images, K classes) and m = argmax p; q those of a surrogate student. At zero strength
+every map returns p bit for bit. A row's answer does not depend on the other rows of its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from dfme.answers import l1_ball
+from dfme.config import defences
+
+LEAD = 2e-7
+"""By how much a top score that is kept lies above all others at least: float32 tells them apart everywhere below 1."""
+
+ALL_SETS = 10
+"""Classes up to which MAD tries every set that holds the top class."""
+
+
+def lattice(p_BK: Tensor, n: int) -> Tensor:
+    """The nearest multiples of 1/n that sum to one, by largest remainders; a tie goes to the top class.
+
+    Where another class comes level with the top one, a unit moves up from the one that has most (of several, the one
+    whose p is least), so that the top class stays ahead, in float32 too up to n = 2^22.
+    """
+    p_BK = p_BK.double()
+    top_BK = one_hot(p_BK.argmax(-1), p_BK.shape[-1]).bool()
+    scaled_BK = p_BK / _sum(p_BK) * n
+    counts_BK = scaled_BK.floor()
+    remainders_BK = scaled_BK - counts_BK
+    # Twice by the remainder, then by being the top class: a stable sort of a sort.
+    first_BK = (~top_BK).double().argsort(dim=-1, stable=True)
+    then_BK = remainders_BK.gather(-1, first_BK).argsort(dim=-1, descending=True, stable=True)
+    ranks_BK = first_BK.gather(-1, then_BK).argsort(dim=-1)
+    counts_BK += ranks_BK < (n - _sum(counts_BK))
+    most_BK = (counts_BK - p_BK / 2).masked_fill(top_BK, -1.0)
+    level_B1 = counts_BK.masked_fill(top_BK, -1.0).amax(-1, keepdim=True) >= (counts_BK * top_BK).amax(-1, keepdim=True)
+    giver_BK = one_hot(most_BK.argmax(-1), p_BK.shape[-1])
+    return (counts_BK + (top_BK.double() - giver_BK) * level_B1) / n
+
+
+def temperature(p_BK: Tensor, t: float) -> Tensor:
+    """softmax(log p / t)."""
+    p_BK = p_BK.double()
+    if t == 1:
+        return p_BK.clone()
+    scores_BK = (p_BK / p_BK.amax(-1, keepdim=True)).log() / t
+    return _held(_normalised(scores_BK.exp()), p_BK)
+
+
+def modelguard_w(p_BK: Tensor, epsilon: float, margin: float) -> Tensor:
+    """ModelGuard-W: the answer that minimises <log(p + 1e-6), y> within the ball, the top class kept by the margin."""
+    p_BK = p_BK.double()
+    return l1_ball.minimise((p_BK + 1e-6).log(), p_BK, epsilon, max(margin, LEAD))
+
+
+def reverse_sigmoid(p_BK: Tensor, beta: float, gamma: float) -> Tensor:
+    """Lee et al. 2018: max(0, p - beta (sigmoid(gamma logit p) - 1/2)), normalised.
+
+    The top class stays on top where its p is at least 1/2 and neither option is above 1, not elsewhere.
+    """
+    p_BK = p_BK.double()
+    if 0 in (beta, gamma):
+        return p_BK.clone()
+    taken_BK = beta * (torch.sigmoid(gamma * torch.logit(p_BK, eps=1e-12)) - 0.5)
+    y_BK = _normalised((p_BK - taken_BK).clamp(min=0))
+    if max(beta, gamma) > 1:
+        return y_BK
+    return torch.where(p_BK.amax(-1, keepdim=True) >= 0.5, _held(y_BK, p_BK), y_BK)
+
+
+def mad(p_BK: Tensor, q_BK: Tensor, epsilon: float, vertices: Literal["argmax", "extreme"]) -> Tensor:
+    """MAD (Orekondy et al. 2020) with the Jacobian of the last layer, by which the features cancel.
+
+    Takes the vertex y* whose gradient q - y* has the largest angle to q - p, and goes from p as far towards it as the
+    ball allows.
+    ``argmax``: y* is uniform over a set of classes with the top one (and 1e-5 more on it): all of these up to
+    ``ALL_SETS`` classes, above that only those that take the classes by q - p, which are enough for uniform q.
+    ``extreme``: y* is any one class. A vertex without a gradient, y* = q, turns nothing and is not taken.
+    """
+    p_BK, q_BK = p_BK.double(), q_BK.double()
+    if epsilon == 0:
+        return p_BK.clone()
+    if vertices == "extreme":
+        y_BK = one_hot(_cosines(p_BK, q_BK, p_BK - q_BK, q_BK, 1.0).argmin(-1), p_BK.shape[-1]).double()
+    else:
+        top_BK = one_hot(p_BK.argmax(-1), p_BK.shape[-1]).double()
+        y_BK = _normalised(_best_set(p_BK, q_BK, top_BK) + 1e-5 * top_BK)
+    distance_B1 = _sum((y_BK - p_BK).abs())
+    share_B1 = (epsilon / distance_B1.clamp(min=1e-300)).clamp(max=1)
+    y_BK = (1 - share_B1) * p_BK + share_B1 * y_BK
+    return y_BK if vertices == "extreme" else _held(y_BK, p_BK)
+
+
+def grad2(p_BK: Tensor, q_BK: Tensor, epsilon: float, margin: float | None) -> Tensor:
+    """GRAD^2 (Mazeika et al. 2022) at the last layer: the least inner product of gradients, so the cost p - q."""
+    margin = None if margin is None else max(margin, LEAD)
+    return l1_ball.minimise(p_BK.double() - q_BK.double(), p_BK, epsilon, margin)
+
+
+def noise(p_BK: Tensor, z_BK: Tensor, sigma: float, keep_top: bool) -> Tensor:
+    """max(0, p + sigma z), normalised; z is standard normal. Where nothing is above zero, the greatest gets all.
+
+    ``keep_top``: the largest score changes places with that of the top class.
+    """
+    p_BK = p_BK.double()
+    if sigma == 0:
+        return p_BK.clone()
+    noisy_BK = p_BK + sigma * z_BK.double()
+    greatest_B1 = noisy_BK.argmax(-1, keepdim=True)
+    alone_BK = torch.zeros_like(p_BK).scatter_(-1, greatest_B1, 1.0)
+    y_BK = torch.where(noisy_BK.amax(-1, keepdim=True) > 0, noisy_BK.clamp(min=0), alone_BK)
+    y_BK = _normalised(y_BK)
+    if not keep_top:
+        return y_BK
+    top_B1 = p_BK.argmax(-1, keepdim=True)
+    swapped_BK = y_BK.scatter(-1, greatest_B1, y_BK.gather(-1, top_B1))
+    return _held(swapped_BK.scatter(-1, top_B1, y_BK.gather(-1, greatest_B1)), p_BK)
+
+
+def map_of(options: defences.DefenceOptions, rng: torch.Generator) -> Callable[[Tensor], Tensor] | None:
+    """The map that an attacker computes who knows a defence's name and options, and neither its key nor its nets.
+
+    q is taken for uniform, noise is drawn from ``rng``. None: there is no such map, the answer depends on a key, on the
+    image or on what was asked before, or is p as it is.
+    """
+    match options:
+        case defences.Lattice(n=n):
+            return lambda p_BK: lattice(p_BK, n)
+        case defences.Temperature(t=t):
+            return lambda p_BK: temperature(p_BK, t)
+        case defences.ModelGuardW(epsilon=epsilon, margin=margin):
+            return lambda p_BK: modelguard_w(p_BK, epsilon, margin)
+        case defences.ReverseSigmoid(beta=beta, gamma=gamma):
+            return lambda p_BK: reverse_sigmoid(p_BK, beta, gamma)
+        case defences.Mad(epsilon=epsilon, vertices=vertices):
+            return lambda p_BK: mad(p_BK, uniform(p_BK), epsilon, vertices)
+        case defences.Grad2(epsilon=epsilon):
+            return lambda p_BK: grad2(p_BK, uniform(p_BK), epsilon, options.margin_kept)
+        case defences.Noise(sigma=sigma, keep_top=keep_top):
+            return lambda p_BK: noise(p_BK, _normal(p_BK, rng), sigma, keep_top)
+    return None
+
+
+def uniform(p_BK: Tensor) -> Tensor:
+    """The answers of a surrogate that knows nothing."""
+    return torch.full_like(p_BK, 1 / p_BK.shape[-1], dtype=torch.float64)
+
+
+def _best_set(p_BK: Tensor, q_BK: Tensor, top_BK: Tensor) -> Tensor:
+    """Uniform over the set of classes with the top one that turns the gradient most."""
+    gain_BK = q_BK - p_BK
+    order_BK = gain_BK.masked_fill(top_BK.bool(), float("inf")).argsort(dim=-1, descending=True, stable=True)
+    gain_BK, q_sorted_BK = gain_BK.gather(-1, order_BK), q_BK.gather(-1, order_BK)
+    sizes_S = _over_sets(torch.ones_like(p_BK[:1]))[0]
+    cosines_BS = _cosines(p_BK, q_BK, -_over_sets(gain_BK) / sizes_S, _over_sets(q_sorted_BK) / sizes_S, 1 / sizes_S)
+    best_B1, places_K = cosines_BS.argmin(-1, keepdim=True), torch.arange(p_BK.shape[-1], device=p_BK.device)
+    every = len(places_K) <= ALL_SETS
+    member_BK = ((2 * best_B1 + 1) >> places_K) & 1 if every else (places_K <= best_B1).long()
+    return _normalised(torch.zeros_like(p_BK).scatter_(-1, order_BK, member_BK.double()))
+
+
+def _over_sets(values_BK: Tensor) -> Tensor:
+    """Sums over each set that holds the first class: set s holds class k where bit k of 2s + 1 is set; or prefixes."""
+    if values_BK.shape[-1] > ALL_SETS:
+        return values_BK.cumsum(-1)
+    sums_BS = values_BK[:, :1]
+    for value_B1 in values_BK[:, 1:].split(1, dim=-1):
+        sums_BS = torch.cat([sums_BS, sums_BS + value_B1], dim=-1)
+    return sums_BS
+
+
+def _cosines(p_BK: Tensor, q_BK: Tensor, loss_BS: Tensor, q_BS: Tensor, square_S: Tensor | float) -> Tensor:
+    """Cosines of q - y and q - p up to the length of q - p; of vertices y, <y, p - q>, <y, q> and <y, y> are known."""
+    inner_BS = _sum(q_BK * (q_BK - p_BK)) + loss_BS
+    squares_BS = _sum(q_BK * q_BK) - 2 * q_BS + square_S
+    # One that cannot turn anything; squares this small are what rounding leaves of nothing.
+    return torch.where(squares_BS > 1e-14, inner_BS / squares_BS.clamp(min=1e-14).sqrt(), float("inf"))
+
+
+def _held(y_BK: Tensor, p_BK: Tensor) -> Tensor:
+    """y with the top class of p ahead of all others by ``LEAD`` at least."""
+    top_B1 = p_BK.argmax(-1, keepdim=True)
+    least_B1 = y_BK.scatter(-1, top_B1, -1.0).amax(-1, keepdim=True) + 2 * LEAD
+    raised_BK = y_BK.scatter(-1, top_B1, y_BK.gather(-1, top_B1).maximum(least_B1))
+    return torch.where(y_BK.gather(-1, top_B1) < least_B1, _normalised(raised_BK), y_BK)
+
+
+def _normalised(y_BK: Tensor) -> Tensor:
+    return y_BK / _sum(y_BK)
+
+
+def _sum(values_BK: Tensor) -> Tensor:
+    return values_BK.cumsum(-1)[..., -1:]  # in one order, whatever the size of the batch
+
+
+def _normal(p_BK: Tensor, rng: torch.Generator) -> Tensor:
+    return torch.randn(p_BK.shape, generator=rng, dtype=torch.float64, device=rng.device).to(p_BK.device)
