@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dfme.config.settings import TeacherConfig
+from dfme.teachers.defences import check_defences
 from dfme.teachers.options import (
     HuggingFaceOptions,
     OnnxOptions,
@@ -78,10 +79,11 @@ KINDS: dict[str, Kind] = {
 
 
 def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> str:
-    """Check the options of a built-in kind before anything heavy is loaded; what a run is to say first, if anything.
+    """Check a teacher before anything heavy is loaded: its defences, and the options of a built-in kind.
 
-    May raise UserError.
+    What a run is to say first, if anything. May raise UserError.
     """
+    check_defences(config, config.kind not in KINDS or KINDS[config.kind].is_local)
     check = KINDS[config.kind].check if config.kind in KINDS else None
     if check is None:
         return ""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfme.config.defence_texts import parse_defences
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
@@ -19,6 +20,7 @@ from dfme.precision import has_tf32
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS, check_teacher
 from dfme.teachers.custom import accepts, make_custom, wrap_callable
+from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.label_modes import Wrapper, restrict
 from dfme.teachers.local.pytorch import Normalise
 
@@ -52,8 +54,15 @@ def _built_in(config: TeacherConfig, options: Mapping[str, Any], device: torch.d
     teacher = load(checked, config, device)
     if getattr(checked, "precision", "auto") == "tf32" and not has_tf32(device):
         LOGGER.warning("teacher: --teacher.precision tf32 is idle on %s, which has no TF32: IEEE fp32", device)
+    return _as_configured(teacher, config)
+
+
+def _as_configured(teacher: Teacher, config: TeacherConfig) -> Teacher:
+    """Behind the configuration's defences, in its label mode; without one, probabilities in place of logits."""
     default = LabelMode("probabilities") if teacher.label_mode.kind == "logits" else teacher.label_mode
-    return restrict(teacher, LabelMode.parse(config.label_mode) if config.label_mode else default)
+    mode = LabelMode.parse(config.label_mode) if config.label_mode else default
+    stack = parse_defences(config.defences)
+    return Defended(teacher, stack, mode) if stack else restrict(teacher, mode)
 
 
 def _custom(config: TeacherConfig, options: Mapping[str, Any]) -> Teacher:
@@ -62,10 +71,13 @@ def _custom(config: TeacherConfig, options: Mapping[str, Any]) -> Teacher:
     shared = {name: value for name, value in common.items() if value is not None and accepts(config.kind, name)}
     given = {**shared, **options}
     described = {name: given.get(name, value) for name, value in common.items() if name not in NOT_DESCRIBING}
-    wrapped = wrap_callable(make_custom(config.kind, given), **described)
-    if (config.mean is None and config.std is None) or "mean" in given:
-        return wrapped
-    return _Normalised(wrapped, config)
+    if config.defences:  # the label mode is cut after them
+        check_teacher(config, options)
+        described.pop("label_mode")
+    teacher = wrap_callable(make_custom(config.kind, given), **described)
+    if (config.mean, config.std) != (None, None) and "mean" not in given:
+        teacher = _Normalised(teacher, config)
+    return _as_configured(teacher, config) if config.defences else teacher
 
 
 class _Normalised(Wrapper):

@@ -77,7 +77,7 @@ class Lattice(DefenceOptions):
     """steps between 0 and 1"""
 
     def facts(self, classes: int) -> Facts:
-        return Facts(l1=(classes / 2 + 2) / self.n)
+        return Facts(l1=min(2.0, (classes / 2 + 2) / self.n))
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -186,8 +186,8 @@ class Misinform(DefenceOptions):
     gate: Literal["softmax", "entropy", "mahalanobis"] = "softmax"
     """score of an image that is at home, within 0 and 1: softmax (the top probability), entropy (1 - entropy / log K),
     or mahalanobis (share of data's held-out images that lie further from their class; of kind torch)"""
-    tau: Share = 0.9
-    """images below are strange"""
+    tau: Share | None = None
+    """images below are strange; none: .9, and .01 of mahalanobis"""
     nu: Positive = 1000.0
     """steepness of the change from right to wrong"""
     wrong: Literal["permute", "net", "roll"] = "permute"
@@ -197,6 +197,10 @@ class Misinform(DefenceOptions):
     """of mahalanobis: the owner's labelled images, by name or FOLDER"""
     key_env: EnvironmentName | None = None
     """of permute and net: the environment variable with the key"""
+
+    @property
+    def threshold(self) -> float:
+        return self.tau if self.tau is not None else 0.01 if self.gate == "mahalanobis" else 0.9
 
     def facts(self, classes: int) -> Facts:
         return Facts("no", key=self.wrong != "roll")

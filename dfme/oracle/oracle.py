@@ -17,6 +17,7 @@ from dfme.answers.reading import top_class
 from dfme.compute import DeferredChecks, held_to, on_accelerator
 from dfme.config.answer_settings import AnswersConfig
 from dfme.errors import BudgetExhausted, RunError
+from dfme.oracle import defended
 from dfme.oracle.dispatch import Answered, Dispatcher, Part
 from dfme.oracle.journal import Journal, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
@@ -138,6 +139,15 @@ class Oracle:
         """Whether a request is on its way."""
         return self._dispatcher.asking
 
+    @property
+    def defences(self) -> dict[str, Any]:
+        """Of a teacher with defences, their texts and what they ``report``; else nothing."""
+        return defended.told(self._dispatcher.teacher)
+
+    def served(self, images_BCHW: Tensor) -> Tensor | None:
+        """What an honest user would be answered now, outside the ledger; None where the teacher does not say."""
+        return defended.served(self._dispatcher.teacher, self._checked(images_BCHW, "evaluation"))
+
     def report_to(self, tell: Callable[[str], None]) -> None:
         """Call ``tell`` with a line for each request to a service that fails; the same line for the same reason."""
         self._dispatcher.tell = self._reader.tell = tell
@@ -152,6 +162,7 @@ class Oracle:
             "journal": None if self._journal is None else self._journal.state_dict(),
             "answered": self.answered,
             "ranks": self.ranks.count,
+            **defended.state_of(self._dispatcher.teacher),
         }
 
     def take_up_answered(self, found: Any) -> None:
@@ -222,6 +233,8 @@ class Oracle:
             if record.batch != len(queries_BCHW) or images > rest or digest(part_BCHW.cpu()) != record.digest:
                 raise self._mismatch(journal, record.seq, len(queries_BCHW), purpose)
             self.ledger.replay(record.seq, images, purpose)
+            if purpose != "evaluation" or not hasattr(self._dispatcher.teacher, "truth"):
+                defended.witness(self._dispatcher.teacher, part_BCHW, record)
             journal.advance()
             answers.append((record.start, record.answers))
             rest -= images

@@ -18,6 +18,7 @@ from dfme.data import ImageSet
 from dfme.errors import Misfit, RunError, ShapeUnknown, TeacherError, UserError
 from dfme.files import write_text
 from dfme.graphs import GraphedForward, release
+from dfme.oracle.defended import take_up_state
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
@@ -236,26 +237,29 @@ def build_oracle(
 
     A network of ours on a GPU needs no journal: it gives its answers again for nothing, while writing each
     one down would make the GPU wait for the host at every step. A resumed run then asks again what it asked
-    since the checkpoint, and the ledger says so (``lost``). A teacher of one's own may cost money on any device.
+    since the checkpoint, and the ledger says so (``lost``); the state of its defences is that of the checkpoint alone.
+    A teacher of one's own may cost money on any device. Of several ranks the first alone asks a teacher with defences,
+    since what they answer depends on all that was asked before.
     """
     counted = place = None
     state = state["oracle"] if state else {}
     if state:
         counted = held_to(Ledger(1).state_dict(), state["ledger"], "ledger")
         place = state["journal"] and held_to(RecordPosition(0, 0)._asdict(), state["journal"], "journal")
+    split = job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local and not hasattr(teacher, "witness")
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
     if not ranks.first:
         ledger, journal = Ledger(int(job.config.budget), None, counted), None
     else:
         ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts, job.config.fsync)
         begin(ledger)
-        journal = None if on_gpu and job.teacher.kind in KINDS else Journal(directory.journal, place, job.config.fsync)
+        free = on_gpu and job.teacher.kind in KINDS and (split or ranks.count == 1)
+        journal = None if free else Journal(directory.journal, place, job.config.fsync)
     if journal is not None and journal.replaying and state and (before := state.get("ranks", 1)) != ranks.count:
         raise RunError(
             f"--resume: {before} ranks of torchrun asked what was answered since the checkpoint, which {ranks.count} "
             f"cannot repeat; resume with --nproc-per-node {before}, or delete {journal.folder} to pay for it again"
         )
-    split = job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local
     parts = teacher, ledger, journal, deferred
     reader = Reader(job.config.answers, teacher.label_mode, teacher.num_classes, job.config.seed)
     one = ranks.count == 1
@@ -264,6 +268,8 @@ def build_oracle(
         torch.set_num_threads(int(ranks.share(torch.tensor(torch.get_num_threads()))))
     if state:
         oracle.take_up_answered(state.get("answered"))
+    if state and ranks.first:
+        take_up_state(teacher, state)
     _ = reader.recovery  # which takes seconds, and is there before the first image is asked
     return oracle
 

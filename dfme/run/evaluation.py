@@ -17,7 +17,8 @@ from dfme.config.settings import EvaluationConfig, Job
 from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset
 from dfme.data.class_names import numbered, shown_names
 from dfme.errors import UserError
-from dfme.report.verdict import Classified
+from dfme.oracle.oracle import Oracle
+from dfme.report.verdict import Classified, relabelled
 from dfme.run.checks import HELD_BACK_EVERY
 from dfme.run.scores import batches, compare, evaluation_batch, scores
 from dfme.spec import ImageSpec, LabelMode, Shape
@@ -76,6 +77,17 @@ def classified(
         own,
         f"{len(examination):,} {kind}",
     )
+
+
+def under_defences(oracle: Oracle, examination: EvaluationSet | HoldOut, seen: Classified) -> dict[str, Any]:
+    """What summary.json says besides of a teacher with defences, once the copy is what it is; else nothing."""
+    if not (told := oracle.defences):
+        return {}
+    served = None
+    if isinstance(examination, EvaluationSet):
+        answers = [part for part in map(oracle.served, batches(examination.images)) if part is not None]
+        served = float((top_class(torch.cat(answers)).cpu().numpy() == seen.student).mean()) if answers else None
+    return {"agreement_served": served, "agreement_relabelled": relabelled(seen), **told}
 
 
 def _pairs(images: Tensor | ImageSet | None, answers: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:

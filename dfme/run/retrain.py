@@ -228,7 +228,7 @@ def _summary(
 ) -> dict[str, Any]:
     """The entries of summary.json that are known before the student is; its form is a run's."""
     source = read_summary(run / "summary.json") or {}
-    known = ("method", "seed", "spent", "accuracy", "agreement", "kl", "student_steps", "config_hash")
+    known = ("method", "seed", "spent", "accuracy", "agreement", "kl", "student_steps", "config_hash", "defences")
     return {
         "method": "retrain",
         "source": {"run": str(run), "method": "unfinished", **{name: source[name] for name in known if name in source}},

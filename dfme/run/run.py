@@ -25,7 +25,7 @@ from dfme.report.verdict import Classified, baselines, histogram, query_warnings
 from dfme.run import loop
 from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, HoldOut, classified, evaluated, score_all
+from dfme.run.evaluation import EvaluationSet, HoldOut, classified, evaluated, score_all, under_defences
 from dfme.run.goal import Goal
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
@@ -237,6 +237,7 @@ class Run:
             "teacher_accuracy": self.examination.teacher_accuracy,
             **{name: scores.get(name) for name in ("accuracy", "agreement", "kl")},
             **{name: value for name, value in scores.items() if name.startswith(("agreement_", "vote_"))},
+            **under_defences(self.oracle, self.examination, seen),
             "evaluation": evaluated(self.examination),
             "baselines": baselines(seen),
             "answers": histogram(seen),

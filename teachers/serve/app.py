@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from dfme.errors import Refused
 from dfme.teachers.open_inference import server as protocol
 from dfme.teachers.open_inference.message import HEADER_LENGTH, read_header_length
 from dfme.teachers.open_inference.tensors import short
@@ -79,6 +81,10 @@ class Endpoints:
             raise Rejected(429, text, "rate limit", {"Retry-After": str(seconds)})
         try:
             content, length = protocol.write_answer(self._service, question, await self._model.ask(question.images))
+        except Refused as refused:
+            reason = "quota" if refused.reason == "quota" else "by the teacher"
+            headers = {"Retry-After": str(math.ceil(refused.retry_after or 0))} if refused.retry else None
+            raise Rejected(429 if refused.retry else 403, f"refused: {reason}", reason, headers) from None
         except Exception:  # whatever it is, it is the owner's and not for those who ask
             logger.exception("the teacher failed on a batch of %d images", len(question.images))
             self._meter.failed += 1

@@ -10,7 +10,7 @@ import torch
 
 from dfme.answers.reading import read_answers
 from dfme.compute import DeferredChecks
-from dfme.errors import TeacherError
+from dfme.errors import Refused, TeacherError
 from dfme.spec import Teacher
 from dfme.teachers.arrays import Array
 from dfme.teachers.serve.meter import Meter
@@ -28,7 +28,7 @@ class Model:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="model", initializer=prepare)
 
     async def ask(self, images_BCHW: Array) -> Array:
-        """The answers to float32 images: scores (B, K) float32 or labels (B,) int64. They count from here on.
+        """The answers to float32 images: scores (B, K) float32 or labels (B,) int64. They count, unless it is Refused.
 
         Raises whatever the teacher raises, and TeacherError for answers that its label mode rules out: such
         answers might tell more than it allows.
@@ -44,6 +44,9 @@ class Model:
         started = time.perf_counter()
         try:
             return self._answer(images_BCHW)
+        except Refused:
+            self._meter.ask(-len(images_BCHW), -1)
+            raise
         finally:
             self._meter.seconds += time.perf_counter() - started
 

@@ -127,6 +127,8 @@ def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) ->
     name = str(config.model)
     serving = Serving(teacher, name, config.host, config.port, config.max_batch, key, *rates, config.threads)
     tell(_opening(serving, config))
+    if defences := getattr(teacher, "defences", ()):
+        tell(f"behind {'+'.join(defences)}, of which no client is told; their state lasts as long as this process")
     if not serving.server.loopback and config.api_key_env:
         tell(f"{serving.url} is open beyond this machine: whoever reaches it and has the key can query it, unencrypted")
     elif not serving.server.loopback:
@@ -136,7 +138,8 @@ def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) ->
         )
     with ieee_fp32():  # as a local teacher is asked where its answers' last bits matter
         serving.run()
-    return serving.meter.summary()
+    report: Callable[[], dict[str, object]] = getattr(teacher, "report", dict)
+    return "; ".join([serving.meter.summary(), *(f"{name} {counts}" for name, counts in report().items())])
 
 
 def _opening(serving: Serving, config: ServeConfig) -> str:
