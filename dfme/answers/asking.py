@@ -75,13 +75,12 @@ class Reader:
             if torch.equal(first, second):
                 self.tell("warning: an image that is asked again is answered alike: --answers.repeat buys nothing")
         if self.times > 1:
-            answers = self._average(answers.unflatten(0, (self.times, len(answers) // self.times)))
+            answers = answers.unflatten(0, (self.times, len(answers) // self.times))
+            if self._told.kind == "label":
+                votes_TBK = answers[..., None] == torch.arange(self._classes, device=answers.device)
+                answers = (votes_TBK.sum(dim=0) + 0.5 * votes_TBK[0]).argmax(dim=1)
+            else:
+                answers = answers.mean(dim=0)
         if self.recovery is not None:
             answers = self.recovery(answers)
         return top_class(answers) if self.mode.kind == "label" else answers
-
-    def _average(self, answers: Tensor) -> Tensor:
-        if answers.ndim == 3:
-            return answers.mean(dim=0)
-        votes_TBK = answers[..., None] == torch.arange(self._classes, device=answers.device)
-        return (votes_TBK.sum(dim=0) + 0.5 * votes_TBK[0]).argmax(dim=1)

@@ -37,9 +37,8 @@ class Oracle:
     unpaid. ``deferred`` collects the conditions on an accelerator's values for the loop to verify; without
     one they are read after each call. ``tell`` is called with a line for each request to a service that fails.
     ``answered``: how often each class (K,) was the answer to what is charged; None for a run begun before 0.7.0.
-    ``reader``: what is asked for every image that is charged, and what is made of the answers, which then have the form
-    ``label_mode``; those of an evaluation are as the teacher gives them (``told``). Ledger and journal see each image
-    that is sent.
+    ``reader``: what is asked for an image that is charged, and made of the answers (``label_mode``); those of an
+    evaluation are as the teacher gives them (``told``). Ledger and journal see every image that is sent.
     """
 
     ranks: Ranks = ALONE
