@@ -20,6 +20,7 @@ from dfme.precision import has_tf32
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS, check_teacher
 from dfme.teachers.custom import accepts, make_custom, wrap_callable
+from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.label_modes import Wrapper, restrict
 from dfme.teachers.local.pytorch import Normalise
 
@@ -60,11 +61,8 @@ def _as_configured(teacher: Teacher, config: TeacherConfig) -> Teacher:
     """Behind the configuration's defences, in its label mode; without one, probabilities in place of logits."""
     default = LabelMode("probabilities") if teacher.label_mode.kind == "logits" else teacher.label_mode
     mode = LabelMode.parse(config.label_mode) if config.label_mode else default
-    if not (stack := parse_defences(config.defences)):
-        return restrict(teacher, mode)
-    from dfme.teachers.defences.wrapper import Defended
-
-    return Defended(teacher, stack, mode)
+    stack = parse_defences(config.defences)
+    return Defended(teacher, stack, mode) if stack else restrict(teacher, mode)
 
 
 def _custom(config: TeacherConfig, options: Mapping[str, Any]) -> Teacher:
@@ -77,7 +75,7 @@ def _custom(config: TeacherConfig, options: Mapping[str, Any]) -> Teacher:
         check_teacher(config, options)
         described.pop("label_mode")
     teacher = wrap_callable(make_custom(config.kind, given), **described)
-    if not ((config.mean is None and config.std is None) or "mean" in given):
+    if (config.mean, config.std) != (None, None) and "mean" not in given:
         teacher = _Normalised(teacher, config)
     return _as_configured(teacher, config) if config.defences else teacher
 

@@ -77,7 +77,7 @@ class Lattice(DefenceOptions):
     """steps between 0 and 1"""
 
     def facts(self, classes: int) -> Facts:
-        return Facts(l1=(classes / 2 + 2) / self.n)
+        return Facts(l1=min(2.0, (classes / 2 + 2) / self.n))
 
 
 @dataclass(frozen=True, config=CONFIG)

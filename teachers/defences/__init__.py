@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from dfme.config import defences as config
 from dfme.config.defence_texts import parse_defences
 from dfme.config.defences import DefenceOptions, Misinform
 from dfme.config.settings import TeacherConfig
@@ -12,48 +13,37 @@ from dfme.errors import UserError
 from dfme.spec import LabelMode
 from dfme.teachers.remote.secrets import Secrets
 
-MAPS = ("lattice", "temperature", "modelguard_w", "reverse_sigmoid", "mad", "grad2")
+_CLASSES = {"modelguard_s": "Centroid", "misinform": "Misinform", "noise": "Noise", "watermark": "Watermark"}
+_CLASSES |= {"quota": "Quota", "pow": "Work"}
 
-# name -> "module:Class", a ``defence.Defence``
-DEFENCES: dict[str, str] = {
-    **dict.fromkeys(MAPS, "dfme.teachers.defences.defence:MapDefence"),
-    "modelguard_s": "dfme.teachers.defences.defence:CentroidDefence",
-    "misinform": "dfme.teachers.defences.misinform:MisinformDefence",
-    "noise": "dfme.teachers.defences.defence:NoiseDefence",
-    "watermark": "dfme.teachers.defences.defence:WatermarkDefence",
-    "quota": "dfme.teachers.defences.defence:QuotaDefence",
-    "pow": "dfme.teachers.defences.defence:WorkDefence",
-}
+# name -> "module:Class", a ``defence.Defence``; of the others it is the map of their name
+DEFENCES = {name: f"dfme.teachers.defences.defence:{_CLASSES.get(name, 'Map')}Defence" for name in config.DEFENCES}
 
 
-def check_defences(config: TeacherConfig, local: bool) -> None:
-    """UserError that names all that is wrong with defences, without torch; ``local``: the model runs in this process."""
-    if not (stack := parse_defences(config.defences)):
-        return
-    problems = [*mode_problems(stack, LabelMode.parse(config.label_mode or "probabilities"))]
-    problems += [f"{each.name}: {text}" for each in stack for text in _own_problems(each, stack, config.kind)]
-    if not local:
+def check_defences(teacher: TeacherConfig, local: bool) -> None:
+    """UserError that names all that is wrong with defences; no torch. ``local``: the model runs in this process."""
+    stack, mode = parse_defences(teacher.defences), LabelMode.parse(teacher.label_mode or "probabilities")
+    problems = [f"{each.name}: {text}" for each in stack for text in _problems(each, mode, teacher.kind)]
+    names = [each.name for each in stack]
+    problems += [
+        f"{name}: expected once, got {names.count(name)}" for name in dict.fromkeys(names) if names.count(name) > 1
+    ]
+    if stack and mode.kind == "logits":
+        hint = "an attribute label_mode says that a teacher of one's own gives logits"
+        problems = [f"expected --teacher.label-mode probabilities, top_k or label with a defence, got logits ({hint})"]
+    if stack and not local:
         where = f"run.py serve --teacher.defences {'+'.join(map(str, stack))}"
         problems = [f"a service is defended where it runs: {where}; leave it out here"]
     if problems:
-        raise UserError(f"--teacher.defences: {'; '.join(dict.fromkeys(problems))}")
+        raise UserError(f"--teacher.defences: {'; '.join(problems)}")
 
 
-def mode_problems(stack: Sequence[DefenceOptions], mode: LabelMode) -> Iterator[str]:
-    """What a label mode does to defences that it must not do."""
-    if mode.kind == "logits":
-        hint = "an attribute label_mode says that a teacher of one's own gives logits"
-        yield f"expected --teacher.label-mode probabilities, top_k or label with a defence, got logits ({hint})"
-    step = 0.0 if mode.decimals is None else 10.0**-mode.decimals
-    for each in stack:
-        if each.margin_kept is not None and step >= each.margin_kept:
-            undone = f"--teacher.label-mode {mode} undoes the margin {each.margin_kept:g} that keeps the top class"
-            yield f"{each.name}: {undone}; expected more decimals, or a margin above {step:g}"
-
-
-def _own_problems(options: DefenceOptions, stack: Sequence[DefenceOptions], kind: str) -> Iterator[str]:
-    if (count := [each.name for each in stack].count(options.name)) > 1:
-        yield f"expected once, got {count}"
+def _problems(options: DefenceOptions, mode: LabelMode, kind: str) -> Iterator[str]:
+    """What one defence lacks, or what a label mode does to it that it must not do."""
+    step, margin = 10.0 ** -(mode.decimals or 99), options.margin_kept
+    if margin is not None and step >= margin:
+        undone = f"--teacher.label-mode {mode} undoes the margin {margin:g} that keeps the top class"
+        yield f"{undone}; expected more decimals, or a margin above {step:g}"
     try:
         if isinstance(options, Misinform) and options.data:
             check_dataset(options.data, download=False)

@@ -8,18 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from dfme.answers.reading import read_answers
 from dfme.compute import DeferredChecks
 from dfme.config.defences import DefenceOptions
 from dfme.errors import UserError
 from dfme.spec import LabelMode, Teacher
-from dfme.teachers.defences import DEFENCES, mode_problems
-from dfme.teachers.defences.defence import Defence
+from dfme.teachers.defences import DEFENCES
+from dfme.teachers.defences.defence import Defence, QuotaDefence
 from dfme.teachers.label_modes import Wrapper, restrict, reveal
 
 CPU = torch.device("cpu")
-PROBABILITIES = LabelMode("probabilities")
+PROBABILITIES, LOGITS = LabelMode("probabilities"), LabelMode("logits")
 TOLERANCE = 1e-4  # by which answers may differ that were computed on another machine
 
 
@@ -27,24 +28,19 @@ class Defended(Wrapper):
     """A teacher whose answers pass ``defences``, one after the other, and are then cut to ``label_mode``.
 
     They work on unrounded probabilities in float64; an image that they leave as it is, is answered as without them, bit
-    by bit. ``truth`` is the same teacher without them. UserError for defences that this teacher or label mode rules
-    out. Images count in the order in which they are asked; one thread asks at a time.
+    by bit. ``truth`` is the same teacher without them. Images count in the order in which they are asked, by one thread
+    at a time. UserError for a teacher whose own answers do not do.
     """
 
     def __init__(self, teacher: Teacher, defences: Sequence[DefenceOptions], label_mode: LabelMode) -> None:
-        given = teacher.label_mode
-        problems = list(mode_problems(defences, label_mode))
-        if given not in (LabelMode("logits"), PROBABILITIES):
-            lacking = ", ".join(each.name for each in defences if each.name != "quota")
-            problems += [f"{lacking}: expected a teacher with unrounded scores, got {given}"] if lacking else []
+        needing = ", ".join(each.name for each in defences if each.name != "quota")
         if getattr(teacher, "wire", None) is not None:
-            problems = ["a service is defended where it runs; leave it out here"]
-        if problems:
-            raise UserError(f"--teacher.defences: {'; '.join(problems)}")
+            raise UserError("--teacher.defences: a service is defended where it runs; leave it out here")
+        if needing and (given := teacher.label_mode) not in (PROBABILITIES, LOGITS):
+            raise UserError(f"--teacher.defences: {needing}: expected a teacher with unrounded scores, got {given}")
         super().__init__(teacher)
-        self.truth = restrict(teacher, label_mode)
-        self.label_mode = label_mode
-        self.defences = tuple(str(each) for each in defences)
+        self.truth, self.label_mode = restrict(teacher, label_mode), label_mode
+        self.defences = tuple(map(str, defences))
         self.close: Callable[[], None] = getattr(teacher, "close", lambda: None)
         self._stack: list[Defence] = []
         for each in defences:
@@ -52,13 +48,14 @@ class Defended(Wrapper):
             self._stack.append(getattr(importlib.import_module(module), name)(each, teacher))
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        """Refused, and nothing is counted, where a quota is used up."""
+        """Refused, and nothing is counted as answered, where a quota is used up."""
         for each in self._stack:
-            each.admit(len(images))
+            if isinstance(each, QuotaDefence):
+                each.admit(len(images))
         return self._answers(images)
 
     def served(self, images: Tensor) -> Tensor:
-        """What an honest user would be answered now; no state changes, and nothing is counted or refused."""
+        """What an honest user would be answered now; no state changes, and nothing is refused."""
         before = self.state_dict()
         try:
             return self._answers(images)
@@ -68,7 +65,7 @@ class Defended(Wrapper):
     def witness(self, images: Tensor, answers: Tensor) -> None:
         """Count answers that came from a record as if they were given now. ValueError where others would be given."""
         own, found = (each.cpu().double().nan_to_num(nan=-1.0) for each in (self._answers(images), answers))
-        tolerance = TOLERANCE + (10.0**-self.label_mode.decimals if self.label_mode.decimals else 0.0)
+        tolerance = TOLERANCE + 10.0 ** -(self.label_mode.decimals or 99)
         if own.shape != found.shape or bool(((own - found).abs() > tolerance).any()):
             expected = "expected the same key, files and arithmetic as when these images were answered"
             raise ValueError(f"{'+'.join(self.defences)}: other answers than on record; {expected}")
@@ -78,37 +75,32 @@ class Defended(Wrapper):
 
     def load_state_dict(self, state: Any) -> None:
         """Take up what ``state_dict`` gave. ValueError for anything that it cannot have given."""
-        if not isinstance(state, dict) or state.keys() != (names := {each.name for each in self._stack}):
-            raise ValueError(f"teacher: expected the states of {', '.join(sorted(names))}, got {str(state)[:60]}")
+        if not isinstance(state, dict) or state.keys() != (own := self.state_dict()).keys():
+            raise ValueError(f"teacher: expected the states of {', '.join(own)}, got {str(state)[:60]}")
         for each in self._stack:
             each.load_state_dict(state[each.name])
 
     def report(self) -> dict[str, Any]:
-        """What each defence stored or counted, by name, for the owner."""
-        return {each.name: report for each in self._stack if (report := each.report())}
+        """What each defence counted, and how many rows it stored, by name, for the owner."""
+        states = {each.name: each.state for each in self._stack if each.state}
+        return {name: {k: len(v) if isinstance(v, Tensor) else v for k, v in s.items()} for name, s in states.items()}
 
     def _answers(self, images: Tensor) -> Tensor:
-        given, wanted, classes = self._teacher.label_mode, self.label_mode, self.num_classes
-        raw = read_answers(self._teacher(images), len(images), classes, given, DeferredChecks(), CPU)
-        plain = reveal(raw, given, wanted)
+        given, wanted = self._teacher.label_mode, self.label_mode
+        raw = read_answers(self._teacher(images), len(images), self.num_classes, given, DeferredChecks(), CPU)
         p_BK = raw
-        if given.kind == "logits":
-            p_BK = raw.double().softmax(1)
-        elif given == PROBABILITIES:
-            p_BK = raw.double().clamp_(min=0)
-            p_BK = p_BK / p_BK.sum(1, keepdim=True)
-        y_BK = p_BK
+        if given in (PROBABILITIES, LOGITS):
+            p_BK = raw.double().softmax(1) if given == LOGITS else normalize(raw.double().clamp(min=0), p=1.0)
+        y_BK, plain = p_BK, reveal(raw, given, wanted)
         for each in self._stack:
             y_BK = each.answer(y_BK, images)
         if y_BK is p_BK:
             return plain
-        defended, changed_B = reveal(_as_float32(y_BK), PROBABILITIES, wanted), (y_BK != p_BK).any(1)
+        short_BK, top_B1 = y_BK.float(), y_BK.argmax(1, keepdim=True)
+        most_B1 = short_BK.amax(1, keepdim=True)
+        most_B1 = torch.where(short_BK.argmax(1, keepdim=True) == top_B1, most_B1, most_B1.nextafter(most_B1 + 1))
+        defended = reveal(
+            short_BK.scatter(1, top_B1, most_B1), PROBABILITIES, wanted
+        )  # no top class is tied by rounding
+        changed_B = (y_BK != p_BK).any(1)
         return torch.where(changed_B if plain.ndim == 1 else changed_B[:, None], defended, plain)
-
-
-def _as_float32(y_BK: Tensor) -> Tensor:
-    """The answers in float32; where rounding makes the top class a tie, it is put ahead by one last bit."""
-    top_B1, short_BK = y_BK.argmax(1, keepdim=True), y_BK.float()
-    most_B1 = short_BK.amax(1, keepdim=True)
-    ahead_B1 = torch.where(short_BK.argmax(1, keepdim=True) == top_B1, most_B1, most_B1.nextafter(most_B1 + 1))
-    return short_BK.scatter(1, top_B1, ahead_B1)

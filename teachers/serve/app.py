@@ -82,8 +82,8 @@ class Endpoints:
         try:
             content, length = protocol.write_answer(self._service, question, await self._model.ask(question.images))
         except Refused as refused:
-            wait, reason = refused.retry_after, "quota" if refused.reason == "quota" else "by the teacher"
-            headers = {} if wait is None else {"Retry-After": str(math.ceil(wait))}
+            reason = "quota" if refused.reason == "quota" else "by the teacher"
+            headers = {"Retry-After": str(math.ceil(refused.retry_after or 0))} if refused.retry else None
             raise Rejected(429 if refused.retry else 403, f"refused: {reason}", reason, headers) from None
         except Exception:  # whatever it is, it is the owner's and not for those who ask
             logger.exception("the teacher failed on a batch of %d images", len(question.images))

@@ -65,15 +65,10 @@ class Meter:
             rate.spend(units)
         return 0
 
-    def ask(self, images: int) -> None:
-        """The model is asked for so many images, now."""
+    def ask(self, images: int, requests: int = 1) -> None:
+        """The model is asked for so many images, now; negative numbers where it refused them."""
         self.images += images
-        self.requests += 1
-
-    def give_back(self, images: int) -> None:
-        """The model refused what it was asked for."""
-        self.images -= images
-        self.requests -= 1
+        self.requests += requests
 
     def summary(self) -> str:
         """One line for a person."""

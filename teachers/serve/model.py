@@ -28,9 +28,9 @@ class Model:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="model", initializer=prepare)
 
     async def ask(self, images_BCHW: Array) -> Array:
-        """The answers to float32 images: scores (B, K) float32 or labels (B,) int64. They count from here on.
+        """The answers to float32 images: scores (B, K) float32 or labels (B,) int64. They count, unless it is Refused.
 
-        Raises whatever the teacher raises, of which only ``Refused`` says that it served nothing, and TeacherError for answers that its label mode rules out: such
+        Raises whatever the teacher raises, and TeacherError for answers that its label mode rules out: such
         answers might tell more than it allows.
         """
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._timed, images_BCHW)
@@ -45,7 +45,7 @@ class Model:
         try:
             return self._answer(images_BCHW)
         except Refused:
-            self._meter.give_back(len(images_BCHW))
+            self._meter.ask(-len(images_BCHW), -1)
             raise
         finally:
             self._meter.seconds += time.perf_counter() - started

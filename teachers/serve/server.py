@@ -138,8 +138,8 @@ def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) ->
         )
     with ieee_fp32():  # as a local teacher is asked where its answers' last bits matter
         serving.run()
-    report = getattr(teacher, "report", dict)()
-    return "; ".join([serving.meter.summary(), *(f"{name} {counts}" for name, counts in report.items())])
+    report: Callable[[], dict[str, object]] = getattr(teacher, "report", dict)
+    return "; ".join([serving.meter.summary(), *(f"{name} {counts}" for name, counts in report().items())])
 
 
 def _opening(serving: Serving, config: ServeConfig) -> str:
