@@ -17,7 +17,7 @@ from dfme.data import ImageSet
 from dfme.errors import Refused
 from dfme.spec import ImageSpec, LabelMode
 
-BINS, BATCH, MIN_ROUNDS, ROUNDS_SECONDS = 15, 256, 5, 0.2
+BINS, BATCH, MIN_ROUNDS, ROUNDS_SECONDS = 15, 256, 9, 0.4
 MIN_SCORE = 1e-12  # what a right class that was answered with zero counts as in the NLL: 27.6
 
 
