@@ -47,7 +47,7 @@ INPUTS = CommandInputs(UtilityConfig, teacher=True, recipe=default_recipe, ignor
 FILES = ("utility.md", "utility.json", "utility.png")
 PARTS = {"held_out": "held-out images", "corrupted": "corrupted images", "data_free": "an attack's", "ms": "time"}
 PANELS = ("l1_mean", "accuracy_drop", "top1_changed", "confidence_auroc")
-SHOWN_FIRST = ("row", "accuracy", "l1 mean", "confidence auroc", "accuracy drop", "top1 changed", "answered", "ece")
+SHOWN_FIRST = ("row", "accuracy", "l1 mean", "confidence auroc", "accuracy drop", "top1 changed", "accuracy interval")
 
 
 def run(words: Sequence[str]) -> int:
