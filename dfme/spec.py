@@ -142,6 +142,19 @@ class Teacher(Protocol):
     (how a service wants to be asked: ``RequestPolicy``), and ``ask(images, key)`` in place of the call, with a key that
     is the same for every attempt at one request. To be charged rightly it raises ``dfme.errors.Refused`` or
     ``Unanswered``.
+
+    A teacher with defences has ``witness``, by which it is known, and may have the others:
+
+    - ``witness(images, answers)``: go on as if these images had been asked now and so answered, as they were before the
+      run was resumed. Called for every request on record, in the order of the answers. ValueError, in words, where it
+      would answer otherwise.
+    - ``state_dict()`` and ``load_state_dict(state)``: all that its next answers depend on but the images, as plain data
+      and tensors; loaded before anything is asked. It comes from a file: ValueError for what cannot be its own. A call
+      that raises must leave the state as it was.
+    - ``truth``: the same teacher undefended, with the same label mode. Evaluation images are asked of it, so scoring
+      neither meets the defence nor moves its state; no student learns from it.
+    - ``served(images)``: what an honest user would be answered now; the state stays as it is.
+    - ``defences``: what is switched on, as texts, and ``report()``: what it stored or counted, both for summary.json.
     """
 
     spec: ImageSpec

@@ -50,6 +50,14 @@ class CustomTeacher:
         ask: Callable[[Tensor, str], Any] | None = getattr(call, "ask", None)
         self.ask = None if ask is None else lambda images, key: self._read(ask(images, key))
 
+        own: Any = call if hasattr(call, "witness") else None  # it has defences: see dfme.spec.Teacher
+        for name in {"witness", "state_dict", "load_state_dict", "defences", "report"}.intersection(dir(own)):
+            setattr(self, name, getattr(own, name))
+        if hasattr(own, "served"):
+            self.served = lambda images: self._read(own.served(images))
+        if hasattr(own, "truth"):
+            self.truth = CustomTeacher(own.truth, spec, num_classes, label_mode, max_batch)
+
     def __call__(self, images: Tensor, /) -> Tensor:
         return self._read(self._call(images))
 

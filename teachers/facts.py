@@ -50,6 +50,7 @@ def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> di
     ``adapter`` is the digest of what ``resolved_adapter`` gives. Raises UserError for a file that cannot be read.
     """
     spec, names = teacher.spec, getattr(teacher, "class_names", None)
+    defences = getattr(teacher, "defences", ()) if hasattr(teacher, "witness") else ()
     facts: dict[str, Any] = {
         "kind": kind,
         "shape": [int(size) for size in spec.shape],
@@ -57,6 +58,7 @@ def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> di
         "levels": None if spec.levels is None else int(spec.levels),
         "num_classes": int(teacher.num_classes),
         "label_mode": str(teacher.label_mode),
+        **({"defences": [str(text) for text in defences]} if defences else {}),
         **({"precision": options["precision"]} if kind in KINDS and "precision" in options else {}),
         **(_service(kind, options) if kind in KINDS and "url" in options else {}),
         **(

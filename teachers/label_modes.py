@@ -52,6 +52,9 @@ class Wrapper:
     """A teacher with the same call and the same limits as the one it wraps."""
 
     def __init__(self, teacher: Teacher) -> None:
+        if hasattr(teacher, "witness"):
+            last = "a label mode, a normalisation and other defences are its own business, too"
+            raise UserError(f"the teacher has defences of its own, which come last: {last}; leave these options out")
         self._teacher = teacher
         self.spec = teacher.spec
         self.num_classes = teacher.num_classes

@@ -27,21 +27,21 @@ def lattice(p_BK: Tensor, n: int) -> Tensor:
     """The nearest multiples of 1/n that sum to one, by largest remainders; a tie goes to the top class.
 
     Where another class comes level with the top one, a unit moves up from the one that has most (of several, the one
-    whose p is least), so that the top class stays ahead, in float32 too up to n = 2^22.
+    whose p is least), so that the top class is ahead. Scores keep their order; float32 tells them apart up to n = 2^22.
     """
     p_BK = p_BK.double()
     top_BK = one_hot(p_BK.argmax(-1), p_BK.shape[-1]).bool()
     scaled_BK = p_BK / _sum(p_BK) * n
     counts_BK = scaled_BK.floor()
     remainders_BK = scaled_BK - counts_BK
-    # Twice by the remainder, then by being the top class: a stable sort of a sort.
+    # By remainder, the top class first among equals: two stable sorts.
     first_BK = (~top_BK).double().argsort(dim=-1, stable=True)
     then_BK = remainders_BK.gather(-1, first_BK).argsort(dim=-1, descending=True, stable=True)
     ranks_BK = first_BK.gather(-1, then_BK).argsort(dim=-1)
     counts_BK += ranks_BK < (n - _sum(counts_BK))
-    most_BK = (counts_BK - p_BK / 2).masked_fill(top_BK, -1.0)
-    level_B1 = counts_BK.masked_fill(top_BK, -1.0).amax(-1, keepdim=True) >= (counts_BK * top_BK).amax(-1, keepdim=True)
-    giver_BK = one_hot(most_BK.argmax(-1), p_BK.shape[-1])
+    others_BK = counts_BK.masked_fill(top_BK, -1.0)
+    level_B1 = others_BK.amax(-1, keepdim=True) >= _sum(counts_BK * top_BK)
+    giver_BK = one_hot((others_BK - p_BK / 2).argmax(-1), p_BK.shape[-1])
     return (counts_BK + (top_BK.double() - giver_BK) * level_B1) / n
 
 
@@ -158,7 +158,7 @@ def _best_set(p_BK: Tensor, q_BK: Tensor, top_BK: Tensor) -> Tensor:
     gain_BK = q_BK - p_BK
     order_BK = gain_BK.masked_fill(top_BK.bool(), float("inf")).argsort(dim=-1, descending=True, stable=True)
     gain_BK, q_sorted_BK = gain_BK.gather(-1, order_BK), q_BK.gather(-1, order_BK)
-    sizes_S = _over_sets(torch.ones_like(p_BK[:1]))[0]
+    sizes_S = _over_sets(p_BK.new_ones(1, p_BK.shape[-1]))[0]
     cosines_BS = _cosines(p_BK, q_BK, -_over_sets(gain_BK) / sizes_S, _over_sets(q_sorted_BK) / sizes_S, 1 / sizes_S)
     best_B1, places_K = cosines_BS.argmin(-1, keepdim=True), torch.arange(p_BK.shape[-1], device=p_BK.device)
     every = len(places_K) <= ALL_SETS

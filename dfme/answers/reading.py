@@ -72,7 +72,7 @@ def read_answers(
     deferred.expect(ok, lambda: TeacherError(f"teacher: expected {expected}, got {found()}"))
     if mode.decimals is None and mode.k is None:
         return answers
-    kept = _cut(answers, mode)
+    kept = cut_to(answers, mode)
     if not on_accelerator(device) and _tells_more(answers, kept, eps):
         more()
     return kept
@@ -99,7 +99,12 @@ def keep_largest(scores_BK: Tensor, k: int, values_BK: Tensor) -> Tensor:
     return torch.full_like(values_BK, torch.nan).scatter(1, kept_Bk, values_BK.gather(1, kept_Bk))
 
 
-def _cut(scores_BK: Tensor, mode: LabelMode) -> Tensor:
+def top_class(answers: Tensor) -> Tensor:
+    """The class a teacher answered, (B,), from scores of any mode or from labels."""
+    return answers if answers.ndim == 1 else answers.nan_to_num(nan=-math.inf).argmax(dim=1)
+
+
+def cut_to(scores_BK: Tensor, mode: LabelMode) -> Tensor:
     """What ``mode`` reveals of probabilities; as they are, bit by bit, where that is all."""
     cut_BK = scores_BK
     if mode.decimals is not None and mode.decimals <= 45:  # beyond them a float32 has none

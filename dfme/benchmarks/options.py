@@ -76,7 +76,7 @@ class BenchConfig:
 
 @dataclass(frozen=True, config=CONFIG)
 class CompareConfig:
-    """One comparison: rows x seeds x budgets x label modes, each cell a run of its own."""
+    """One comparison: rows x seeds x budgets x label modes x defences x attackers, each cell a run or shared."""
 
     methods: Basic[tuple[str, ...]] = ()
     """rows in the order of the tables, such as static,dfme: names under rows of the file, or methods, which have their
@@ -87,6 +87,13 @@ class CompareConfig:
     """images that may be charged, such as 30k,100k"""
     label_modes: Basic[tuple[LabelModeText, ...]] = ("probabilities",)
     """forms of the teacher's answers, such as probabilities,label"""
+    defences: Basic[tuple[str, ...]] = ("none",)
+    """what a teacher on this machine is defended by in turn, each one defence or several joined by +, such as
+    none,lattice:n=10,modelguard_w:epsilon=1 (docs/defences.md)"""
+    answers: Basic[tuple[str, ...]] = ("auto",)
+    """attackers of each defence: what they learn (auto: as the row says; scores, kl, label), how they undo the defence,
+    which they know (table, net), repeat=N and vote=N, joined by +, such as scores,kl,label,table,net,kl+repeat=4; they
+    recover what answers tell, and hide nothing"""
     student_steps: Basic[Count] = 3_000
     """optimiser steps of each student over the whole run, the same in every cell"""
     jobs: Basic[Count | None] = None

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+from dfme.benchmarks.compare.attackers import Condition, condition
 from dfme.benchmarks.compare.checks import ELSEWHERE, directory_of, elsewhere_problems, own_problems, require_same
 from dfme.benchmarks.compare.engines import EXTRAS
 from dfme.benchmarks.compare.plan import OPTIONS, ComparisonPlan, cells_of, own_options
 from dfme.benchmarks.compare.rows import parted, row_contents
 from dfme.benchmarks.options import CompareConfig
-from dfme.cli import extract
+from dfme.cli import extract, teacher_side
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.files import asks_to_resume, read_recipe, resumed
 from dfme.cli.flags import Flag, last_text, split_flags
@@ -26,7 +30,7 @@ from dfme.run.job import PACKAGE, SAID_BY_THE_USER, comes_with_dfme, locate
 from dfme.run.recipes import Content, tidy
 from dfme.spec import LabelMode
 
-SUMMARY = "run methods x seeds x budgets x label modes side by side: one table, one picture"
+SUMMARY = "run methods x seeds x budgets x label modes, defences x attackers, side by side: one table, one picture"
 DEFAULT = PACKAGE / "configs" / "compare_digits.yaml"
 
 OWN = {option.key: option for option in options_of(CompareConfig)}
@@ -41,7 +45,8 @@ def options(words: Sequence[str]) -> Iterable[Option]:
     of_runs = [flag.word for flag in flags if flag.key not in OWN and flag.key != "config"]
     every = Arguments(of_runs, extract.INPUTS, (file, shared)).options
     taken = {*OWN, *ELSEWHERE, "wandb.name"}
-    return [*OWN.values(), *(every[key] for key in every if key not in taken and not key.startswith("method."))]
+    of_cells = [key for key in every if key not in taken and key.partition(".")[0] not in ("method", "answers")]
+    return [*OWN.values(), *(every[key] for key in of_cells)]
 
 
 def run(words: Sequence[str]) -> int:
@@ -49,10 +54,23 @@ def run(words: Sequence[str]) -> int:
     plan = plan_of(words)
     job = plan.cells[0].job  # whose teacher is every cell's
     check_teacher(job.teacher, job.teacher_options)
+    plan = replace(plan, bills=_bills(plan))
     from dfme.benchmarks.compare.session import compare
     from dfme.report.terminal import StatusLine, columns
 
     return compare(plan, StatusLine(sys.stderr), print, columns(sys.stdout))
+
+
+def _bills(plan: ComparisonPlan) -> dict[str, Mapping[str, Any]]:
+    """What every stack of defences costs honest users; nothing where there is none, or no images of theirs."""
+    job, config = plan.cells[0].job, plan.cells[0].job.config
+    every = dict.fromkeys(cell.condition.stack for cell in plan.cells)
+    stacks = [stack for stack in every if stack != "none"]
+    if not stacks or config.evaluation.dataset == "none":
+        return {}
+    teacher, texts = replace(job.teacher, defences=()), [tuple(stack.split("+")) for stack in stacks]
+    found = teacher_side.bills(teacher, job.teacher_options, texts, config.evaluation, config.device)
+    return dict(zip(["none", *stacks], found, strict=True))
 
 
 def plan_of(words: Sequence[str]) -> ComparisonPlan:
@@ -81,7 +99,9 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
     arch = last_text(flags, "student.arch")
     contents = row_contents(config.methods or tuple(rows), rows, shared | wished, arch, file)
     modes = [str(LabelMode.parse(text)) for text in config.label_modes]
-    jobs = _jobs(contents, modes, [*flags, Flag("student.steps", str(config.student_steps))], file)
+    places = product(modes, config.defences, config.answers)
+    asked = [(mode, condition(defence, answers, mode)) for mode, defence, answers in places]
+    jobs = _jobs(contents, asked, [*flags, Flag("student.steps", str(config.student_steps))], file)
     overrides = wished | {flag.key: "true" if flag.text is None else flag.text for flag in flags}
     paper = {**own_options(config, list(contents)), "rows": rows, "overrides": overrides} | shared
     cells = cells_of(jobs, config.seeds, [parse_count(text) for text in config.budgets], out)
@@ -125,20 +145,20 @@ def _require_for_all(file: str, shared: Content, flags: Sequence[Flag]) -> None:
 
 
 def _jobs(
-    contents: Mapping[str, Content], modes: Sequence[str], flags: Sequence[Flag], file: str
-) -> dict[tuple[str, str], Job]:
-    """A job per row and label mode. What is wrong with several of them is said once."""
-    jobs: dict[tuple[str, str], Job] = {}
+    contents: Mapping[str, Content], asked: Sequence[tuple[str, Condition]], flags: Sequence[Flag], file: str
+) -> dict[tuple[str, str, Condition], Job]:
+    """A job per label mode, row, defence and attacker. What is wrong with several of them is said once."""
+    jobs: dict[tuple[str, str, Condition], Job] = {}
     problems: dict[str, dict[str, None]] = {}
-    for mode in modes:
-        for row, content in contents.items():
-            others = set(SECTIONS) - set(find_method(content["method"]["name"]).sections)
-            words = [flag.word for flag in flags if flag.key.partition(".")[0] not in others]
-            try:
-                words_of_mode = [*words, f"--teacher.label-mode={mode}"]
-                jobs[row, mode] = extract.parse_extract(words_of_mode, (file, {**content, "recipe": row}))
-            except UserError as error:
-                problems.setdefault(str(error), {})[row] = None
+    for (mode, here), (row, content) in product(asked, contents.items()):
+        others = set(SECTIONS) - set(find_method(content["method"]["name"]).sections)
+        words = [flag.word for flag in flags if flag.key.partition(".")[0] not in others]
+        try:
+            words_of_mode = [*words, f"--teacher.label-mode={mode}"]
+            words_of_mode += [f"--{key}={value}" for key, value in here.flags.items()]
+            jobs[row, mode, here] = extract.parse_extract(words_of_mode, (file, {**content, "recipe": row}))
+        except UserError as error:
+            problems.setdefault(str(error), {})[row] = None
     if problems:
         shown = [
             (text, "" if len(rows) == len(contents) else f"{', '.join(rows)}: ") for text, rows in problems.items()

@@ -14,12 +14,13 @@ from pydantic.dataclasses import dataclass
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.flags import Flag, last_text
 from dfme.cli.help import aligned
+from dfme.config.answer_settings import AnswersConfig
 from dfme.config.fields import CONFIG, Basic, Device, Seed
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig
 from dfme.config.values import build, leaves
 from dfme.report.console import constant_answer
-from dfme.run.checks import evaluation_problems, fresh_directory_problems, net_problems
+from dfme.run.checks import answers_problems, evaluation_problems, fresh_directory_problems, net_problems
 from dfme.run.directory import RunDirectory
 
 
@@ -48,6 +49,8 @@ class RetrainConfig:
     """learning-rate schedule, over the steps"""
     student: StudentConfig = dataclasses.field(default_factory=StudentConfig)
     """the student"""
+    answers: AnswersConfig = dataclasses.field(default_factory=AnswersConfig)
+    """what is made of the answers; recover and knows of a run that kept them as the teacher gave them"""
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     """the run's evaluation set, whose recorded answers the student is scored on"""
 
@@ -79,6 +82,7 @@ def run(words: Sequence[str]) -> int:
 def _problems(config: RetrainConfig) -> Iterator[Problem]:
     yield from net_problems("student.arch", config.student.arch)
     yield from evaluation_problems(config.evaluation)
+    yield from answers_problems(config.answers, config.student.loss, config.answers.times)
     if not (Path(config.run) / "config.yaml").is_file():
         yield Problem("run", f"expected a run directory, but {config.run!r} has no config.yaml")
     yield from fresh_directory_problems(config.out)

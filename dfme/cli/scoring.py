@@ -12,10 +12,10 @@ from dfme.config.settings import Job
 from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.report.summary_file import NO_LABELS
+from dfme.report.summary_file import AGREEMENTS, NO_LABELS
 from dfme.report.verdict import baselines, student_warnings, teacher_warnings
 from dfme.run.build import build_teacher
-from dfme.run.evaluation import EvaluationSet, classified, evaluation_images, examination_of
+from dfme.run.evaluation import EvaluationSet, classified, evaluation_images, examination_of, under_defences
 from dfme.run.student_file import load_student_of_run
 
 
@@ -44,13 +44,15 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
     examination.prepare()
     scores = examination.score(net.to(device))
     seen = classified(examination, teacher.num_classes, student=net)
+    told = under_defences(oracle, examination, seen)
+    shares = {name: told.get(name) for name in AGREEMENTS} | baselines(seen)
     warned = [*teacher_warnings(seen), *student_warnings(seen)]
     return {
         "student": str(student),
         "evaluation set": f"{examination.name}, {len(examination)} images",
         **({} if examination.labels is not None else dict.fromkeys(("teacher accuracy", "accuracy"), NO_LABELS)),
         **{name.replace("_", " "): value for name, value in scores.items()},
-        **{name.replace("_", " "): share for name, share in baselines(seen).items() if share is not None},
+        **{name.replace("_", " "): shares[name] for name in shares if shares[name] is not None},
         "evaluation queries": str(ledger.evaluation_queries),
         **({"warning": "\nwarning  ".join(warned)} if warned else {}),
     }

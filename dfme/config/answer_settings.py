@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from dfme.config.defence_texts import DefencesText
 from dfme.config.fields import CONFIG, Count
+from dfme.spec import LabelMode
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -28,3 +29,18 @@ class AnswersConfig:
     """undo the defence that knows names: by a table of answers to probabilities that were drawn, or a trained net"""
     knows: DefencesText = ()
     """the defence that is undone, with its options"""
+
+    @property
+    def times(self) -> int:
+        """Images that are asked, and charged, for each image."""
+        return self.repeat * self.vote
+
+    def loss(self, own: str) -> str:
+        """The loss that ``learn`` stands for; the students' ``own`` where it leaves it open."""
+        return {"scores": "l1", "kl": "kl", "label": "cross_entropy"}.get(self.learn, own)
+
+    def mode(self, told: LabelMode) -> LabelMode:
+        """The form of the answers that students learn from, of a teacher whose answers have the form ``told``."""
+        if self.learn == "label":
+            return LabelMode("label")
+        return told if self.recover == "none" else LabelMode("probabilities")

@@ -265,6 +265,11 @@ class ExtractConfig:
     wandb: WandbConfig = field(default_factory=WandbConfig)
     """experiment tracking"""
 
+    @property
+    def images(self) -> int:
+        """Different images that the budget pays for: one that is asked several times is charged as often."""
+        return int(self.budget) // self.answers.times
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:

@@ -142,7 +142,7 @@ class Method(ABC):
         planned = self.students.plan.during is not None
         if planned or self.queries.by_students or not self.oracle.on_own_accelerator:
             return 1
-        return max(1, AT_ONCE // (batch_size * self.oracle.spec.numel))
+        return max(1, AT_ONCE // (batch_size * self.oracle.spec.numel * self.oracle.times))
 
     def asks_before(self) -> list[Ask]:
         """Every batch that ``prepare`` asks about in a new run, besides those of the pre-flight check."""

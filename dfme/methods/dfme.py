@@ -147,7 +147,7 @@ class Dfme(Method):
     def end_iteration(self) -> None:
         """What the generator's training gained and cost in it is counted, where it goes on only while it pays."""
         if self.worth is not None:
-            size, steps, left = self.config.batch_size, self.config.generator_steps, self.oracle.ledger.remaining
+            size, steps, left = self.config.batch_size, self.config.generator_steps, self.oracle.remaining
             asked = sum(sum(self.approximate_gradients.calls(size, number)) for number in range(steps))
             useful = size * steps if self.learns_from_all else size * self.config.reuse
             self.worth.end_iteration(max(0, asked - useful), left * (1 - self.queries.drawn(size) / size))
@@ -185,7 +185,7 @@ class Dfme(Method):
 
     def prepare(self) -> tuple[str, ...]:
         """Settle the estimator's settings, where they are left to the pre-flight check."""
-        ask, left = partial(self.oracle, purpose="check"), self.oracle.ledger.remaining
+        ask, left = partial(self.oracle, purpose="check"), self.oracle.remaining
         channel = Channel(ask, self.oracle.spec, self.oracle.label_mode, left)
         lines = self.approximate_gradients.prepare(channel, self.disagreement, self.config.reuse, self.rng["check"])
         return lines if self.worth is not None or self.config.training == "always" else (*lines, UNTOLD)

@@ -40,7 +40,7 @@ class Knockoff(Method):
         super().__init__(config, components)
         assert components.pool is not None
         self._pool = components.pool
-        self.students.train_afterwards(config.epochs, self.oracle.ledger.budget)
+        self.students.train_afterwards(config.epochs, self.oracle.ledger.budget // self.oracle.times)
 
     @staticmethod
     def open_pool(config: KnockoffConfig, spec: ImageSpec, budget: int) -> ImageSource:

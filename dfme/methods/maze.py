@@ -140,7 +140,7 @@ class Maze(Dfme):
         due = self.config.seed_images if self._critic is not None and self._seeds_NCHW is None else 0
         if due and needs_preflight(self._settings):
             check = preflight_images(self._settings, self.oracle.spec)
-            require_budget(self.oracle.ledger.remaining - due, check)
+            require_budget(self.oracle.remaining - due, check)
         lines = super().prepare()
         if not due:
             return lines

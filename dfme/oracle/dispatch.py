@@ -61,7 +61,10 @@ class Dispatcher:
         self._limited: int | None = None  # the most that the service said to take
         self._limiter = RateLimiter(self._policy)
         self._ledger, self._journal = ledger, journal
-        self._ask = TeacherCall(teacher, deferred, ledger.run, device if journal is None else torch.device("cpu"))
+        to = device if journal is None else torch.device("cpu")
+        self._ask = TeacherCall(teacher, deferred, ledger.run, to)
+        truth: Teacher | None = getattr(teacher, "truth", None) if hasattr(teacher, "witness") else None
+        self._ask_truth = self._ask if truth is None else TeacherCall(truth, deferred, ledger.run, to)
         who = "teacher" if policy is None else "service"
         self._more = f"the {who} tells more than {teacher.label_mode}; its answers are cut to that"
         self._asked = set[int]()  # charges whose request is on its way
@@ -197,7 +200,8 @@ class Dispatcher:
         self.charged(part)
         started = time.perf_counter()
         try:
-            answers = self._ask(part.query_BCHW, part.position, code)
+            ask = self._ask_truth if purpose == "evaluation" else self._ask
+            answers = ask(part.query_BCHW, part.position, code)
         except BaseException as error:
             self._account(seq, error)
             self._limiter.learn(left, len(part.query_BCHW), error)

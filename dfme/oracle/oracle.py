@@ -12,14 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfme.answers.asking import Reader
+from dfme.answers.reading import top_class
 from dfme.compute import DeferredChecks, held_to, on_accelerator
+from dfme.config.answer_settings import AnswersConfig
 from dfme.errors import BudgetExhausted, RunError
+from dfme.oracle import defended
 from dfme.oracle.dispatch import Answered, Dispatcher, Part
 from dfme.oracle.journal import Journal, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
 from dfme.ranks import ALONE, Ranks
 from dfme.spec import Teacher
-from dfme.students.losses import top_class
 
 __all__ = ["BudgetExhausted", "Ledger", "Oracle"]
 
@@ -34,6 +37,9 @@ class Oracle:
     unpaid. ``deferred`` collects the conditions on an accelerator's values for the loop to verify; without
     one they are read after each call. ``tell`` is called with a line for each request to a service that fails.
     ``answered``: how often each class (K,) was the answer to what is charged; None for a run begun before 0.7.0.
+    ``reader``: what is asked for every image that is charged, and what is made of the answers, which then have the form
+    ``label_mode``; those of an evaluation are as the teacher gives them (``told``). Ledger and journal see each image
+    that is sent.
     """
 
     ranks: Ranks = ALONE
@@ -45,10 +51,13 @@ class Oracle:
         journal: Journal | None = None,
         deferred: DeferredChecks | None = None,
         tell: Callable[[str], None] | None = None,
+        reader: Reader | None = None,
     ) -> None:
         self.spec = teacher.spec
         self.num_classes = teacher.num_classes
-        self.label_mode = teacher.label_mode
+        self.told = teacher.label_mode
+        self._reader = reader or Reader(AnswersConfig(), self.told, self.num_classes)
+        self.label_mode, self.times = self._reader.mode, self._reader.times
         self.ledger = ledger
         self._device = torch.device(getattr(teacher, "device", None) or "cpu")
         self._journal = journal
@@ -68,11 +77,11 @@ class Oracle:
         return self._journal is not None and self._journal.replaying
 
     def __call__(self, images_BCHW: Tensor, purpose: Purpose = "student") -> Tensor:
-        """The teacher's answers, on the images' device: scores (B, K) float32 or labels (B,) int64.
+        """The answers, on the images' device: scores (B, K) float32 or labels (B,) int64.
 
-        The whole batch must fit the budget, then it is sent in parts of the teacher's ``max_batch``, several at
-        once where its ``wire`` says so. Images of charged purposes must lie within the spec's bounds. No images
-        cost nothing.
+        The whole batch, each image as often as it is asked, must fit the budget, then it is sent in parts of the
+        teacher's ``max_batch``, several at once where its ``wire`` says so. Images of charged purposes must lie within
+        the spec's bounds. No images cost nothing.
 
         Raises:
             ValueError: for images of another shape or dtype, or out of bounds; nothing was sent.
@@ -82,10 +91,12 @@ class Oracle:
             RunError: if a resumed run asks something else than it asked before, or the disk refuses.
         """
         queries_BCHW = self._checked(images_BCHW, purpose)
-        batch = len(queries_BCHW)
-        self.ledger.require(batch, purpose)
-        if batch == 0:
-            return self._no_answers().to(images_BCHW.device)
+        read: Callable[[Tensor], Tensor] = self._reader.read if purpose in CHARGED else lambda answers: answers
+        if purpose in CHARGED:
+            queries_BCHW = self._reader.expand(queries_BCHW)
+        self.ledger.require(len(queries_BCHW), purpose)
+        if len(queries_BCHW) == 0:
+            return read(self._no_answers().to(images_BCHW.device))
         whole = self._obtain(queries_BCHW, purpose)
         if self._verify_each:
             self._deferred.verify()
@@ -95,7 +106,22 @@ class Oracle:
             classes_B = top_class(whole).clamp(0, self.num_classes - 1)
             self.answered = self.answered.to(classes_B.device)
             self.answered.scatter_add_(0, classes_B, torch.ones_like(classes_B))
-        return whole.to(images_BCHW.device)
+        return read(whole).to(images_BCHW.device)
+
+    @property
+    def remaining(self) -> int:
+        """Images that may still be asked about, each as often as it is asked."""
+        return self.ledger.remaining // self.times
+
+    @property
+    def reached(self) -> int:
+        """Images charged; the whole budget once what is left of it is too little for one more."""
+        return self.ledger.spent if self.remaining else self.ledger.budget
+
+    @property
+    def share(self) -> float:
+        """Share of the budget that is ``reached``, from 0 to 1."""
+        return self.reached / self.ledger.budget
 
     @property
     def on_own_accelerator(self) -> bool:
@@ -118,9 +144,18 @@ class Oracle:
         """Whether a request is on its way."""
         return self._dispatcher.asking
 
+    @property
+    def defences(self) -> dict[str, Any]:
+        """Of a teacher with defences, their texts and what they ``report``; else nothing."""
+        return defended.told(self._dispatcher.teacher)
+
+    def served(self, images_BCHW: Tensor) -> Tensor | None:
+        """What an honest user would be answered now, outside the ledger; None where the teacher does not say."""
+        return defended.served(self._dispatcher.teacher, self._checked(images_BCHW, "evaluation"))
+
     def report_to(self, tell: Callable[[str], None]) -> None:
         """Call ``tell`` with a line for each request to a service that fails; the same line for the same reason."""
-        self._dispatcher.tell = tell
+        self._dispatcher.tell = self._reader.tell = tell
 
     def state_dict(self) -> dict[str, Any]:
         """Ledger and journal for a checkpoint; both files are on the disk when this returns."""
@@ -132,6 +167,7 @@ class Oracle:
             "journal": None if self._journal is None else self._journal.state_dict(),
             "answered": self.answered,
             "ranks": self.ranks.count,
+            **defended.state_of(self._dispatcher.teacher),
         }
 
     def take_up_answered(self, found: Any) -> None:
@@ -202,6 +238,8 @@ class Oracle:
             if record.batch != len(queries_BCHW) or images > rest or digest(part_BCHW.cpu()) != record.digest:
                 raise self._mismatch(journal, record.seq, len(queries_BCHW), purpose)
             self.ledger.replay(record.seq, images, purpose)
+            if purpose != "evaluation" or not hasattr(self._dispatcher.teacher, "truth"):
+                defended.witness(self._dispatcher.teacher, part_BCHW, record)
             journal.advance()
             answers.append((record.start, record.answers))
             rest -= images
@@ -236,7 +274,7 @@ class Oracle:
             raise
 
     def _no_answers(self) -> Tensor:
-        if self.label_mode.kind == "label":
+        if self.told.kind == "label":
             return torch.empty(0, dtype=torch.int64)
         return torch.empty(0, self.num_classes)
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfme.answers.asking import Reader
 from dfme.compute import DeferredChecks
 from dfme.errors import BudgetExhausted
 from dfme.oracle.dispatch import Part
@@ -35,8 +36,9 @@ class RankedOracle(Oracle):
         deferred: DeferredChecks,
         ranks: Ranks,
         split: bool,
+        reader: Reader | None = None,
     ) -> None:
-        super().__init__(ByRows(teacher, ranks) if split else teacher, ledger, journal, deferred)
+        super().__init__(ByRows(teacher, ranks) if split else teacher, ledger, journal, deferred, reader=reader)
         self.ranks, self._split = ranks, split
         if split and ranks.first:
             self._dispatcher.charged = lambda part: self._told(ASKED, part)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dfme.answers.reading import top_class
 from dfme.spec import LabelMode
 from dfme.students.augment import augment
-from dfme.students.losses import log_probabilities, top_class
+from dfme.students.losses import log_probabilities
 from dfme.students.replay import Replay
 
 PARENTS = 4_096

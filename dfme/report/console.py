@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from dfme.config.messages import printable
 from dfme.report.notes import Notes
-from dfme.report.summary_file import ended_early, without_labels
+from dfme.report.summary_file import defended, ended_early, without_labels
 from dfme.report.terminal import StatusLine, columns, fitted, wrapped
 
 LINE_SHARE = 0.05  # of the budget between two plain lines ...
@@ -176,6 +176,7 @@ def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = No
         ("teacher accuracy", _share(summary.get("teacher_accuracy"), without_labels(summary))),
         ("student accuracy", _share(summary.get("accuracy"), without_labels(summary))),
         ("agreement", _agreement(summary)),
+        *defended(summary),
         *constant_answer(summary),
         ("time", f"{summary['wall_seconds']:,.1f} s ({summary['queries_per_second'] or 0:,.0f} queries/s)"),
     ]

@@ -64,7 +64,8 @@ def answer(run: RunFiles) -> str:
     finished = run.summary is not None
     queries = run.summary["spent"] if run.summary is not None else run.series("agreement")[-1][0]
     paid = f"{queries:,} queries" + ("" if (price := final(run, "cost")) is None else f" at a price of {price:,.2f}")
-    copy = f"a copy that agrees with the teacher on {agreement:.1%} of {on}"
+    undefended = "undefended " if (run.summary or {}).get("defences") and not scored_on(run).held_back else ""
+    copy = f"a copy that agrees with the {undefended}teacher on {agreement:.1%} of {on}"
     constant = ((run.summary or {}).get("baselines") or {}).get("constant_agreement")
     beside = "" if constant is None else f", where one answer to everything would on {constant:.1%}"
     return f"{paid} gave {copy}{beside}." if finished else f"So far, {paid} gave {copy}."

@@ -23,7 +23,7 @@ from dfme.report.facts import (
 )
 from dfme.report.metrics import METRICS
 from dfme.report.run_files import RunFiles
-from dfme.report.summary_file import ended_early, without_labels
+from dfme.report.summary_file import defended, ended_early, without_labels
 
 PICTURES = (
     ("curve.png", "Agreement and accuracy against the queries spent; the band is the agreement's 95% interval."),
@@ -69,6 +69,7 @@ def _contents(run: RunFiles, run_dir: Path) -> dict[str, Any]:
         "refused": run.ledger.refused,
         "failed": run.ledger.failed,
         "service": (run.summary or {}).get("service"),
+        "defences": (run.summary or {}).get("defences"),
         "cost": (run.summary or {}).get("cost"),
         "metrics": [(name, METRICS[name]) for name in METRICS if name in logged],
         "config": run.config_text,
@@ -127,6 +128,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("Student's accuracy", with_interval(final(run, "accuracy"), images) or without_labels(told)),
         ("Agreement", with_interval(final(run, "agreement"), images)),
         ("Teacher's class among the student's five", with_interval(final(run, "agreement_top5"), images)),
+        *((label.capitalize(), value) for label, value in defended(told)),
         ("Constant answer", ", ".join(value for _, value in constant_answer(told)) or None),
         ("KL divergence from the teacher", _text(final(run, "kl"), "{:.4f} nats")),
         ("Form of the answers", _text(told.get("label_mode"))),

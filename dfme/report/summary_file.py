@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dfme.config.messages import printable
+from dfme.config.values import flatten
 from dfme.errors import RunError
 from dfme.files import open_file
 from dfme.report.metrics import LARGEST, is_count
 
 MAX_BYTES = 1 << 20
+AGREEMENTS = ("agreement_served", "agreement_relabelled")
 CONSTANT = ("constant_agreement", "constant_accuracy")
 
 FieldCheck = Callable[[Any], bool]
@@ -63,6 +66,9 @@ FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(("budget", "spent", "evaluation_queries", "requests", "refused", "failed", "lost"), is_count),
     **dict.fromkeys(("seed", "student_steps", "students", "ranks"), is_count),
     **dict.fromkeys(("teacher_accuracy", "accuracy", "agreement", "agreement_top5"), _or_none(_is_share)),
+    **dict.fromkeys(AGREEMENTS, _or_none(_is_share)),
+    "defences": _is_list_of(lambda text: _is_text(text) and text.isprintable()),
+    "defence_report": lambda value: isinstance(value, dict),
     **dict.fromkeys(("vote_accuracy", "vote_agreement", "vote_agreement_top5"), _or_none(_is_share)),
     **dict.fromkeys(("kl", "vote_kl", "queries_per_second", "cost"), _or_none(_is_number)),
     **dict.fromkeys(("method", "label_mode", "student_arch", "device", "config_hash", "version", "torch"), _is_text),
@@ -100,6 +106,17 @@ def without_labels(summary: Mapping[str, Any]) -> str | None:
     """``NO_LABELS`` of a run whose evaluation images have none."""
     held_back = (summary.get("evaluation") or {}).get("held_back")
     return NO_LABELS if summary.get("accuracy") is None and held_back is False else None
+
+
+def defended(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Of a teacher with defences, rows that say so: beside the agreement, which is that with the teacher itself."""
+    if not summary.get("defences"):
+        return []
+    counted = ", ".join(f"{name} {value}" for name, value in flatten(summary.get("defence_report") or {}, ()))
+    shares = {name: summary.get(name) for name in AGREEMENTS}
+    texts = {"defences": " + ".join(summary["defences"]), "defences report": printable(counted)}
+    texts |= {name.replace("_", " "): f"{share:.2%}" for name, share in shares.items() if share is not None}
+    return [row for row in texts.items() if row[1]]
 
 
 def ended_early(summary: Mapping[str, Any]) -> str | None:

@@ -9,6 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dfme.config.answer_settings import AnswersConfig
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.imports import find_target, name_of
 from dfme.config.in_python import in_python
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from dfme.methods.base import Method
     from dfme.run.run import Result
 
-KEPT_ON_RESUME = ("recipe", "budget", "student", "schedule", "evaluation", "method", *SECTIONS)
+KEPT_ON_RESUME = ("recipe", "budget", "student", "schedule", "evaluation", "answers", "method", *SECTIONS)
 """What a resumed run keeps of its own where it is not given again."""
 
 
@@ -75,6 +76,7 @@ def extract(
     student: StudentConfig | Mapping[str, Any] | Callable[..., Any] | None = None,
     evaluation: EvaluationConfig | Mapping[str, Any] | str | Any = None,
     schedule: ScheduleConfig | Mapping[str, Any] | None = None,
+    answers: AnswersConfig | Mapping[str, Any] | None = None,
     wandb: WandbConfig | Mapping[str, Any] | None = None,
     device: str = "auto",
     precision: Literal["fp32", "bf16"] = "fp32",
@@ -116,7 +118,7 @@ def extract(
         "precision": precision,
         "student": described,
         "evaluation": examined,
-        "schedule": _mapping(schedule),
+        **{"schedule": _mapping(schedule), "answers": _mapping(answers)},
         "wandb": {**wandb_environment(), **_mapping(wandb)},
     }
     stated = {

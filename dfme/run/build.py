@@ -17,6 +17,7 @@ from dfme.data import ImageSet
 from dfme.errors import Misfit, RunError, ShapeUnknown, TeacherError, UserError
 from dfme.files import write_text
 from dfme.graphs import GraphedForward, release
+from dfme.oracle.defended import take_up_state
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
@@ -35,7 +36,7 @@ from dfme.run.job import config_hash, document, resume_command
 from dfme.run.loop import Progress
 from dfme.run.memory import mirrored, require_memory
 from dfme.run.opening import finished_result, open_directory, recipe, tell_finished
-from dfme.run.parts import build_parts, require_answers_fit, take_threads
+from dfme.run.parts import build_parts, reader_of, take_threads
 from dfme.run.resuming import changed_source, require_same_adapter, require_same_run, take_up_threads
 from dfme.run.run import Result, Run
 from dfme.spec import RequestPolicy, Teacher
@@ -179,13 +180,13 @@ def open_run(
 
     # Another teacher than the record's is refused as such, before anything else is judged by it.
     record = open_record() if resume else None
-    require_answers_fit(job.method, teacher)
     data, pool, nets, needed = ranks.first_goes_first()(build_parts)(job, teacher, device, evaluation, notes.append)
     require_memory(needed, device)
     notes += take_threads(job, nets, spec) if choose_threads else []
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
 
-    examination = examination_of(data, spec, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
+    mode = oracle.label_mode if data is None else oracle.told
+    examination = examination_of(data, spec, mode, device, partial(oracle, purpose="evaluation"))
     (goal, hold_out), path, at = goal_of(config, examination, oracle, device), directory.path, oracle.ledger.spent
     components = build_components(job, nets, oracle, streams, deferred, pool=pool, directory=path, hold_out=hold_out)
     method = build_method(job, components)
@@ -235,32 +236,39 @@ def build_oracle(
 
     A network of ours on a GPU needs no journal: it gives its answers again for nothing, while writing each
     one down would make the GPU wait for the host at every step. A resumed run then asks again what it asked
-    since the checkpoint, and the ledger says so (``lost``). A teacher of one's own may cost money on any device.
+    since the checkpoint, and the ledger says so (``lost``); the state of its defences is that of the checkpoint alone.
+    A teacher of one's own may cost money on any device. Of several ranks the first alone asks a teacher with defences,
+    since what they answer depends on all that was asked before.
     """
     counted = place = None
     state = state["oracle"] if state else {}
     if state:
         counted = held_to(Ledger(1).state_dict(), state["ledger"], "ledger")
         place = state["journal"] and held_to(RecordPosition(0, 0)._asdict(), state["journal"], "journal")
+    split = job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local and not hasattr(teacher, "witness")
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
     if not ranks.first:
         ledger, journal = Ledger(int(job.config.budget), None, counted), None
     else:
         ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts, job.config.fsync)
         begin(ledger)
-        journal = None if on_gpu and job.teacher.kind in KINDS else Journal(directory.journal, place, job.config.fsync)
+        free = on_gpu and job.teacher.kind in KINDS and (split or ranks.count == 1)
+        journal = None if free else Journal(directory.journal, place, job.config.fsync)
     if journal is not None and journal.replaying and state and (before := state.get("ranks", 1)) != ranks.count:
         raise RunError(
             f"--resume: {before} ranks of torchrun asked what was answered since the checkpoint, which {ranks.count} "
             f"cannot repeat; resume with --nproc-per-node {before}, or delete {journal.folder} to pay for it again"
         )
-    split = job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local
-    parts = teacher, ledger, journal, deferred
-    oracle = Oracle(*parts) if ranks.count == 1 else RankedOracle(*parts, ranks, split)
+    parts, reader = (teacher, ledger, journal, deferred), reader_of(job, teacher)
+    one = ranks.count == 1
+    oracle = Oracle(*parts, reader=reader) if one else RankedOracle(*parts, ranks, split, reader)
     if ranks.count > 1:  # the last bits of a CPU's sums depend on them
         torch.set_num_threads(int(ranks.share(torch.tensor(torch.get_num_threads()))))
     if state:
         oracle.take_up_answered(state.get("answered"))
+    if state and ranks.first:
+        take_up_state(teacher, state)
+    _ = reader.recovery  # which takes seconds, and is there before the first image is asked
     return oracle
 
 

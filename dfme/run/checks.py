@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from dfme.config.answer_settings import AnswersConfig
 from dfme.config.fields import problem_of
 from dfme.config.imports import find_target
 from dfme.config.messages import Problem, did_you_mean, listed, spelled_flag
@@ -78,6 +79,7 @@ def method_problems(job: Job) -> Iterator[Problem]:
     """Everything that rules each other out among method, estimator, queries and students."""
     heeded, method = find_method(job.method).sections, job.method_config
     yield from _broken(_student_rules(job))
+    yield from answers_problems(job.config.answers, job.config.student.loss, int(job.config.budget))
     if job.config.until_agreement is not None:
         yield from _broken(_goal_rules(job, job.config.until_agreement))
     for name, pool in ((name, getattr(method, name, None)) for name in POOLS):
@@ -119,13 +121,26 @@ def _student_rules(job: Job) -> list[Rule]:
     ]
 
 
+def answers_problems(config: AnswersConfig, loss: str, budget: int) -> Iterator[Problem]:
+    """A loss that is not what shall be learnt, a recovery from nothing, a budget too small for one image."""
+    learnt = f"expected auto or {config.loss(loss)} with --answers.learn {config.learn}, got {loss}"
+    undone = "expected --answers.knows as well: the defence that is undone, such as reverse_sigmoid:beta=0.7"
+    least = f"expected at least {config.times} images, as often as --answers.repeat and --answers.vote ask for each one"
+    if loss not in ("auto", config.loss(loss)):
+        yield Problem("student.loss", learnt)
+    if config.recover != "none" and not config.knows:
+        yield Problem("answers.recover", undone)
+    if budget < config.times:
+        yield Problem("budget", f"{least}; got {budget}")
+
+
 def _goal_rules(job: Job, share: float) -> list[Rule]:
     """What keeps a student from showing, before the budget is spent, that it is good enough."""
     student, batch = job.config.student, job.method_config.batch_size
     alone = find_method(job.method).keeps and not (student.steps or student.replay_steps)
     afterwards = student.final_share == 1 or len(student.rounds) == 1
     needed = math.ceil(share * 3.8415 / (1 - share))  # all of them right, and Wilson's 95% interval begins at ``share``
-    least = HELD_BACK_EVERY * batch * math.ceil(needed / batch)
+    least = HELD_BACK_EVERY * batch * math.ceil(needed / batch) * job.config.answers.times
     few = f"expected a budget of {least:,} images or more: {needed:,} must be held back, one batch of {batch} in 20"
     late = "expected students that learn while the budget is spent, but here they learn afterwards"
     return [
@@ -168,8 +183,10 @@ def _queries_rules(job: Job) -> list[Rule]:
     ]
 
 
-def evaluation_problems(config: EvaluationConfig) -> Iterator[Problem]:
+def evaluation_problems(config: EvaluationConfig, needed: bool = False) -> Iterator[Problem]:
     """An unknown or missing evaluation set, or a normalisation that is not one."""
+    if needed and config.dataset == "none":
+        yield Problem("evaluation.dataset", "expected a data set or a folder of images, got none")
     if config.classes is not None and config.dataset == "none":
         yield Problem("evaluation.classes", "expected an evaluation.dataset as well, whose classes they are")
     if config.dataset != "none":

@@ -154,7 +154,7 @@ def build_trainer(
     ranks: Ranks = ALONE,
 ) -> StudentTrainer:
     """The students' training on answers in ``mode``; ``share``: of the budget that is spent."""
-    distance = make_distance(config.student.loss, mode)
+    distance = make_distance(config.answers.loss(config.student.loss), mode)
     config = replace(config, student=fitting(config.student, mode))
     return StudentTrainer(config, students, distance, replay, share, rng["augment"], fresh, ranks)
 
@@ -178,9 +178,7 @@ def build_components(
     config, spec, mode = job.config, oracle.spec, oracle.label_mode
     replay = build_replay(job, spec, mode.answer_bytes(oracle.num_classes), rng, directory)
     draw = procedural_images(job, spec)
-    students = build_trainer(
-        config, nets.students, mode, replay, lambda: oracle.ledger.share, rng, nets.fresh, oracle.ranks
-    )
+    students = build_trainer(config, nets.students, mode, replay, lambda: oracle.share, rng, nets.fresh, oracle.ranks)
     oracle.ranks.require_no_chance(nets.students)
     if config.graphs:
         students.use_graphs()
@@ -209,7 +207,7 @@ def build_components(
         queries=queries,
         rng=rng,
         deferred=deferred,
-        lr_factor=lambda: factor(config.schedule, oracle.ledger.share),
+        lr_factor=lambda: factor(config.schedule, oracle.share),
         estimator=job.estimator,
         sources=job.queries,
         pool=pool,
@@ -227,14 +225,14 @@ def build_method(job: Job, components: Components) -> Method:
 
 def open_pool(job: Job, spec: ImageSpec) -> ImageSource | None:
     """Images that the job's method reads from disk; UserError where they are missing."""
-    pool: ImageSource | None = find_method(job.method).load().open_pool(job.method_config, spec, int(job.config.budget))
+    pool: ImageSource | None = find_method(job.method).load().open_pool(job.method_config, spec, job.config.images)
     return pool
 
 
 def needed_space(job: Job, nets: Nets, teacher: Teacher, directory: Path) -> int:
     """Bytes that the run's checkpoints, and a replay on disk, take at most."""
-    answer, spec = teacher.label_mode.answer_bytes(teacher.num_classes), teacher.spec
-    replay, budget = build_replay(job, spec, answer, directory=directory), int(job.config.budget)
+    answer, spec = job.config.answers.mode(teacher.label_mode).answer_bytes(teacher.num_classes), teacher.spec
+    replay, budget = build_replay(job, spec, answer, directory=directory), job.config.images
     beside = 0 if replay is None else replay.disk_size(answer, budget)
     held = held_back_bytes(job, spec, answer, budget) + (0 if replay is None else replay.full_size(answer))
     return space_for_checkpoints([net for net in (*nets.students, nets.generator) if net is not None], held) + beside
@@ -250,7 +248,7 @@ def build_replay(
     config = job.config.student
     if not keeps_answers(job):
         return None
-    capacity = min(config.replay_capacity, int(job.config.budget))
+    capacity = min(config.replay_capacity, job.config.images)
     if config.replay_bytes is not None:
         within = capacity_within(config.replay_bytes, spec, answer, config.replay_store == "disk", capacity)
         if not within:

@@ -11,16 +11,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from dfme.answers.reading import top_class
 from dfme.compute import held_to, plain_tensor
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset
 from dfme.data.class_names import numbered, shown_names
 from dfme.errors import UserError
-from dfme.report.verdict import Classified
+from dfme.oracle.oracle import Oracle
+from dfme.report.verdict import Classified, relabelled
 from dfme.run.checks import HELD_BACK_EVERY
 from dfme.run.scores import batches, compare, evaluation_batch, scores
 from dfme.spec import ImageSpec, LabelMode, Shape
-from dfme.students.losses import top_class
 from dfme.students.replay.layout import Coding
 
 HELD_BYTES = 1 << 28
@@ -76,6 +77,17 @@ def classified(
         own,
         f"{len(examination):,} {kind}",
     )
+
+
+def under_defences(oracle: Oracle, examination: EvaluationSet | HoldOut, seen: Classified) -> dict[str, Any]:
+    """What summary.json says besides of a teacher with defences, once the copy is what it is; else nothing."""
+    if not (told := oracle.defences):
+        return {}
+    served = None
+    if isinstance(examination, EvaluationSet):
+        answers = [part for part in map(oracle.served, batches(examination.images)) if part is not None]
+        served = float((top_class(torch.cat(answers)).cpu().numpy() == seen.student).mean()) if answers else None
+    return {"agreement_served": served, "agreement_relabelled": relabelled(seen), **told}
 
 
 def _pairs(images: Tensor | ImageSet | None, answers: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -165,7 +177,7 @@ class HoldOut:
         every: int = HELD_BACK_EVERY,
         keep: int = HELD_BACK,
     ) -> None:
-        self._mode, self._device = mode, torch.device(device)
+        self.mode, self._device = mode, torch.device(device)
         self._every, self._keep, self._seen = every, keep, 0
         self._coding = Coding(spec)
         self._coded: Tensor | None = None
@@ -197,7 +209,7 @@ class HoldOut:
         """``agreement`` and ``kl`` on the held-back images; nothing while there are none."""
         if (images := self.images) is None or self.answers is None:
             return {}
-        return compare(scores(student, images), self.answers, self._mode)
+        return compare(scores(student, images), self.answers, self.mode)
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": self._seen, "images": self._coded, "answers": self.answers}

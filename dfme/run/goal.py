@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dfme.answers.reading import top_class
 from dfme.compute import held_to
 from dfme.config.settings import ExtractConfig
 from dfme.oracle.oracle import Oracle
 from dfme.report.facts import wilson_interval
 from dfme.run.evaluation import EvaluationSet, HoldOut
-from dfme.students.losses import top_class
 
 
 class Goal:

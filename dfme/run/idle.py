@@ -25,6 +25,7 @@ EFFECTS: dict[str, tuple[str, ...]] = {
     "schedule.milestones schedule.decay": ("schedule.kind=steps",),
     "evaluation.mean evaluation.std evaluation.limit": ("evaluation.dataset",),
     "evaluation.root evaluation.download": (f"evaluation.dataset={FROM_DISK}",),
+    "answers.knows": ("answers.recover",),
     "method.training": ("queries.procedural",),
     "queries.choose queries.balance": ("queries.pool",),
     "queries.programs": ("queries.procedural", "queries.base", "method.proxy=procedural", "method.name=procedural"),

@@ -121,16 +121,16 @@ def run(
     ledger, trainer, ranks, read = oracle.ledger, method.students, oracle.ranks, MetricReader()
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
-    while ledger.remaining + trainer.steps_left > 0 and not (goal and ranks.agree(goal.reached) and ledger.remaining):
+    while oracle.remaining + trainer.steps_left > 0 and not (goal and ranks.agree(goal.reached) and oracle.remaining):
         # Take the student steps that are due; else pay for one step of the method, or for what is left of the budget.
-        before, training = ledger.spent, trainer.steps_due_under(ledger.budget, ledger.spent) > 0
-        metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, ledger)
+        before, training = oracle.reached, trainer.steps_due_under(ledger.budget, oracle.reached) > 0
+        metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, oracle)
         progress.seconds = time.monotonic() - started
         if metrics is None:
             continue
         # Evaluate at even shares of the budget, when the steps due are done, and often at the start.
-        done, due = (spent * points // ledger.budget for spent in (before, ledger.spent))
-        early = [halvings(spent, ledger.budget, points) for spent in (before, ledger.spent)]
+        done, due = (spent * points // ledger.budget for spent in (before, oracle.reached))
+        early = [halvings(spent, ledger.budget, points) for spent in (before, oracle.reached)]
         even = due > done or (training and not trainer.steps_due)
         if ranks.first and (even or early[1] < early[0]):
             deferred.verify()
@@ -155,13 +155,13 @@ def run(
             keep()
             kept = time.monotonic()
         # Stop if asked to; of several ranks, the first one decides.
-        if ranks.agree(stopped(), method.replicated) and ledger.remaining + trainer.steps_left > 0:
+        if ranks.agree(stopped(), method.replicated) and oracle.remaining + trainer.steps_left > 0:
             break
     ranks.require_same(method.replicated)
     progress.seconds = time.monotonic() - started
     deferred.verify()
     keep()
-    return bool(goal and goal.reached and ledger.remaining) or ledger.remaining + trainer.steps_left == 0
+    return bool(goal and goal.reached and oracle.remaining) or oracle.remaining + trainer.steps_left == 0
 
 
 def halvings(spent: int, budget: int, points: int) -> int:
@@ -170,14 +170,15 @@ def halvings(spent: int, budget: int, points: int) -> int:
     return next((times for times in range(most + 1) if spent * points * 2**times >= budget), most + 1)
 
 
-def _spend(method: Method, ledger: Ledger) -> Metrics | None:
+def _spend(method: Method, oracle: Oracle) -> Metrics | None:
     """A step of the method, or what is left of the budget where it no longer fits.
 
-    The method is held to the cost it states, less what a service took without an answer. None: what the service failed
-    to answer, asked again, took what the step had counted on.
+    The method is held to the cost it states, each image as often as it is asked, less what a service took without an
+    answer. None: what the service failed to answer, asked again, took what the step had counted on.
     """
-    answered, failed, left = ledger.useful, ledger.failed, ledger.remaining
-    planned = min(method.cost, left)  # of this step: the next one may cost something else
+    ledger, left = oracle.ledger, oracle.remaining
+    answered, failed = ledger.useful, ledger.failed
+    planned = min(method.cost, left) * oracle.times  # of this step: the next one may cost something else
     try:
         metrics = method.step() if left >= method.cost else method.finish(left)
     except BudgetExhausted:

@@ -63,9 +63,9 @@ def needed_memory(job: Job, teacher: Teacher, nets: Nets, call: int) -> dict[str
         elif trained:
             needed["generator"] += students * peak(student, (size, *shape), True)
     asked: int | None = getattr(teacher, "peak_bytes", lambda images: None)(max(call, scored))
-    answer = teacher.label_mode.answer_bytes(teacher.num_classes)
+    answer = job.config.answers.mode(teacher.label_mode).answer_bytes(teacher.num_classes)
     replay = build_replay(job, teacher.spec, answer, directory=Path())
-    held_back = 2 * held_back_bytes(job, teacher.spec, answer, int(job.config.budget))  # the old and the new
+    held_back = 2 * held_back_bytes(job, teacher.spec, answer, job.config.images)  # the old and the new
     return needed | {
         "teacher": asked or 0,
         "replay": 0 if replay is None else 2 * replay.full_size(answer),  # a checkpoint copies it

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from dfme.answers.asking import Reader
 from dfme.compute import THREADS_GIVEN, worthwhile_threads
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.settings import Job
@@ -41,11 +42,13 @@ def build_parts(
     UserError for what does not fit together. Of images so small that memory is no question, only ``always`` tells it.
     ``evaluation``: images that were handed over. ``tell`` hears what was done to their labels.
     """
+    require_answers_fit(job, teacher)
     spec = teacher.spec
     for line in weak_differences(job.estimator, spec) if "estimator" in find_method(job.method).sections else ():
         tell(line)
-    call = _require_estimator(job, spec)
-    make_distance(job.config.student.loss, teacher.label_mode)
+    answers = job.config.answers
+    call = _require_estimator(job, spec) * answers.times
+    make_distance(answers.loss(job.config.student.loss), answers.mode(teacher.label_mode))
     names = getattr(teacher, "class_names", None)
     data = evaluation_images(job.config.evaluation, spec, teacher.num_classes, names, evaluation, tell)
     pool = open_pool(job, spec)
@@ -82,14 +85,20 @@ def weak_differences(config: EstimatorConfig, spec: ImageSpec) -> list[str]:
     ] * (random and spec.at_once(2) < 2)
 
 
-def require_answers_fit(name: str, teacher: Teacher) -> None:
-    """UserError if the method cannot learn from what the teacher answers, with those that can."""
-    label_modes, kind = find_method(name).load().label_modes, teacher.label_mode.kind
+def reader_of(job: Job, teacher: Teacher) -> Reader:
+    """What is asked for an image, and made of the answers. UserError where the teacher's do not allow it."""
+    return Reader(job.config.answers, teacher.label_mode, teacher.num_classes, job.config.seed)
+
+
+def require_answers_fit(job: Job, teacher: Teacher) -> None:
+    """UserError if the method cannot learn from what is made of the teacher's answers, with those that can."""
+    name, mode = job.method, reader_of(job, teacher).mode
+    label_modes, kind = find_method(name).load().label_modes, mode.kind
     if kind not in label_modes:
         able = [other for other, entry in METHODS.items() if kind in entry.load().label_modes]
         raise UserError(
             f"--method.name {name} needs a teacher that answers {' or '.join(label_modes)}, this one "
-            f"answers {teacher.label_mode}; methods that can use it: {', '.join(able)}"
+            f"answers {mode}; methods that can use it: {', '.join(able)}"
         )
 
 
@@ -108,7 +117,7 @@ def _require_estimator(job: Job, spec: ImageSpec) -> int:
         return batch_size
     estimator = make_estimator(drafted(job.estimator, spec), spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
     if is_checked(job):
-        require_budget(int(job.config.budget), preflight_images(job.estimator, spec))
+        require_budget(job.config.images, preflight_images(job.estimator, spec))
     return max(batch_size, *estimator.calls(batch_size))
 
 

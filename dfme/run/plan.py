@@ -26,7 +26,7 @@ from dfme.run.build import build_teacher, facts_of
 from dfme.run.components import Nets, build_components, build_method, build_replay
 from dfme.run.evaluation import held_back_bytes
 from dfme.run.memory import at_once, free_memory
-from dfme.run.parts import build_parts, drafted, is_checked, require_answers_fit
+from dfme.run.parts import build_parts, drafted, is_checked, reader_of
 from dfme.run.scores import evaluation_batch
 from dfme.spec import RequestPolicy, Teacher
 
@@ -39,13 +39,15 @@ class Spending:
     """Images by purpose, requests and whole iterations of a run in which every request is answered."""
 
     limit: int | None
+    times: int  # that a charged image is asked
     images: Counter[str] = field(default_factory=Counter)
     requests: int = 0
     iterations: int = 0
 
     def add(self, ask: Ask) -> None:
-        self.images[ask.purpose] += ask.images
-        self.requests += math.ceil(ask.images / (self.limit or ask.images))
+        images = ask.images * (1 if ask.purpose == "evaluation" else self.times)
+        self.images[ask.purpose] += images
+        self.requests += math.ceil(images / (self.limit or images))
 
     @property
     def charged(self) -> int:
@@ -56,18 +58,19 @@ def spending(job: Job, teacher: Teacher, method: Method, evaluated: int, at_once
     """What the run pays for, step by step; ``evaluated`` images are scored on, ``at_once`` of them in one batch."""
     wire, budget = getattr(teacher, "wire", None) or RequestPolicy(), int(job.config.budget)
     limits = [getattr(teacher, "max_batch", None), wire.images_per_second and max(1, int(wire.images_per_second))]
-    spent = Spending(min(filter(None, limits), default=None))
+    times = job.config.answers.times
+    spent = Spending(min(filter(None, limits), default=None), times)
     for images in preflight_calls(job.estimator, teacher.spec) if is_checked(job) else ():
         spent.add(Ask("check", images))
     for start in range(0, evaluated, at_once):
         spent.add(Ask("evaluation", min(at_once, evaluated - start)))
     for ask in method.asks_before():
         spent.add(ask)
-    while (step := method.asks(spent.iterations)) and spent.charged + sum(ask.images for ask in step) <= budget:
+    while (step := method.asks(spent.iterations)) and spent.charged + times * sum(ask.images for ask in step) <= budget:
         spent.iterations += 1
         for ask in step:
             spent.add(ask)
-    for ask in method.student_asks(budget - spent.charged):
+    for ask in method.student_asks((budget - spent.charged) // times):
         spent.add(ask)
     return spent
 
@@ -78,7 +81,6 @@ def plan(job: Job) -> str:
     with ExitStack() as held:
         teacher = build_teacher(job, None, device)
         held.callback(getattr(teacher, "close", lambda: None))
-        require_answers_fit(job.method, teacher)
         data, pool, nets, needed = build_parts(job, teacher, device, tell=told.append, always=True)
         method = method_of(job, teacher, nets, pool)
         evaluated = 0 if data is None else len(data)
@@ -100,7 +102,7 @@ def plan(job: Job) -> str:
 def method_of(job: Job, teacher: Teacher, nets: Nets, pool: ImageSource | None) -> Method:
     """The method as it begins, on a ledger of its own; what a check would choose is chosen."""
     job = replace(job, estimator=drafted(job.estimator, teacher.spec))
-    oracle = Oracle(teacher, Ledger(int(job.config.budget)))
+    oracle = Oracle(teacher, Ledger(int(job.config.budget)), reader=reader_of(job, teacher))
     streams = Streams(job.config.seed, choose_device(job.config.device))
     return build_method(
         job, build_components(job, nets, oracle, streams, DeferredChecks(), pool=pool, directory=Path())
@@ -159,14 +161,15 @@ def _memory(needed: dict[str, int], free: int) -> str:
 
 def _disk(job: Job, teacher: Teacher, nets: Nets, spent: Spending) -> str:
     """What lies in the run directory at the end, and at most."""
-    answer = teacher.label_mode.answer_bytes(teacher.num_classes)
-    journal = sum(spent.images.values()) * answer + spent.requests * HEAD_BYTES
+    told = teacher.label_mode.answer_bytes(teacher.num_classes)
+    answer = job.config.answers.mode(teacher.label_mode).answer_bytes(teacher.num_classes)
+    journal = sum(spent.images.values()) * told + spent.requests * HEAD_BYTES
     replay = build_replay(job, teacher.spec, answer, directory=Path())
     learnt = ("student", "seed") + ("generator",) * (getattr(job.method_config, "learn_from", "students") == "all")
-    paid = sum(spent.images[purpose] for purpose in learnt)
+    paid = sum(spent.images[purpose] for purpose in learnt) // spent.times
     within = 0 if replay is None else replay.full_size(answer) * min(paid, replay.capacity) // replay.capacity
     beside = 0 if replay is None else replay.disk_size(answer, paid)
-    scored = spent.images["evaluation"] * answer + held_back_bytes(job, teacher.spec, answer, paid)
+    scored = spent.images["evaluation"] * told + held_back_bytes(job, teacher.spec, answer, paid)
     checkpoint = _state_bytes(job, nets) + within + scored
     replayed = f", replay {_size(beside)}" if beside else ""
     whole = 2 * checkpoint + weight_bytes(nets.students[0]) + beside

@@ -132,7 +132,7 @@ def fitted(job: Job, said: Callable[[str], bool] = lambda key: False) -> Job:
     if "estimator" in entry.sections:
         asked = 2 * job.estimator.directions if job.estimator.form == "central" else 1 + job.estimator.directions
         for_generator = method.generator_steps * asked
-    students = int(job.config.budget) * for_students // (for_students + for_generator)
+    students = job.config.images * for_students // (for_students + for_generator)
     while size > SMALLEST_BATCH and students < STUDENT_BATCHES * size:
         size //= 2
     return dataclasses.replace(job, method_config=dataclasses.replace(method, batch_size=size))

@@ -11,8 +11,11 @@ from typing import Any
 import torch
 
 from dfme import __version__
+from dfme.answers.asking import Reader
 from dfme.compute import choose_device, device_name, held_to, within_memory
+from dfme.config.answer_settings import AnswersConfig
 from dfme.config.settings import ExtractConfig
+from dfme.config.values import from_mapping
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
@@ -48,7 +51,7 @@ class PaidAnswers:
     """What a run kept, ready to be trained on: ``replay`` draws from it, or gives all of it in order (``batches``).
 
     ``replayed``: answers that went into its replay, still there or not. ``spent``: images that it paid for in all.
-    ``state``: the rest of the run's checkpoint.
+    ``state``: the rest of the run's checkpoint. ``answers``: how the run read them, which the teacher ``told``.
     """
 
     replay: Replay
@@ -58,6 +61,8 @@ class PaidAnswers:
     replayed: int
     spent: int
     state: dict[str, Any]
+    answers: AnswersConfig
+    told: LabelMode
 
     @property
     def shortfall(self) -> str | None:
@@ -93,11 +98,13 @@ def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswe
         # What never overflowed lies in the order of its numbers, and what did fills its window: both are of this size.
         replay = Replay(kept["held"], spec, rng or torch.Generator().manual_seed(0), folder)
         replay.load_state_dict(kept)
-        counted, mode = held_to(Ledger(1).state_dict(), state["oracle"]["ledger"], "ledger"), _label_mode(run_dir)
+        counted, told = held_to(Ledger(1).state_dict(), state["oracle"]["ledger"], "ledger"), _label_mode(run_dir)
+        answers = from_mapping(AnswersConfig, load_yaml(run_dir / "config.yaml", own=True).get("answers") or {})
+        mode = answers.mode(told)
         spent = sum(count for purpose, count in counted["images"].items() if purpose != "evaluation")
         held_to(0, state["trainer"]["steps"], "student steps")
         require_paid(replay.batches(spec.at_once(PAID_AT_ONCE)), spec, num_classes, mode)
-        return PaidAnswers(replay, spec, mode, num_classes, replay.added, spent, state)
+        return PaidAnswers(replay, spec, mode, num_classes, replay.added, spent, state, answers, told)
 
 
 def _label_mode(run_dir: Path) -> LabelMode:
@@ -131,6 +138,7 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
         if paid.shortfall is not None:
             tell(paid.shortfall)
         examination = recorded_examination(run, settings, paid, device)
+        paid = read_again(paid, settings, streams["replay"])
         # All answers are there from the first step on, so every step comes after the spending.
         steps = settings.student.steps or paid.state["trainer"]["steps"]
         student = replace(settings.student, steps=steps, final_share=1.0, rounds=())
@@ -157,6 +165,20 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
     return summary
 
 
+def read_again(paid: PaidAnswers, settings: ExtractConfig, rng: torch.Generator) -> PaidAnswers:
+    """What was paid for, read as ``settings.answers`` say, of a run that kept its answers as the teacher gave them."""
+    own, new = paid.answers, settings.answers
+    if new == own:
+        return paid
+    if paid.label_mode != paid.told or (new.repeat, new.vote) != (own.repeat, own.vote):
+        raise UserError("--answers: expected those of the run, which kept no other answers, and none are asked")
+    reader = Reader(replace(new, repeat=1, vote=1), paid.told, paid.num_classes, settings.seed)
+    replay = Replay(len(paid.replay), paid.spec, rng)
+    for images, answers in paid.replay.batches(paid.spec.at_once(PAID_AT_ONCE)):
+        replay.add(images, reader.read(answers))
+    return replace(paid, replay=replay, label_mode=reader.mode)
+
+
 def recorded_examination(
     run: Path, settings: ExtractConfig, paid: PaidAnswers, device: torch.device
 ) -> EvaluationSet | HoldOut:
@@ -166,7 +188,7 @@ def recorded_examination(
         UserError: where the images are no longer those that were answered.
     """
     data = evaluation_images(settings.evaluation, paid.spec, paid.num_classes)
-    examination = examination_of(data, paid.spec, paid.label_mode, device, None)
+    examination = examination_of(data, paid.spec, paid.label_mode if data is None else paid.told, device, None)
     with fitting(run / "checkpoint.pt"):
         examination.load_state_dict(paid.state["examination"])
     if isinstance(examination, EvaluationSet):
@@ -177,7 +199,7 @@ def recorded_examination(
                 f"images on record, but here are {len(examination)}; leave the run's evaluation as it is"
             )
     with fitting(run / "checkpoint.pt"):
-        require_paid(examination.paid, paid.spec, paid.num_classes, paid.label_mode)
+        require_paid(examination.paid, paid.spec, paid.num_classes, examination.mode)
     return examination
 
 
@@ -206,7 +228,7 @@ def _summary(
 ) -> dict[str, Any]:
     """The entries of summary.json that are known before the student is; its form is a run's."""
     source = read_summary(run / "summary.json") or {}
-    known = ("method", "seed", "spent", "accuracy", "agreement", "kl", "student_steps", "config_hash")
+    known = ("method", "seed", "spent", "accuracy", "agreement", "kl", "student_steps", "config_hash", "defences")
     return {
         "method": "retrain",
         "source": {"run": str(run), "method": "unfinished", **{name: source[name] for name in known if name in source}},

@@ -25,7 +25,7 @@ from dfme.report.verdict import Classified, baselines, histogram, query_warnings
 from dfme.run import loop
 from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, HoldOut, classified, evaluated, score_all
+from dfme.run.evaluation import EvaluationSet, HoldOut, classified, evaluated, score_all, under_defences
 from dfme.run.goal import Goal
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
@@ -126,7 +126,7 @@ class Run:
                 f"query budget: all {self.oracle.ledger.spent} images are charged, and no answer came to learn from "
                 f"({failures}); mend the teacher, then resume with a larger --budget"
             )
-        if finished and self.oracle.ledger.remaining and self.goal is not None:
+        if finished and self.oracle.remaining and self.goal is not None:
             left = f"its learning rate at {factor(config.schedule, self.trainer.progress):.0%} of the first"
             self.recorder.note(
                 f"--until-agreement {self.goal.share:g} is reached; the student is kept as it is, {left}"
@@ -150,7 +150,7 @@ class Run:
 
     def _remark_on_budget(self) -> None:
         """Say, before a run's first step, where its budget holds next to no step of the generator."""
-        name, budget, cost = self.job.method, int(self.job.config.budget), self.method.cost
+        name, budget, cost = self.job.method, self.job.config.images, self.method.cost
         each: int = getattr(self.method.config, "generator_steps", 0)
         steps = budget // cost * each
         if self.trainer.steps or steps >= FEW_STEPS or not (each and hasattr(self.method, "generator_optimizer")):
@@ -191,8 +191,9 @@ class Run:
         count = self.oracle.spec.at_once(PAID_AT_ONCE)
         replayed = () if self.trainer.replay is None else self.trainer.replay.batches(count)
         held_back = () if self.goal is None else self.goal.held.paid
-        paid = chain(self.method.recent_batches, self.examination.paid, held_back, replayed)
-        require_paid(paid, self.oracle.spec, self.oracle.num_classes, self.oracle.label_mode)
+        paid, oracle = chain(self.method.recent_batches, held_back, replayed), self.oracle
+        require_paid(paid, oracle.spec, oracle.num_classes, oracle.label_mode)
+        require_paid(self.examination.paid, oracle.spec, oracle.num_classes, self.examination.mode)
 
     def deliver(self, finished: bool) -> Result:
         """Write the student and, at the end of the budget, everything that says how it went; the summary last."""
@@ -210,7 +211,7 @@ class Run:
 
     def _end(self, finished: bool) -> dict[str, Any]:
         """What ended the run, and what --until-agreement saw last."""
-        ended_by = "until_agreement" if self.oracle.ledger.remaining else "budget"
+        ended_by = "until_agreement" if self.oracle.remaining else "budget"
         seen = None if self.goal is None else {"goal": self.goal.share, **self.goal.latest}
         return {"ended_by": ended_by if finished else None, "held_back": seen}
 
@@ -231,11 +232,12 @@ class Run:
             "ended": self.oracle.ledger.stretches[-1]["ended"],
             "stretches": self.oracle.ledger.stretches,
             "service": self.oracle.service,
-            "label_mode": str(self.oracle.label_mode),
+            "label_mode": str(self.oracle.told),
             **self.method.facts,
             "teacher_accuracy": self.examination.teacher_accuracy,
             **{name: scores.get(name) for name in ("accuracy", "agreement", "kl")},
             **{name: value for name, value in scores.items() if name.startswith(("agreement_", "vote_"))},
+            **under_defences(self.oracle, self.examination, seen),
             "evaluation": evaluated(self.examination),
             "baselines": baselines(seen),
             "answers": histogram(seen),

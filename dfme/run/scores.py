@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from dfme.answers.reading import top_class
 from dfme.compute import evaluating
 from dfme.data import ImageSet
 from dfme.precision import ieee_fp32
 from dfme.spec import ImageSpec, LabelMode
-from dfme.students.losses import log_probabilities, top_class
+from dfme.students.losses import log_probabilities
 
 EVALUATION_BATCH = 500
 """Images per forward pass while scoring, fewer of large ones; bounds memory, changes no result."""

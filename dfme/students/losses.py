@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from dfme.answers.reading import top_class
 from dfme.errors import UserError
 from dfme.spec import LabelMode
 
@@ -95,11 +95,6 @@ def _recovered(answers_BK: Tensor, unresolved_BK: Tensor, mode: LabelMode) -> Te
     bounded_BK = torch.where(unresolved_BK, _bound(answers_BK, mode), answers_BK)
     least = SMALLEST if mode.decimals is None else probability_floor(mode)
     return _centred(bounded_BK.clamp_min(least).log())
-
-
-def top_class(answers: Tensor) -> Tensor:
-    """The class a teacher answered, (B,), from scores of any mode or from labels."""
-    return answers if answers.ndim == 1 else answers.nan_to_num(nan=-math.inf).argmax(dim=1)
 
 
 def make_distance(loss: str, mode: LabelMode) -> Distance:

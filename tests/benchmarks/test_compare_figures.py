@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dfme.benchmarks.compare.figures import Figures, has_collapsed, num_classes, read_figures
-from dfme.benchmarks.compare.picture import draw, mean_and_band
-from dfme.benchmarks.compare.plan import Cell, count_text
-from dfme.benchmarks.compare.table import (
-    HEADS,
+from dfme.benchmarks.compare.figures import (
     ComparisonResult,
+    Figures,
     Outcome,
     Reached,
     Spread,
-    as_json,
-    markdown,
-    overview,
+    has_collapsed,
+    num_classes,
     reached,
+    read_figures,
     spread,
 )
+from dfme.benchmarks.compare.picture import draw, mean_and_band
+from dfme.benchmarks.compare.plan import Cell, count_text
+from dfme.benchmarks.compare.table import HEADS, as_json, markdown, overview
 from dfme.errors import RunError
 
 # Arithmetic over seeds

@@ -177,7 +177,7 @@ def test_it_is_said_in_which_options_rows_differ_besides_their_methods() -> None
         ("--seeds 1,x", {}, "--seeds: expected whole numbers"),
         ("--seeds -1", {}, "--seeds: expected a whole number from 0"),
         ("--budgets 0", {}, "--budgets: expected at least 1 each, got 0"),
-        ("--budgets 2k,2000", {}, "--budgets: expected each once, got 2000 twice"),
+        ("--budgets 2k,2000", {}, "--budgets: expected each once, got 2k twice"),
         ("--budgets much", {}, "--budgets: expected a number of images such as 300000, 300k or 2M, got 'much'"),
         ("--label-modes lable", {}, "--label-modes: expected logits, probabilities[:DECIMALS]"),
         ("--student-steps 0", {}, "--student-steps: expected at least 1, got 0"),
@@ -225,7 +225,8 @@ def test_a_row_may_repeat_what_is_equal_anyway() -> None:
 
 def test_methods_that_cannot_use_a_mode_are_known_before_anything_runs() -> None:
     made = plan(label_modes=["probabilities", "label"])
-    assert not_applicable(made.cells) == {("dfme", "label"): "dfme needs answers of logits or probabilities or top_k"}
+    reason = "dfme needs answers of logits or probabilities or top_k"
+    assert not_applicable(made.cells) == {"dfme-label-2k-seed3": reason}
     with pytest.raises(UserError, match="row dfme: dfme needs answers"):
         not_applicable(plan("--methods dfme --label-modes label").cells)
     with pytest.raises(UserError, match=r"row static: --student.loss l1 cannot use a teacher that answers label"):

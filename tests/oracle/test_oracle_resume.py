@@ -19,6 +19,7 @@ from torch import Tensor
 
 import dfme.files
 from dfme.errors import BudgetExhausted
+from dfme.oracle.defended import take_up_state
 from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import Ledger, Purpose, audit
 from dfme.oracle.oracle import Oracle
@@ -53,7 +54,37 @@ class Server:
         self.served += len(images)
         if self.kill is not None:
             self.kill.instant()
+        return self.scores(images)
+
+    @staticmethod
+    def scores(images: Tensor) -> Tensor:
         return images.flatten(1).sum(1, keepdim=True) * torch.tensor([[1.0, -2.0]])
+
+
+class Defended:
+    """One process of a teacher whose answers depend on all that it answered before; its server outlives it."""
+
+    def __init__(self, server: Server) -> None:
+        self.spec, self.num_classes, self.label_mode = server.spec, server.num_classes, server.label_mode
+        self.max_batch, self.truth, self._asked = MAX_BATCH, server, torch.tensor(0.2)
+
+    def _move(self, images: Tensor, answers: Tensor) -> Tensor:
+        answers = answers + self._asked
+        self._asked = (self._asked * 0.9 + answers.sum() + len(images)) % 1
+        return answers
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return self._move(images, self.truth(images))
+
+    def witness(self, images: Tensor, answers: Tensor) -> None:
+        if not torch.equal(self._move(images, Server.scores(images)), answers):
+            raise ValueError("other answers")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"asked": self._asked}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._asked = state["asked"]
 
 
 @dataclass
@@ -83,13 +114,18 @@ class Kill:
 APPEND = dfme.files.AppendFile.append
 
 
-def session(folder: Path, server: Server, plan: Plan, budget: int, journaled: bool) -> tuple[Tensor, Oracle]:
+def session(
+    folder: Path, server: Server, plan: Plan, budget: int, journaled: bool, defended: bool = False
+) -> tuple[Tensor, Oracle]:
     """One process: resume from what is on disk and go on to the end of the plan or of the budget."""
+    teacher = Defended(server) if defended else server
     checkpoint = folder / "checkpoint.pt"
     saved: dict[str, Any] = load_checkpoint(checkpoint) if checkpoint.exists() else {}
     paid = saved.get("oracle", {"ledger": None, "journal": None})
     ledger = Ledger(budget, folder / "ledger.jsonl", paid["ledger"])
-    oracle = Oracle(server, ledger, Journal(folder / "journal", paid["journal"]) if journaled else None)
+    oracle = Oracle(teacher, ledger, Journal(folder / "journal", paid["journal"]) if journaled else None)
+    if paid["ledger"]:
+        take_up_state(teacher, paid)
     learnt, done = saved.get("learnt", torch.tensor(0.3)), saved.get("done", 0)
     for images, purpose, keep in plan[done:]:
         queries = ((learnt + torch.arange(images * 4) * 0.137) % 1).reshape(images, 1, 2, 2)
@@ -118,24 +154,30 @@ plans = st.lists(
 kills = st.lists(st.builds(Kill, st.integers(1, 40), st.sampled_from([0.0, 0.1, 0.5, 0.99, 1.0])), max_size=4)
 
 
-@given(plan=plans, kills=kills, budget=st.integers(1, 60), journaled=st.booleans())
+@given(plan=plans, kills=kills, budget=st.integers(1, 60), journaled=st.booleans(), defended=st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_killed_and_resumed_is_as_if_never_killed(
-    tmp_path_factory: pytest.TempPathFactory, plan: Plan, kills: list[Kill], budget: int, journaled: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    plan: Plan,
+    kills: list[Kill],
+    budget: int,
+    journaled: bool,
+    defended: bool,
 ) -> None:
-    expected, reference = session(tmp_path_factory.mktemp("whole"), Server(), plan, budget, journaled)
+    """Without a journal the state of defences is that of the checkpoint, and what came since is asked again."""
+    expected, reference = session(tmp_path_factory.mktemp("whole"), Server(), plan, budget, journaled, defended)
     folder, server, strikes = tmp_path_factory.mktemp("killed"), Server(), 0
     for kill in kills:
         server.kill = kill
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dfme.files.AppendFile, "append", lambda *args, kill=kill: kill.write(server, *args))
             try:
-                session(folder, server, plan, budget, journaled)
+                session(folder, server, plan, budget, journaled, defended)
             except Killed:
                 strikes += 1
         assert audit(folder / "ledger.jsonl").spent <= budget
     server.kill = None
-    learnt, oracle = session(folder, server, plan, budget, journaled)
+    learnt, oracle = session(folder, server, plan, budget, journaled, defended)
     ledger = oracle.ledger
     assert torch.equal(learnt, expected)
     assert (ledger.spent, ledger.spent_by_purpose) == (

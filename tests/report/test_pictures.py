@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from report_runs import make_run
 
 from dfme.benchmarks.compare import picture
+from dfme.benchmarks.compare.figures import ComparisonResult, Outcome
 from dfme.benchmarks.compare.plan import Cell
-from dfme.benchmarks.compare.table import ComparisonResult, Outcome
 from dfme.report import curves, sheets, write_report
 from dfme.report.curves import early
 from dfme.report.run_files import Series, read_run

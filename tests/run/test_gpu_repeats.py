@@ -46,6 +46,14 @@ def test_killed_and_resumed(tmp_path: Path, usual: bytes, more: tuple[str, ...])
     assert run(tmp_path / "run", *more, "--resume") == usual
 
 
+def test_the_state_of_defences_comes_from_the_checkpoint_alone(tmp_path: Path) -> None:
+    """A network of ours on a GPU has no journal: what was asked since is asked again."""
+    more = ("--teacher.defences", "modelguard_s:epsilon=0.6")
+    whole = run(tmp_path / "whole", *more)
+    run(tmp_path / "run", *more, kill=True)
+    assert run(tmp_path / "run", *more, "--resume") == whole
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
+from dfme.answers.reading import top_class
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
-from dfme.students.losses import log_probabilities, make_distance, recovered_logits, top_class
+from dfme.students.losses import log_probabilities, make_distance, recovered_logits
 from dfme.students.replay import Replay
 
 PROBABILITIES = LabelMode("probabilities")

@@ -61,7 +61,9 @@ def optima(cost_K: Array, p_K: Array, epsilon: float, margin: float | None) -> t
     def solve(goal: Array, least: tuple[float | None, float | None]) -> float | None:
         ranges = [(0, None)] * classes + [(0, p) for p in p_K] + [least]
         exact = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-        found = linprog(goal, np.vstack(rows), np.concatenate(limits), balance, [0.0], ranges, "highs-ds", options=exact)
+        found = linprog(
+            goal, np.vstack(rows), np.concatenate(limits), balance, [0.0], ranges, "highs-ds", options=exact
+        )
         assert found.status in (0, 2), found.message
         return None if found.status == 2 else float(found.fun)
 

@@ -58,7 +58,9 @@ def break_down() -> None:
     raise Refused("ConnectionError: gone", "gone", retry=False)
 
 
-def clone(out: Path, teacher: Metered, budget: int = BUDGET, resume: bool | str = False, **changes: Any) -> dfme.Result:
+def clone(
+    out: Path, teacher: Callable[[Tensor], Tensor], budget: int = BUDGET, resume: bool | str = False, **changes: Any
+) -> dfme.Result:
     """A small run: four steps of five batches, scored on what it held back."""
     settings: dict[str, Any] = {
         "method": "static",

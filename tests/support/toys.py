@@ -7,7 +7,9 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
+from dfme.answers.asking import Reader
 from dfme.compute import DeferredChecks
+from dfme.config.answer_settings import AnswersConfig
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.settings import ExtractConfig, Job, QueriesConfig, ScheduleConfig, StudentConfig, TeacherConfig
 from dfme.methods import METHODS
@@ -62,17 +64,20 @@ def make_parts(
     seed: int = 0,
     queries: QueriesConfig | None = None,
     keeps: bool = False,
+    answers: AnswersConfig | None = None,
     **student: object,
 ) -> Components:
     """What a method works with, around a toy teacher, without files; ``keeps``: a replay in any case."""
     spec, classes = teacher.spec, teacher.num_classes
     settings = StudentConfig(**{"lr": 0.05, "replay_batch": 8, "replay_capacity": 64, **student})
     constant = ScheduleConfig(kind="constant")
-    config = ExtractConfig(budget=budget, seed=seed, student=settings, schedule=constant)
+    reading = answers or AnswersConfig()
+    config = ExtractConfig(budget=budget, seed=seed, student=settings, schedule=constant, answers=reading)
     method = "knockoff" if keeps else "static"
     small = METHODS[method].config(**({"batch_size": 8} if keeps else {"batch_size": 8, "latent_size": 8}))
     job = Job(config, TeacherConfig(), {}, method, small, queries=queries or QueriesConfig())
-    oracle, rng = Oracle(teacher, Ledger(budget), None, deferred := DeferredChecks()), Streams(seed, teacher.device)
+    deferred, rng = DeferredChecks(), Streams(seed, teacher.device)
+    oracle = Oracle(teacher, Ledger(budget), None, deferred, reader=Reader(reading, teacher.label_mode, classes, seed))
 
     def nets(first: int) -> list[nn.Module]:
         count = settings.count or 1
@@ -103,7 +108,7 @@ def make_method(name: str, parts: Components, **options: object):
     queries = QuerySampler(
         parts.sources, oracle.spec, generator, draw, students.nets, parts.rng, config.batch_size, evolution
     )
-    pool = entry.load().open_pool(config, oracle.spec, oracle.ledger.budget)
+    pool = entry.load().open_pool(config, oracle.spec, oracle.ledger.budget // oracle.times)
     return entry.load()(
         config, dataclasses.replace(parts, generator=generator, queries=queries, estimator=estimator, pool=pool)
     )

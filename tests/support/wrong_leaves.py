@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from counting_teacher import Counting
 from fuzzing import saved, sealed
 from small_runs import Metered, clone, ctrl_c
 from torch import Tensor, nn
@@ -44,15 +45,18 @@ SETUPS: dict[str, State] = {
     "dfms": method("dfms", gan_steps=2, proxy="digits"),
     "knockoff": {"method": "knockoff", "method_options": {"batch_size": 20, "pool": "digits"}},
     "labels": {"label_mode": "label"},
-    "goal": {"evaluation": {"dataset": "digits", "limit": 10}, "until_agreement": 0.2},
+    "goal, defended": {"evaluation": {"dataset": "digits", "limit": 10}, "until_agreement": 0.2},
 }
+
+
+def teacher_of(setup: str) -> type[Metered] | type[Counting]:
+    return {"labels": Labels, "goal, defended": Counting}.get(setup, Metered)
 
 
 def begin(setup: str, out: Path) -> State:
     """Begin such a run, stop it with a checkpoint and answers beyond it in the journal; the checkpoint's state."""
-    teacher = Labels if setup == "labels" else Metered
     stop = {"dfme, Adam and SGD, digits": 5, "auto": 15}.get(setup, 4)  # of auto the first 12 are the check's
-    assert not clone(out, teacher({stop: ctrl_c}), **SETUPS[setup]).finished
+    assert not clone(out, teacher_of(setup)({stop: ctrl_c}), **SETUPS[setup]).finished
     return load_checkpoint(out / "checkpoint.pt")
 
 
@@ -60,7 +64,7 @@ def go_on(setup: str, out: Path, state: State | None = None) -> None:
     """Resume the run, from this state where one is given."""
     if state is not None:
         (out / "checkpoint.pt").write_bytes(sealed(saved(state, zipped=True)))
-    clone(out, (Labels if setup == "labels" else Metered)(), resume=True, **SETUPS[setup])
+    clone(out, teacher_of(setup)(), resume=True, **SETUPS[setup])
 
 
 def opened(setup: str, out: Path) -> Run:

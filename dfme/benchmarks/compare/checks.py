@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dfme.benchmarks.compare.attackers import parse_attacker
 from dfme.benchmarks.compare.plan import OPTIONS, ComparisonPlan
 from dfme.benchmarks.options import CompareConfig
+from dfme.config.defence_texts import parse_defences
 from dfme.config.fields import parse_count
 from dfme.config.messages import Problem
 from dfme.config.yaml_files import load_yaml
@@ -21,6 +23,8 @@ ELSEWHERE = {
     "budget": "budgets",
     "seed": "seeds",
     "teacher.label_mode": "label_modes",
+    "teacher.defences": "defences",
+    "answers": "answers",
     "student.steps": "student_steps",
     "until_agreement": "budgets, of which every row spends all",
     "method": "methods and rows",
@@ -45,6 +49,11 @@ def own_problems(config: CompareConfig, rows: Sequence[str]) -> Iterator[Problem
     yield from _list_problems("seeds", config.seeds)
     yield from _list_problems("budgets", config.budgets, parse_count)
     yield from _list_problems("label_modes", config.label_modes, LabelMode.parse)
+    for key, parse in (("defences", parse_defences), ("answers", parse_attacker)):
+        try:
+            yield from _list_problems(key, getattr(config, key), parse)
+        except UserError as error:
+            yield Problem(key, str(error))
 
 
 def elsewhere_problems(shared: Mapping[str, Any], flags: Sequence[str]) -> Iterator[str]:
@@ -53,7 +62,8 @@ def elsewhere_problems(shared: Mapping[str, Any], flags: Sequence[str]) -> Itera
         keys = [section, *(f"{section}.{name}" for name in (value if isinstance(value, Mapping) else ()))]
         yield from (f"{key}: say {ELSEWHERE[key]} in a comparison" for key in keys if key in ELSEWHERE)
     for key in flags:
-        known = "method" if key.startswith("method.") else key
+        section = key.partition(".")[0]
+        known = section if section in ("method", "answers") else key
         if known in ELSEWHERE:
             yield f"--{key.replace('_', '-')}: say {ELSEWHERE[known]} in a comparison"
 
@@ -90,7 +100,7 @@ def require_same(plan: ComparisonPlan) -> None:
 
 def _list_problems(key: str, values: Sequence[Any], parse: Callable[[Any], Any] = str) -> Iterator[Problem]:
     parsed = [parse(value) for value in values]
-    twice = next((value for value in parsed if parsed.count(value) > 1), None)
+    twice = next((value for value, it in zip(values, parsed, strict=True) if parsed.count(it) > 1), None)
     if twice is not None:
         yield Problem(key, f"expected each once, got {twice} twice")
     if not parsed and key != "methods":

@@ -1,12 +1,16 @@
-"""What one finished run comes to: its figures, read from its directory. No torch."""
+"""What one finished run comes to, read from its directory, and what all runs come to over seeds. No torch."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dfme.benchmarks.compare.plan import Cell
 from dfme.errors import RunError
 from dfme.files import open_file
 from dfme.report.facts import LEVELS, queries_to_reach
@@ -32,7 +36,8 @@ class Figures:
 
     ``queries_to``: images charged until the first evaluation with at least that agreement; ``queries_to_teacher``:
     until ``OF_THE_TEACHER`` of the teacher's accuracy. ``curve``: (queries, agreement) of every evaluation.
-    ``constant_agreement``: of one answer to everything.
+    ``constant_agreement``: of one answer to everything. ``agreement_served``: with what honest users are answered;
+    ``agreement_relabelled``: under the best renaming of the student's classes.
     """
 
     accuracy: float | None
@@ -51,6 +56,20 @@ class Figures:
     curve: Series
     made_with: str
     constant_agreement: float | None = None
+    agreement_served: float | None = None
+    agreement_relabelled: float | None = None
+
+
+def cut_off(figures: Figures, images: int) -> Figures:
+    """What is known of a run at so many images, where a quota ends it: its curve up to there, and what follows."""
+    if figures.spent <= images:
+        return figures
+    curve = [(queries, agreement) for queries, agreement in figures.curve if queries <= images]
+    unknown = ("accuracy", "kl", "vote_accuracy", "vote_agreement", "collapsed", "agreement_served")
+    nothing: dict[str, Any] = dict.fromkeys([*unknown, "agreement_relabelled", "queries_to_teacher"])
+    reached = {level: None if at is None or at > images else at for level, at in figures.queries_to.items()}
+    agreement = curve[-1][1] if curve else None
+    return replace(figures, **nothing, agreement=agreement, curve=curve, queries_to=reached, spent=images)
 
 
 def read_figures(run_dir: Path) -> Figures:
@@ -74,6 +93,8 @@ def read_figures(run_dir: Path) -> Figures:
         student_steps=int(summary["student_steps"]),
         spent=int(summary["spent"]),
         curve=agreement,
+        agreement_served=summary.get("agreement_served"),
+        agreement_relabelled=summary.get("agreement_relabelled"),
         constant_agreement=(summary.get("baselines") or {}).get("constant_agreement"),
         made_with=f"{summary['device']}, dfme {summary['version']}, torch {summary['torch']}",
     )
@@ -112,3 +133,99 @@ def num_classes(student: Path) -> int:
         return classes
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise RunError(f"{student}: expected the student of a run: {error}; delete the run and go on") from error
+
+
+@dataclass(frozen=True)
+class Spread:
+    """``mean`` and standard deviation (n - 1) of ``count`` values; one value has no deviation."""
+
+    mean: float
+    sd: float | None
+    count: int
+
+    def text(self, form: str) -> str:
+        """The mean, and +- its deviation, each in ``form``."""
+        return form.format(self.mean) + ("" if self.sd is None else f" +- {form.format(self.sd)}")
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Queries until a level was reached, over seeds: ``spread`` where all did, else how many and the median.
+
+    The median is over all seeds, one that did not reach the level counting as more than any number; None where it
+    is one of those.
+    """
+
+    reached: int
+    seeds: int
+    spread: Spread | None
+    median: float | None
+
+    def __str__(self) -> str:
+        if self.spread is not None:
+            return self.spread.text("{:,.0f}")
+        if not self.reached:
+            return "not reached"
+        return f"{self.reached} of {self.seeds}" + ("" if self.median is None else f": {self.median:,.0f}")
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """Of the values there are; None if there are none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+
+def reached(queries: Sequence[int | None]) -> Reached:
+    """Of the queries that each seed needed; None is a seed that never got there."""
+    known = [count for count in queries if count is not None]
+    if len(known) == len(queries):
+        return Reached(len(known), len(queries), spread(known), None)
+    middle = statistics.median([math.inf if count is None else count for count in queries])
+    return Reached(len(known), len(queries), None, middle if math.isfinite(middle) else None)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has become of a cell: ``state`` is finished (and has ``figures``), failed, waiting or not applicable.
+
+    ``shared``: the defence in whose cell the run is listed, where the cell has none of its own.
+    """
+
+    cell: Cell
+    state: str
+    reason: str = ""
+    figures: Figures | None = None
+    shared: str = ""
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """All that is known of a comparison so far; ``facts`` say of what, how and where.
+
+    ``unequal``: in what rows differ besides their methods. ``bills``: what each stack of defences costs honest users.
+    """
+
+    title: str
+    facts: dict[str, str]
+    outcomes: tuple[Outcome, ...]
+    unequal: str = ""
+    bills: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def defended(self) -> bool:
+        """Whether there is more to compare than rows: a defence, or an attacker by name."""
+        return any(each.cell.label != each.cell.row for each in self.outcomes)
+
+    def groups(self) -> list[tuple[str, int]]:
+        """The label modes and budgets that have a table each."""
+        return list(dict.fromkeys((each.cell.mode, each.cell.budget) for each in self.outcomes))
+
+    def rows(self, mode: str, budget: int) -> dict[str, list[Outcome]]:
+        """The outcomes of one table by row, with its defence and attacker, in order."""
+        rows: dict[str, list[Outcome]] = {}
+        for each in self.outcomes:
+            if (each.cell.mode, each.cell.budget) == (mode, budget):
+                rows.setdefault(each.cell.label, []).append(each)
+        return rows

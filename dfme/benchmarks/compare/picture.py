@@ -12,8 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from dfme.benchmarks.compare.defended import best_rows
+from dfme.benchmarks.compare.figures import ComparisonResult, Outcome
 from dfme.benchmarks.compare.plan import count_text
-from dfme.benchmarks.compare.table import ComparisonResult, Outcome
 from dfme.report.curves import GREY, legend_entries, query_axis, save_figure, share_axis, without
 from dfme.report.run_files import Series
 
@@ -31,18 +32,21 @@ def draw(findings: ComparisonResult, path: Path) -> bool:
     """One panel per label mode and budget; False, and no picture, where nothing was evaluated yet."""
     groups = findings.groups()
     modes, budgets = list(dict.fromkeys(mode for mode, _ in groups)), list(dict.fromkeys(count for _, count in groups))
-    rows = list(dict.fromkeys(outcome.cell.row for outcome in findings.outcomes))
+    shown = best_rows if findings.defended else ComparisonResult.rows
+    tables = {(mode, budget): shown(findings, mode, budget) for mode, budget in groups}
+    rows = list(dict.fromkeys(row for table in tables.values() for row in table))
     if not any(_curves([outcome]) for outcome in findings.outcomes):
         return without(path)
     figure = Figure(figsize=(1.0 + 4.6 * len(modes), 0.9 + 3.4 * len(budgets)), layout="constrained")
     grid: Any = figure.subplots(len(budgets), len(modes), squeeze=False, sharey=True)
     for place, budget in enumerate(budgets):
         for axes, mode in zip(grid[place], modes, strict=True):
-            _panel(axes, findings.rows(mode, budget), rows)
+            _panel(axes, tables[mode, budget], rows)
             query_axis(axes, [curve for curve in _curves(findings.outcomes) if curve])
             axes.set_title(f"{mode}, {count_text(budget)} queries", loc="left", fontsize=10)
         grid[place, 0].set_ylabel("agreement with the teacher")
-    figure.suptitle(f"teacher: {findings.facts['teacher']}", x=0.01, ha="left", fontsize=10, parse_math=False)
+    title = f"teacher: {findings.facts['teacher']}" + ", the best attacker of each defence" * findings.defended
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
     found = legend_entries(grid.flat)
     labels = [label for label in (*rows, TEACHER) if label in found]
     handles = [found[label] for label in labels]

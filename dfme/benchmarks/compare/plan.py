@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from dfme.benchmarks.compare.attackers import AS_IT_IS, NO_DEFENCE, Condition
 from dfme.benchmarks.options import CompareConfig
 from dfme.config.settings import Job
 from dfme.run.recipes import fitted
@@ -15,20 +17,33 @@ from dfme.run.recipes import fitted
 OPTIONS = "comparison.yaml"
 """A comparison's own file of options, in its directory."""
 
+IN_NO_NAME = re.compile(r"[^\w.+=-]")
+"""What of a defence's text stands in no directory's name."""
+
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison. ``name`` is that of its directory too."""
+    """One entry of a comparison. ``name`` is that of its run and of the run's directory: some cells share one."""
 
     row: str
     mode: str
     budget: int
     seed: int
     job: Job
+    condition: Condition = field(default_factory=Condition)
 
     @property
     def name(self) -> str:
-        return f"{self.row.replace(':', '.')}-{self.mode.replace(':', '_')}-{count_text(self.budget)}-seed{self.seed}"
+        here = self.condition.runs, self.condition.answers
+        others = [IN_NO_NAME.sub("_", text) for text in here if text not in (NO_DEFENCE, AS_IT_IS)]
+        parts = self.row.replace(":", "."), self.mode.replace(":", "_"), *others
+        return "-".join([*parts, count_text(self.budget), f"seed{self.seed}"])
+
+    @property
+    def label(self) -> str:
+        """The row, and its defence and attacker where one of them was asked for."""
+        asked = (self.condition.defence, self.condition.answers)
+        return self.row if asked == (NO_DEFENCE, AS_IT_IS) else ", ".join((self.row, *asked))
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,7 @@ class ComparisonPlan:
 
     ``options`` is its own file of options, with the flags that were given; ``command`` are the words that asked for it.
     ``jobs`` cells run at once, by ``engine`` with its options; one that is killed is begun again ``retries`` times.
+    ``bills``: what each stack of defences costs honest users.
     """
 
     out: Path
@@ -48,6 +64,7 @@ class ComparisonPlan:
     engine: str = "local"
     engine_options: Mapping[str, str] = field(default_factory=dict)
     retries: int = 3
+    bills: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -58,22 +75,27 @@ class ComparisonPlan:
         """The engine's options as they are typed."""
         return ",".join(f"{name}={text}" for name, text in self.engine_options.items())
 
+    @property
+    def runs(self) -> tuple[Cell, ...]:
+        """A cell of every run, the first of those that share it."""
+        first = {cell.name: cell for cell in reversed(self.cells)}
+        return tuple(cell for cell in self.cells if first[cell.name] is cell)
+
     def directory(self, cell: Cell) -> Path:
         """The run directory of a cell."""
         return self.out / "cells" / cell.name
 
 
 def cells_of(
-    jobs: Mapping[tuple[str, str], Job], seeds: Sequence[int], budgets: Sequence[int], out: Path
+    jobs: Mapping[tuple[str, str, Condition], Job], seeds: Sequence[int], budgets: Sequence[int], out: Path
 ) -> tuple[Cell, ...]:
-    """All cells of ``jobs``, one job per row and label mode, which may have any seed and budget.
+    """All cells of ``jobs``, which may have any seed and budget.
 
     The first seed of every row comes before the second of any: a table that is not finished is fair all the same.
     """
-    rows, modes = (dict.fromkeys(pair[place] for pair in jobs) for place in (0, 1))
     cells = []
-    for seed, budget, mode, row in product(seeds, budgets, modes, rows):
-        cell = Cell(row, mode, budget, seed, jobs[row, mode])
+    for seed, budget, ((row, mode, condition), job) in product(seeds, budgets, jobs.items()):
+        cell = Cell(row, mode, budget, seed, job, condition)
         config, directory = cell.job.config, str(out / "cells" / cell.name)
         group, name = config.wandb.group or out.resolve().name, cell.name
         wandb = replace(config.wandb, group=group, name=name)
@@ -102,7 +124,7 @@ def as_asked(job: Job, sharing: int, away: bool) -> Job:
 
 def own_options(config: CompareConfig, rows: Sequence[str]) -> dict[str, Any]:
     """The comparison's own options in its file."""
-    lists = {key: list(getattr(config, key)) for key in ("seeds", "budgets", "label_modes")}
+    lists = {key: list(getattr(config, key)) for key in ("seeds", "budgets", "label_modes", "defences", "answers")}
     single = {key: getattr(config, key) for key in ("student_steps", "jobs", "engine", "retries")}
     return {"methods": list(rows), **lists, **single}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from dfme.benchmarks.compare.attackers import NO_DEFENCE
 from dfme.benchmarks.compare.engines import EXTRAS
 from dfme.benchmarks.compare.plan import Cell, ComparisonPlan, rates_of
 from dfme.compute import choose_device
@@ -36,8 +37,8 @@ def rehearse(plan: ComparisonPlan, cells: Sequence[Cell], tell: Callable[[str], 
         UserError: one line that names everything that cannot work, or a service whose rate nobody states.
     """
     problems, sharing, needed = dict[str, dict[str, None]](), 0, 0
-    for mode in dict.fromkeys(cell.mode for cell in cells):
-        of_mode = [cell for cell in cells if cell.mode == mode]
+    for mode, defence in dict.fromkeys((cell.mode, cell.condition.runs) for cell in cells):
+        of_mode = [cell for cell in cells if (cell.mode, cell.condition.runs) == (mode, defence)]
         job, named = of_mode[0].job, teacher_name(document(of_mode[0].job)["teacher"])
         teacher = build_teacher(job, None, torch.device("cpu"))
         try:
@@ -51,7 +52,7 @@ def rehearse(plan: ComparisonPlan, cells: Sequence[Cell], tell: Callable[[str], 
                     "--engine local"
                 )
             evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names)
-            alike = {(cell.row, cell.budget): cell for cell in of_mode}.values()
+            alike = {(cell.row, cell.budget, cell.condition.answers): cell for cell in of_mode}.values()
             for cell in alike:
                 try:
                     needed += _space(cell, teacher, plan.engine in EXTRAS) * len(of_mode) // len(alike)
@@ -64,6 +65,7 @@ def rehearse(plan: ComparisonPlan, cells: Sequence[Cell], tell: Callable[[str], 
             getattr(teacher, "close", lambda: None)()
         told = ["x".join(map(str, teacher.spec.shape)), f"{teacher.num_classes} classes", str(teacher.label_mode)]
         told += getattr(teacher, "inferred", ())  # from the weights or the evaluation, where nobody says
+        told += [f"defended by {defence}"] if defence != NO_DEFENCE else []
         asked = "a service, not asked before the cells" if service else "it answers (one image, charged to no run)"
         if not problems:
             tell(f"teacher {named}: {', '.join(told)}; {asked}")

@@ -8,16 +8,17 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from importlib import import_module
 
 from dfme.benchmarks.compare.engines import ENGINES, EXTRAS, LOST, STOPPED, Task
 from dfme.benchmarks.compare.engines.pool import WorkerPool
-from dfme.benchmarks.compare.figures import read_figures
+from dfme.benchmarks.compare.figures import ComparisonResult, Outcome, cut_off, read_figures
 from dfme.benchmarks.compare.plan import OPTIONS, Cell, ComparisonPlan, as_asked
 from dfme.benchmarks.compare.processes import last_line
 from dfme.benchmarks.compare.rehearsal import rehearse
 from dfme.benchmarks.compare.rows import unequal
-from dfme.benchmarks.compare.table import ComparisonResult, Outcome, as_json, markdown, overview
+from dfme.benchmarks.compare.table import as_json, markdown, overview
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import DfmeError, UserError
 from dfme.files import make_folder, write_text
@@ -44,7 +45,7 @@ def compare(plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None],
         UserError: for cells that cannot work, before any is started, or a directory in use.
         TeacherError: from a teacher that does not answer.
     """
-    session = Session(plan, not_applicable(plan.cells), line)
+    session = Session(plan, not_applicable(plan.runs), line)
     session.rehearse()
     command = resume_command(plan.out, plan.cells[0].job, "compare")
     if plan.engine_options:  # which no file keeps
@@ -81,18 +82,18 @@ def compare(plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None],
 class Session:
     """The outcomes of a comparison's cells as they come in. ``reasons`` are those of cells that are not run."""
 
-    def __init__(self, plan: ComparisonPlan, reasons: dict[tuple[str, str], str], line: StatusLine) -> None:
+    def __init__(self, plan: ComparisonPlan, reasons: dict[str, str], line: StatusLine) -> None:
         self._plan, self._line = plan, line
         self._unequal = unequal({cell.row: cell.job for cell in plan.cells})
         self._asked: dict[str, int] = {}
         self._again: Counter[str] = Counter()
         module, _, name = ENGINES[plan.engine].partition(":")
         self._engine: WorkerPool[Cell] = getattr(import_module(module), name)(plan, self._task, line.note)
-        self._outcomes = {cell.name: self._before(cell, reasons.get((cell.row, cell.mode))) for cell in plan.cells}
+        self._outcomes = {cell.name: self._before(cell, reasons.get(cell.name)) for cell in plan.runs}
 
     def run(self, stopped: Callable[[], bool]) -> bool:
         """Run every cell that waits; whether it was stopped before the last had finished."""
-        waiting = [cell for cell in self._plan.cells if self._outcomes[cell.name].state == "waiting"]
+        waiting = [cell for cell in self._plan.runs if self._outcomes[cell.name].state == "waiting"]
         if kept := sum(outcome.state == "finished" for outcome in self._outcomes.values()):
             self._line.note(f"{kept} cells were finished before and are kept")
         self._write()
@@ -193,7 +194,15 @@ class Session:
             "machine": self._engine.manner,
             "made with": "; ".join(made_with) or "nothing yet",
         }
-        return ComparisonResult(f"Comparison {plan.name}", facts, tuple(self._outcomes.values()), self._unequal)
+        outcomes = tuple(self._seen_by(cell) for cell in plan.cells)
+        return ComparisonResult(f"Comparison {plan.name}", facts, outcomes, self._unequal, plan.bills)
+
+    def _seen_by(self, cell: Cell) -> Outcome:
+        """What the cell's run has come to, as far as a quota of the cell lets it come."""
+        of_run, limit = self._outcomes[cell.name], cell.condition.limit
+        figures = of_run.figures and (cut_off(of_run.figures, limit) if limit else of_run.figures)
+        shared = "" if of_run.cell == cell else of_run.cell.condition.defence
+        return replace(of_run, cell=cell, figures=figures, shared=shared)
 
     def _write(self) -> None:
         findings = self.findings()
@@ -217,27 +226,26 @@ def _in_a_line(outcome: Outcome) -> str:
     return ", ".join([*known, f"{found.seconds:,.1f} s"])
 
 
-def not_applicable(cells: Iterable[Cell]) -> dict[tuple[str, str], str]:
-    """(row, label mode) and the reason, of cells whose method cannot learn from such answers: they are not run.
+def not_applicable(cells: Iterable[Cell]) -> dict[str, str]:
+    """The names and the reasons of cells whose method or attacker cannot learn from such answers: they are not run.
 
     Raises:
         UserError: for a loss that a row names and that does not fit its answers, or where nothing is left to run.
     """
-    reasons: dict[tuple[str, str], str] = {}
-    problems: list[str] = []
-    pairs = {(cell.row, cell.mode): cell.job for cell in cells}
-    for (row, mode), job in pairs.items():
-        able = find_method(job.method).load().label_modes
-        kind = LabelMode.parse(mode).kind
-        if kind not in able:
-            reasons[row, mode] = f"{job.method} needs answers of {' or '.join(able)}"
+    reasons: dict[str, str] = {}
+    problems: dict[str, None] = {}
+    for cell in (every := list(cells)):
+        able, answers = find_method(cell.job.method).load().label_modes, cell.job.config.answers
+        form = LabelMode("label") if answers.learn == "label" else LabelMode.parse(cell.mode)
+        if cell.condition.reason or form.kind not in able:
+            reasons[cell.name] = cell.condition.reason or f"{cell.job.method} needs answers of {' or '.join(able)}"
             continue
         try:
-            make_distance(job.config.student.loss, LabelMode.parse(mode))
+            make_distance(cell.job.config.student.loss if answers.learn == "auto" else "auto", form)
         except UserError as error:
-            problems.append(f"row {row}: {error}")
-    if len(reasons) == len(pairs):
-        problems.append("; ".join(dict.fromkeys(f"row {row}: {reason}" for (row, _), reason in reasons.items())))
+            problems[f"row {cell.row}: {error}"] = None
+    if len(reasons) == len(every):
+        problems |= dict.fromkeys(f"row {cell.row}: {reasons[cell.name]}" for cell in every)
     if problems:
         raise UserError("; ".join(problems))
     return reasons

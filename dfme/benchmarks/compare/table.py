@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-import math
-import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from itertools import compress
+from dataclasses import asdict
 from typing import Any
 
-from dfme.benchmarks.compare.figures import LOST, OF_THE_TEACHER, Figures
+from dfme.benchmarks.compare.defended import LEGEND as OF_DEFENCES
+from dfme.benchmarks.compare.defended import defended, defended_lines
+from dfme.benchmarks.compare.figures import (
+    LOST,
+    OF_THE_TEACHER,
+    ComparisonResult,
+    Figures,
+    Outcome,
+    Reached,
+    reached,
+    spread,
+)
 from dfme.benchmarks.compare.plan import Cell, count_text
 from dfme.report.facts import LEVELS
-from dfme.report.markdown import table
+from dfme.report.markdown import fitted_table
 
 LEGEND = f"""\
 Figures are means +- standard deviations (n - 1) over seeds, of the student that each run delivered at the end, on the
@@ -25,92 +33,6 @@ than any number. A run has `collapsed` whose last agreement is below {LOST:.0%} 
 `seconds` are those of a run among all that ran beside it."""
 
 
-@dataclass(frozen=True)
-class Spread:
-    """``mean`` and standard deviation (n - 1) of ``count`` values; one value has no deviation."""
-
-    mean: float
-    sd: float | None
-    count: int
-
-    def text(self, form: str) -> str:
-        """The mean, and +- its deviation, each in ``form``."""
-        return form.format(self.mean) + ("" if self.sd is None else f" +- {form.format(self.sd)}")
-
-
-@dataclass(frozen=True)
-class Reached:
-    """Queries until a level was reached, over seeds: ``spread`` where all did, else how many and the median.
-
-    The median is over all seeds, one that did not reach the level counting as more than any number; None where it
-    is one of those.
-    """
-
-    reached: int
-    seeds: int
-    spread: Spread | None
-    median: float | None
-
-    def __str__(self) -> str:
-        if self.spread is not None:
-            return self.spread.text("{:,.0f}")
-        if not self.reached:
-            return "not reached"
-        return f"{self.reached} of {self.seeds}" + ("" if self.median is None else f": {self.median:,.0f}")
-
-
-def spread(values: Sequence[float | None]) -> Spread | None:
-    """Of the values there are; None if there are none."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
-
-
-def reached(queries: Sequence[int | None]) -> Reached:
-    """Of the queries that each seed needed; None is a seed that never got there."""
-    known = [count for count in queries if count is not None]
-    if len(known) == len(queries):
-        return Reached(len(known), len(queries), spread(known), None)
-    middle = statistics.median([math.inf if count is None else count for count in queries])
-    return Reached(len(known), len(queries), None, middle if math.isfinite(middle) else None)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What has become of a cell: ``state`` is finished (and has ``figures``), failed, waiting or not applicable."""
-
-    cell: Cell
-    state: str
-    reason: str = ""
-    figures: Figures | None = None
-
-
-@dataclass(frozen=True)
-class ComparisonResult:
-    """All that is known of a comparison so far; ``facts`` say of what, how and where.
-
-    ``unequal``: in what rows differ besides their methods.
-    """
-
-    title: str
-    facts: dict[str, str]
-    outcomes: tuple[Outcome, ...]
-    unequal: str = ""
-
-    def groups(self) -> list[tuple[str, int]]:
-        """The label modes and budgets that have a table each."""
-        return list(dict.fromkeys((each.cell.mode, each.cell.budget) for each in self.outcomes))
-
-    def rows(self, mode: str, budget: int) -> dict[str, list[Outcome]]:
-        """The outcomes of one table by row, in order."""
-        rows: dict[str, list[Outcome]] = {}
-        for each in self.outcomes:
-            if (each.cell.mode, each.cell.budget) == (mode, budget):
-                rows.setdefault(each.cell.row, []).append(each)
-        return rows
-
-
 HEADS = (
     *("row", "seeds", "accuracy %", "agreement %", "KL", "vote accuracy %", "vote agreement %"),
     *(f"to {level:.0%}" for level in LEVELS),
@@ -118,7 +40,10 @@ HEADS = (
 )
 
 
-FIRST = ("row", "seeds", "agreement %", "accuracy %", "to teacher", "collapsed", "to 90%", "to 50%", "steps")
+FIRST = (
+    *("row", "defence", "best attacker", "to label-only", "seeds", "agreement %", "accuracy %", "to teacher"),
+    *("collapsed", "to 90%", "to 50%", "steps"),
+)
 """The columns that a narrow terminal shows first."""
 
 
@@ -129,16 +54,18 @@ def overview(findings: ComparisonResult, across: int | None = None) -> str:
     """
     parts = []
     for mode, budget in findings.groups():
-        lines = [_line(row, outcomes) for row, outcomes in findings.rows(mode, budget).items()]
-        parts.append(f"### {mode}, {count_text(budget)} queries\n\n{_table(HEADS, lines, across)}")
+        lines = [HEADS, *(_line(row, outcomes) for row, outcomes in findings.rows(mode, budget).items())]
+        heads, *lines = defended_lines(findings, mode, budget) if findings.defended else lines
+        parts.append(f"### {mode}, {count_text(budget)} queries\n\n{fitted_table(heads, lines, FIRST, across)}")
     parts += [f"Rows differ in {findings.unequal}."] if findings.unequal else []
     of = findings.outcomes
     constants = [done.constant_agreement for done in _done(of) if done.constant_agreement is not None]
     parts += [f"One answer to everything would agree on {max(constants):.1%}."] if constants else []
-    left_out = [f"- failed: `{each.cell.name}`: {each.reason}" for each in of if each.state == "failed"]
+    failed = [each for each in of if each.state == "failed" and not each.shared]
+    left_out = [f"- failed: `{each.cell.name}`: {each.reason}" for each in failed]
     never = [each for each in of if each.state == "not applicable"]
     left_out += dict.fromkeys(
-        f"- not applicable: `{each.cell.row}` with {each.cell.mode}: {each.reason}" for each in never
+        f"- not applicable: `{each.cell.label}` with {each.cell.mode}: {each.reason}" for each in never
     )
     return "\n\n".join([*parts, *(["\n".join(left_out)] if left_out else [])])
 
@@ -147,18 +74,19 @@ def markdown(findings: ComparisonResult) -> str:
     """The whole report."""
     facts = "\n".join(f"- {name}: {value}" for name, value in findings.facts.items())
     parts = [f"# {findings.title}", facts, overview(findings), LEGEND, "## Each seed"]
+    parts[3:3] = [OF_DEFENCES] if findings.defended else []
     for mode, budget in findings.groups():
         each = [outcome for outcomes in findings.rows(mode, budget).values() for outcome in outcomes]
         lines = [_seed_line(one.cell, one.figures) for one in each if one.figures is not None]
         if lines:
             heads = (HEADS[0], "seed", *HEADS[2:])
-            parts.append(f"### {mode}, {count_text(budget)} queries\n\n{_table(heads, lines)}")
+            parts.append(f"### {mode}, {count_text(budget)} queries\n\n{fitted_table(heads, lines)}")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def as_json(findings: ComparisonResult) -> str:
     """Facts, every row of every table with its spreads, and every cell with its figures."""
-    tables = [
+    tables: list[dict[str, Any]] = [
         {"label_mode": mode, "budget": budget, "rows": _filled([_row_json(*row) for row in rows.items()])}
         for mode, budget, rows in ((*group, findings.rows(*group)) for group in findings.groups())
     ]
@@ -166,23 +94,13 @@ def as_json(findings: ComparisonResult) -> str:
     for outcome in findings.outcomes:
         cell, figures = outcome.cell, None if outcome.figures is None else asdict(outcome.figures)
         named = {"row": cell.row, "label_mode": cell.mode, "budget": cell.budget, "seed": cell.seed}
+        named |= {"defence": cell.condition.defence, "answers": cell.condition.answers} if findings.defended else {}
         state = {"run": f"cells/{cell.name}", "state": outcome.state, "reason": outcome.reason}
         cells.append(named | state | {"figures": figures})
+    for each, group in zip(tables, findings.groups(), strict=True) if findings.defended else ():
+        each["defences"] = [asdict(one) for one in defended(findings, *group)]
     content = {"title": findings.title, "facts": findings.facts, "tables": tables, "cells": cells}
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
-
-
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], across: int | None = None) -> str:
-    """Without columns that no row has a figure in, such as KL where answers are labels, or that do not fit."""
-    shown = [any(line[place] not in ("", "-") for line in lines) for place in range(len(heads))]
-    room, known = (across or math.inf) - 1, list(compress(heads, shown))
-    for name in sorted(known, key=lambda name: (*FIRST, name).index(name)):
-        place = heads.index(name)
-        room -= 3 + max(len(line[place]) for line in (heads, *lines))
-        shown[place] = room >= 0
-    hidden = [name for name in known if not shown[heads.index(name)]]
-    more = f"\n\nMore in the report: {', '.join(hidden)}." if hidden else ""
-    return table(list(compress(heads, shown)), [list(compress(line, shown)) for line in lines]) + more
 
 
 def _filled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -209,7 +127,7 @@ def _line(row: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
 
 
 def _seed_line(cell: Cell, figures: Figures) -> tuple[str, ...]:
-    line = list(_line(cell.row, [Outcome(cell, "finished", figures=figures)]))
+    line = list(_line(cell.label, [Outcome(cell, "finished", figures=figures)]))
     line[HEADS.index("seeds")] = str(cell.seed)
     line[HEADS.index("collapsed")] = {True: "yes", False: "no", None: "-"}[figures.collapsed]
     return tuple(line)

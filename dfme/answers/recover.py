@@ -1,0 +1,125 @@
+"""Probabilities recovered from defended answers, by what an attacker knows of the defence: its name and options.
+
+Probabilities p are drawn as a classifier may have them, and what the defence makes of them, y. Then either the y
+nearest to an answer say what its p was (``Table``), or a small network learns it (``trained_net``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from dfme.answers.maps import map_of
+from dfme.answers.reading import cut_to
+from dfme.config.answer_settings import AnswersConfig
+from dfme.config.defence_texts import parse_defences
+from dfme.errors import UserError
+from dfme.randomness import derived_seed
+from dfme.spec import LabelMode
+
+Recovery = Callable[[Tensor], Tensor]
+"""From answers (B, K) to the probabilities (B, K) that the model may have had."""
+
+ENTRIES, NUMBERS = 100_000, 1 << 24
+"""Pairs that are drawn; of many classes fewer, so that they are not more numbers than these."""
+
+TOLERANCE = 0.01
+"""L1 distance up to which an entry's y counts as the answer, as in ModelGuard's Bayes attack."""
+
+AT_ONCE, PART = 1 << 22, 4_096
+"""Numbers that answers are compared with, and probabilities that a map is given, at once: bounds memory."""
+
+HIDDEN, PAIRS, EPOCHS, BATCH = (128, 64), 20_000, 200, 2_000
+"""Of the net: hidden units, pairs in an epoch (picked anew from all that are drawn), epochs, pairs in a step."""
+
+
+def known_map(config: AnswersConfig, told: LabelMode, rng: torch.Generator) -> Recovery:
+    """What the defences that ``knows`` names, and the rounding of the answers, make of probabilities (N, K).
+
+    ``rng`` draws the noise of random ones. UserError for a defence that is no map of probabilities.
+    """
+    maps = {str(options): map_of(options, rng) for options in parse_defences(config.knows)}
+    for text, each in maps.items():
+        if each is None:
+            raise UserError(f"--answers.knows {text}: expected a defence whose answers follow from p; leave it out")
+
+    def defended(p_NK: Tensor) -> Tensor:
+        for each in filter(None, maps.values()):
+            p_NK = each(p_NK)
+        return p_NK if told.decimals is None else cut_to(p_NK, told)
+
+    return defended
+
+
+def make_recovery(config: AnswersConfig, told: LabelMode, classes: int, seed: int) -> Recovery:
+    """The table or the net that ``config`` asks for, against the defence it knows; the same for the same seed."""
+    rng = torch.Generator().manual_seed(derived_seed(seed, "recovery"))
+    facts = [options.facts(classes) for options in parse_defences(config.knows)]
+    draws = config.times if any(each.random for each in facts) else 1  # whose average will be read
+    defended, p_NK = known_map(config, told, rng), drawn(min(ENTRIES, NUMBERS // classes), classes, rng)
+    y_NK = torch.cat([sum((defended(part) for _ in range(draws)), 0 * part) / draws for part in p_NK.split(PART)])
+    if config.recover == "net":
+        return trained_net(p_NK.float(), y_NK.float(), seed, rng)
+    return Table(p_NK, y_NK, told.decimals is None and all(each.keeps_top == "yes" for each in facts))
+
+
+def drawn(count: int, classes: int, rng: torch.Generator) -> Tensor:
+    """softmax(s N(0, I)), s uniform from 1 to 8 (heuristic), float64 (N, K). Row i has the top class i mod K."""
+    sharpness_N1 = 1 + 7 * torch.rand(count, 1, generator=rng, dtype=torch.float64)
+    p_NK = (sharpness_N1 * torch.randn(count, classes, generator=rng, dtype=torch.float64)).softmax(dim=1)
+    rows, wanted, top = torch.arange(count), torch.arange(count) % classes, p_NK.argmax(dim=1)
+    p_NK[rows, top], p_NK[rows, wanted] = p_NK[rows, wanted], p_NK[rows, top]
+    return p_NK
+
+
+class Table:
+    """The mean of log p, normalised, over the entries whose y is within TOLERANCE of the answer, or is the nearest.
+
+    ``by_class``: the defence keeps the top class, so an answer is compared with the entries of its own class alone.
+    """
+
+    def __init__(self, p_NK: Tensor, y_NK: Tensor, by_class: bool) -> None:
+        self._by_class, groups = by_class, p_NK.shape[1] if by_class else 1
+        pairs_2NK = torch.stack([y_NK, p_NK.log()]).float()[:, : len(p_NK) // groups * groups]
+        self._pairs_2GNK = pairs_2NK.unflatten(1, (-1, groups)).transpose(1, 2).contiguous()
+
+    def __call__(self, answers_BK: Tensor) -> Tensor:
+        self._pairs_2GNK = self._pairs_2GNK.to(answers_BK.device)
+        at_once = max(1, AT_ONCE // self._pairs_2GNK[0, 0].numel())
+        return torch.cat([self._read(part) for part in answers_BK.split(at_once)])
+
+    def _read(self, answers_BK: Tensor) -> Tensor:
+        (y, log_p), answers = self._pairs_2GNK, answers_BK[None]
+        if self._by_class:
+            top_B = answers_BK.argmax(dim=1)
+            y, log_p, answers = y[top_B], log_p[top_B], answers_BK[:, None]
+        distances = torch.cdist(answers, y, p=1)
+        near = (distances <= distances.amin(dim=-1, keepdim=True).clamp_min(TOLERANCE)).float()
+        return (near @ log_p / near.sum(dim=-1, keepdim=True)).flatten(0, 1).softmax(dim=1)
+
+
+def trained_net(p_NK: Tensor, y_NK: Tensor, seed: int, rng: torch.Generator) -> Recovery:
+    """D-DAE's generator, which needs no data of the owner's: a network that learns p from log y by cross-entropy."""
+    sizes = (p_NK.shape[1], *HIDDEN)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.default_generator.manual_seed(derived_seed(seed, "recovery net"))
+        hidden = [(nn.Linear(a, b), nn.BatchNorm1d(b), nn.LeakyReLU()) for a, b in pairwise(sizes)]
+        net = nn.Sequential(*(layer for each in hidden for layer in each), nn.Linear(sizes[-1], sizes[0]))
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+        for _ in range(EPOCHS):
+            for picked in torch.randperm(len(p_NK), generator=rng)[:PAIRS].split(BATCH):
+                optimizer.zero_grad()
+                cross_entropy(net(y_NK[picked].clamp_min(1e-4).log()), p_NK[picked]).backward()
+                optimizer.step()
+    net.eval()
+
+    @torch.no_grad()
+    def recovered(answers_BK: Tensor) -> Tensor:
+        scores_BK: Tensor = net.to(answers_BK.device)(answers_BK.clamp_min(1e-4).log())
+        return scores_BK.softmax(dim=1)
+
+    return recovered
