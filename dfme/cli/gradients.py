@@ -48,6 +48,8 @@ def plan_of(words: Sequence[str]) -> tuple[GradientsConfig, Job]:
 def _problems(config: GradientsConfig, job: Job) -> Iterator[Problem]:
     """A directory that holds something already, and what no difference can be measured of."""
     yield from fresh_directory_problems(config.out)
+    if job.teacher.defences:
+        yield Problem("teacher.defences", "expected none: the network's own gradients are measured against")
     mode = job.teacher.label_mode
     if mode is not None and LabelMode.parse(mode).kind == "label":
         yield Problem("teacher.label_mode", "expected scores, whose differences are measured here, got label")
