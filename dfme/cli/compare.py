@@ -69,7 +69,8 @@ def _bills(plan: ComparisonPlan) -> dict[str, Mapping[str, Any]]:
     if not stacks or config.evaluation.dataset == "none":
         return {}
     teacher, texts = replace(job.teacher, defences=()), [tuple(stack.split("+")) for stack in stacks]
-    found = teacher_side.bills(teacher, job.teacher_options, texts, config.evaluation, config.device)
+    measured = teacher, job.teacher_options, texts, config.evaluation, config.device
+    found = teacher_side.bills(*measured, tell=lambda line: print(f"honest users, {line}", file=sys.stderr))
     return dict(zip(["none", *stacks], found, strict=True))
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from dfme.answers.maps import map_of
 from dfme.benchmarks.compare.attackers import condition, parse_attacker
 from dfme.benchmarks.compare.figures import ComparisonResult, Figures, Outcome, cut_off
 from dfme.benchmarks.compare.picture import draw
@@ -164,6 +166,8 @@ def test_options_of_a_run_that_the_axes_say_are_refused(flag: str, said: str) ->
 def test_every_defence_can_be_asked_for() -> None:
     for name in DEFENCES:
         assert not condition(name, "scores", "probabilities").reason
+        undone = condition(name, "table", "probabilities").reason
+        assert bool(undone) == (map_of(DEFENCES[name](), torch.Generator()) is None), name
     assert parse_attacker("table+repeat=4") == {"recover": "table", "repeat": "4", "learn": "kl"}
 
 
@@ -223,9 +227,10 @@ def test_a_line_has_every_attacker_the_best_the_way_to_labels_and_the_bill() -> 
 def test_the_best_renaming_counts_where_it_gains_more_than_the_spread() -> None:
     rolled = [outcome("misinform", "kl", seed, at, agreement_relabelled=0.9) for seed, at in enumerate((0.01, 0.03))]
     honest = [outcome("misinform", "label", seed, 0.5, agreement_relabelled=0.5 + seed / 9) for seed in (0, 1)]
+    honest += [outcome("misinform", "scores", seed, 0.5, agreement_relabelled=0.54) for seed in (0, 1)]
     told = line(overview(ComparisonResult("x", {}, (*rolled, *honest))), "misinform")
     assert told["kl"] == "**2.0 +- 1.4, relabelled 90.0 +- 0.0**"
-    assert told["label"] == "50.0 +- 0.0"
+    assert told["label"] == told["scores"] == "50.0 +- 0.0"  # within the spread, and what halves may differ by
     assert told["best attacker"] == "**kl 90.0 +- 0.0**"
     assert told.get("to label-only", "-") == "-"  # nothing undefended was run
 

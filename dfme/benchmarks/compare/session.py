@@ -235,13 +235,13 @@ def not_applicable(cells: Iterable[Cell]) -> dict[str, str]:
     reasons: dict[str, str] = {}
     problems: dict[str, None] = {}
     for cell in (every := list(cells)):
-        able, answers = find_method(cell.job.method).load().label_modes, cell.job.config.answers
-        form = LabelMode("label") if answers.learn == "label" else LabelMode.parse(cell.mode)
+        able, config = find_method(cell.job.method).load().label_modes, cell.job.config
+        form = config.answers.mode(LabelMode.parse(cell.mode))
         if cell.condition.reason or form.kind not in able:
             reasons[cell.name] = cell.condition.reason or f"{cell.job.method} needs answers of {' or '.join(able)}"
             continue
         try:
-            make_distance(cell.job.config.student.loss if answers.learn == "auto" else "auto", form)
+            make_distance(config.loss, form)
         except UserError as error:
             problems[f"row {cell.row}: {error}"] = None
     if len(reasons) == len(every):
