@@ -16,7 +16,6 @@ from dfme.cli.flags import Flag, last_text
 from dfme.cli.help import aligned
 from dfme.cli.teacher_side import check_teacher
 from dfme.config.fields import CONFIG, Device
-from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
 from dfme.methods import METHODS
 from dfme.report.notes import Notes
@@ -70,9 +69,7 @@ def plan_of(words: Sequence[str]) -> tuple[Path, Job]:
     student = Path(config.student)
     weights = student / "student.safetensors" if student.is_dir() else student
     asked.report(file_problems("student", str(weights)))
-    if config.evaluation.dataset == "none":
-        asked.report([Problem("evaluation.dataset", "expected a data set or a folder of images, got none")])
-    asked.finish(evaluation_problems(config.evaluation))
+    asked.finish(evaluation_problems(config.evaluation, needed=True))
     settings = ExtractConfig(device=config.device, evaluation=config.evaluation)
     return weights, Job(settings, teacher, kind_options, "dfme", METHODS["dfme"].config())
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dfme import teachers
 from dfme.config.messages import Problem
-from dfme.config.settings import Job, TeacherConfig
+from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
+from dfme.errors import UserError
 from dfme.run.checks import file_problems, net_problems
-from dfme.spec import Teacher
+from dfme.spec import LABEL_KINDS, LabelMode, Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.options import ServeConfig, TrainTeacherConfig, check_training
 from dfme.teachers.remote.options import ServiceOptions
@@ -75,3 +77,44 @@ def open_white_box(job: Job) -> Any:
     from dfme.teachers.local.white_box import open_white_box as open_box
 
     return open_box(job.teacher, job.teacher_options, choose_device(job.config.device))
+
+
+def bills(
+    config: TeacherConfig,
+    options: Mapping[str, Any],
+    stacks: Sequence[tuple[str, ...]],
+    evaluation: EvaluationConfig,
+    device: str,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:
+    """What stacks of defences or label modes cost honest users, ``none`` first; no image calibrates a gate as well."""
+    from dfme.compute import choose_device
+    from dfme.queries.programs import ProceduralImages
+    from dfme.report.facts import wilson_interval
+    from dfme.run.build import build_teacher
+    from dfme.run.evaluation import evaluation_images
+    from dfme.teachers import utility
+    from dfme.teachers.label_modes import restrict
+
+    def made(stack: Sequence[str]) -> Teacher:
+        mode = next((LabelMode.parse(each) for each in stack if each.partition(":")[0] in LABEL_KINDS), None)
+        own = replace(config, defences=() if mode else tuple(stack))
+        job = Job(ExtractConfig(evaluation=evaluation), own, dict(options), "none", None)
+        teacher = build_teacher(job, None, choose_device(device))
+        return restrict(teacher, mode) if mode else teacher
+
+    base, *others = map(made, ((), *stacks))  # what does not fit is said before anything is measured
+    halved = any(f"data={evaluation.dataset}" in each.split(":") for stack in stacks for each in stack)
+    if halved and evaluation.limit:
+        raise UserError("--evaluation.limit: expected 0, since a gate is calibrated on every second of all the images")
+    data = evaluation_images(evaluation, base.spec, base.num_classes, getattr(base, "class_names", None), tell=tell)
+    assert data is not None, "without images nothing can be measured"
+    found, draw = [], ProceduralImages(base.spec, ("leaves", "strokes")).draw
+    for stack, bill in zip(((), *stacks), utility.bills([base, *others], data, draw, seed, 1 + halved), strict=True):
+        found.append({"defence": "+".join(stack) or "none", **bill})
+        for stream in (bill["held_out"], bill["corrupted"]):
+            if "accuracy" in stream:
+                stream["accuracy_interval"] = wilson_interval(stream["accuracy"], stream["answered"])
+        tell(f"measured {len(found)} of {len(stacks) + 1}: {found[-1]['defence']}")
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
 
 def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -14,3 +16,18 @@ def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     ]
     rule = "|" + "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]) + "|"
     return "\n".join([texts[0], rule, *texts[1:]])
+
+
+def fitted_table(
+    heads: Sequence[str], lines: Sequence[Sequence[str]], first: Sequence[str] = (), across: int | None = None
+) -> str:
+    """The table without empty columns and, of the others, ``first`` ahead, those that fit ``across`` letters."""
+    shown = [any(line[place] not in ("", "-") for line in lines) for place in range(len(heads))]
+    room, known = (across or math.inf) - 1, list(compress(heads, shown))
+    for name in sorted(known, key=lambda name: (*first, *heads).index(name)):
+        place = heads.index(name)
+        room -= 3 + max(len(line[place]) for line in (heads, *lines))
+        shown[place] = room >= 0
+    hidden = [name for name in known if not shown[heads.index(name)]]
+    more = f"\n\nMore in the report: {', '.join(hidden)}." if hidden else ""
+    return table(list(compress(heads, shown)), [list(compress(line, shown)) for line in lines]) + more

@@ -183,8 +183,10 @@ def _queries_rules(job: Job) -> list[Rule]:
     ]
 
 
-def evaluation_problems(config: EvaluationConfig) -> Iterator[Problem]:
+def evaluation_problems(config: EvaluationConfig, needed: bool = False) -> Iterator[Problem]:
     """An unknown or missing evaluation set, or a normalisation that is not one."""
+    if needed and config.dataset == "none":
+        yield Problem("evaluation.dataset", "expected a data set or a folder of images, got none")
     if config.classes is not None and config.dataset == "none":
         yield Problem("evaluation.classes", "expected an evaluation.dataset as well, whose classes they are")
     if config.dataset != "none":

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from itertools import compress
 from typing import Any
 
 from dfme.benchmarks.compare.defended import LEGEND as OF_DEFENCES
@@ -23,7 +21,7 @@ from dfme.benchmarks.compare.figures import (
 )
 from dfme.benchmarks.compare.plan import Cell, count_text
 from dfme.report.facts import LEVELS
-from dfme.report.markdown import table
+from dfme.report.markdown import fitted_table
 
 LEGEND = f"""\
 Figures are means +- standard deviations (n - 1) over seeds, of the student that each run delivered at the end, on the
@@ -58,7 +56,7 @@ def overview(findings: ComparisonResult, across: int | None = None) -> str:
     for mode, budget in findings.groups():
         lines = [HEADS, *(_line(row, outcomes) for row, outcomes in findings.rows(mode, budget).items())]
         heads, *lines = defended_lines(findings, mode, budget) if findings.defended else lines
-        parts.append(f"### {mode}, {count_text(budget)} queries\n\n{_table(heads, lines, across)}")
+        parts.append(f"### {mode}, {count_text(budget)} queries\n\n{fitted_table(heads, lines, FIRST, across)}")
     parts += [f"Rows differ in {findings.unequal}."] if findings.unequal else []
     of = findings.outcomes
     constants = [done.constant_agreement for done in _done(of) if done.constant_agreement is not None]
@@ -82,7 +80,7 @@ def markdown(findings: ComparisonResult) -> str:
         lines = [_seed_line(one.cell, one.figures) for one in each if one.figures is not None]
         if lines:
             heads = (HEADS[0], "seed", *HEADS[2:])
-            parts.append(f"### {mode}, {count_text(budget)} queries\n\n{_table(heads, lines)}")
+            parts.append(f"### {mode}, {count_text(budget)} queries\n\n{fitted_table(heads, lines)}")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -103,19 +101,6 @@ def as_json(findings: ComparisonResult) -> str:
         each["defences"] = [asdict(one) for one in defended(findings, *group)]
     content = {"title": findings.title, "facts": findings.facts, "tables": tables, "cells": cells}
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
-
-
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], across: int | None = None) -> str:
-    """Without columns that no row has a figure in, such as KL where answers are labels, or that do not fit."""
-    shown = [any(line[place] not in ("", "-") for line in lines) for place in range(len(heads))]
-    room, known = (across or math.inf) - 1, list(compress(heads, shown))
-    for name in sorted(known, key=lambda name: (*FIRST, name).index(name)):
-        place = heads.index(name)
-        room -= 3 + max(len(line[place]) for line in (heads, *lines))
-        shown[place] = room >= 0
-    hidden = [name for name in known if not shown[heads.index(name)]]
-    more = f"\n\nMore in the report: {', '.join(hidden)}." if hidden else ""
-    return table(list(compress(heads, shown)), [list(compress(line, shown)) for line in lines]) + more
 
 
 def _filled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,0 +1,130 @@
+"""``run.py utility``: what each defence costs honest users of a teacher on this machine; no attack."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic.dataclasses import dataclass
+
+from dfme.cli import teacher_side
+from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
+from dfme.cli.files import default_recipe
+from dfme.cli.flags import last_text, split_flags
+from dfme.config.defence_texts import parse_defences
+from dfme.config.fields import CONFIG, Basic, Device, Seed
+from dfme.config.messages import Problem
+from dfme.config.settings import EvaluationConfig
+from dfme.errors import UserError
+from dfme.report.markdown import fitted_table
+from dfme.run.checks import evaluation_problems, fresh_directory_problems
+from dfme.spec import LABEL_KINDS, LabelMode
+
+
+@dataclass(frozen=True, config=CONFIG)
+class UtilityConfig:
+    """One bill per row."""
+
+    out: Basic[str | None] = None
+    """directory of tables and picture; by default a free name under runs/"""
+    seed: Basic[Seed] = 0
+    """seed of the order of images, their corruption, and an attack's"""
+    device: Basic[Device] = "auto"
+    """auto, cpu, cuda or cuda:N"""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """what honest users send"""
+
+
+SUMMARY = "say what each defence of a teacher (--teacher.defences a,b+c,label) costs its honest users"
+IGNORED = RECIPE_ONLY - {"device", "evaluation"}
+INPUTS = CommandInputs(UtilityConfig, teacher=True, recipe=default_recipe, ignored=IGNORED)
+FILES = ("utility.md", "utility.json", "utility.png")
+PARTS = {"held_out": "held-out images", "corrupted": "corrupted images", "data_free": "an attack's", "ms": "time"}
+PANELS = ("l1_mean", "accuracy_drop", "top1_changed", "confidence_auroc")
+SHOWN_FIRST = ("row", "accuracy", "l1 mean", "confidence auroc", "accuracy drop", "top1 changed", "answered", "ece")
+
+
+def run(words: Sequence[str]) -> int:
+    """Measure, print the tables, and keep them with the picture."""
+    flags, key, stacks = split_flags(words), "teacher.defences", dict[str, tuple[str, ...]]()
+    asked = Arguments([flag.word for flag in flags if flag.key != key], INPUTS)
+    config, (teacher, kind_options) = asked.settings(UtilityConfig), asked.teacher()
+    for row in (last_text(flags, key) or "+".join(teacher.defences)).split(","):
+        try:
+            mode = row.strip().partition(":")[0].replace("-", "_") in LABEL_KINDS
+            stack = [LabelMode.parse(row.strip())] if mode else parse_defences(row)
+            stacks |= {row.strip(): tuple(map(str, stack))} if stack else {}
+        except UserError as error:
+            asked.report([Problem(key, str(error))])
+    if asked.kind in teacher_side.KINDS and not teacher_side.KINDS[asked.kind].is_local:
+        asked.report([Problem("teacher.kind", "expected a teacher on this machine; others are defended elsewhere")])
+    asked.finish([*evaluation_problems(config.evaluation, needed=True), *fresh_directory_problems(config.out)])
+    from dfme import __version__
+    from dfme.compute import choose_device, device_name
+    from dfme.files import write_text
+    from dfme.report.terminal import columns
+    from dfme.run.directory import RunDirectory
+
+    with RunDirectory.create(Path(config.out or RunDirectory.free_name(Path("runs/utility")))) as out:
+        given = replace(teacher, defences=()), kind_options, [*stacks.values()], config.evaluation, config.device
+        measured = teacher_side.bills(*given, config.seed, partial(print, file=sys.stderr, flush=True))
+        bills = [{"row": row, **bill} for row, bill in zip(("none", *stacks), measured, strict=True)]
+        on = f"dfme {__version__} on {device_name(choose_device(config.device))}"
+        facts = {"command": shlex.join(["python", "run.py", "utility", *words]), "measured": on}
+        write_text(out.path / FILES[0], "\n\n".join(["# What honest users pay", *facts.values(), tables(bills)]) + "\n")
+        write_text(out.path / FILES[1], json.dumps(facts | {"rows": bills}, indent=1, allow_nan=False) + "\n")
+        draw(bills, out.path / FILES[2])
+    print(f"{tables(bills, columns(sys.stdout))}\n\n{', '.join(str(out.path / name) for name in FILES)}")
+    return 0
+
+
+def tables(bills: Sequence[Mapping[str, Any]], across: int | None = None) -> str:
+    """A table per stream, and one of milliseconds an image; ``across``: the letters of a line of the terminal."""
+    parts = []
+    for part, title in PARTS.items():
+        rows = [{"row": bill["row"], **bill[part]} for bill in bills]
+        heads = list(dict.fromkeys(name for row in rows for name in row))
+        lines = [[_cell(row.get(name)) for name in heads] for row in rows]
+        parts.append(
+            f"### {title}\n\n{fitted_table([name.replace('_', ' ') for name in heads], lines, SHOWN_FIRST, across)}"
+        )
+    return "\n\n".join(parts)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, Mapping):  # what defences counted
+        return ", ".join(f"{name} {_cell(each)}".strip() for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return " to ".join(map(_cell, value))
+    return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else f"{value}"
+
+
+def draw(bills: Sequence[Mapping[str, Any]], path: Path) -> bool:
+    """A line per defence, a panel per price: what held-out images pay (dots) and corrupted ones (rings)."""
+    from matplotlib.figure import Figure
+    from numpy import array
+
+    from dfme.report.curves import BLUE, GREY, ORANGE, frame, legend_entries, save_figure
+
+    panels = [name for name in PANELS if any(bill["held_out"].get(name) is not None for bill in bills)]
+    figure = Figure(figsize=(2.2 + 2.1 * len(panels), 1.5 + 0.26 * len(bills)), layout="constrained")
+    grid: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)
+    for axes, name in zip(grid[0], panels, strict=True):
+        held_out, changed = (array([bill[at].get(name) for bill in bills], float) for at in ("held_out", "corrupted"))
+        axes.hlines(range(len(bills)), held_out, changed, colors=GREY, linewidth=0.8)
+        axes.plot(held_out, range(len(bills)), "o", markersize=3.5, color=BLUE, label="held-out images")
+        axes.plot(changed, range(len(bills)), "o", markersize=6.5, color=ORANGE, fillstyle="none", label="corrupted")
+        axes.set_xlabel(name.replace("_", " "), fontsize=8)
+        axes.tick_params(labelsize=8)
+        frame(axes)
+    grid[0, 0].set_yticks(range(len(bills)), [bill["row"] for bill in bills], parse_math=False)
+    grid[0, 0].invert_yaxis()
+    found = legend_entries(grid[0])
+    figure.legend(found.values(), found.keys(), loc="outside upper center", ncols=2, frameon=False, fontsize=8.5)
+    return save_figure(figure, path)

@@ -1,0 +1,153 @@
+"""What defences cost honest users: answers y with them beside p without, both as probabilities; time; memory."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot, pad
+from torch.utils._pytree import tree_leaves
+
+from dfme.data import ImageSet
+from dfme.errors import Refused
+from dfme.spec import ImageSpec, LabelMode
+
+BINS, BATCH, MIN_ROUNDS, ROUNDS_SECONDS = 15, 256, 5, 0.2
+MIN_SCORE = 1e-12  # what a right class that was answered with zero counts as in the NLL: 27.6
+
+
+def as_probabilities(answers: Tensor, mode: LabelMode, classes: int) -> Tensor:
+    """Answers (B, K) or (B,) as float64 (B, K) on the host: labels one-hot, what top_k hides spread evenly."""
+    if mode.kind == "label":
+        return one_hot(answers, classes).double()
+    y_BK = answers.double().softmax(1) if mode.kind == "logits" else answers.double()
+    hidden_BK = y_BK.isnan()
+    rest_B1 = (1 - y_BK.nansum(1, keepdim=True)).clamp_min(0) / hidden_BK.sum(1, keepdim=True).clamp_min(1)
+    return torch.where(hidden_BK, rest_B1, y_BK)
+
+
+def figures(p_NK: Tensor, y_NK: Tensor, labels_N: Tensor | None) -> dict[str, Any]:
+    """What changes for users who are answered y in place of p; without labels only what needs none."""
+    if not len(y_NK):
+        return {"answered": 0}
+    l1_N = (y_NK - p_NK).abs().sum(1)
+    scores_N, served_N = y_NK.max(1)  # of equal scores the first class, as a label mode has it
+    found: dict[str, Any] = {
+        "answered": len(y_NK),
+        "top1_changed": (served_N != p_NK.argmax(1)).double().mean().item(),
+        **{"l1_mean": l1_N.mean().item(), "l1_p95": l1_N.quantile(0.95).item(), "l1_max": l1_N.max().item()},
+    }
+    if labels_N is None:
+        return found
+    was_N, right_N = p_NK.argmax(1) == labels_N, served_N == labels_N
+    return found | {
+        "accuracy": right_N.double().mean().item(),
+        "accuracy_drop": (was_N.double().mean() - right_N.double().mean()).item(),
+        "became_wrong": int((was_N & ~right_N).sum()),
+        "became_right": int((right_N & ~was_N).sum()),
+        "ece": calibration_error(scores_N, right_N),
+        "nll": (0 - y_NK.gather(1, labels_N[:, None]).clamp_min(MIN_SCORE).log().mean()).item(),
+        "confidence_auroc": confidence_auroc(scores_N, right_N),
+    }
+
+
+def calibration_error(scores_N: Tensor, right_N: Tensor) -> float:
+    """|accuracy - mean score| in ``BINS`` equal bins of the score, by images (Guo et al. 2017, arXiv 1706.04599, 3)."""
+    bins_N = (scores_N * BINS).ceil().long().clamp(1, BINS) - 1
+    gaps = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins_N, right_N.double() - scores_N.double())
+    return (gaps.abs().sum() / len(scores_N)).item()
+
+
+def confidence_auroc(scores_N: Tensor, right_N: Tensor) -> float | None:
+    """P(the score of a right answer > that of a wrong one), equal ones half; None without both."""
+    right_R, wrong_W = scores_N[right_N], scores_N[~right_N].sort().values
+    if not len(right_R) or not len(wrong_W):
+        return None
+    below_R = torch.searchsorted(wrong_W, right_R) + torch.searchsorted(wrong_W, right_R, right=True)
+    return (below_R.double().mean() / (2 * len(wrong_W))).item()
+
+
+def corrupted(x_BCHW: Tensor, spec: ImageSpec, rng: torch.Generator) -> Tensor:
+    """In turn: moved by a pixel, .7 to 1.3 times as bright, with noise (.05 of the range), blurred by 1, 2, 1."""
+    (low, high), (height, width) = spec.bounds, x_BCHW.shape[2:]
+    y_BCHW = (x_BCHW - low) / (high - low)
+    around_BCHW = pad(y_BCHW, (1, 1, 1, 1), "replicate")
+    places = ((1, 0), (1, 2), (0, 1), (2, 1), (1, 1), (0, 0), (0, 2), (2, 0), (2, 2))
+    moved = torch.stack([around_BCHW[..., down : down + height, over : over + width] for down, over in places])
+    first = torch.arange(0, len(y_BCHW), 4)
+    y_BCHW[0::4] = moved[torch.randint(4, (len(first),), generator=rng), first]
+    y_BCHW[1::4] *= 0.7 + 0.6 * torch.rand((len(y_BCHW[1::4]), 1, 1, 1), generator=rng)
+    y_BCHW[2::4] += 0.05 * torch.randn(y_BCHW[2::4].shape, generator=rng)
+    y_BCHW[3::4] = torch.einsum("nbchw,n->bchw", moved[:, 3::4], torch.tensor([2, 2, 2, 2, 4, 1, 1, 1, 1]) / 16)
+    return y_BCHW * (high - low) + low
+
+
+def bills(
+    teachers: Sequence[Any], data: ImageSet, draw: Callable[[int, torch.Generator], Tensor], seed: int, every: int = 1
+) -> Iterator[dict[str, Any]]:
+    """The bill of each teacher beside the first, which has no defence: ``figures`` by stream, and ``ms`` an image.
+
+    Streams are held-out images in random order (of ``every`` so many the last), the same corrupted, and as many of an
+    attack, which ``draw`` makes. Each stream, and each timing, finds a defence as cold as it came.
+    """
+    base = teachers[0]
+    batch = min(base.spec.at_once(BATCH), getattr(base, "max_batch", None) or BATCH)
+    order_N = torch.randperm(len(data) // every, generator=torch.Generator().manual_seed(seed)) * every + every - 1
+
+    def images(stream: str) -> Iterator[Tensor]:
+        rng = torch.Generator().manual_seed(seed)
+        for index in order_N.split(batch):
+            x_BCHW = draw(len(index), rng) if stream == "data_free" else data.batch(index)
+            yield base.spec.quantise(corrupted(x_BCHW, base.spec, rng) if stream == "corrupted" else x_BCHW)
+
+    plain = {stream: _asked(base, images(stream)) for stream in ("held_out", "corrupted", "data_free")}
+    timed_BCHW = data.batch(order_N.repeat(-(-batch // len(order_N)))[:batch])
+    for teacher in teachers:
+        bill, cold = dict[str, Any](), getattr(teacher, "state_dict", dict[str, Any])()
+        for stream, p_NK in plain.items():
+            y_NK = _asked(teacher, images(stream), cold)
+            labels_N = None if data.labels is None or stream == "data_free" else data.labels[order_N][: len(y_NK)]
+            report, state = (getattr(teacher, each, dict[str, Any])() for each in ("report", "state_dict"))
+            held = sum(getattr(each, "nbytes", 8) for each in tree_leaves(state)) / 1e6
+            bill[stream] = figures(p_NK[: len(y_NK)], y_NK, labels_N) | {"state_mb": held, "report": report}
+            if "pow" in report and len(y_NK):
+                bill[stream]["work_s_per_1000"] = 1000 * report["pow"]["seconds_of_work"] / len(y_NK)
+        ms = [_timed(base, teacher, cold, timed_BCHW[:count]) for count in (1, batch)]
+        yield bill | {"ms": ms[0] | ms[1], "state_mb": bill["data_free"]["state_mb"]}
+
+
+def _timed(base: Any, teacher: Any, cold: Any, x_BCHW: Tensor) -> dict[str, float]:
+    """Milliseconds an image, and how many times the undefended ones: medians of calls in turn."""
+    plain, own, began = list[float](), list[float](), time.perf_counter()
+    while len(own) < MIN_ROUNDS or time.perf_counter() - began < ROUNDS_SECONDS:
+        for each, seconds in ((base, plain), (teacher, own)):
+            if cold:
+                teacher.load_state_dict(cold)
+            started = time.perf_counter()
+            with suppress(Refused):
+                _call(each, x_BCHW)
+            seconds.append(time.perf_counter() - started)
+    count, median = len(x_BCHW), statistics.median(own)
+    return {f"ms_{count}": 1000 * median / count, f"times_{count}": median / statistics.median(plain)}
+
+
+def _asked(teacher: Any, stream: Iterator[Tensor], cold: Any = None) -> Tensor:
+    """The answers (N, K) of a teacher in the state ``cold``, up to the first batch that is refused."""
+    if cold:
+        teacher.load_state_dict(cold)
+    rows = [torch.empty(0, teacher.num_classes, dtype=torch.float64)]
+    with suppress(Refused):
+        for x_BCHW in stream:
+            rows.append(as_probabilities(_call(teacher, x_BCHW), teacher.label_mode, teacher.num_classes))
+    return torch.cat(rows)
+
+
+def _call(teacher: Any, x_BCHW: Tensor) -> Any:
+    """The answers on the host, so that an accelerator is waited for."""
+    with torch.no_grad():
+        return teacher(x_BCHW.to(getattr(teacher, "device", "cpu"), copy=True)).cpu()
