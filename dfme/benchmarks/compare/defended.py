@@ -73,8 +73,8 @@ def defended(findings: ComparisonResult, mode: str, budget: int) -> list[Defende
         bare, learnt = places.get((row, NO_DEFENCE, NO_DEFENCE), []), _best(x for x in attackers if not _recovers(x))
         every, best = tuple(_beside(learnt, each) for each in attackers), _best(attackers)
         way = _way(_best(bare), best, _best(each for each in bare if each.answers == "label"))
-        name, bill = best and best.answers, findings.bills.get(stack, {})
-        found.append(Defended(row, defence, every, name, way, bill))
+        bill = findings.bills.get(stack, {})
+        found.append(Defended(row, defence, every, None if best is None else best.answers, way, bill))
     return found
 
 

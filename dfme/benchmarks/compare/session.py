@@ -241,7 +241,7 @@ def not_applicable(cells: Iterable[Cell]) -> dict[str, str]:
             reasons[cell.name] = cell.condition.reason or f"{cell.job.method} needs answers of {' or '.join(able)}"
             continue
         try:
-            make_distance(config.loss, form)
+            make_distance(config.answers.loss(config.student.loss), form)
         except UserError as error:
             problems[f"row {cell.row}: {error}"] = None
     if len(reasons) == len(every):
