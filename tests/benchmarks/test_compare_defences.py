@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dfme.answers.maps import map_of
-from dfme.benchmarks.compare.attackers import condition, parse_attacker
+from dfme.benchmarks.compare.attackers import attempt, parse_attacker
 from dfme.benchmarks.compare.figures import ComparisonResult, Figures, Outcome, cut_off
 from dfme.benchmarks.compare.picture import draw
 from dfme.benchmarks.compare.plan import Cell, ComparisonPlan
@@ -105,7 +105,7 @@ def test_both_axes_are_in_its_file_and_a_file_without_them_is_a_plain_one() -> N
     ],
 )
 def test_the_run_that_tells_what_becomes_of_a_cell(defence: str, answers: str, mode: str, runs: str) -> None:
-    found = condition(defence, answers, mode)
+    found = attempt(defence, answers, mode)
     assert (found.runs, found.reason) == (runs, "")
     assert found.limit == (500 if "quota" in defence else None)
 
@@ -165,8 +165,8 @@ def test_options_of_a_run_that_the_axes_say_are_refused(flag: str, said: str) ->
 
 def test_every_defence_can_be_asked_for() -> None:
     for name in DEFENCES:
-        assert not condition(name, "scores", "probabilities").reason
-        undone = condition(name, "table", "probabilities").reason
+        assert not attempt(name, "scores", "probabilities").reason
+        undone = attempt(name, "table", "probabilities").reason
         assert bool(undone) == (map_of(DEFENCES[name](), torch.Generator()) is None), name
     assert parse_attacker("table+repeat=4") == {"recover": "table", "repeat": "4", "learn": "kl"}
 
@@ -182,8 +182,8 @@ FIGURES = Figures(
 
 def outcome(defence: str, answers: str, seed: int, agreement: float, **more: Any) -> Outcome:
     job: Any = None
-    cell = Cell("frugal", "probabilities", 3000, seed, job, condition(defence, answers, "probabilities"))
-    reason = cell.condition.reason
+    cell = Cell("frugal", "probabilities", 3000, seed, job, attempt(defence, answers, "probabilities"))
+    reason = cell.attempt.reason
     figures = None if reason else replace(FIGURES, agreement=agreement, **more)
     return Outcome(cell, "not applicable" if reason else "finished", reason, figures)
 
@@ -275,7 +275,7 @@ def test_what_is_shared_is_marked_and_a_quota_is_cut() -> None:
     session = Session(made, {}, StatusLine(io.StringIO()))
     for name, waiting in session._outcomes.items():
         session._outcomes[name] = replace(waiting, state="finished", figures=FIGURES)
-    seen = {(each.cell.condition.defence, each.cell.condition.answers): each for each in session.findings().outcomes}
+    seen = {(each.cell.attempt.defence, each.cell.attempt.answers): each for each in session.findings().outcomes}
     assert {key: each.shared for key, each in seen.items() if each.shared} == {
         ("modelguard_w", "label"): "none", ("quota:images=250", "kl"): "none", ("quota:images=250", "label"): "none",
     }  # fmt: skip

@@ -46,7 +46,7 @@ class Attacked:
 
 
 @dataclass(frozen=True)
-class Defended:
+class DefenceLine:
     """A row's defence and its attackers, the name of the best, and the share of the way to labels that is left."""
 
     row: str
@@ -62,11 +62,11 @@ def gains(more: Spread, less: Spread) -> bool:
     return more.mean - less.mean > max(more.sd or 0.0, less.sd or 0.0)
 
 
-def defended(findings: ComparisonResult, mode: str, budget: int) -> list[Defended]:
+def defended(findings: ComparisonResult, mode: str, budget: int) -> list[DefenceLine]:
     """One for each row and defence, in order."""
     places: dict[tuple[str, str, str], list[Attacked]] = {}
     for label, outcomes in findings.rows(mode, budget).items():
-        row, at = outcomes[0].cell.row, outcomes[0].cell.condition
+        row, at = outcomes[0].cell.row, outcomes[0].cell.attempt
         places.setdefault((row, at.defence, at.stack), []).append(_attacked(label, at.answers, outcomes))
     found = []
     for (row, defence, stack), attackers in places.items():
@@ -74,7 +74,7 @@ def defended(findings: ComparisonResult, mode: str, budget: int) -> list[Defende
         every, best = tuple(_beside(learnt, each) for each in attackers), _best(attackers)
         way = _way(_best(bare), best, _best(each for each in bare if each.answers == "label"))
         bill = findings.bills.get(stack, {})
-        found.append(Defended(row, defence, every, None if best is None else best.answers, way, bill))
+        found.append(DefenceLine(row, defence, every, None if best is None else best.answers, way, bill))
     return found
 
 
