@@ -68,7 +68,7 @@ def reverse_sigmoid(p_BK: Tensor, beta: float, gamma: float) -> Tensor:
     p_BK = p_BK.double()
     if 0 in (beta, gamma):
         return p_BK.clone()
-    taken_BK = beta * (torch.sigmoid(gamma * torch.logit(p_BK, eps=1e-12)) - 0.5)
+    taken_BK = beta * (1 / (1 + (-gamma * torch.logit(p_BK, eps=1e-12)).exp()) - 0.5)  # sigmoid, whatever the batch
     y_BK = _normalised((p_BK - taken_BK).clamp(min=0))
     if max(beta, gamma) > 1:
         return y_BK

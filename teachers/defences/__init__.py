@@ -40,8 +40,8 @@ def check_defences(teacher: TeacherConfig, local: bool) -> None:
 
 def _problems(options: DefenceOptions, mode: LabelMode, kind: str) -> Iterator[str]:
     """What one defence lacks, or what a label mode does to it that it must not do."""
-    step, margin = 10.0 ** -(mode.decimals or 99), options.margin_kept
-    if margin is not None and step >= margin:
+    step, margin = 10.0 ** -(mode.decimals or 0), options.margin_kept
+    if mode.decimals and margin is not None and step >= margin:
         undone = f"--teacher.label-mode {mode} undoes the margin {margin:g} that keeps the top class"
         yield f"{undone}; expected more decimals, or a margin above {step:g}"
     try:

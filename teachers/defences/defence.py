@@ -21,6 +21,7 @@ from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.defences import key_of
 
 RIDGE = 1e-3  # of the identity, added to a covariance of features
+TIED = 1 + 1e-4  # by which distances differ that last bits may have made differ
 MOST_LOGGED = 65_536  # images in a watermark's log
 SECONDS = (0.1, 2_948.0)  # of work for one image, at least and at most
 
@@ -105,7 +106,7 @@ class MisinformDefence(Defence):
         if self.options.wrong == "permute":  # in one cycle: no class stays
             order_BK = torch.stack([torch.randperm(self.classes, generator=each) for each in self.draws(images_BCHW)])
             wrong_BK = p_BK.scatter(1, order_BK.roll(1, dims=1), p_BK.gather(1, order_BK))
-        a_B1 = torch.sigmoid(self.options.nu * (self.options.threshold - s_B))[:, None]
+        a_B1 = 1 / (1 + (self.options.nu * (s_B - self.options.threshold)).exp()[:, None])  # batches change no bit
         return (1 - a_B1) * p_BK + a_B1 * wrong_BK
 
 
@@ -129,7 +130,7 @@ class Mahalanobis:
         self._means_KF = torch.stack([features_NF[labels_N == label].mean(0) for label in classes])
         cov_FF = (features_NF - self._means_KF[labels_N]).T.cov(correction=0)
         self._inverse_FF = (cov_FF + RIDGE * torch.eye(len(cov_FF)).double()).inverse()
-        self._honest_N = self._distances(test.batch(slice(0, None, 2))).sort().values
+        self._honest_N = self._distances(test.batch(slice(0, None, 2))).sort().values * TIED
 
     def __call__(self, images_BCHW: Tensor) -> Tensor:
         nearer_B = torch.searchsorted(self._honest_N, self._distances(images_BCHW), right=True)
@@ -157,27 +158,30 @@ class CentroidDefence(Defence):
     STATE: ClassVar = {"over_budget": 0, "centroids": (0,)}
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        y_BK, top_B = p_BK.clone(), p_BK.argmax(1)
+        y_BK, top_B, new = p_BK.clone(), p_BK.argmax(1), list[int]()
         for label in top_B.unique().tolist():
-            y_BK[top_B == label] = self._of_class(label, p_BK[top_B == label])
+            rows_b = (top_B == label).nonzero().flatten()
+            y_BK[rows_b], stored = self._of_class(label, p_BK[rows_b])
+            new += rows_b[stored].tolist()
+        self.state["centroids"] = torch.cat([self.state["centroids"], p_BK[sorted(new)]])
         return y_BK
 
-    def _of_class(self, label: int, p_bK: Tensor) -> Tensor:
-        """The answers to images of one top class, in their order."""
-        stored_NK, y_bK, rest_b = self.state["centroids"], p_bK.clone(), torch.arange(len(p_bK))
+    def _of_class(self, label: int, p_bK: Tensor) -> tuple[Tensor, list[int]]:
+        """The answers to images of one top class, in their order, and which of them are to be stored."""
+        stored_NK, y_bK, rest_b, new = self.state["centroids"], p_bK.clone(), torch.arange(len(p_bK)), list[int]()
         stored_NK = stored_NK[stored_NK.argmax(1) == label]
-        if old := len(stored_NK):
+        if len(stored_NK):
             within_bN = torch.cdist(p_bK, stored_NK, p=1.0) <= self.options.epsilon
             y_bK, rest_b = stored_NK[within_bN.byte().argmax(1)], (~within_bN.any(1)).nonzero().flatten()
-        while len(rest_b) and len(stored_NK) < self.options.limit:  # the first is stored, and serves those near it
-            stored_NK = torch.cat([stored_NK, p_bK[rest_b[:1]]])
-            near_b = torch.cdist(p_bK[rest_b], stored_NK[-1:], p=1.0)[:, 0] <= self.options.epsilon
-            y_bK[rest_b[near_b]], rest_b = stored_NK[-1], rest_b[~near_b]
-        self.state["centroids"] = torch.cat([self.state["centroids"], stored_NK[old:]])
+        while len(rest_b) and len(stored_NK) + len(new) < self.options.limit:  # the first is new, and serves those near
+            new.append(int(rest_b[0]))
+            near_b = torch.cdist(p_bK[rest_b], p_bK[new[-1:]], p=1.0)[:, 0] <= self.options.epsilon
+            y_bK[rest_b[near_b]], rest_b = p_bK[new[-1]], rest_b[~near_b]
         if len(rest_b):
+            stored_NK = torch.cat([stored_NK, p_bK[new]])
             y_bK[rest_b] = stored_NK[torch.cdist(p_bK[rest_b], stored_NK, p=1.0).argmin(1)]
             self.state["over_budget"] += len(rest_b)
-        return y_bK
+        return y_bK, new
 
     def load_state_dict(self, state: Any) -> None:
         super().load_state_dict(state)

@@ -75,8 +75,8 @@ class Defended(Wrapper):
 
     def load_state_dict(self, state: Any) -> None:
         """Take up what ``state_dict`` gave. ValueError for anything that it cannot have given."""
-        if not isinstance(state, dict) or state.keys() != (own := self.state_dict()).keys():
-            raise ValueError(f"teacher: expected the states of {', '.join(own)}, got {str(state)[:60]}")
+        if not isinstance(state, dict) or [*state] != [each.name for each in self._stack]:
+            raise ValueError(f"teacher: expected the states of {'+'.join(self.defences)}")
         for each in self._stack:
             each.load_state_dict(state[each.name])
 
