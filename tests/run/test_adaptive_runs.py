@@ -148,3 +148,17 @@ def test_a_record_of_defended_answers_is_recovered_for_nothing(tmp_path: Path) -
     assert summary["label_mode"] == result.summary["label_mode"]
     with pytest.raises(UserError, match="expected those of the run"):
         read_again(paid, ExtractConfig(answers=AnswersConfig(repeat=2)), torch.Generator())
+
+
+def test_rounds_go_on_under_a_larger_budget_as_they_do_where_each_image_is_asked_once(tmp_path: Path) -> None:
+    own = {"lr": 0.01, "steps": 30, "rounds": (0.5, 1.0), "replay_batch": 8}
+    how: dict[str, Any] = {"method_options": {"batch_size": 5, "latent_size": 16}, "student": own}
+    taken = {}
+    for times, rest in ((1, 0), (3, 2)):
+        out, answers = tmp_path / str(times), {"answers": {"repeat": times}}
+        first = clone(out, Metered(), 20 * times + rest, **how, **answers)
+        then = clone(out, Metered(), 45 * times + rest, True, **how, **answers)
+        taken[times] = [(each.summary["student_steps"], each.summary["spent"] / times) for each in (first, then)]
+    assert taken[3] == taken[1]
+    assert taken[1][0] == (30, 20)
+    assert taken[1][1][0] > 30
