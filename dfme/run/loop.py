@@ -118,13 +118,12 @@ def run(
     a copy costs that is good early is known. ``price``: of a thousand images, if they have one. ``keep`` saves a
     checkpoint. ``look`` is called at each evaluation.
     """
-    ledger, trainer, ranks, read = oracle.ledger, method.students, oracle.ranks, MetricReader()
+    ledger, trainer, ranks, times, read = oracle.ledger, method.students, oracle.ranks, oracle.times, MetricReader()
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
     while oracle.remaining + trainer.steps_left > 0 and not (goal and ranks.agree(goal.reached) and oracle.remaining):
         # Take the student steps that are due; else pay for one step of the method, or for what is left of the budget.
-        budget, spent = (images // oracle.times for images in (ledger.budget, ledger.spent))
-        before, training = oracle.reached, trainer.steps_due_under(budget, spent) > 0
+        before, training = oracle.reached, trainer.steps_due_under(ledger.budget // times, ledger.spent // times) > 0
         metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, oracle)
         progress.seconds = time.monotonic() - started
         if metrics is None:
