@@ -88,8 +88,7 @@ class MapDefence(Defence):
 class MisinformDefence(Defence):
     """y = (1 - a) p + a wrong, a = sigmoid(nu (tau - s)), s within 0 and 1: how much the image is at home.
 
-    Source: "Defending Against Model Stealing Attacks with Adaptive Misinformation", as ModelGuard's repository has it;
-    permutations by key and image, which no renaming undoes, are ours.
+    Source: Adaptive Misinformation, as ModelGuard's repository has it; permutations by key and image are ours.
     """
 
     def __init__(self, options: Any, teacher: Teacher) -> None:
@@ -106,7 +105,9 @@ class MisinformDefence(Defence):
         if self.options.wrong == "permute":  # in one cycle: no class stays
             order_BK = torch.stack([torch.randperm(self.classes, generator=each) for each in self.draws(images_BCHW)])
             wrong_BK = p_BK.scatter(1, order_BK.roll(1, dims=1), p_BK.gather(1, order_BK))
-        a_B1 = 1 / (1 + (self.options.nu * (s_B - self.options.threshold)).exp()[:, None])  # batches change no bit
+        a_B1 = (
+            1 + (self.options.nu * (s_B - self.options.threshold)).exp()[:, None]
+        ).reciprocal()  # a sigmoid, of any batch
         return (1 - a_B1) * p_BK + a_B1 * wrong_BK
 
 
@@ -158,30 +159,21 @@ class CentroidDefence(Defence):
     STATE: ClassVar = {"over_budget": 0, "centroids": (0,)}
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        y_BK, top_B, new = p_BK.clone(), p_BK.argmax(1), list[int]()
-        for label in top_B.unique().tolist():
-            rows_b = (top_B == label).nonzero().flatten()
-            y_BK[rows_b], stored = self._of_class(label, p_BK[rows_b])
-            new += rows_b[stored].tolist()
-        self.state["centroids"] = torch.cat([self.state["centroids"], p_BK[sorted(new)]])
-        return y_BK
-
-    def _of_class(self, label: int, p_bK: Tensor) -> tuple[Tensor, list[int]]:
-        """The answers to images of one top class, in their order, and which of them are to be stored."""
-        stored_NK, y_bK, rest_b, new = self.state["centroids"], p_bK.clone(), torch.arange(len(p_bK)), list[int]()
-        stored_NK = stored_NK[stored_NK.argmax(1) == label]
-        if len(stored_NK):
-            within_bN = torch.cdist(p_bK, stored_NK, p=1.0) <= self.options.epsilon
-            y_bK, rest_b = stored_NK[within_bN.byte().argmax(1)], (~within_bN.any(1)).nonzero().flatten()
-        while len(rest_b) and len(stored_NK) + len(new) < self.options.limit:  # the first is new, and serves those near
-            new.append(int(rest_b[0]))
-            near_b = torch.cdist(p_bK[rest_b], p_bK[new[-1:]], p=1.0)[:, 0] <= self.options.epsilon
-            y_bK[rest_b[near_b]], rest_b = p_bK[new[-1]], rest_b[~near_b]
-        if len(rest_b):
-            stored_NK = torch.cat([stored_NK, p_bK[new]])
-            y_bK[rest_b] = stored_NK[torch.cdist(p_bK[rest_b], stored_NK, p=1.0).argmin(1)]
-            self.state["over_budget"] += len(rest_b)
-        return y_bK, new
+        stored_NK, tops, answers, new = self.state["centroids"], p_BK.argmax(1).tolist(), list[Tensor](), list[Tensor]()
+        tops_N = stored_NK.argmax(1) if len(stored_NK) else torch.empty(0)
+        own = {top: stored_NK[tops_N == top] for top in {*tops}}
+        for p_K, top in zip(p_BK, tops, strict=True):
+            apart_N = torch.cdist(p_K[None], own[top], p=1.0)[0]
+            near_N = (apart_N <= self.options.epsilon).nonzero()
+            if len(near_N) or len(own[top]) >= self.options.limit:
+                answers.append(own[top][near_N[0, 0] if len(near_N) else apart_N.argmin()])
+                self.state["over_budget"] += not len(near_N)
+            else:
+                own[top] = torch.cat([own[top], p_K[None]])
+                new.append(p_K[None])
+                answers.append(p_K)
+        self.state["centroids"] = torch.cat([stored_NK, *new])
+        return torch.stack(answers)
 
     def load_state_dict(self, state: Any) -> None:
         super().load_state_dict(state)
@@ -256,7 +248,7 @@ class WorkDefence(Defence):
     """The seconds of work that each image would cost: base ^ excess, within ``SECONDS``; no client is asked.
 
     The excess is what the answers before told, entropy in nats, less ``usual`` for each. Constants: the code of
-    "Increasing the Cost of Model Extraction with Calibrated Proof of Work"; entropy in place of its cost is ours.
+    Calibrated Proof of Work; entropy in place of its cost is ours.
     """
 
     STATE: ClassVar = {"images": 0, "nats": 0.0, "seconds_of_work": 0.0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.nn.functional import normalize
 from dfme.answers.reading import read_answers
 from dfme.compute import DeferredChecks
 from dfme.config.defences import DefenceOptions
+from dfme.config.imports import find_target
 from dfme.errors import UserError
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences import DEFENCES
@@ -42,10 +42,7 @@ class Defended(Wrapper):
         self.truth, self.label_mode = restrict(teacher, label_mode), label_mode
         self.defences = tuple(map(str, defences))
         self.close: Callable[[], None] = getattr(teacher, "close", lambda: None)
-        self._stack: list[Defence] = []
-        for each in defences:
-            module, _, name = DEFENCES[each.name].partition(":")
-            self._stack.append(getattr(importlib.import_module(module), name)(each, teacher))
+        self._stack: list[Defence] = [find_target(DEFENCES[each.name])(each, teacher) for each in defences]
 
     def __call__(self, images: Tensor, /) -> Tensor:
         """Refused, and nothing is counted as answered, where a quota is used up."""
@@ -88,9 +85,9 @@ class Defended(Wrapper):
     def _answers(self, images: Tensor) -> Tensor:
         given, wanted = self._teacher.label_mode, self.label_mode
         raw = read_answers(self._teacher(images), len(images), self.num_classes, given, DeferredChecks(), CPU)
-        p_BK = raw
-        if given in (PROBABILITIES, LOGITS):
-            p_BK = raw.double().softmax(1) if given == LOGITS else normalize(raw.double().clamp(min=0), p=1.0)
+        p_BK = raw.double().softmax(1) if given == LOGITS else raw
+        if given == PROBABILITIES:
+            p_BK = normalize(raw.double().clamp(min=0), p=1.0)
         y_BK, plain = p_BK, reveal(raw, given, wanted)
         for each in self._stack:
             y_BK = each.answer(y_BK, images)
