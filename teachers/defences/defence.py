@@ -20,8 +20,7 @@ from dfme.nets import build_net
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.defences import key_of
 
-RIDGE = 1e-3  # of the identity, added to a covariance of features
-TIED = 1 + 1e-4  # by which distances differ that last bits may have made differ
+RIDGE, TIED = 1e-3, 1 + 1e-4  # of the identity, in a covariance of features; the ratio of distances taken for equal
 MOST_LOGGED = 65_536  # images in a watermark's log
 SECONDS = (0.1, 2_948.0)  # of work for one image, at least and at most
 
@@ -51,8 +50,7 @@ class Defence:
         raise NotImplementedError
 
     def draw(self, what: bytes) -> torch.Generator:
-        digest = hmac.digest(self._key, what, "sha256")
-        return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        return torch.Generator().manual_seed(int.from_bytes(hmac.digest(self._key, what, "sha256")[:8], "big") >> 1)
 
     def draws(self, images_BCHW: Tensor) -> list[torch.Generator]:
         """One per image, as its 8 bits are."""
@@ -63,8 +61,7 @@ class Defence:
 
     def load_state_dict(self, state: Any) -> None:
         """Take up what ``state_dict`` gave. ValueError for anything that it cannot have given."""
-        own = self.state_dict()
-        for name, rows in own.items():
+        for name, rows in (own := self.state_dict()).items():
             if isinstance(rows, Tensor) and isinstance(state, dict):
                 found = plain_tensor(state.get(name), f"{self.name}.{name}")
                 own[name] = rows.new_empty(len(found) if found.ndim else 0, rows.shape[1])
@@ -76,20 +73,17 @@ class MapDefence(Defence):
     """The map of this name, and where q is a network's, with that."""
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        options, known = self.options, maps.map_of(self.options, torch.Generator())
-        if self.net is None:
-            assert known is not None
+        options = self.options
+        if self.net is None and (known := maps.map_of(options, torch.Generator())):
             return known(p_BK)
+        assert self.net is not None
         if self.name == "mad":
             return maps.mad(p_BK, self.net(images_BCHW), options.epsilon, options.vertices)
         return maps.grad2(p_BK, self.net(images_BCHW), options.epsilon, options.margin_kept)
 
 
 class MisinformDefence(Defence):
-    """y = (1 - a) p + a wrong, a = sigmoid(nu (tau - s)), s within 0 and 1: how much the image is at home.
-
-    Source: Adaptive Misinformation, as ModelGuard's repository has it; permutations by key and image are ours.
-    """
+    """y = (1 - a) p + a wrong, a = sigmoid(nu (tau - s)), s within 0 and 1: how much the image is at home."""
 
     def __init__(self, options: Any, teacher: Teacher) -> None:
         super().__init__(options, teacher)
@@ -114,9 +108,8 @@ class MisinformDefence(Defence):
 class Mahalanobis:
     """The share of honest images whose features lie further from their nearest class than those of these images.
 
-    Features are what the network's last linear layer reads, for which it is asked a second time. Classes have their
-    means, and share a covariance, of the data's train part. The honest images are every second one of its test part,
-    from the first on: measure a bill on the others. UserError for data and networks that do not fit.
+    Features are what the last linear layer reads. Classes have their means, and share a covariance, of the data's train
+    part. Honest images are every second one of its test part. UserError for data and networks that do not fit.
     """
 
     def __init__(self, teacher: Teacher, data: str) -> None:
@@ -124,7 +117,7 @@ class Mahalanobis:
         train, test = (load_dataset(data, part, shape=teacher.spec.shape) for part in ("train", "test"))
         labels_N, classes = train.required_labels, range(teacher.num_classes)
         if not layers or labels_N.unique().tolist() != [*classes]:
-            expected = f"expected a network that ends in a linear layer, and images of all its {len(classes)} classes"
+            expected = f"expected images of all {len(classes)} classes, and a network with a linear layer at its end"
             raise UserError(f"--teacher.defences: misinform: gate=mahalanobis with data {data}: {expected}")
         self._teacher, self._last = teacher, layers[-1]
         features_NF = self._features(train.batch(slice(None)))
@@ -151,10 +144,7 @@ class Mahalanobis:
 
 
 class CentroidDefence(Defence):
-    """ModelGuard-S: the first stored answer of the same top class within epsilon, else p, which is then stored.
-
-    Where a class has its ``limit``, the nearest is answered, however far. Source: Yoruko-Tang/ModelGuard (0eb60fc).
-    """
+    """ModelGuard-S: the first stored answer of the same top class within epsilon; else p, stored, up to the limit."""
 
     STATE: ClassVar = {"over_budget": 0, "centroids": (0,)}
 
@@ -197,10 +187,7 @@ class NoiseDefence(Defence):
 
 
 class WatermarkDefence(Defence):
-    """DAWN's idea: for a share of images, which the key draws, the top score is exchanged with another class's.
-
-    The log holds 52 bits of what was drawn for each, by which the owner of the key knows the image again.
-    """
+    """DAWN's idea: of images that the key draws, the top score is exchanged with another's; 52 bits of each stay."""
 
     STATE: ClassVar = {"marked": 0, "log": (1,)}
 
@@ -245,19 +232,14 @@ class QuotaDefence(Defence):
 
 
 class WorkDefence(Defence):
-    """The seconds of work that each image would cost: base ^ excess, within ``SECONDS``; no client is asked.
-
-    The excess is what the answers before told, entropy in nats, less ``usual`` for each. Constants: the code of
-    Calibrated Proof of Work; entropy in place of its cost is ours.
-    """
+    """The seconds of work of each image: base ^ (nats that the answers before told, less ``usual`` for each)."""
 
     STATE: ClassVar = {"images": 0, "nats": 0.0, "seconds_of_work": 0.0}
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
         for p_K in p_BK:
-            excess = self.state["nats"] - self.options.usual * self.state["images"]
-            price = math.exp(min(excess * math.log(self.options.base), math.log(SECONDS[1])))
-            self.state["seconds_of_work"] += max(price, SECONDS[0])
+            power = (self.state["nats"] - self.options.usual * self.state["images"]) * math.log(self.options.base)
+            self.state["seconds_of_work"] += max(math.exp(min(power, math.log(SECONDS[1]))), SECONDS[0])
             self.state["nats"] += float(torch.special.entr(p_K).sum())
             self.state["images"] += 1
         return p_BK

@@ -19,8 +19,7 @@ from dfme.teachers.defences import DEFENCES
 from dfme.teachers.defences.defence import Defence, QuotaDefence
 from dfme.teachers.label_modes import Wrapper, restrict, reveal
 
-CPU = torch.device("cpu")
-PROBABILITIES, LOGITS = LabelMode("probabilities"), LabelMode("logits")
+CPU, PROBABILITIES, LOGITS = torch.device("cpu"), LabelMode("probabilities"), LabelMode("logits")
 TOLERANCE = 1e-4  # by which answers may differ that were computed on another machine
 
 
@@ -45,7 +44,7 @@ class Defended(Wrapper):
         self._stack: list[Defence] = [find_target(DEFENCES[each.name])(each, teacher) for each in defences]
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        """Refused, and nothing is counted as answered, where a quota is used up."""
+        """Refused where a quota is used up."""
         for each in self._stack:
             if isinstance(each, QuotaDefence):
                 each.admit(len(images))
@@ -60,7 +59,7 @@ class Defended(Wrapper):
             self.load_state_dict(before)
 
     def witness(self, images: Tensor, answers: Tensor) -> None:
-        """Count answers that came from a record as if they were given now. ValueError where others would be given."""
+        """Count answers from a record as if they were given now. ValueError where others would be given."""
         own, found = (each.cpu().double().nan_to_num(nan=-1.0) for each in (self._answers(images), answers))
         tolerance = TOLERANCE + 10.0 ** -(self.label_mode.decimals or 99)
         if own.shape != found.shape or bool(((own - found).abs() > tolerance).any()):
