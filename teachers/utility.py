@@ -1,15 +1,11 @@
-"""What a defence costs honest users: their answers with it beside those without, time, memory; no attack.
-
-Answers y with the defence are compared with p without, both as probabilities (``as_probabilities``); K classes.
-"""
+"""What defences cost honest users: answers y with them beside p without, both as probabilities; time; memory."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
 from typing import Any
 
 import torch
@@ -21,19 +17,15 @@ from dfme.data import ImageSet
 from dfme.errors import Refused
 from dfme.spec import ImageSpec, LabelMode
 
-BINS = 15
+BINS, BATCH, MIN_ROUNDS, ROUNDS_SECONDS = 15, 256, 9, 0.4
 MIN_SCORE = 1e-12  # what a right class that was answered with zero counts as in the NLL: 27.6
-BATCH = 256
-MIN_ROUNDS, ROUNDS_SECONDS = 5, 0.2
 
 
 def as_probabilities(answers: Tensor, mode: LabelMode, classes: int) -> Tensor:
     """Answers (B, K) or (B,) as float64 (B, K) on the host: labels one-hot, what top_k hides spread evenly."""
     if mode.kind == "label":
         return one_hot(answers, classes).double()
-    y_BK = answers.double()
-    if mode.kind == "logits":
-        return y_BK.softmax(1)
+    y_BK = answers.double().softmax(1) if mode.kind == "logits" else answers.double()
     hidden_BK = y_BK.isnan()
     rest_B1 = (1 - y_BK.nansum(1, keepdim=True)).clamp_min(0) / hidden_BK.sum(1, keepdim=True).clamp_min(1)
     return torch.where(hidden_BK, rest_B1, y_BK)
@@ -59,7 +51,7 @@ def figures(p_NK: Tensor, y_NK: Tensor, labels_N: Tensor | None) -> dict[str, An
         "became_wrong": int((was_N & ~right_N).sum()),
         "became_right": int((right_N & ~was_N).sum()),
         "ece": calibration_error(scores_N, right_N),
-        "nll": -y_NK.gather(1, labels_N[:, None]).clamp_min(MIN_SCORE).log().mean().item(),
+        "nll": (0 - y_NK.gather(1, labels_N[:, None]).clamp_min(MIN_SCORE).log().mean()).item(),
         "confidence_auroc": confidence_auroc(scores_N, right_N),
     }
 
@@ -81,10 +73,7 @@ def confidence_auroc(scores_N: Tensor, right_N: Tensor) -> float | None:
 
 
 def corrupted(x_BCHW: Tensor, spec: ImageSpec, rng: torch.Generator) -> Tensor:
-    """Images as honest users may send them, in turn: moved by a pixel, .7 to 1.3 times as bright, noisy, blurred.
-
-    The noise has a deviation of .05 where pixels go from 0 to 1; the blur weighs 1, 2, 1; edges go on beyond the image.
-    """
+    """In turn: moved by a pixel, .7 to 1.3 times as bright, with noise (.05 of the range), blurred by 1, 2, 1."""
     (low, high), (height, width) = spec.bounds, x_BCHW.shape[2:]
     y_BCHW = (x_BCHW - low) / (high - low)
     around_BCHW = pad(y_BCHW, (1, 1, 1, 1), "replicate")
@@ -99,15 +88,14 @@ def corrupted(x_BCHW: Tensor, spec: ImageSpec, rng: torch.Generator) -> Tensor:
 
 
 def bills(
-    teachers: Iterable[Any], data: ImageSet, draw: Callable[[int, torch.Generator], Tensor], seed: int, every: int = 1
+    teachers: Sequence[Any], data: ImageSet, draw: Callable[[int, torch.Generator], Tensor], seed: int, every: int = 1
 ) -> Iterator[dict[str, Any]]:
     """The bill of each teacher beside the first, which has no defence: ``figures`` by stream, and ``ms`` an image.
 
     Streams are held-out images in random order (of ``every`` so many the last), the same corrupted, and as many of an
     attack, which ``draw`` makes. Each stream, and each timing, finds a defence as cold as it came.
     """
-    rest = iter(teachers)
-    base = next(rest)
+    base = teachers[0]
     batch = min(base.spec.at_once(BATCH), getattr(base, "max_batch", None) or BATCH)
     order_N = torch.randperm(len(data) // every, generator=torch.Generator().manual_seed(seed)) * every + every - 1
 
@@ -118,14 +106,13 @@ def bills(
             yield base.spec.quantise(corrupted(x_BCHW, base.spec, rng) if stream == "corrupted" else x_BCHW)
 
     plain = {stream: _asked(base, images(stream)) for stream in ("held_out", "corrupted", "data_free")}
-    timed_BCHW = next(images("held_out"))
-    timed_BCHW = timed_BCHW.repeat(-(-batch // len(timed_BCHW)), 1, 1, 1)[:batch]
-    for teacher in chain([base], rest):
-        bill, cold = dict[str, Any](), getattr(teacher, "state_dict", dict)()
+    timed_BCHW = data.batch(order_N.repeat(-(-batch // len(order_N)))[:batch])
+    for teacher in teachers:
+        bill, cold = dict[str, Any](), getattr(teacher, "state_dict", dict[str, Any])()
         for stream, p_NK in plain.items():
             y_NK = _asked(teacher, images(stream), cold)
             labels_N = None if data.labels is None or stream == "data_free" else data.labels[order_N][: len(y_NK)]
-            report, state = (getattr(teacher, each, dict)() for each in ("report", "state_dict"))
+            report, state = (getattr(teacher, each, dict[str, Any])() for each in ("report", "state_dict"))
             held = sum(getattr(each, "nbytes", 8) for each in tree_leaves(state)) / 1e6
             bill[stream] = figures(p_NK[: len(y_NK)], y_NK, labels_N) | {"state_mb": held, "report": report}
             if "pow" in report and len(y_NK):

@@ -24,11 +24,9 @@ from dfme.spec import LabelMode
 Recovery = Callable[[Tensor], Tensor]
 """From answers (B, K) to the probabilities (B, K) that the model may have had."""
 
-ENTRIES, NUMBERS = 100_000, 1 << 24
-"""Pairs that are drawn; of many classes fewer, so that they are not more numbers than these."""
-
-TOLERANCE = 0.01
-"""L1 distance up to which an entry's y counts as the answer, as in ModelGuard's Bayes attack."""
+ENTRIES, NUMBERS, TOLERANCE = 100_000, 1 << 22, 0.01
+"""Pairs that are drawn, fewer of more than 41 classes, so many numbers in all; and the L1 distance up to which an
+entry's y counts as the answer (ModelGuard's Bayes attack)."""
 
 AT_ONCE, PART = 1 << 22, 4_096
 """Numbers that answers are compared with, and probabilities that a map is given, at once: bounds memory."""
@@ -99,11 +97,12 @@ class Table:
             y, log_p, answers = y[top_B], log_p[top_B], answers_BK[:, None]
         distances = torch.cdist(answers, y, p=1)
         near = (distances <= distances.amin(dim=-1, keepdim=True).clamp_min(TOLERANCE)).float()
-        return (near @ log_p / near.sum(dim=-1, keepdim=True)).flatten(0, 1).softmax(dim=1)
+        log_p_BK: Tensor = (near @ log_p / near.sum(dim=-1, keepdim=True)).flatten(0, 1)
+        return log_p_BK.softmax(dim=1)
 
 
 def trained_net(p_NK: Tensor, y_NK: Tensor, seed: int, rng: torch.Generator) -> Recovery:
-    """D-DAE's generator, which needs no data of the owner's: a network that learns p from log y by cross-entropy."""
+    """A network that learns p from log y by cross-entropy: D-DAE's generator, without its shadow models."""
     sizes = (p_NK.shape[1], *HIDDEN)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.default_generator.manual_seed(derived_seed(seed, "recovery net"))

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dfme.benchmarks.compare.attackers import Condition, condition
+from dfme.benchmarks.compare.attackers import Attempt, attempt
 from dfme.benchmarks.compare.checks import ELSEWHERE, directory_of, elsewhere_problems, own_problems, require_same
 from dfme.benchmarks.compare.engines import EXTRAS
 from dfme.benchmarks.compare.plan import OPTIONS, ComparisonPlan, cells_of, own_options
@@ -64,12 +64,13 @@ def run(words: Sequence[str]) -> int:
 def _bills(plan: ComparisonPlan) -> dict[str, Mapping[str, Any]]:
     """What every stack of defences costs honest users; nothing where there is none, or no images of theirs."""
     job, config = plan.cells[0].job, plan.cells[0].job.config
-    every = dict.fromkeys(cell.condition.stack for cell in plan.cells)
+    every = dict.fromkeys(cell.attempt.stack for cell in plan.cells)
     stacks = [stack for stack in every if stack != "none"]
     if not stacks or config.evaluation.dataset == "none":
         return {}
     teacher, texts = replace(job.teacher, defences=()), [tuple(stack.split("+")) for stack in stacks]
-    found = teacher_side.bills(teacher, job.teacher_options, texts, config.evaluation, config.device)
+    measured = teacher, job.teacher_options, texts, config.evaluation, config.device
+    found = teacher_side.bills(*measured, tell=lambda line: print(f"honest users, {line}", file=sys.stderr))
     return dict(zip(["none", *stacks], found, strict=True))
 
 
@@ -100,7 +101,7 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
     contents = row_contents(config.methods or tuple(rows), rows, shared | wished, arch, file)
     modes = [str(LabelMode.parse(text)) for text in config.label_modes]
     places = product(modes, config.defences, config.answers)
-    asked = [(mode, condition(defence, answers, mode)) for mode, defence, answers in places]
+    asked = [(mode, attempt(defence, answers, mode)) for mode, defence, answers in places]
     jobs = _jobs(contents, asked, [*flags, Flag("student.steps", str(config.student_steps))], file)
     overrides = wished | {flag.key: "true" if flag.text is None else flag.text for flag in flags}
     paper = {**own_options(config, list(contents)), "rows": rows, "overrides": overrides} | shared
@@ -145,10 +146,10 @@ def _require_for_all(file: str, shared: Content, flags: Sequence[Flag]) -> None:
 
 
 def _jobs(
-    contents: Mapping[str, Content], asked: Sequence[tuple[str, Condition]], flags: Sequence[Flag], file: str
-) -> dict[tuple[str, str, Condition], Job]:
+    contents: Mapping[str, Content], asked: Sequence[tuple[str, Attempt]], flags: Sequence[Flag], file: str
+) -> dict[tuple[str, str, Attempt], Job]:
     """A job per label mode, row, defence and attacker. What is wrong with several of them is said once."""
-    jobs: dict[tuple[str, str, Condition], Job] = {}
+    jobs: dict[tuple[str, str, Attempt], Job] = {}
     problems: dict[str, dict[str, None]] = {}
     for (mode, here), (row, content) in product(asked, contents.items()):
         others = set(SECTIONS) - set(find_method(content["method"]["name"]).sections)

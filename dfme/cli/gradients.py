@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
 from dfme.benchmarks.options import GradientsConfig, require_local
 from dfme.cli import teacher_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.files import default_recipe
-from dfme.cli.flags import Flag
 from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import build, leaves
@@ -19,15 +17,9 @@ from dfme.run.checks import find_problems, fresh_directory_problems
 from dfme.run.recipes import fitted
 from dfme.spec import LabelMode
 
-
-def _recipe(flags: Sequence[Flag]) -> Path | None:
-    """The digits' recipe where no teacher is named; --out names no run here."""
-    return default_recipe([flag for flag in flags if flag.key != "out"])
-
-
 SUMMARY = "measure estimated gradients against the true ones of a teacher of your own"
 HEEDED = {"budget", "seed", "device", "channels_last", "schedule", "student", "evaluation", "method", *SECTIONS}
-INPUTS = CommandInputs(GradientsConfig, teacher=True, method=True, recipe=_recipe, ignored=RECIPE_ONLY - HEEDED)
+INPUTS = CommandInputs(GradientsConfig, teacher=True, method=True, recipe=default_recipe, ignored=RECIPE_ONLY - HEEDED)
 
 
 def run(words: Sequence[str]) -> int:

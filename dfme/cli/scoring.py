@@ -52,7 +52,7 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
         "evaluation set": f"{examination.name}, {len(examination)} images",
         **({} if examination.labels is not None else dict.fromkeys(("teacher accuracy", "accuracy"), NO_LABELS)),
         **{name.replace("_", " "): value for name, value in scores.items()},
-        **{name.replace("_", " "): shares[name] for name in shares if shares[name] is not None},
+        **{name.replace("_", " "): share for name, share in shares.items() if share is not None},
         "evaluation queries": str(ledger.evaluation_queries),
         **({"warning": "\nwarning  ".join(warned)} if warned else {}),
     }

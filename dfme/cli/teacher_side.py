@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 from dfme import teachers
@@ -89,10 +88,7 @@ def bills(
     seed: int = 0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
-    """What each stack of defences, or label mode, costs honest users, the row ``none`` first (``teachers.utility``).
-
-    Of images on half of which a gate is calibrated, all rows have the others. UserError for what does not fit.
-    """
+    """What stacks of defences or label modes cost honest users, ``none`` first; no image calibrates a gate as well."""
     from dfme.compute import choose_device
     from dfme.queries.programs import ProceduralImages
     from dfme.report.facts import wilson_interval
@@ -108,16 +104,14 @@ def bills(
         teacher = build_teacher(job, None, choose_device(device))
         return restrict(teacher, mode) if mode else teacher
 
-    for stack in stacks:  # what does not fit is said before anything is measured
-        made(stack)
-    base, halved = made(()), any(f"data={evaluation.dataset}" in each.split(":") for stack in stacks for each in stack)
+    base, *others = map(made, ((), *stacks))  # what does not fit is said before anything is measured
+    halved = any(f"data={evaluation.dataset}" in each.split(":") for stack in stacks for each in stack)
     if halved and evaluation.limit:
         raise UserError("--evaluation.limit: expected 0, since a gate is calibrated on every second of all the images")
     data = evaluation_images(evaluation, base.spec, base.num_classes, getattr(base, "class_names", None), tell=tell)
     assert data is not None, "without images nothing can be measured"
-    draw, teachers = ProceduralImages(base.spec, ("leaves", "strokes")).draw, chain([base], map(made, stacks))
-    found = []
-    for stack, bill in zip(((), *stacks), utility.bills(teachers, data, draw, seed, 1 + halved), strict=True):
+    found, draw = [], ProceduralImages(base.spec, ("leaves", "strokes")).draw
+    for stack, bill in zip(((), *stacks), utility.bills([base, *others], data, draw, seed, 1 + halved), strict=True):
         found.append({"defence": "+".join(stack) or "none", **bill})
         for stream in (bill["held_out"], bill["corrupted"]):
             if "accuracy" in stream:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -43,13 +42,12 @@ class UtilityConfig:
 
 
 SUMMARY = "say what each defence of a teacher (--teacher.defences a,b+c,label) costs its honest users"
-HEEDED = {"seed", "device", "evaluation"}
-INPUTS = CommandInputs(UtilityConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY - HEEDED)
+IGNORED = RECIPE_ONLY - {"device", "evaluation"}
+INPUTS = CommandInputs(UtilityConfig, teacher=True, recipe=default_recipe, ignored=IGNORED)
 FILES = ("utility.md", "utility.json", "utility.png")
-STREAMS = {"held_out": "held-out images", "corrupted": "corrupted images", "data_free": "an attack's images"}
+PARTS = {"held_out": "held-out images", "corrupted": "corrupted images", "data_free": "an attack's", "ms": "time"}
 PANELS = ("l1_mean", "accuracy_drop", "top1_changed", "confidence_auroc")
-FIRST = ("row", "accuracy", "l1 mean", "confidence auroc", "accuracy drop", "top1 changed", "answered", "ece", "l1 max")
-"""The columns that a narrow terminal shows first."""
+SHOWN_FIRST = ("row", "accuracy", "l1 mean", "confidence auroc", "accuracy drop", "top1 changed", "accuracy interval")
 
 
 def run(words: Sequence[str]) -> int:
@@ -65,8 +63,7 @@ def run(words: Sequence[str]) -> int:
         except UserError as error:
             asked.report([Problem(key, str(error))])
     if asked.kind in teacher_side.KINDS and not teacher_side.KINDS[asked.kind].is_local:
-        text = f"expected a teacher on this machine, got {asked.kind}, whose defences run where it is served"
-        asked.report([Problem("teacher.kind", text)])
+        asked.report([Problem("teacher.kind", "expected a teacher on this machine; others are defended elsewhere")])
     asked.finish([*evaluation_problems(config.evaluation, needed=True), *fresh_directory_problems(config.out)])
     from dfme import __version__
     from dfme.compute import choose_device, device_name
@@ -88,13 +85,15 @@ def run(words: Sequence[str]) -> int:
 
 
 def tables(bills: Sequence[Mapping[str, Any]], across: int | None = None) -> str:
-    """A table per stream, and one of time; ``across``: the letters of a line of the terminal."""
+    """A table per stream, and one of milliseconds an image; ``across``: the letters of a line of the terminal."""
     parts = []
-    for part, title in {**STREAMS, "ms": "ms an image, and times the undefended"}.items():
+    for part, title in PARTS.items():
         rows = [{"row": bill["row"], **bill[part]} for bill in bills]
         heads = list(dict.fromkeys(name for row in rows for name in row))
         lines = [[_cell(row.get(name)) for name in heads] for row in rows]
-        parts.append(f"### {title}\n\n{fitted_table([name.replace('_', ' ') for name in heads], lines, FIRST, across)}")
+        parts.append(
+            f"### {title}\n\n{fitted_table([name.replace('_', ' ') for name in heads], lines, SHOWN_FIRST, across)}"
+        )
     return "\n\n".join(parts)
 
 
@@ -109,6 +108,7 @@ def _cell(value: Any) -> str:
 def draw(bills: Sequence[Mapping[str, Any]], path: Path) -> bool:
     """A line per defence, a panel per price: what held-out images pay (dots) and corrupted ones (rings)."""
     from matplotlib.figure import Figure
+    from numpy import array
 
     from dfme.report.curves import BLUE, GREY, ORANGE, frame, legend_entries, save_figure
 
@@ -116,8 +116,7 @@ def draw(bills: Sequence[Mapping[str, Any]], path: Path) -> bool:
     figure = Figure(figsize=(2.2 + 2.1 * len(panels), 1.5 + 0.26 * len(bills)), layout="constrained")
     grid: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     for axes, name in zip(grid[0], panels, strict=True):
-        parts = ([bill[part].get(name) for bill in bills] for part in ("held_out", "corrupted"))
-        held_out, changed = ([math.nan if value is None else value for value in values] for values in parts)
+        held_out, changed = (array([bill[at].get(name) for bill in bills], float) for at in ("held_out", "corrupted"))
         axes.hlines(range(len(bills)), held_out, changed, colors=GREY, linewidth=0.8)
         axes.plot(held_out, range(len(bills)), "o", markersize=3.5, color=BLUE, label="held-out images")
         axes.plot(changed, range(len(bills)), "o", markersize=6.5, color=ORANGE, fillstyle="none", label="corrupted")

@@ -55,6 +55,6 @@ def served(teacher: Any, queries_BCHW: Tensor) -> Tensor | None:
 def told(teacher: Teacher) -> dict[str, Any]:
     """Of a teacher with defences, their texts and what they report, as JSON has it; else nothing."""
     texts = getattr(teacher, "defences", ()) if hasattr(teacher, "witness") else ()
-    found = {"defences": list(texts), "defence_report": getattr(teacher, "report", dict)()} if texts else {}
+    found: object = {"defences": list(texts), "defence_report": getattr(teacher, "report", dict)()} if texts else {}
     plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
     return plain

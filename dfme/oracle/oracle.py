@@ -119,11 +119,6 @@ class Oracle:
         return self.ledger.spent if self.remaining else self.ledger.budget
 
     @property
-    def share(self) -> float:
-        """Share of the budget that is ``reached``, from 0 to 1."""
-        return self.reached / self.ledger.budget
-
-    @property
     def on_own_accelerator(self) -> bool:
         """Whether the teacher works in this process, on an accelerator."""
         return on_accelerator(self._device) and not self._dispatcher.is_service

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dfme.answers.asking import Reader
 from dfme.compute import DeferredChecks, choose_device, deterministic, device_name, held_to, within_memory
 from dfme.config.settings import Job
 from dfme.data import ImageSet
@@ -36,7 +37,7 @@ from dfme.run.job import config_hash, document, resume_command
 from dfme.run.loop import Progress
 from dfme.run.memory import mirrored, require_memory
 from dfme.run.opening import finished_result, open_directory, recipe, tell_finished
-from dfme.run.parts import build_parts, reader_of, take_threads
+from dfme.run.parts import build_parts, take_threads
 from dfme.run.resuming import changed_source, require_same_adapter, require_same_run, take_up_threads
 from dfme.run.run import Result, Run
 from dfme.spec import RequestPolicy, Teacher
@@ -259,7 +260,8 @@ def build_oracle(
             f"--resume: {before} ranks of torchrun asked what was answered since the checkpoint, which {ranks.count} "
             f"cannot repeat; resume with --nproc-per-node {before}, or delete {journal.folder} to pay for it again"
         )
-    parts, reader = (teacher, ledger, journal, deferred), reader_of(job, teacher)
+    parts = teacher, ledger, journal, deferred
+    reader = Reader(job.config.answers, teacher.label_mode, teacher.num_classes, job.config.seed)
     one = ranks.count == 1
     oracle = Oracle(*parts, reader=reader) if one else RankedOracle(*parts, ranks, split, reader)
     if ranks.count > 1:  # the last bits of a CPU's sums depend on them

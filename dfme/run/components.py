@@ -178,7 +178,11 @@ def build_components(
     config, spec, mode = job.config, oracle.spec, oracle.label_mode
     replay = build_replay(job, spec, mode.answer_bytes(oracle.num_classes), rng, directory)
     draw = procedural_images(job, spec)
-    students = build_trainer(config, nets.students, mode, replay, lambda: oracle.share, rng, nets.fresh, oracle.ranks)
+
+    def share() -> float:
+        return oracle.reached / oracle.ledger.budget
+
+    students = build_trainer(config, nets.students, mode, replay, share, rng, nets.fresh, oracle.ranks)
     oracle.ranks.require_no_chance(nets.students)
     if config.graphs:
         students.use_graphs()
@@ -207,7 +211,7 @@ def build_components(
         queries=queries,
         rng=rng,
         deferred=deferred,
-        lr_factor=lambda: factor(config.schedule, oracle.share),
+        lr_factor=lambda: factor(config.schedule, share()),
         estimator=job.estimator,
         sources=job.queries,
         pool=pool,

@@ -123,7 +123,8 @@ def run(
     logged = kept = time.monotonic()
     while oracle.remaining + trainer.steps_left > 0 and not (goal and ranks.agree(goal.reached) and oracle.remaining):
         # Take the student steps that are due; else pay for one step of the method, or for what is left of the budget.
-        before, training = oracle.reached, trainer.steps_due_under(ledger.budget, oracle.reached) > 0
+        budget, spent = (images // oracle.times for images in (ledger.budget, ledger.spent))
+        before, training = oracle.reached, trainer.steps_due_under(budget, spent) > 0
         metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, oracle)
         progress.seconds = time.monotonic() - started
         if metrics is None:

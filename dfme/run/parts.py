@@ -85,14 +85,9 @@ def weak_differences(config: EstimatorConfig, spec: ImageSpec) -> list[str]:
     ] * (random and spec.at_once(2) < 2)
 
 
-def reader_of(job: Job, teacher: Teacher) -> Reader:
-    """What is asked for an image, and made of the answers. UserError where the teacher's do not allow it."""
-    return Reader(job.config.answers, teacher.label_mode, teacher.num_classes, job.config.seed)
-
-
 def require_answers_fit(job: Job, teacher: Teacher) -> None:
     """UserError if the method cannot learn from what is made of the teacher's answers, with those that can."""
-    name, mode = job.method, reader_of(job, teacher).mode
+    name, mode = job.method, Reader(job.config.answers, teacher.label_mode, teacher.num_classes).mode
     label_modes, kind = find_method(name).load().label_modes, mode.kind
     if kind not in label_modes:
         able = [other for other, entry in METHODS.items() if kind in entry.load().label_modes]

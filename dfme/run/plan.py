@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dfme.answers.asking import Reader
 from dfme.compute import DeferredChecks, choose_device
 from dfme.config.settings import Job
 from dfme.estimators.preflight import preflight_calls
@@ -26,7 +27,7 @@ from dfme.run.build import build_teacher, facts_of
 from dfme.run.components import Nets, build_components, build_method, build_replay
 from dfme.run.evaluation import held_back_bytes
 from dfme.run.memory import at_once, free_memory
-from dfme.run.parts import build_parts, drafted, is_checked, reader_of
+from dfme.run.parts import build_parts, drafted, is_checked
 from dfme.run.scores import evaluation_batch
 from dfme.spec import RequestPolicy, Teacher
 
@@ -102,7 +103,8 @@ def plan(job: Job) -> str:
 def method_of(job: Job, teacher: Teacher, nets: Nets, pool: ImageSource | None) -> Method:
     """The method as it begins, on a ledger of its own; what a check would choose is chosen."""
     job = replace(job, estimator=drafted(job.estimator, teacher.spec))
-    oracle = Oracle(teacher, Ledger(int(job.config.budget)), reader=reader_of(job, teacher))
+    reader = Reader(job.config.answers, teacher.label_mode, teacher.num_classes)
+    oracle = Oracle(teacher, Ledger(int(job.config.budget)), reader=reader)
     streams = Streams(job.config.seed, choose_device(job.config.device))
     return build_method(
         job, build_components(job, nets, oracle, streams, DeferredChecks(), pool=pool, directory=Path())

@@ -51,7 +51,8 @@ class PaidAnswers:
     """What a run kept, ready to be trained on: ``replay`` draws from it, or gives all of it in order (``batches``).
 
     ``replayed``: answers that went into its replay, still there or not. ``spent``: images that it paid for in all.
-    ``state``: the rest of the run's checkpoint. ``answers``: how the run read them, which the teacher ``told``.
+    ``state``: the rest of the run's checkpoint. ``answers``: what it made of the teacher's, which
+    had the form ``label_mode``.
     """
 
     replay: Replay
@@ -62,7 +63,6 @@ class PaidAnswers:
     spent: int
     state: dict[str, Any]
     answers: AnswersConfig
-    told: LabelMode
 
     @property
     def shortfall(self) -> str | None:
@@ -98,13 +98,12 @@ def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswe
         # What never overflowed lies in the order of its numbers, and what did fills its window: both are of this size.
         replay = Replay(kept["held"], spec, rng or torch.Generator().manual_seed(0), folder)
         replay.load_state_dict(kept)
-        counted, told = held_to(Ledger(1).state_dict(), state["oracle"]["ledger"], "ledger"), _label_mode(run_dir)
+        counted, mode = held_to(Ledger(1).state_dict(), state["oracle"]["ledger"], "ledger"), _label_mode(run_dir)
         answers = from_mapping(AnswersConfig, load_yaml(run_dir / "config.yaml", own=True).get("answers") or {})
-        mode = answers.mode(told)
         spent = sum(count for purpose, count in counted["images"].items() if purpose != "evaluation")
         held_to(0, state["trainer"]["steps"], "student steps")
-        require_paid(replay.batches(spec.at_once(PAID_AT_ONCE)), spec, num_classes, mode)
-        return PaidAnswers(replay, spec, mode, num_classes, replay.added, spent, state, answers, told)
+        require_paid(replay.batches(spec.at_once(PAID_AT_ONCE)), spec, num_classes, answers.mode(mode))
+        return PaidAnswers(replay, spec, mode, num_classes, replay.added, spent, state, answers)
 
 
 def _label_mode(run_dir: Path) -> LabelMode:
@@ -145,7 +144,7 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
         settings = replace(settings, student=student)
         arch, nets = build_students(settings, max(1, settings.student.count), paid.spec, paid.num_classes, device)
         torch.manual_seed(derived_seed(settings.seed, "global"))
-        trainer = build_trainer(settings, nets, paid.label_mode, paid.replay, lambda: 1.0, streams)
+        trainer = build_trainer(settings, nets, paid.answers.mode(paid.label_mode), paid.replay, lambda: 1.0, streams)
         with RunDirectory.create(out) as directory:
             seconds = _train(trainer, examination, tell)
             seen = classified(examination, paid.num_classes, student=trainer.delivered)
@@ -170,13 +169,13 @@ def read_again(paid: PaidAnswers, settings: ExtractConfig, rng: torch.Generator)
     own, new = paid.answers, settings.answers
     if new == own:
         return paid
-    if paid.label_mode != paid.told or (new.repeat, new.vote) != (own.repeat, own.vote):
+    if own.mode(paid.label_mode) != paid.label_mode or (new.repeat, new.vote) != (own.repeat, own.vote):
         raise UserError("--answers: expected those of the run, which kept no other answers, and none are asked")
-    reader = Reader(replace(new, repeat=1, vote=1), paid.told, paid.num_classes, settings.seed)
+    reader = Reader(replace(new, repeat=1, vote=1), paid.label_mode, paid.num_classes, settings.seed)
     replay = Replay(len(paid.replay), paid.spec, rng)
     for images, answers in paid.replay.batches(paid.spec.at_once(PAID_AT_ONCE)):
         replay.add(images, reader.read(answers))
-    return replace(paid, replay=replay, label_mode=reader.mode)
+    return replace(paid, replay=replay, answers=new)
 
 
 def recorded_examination(
@@ -188,7 +187,8 @@ def recorded_examination(
         UserError: where the images are no longer those that were answered.
     """
     data = evaluation_images(settings.evaluation, paid.spec, paid.num_classes)
-    examination = examination_of(data, paid.spec, paid.label_mode if data is None else paid.told, device, None)
+    mode = paid.answers.mode(paid.label_mode) if data is None else paid.label_mode
+    examination = examination_of(data, paid.spec, mode, device, None)
     with fitting(run / "checkpoint.pt"):
         examination.load_state_dict(paid.state["examination"])
     if isinstance(examination, EvaluationSet):

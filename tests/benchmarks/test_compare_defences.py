@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from dfme.benchmarks.compare.attackers import condition, parse_attacker
+from dfme.answers.maps import map_of
+from dfme.benchmarks.compare.attackers import attempt, parse_attacker
 from dfme.benchmarks.compare.figures import ComparisonResult, Figures, Outcome, cut_off
 from dfme.benchmarks.compare.picture import draw
 from dfme.benchmarks.compare.plan import Cell, ComparisonPlan
@@ -103,7 +105,7 @@ def test_both_axes_are_in_its_file_and_a_file_without_them_is_a_plain_one() -> N
     ],
 )
 def test_the_run_that_tells_what_becomes_of_a_cell(defence: str, answers: str, mode: str, runs: str) -> None:
-    found = condition(defence, answers, mode)
+    found = attempt(defence, answers, mode)
     assert (found.runs, found.reason) == (runs, "")
     assert found.limit == (500 if "quota" in defence else None)
 
@@ -163,7 +165,9 @@ def test_options_of_a_run_that_the_axes_say_are_refused(flag: str, said: str) ->
 
 def test_every_defence_can_be_asked_for() -> None:
     for name in DEFENCES:
-        assert not condition(name, "scores", "probabilities").reason
+        assert not attempt(name, "scores", "probabilities").reason
+        undone = attempt(name, "table", "probabilities").reason
+        assert bool(undone) == (map_of(DEFENCES[name](), torch.Generator()) is None), name
     assert parse_attacker("table+repeat=4") == {"recover": "table", "repeat": "4", "learn": "kl"}
 
 
@@ -178,8 +182,8 @@ FIGURES = Figures(
 
 def outcome(defence: str, answers: str, seed: int, agreement: float, **more: Any) -> Outcome:
     job: Any = None
-    cell = Cell("frugal", "probabilities", 3000, seed, job, condition(defence, answers, "probabilities"))
-    reason = cell.condition.reason
+    cell = Cell("frugal", "probabilities", 3000, seed, job, attempt(defence, answers, "probabilities"))
+    reason = cell.attempt.reason
     figures = None if reason else replace(FIGURES, agreement=agreement, **more)
     return Outcome(cell, "not applicable" if reason else "finished", reason, figures)
 
@@ -223,9 +227,10 @@ def test_a_line_has_every_attacker_the_best_the_way_to_labels_and_the_bill() -> 
 def test_the_best_renaming_counts_where_it_gains_more_than_the_spread() -> None:
     rolled = [outcome("misinform", "kl", seed, at, agreement_relabelled=0.9) for seed, at in enumerate((0.01, 0.03))]
     honest = [outcome("misinform", "label", seed, 0.5, agreement_relabelled=0.5 + seed / 9) for seed in (0, 1)]
+    honest += [outcome("misinform", "scores", seed, 0.5, agreement_relabelled=0.54) for seed in (0, 1)]
     told = line(overview(ComparisonResult("x", {}, (*rolled, *honest))), "misinform")
     assert told["kl"] == "**2.0 +- 1.4, relabelled 90.0 +- 0.0**"
-    assert told["label"] == "50.0 +- 0.0"
+    assert told["label"] == told["scores"] == "50.0 +- 0.0"  # within the spread, and what halves may differ by
     assert told["best attacker"] == "**kl 90.0 +- 0.0**"
     assert told.get("to label-only", "-") == "-"  # nothing undefended was run
 
@@ -270,7 +275,7 @@ def test_what_is_shared_is_marked_and_a_quota_is_cut() -> None:
     session = Session(made, {}, StatusLine(io.StringIO()))
     for name, waiting in session._outcomes.items():
         session._outcomes[name] = replace(waiting, state="finished", figures=FIGURES)
-    seen = {(each.cell.condition.defence, each.cell.condition.answers): each for each in session.findings().outcomes}
+    seen = {(each.cell.attempt.defence, each.cell.attempt.answers): each for each in session.findings().outcomes}
     assert {key: each.shared for key, each in seen.items() if each.shared} == {
         ("modelguard_w", "label"): "none", ("quota:images=250", "kl"): "none", ("quota:images=250", "label"): "none",
     }  # fmt: skip

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import small_runs
 import torch
+from counting_teacher import Counting
 from fuzzing import JSON, NUMBERS, few, fuzz, mutated, only_ours, repacked, saved, sealed
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import LEADING, SUMMARY, make_run
-from small_runs import Metered, clone
+from report_runs import DEFENDED, LEADING, SUMMARY, make_run
+from small_runs import Metered, clone, ctrl_c
 from tables import all_hold
-from tiers import exhaustive
+from tiers import exhaustive_rows
 
 from dfme.errors import RunError, UserError
 from dfme.oracle.journal import CRC, HEADER, MAGIC, Journal
@@ -94,14 +95,20 @@ def incomplete_states(state: dict[str, Any]) -> dict[str, object]:
     return {f"without {path}": without(state, path) for path in missing}
 
 
-@pytest.mark.parametrize("states", [other_states, *exhaustive(incomplete_states)])
+@pytest.mark.parametrize(
+    ("states", "kind"),
+    [(other_states, Metered), *exhaustive_rows([(incomplete_states, Counting)])],
+)
 def test_a_checkpoint_of_another_structure_is_one_line_and_nothing_is_asked(
-    states: Callable[[dict[str, Any]], dict[str, object]], cut_short: tuple[Path, int]
+    states: Callable[[dict[str, Any]], dict[str, object]], kind: Any, cut_short: tuple[Path, int]
 ) -> None:
     out, _ = cut_short
+    if kind is Counting:
+        shutil.rmtree(out)
+        clone(out, Counting({7: ctrl_c}))
 
     def holds(case: str, state: object) -> None:
-        teacher = Metered()
+        teacher = kind()
         copy = shutil.copytree(out, out.with_name(case.replace("/", "_")))
         (copy / "checkpoint.pt").write_bytes(sealed(saved(state, True)))
         error = only_ours(lambda: clone(copy, teacher, resume=True))
@@ -205,7 +212,7 @@ RECORD = st.fixed_dictionaries(
     },
 )
 RECORDS = st.lists(RECORD, max_size=4).map(lambda lines: "".join(json.dumps(line) + "\n" for line in lines).encode())
-WHOLE = SUMMARY | LEADING
+WHOLE = SUMMARY | LEADING | DEFENDED
 SUMMARIES = st.dictionaries(st.sampled_from(sorted(WHOLE)), JSON, max_size=3).map(lambda changes: WHOLE | changes)
 
 

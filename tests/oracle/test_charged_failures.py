@@ -18,6 +18,7 @@ from small_runs import BATCH, Metered, clone
 from torch import Tensor
 
 from dfme.compute import DeferredChecks
+from dfme.config.answer_settings import AnswersConfig
 from dfme.errors import BudgetExhausted, DfmeError, RunError, TeacherError, Unanswered, UserError
 from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import Ledger, audit
@@ -169,7 +170,8 @@ def test_where_the_disk_takes_no_line_either_it_is_lost_and_nothing_is_asked_bef
     ("kind", "device", "kept"), [("torch", "cpu", 1), ("torch", "cuda:0", 0), ("m:T", "cuda:0", 1)]
 )
 def test_only_a_network_of_ours_on_a_gpu_has_no_journal(kind: str, device: str, kept: int, tmp_path: Path) -> None:
-    job: Any = SimpleNamespace(config=SimpleNamespace(budget=BUDGET, fsync=False), teacher=SimpleNamespace(kind=kind))
+    config = SimpleNamespace(budget=BUDGET, fsync=False, seed=0, answers=AnswersConfig())
+    job: Any = SimpleNamespace(config=config, teacher=SimpleNamespace(kind=kind))
     server = Server()
     server.device = device  # type: ignore[attr-defined]
     with RunDirectory.create(tmp_path / "run") as directory:

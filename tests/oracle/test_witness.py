@@ -119,7 +119,7 @@ def test_of_several_ranks_the_first_alone_asks_a_teacher_with_defences(
 ) -> None:
     asked = replace(job(), teacher=TeacherConfig("torch"))
     monkeypatch.setattr(Ranks, "share", lambda self, x: x)
-    monkeypatch.setattr(build, "RankedOracle", lambda *parts: SimpleNamespace(split=parts[-1]))
+    monkeypatch.setattr(build, "RankedOracle", lambda *parts: SimpleNamespace(split=parts[5]))
     directory: Any = SimpleNamespace(ledger=tmp_path / "l", journal=tmp_path / "j")
     oracle: Any = build.build_oracle(asked, teacher, directory, {}, DeferredChecks(), ranks=Ranks(0, 2))
     assert oracle.split is split

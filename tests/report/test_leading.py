@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import LEADING, SUMMARY, make_run, page_of
+from report_runs import DEFENDED, LEADING, SUMMARY, make_run, page_of
 
 from dfme.errors import RunError
 
@@ -32,6 +32,21 @@ def test_the_page_leads_with_what_a_manager_asks(tmp_path: Path) -> None:
     assert page.after("Adapter") == "adapter.yaml (SHA-256 0123456789abcdef...)"
     assert page.after("Authorised by") == "ticket 4711"
     assert page.after("Constant answer") == "accuracy 45.00%, agreement 50.00%; a guess: 33.33%"
+
+
+def test_whom_the_copy_agrees_with_is_said_where_it_matters(tmp_path: Path) -> None:
+    """Of a service nobody knows what it would answer undefended; of a plain teacher here there is no doubt."""
+    service = {"refused": {}, "failed": {}, "seconds_answering": 1.0, "seconds_waited": 0.0}
+    run, said = make_run(tmp_path / "run"), ("whatever defends it", "without its defences", "undefended teacher")
+    for more, expected in (({}, ()), ({"service": service}, said[:1]), (DEFENDED, said[1:])):
+        (run / "summary.json").write_text(json.dumps(SUMMARY | LEADING | more))
+        page = page_of(run)
+        text = " ".join(page.text)
+        assert [each for each in said if each in text] == list(expected)
+    assert page.after("Defences") == "counting:<b>n</b>=3"
+    assert page.after("Defences report") == "counting.<i>asked</i> 400"
+    assert page.after("Agreement served") == "70.00%"
+    assert "Agreement relabelled" not in page.text
 
 
 def test_answers_are_shown_by_the_classes_names_with_bars(tmp_path: Path) -> None:

@@ -71,7 +71,10 @@ def cut(out: Path, **changes: Any) -> list[Counting]:
     return teachers
 
 
-@pytest.mark.parametrize("changes", [{}, {"max_batch": 7}, {"evaluation": {"dataset": "none", "points": 4}}])
+TWICE = {"answers": {"repeat": 2, "learn": "label"}, "method_options": {"batch_size": 10, "latent_size": 16}}
+
+
+@pytest.mark.parametrize("changes", [TWICE, {"max_batch": 7}, {"evaluation": {"dataset": "none"}}])
 def test_a_resumed_run_is_the_undisturbed_one_bit_by_bit(changes: dict[str, Any], tmp_path: Path) -> None:
     """Evaluation answers and, with max_batch, halves of batches are among those on record."""
     undisturbed = Counting()

@@ -106,6 +106,12 @@ LEADING: dict[str, Any] = {
 }
 """What 0.7.0 adds to a summary."""
 
+DEFENDED: dict[str, Any] = {
+    **{"defences": ["counting:<b>n</b>=3"], "defence_report": {"counting": {"<i>asked</i>": 400}}},
+    **{"agreement_served": 0.7, "agreement_relabelled": None},
+}
+"""What a teacher with defences adds."""
+
 
 def make_run(run_dir: Path, *, finished: bool = True, channels: int = 1, dataset: str = "digits") -> Path:
     """A run of 1,000 queries with three evaluations and three sheets of samples."""

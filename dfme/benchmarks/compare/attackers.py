@@ -26,7 +26,7 @@ ANSWERS_UNTOUCHED, WITHOUT_MAP = ("quota", "pow"), ("watermark", "misinform", "m
 
 
 @dataclass(frozen=True)
-class Condition:
+class Attempt:
     """A defence and an attacker as asked for, and what they come to in a label mode.
 
     ``stack``: of the defence what changes answers. ``runs``: the stack of the run that tells what the attacker gets.
@@ -49,7 +49,7 @@ class Condition:
         return flags | ({"teacher.defences": self.runs} if given and self.runs != NO_DEFENCE else {})
 
 
-def condition(defence: str, answers: str, mode: str) -> Condition:
+def attempt(defence: str, answers: str, mode: str) -> Attempt:
     """What becomes of a defence and an attacker in a label mode.
 
     The label of a defence that keeps the top class, and is not random, is the undefended one: who learns labels alone
@@ -72,7 +72,7 @@ def condition(defence: str, answers: str, mode: str) -> Condition:
     same = labels_alone and form.decimals is None and not random and all(each.keeps_top == "yes" for each in facts)
     changed = "+".join(text for text, _ in at_work) or NO_DEFENCE
     limit = min((each.images for each in stack if isinstance(each, Quota)), default=None)
-    return Condition(defence, answers, changed, NO_DEFENCE if same and not reason else changed, reason, limit)
+    return Attempt(defence, answers, changed, NO_DEFENCE if same and not reason else changed, reason, limit)
 
 
 def parse_attacker(text: str) -> dict[str, str]:

@@ -13,16 +13,20 @@ LEGEND = """\
 A defence's score is its best attacker that was run (bold, by the mean over seeds); what none of them recovers, another
 may. Attackers recover what answers tell, and nothing else: none hides, splits or disguises a client. Agreement is with
 the undefended teacher, in per cent, as mean +- standard deviation (n - 1) over seeds. `relabelled`, under the best
-renaming of a student's classes, counts where it gains more than the spread, the larger of the two deviations. Who
-undoes, repeats or votes is held against the best who only learns. `shared`: another defence's run stands for it, whose
-labels, or answers, are the same; a quota's is that run's last evaluation before images run out. `to label-only` is
-(A - best) / (A - L), A the best agreement without a defence and L that of `label` there: at 100% scores are worth no
-more than labels. Then what honest users pay, on held-out / on corrupted images: accuracy lost, top classes changed,
-mean and 95% L1 change of an answer, and P(a right answer scores higher than a wrong one)."""
+renaming of a student's classes, counts where it gains more than the spread, the larger of the two deviations, and than
+five points, since half of the images tell it. Who undoes, repeats or votes is held against the best who only learns.
+`shared`: another defence's run stands for it, whose labels, or answers, are the same; a quota's is that run's last
+evaluation before images run out. `to label-only` is (A - best) / (A - L), A the best agreement without a defence and L
+that of `label` there: at 100% scores are worth no more than labels. Then what honest users pay, on held-out / on
+corrupted images: accuracy lost, top classes changed, mean and 95% L1 change of an answer, and P(a right answer scores
+higher than a wrong one)."""
 
 BILL = {"lost": "{accuracy_drop:.1%}", "changed": "{top1_changed:.1%}", "L1": "{l1_mean:.3f}", "L1 95%": "{l1_p95:.2f}"}
 BILL |= {"AUROC": "{confidence_auroc:.3f}"}
 """Columns of honest users, each with its form."""
+
+HALVES_DIFFER = 0.05
+"""What relabelled agreement must gain to count: it is that of half of some hundred images (heuristic)."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Attacked:
 
 
 @dataclass(frozen=True)
-class Defended:
+class DefenceLine:
     """A row's defence and its attackers, the name of the best, and the share of the way to labels that is left."""
 
     row: str
@@ -58,19 +62,19 @@ def gains(more: Spread, less: Spread) -> bool:
     return more.mean - less.mean > max(more.sd or 0.0, less.sd or 0.0)
 
 
-def defended(findings: ComparisonResult, mode: str, budget: int) -> list[Defended]:
+def defended(findings: ComparisonResult, mode: str, budget: int) -> list[DefenceLine]:
     """One for each row and defence, in order."""
     places: dict[tuple[str, str, str], list[Attacked]] = {}
     for label, outcomes in findings.rows(mode, budget).items():
-        row, at = outcomes[0].cell.row, outcomes[0].cell.condition
+        row, at = outcomes[0].cell.row, outcomes[0].cell.attempt
         places.setdefault((row, at.defence, at.stack), []).append(_attacked(label, at.answers, outcomes))
     found = []
     for (row, defence, stack), attackers in places.items():
         bare, learnt = places.get((row, NO_DEFENCE, NO_DEFENCE), []), _best(x for x in attackers if not _recovers(x))
         every, best = tuple(_beside(learnt, each) for each in attackers), _best(attackers)
         way = _way(_best(bare), best, _best(each for each in bare if each.answers == "label"))
-        name, bill = best and best.answers, findings.bills.get(stack, {})
-        found.append(Defended(row, defence, every, name, way, bill))
+        bill = findings.bills.get(stack, {})
+        found.append(DefenceLine(row, defence, every, None if best is None else best.answers, way, bill))
     return found
 
 
@@ -103,7 +107,8 @@ def _attacked(label: str, answers: str, outcomes: Sequence[Outcome]) -> Attacked
         return Attacked(label, answers, remarks=tuple(states))
     remarks = (f"{len(done)} of {len(outcomes)}",) * (len(done) < len(outcomes))
     remarks += ("shared",) * any(each.shared for each in outcomes)
-    return Attacked(label, answers, agreement, renamed if renamed and gains(renamed, agreement) else agreement, remarks)
+    counts = renamed is not None and gains(renamed, agreement) and renamed.mean - agreement.mean > HALVES_DIFFER
+    return Attacked(label, answers, agreement, renamed if counts else agreement, remarks)
 
 
 def _beside(learnt: Attacked | None, each: Attacked) -> Attacked:

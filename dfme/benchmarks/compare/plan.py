@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dfme.benchmarks.compare.attackers import AS_IT_IS, NO_DEFENCE, Condition
+from dfme.benchmarks.compare.attackers import AS_IT_IS, NO_DEFENCE, Attempt
 from dfme.benchmarks.options import CompareConfig
 from dfme.config.settings import Job
 from dfme.run.recipes import fitted
@@ -30,11 +30,11 @@ class Cell:
     budget: int
     seed: int
     job: Job
-    condition: Condition = field(default_factory=Condition)
+    attempt: Attempt = field(default_factory=Attempt)
 
     @property
     def name(self) -> str:
-        here = self.condition.runs, self.condition.answers
+        here = self.attempt.runs, self.attempt.answers
         others = [IN_NO_NAME.sub("_", text) for text in here if text not in (NO_DEFENCE, AS_IT_IS)]
         parts = self.row.replace(":", "."), self.mode.replace(":", "_"), *others
         return "-".join([*parts, count_text(self.budget), f"seed{self.seed}"])
@@ -42,7 +42,7 @@ class Cell:
     @property
     def label(self) -> str:
         """The row, and its defence and attacker where one of them was asked for."""
-        asked = (self.condition.defence, self.condition.answers)
+        asked = (self.attempt.defence, self.attempt.answers)
         return self.row if asked == (NO_DEFENCE, AS_IT_IS) else ", ".join((self.row, *asked))
 
 
@@ -87,15 +87,15 @@ class ComparisonPlan:
 
 
 def cells_of(
-    jobs: Mapping[tuple[str, str, Condition], Job], seeds: Sequence[int], budgets: Sequence[int], out: Path
+    jobs: Mapping[tuple[str, str, Attempt], Job], seeds: Sequence[int], budgets: Sequence[int], out: Path
 ) -> tuple[Cell, ...]:
     """All cells of ``jobs``, which may have any seed and budget.
 
     The first seed of every row comes before the second of any: a table that is not finished is fair all the same.
     """
     cells = []
-    for seed, budget, ((row, mode, condition), job) in product(seeds, budgets, jobs.items()):
-        cell = Cell(row, mode, budget, seed, job, condition)
+    for seed, budget, ((row, mode, attempt), job) in product(seeds, budgets, jobs.items()):
+        cell = Cell(row, mode, budget, seed, job, attempt)
         config, directory = cell.job.config, str(out / "cells" / cell.name)
         group, name = config.wandb.group or out.resolve().name, cell.name
         wandb = replace(config.wandb, group=group, name=name)

@@ -37,8 +37,8 @@ def rehearse(plan: ComparisonPlan, cells: Sequence[Cell], tell: Callable[[str], 
         UserError: one line that names everything that cannot work, or a service whose rate nobody states.
     """
     problems, sharing, needed = dict[str, dict[str, None]](), 0, 0
-    for mode, defence in dict.fromkeys((cell.mode, cell.condition.runs) for cell in cells):
-        of_mode = [cell for cell in cells if (cell.mode, cell.condition.runs) == (mode, defence)]
+    for mode, defence in dict.fromkeys((cell.mode, cell.attempt.runs) for cell in cells):
+        of_mode = [cell for cell in cells if (cell.mode, cell.attempt.runs) == (mode, defence)]
         job, named = of_mode[0].job, teacher_name(document(of_mode[0].job)["teacher"])
         teacher = build_teacher(job, None, torch.device("cpu"))
         try:
@@ -52,7 +52,7 @@ def rehearse(plan: ComparisonPlan, cells: Sequence[Cell], tell: Callable[[str], 
                     "--engine local"
                 )
             evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names)
-            alike = {(cell.row, cell.budget, cell.condition.answers): cell for cell in of_mode}.values()
+            alike = {(cell.row, cell.budget, cell.attempt.answers): cell for cell in of_mode}.values()
             for cell in alike:
                 try:
                     needed += _space(cell, teacher, plan.engine in EXTRAS) * len(of_mode) // len(alike)

@@ -199,9 +199,9 @@ class Session:
 
     def _seen_by(self, cell: Cell) -> Outcome:
         """What the cell's run has come to, as far as a quota of the cell lets it come."""
-        of_run, limit = self._outcomes[cell.name], cell.condition.limit
+        of_run, limit = self._outcomes[cell.name], cell.attempt.limit
         figures = of_run.figures and (cut_off(of_run.figures, limit) if limit else of_run.figures)
-        shared = "" if of_run.cell == cell else of_run.cell.condition.defence
+        shared = "" if of_run.cell == cell else of_run.cell.attempt.defence
         return replace(of_run, cell=cell, figures=figures, shared=shared)
 
     def _write(self) -> None:
@@ -235,13 +235,13 @@ def not_applicable(cells: Iterable[Cell]) -> dict[str, str]:
     reasons: dict[str, str] = {}
     problems: dict[str, None] = {}
     for cell in (every := list(cells)):
-        able, answers = find_method(cell.job.method).load().label_modes, cell.job.config.answers
-        form = LabelMode("label") if answers.learn == "label" else LabelMode.parse(cell.mode)
-        if cell.condition.reason or form.kind not in able:
-            reasons[cell.name] = cell.condition.reason or f"{cell.job.method} needs answers of {' or '.join(able)}"
+        able, config = find_method(cell.job.method).load().label_modes, cell.job.config
+        form = config.answers.mode(LabelMode.parse(cell.mode))
+        if cell.attempt.reason or form.kind not in able:
+            reasons[cell.name] = cell.attempt.reason or f"{cell.job.method} needs answers of {' or '.join(able)}"
             continue
         try:
-            make_distance(cell.job.config.student.loss if answers.learn == "auto" else "auto", form)
+            make_distance(config.answers.loss(config.student.loss), form)
         except UserError as error:
             problems[f"row {cell.row}: {error}"] = None
     if len(reasons) == len(every):

@@ -94,7 +94,7 @@ def as_json(findings: ComparisonResult) -> str:
     for outcome in findings.outcomes:
         cell, figures = outcome.cell, None if outcome.figures is None else asdict(outcome.figures)
         named = {"row": cell.row, "label_mode": cell.mode, "budget": cell.budget, "seed": cell.seed}
-        named |= {"defence": cell.condition.defence, "answers": cell.condition.answers} if findings.defended else {}
+        named |= {"defence": cell.attempt.defence, "answers": cell.attempt.answers} if findings.defended else {}
         state = {"run": f"cells/{cell.name}", "state": outcome.state, "reason": outcome.reason}
         cells.append(named | state | {"figures": figures})
     for each, group in zip(tables, findings.groups(), strict=True) if findings.defended else ():
