@@ -61,8 +61,7 @@ def _as_configured(teacher: Teacher, config: TeacherConfig) -> Teacher:
     """Behind the configuration's defences, in its label mode; without one, probabilities in place of logits."""
     default = LabelMode("probabilities") if teacher.label_mode.kind == "logits" else teacher.label_mode
     mode = LabelMode.parse(config.label_mode) if config.label_mode else default
-    stack = parse_defences(config.defences)
-    return Defended(teacher, stack, mode) if stack else restrict(teacher, mode)
+    return Defended(teacher, parse_defences(config.defences), mode) if config.defences else restrict(teacher, mode)
 
 
 def _custom(config: TeacherConfig, options: Mapping[str, Any]) -> Teacher:

@@ -20,8 +20,7 @@ from dfme.nets import build_net
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.defences import key_of
 
-RIDGE = 1e-3  # of the identity, added to a covariance of features
-TIED = 1 + 1e-4  # by which distances differ that last bits may have made differ
+RIDGE, TIED = 1e-3, 1 + 1e-4  # of the identity, in a covariance of features; the ratio of distances taken for equal
 MOST_LOGGED = 65_536  # images in a watermark's log
 SECONDS = (0.1, 2_948.0)  # of work for one image, at least and at most
 
@@ -51,8 +50,7 @@ class Defence:
         raise NotImplementedError
 
     def draw(self, what: bytes) -> torch.Generator:
-        digest = hmac.digest(self._key, what, "sha256")
-        return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        return torch.Generator().manual_seed(int.from_bytes(hmac.digest(self._key, what, "sha256")[:8], "big") >> 1)
 
     def draws(self, images_BCHW: Tensor) -> list[torch.Generator]:
         """One per image, as its 8 bits are."""
@@ -63,8 +61,7 @@ class Defence:
 
     def load_state_dict(self, state: Any) -> None:
         """Take up what ``state_dict`` gave. ValueError for anything that it cannot have given."""
-        own = self.state_dict()
-        for name, rows in own.items():
+        for name, rows in (own := self.state_dict()).items():
             if isinstance(rows, Tensor) and isinstance(state, dict):
                 found = plain_tensor(state.get(name), f"{self.name}.{name}")
                 own[name] = rows.new_empty(len(found) if found.ndim else 0, rows.shape[1])
@@ -76,21 +73,17 @@ class MapDefence(Defence):
     """The map of this name, and where q is a network's, with that."""
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        options, known = self.options, maps.map_of(self.options, torch.Generator())
-        if self.net is None:
-            assert known is not None
+        options = self.options
+        if self.net is None and (known := maps.map_of(options, torch.Generator())):
             return known(p_BK)
+        assert self.net is not None
         if self.name == "mad":
             return maps.mad(p_BK, self.net(images_BCHW), options.epsilon, options.vertices)
         return maps.grad2(p_BK, self.net(images_BCHW), options.epsilon, options.margin_kept)
 
 
 class MisinformDefence(Defence):
-    """y = (1 - a) p + a wrong, a = sigmoid(nu (tau - s)), s within 0 and 1: how much the image is at home.
-
-    Source: "Defending Against Model Stealing Attacks with Adaptive Misinformation", as ModelGuard's repository has it;
-    permutations by key and image, which no renaming undoes, are ours.
-    """
+    """y = (1 - a) p + a wrong, a = sigmoid(nu (tau - s)), s within 0 and 1: how much the image is at home."""
 
     def __init__(self, options: Any, teacher: Teacher) -> None:
         super().__init__(options, teacher)
@@ -106,16 +99,17 @@ class MisinformDefence(Defence):
         if self.options.wrong == "permute":  # in one cycle: no class stays
             order_BK = torch.stack([torch.randperm(self.classes, generator=each) for each in self.draws(images_BCHW)])
             wrong_BK = p_BK.scatter(1, order_BK.roll(1, dims=1), p_BK.gather(1, order_BK))
-        a_B1 = 1 / (1 + (self.options.nu * (s_B - self.options.threshold)).exp()[:, None])  # batches change no bit
+        a_B1 = (
+            1 + (self.options.nu * (s_B - self.options.threshold)).exp()[:, None]
+        ).reciprocal()  # a sigmoid, of any batch
         return (1 - a_B1) * p_BK + a_B1 * wrong_BK
 
 
 class Mahalanobis:
     """The share of honest images whose features lie further from their nearest class than those of these images.
 
-    Features are what the network's last linear layer reads, for which it is asked a second time. Classes have their
-    means, and share a covariance, of the data's train part. The honest images are every second one of its test part,
-    from the first on: measure a bill on the others. UserError for data and networks that do not fit.
+    Features are what the last linear layer reads. Classes have their means, and share a covariance, of the data's train
+    part. Honest images are every second one of its test part. UserError for data and networks that do not fit.
     """
 
     def __init__(self, teacher: Teacher, data: str) -> None:
@@ -123,7 +117,7 @@ class Mahalanobis:
         train, test = (load_dataset(data, part, shape=teacher.spec.shape) for part in ("train", "test"))
         labels_N, classes = train.required_labels, range(teacher.num_classes)
         if not layers or labels_N.unique().tolist() != [*classes]:
-            expected = f"expected a network that ends in a linear layer, and images of all its {len(classes)} classes"
+            expected = f"expected images of all {len(classes)} classes, and a network with a linear layer at its end"
             raise UserError(f"--teacher.defences: misinform: gate=mahalanobis with data {data}: {expected}")
         self._teacher, self._last = teacher, layers[-1]
         features_NF = self._features(train.batch(slice(None)))
@@ -150,38 +144,26 @@ class Mahalanobis:
 
 
 class CentroidDefence(Defence):
-    """ModelGuard-S: the first stored answer of the same top class within epsilon, else p, which is then stored.
-
-    Where a class has its ``limit``, the nearest is answered, however far. Source: Yoruko-Tang/ModelGuard (0eb60fc).
-    """
+    """ModelGuard-S: the first stored answer of the same top class within epsilon; else p, stored, up to the limit."""
 
     STATE: ClassVar = {"over_budget": 0, "centroids": (0,)}
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        y_BK, top_B, new = p_BK.clone(), p_BK.argmax(1), list[int]()
-        for label in top_B.unique().tolist():
-            rows_b = (top_B == label).nonzero().flatten()
-            y_BK[rows_b], stored = self._of_class(label, p_BK[rows_b])
-            new += rows_b[stored].tolist()
-        self.state["centroids"] = torch.cat([self.state["centroids"], p_BK[sorted(new)]])
-        return y_BK
-
-    def _of_class(self, label: int, p_bK: Tensor) -> tuple[Tensor, list[int]]:
-        """The answers to images of one top class, in their order, and which of them are to be stored."""
-        stored_NK, y_bK, rest_b, new = self.state["centroids"], p_bK.clone(), torch.arange(len(p_bK)), list[int]()
-        stored_NK = stored_NK[stored_NK.argmax(1) == label]
-        if len(stored_NK):
-            within_bN = torch.cdist(p_bK, stored_NK, p=1.0) <= self.options.epsilon
-            y_bK, rest_b = stored_NK[within_bN.byte().argmax(1)], (~within_bN.any(1)).nonzero().flatten()
-        while len(rest_b) and len(stored_NK) + len(new) < self.options.limit:  # the first is new, and serves those near
-            new.append(int(rest_b[0]))
-            near_b = torch.cdist(p_bK[rest_b], p_bK[new[-1:]], p=1.0)[:, 0] <= self.options.epsilon
-            y_bK[rest_b[near_b]], rest_b = p_bK[new[-1]], rest_b[~near_b]
-        if len(rest_b):
-            stored_NK = torch.cat([stored_NK, p_bK[new]])
-            y_bK[rest_b] = stored_NK[torch.cdist(p_bK[rest_b], stored_NK, p=1.0).argmin(1)]
-            self.state["over_budget"] += len(rest_b)
-        return y_bK, new
+        stored_NK, tops, answers, new = self.state["centroids"], p_BK.argmax(1).tolist(), list[Tensor](), list[Tensor]()
+        tops_N = stored_NK.argmax(1) if len(stored_NK) else torch.empty(0)
+        own = {top: stored_NK[tops_N == top] for top in {*tops}}
+        for p_K, top in zip(p_BK, tops, strict=True):
+            apart_N = torch.cdist(p_K[None], own[top], p=1.0)[0]
+            near_N = (apart_N <= self.options.epsilon).nonzero()
+            if len(near_N) or len(own[top]) >= self.options.limit:
+                answers.append(own[top][near_N[0, 0] if len(near_N) else apart_N.argmin()])
+                self.state["over_budget"] += not len(near_N)
+            else:
+                own[top] = torch.cat([own[top], p_K[None]])
+                new.append(p_K[None])
+                answers.append(p_K)
+        self.state["centroids"] = torch.cat([stored_NK, *new])
+        return torch.stack(answers)
 
     def load_state_dict(self, state: Any) -> None:
         super().load_state_dict(state)
@@ -205,10 +187,7 @@ class NoiseDefence(Defence):
 
 
 class WatermarkDefence(Defence):
-    """DAWN's idea: for a share of images, which the key draws, the top score is exchanged with another class's.
-
-    The log holds 52 bits of what was drawn for each, by which the owner of the key knows the image again.
-    """
+    """DAWN's idea: of images that the key draws, the top score is exchanged with another's; 52 bits of each stay."""
 
     STATE: ClassVar = {"marked": 0, "log": (1,)}
 
@@ -253,19 +232,14 @@ class QuotaDefence(Defence):
 
 
 class WorkDefence(Defence):
-    """The seconds of work that each image would cost: base ^ excess, within ``SECONDS``; no client is asked.
-
-    The excess is what the answers before told, entropy in nats, less ``usual`` for each. Constants: the code of
-    "Increasing the Cost of Model Extraction with Calibrated Proof of Work"; entropy in place of its cost is ours.
-    """
+    """The seconds of work of each image: base ^ (nats that the answers before told, less ``usual`` for each)."""
 
     STATE: ClassVar = {"images": 0, "nats": 0.0, "seconds_of_work": 0.0}
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
         for p_K in p_BK:
-            excess = self.state["nats"] - self.options.usual * self.state["images"]
-            price = math.exp(min(excess * math.log(self.options.base), math.log(SECONDS[1])))
-            self.state["seconds_of_work"] += max(price, SECONDS[0])
+            power = (self.state["nats"] - self.options.usual * self.state["images"]) * math.log(self.options.base)
+            self.state["seconds_of_work"] += max(math.exp(min(power, math.log(SECONDS[1]))), SECONDS[0])
             self.state["nats"] += float(torch.special.entr(p_K).sum())
             self.state["images"] += 1
         return p_BK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,14 +12,14 @@ from torch.nn.functional import normalize
 from dfme.answers.reading import read_answers
 from dfme.compute import DeferredChecks
 from dfme.config.defences import DefenceOptions
+from dfme.config.imports import find_target
 from dfme.errors import UserError
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences import DEFENCES
 from dfme.teachers.defences.defence import Defence, QuotaDefence
 from dfme.teachers.label_modes import Wrapper, restrict, reveal
 
-CPU = torch.device("cpu")
-PROBABILITIES, LOGITS = LabelMode("probabilities"), LabelMode("logits")
+CPU, PROBABILITIES, LOGITS = torch.device("cpu"), LabelMode("probabilities"), LabelMode("logits")
 TOLERANCE = 1e-4  # by which answers may differ that were computed on another machine
 
 
@@ -42,13 +41,10 @@ class Defended(Wrapper):
         self.truth, self.label_mode = restrict(teacher, label_mode), label_mode
         self.defences = tuple(map(str, defences))
         self.close: Callable[[], None] = getattr(teacher, "close", lambda: None)
-        self._stack: list[Defence] = []
-        for each in defences:
-            module, _, name = DEFENCES[each.name].partition(":")
-            self._stack.append(getattr(importlib.import_module(module), name)(each, teacher))
+        self._stack: list[Defence] = [find_target(DEFENCES[each.name])(each, teacher) for each in defences]
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        """Refused, and nothing is counted as answered, where a quota is used up."""
+        """Refused where a quota is used up."""
         for each in self._stack:
             if isinstance(each, QuotaDefence):
                 each.admit(len(images))
@@ -63,7 +59,7 @@ class Defended(Wrapper):
             self.load_state_dict(before)
 
     def witness(self, images: Tensor, answers: Tensor) -> None:
-        """Count answers that came from a record as if they were given now. ValueError where others would be given."""
+        """Count answers from a record as if they were given now. ValueError where others would be given."""
         own, found = (each.cpu().double().nan_to_num(nan=-1.0) for each in (self._answers(images), answers))
         tolerance = TOLERANCE + 10.0 ** -(self.label_mode.decimals or 99)
         if own.shape != found.shape or bool(((own - found).abs() > tolerance).any()):
@@ -88,9 +84,9 @@ class Defended(Wrapper):
     def _answers(self, images: Tensor) -> Tensor:
         given, wanted = self._teacher.label_mode, self.label_mode
         raw = read_answers(self._teacher(images), len(images), self.num_classes, given, DeferredChecks(), CPU)
-        p_BK = raw
-        if given in (PROBABILITIES, LOGITS):
-            p_BK = raw.double().softmax(1) if given == LOGITS else normalize(raw.double().clamp(min=0), p=1.0)
+        p_BK = raw.double().softmax(1) if given == LOGITS else raw
+        if given == PROBABILITIES:
+            p_BK = normalize(raw.double().clamp(min=0), p=1.0)
         y_BK, plain = p_BK, reveal(raw, given, wanted)
         for each in self._stack:
             y_BK = each.answer(y_BK, images)

@@ -108,7 +108,7 @@ def test_a_teacher_of_ones_own_is_defended_unless_it_is_a_service(monkeypatch: p
 def test_data_of_a_gate_must_have_the_teachers_classes() -> None:
     config = from_mapping(TeacherConfig, {"defences": "misinform:wrong=roll:gate=mahalanobis:data=letters"})
     with pytest.raises(
-        UserError, match=r"misinform: gate=mahalanobis with data letters: expected a network .* all its 10 classes"
+        UserError, match=r"misinform: gate=mahalanobis with data letters: expected images of all 10 classes"
     ):
         make_teacher(config, {"checkpoint": WEIGHTS}, torch.device("cpu"))
     assert digits().label_mode == LabelMode("probabilities")
