@@ -21,7 +21,7 @@ from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.defences import key_of
 
 RIDGE, TIED = 1e-3, 1 + 1e-4  # of the identity, in a covariance of features; the ratio of distances taken for equal
-MOST_LOGGED = 65_536  # images in a watermark's log
+MAX_LOGGED = 65_536  # images in a watermark's log
 SECONDS = (0.1, 2_948.0)  # of work for one image, at least and at most
 
 
@@ -99,9 +99,7 @@ class MisinformDefence(Defence):
         if self.options.wrong == "permute":  # in one cycle: no class stays
             order_BK = torch.stack([torch.randperm(self.classes, generator=each) for each in self.draws(images_BCHW)])
             wrong_BK = p_BK.scatter(1, order_BK.roll(1, dims=1), p_BK.gather(1, order_BK))
-        a_B1 = (
-            1 + (self.options.nu * (s_B - self.options.threshold)).exp()[:, None]
-        ).reciprocal()  # a sigmoid, of any batch
+        a_B1: Tensor = 1 / (1 + (self.options.nu * (s_B - self.options.threshold)).exp()[:, None])  # no batch counts
         return (1 - a_B1) * p_BK + a_B1 * wrong_BK
 
 
@@ -200,7 +198,7 @@ class WatermarkDefence(Defence):
                 y_BK[row, [top, other]] = p_BK[row, [other, top]]
                 log.append(torch.tensor([[draw.initial_seed() >> 11]]).double())
         self.state["marked"] += len(log) - 1
-        self.state["log"] = torch.cat(log)[:MOST_LOGGED]
+        self.state["log"] = torch.cat(log)[:MAX_LOGGED]
         return y_BK
 
 

@@ -107,7 +107,7 @@ def test_a_watermark_marks_its_rate_of_images_always_alike(monkeypatch: pytest.M
 
 
 def test_a_full_log_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfme.teachers.defences.defence.MOST_LOGGED", 10)
+    monkeypatch.setattr("dfme.teachers.defences.defence.MAX_LOGGED", 10)
     teacher = defended("watermark:key_env=K:rate=1")
     teacher(queries()[:30])
     assert teacher.report() == {"watermark": {"marked": 30, "log": 10}}
