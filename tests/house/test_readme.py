@@ -185,7 +185,7 @@ def run_section(section: str, folder: Path) -> str:
 
 def test_the_marked_blocks_are_the_ones_tested_here():
     assert {block.section for block in marked_blocks()} == {
-        *("seam", "gradients", "checkpoint", "own-teacher", "own-parts", "python", "rehearsal"),
+        *("seam", "gradients", "checkpoint", "own-teacher", "own-parts", "python", "rehearsal", "defences"),
         "adapter",  # in tests/teachers/remote/test_adapters_page.py
     }
     assert ALL.count("<!-- tested:") == len(marked_blocks())
@@ -253,6 +253,16 @@ def test_a_checkpoint_its_evaluation_and_resuming_as_printed(tmp_path):
     assert "teacher accuracy    0.98" in printed
     summary = json.loads((tmp_path / "runs/shapes/summary.json").read_text())
     assert (summary["spent"], summary["agreement"] > 0.4) == (5_000, True), "not at chance, which is a tenth"
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_a_defence_its_bill_and_its_recovery_as_printed(tmp_path):
+    run_section("defences", tmp_path)
+    summary = json.loads((tmp_path / "runs/recovered/summary.json").read_text())
+    assert summary["agreement"] > 0.6, "with the answers as they came it is below half"
+    rows = json.loads((tmp_path / "runs/bill/utility.json").read_text())["rows"]
+    assert [row["defence"].partition(":")[0] for row in rows] == ["none", "modelguard_w", "reverse_sigmoid", "label"]
 
 
 @pytest.mark.integration
