@@ -101,7 +101,10 @@ def test_the_ordering_holds_on_the_recorded_table(task: str, ordering: str) -> N
     table = recorded(task)
     if table is None:
         pytest.skip(f"docs/results/compare_defences_{task}.json is not recorded")
-    holds = ORDERINGS[ordering](table)
+    try:
+        holds = ORDERINGS[ordering](table)
+    except KeyError as error:
+        pytest.skip(f"the recorded table has no line {error}")
     if (task, ordering) in KNOWN:
         assert not holds, f"it holds now; leave it out of KNOWN: {KNOWN[task, ordering]}"
     else:
