@@ -46,7 +46,8 @@ IGNORED = RECIPE_ONLY - {"device", "evaluation"}
 INPUTS = CommandInputs(UtilityConfig, teacher=True, recipe=default_recipe, ignored=IGNORED)
 FILES = ("utility.md", "utility.json", "utility.png")
 PARTS = {"held_out": "held-out images", "corrupted": "corrupted images", "data_free": "an attack's", "ms": "time"}
-PANELS = ("l1_mean", "accuracy_drop", "top1_changed", "confidence_auroc")
+PANELS = {"l1_mean": "mean L1 change of an answer", "accuracy_drop": "accuracy lost"}
+PANELS |= {"top1_changed": "share of top classes changed", "confidence_auroc": "confidence AUROC"}
 SHOWN_FIRST = ("row", "accuracy", "l1 mean", "confidence auroc", "accuracy drop", "top1 changed", "accuracy interval")
 
 
@@ -120,7 +121,7 @@ def draw(bills: Sequence[Mapping[str, Any]], path: Path) -> bool:
         axes.hlines(range(len(bills)), held_out, changed, colors=GREY, linewidth=0.8)
         axes.plot(held_out, range(len(bills)), "o", markersize=3.5, color=BLUE, label="held-out images")
         axes.plot(changed, range(len(bills)), "o", markersize=6.5, color=ORANGE, fillstyle="none", label="corrupted")
-        axes.set_xlabel(name.replace("_", " "), fontsize=8)
+        axes.set_xlabel(PANELS[name], fontsize=8)
         axes.tick_params(labelsize=8)
         frame(axes)
     grid[0, 0].set_yticks(range(len(bills)), [bill["row"] for bill in bills], parse_math=False)
