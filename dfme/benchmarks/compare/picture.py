@@ -37,7 +37,11 @@ def draw(findings: ComparisonResult, path: Path) -> bool:
     rows = list(dict.fromkeys(row for table in tables.values() for row in table))
     if not any(_curves([outcome]) for outcome in findings.outcomes):
         return without(path)
-    figure = Figure(figsize=(1.0 + 4.6 * len(modes), 0.9 + 3.4 * len(budgets)), layout="constrained")
+    wide = 1.0 + 4.6 * len(modes)
+    columns = max(1, min(3 * len(modes), len(rows) + 1, int(wide / (0.6 + 0.08 * max(map(len, rows))))))
+    lines = -(-(len(rows) + 1) // columns)
+    high = 0.9 + 3.4 * len(budgets) + 0.2 * max(0, lines - 3)
+    figure = Figure(figsize=(wide, high), layout="constrained")
     grid: Any = figure.subplots(len(budgets), len(modes), squeeze=False, sharey=True)
     for place, budget in enumerate(budgets):
         for axes, mode in zip(grid[place], modes, strict=True):
@@ -45,14 +49,12 @@ def draw(findings: ComparisonResult, path: Path) -> bool:
             query_axis(axes, [curve for curve in _curves(findings.outcomes) if curve])
             axes.set_title(f"{mode}, {count_text(budget)} queries", loc="left", fontsize=10)
         grid[place, 0].set_ylabel("agreement with the teacher")
-    title = f"teacher: {findings.facts['teacher']}" + ", the best attacker of each defence" * findings.defended
+    title = f"teacher: {findings.facts['teacher']}" + "\nthe best attacker of each defence" * findings.defended
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
     found = legend_entries(grid.flat)
     labels = [label for label in (*rows, TEACHER) if label in found]
     handles = [found[label] for label in labels]
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=min(3 * len(modes), len(labels)), frameon=False, fontsize=9
-    )
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return save_figure(figure, path)
 
 
@@ -83,7 +85,8 @@ def _panel(axes: Axes, table: dict[str, list[Outcome]], rows: Sequence[str]) -> 
         again = place // len(COLOURS)  # a colour that comes again has other dashes and another mark
         colour = COLOURS[place % len(COLOURS)]
         at_N, mean_N, low_N, high_N = mean_and_band(curves)
-        axes.fill_between(at_N, low_N, high_N, color=colour, alpha=0.15, linewidth=0)
+        if len(rows) <= len(COLOURS):  # of more lines nobody tells the bands apart
+            axes.fill_between(at_N, low_N, high_N, color=colour, alpha=0.15, linewidth=0)
         axes.plot(
             at_N,
             mean_N,
