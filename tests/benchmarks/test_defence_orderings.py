@@ -15,7 +15,9 @@ pytestmark = pytest.mark.exhaustive
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 TASKS = ("digits", "shapes")
 
-KNOWN: dict[tuple[str, str], str] = {}
+KNOWN: dict[tuple[str, str], str] = {
+    ("shapes", "L1 < KL < table or label on modelguard_w"): "in 1,200 steps KL learns little there, undefended too: 21.9 %"
+}
 """(task, ordering) of those that do not hold, and why: a finding, not a fault of the code."""
 
 WEAK, STRONG = "reverse_sigmoid:beta=0.21", "reverse_sigmoid:beta=0.7"
