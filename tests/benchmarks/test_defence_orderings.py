@@ -16,7 +16,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 TASKS = ("digits", "shapes")
 
 KNOWN: dict[tuple[str, str], str] = {
-    ("shapes", "L1 < KL < table or label on modelguard_w"): "in 1,200 steps KL learns little there, undefended too: 21.9 %"
+    ("shapes", "L1 < KL < table or label on modelguard_w"): "KL learns little there, undefended too: 21.9 %"
 }
 """(task, ordering) of those that do not hold, and why: a finding, not a fault of the code."""
 
