@@ -12,6 +12,7 @@ TITLES: dict[str, str] = {
     "": "options",
     "schedule": "schedule (learning rates)",
     "evaluation": "evaluation (what the student is scored on)",
+    "answers": "answers (what an attacker who knows a defence recovers; nothing hides, splits or disguises a client)",
     "wandb": "wandb (experiment tracking)",
     "teacher": "teacher (a module:Class of your own adds its own options)",
 }

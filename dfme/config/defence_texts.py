@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from dfme.config.defences import DEFENCES, DefenceOptions
+from dfme.config.fields import Expected
 from dfme.config.messages import unknown_choice
 from dfme.config.values import from_mapping
 from dfme.errors import UserError
@@ -57,5 +58,5 @@ def _canonical(given: object) -> tuple[str, ...]:
         raise ValueError(str(error)) from None
 
 
-DefencesText = Annotated[tuple[str, ...] | str, BeforeValidator(_canonical)]
+DefencesText = Annotated[str | tuple[str, ...], Expected("defences joined by +"), BeforeValidator(_canonical)]
 """A stack of defences as an option: a text or a list, kept as texts with every option written out."""

@@ -104,6 +104,8 @@ def expected(kind: Any) -> str:
     """What a value of this type looks like, in words for a person."""
     kinds = members(kind)
     said = dict(_bounds(kind)).get("words") if kinds[0] is str else None
+    if said and any(get_origin(other) is tuple for other in kinds[1:]):  # the text's words are those of the list, too
+        return str(said)
     return " or ".join([said, *map(_one_expected, kinds[1:])] if said else map(_one_expected, kinds))
 
 
