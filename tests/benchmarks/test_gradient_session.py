@@ -68,6 +68,7 @@ def test_a_gradient_that_stands_in_is_asked_for_nothing(box):
 # The whole
 
 
+@pytest.mark.exhaustive
 def test_a_comparison_tells_and_keeps_what_it_finds(box, tmp_path):
     told: list[str] = []
     names, conditions = ("sphere", "dct", "lattice", "lattice_dct_kl"), ("exact", "8bit_4decimals")
