@@ -17,6 +17,7 @@ from dfme.answers.maps import map_of
 from dfme.answers.reading import cut_to
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.defence_texts import parse_defences
+from dfme.config.defences import stated
 from dfme.errors import UserError
 from dfme.randomness import derived_seed
 from dfme.spec import LabelMode
@@ -56,13 +57,13 @@ def known_map(config: AnswersConfig, told: LabelMode, rng: torch.Generator) -> R
 def make_recovery(config: AnswersConfig, told: LabelMode, classes: int, seed: int) -> Recovery:
     """The table or the net that ``config`` asks for, against the defence it knows; the same for the same seed."""
     rng = torch.Generator().manual_seed(derived_seed(seed, "recovery"))
-    facts = [options.facts(classes) for options in parse_defences(config.knows)]
-    draws = config.times if any(each.random for each in facts) else 1  # whose average will be read
+    facts = stated(parse_defences(config.knows), classes)
+    draws = config.times if facts.random else 1  # whose average will be read
     defended, p_NK = known_map(config, told, rng), drawn(min(ENTRIES, NUMBERS // classes), classes, rng)
     y_NK = torch.cat([sum((defended(part) for _ in range(draws)), 0 * part) / draws for part in p_NK.split(PART)])
     if config.recover == "net":
         return trained_net(p_NK.float(), y_NK.float(), seed, rng)
-    return Table(p_NK, y_NK, told.decimals is None and all(each.keeps_top == "yes" for each in facts))
+    return Table(p_NK, y_NK, told.decimals is None and facts.keeps_top == "yes")
 
 
 def drawn(count: int, classes: int, rng: torch.Generator) -> Tensor:

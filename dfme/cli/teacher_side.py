@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from dfme import teachers
+from dfme.config.defence_texts import parse_defences
+from dfme.config.defences import Facts, stated
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.errors import UserError
@@ -112,9 +114,19 @@ def bills(
     assert data is not None, "without images nothing can be measured"
     found, draw = [], ProceduralImages(base.spec, ("leaves", "strokes")).draw
     for stack, bill in zip(((), *stacks), utility.bills([base, *others], data, draw, seed, 1 + halved), strict=True):
-        found.append({"defence": "+".join(stack) or "none", **bill})
+        modes = any(each.partition(":")[0] in LABEL_KINDS for each in stack)
+        told = {} if modes else _in_words(stated(parse_defences(stack), base.num_classes))
+        found.append({"defence": "+".join(stack) or "none", "states": told, **bill})
         for stream in (bill["held_out"], bill["corrupted"]):
             if "accuracy" in stream:
                 stream["accuracy_interval"] = wilson_interval(stream["accuracy"], stream["answered"])
         tell(f"measured {len(found)} of {len(stacks) + 1}: {found[-1]['defence']}")
     return found
+
+
+def _in_words(facts: Facts) -> dict[str, str]:
+    """What a stack of defences states, for people."""
+    bound = "no bound" if facts.l1 is None else f"{facts.l1:g}"
+    flags = {"state": facts.stateful, "random": facts.random}
+    words = {name: "yes" if holds else "no" for name, holds in flags.items()}
+    return {"top_kept": facts.keeps_top, "l1_at_most": bound, **words, "needs": ", ".join(facts.needs) or "nothing"}

@@ -45,7 +45,8 @@ SUMMARY = "say what each defence of a teacher (--teacher.defences a,b+c,label) c
 IGNORED = RECIPE_ONLY - {"device", "evaluation"}
 INPUTS = CommandInputs(UtilityConfig, teacher=True, recipe=default_recipe, ignored=IGNORED)
 FILES = ("utility.md", "utility.json", "utility.png")
-PARTS = {"held_out": "held-out images", "corrupted": "corrupted images", "data_free": "an attack's", "ms": "time"}
+PARTS = {"states": "what each states", "held_out": "held-out images", "corrupted": "corrupted images"}
+PARTS |= {"data_free": "an attack's", "ms": "time"}
 PANELS = {"l1_mean": "mean L1 change of an answer", "accuracy_drop": "accuracy lost"}
 PANELS |= {"top1_changed": "share of top classes changed", "confidence_auroc": "confidence AUROC"}
 SHOWN_FIRST = ("row", "accuracy", "l1 mean", "confidence auroc", "accuracy drop", "top1 changed", "accuracy interval")

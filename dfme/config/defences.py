@@ -8,7 +8,8 @@ may: only keys, the weights of a surrogate and what a defence has stored are sec
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -26,14 +27,15 @@ class Facts:
 
     ``keeps_top``: whether argmax y = argmax p: yes, no, or where the top probability is at least 1/2. ``l1``: the most
     that sum |y - p| can be; None: no bound below 2. ``stateful``: an answer may depend on what was asked before.
-    ``random``: the same image may get another answer. ``key``: it works with a secret.
+    ``random``: the same image may get another answer. ``needs``, besides options and answers: a key, a surrogate
+    (a student's network), the owner's network, the owner's data.
     """
 
     keeps_top: Literal["yes", "no", "p_top>=1/2"] = "yes"
     l1: float | None = None
     stateful: bool = False
     random: bool = False
-    key: bool = False
+    needs: tuple[Literal["key", "surrogate", "network", "data"], ...] = ()
 
 
 class DefenceOptions:
@@ -153,7 +155,8 @@ class Mad(DefenceOptions):
     """answers of the surrogate student: uniform, or those of an untrained network"""
 
     def facts(self, classes: int) -> Facts:
-        return Facts("yes" if self.vertices == "argmax" or not self.epsilon else "no", l1=self.epsilon)
+        top: Literal["yes", "no"] = "yes" if self.vertices == "argmax" or not self.epsilon else "no"
+        return Facts(top, l1=self.epsilon, needs=("surrogate",) if self.q == "net" else ())
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -171,7 +174,8 @@ class Grad2(DefenceOptions):
     """answers of the surrogate student: uniform, or those of an untrained network"""
 
     def facts(self, classes: int) -> Facts:
-        return Facts("yes" if self.keep_top or not self.epsilon else "no", l1=self.epsilon)
+        top: Literal["yes", "no"] = "yes" if self.keep_top or not self.epsilon else "no"
+        return Facts(top, l1=self.epsilon, needs=("surrogate",) if self.q == "net" else ())
 
     @property
     def margin_kept(self) -> float | None:
@@ -203,7 +207,8 @@ class Misinform(DefenceOptions):
         return self.tau if self.tau is not None else 0.01 if self.gate == "mahalanobis" else 0.9
 
     def facts(self, classes: int) -> Facts:
-        return Facts("no", key=self.wrong != "roll")
+        wrong: dict[str, Any] = {"permute": ("key",), "net": ("key", "surrogate"), "roll": ()}
+        return Facts("no", needs=(*wrong[self.wrong], *(("network", "data") if self.gate == "mahalanobis" else ())))
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -224,7 +229,7 @@ class Noise(DefenceOptions):
         still = not self.sigma
         top: Literal["yes", "no"] = "yes" if self.keep_top or still else "no"
         fresh = self.fresh and not still
-        return Facts(top, l1=0.0 if still else None, stateful=fresh, random=fresh, key=True)
+        return Facts(top, l1=0.0 if still else None, stateful=fresh, random=fresh, needs=("key",))
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -238,7 +243,7 @@ class Watermark(DefenceOptions):
     """the environment variable with the key"""
 
     def facts(self, classes: int) -> Facts:
-        return Facts("no" if self.rate else "yes", stateful=True, key=True)
+        return Facts("no" if self.rate else "yes", stateful=True, needs=("key",))
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -262,6 +267,19 @@ DEFENCES: dict[str, type[DefenceOptions]] = {
         *(Noise, Watermark, ProofOfWork),
     )
 }
+
+
+def stated(stack: Sequence[DefenceOptions], classes: int) -> Facts:
+    """What defences that work one after the other state together; without any: that nothing changes."""
+    every = [each.facts(classes) for each in stack]
+    tops, bounds = {each.keeps_top for each in every} - {"yes"}, [each.l1 for each in every]
+    return Facts(
+        "yes" if not tops else "p_top>=1/2" if len(every) == 1 and "no" not in tops else "no",
+        None if None in bounds else min(2.0, sum(filter(None, bounds))),
+        any(each.stateful for each in every),
+        any(each.random for each in every),
+        tuple(dict.fromkeys(need for each in every for need in each.needs)),
+    )
 
 
 def _text(value: object) -> str:

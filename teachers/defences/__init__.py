@@ -47,7 +47,7 @@ def _problems(options: DefenceOptions, mode: LabelMode, kind: str) -> Iterator[s
     try:
         if isinstance(options, Misinform) and options.data:
             check_dataset(options.data, download=False)
-        if options.facts(2).key:
+        if "key" in options.facts(2).needs:
             key_of(options)
     except UserError as error:
         yield str(error)

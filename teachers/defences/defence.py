@@ -41,7 +41,9 @@ class Defence:
             for name, each in self.STATE.items()
         }
         self._eight_bits = replace(teacher.spec, levels=256)
-        self._key = hmac.digest(key_of(options) if options.facts(2).key else b"", self.name.encode(), "sha256")
+        self._key = hmac.digest(
+            key_of(options) if "key" in options.facts(2).needs else b"", self.name.encode(), "sha256"
+        )
         net = "net" in (getattr(options, "q", None), getattr(options, "wrong", None))
         self.net = _untrained_net(teacher.spec, self.classes, self.draw(b"net")) if net else None
 

@@ -192,17 +192,24 @@ def test_of_every_two_images_the_second_is_measured() -> None:
 
 @pytest.mark.integration
 def test_the_command_writes_table_json_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out = run(f"utility --teacher.defences label,probabilities:1 --out {tmp_path / 'bill'}"), tmp_path / "bill"
+    code, out = (
+        run(f"utility --teacher.defences label,probabilities:1,lattice:n=20 --out {tmp_path / 'bill'}"),
+        tmp_path / "bill",
+    )
     assert code == 0
     rows = json.loads((out / "utility.json").read_text())["rows"]
-    assert [row["row"] for row in rows] == ["none", "label", "probabilities:1"]
-    none, label, rounded = (row["held_out"] for row in rows)
+    assert [row["row"] for row in rows] == ["none", "label", "probabilities:1", "lattice:n=20"]
+    none, label, rounded, lattice = (row["held_out"] for row in rows)
+    told = rows[3]["states"]
+    assert (told["top_kept"], told["l1_at_most"], told["needs"], rows[1]["states"]) == ("yes", "0.35", "nothing", {})
+    assert lattice["top1_changed"] == 0
+    assert lattice["l1_max"] <= float(told["l1_at_most"])
     assert none["l1_max"] == 0
     assert none["accuracy_interval"] == [*wilson_interval(none["accuracy"], 359)]
     assert label["l1_mean"] == pytest.approx(0.041, abs=5e-4)  # as measured elsewhere, by another program
     assert rounded["l1_mean"] == pytest.approx(0.013, abs=5e-4)
     shown = capsys.readouterr().out
-    assert shown.startswith("### held-out images\n")
+    assert shown.startswith("### what each states\n")
     assert shown.rpartition("\n\n")[0] in (out / "utility.md").read_text()
     assert (out / "utility.png").stat().st_size > 10_000
 

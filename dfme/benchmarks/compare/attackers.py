@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.defence_texts import parse_defences
-from dfme.config.defences import Quota
+from dfme.config.defences import Quota, stated
 from dfme.config.values import from_mapping
 from dfme.errors import UserError
 from dfme.spec import LabelMode
@@ -58,18 +58,18 @@ def attempt(defence: str, answers: str, mode: str) -> Attempt:
     stack, given, form = parse_defences(defence), parse_attacker(answers), LabelMode.parse(mode)
     named = zip(defence.split("+"), stack, strict=False)
     at_work = [(text.strip(), each) for text, each in named if each.name not in ANSWERS_UNTOUCHED]
-    facts = [each.facts(10) for _, each in at_work]  # of any number of classes: what is asked does not depend on it
-    random, undoes = any(each.random for each in facts), "recover" in given
+    facts = stated([each for _, each in at_work], 10)  # of any number of classes: what is asked does not depend on it
+    undoes = "recover" in given
     secret = " and ".join(each.name for _, each in at_work if each.name in WITHOUT_MAP)
     reasons = {
         "answers are labels": form.kind == "label" and (undoes or given.get("learn") in ("scores", "kl")),
         "there is nothing to undo": undoes and not at_work,
         f"what {secret} answers cannot be worked out from probabilities, name and options": undoes and secret,
-        "an image gets the same answer again": "repeat" in given and at_work and not random,
+        "an image gets the same answer again": "repeat" in given and at_work and not facts.random,
     }
     reason = next((text for text, holds in reasons.items() if holds), "")
     labels_alone = form.kind == "label" or (given.get("learn") == "label" and not undoes)
-    same = labels_alone and form.decimals is None and not random and all(each.keeps_top == "yes" for each in facts)
+    same = labels_alone and form.decimals is None and not facts.random and facts.keeps_top == "yes"
     changed = "+".join(text for text, _ in at_work) or NO_DEFENCE
     limit = min((each.images for each in stack if isinstance(each, Quota)), default=None)
     return Attempt(defence, answers, changed, NO_DEFENCE if same and not reason else changed, reason, limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from toys import LinearTeacher
 
 from dfme.cli.main import main
 from dfme.config.defence_texts import parse_defences
+from dfme.config.defences import stated
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
 from dfme.errors import UserError
@@ -120,3 +122,17 @@ def test_what_a_teacher_must_not_answer_is_still_noticed() -> None:
     for mode in ("probabilities", "label"):
         with pytest.raises(Exception, match="teacher: expected probabilities"):
             Defended(asked, parse_defences("lattice"), LabelMode(mode))(torch.rand(2, 1, 4, 4))  # type: ignore[arg-type]
+
+
+def test_what_a_stack_states_is_what_its_parts_state_together() -> None:
+    def of(text: str) -> tuple[object, ...]:
+        return dataclasses.astuple(stated(parse_defences(text), 10))
+
+    assert of("none") == ("yes", 0.0, False, False, ())
+    assert of("reverse_sigmoid") == ("p_top>=1/2", None, False, False, ())
+    assert of("modelguard_w:epsilon=0.4+reverse_sigmoid")[0] == "no", "after W the top may lie below one half"
+    assert of("modelguard_w:epsilon=0.4+modelguard_s:epsilon=0.5") == ("yes", 0.9, True, False, ())
+    assert of("mad+grad2:keep_top=true")[1] == 2.0, "no two rows are further apart"
+    assert of("noise:key_env=K+mad:q=net") == ("no", None, True, True, ("key", "surrogate"))
+    gate = "misinform:gate=mahalanobis:data=digits:wrong=net:key_env=K"
+    assert of(gate) == ("no", None, False, False, ("key", "surrogate", "network", "data"))
