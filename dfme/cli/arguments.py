@@ -39,6 +39,9 @@ RECIPE_ONLY = frozenset({field.name for field in dataclasses.fields(ExtractConfi
 MAX_SHOWN = 8
 """Problems named in one message; a file of other options than the command's has one per line."""
 
+MAX_LETTERS = 550
+"""Of one problem; of a longer one the middle is left out."""
+
 REMOVED: dict[str, Any] = {
     "student.distil_share": 0.0,
     "student.replay_order": "uniform",
@@ -141,7 +144,8 @@ class Arguments:
         for key, text in problems:
             name = f"{self._file}: {key}" if key in self._in_file else spelled_flag(key)
             name = f"--{self._flags[key].name}" if key in self._flags else name
-            self._problems.setdefault(key, f"{name}: {text}")
+            short = text if len(text) <= MAX_LETTERS else f"{text[:400]} ... {text[-100:]}"  # a number of 500 digits
+            self._problems.setdefault(key, f"{name}: {short}")
 
     def finish(self, problems: Iterable[Problem] = ()) -> None:
         """Raise one UserError that names everything wrong, if anything is; of a great many, the first."""

@@ -109,6 +109,14 @@ def test_a_recipe_of_any_text(tmp_path: Path, content: bytes) -> None:
     assert isinstance(only_ours(lambda: load_yaml(tmp_path / "x.yaml")), UserError | None)
 
 
+def test_values_of_any_length_make_a_message_that_can_be_read(tmp_path: Path) -> None:
+    recipe = {name: {"step": 10**2500} for name in ("budget", "seed", "device")}
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(recipe))
+    error = only_ours(lambda: parse_extract(["--config", str(tmp_path / "x.yaml")]))
+    assert isinstance(error, UserError)
+    assert " ... " in str(error)
+
+
 @given(st.dictionaries(st.sampled_from(SECTIONS), VALUES | st.dictionaries(st.sampled_from(LEAVES), VALUES)))
 @fuzz
 def test_a_recipe_of_any_values(tmp_path: Path, recipe: dict[str, Any]) -> None:
