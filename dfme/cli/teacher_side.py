@@ -81,6 +81,12 @@ def open_white_box(job: Job) -> Any:
     return open_box(job.teacher, job.teacher_options, choose_device(job.config.device))
 
 
+def label_mode_of(stack: Sequence[str]) -> LabelMode | None:
+    """The label mode that stands as a row in the place of defences, or None. UserError for one that is none."""
+    modes = (text for text in stack if text.partition(":")[0].replace("-", "_") in LABEL_KINDS)
+    return next(map(LabelMode.parse, modes), None)
+
+
 def bills(
     config: TeacherConfig,
     options: Mapping[str, Any],
@@ -100,7 +106,7 @@ def bills(
     from dfme.teachers.label_modes import restrict
 
     def made(stack: Sequence[str]) -> Teacher:
-        mode = next((LabelMode.parse(each) for each in stack if each.partition(":")[0] in LABEL_KINDS), None)
+        mode = label_mode_of(stack)
         own = replace(config, defences=() if mode else tuple(stack))
         job = Job(ExtractConfig(evaluation=evaluation), own, dict(options), "none", None)
         teacher = build_teacher(job, None, choose_device(device))
@@ -114,8 +120,7 @@ def bills(
     assert data is not None, "without images nothing can be measured"
     found, draw = [], ProceduralImages(base.spec, ("leaves", "strokes")).draw
     for stack, bill in zip(((), *stacks), utility.bills([base, *others], data, draw, seed, 1 + halved), strict=True):
-        modes = any(each.partition(":")[0] in LABEL_KINDS for each in stack)
-        told = {} if modes else _in_words(stated(parse_defences(stack), base.num_classes))
+        told = {} if label_mode_of(stack) else _in_words(stated(parse_defences(stack), base.num_classes))
         found.append({"defence": "+".join(stack) or "none", "states": told, **bill})
         for stream in (bill["held_out"], bill["corrupted"]):
             if "accuracy" in stream:

@@ -24,7 +24,6 @@ from dfme.config.settings import EvaluationConfig
 from dfme.errors import UserError
 from dfme.report.markdown import fitted_table
 from dfme.run.checks import evaluation_problems, fresh_directory_problems
-from dfme.spec import LABEL_KINDS, LabelMode
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -59,8 +58,8 @@ def run(words: Sequence[str]) -> int:
     config, (teacher, kind_options) = asked.settings(UtilityConfig), asked.teacher()
     for row in (last_text(flags, key) or "+".join(teacher.defences)).split(","):
         try:
-            mode = row.strip().partition(":")[0].replace("-", "_") in LABEL_KINDS
-            stack = [LabelMode.parse(row.strip())] if mode else parse_defences(row)
+            mode = teacher_side.label_mode_of([row.strip()])
+            stack = [mode] if mode else parse_defences(row)
             stacks |= {row.strip(): tuple(map(str, stack))} if stack else {}
         except UserError as error:
             asked.report([Problem(key, str(error))])

@@ -8,6 +8,7 @@ may: only keys, the weights of a surrogate and what a defence has stored are sec
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -38,13 +39,13 @@ class Facts:
     needs: tuple[Literal["key", "surrogate", "network", "data"], ...] = ()
 
 
-class DefenceOptions:
+class DefenceOptions(ABC):
     """What every defence's options have in common; ``facts`` may depend on them and on the number of classes."""
 
     name: ClassVar[str]
 
-    def facts(self, classes: int) -> Facts:
-        raise NotImplementedError
+    @abstractmethod
+    def facts(self, classes: int) -> Facts: ...
 
     @property
     def margin_kept(self) -> float | None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from dfme.answers.reading import TeacherCall
 from dfme.compute import DeferredChecks
 from dfme.errors import BatchTooLarge, BudgetExhausted, DfmeError, Refused, RunError, TeacherError, Unanswered
+from dfme.oracle import defended
 from dfme.oracle.journal import Journal, Record, digest
 from dfme.oracle.ledger import Ledger, Purpose
 from dfme.oracle.retry import RateLimiter, RetryPolicy
@@ -76,6 +77,11 @@ class Dispatcher:
         self.teacher = teacher
         self.charged: Callable[[Part], object] = lambda part: None  # called once a part is charged, before it is sent
         self.seconds = 0.0
+
+    def witness(self, part_BCHW: Tensor, record: Record, purpose: Purpose) -> None:
+        """Let the teacher go on past an answer on record; not where its truth gave it, which remembers nothing."""
+        if purpose != "evaluation" or self._ask_truth is self._ask:
+            defended.witness(self.teacher, part_BCHW, record)
 
     @property
     def waited(self) -> float:

@@ -232,8 +232,7 @@ class Oracle:
             if record.batch != len(queries_BCHW) or images > rest or digest(part_BCHW.cpu()) != record.digest:
                 raise self._mismatch(journal, record.seq, len(queries_BCHW), purpose)
             self.ledger.replay(record.seq, images, purpose)
-            if purpose != "evaluation" or not hasattr(self._dispatcher.teacher, "truth"):
-                defended.witness(self._dispatcher.teacher, part_BCHW, record)
+            self._dispatcher.witness(part_BCHW, record, purpose)
             journal.advance()
             answers.append((record.start, record.answers))
             rest -= images

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -25,7 +26,7 @@ MAX_LOGGED = 65_536  # images in a watermark's log
 SECONDS = (0.1, 2_948.0)  # of work for one image, at least and at most
 
 
-class Defence:
+class Defence(ABC):
     """One defence with its options, in front of ``teacher``: float64 on the CPU, no input or output.
 
     ``STATE``, what it remembers at first: numbers, and of tensors (N, C), float64, their C; 0: one per class. What its
@@ -47,9 +48,13 @@ class Defence:
         net = "net" in (getattr(options, "q", None), getattr(options, "wrong", None))
         self.net = _untrained_net(teacher.spec, self.classes, self.draw(b"net")) if net else None
 
+    def admit(self, images: int) -> None:
+        """Called before the model is asked for so many images; Refused where they are not to be answered."""
+        return
+
+    @abstractmethod
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
         """What is answered in place of the probabilities ``p_BK``, which stay as they are."""
-        raise NotImplementedError
 
     def draw(self, what: bytes) -> torch.Generator:
         return torch.Generator().manual_seed(int.from_bytes(hmac.digest(self._key, what, "sha256")[:8], "big") >> 1)

@@ -16,7 +16,7 @@ from dfme.config.imports import find_target
 from dfme.errors import UserError
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences import DEFENCES
-from dfme.teachers.defences.defence import Defence, QuotaDefence
+from dfme.teachers.defences.defence import Defence
 from dfme.teachers.label_modes import Wrapper, restrict, reveal
 
 CPU, PROBABILITIES, LOGITS = torch.device("cpu"), LabelMode("probabilities"), LabelMode("logits")
@@ -46,8 +46,7 @@ class Defended(Wrapper):
     def __call__(self, images: Tensor, /) -> Tensor:
         """Refused where a quota is used up."""
         for each in self._stack:
-            if isinstance(each, QuotaDefence):
-                each.admit(len(images))
+            each.admit(len(images))
         return self._answers(images)
 
     def served(self, images: Tensor) -> Tensor:
