@@ -8,11 +8,12 @@ import pytest
 import test_every_method
 import test_every_size
 import test_methods_resume
+from tiers import exhaustive
 
 from dfme.methods import METHODS
 
 
-@pytest.mark.parametrize("like", ["static", "maze", "disguide"])
+@pytest.mark.parametrize("like", ["static", *exhaustive("maze", "disguide")])  # three tests in one: near a second
 def test_a_new_entry_is_enough(like: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "another", METHODS[like])
     test_every_size.test_a_run_of_every_size(tmp_path / "size", "another", test_every_size.ROWS[0], hard=False)
