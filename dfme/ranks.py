@@ -7,7 +7,9 @@ run for any number of ranks, up to the order in which floats are added (docs/ran
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -145,11 +147,6 @@ class Ranks:
         if self.count > 1:
             self._all_at_once(self.share, _gradients(parameters))
 
-    def leave(self) -> None:
-        """Let go of the others, at the end."""
-        if self.count > 1:
-            dist.destroy_process_group()
-
     def _all_at_once(self, together: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> None:
         flat = together(torch.cat([x.reshape(-1) for x in tensors]))
         for x, part in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
@@ -181,11 +178,14 @@ def join(device: torch.device, patience: float, facts: str) -> tuple[torch.devic
         if own >= (found := torch.cuda.device_count()):
             raise UserError(f"torchrun --nproc-per-node: this machine has {found} GPUs; start as many, or --device cpu")
         torch.cuda.set_device(device := torch.device("cuda", own))
+    # It keeps the group that there is when it is first imported, and with it threads that may abort an exit.
+    importlib.import_module("torch.distributed.nn")
     store, *_ = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
     # One store serves all restarts: without a name of their own the new ranks find where the killed ones listened.
     store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)  # type: ignore[attr-defined]
     wait = timedelta(seconds=max(MIN_PATIENCE, 2 * patience))
     dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=wait)
+    atexit.register(dist.destroy_process_group)  # not sooner: the others would hear of it before a rank says its error
     ranks = Ranks(number, count, dist.new_group(backend="nccl") if device.type == "cuda" else None)
     ranks.require_alike("start", lambda: f"{facts}, {device_name(device)}, torch {torch.__version__}")
     return device, ranks

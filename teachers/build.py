@@ -28,7 +28,15 @@ __all__ = ["make_teacher", "wrap_callable"]
 
 LOGGER = logging.getLogger("dfme")
 
-NOT_DESCRIBING = ("mean", "std", "price_per_1000", "defences")  # common keys that say nothing of images or answers
+NOT_DESCRIBING = (
+    "mean",
+    "std",
+    "price_per_1000",
+    "defences",
+    "watch",
+    "benign",
+    "on_alarm",
+)  # common keys that say nothing of images or answers
 
 
 def make_teacher(config: TeacherConfig, options: Mapping[str, Any], device: torch.device) -> Teacher:

@@ -34,6 +34,7 @@ from dfme.config.fields import (
     accepted_by,
 )
 from dfme.config.messages import listed
+from dfme.config.watch_texts import OnAlarm, WatchText
 from dfme.errors import UserError
 from dfme.spec import ImageSpec
 
@@ -82,6 +83,12 @@ class TeacherConfig:
     defences: DefencesText = ()
     """what the owner switches on, joined by +, such as modelguard_w:epsilon=1+lattice:n=10 (docs/defences.md); of
     teachers on this machine"""
+    watch: WatchText = ()
+    """detectors that see every image asked, such as pairs,sequential (docs/watch.md); of teachers on this machine"""
+    benign: str | None = None
+    """held-out labelled images of the owner on which the detectors are calibrated: a data set's name, or FOLDER"""
+    on_alarm: OnAlarm = "log"
+    """what follows an alarm: log (answers stay as they are), refuse, or label (the top class alone from then on)"""
     price_per_1000: NotNegative | None = None
     """what a thousand answered images cost, in any currency; the cost is shown and kept"""
 

@@ -94,9 +94,7 @@ def run_job(
         in_python = f"call extract again with out={str(path)!r}, resume=True"
         again = resume_command(path, job) if teacher is None else in_python
         try:
-            result = run.go(interrupt)
-            ranks.leave()
-            return result
+            return run.go(interrupt)
         except TeacherError as error:
             answered = run.oracle.ledger.useful or run.examination.answers is not None
             if isinstance(error.__cause__, Misfit) and not answered:  # a resume is held to the teacher as it was

@@ -46,6 +46,7 @@ ADDED: dict[str, object] = {"method.generator": "auto", "graphs": False, "determ
 ADDED |= {"estimator.arithmetic": "ieee", "teacher.precision": "auto", "student.replay_bytes": None}
 ADDED |= {"teacher.defences": [], "answers.learn": "auto", "answers.recover": "none", "answers.knows": []}
 ADDED |= {"answers.repeat": 1, "answers.vote": 1}
+ADDED |= {"teacher.watch": [], "teacher.benign": None, "teacher.on_alarm": "log"}
 ADDED |= {"method.learn_from": "students", "method.training": "always"}
 """Options that 0.6.0 or 0.7.0 did not have, with the values at which a run is what it was."""
 

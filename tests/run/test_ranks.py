@@ -64,6 +64,32 @@ def test_one_two_and_four_ranks_learn_the_same(bench: RankedBench) -> None:
     assert "ranks" not in bench.summary("double1")
 
 
+COUNTING = '''
+"""extract; at the very end every rank says how many threads of gloo it still has, any of which may abort its exit."""
+
+import atexit
+import sys
+from pathlib import Path
+
+
+@atexit.register
+def say():
+    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    print("threads of gloo:", sum("gloo" in name for name in names), flush=True)
+
+
+from dfme.cli.main import main
+
+raise SystemExit(main(sys.argv[1:]))
+'''
+
+
+def test_ranks_end_without_threads_of_their_own(bench: RankedBench) -> None:
+    (bench.folder / "counting.py").write_text(COUNTING)
+    said = bench.whole(2, ["counting.py", *bench.metered("counted", "--budget", "90")])
+    assert said.count("threads of gloo: 0") == 2, said
+
+
 def test_killed_ranks_start_again_and_end_as_the_unkilled(bench: RankedBench) -> None:
     """By torchrun --max-restarts and --resume auto: the student bitwise, every image asked and paid for once."""
     bench.whole(2, bench.metered("whole"))
