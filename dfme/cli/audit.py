@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import copy
 import os
-import shlex
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-from dfme.benchmarks.audit.options import PROFILES, AuditConfig, modes_of, own_problems, usual, without_key
-from dfme.benchmarks.audit.plan import NOT_RUN, OPTIONS, AuditPlan, Second
+from dfme.benchmarks.audit.options import OPTIONS, PROFILES, AuditConfig, AuditPlan, modes_of, own_problems, usual
 from dfme.benchmarks.compare.attackers import AS_IT_IS, NO_DEFENCE
 from dfme.benchmarks.compare.checks import directory_of
-from dfme.benchmarks.compare.plan import Cell, ComparisonPlan
+from dfme.benchmarks.compare.plan import ComparisonPlan
 from dfme.cli import compare, teacher_side
 from dfme.cli.files import Recipe, asks_to_resume, read_recipe, resumed
 from dfme.cli.flags import Flag, last_text, split_flags
@@ -30,7 +28,7 @@ from dfme.spec import LabelMode
 SUMMARY = "say what a copy of a model costs, which switch raises that price, and whether one would notice: a page"
 OWN = {option.key: option for option in options_of(AuditConfig)}
 ANSWERS = "auto,kl,table,label"
-"""Attackers of the second comparison; ``auto`` only where there is no defence, as in the first."""
+"""Attackers of each defence, as of run.py compare; those that cannot be are left out with their reason."""
 
 
 def options(words: Sequence[str]) -> Iterable[Option]:
@@ -79,33 +77,25 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
         return replace(compare.plan_of([*typed, *passed], (file, copy.deepcopy(content))), command=command)
 
     def second(row: str, defences: Sequence[str]) -> ComparisonPlan:
-        plan = cells([row], settled.label_modes[:1], [NO_DEFENCE, *defences], ANSWERS)
-        return replace(plan, cells=tuple(map(_left_out, plan.cells)), stem="defences")
+        return replace(cells([row], settled.label_modes[:1], [NO_DEFENCE, *defences], ANSWERS), stem="defences")
 
     first = cells(settled.attackers, settled.label_modes, [NO_DEFENCE], AS_IT_IS)
     scores = local and LabelMode.parse(settled.label_modes[0]).kind != "label"
     tried, unfit = _fitting(settled, second) if scores else ((), [])
-    if local and not tried:
-        why = (
-            "none was asked for, or fits"
-            if scores
-            else "the teacher answers labels alone: there are no scores to defend"
-        )
-        unfit.append({"what": "defences", "why": why})
+    if local and not scores:
+        unfit.append({"what": "defences", "why": "the teacher answers labels alone: there are no scores to defend"})
     kept = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}
     kept = {name: value for name, value in kept.items() if name not in ("out", "resume", "engine_options")}
     kept |= {name: value for name, value in first.options.items() if name not in compare.OWN}
     settled = replace(settled, defences=tried)
-    return AuditPlan(settled, first, second if tried else None, kept, shlex.join(command), local, (*not_run, *unfit))
+    return AuditPlan(settled, first, second if tried else None, kept, local, (*not_run, *unfit))
 
 
 def _recipe(flags: Sequence[Flag]) -> Recipe:
-    """Without --config: a resumed audit's own file, else the one that comes with dfme."""
-
-    def find(flags: Sequence[Flag]) -> Path:
-        return resumed(flags, OPTIONS, "the directory of the audit", "the directory of an audit")
-
-    return read_recipe(flags, lambda flags: find(flags) if asks_to_resume(flags) else PACKAGE / "configs" / OPTIONS)
+    """Of --config; without, a resumed audit's own file, or the one that comes with dfme."""
+    where = "the directory of the audit", "the directory of an audit"
+    own = PACKAGE / "configs" / OPTIONS
+    return read_recipe(flags, lambda flags: resumed(flags, OPTIONS, *where) if asks_to_resume(flags) else own)
 
 
 def _said(flags: Sequence[Flag], content: Content, key: str) -> str | None:
@@ -137,24 +127,20 @@ def _give_pool(content: Content, pool: str | None) -> None:
         row["method"]["pool"] = pool
 
 
-def _left_out(cell: Cell) -> Cell:
-    """The cell, which is not run if its attacker ignores a defence."""
-    ignores = cell.attempt.answers == AS_IT_IS and cell.attempt.runs != NO_DEFENCE
-    return replace(cell, attempt=replace(cell.attempt, reason=NOT_RUN)) if ignores else cell
-
-
-def _fitting(config: AuditConfig, second: Second) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+def _fitting(config: AuditConfig, second: Callable[..., object]) -> tuple[tuple[str, ...], list[dict[str, str]]]:
     """The defences that are tried, and those of a profile that this teacher, or a missing key, rules out."""
-    if config.defences:
-        asked = [text for text in config.defences if text != NO_DEFENCE]
-        return (tuple(asked) if not asked or second(config.attackers[0], asked) else ()), []
     fits, not_run = [], []
-    for text in PROFILES[config.profile].defences:
+    asked = [text for text in config.defences if text != NO_DEFENCE]
+    for text in asked if config.defences else PROFILES[config.profile].defences:
+        unset = [name for name in re.findall(r"key_env=(\w+)", text) if not os.environ.get(name)]
         try:
-            if key := without_key(text, os.environ):
-                raise UserError(f"it needs a key: set the variable {key} to a random one")
+            if unset:
+                raise UserError(f"it needs a key: set the variable {unset[0]} to a random one")
             second(config.attackers[0], [text])
-            fits.append(text)
         except UserError as error:
+            if config.defences:
+                raise
             not_run.append({"what": f"defence {text}", "why": str(error)})
+        else:
+            fits.append(text)
     return tuple(fits), not_run

@@ -1,169 +1,153 @@
-"""The words of an audit: two sentences with the price, and at most three lines what to do, each from a measured row."""
+"""The words of an audit: two sentences with the price, what to do, what it does not tell, and the model's card."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dfme.benchmarks.audit.findings import COPY, Findings, Row, bill, median, strongest, to_copy
+from dfme.benchmarks.audit.findings import COPY, Findings, Entry, median_to_copy, strongest, to_copy
 from dfme.benchmarks.compare.attackers import NO_DEFENCE
 from dfme.benchmarks.compare.defended import gains
 from dfme.benchmarks.compare.figures import Spread
 from dfme.report.facts import wilson_interval
-from dfme.spec import LabelMode
 
-SHOWN = 3
-"""Lines what to do."""
+ADVICE, PLAIN = 3, "random order"
+"""Lines what to do; the honest stream in which a detector that one of them names never rang."""
 
-RANDOM = "random order"
-"""The honest stream on which a detector that is recommended must not have rung."""
+NOTHING = "Nothing here helps: no switch we tried takes more from the best attacker we ran than chance explains."
 
 
-def headline(of: Findings, lines: Sequence[Row]) -> Row:
-    """The price of a copy from the teacher's own answers and from labels alone, in figures and in two sentences."""
-    best, labels = _price(of, lines, of.own), None
-    if LabelMode.parse(of.own).kind != "label" and any(line["mode"] == "label" for line in lines):
-        paid = (bill(of.utility, "label") or {}).get("held_out", {})
-        labels = {**_price(of, lines, "label"), "l1_mean": paid.get("l1_mean")}
-    sentences = [_first(of, best), _second(of, labels)]
-    found = {"level": COPY, "mode": of.own, **best, "labels": labels, "sentences": sentences}
-    return found
+def headline(of: Findings, seeds: Sequence[int]) -> Entry:
+    """The price of a copy from the teacher's own answers, and from labels alone, in figures and in two sentences."""
+    best, labels = _price(of, of.own), None
+    if of.own != "label" and any(line["mode"] == "label" for line in of.price):
+        labels = {**_price(of, "label"), "l1_mean": of.paid("label").get("l1_mean")}
+    sentences = [_first(of, best, seeds), _second(of, labels)]
+    return {"level": COPY, "mode": of.own, **best, "labels": labels, "sentences": sentences}
 
 
-def _price(of: Findings, lines: Sequence[Row], mode: str) -> Row:
-    line = strongest(lines, mode)
+def _price(of: Findings, mode: str) -> Entry:
+    line = strongest(of.price, mode)
     if line is None:
         return {"attacker": None, "queries": [], "median": None, "cost": None, "best_agreement": None}
-    middle, values = median(to_copy(line)), [share for share in line["agreement"] if share is not None]
-    return {
-        "attacker": line["row"],
-        "queries": line["queries_to"][f"{COPY:g}"],
-        "median": middle,
-        "cost": of.cost(middle),
-        "best_agreement": {"mean": line["mean"], "sd": line["sd"], "n": len(values)},
-    }
+    middle, told = median_to_copy(line), {"mean": line["mean"], "sd": line["sd"], "n": len(to_copy(line))}
+    queries = {"queries": line["queries_to"][f"{COPY:g}"], "median": middle, "cost": of.cost(middle)}
+    return {"attacker": line["row"], **queries, "best_agreement": told}
 
 
-def _first(of: Findings, best: Row) -> str:
-    held = (of.example.get("evaluation") or {}).get("held_back")
-    images = f"{of.images:,} held-{'back generated queries' if held else 'out images'}"
-    copy = f"a copy that agrees with your model on {COPY:.0%} of {images}"
+def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
+    held_back = (of.example.get("evaluation") or {}).get("held_back")
+    images = f"{of.images:,} held-{'back generated queries' if held_back else 'out images'}"
+    copy = f"A copy that agrees with your model on {COPY:.0%} of {images}"
     if best["attacker"] is None:
-        return f"What {copy} costs is not known: no attack has finished."
-    by = f"by {best['attacker']}, the best attacker we ran"
-    if best["median"] is None:
-        few = sum(count is not None for count in best["queries"])
-        some = f"in {few} of {len(best['queries'])} seeds alone ({_seeds(of, best)}), " if few else ""
-        mean = f"its students agree on {best['best_agreement']['mean']:.1%} on average"
-        reached = f"{some or f'not within {of.budget:,} queries, '}{by}: {mean}"
-        return f"A{copy[1:]} was made {reached}."
-    money = "" if best["cost"] is None else f", {best['cost']:,.2f} at your price"
-    return f"A{copy[1:]} costs {best['median']:,.0f} queries ({_seeds(of, best)}){money}, {by}."
-
-
-def _seeds(of: Findings, best: Row) -> str:
-    """The queries of each seed."""
+        return f"What a copy costs is not known: no attack on {of.own} has finished."
     texts = ["not reached" if count is None else f"{count:,}" for count in best["queries"]]
-    return f"{'seeds' if len(texts) > 1 else f'seed {of.seeds[0]} alone'}: {', '.join(texts)}"
+    told = f"seeds: {', '.join(texts)}" if len(texts) > 1 else f"seed {seeds[0]} alone"
+    by = f"{best['attacker']}, the best attacker we ran"
+    if best["median"] is not None:
+        return f"{copy} costs {best['median']:,.0f} queries ({told}){_money(best)}; it is of {by}."
+    some = f"in most seeds ({told})" if any(best["queries"]) else f"within {of.budget:,} queries"
+    return f"{copy} was not made {some}: those of {by}, agree on {best['best_agreement']['mean']:.1%}."
 
 
-def _second(of: Findings, labels: Row | None) -> str:
+def _money(price: Entry) -> str:
+    return "" if price["cost"] is None else f", {price['cost']:,.2f} at your price"
+
+
+def _second(of: Findings, labels: Entry | None) -> str:
     if labels is None or labels["attacker"] is None:
-        own = LabelMode.parse(of.own).kind == "label"
-        return "Your model answers labels alone already." if own else "What labels alone would cost was not measured."
+        return (
+            "Your model answers labels alone." if of.own == "label" else "What it costs with labels alone is not known."
+        )
     change = (
         "" if labels["l1_mean"] is None else f"; your users' answers would change by {labels['l1_mean']:.2f} on average"
     )
     if labels["median"] is not None:
-        money = "" if labels["cost"] is None else f", {labels['cost']:,.2f} at your price"
-        return f"With labels alone it costs {labels['median']:,.0f} queries{money}{change}."
-    mean = f"{labels['best_agreement']['mean']:.1%}"
-    few = sum(count is not None for count in labels["queries"])
-    reached = f"{few} of {len(labels['queries'])} seeds got there" if few else f"none did within {of.budget:,} queries"
-    return f"With labels alone {reached}, and the best students agree on {mean} on average{change}."
+        return f"With labels alone it costs {labels['median']:,.0f} queries{_money(labels)}{change}."
+    reached, mean = sum(count is not None for count in labels["queries"]), labels["best_agreement"]["mean"]
+    made = f"one was made in {reached} of {len(labels['queries'])} seeds" if reached else "none was made"
+    return f"With labels alone {made} within {of.budget:,} queries: the best agree on {mean:.1%}{change}."
 
 
-def advice(of: Findings, audit: Mapping[str, Any]) -> list[Row]:
+def advice(of: Findings, detection: Entry | None) -> list[Entry]:
     """What helps by more than seeds and images can tell, the largest effect first; or that nothing does."""
-    found = [
-        *_modes(of, audit["price"]),
-        *_defences(of, audit["defences"]),
-        *_watch(audit["detection"], audit["headline"]),
-    ]
-    found.sort(key=lambda each: -each[0])
-    lines = [
+    found = sorted([*_switches(of), *_watch(of, detection)], key=lambda each: -each[0])
+    told = [
         {"text": text, "effect": f"{100 * gain:.1f} points of agreement less", "from": at} for gain, text, at in found
     ]
-    nothing = (
-        "Nothing here helps: no switch that was tried takes more from the best attacker we ran than chance explains."
-    )
-    return lines[:SHOWN] or [{"text": nothing, "effect": "none", "from": "price"}]
+    return told[:ADVICE] or [{"text": NOTHING, "effect": "none", "from": "price.0"}]
+
+
+def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
+    switches = [*of.switches()]
+    if not switches or switches[0][0] != NO_DEFENCE:
+        return
+    before = switches[0][2]
+    for name, kind, after, at in switches[1:]:
+        if _helps(of, before, after):
+            answers = f"Answer {'labels alone' if name == 'label' else name}"
+            what = answers if kind == "label mode" else f"Switch on {name}"
+            if name.startswith("quota"):
+                what = f"Answer no client more than {int(name.partition('=')[2]):,} images ({name})"
+            text = f"{what}: the best attacker we ran agrees on {after.mean:.1%} in place of {before.mean:.1%}"
+            paid, lost = of.paid(name).get("l1_mean"), of.paid(name).get("accuracy_drop")
+            text += "" if paid is None else f"; your users' answers change by {paid:.2f} on average"
+            text += "" if lost is None else f", and their accuracy falls by {100 * lost:.1f} points"
+            yield before.mean - after.mean, f"{text}.", at
 
 
 def _helps(of: Findings, before: Spread, after: Spread) -> bool:
-    """Whether agreement falls by more than the spread over seeds, and than images can tell."""
+    """Whether agreement falls by more than the spread over seeds, and than the images can tell."""
     if not of.images or not gains(before, after):
         return False
     return wilson_interval(before.mean, of.images)[0] > wilson_interval(after.mean, of.images)[1]
 
 
-def _of(told: Row) -> Spread:
-    return Spread(told["mean"], told["sd"], told.get("n", 1))
-
-
-def _modes(of: Findings, lines: Sequence[Row]) -> Iterator[tuple[float, str, str]]:
-    """Label modes beside the teacher's own: the agreement of the best attacker of each."""
-    scored = [line for line in lines if line["mean"] is not None]
-    best = {line["mode"]: line for line in sorted(scored, key=lambda line: line["mean"])}
-    before = best.pop(of.own, None)
-    for mode, line in best.items():
-        if before is not None and _helps(of, _of(before), _of(line)):
-            what = "labels alone" if mode == "label" else mode
-            text = f"Answer {what}: the best attacker we ran agrees on {line['mean']:.1%}, not {before['mean']:.1%}"
-            yield before["mean"] - line["mean"], text + _paid(of, mode), f"price.{lines.index(line)}"
-
-
-def _defences(of: Findings, tried: Sequence[Row]) -> Iterator[tuple[float, str, str]]:
-    before = next((line["best_score"] for line in tried if line["defence"] == NO_DEFENCE), None)
-    for at, line in enumerate(tried):
-        after = line["best_score"]
-        if before and after and line["defence"] != NO_DEFENCE and _helps(of, _of(before), _of(after)):
-            what = f"Switch on {line['defence']}"
-            if line["defence"].startswith("quota"):
-                what = f"Give no client more than {line['defence'].partition('=')[2]} images ({line['defence']})"
-            text = f"{what}: its best attacker we ran agrees on {after['mean']:.1%}, not {before['mean']:.1%}"
-            yield before["mean"] - after["mean"], text + _paid(of, line["defence"]), f"defences.{at}"
-
-
-def _paid(of: Findings, name: str) -> str:
-    paid = (bill(of.utility, name) or {}).get("held_out", {})
-    if paid.get("l1_mean") is None:
-        return "."
-    lost = paid.get("accuracy_drop")
-    accuracy = "" if lost is None else f" and they lose {100 * lost:.1f} points of accuracy"
-    return f"; your users' answers change by {paid['l1_mean']:.2f} on average{accuracy}."
-
-
-def _watch(told: Row | None, head: Row) -> Iterator[tuple[float, str, str]]:
+def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]:
     """The detector that leaves the worst attack least, of those that never rang in honest images in random order."""
-    loud = {each["detector"] for each in (told or {}).get("benign", ()) if each["stream"] == RANDOM and each["alarms"]}
-    every: dict[str, list[tuple[float, Row, int]]] = {}
+    honest = {each["detector"]: each for each in (told or {}).get("benign", ()) if each["stream"] == PLAIN}
+    attacks: dict[str, list[tuple[float, int, Entry]]] = {}
     for at, each in enumerate((told or {}).get("attacks", ())):
-        if (each["mode"], each["defence"]) == (head["mode"], NO_DEFENCE) and each["detector"] not in loud:
-            worth = each["agreement_at_alarm"] if each["first_alarm"] is not None else 1.0
-            every.setdefault(each["detector"], []).append((1.0 if worth is None else worth, each, at))
-    worst = [max(of, key=lambda pair: pair[0]) for of in every.values()]
-    best = min(worst, key=lambda pair: pair[0], default=None)
-    reached = (head["best_agreement"] or {}).get("mean")
-    if best is None or reached is None or best[1]["first_alarm"] is None or best[0] >= reached:
-        return
-    share, each, at = best
-    streams = (
-        [line for line in told["benign"] if (line["detector"], line["stream"]) == (each["detector"], RANDOM)]
-        if told
-        else []
+        quiet = each["detector"] in honest and not honest[each["detector"]]["alarms"]
+        if quiet and (each["mode"], each["defence"]) == (of.own, NO_DEFENCE):
+            worth = each["agreement_at_alarm"] if each["first_alarm"] is not None else None
+            attacks.setdefault(each["detector"], []).append((1.0 if worth is None else worth, at, each))
+    share, at, each = min((max(rung, key=lambda one: one[0]) for rung in attacks.values()), default=(1.0, 0, {}))
+    before = next((score for name, _, score, _ in of.switches() if name == NO_DEFENCE), None)
+    if before is not None and share < before.mean and _helps(of, before, Spread(share, None, 1)):
+        text = f"Watch with {each['detector']}, and stop whom it names: it rang in every attack, in the worst at image "
+        text += f"{each['first_alarm']:,}, where the copy agreed on {share:.1%} in place of {before.mean:.1%}; of "
+        yield (
+            before.mean - share,
+            f"{text}{honest[each['detector']]['sessions']:,} honest sessions in none.",
+            f"detection.attacks.{at}",
+        )
+
+
+def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
+    """The sentences below every audit."""
+    rows = ", ".join(dict.fromkeys(line["row"] for line in of.price))
+    watched = (
+        "Detectors were held against honest streams made from your evaluation images; your real traffic is another."
     )
-    honest = "".join(f"; in {line['sessions']} honest sessions it never did" for line in streams)
-    text = f"Watch with {each['detector']}, and stop whom it names: it rang in every attack, in the worst at image "
-    text += f"{each['first_alarm']:,}, when the copy agreed on {share:.1%}{honest}."
-    yield reached - share, text, f"detection.attacks.{at}"
+    return [
+        f"The attackers that ran are {rows}; a stronger one, or one with images of your task, may need fewer queries.",
+        f"Shares are of {of.images:,} images and {seeds} seed{'s' * (seeds > 1)}; intervals are over images, and stand "
+        "beside them; below five seeds none is claimed for those.",
+        "Every attack was one client: several that share keys divide a quota, and what a watch sees, among them.",
+        "What an attacker learns elsewhere is not counted: labels of the same images, or an earlier version's answers.",
+        "Figures hold for this model and these answers; another model, or this one trained again, has others.",
+        watched if local else "Which defences or watches the service has is not known here, and none was tried.",
+    ]
+
+
+def model_card(audit: Mapping[str, Any]) -> str:
+    """A section for the model's card."""
+    made, options = audit["made"], audit["options"]
+    lines = ["## Extraction resistance", "", *audit["headline"]["sentences"], ""]
+    lines += [f"- {each['text']}" for each in audit["advice"]]
+    lines += [f"- Limit {'holds' if each['pass'] else 'FAILS'}: {each['text']}" for each in audit["verdicts"]]
+    lines += ["", "What this does not tell:", "", *(f"- {text}" for text in audit["limits"]), ""]
+    seeds = ", ".join(map(str, options["seeds"]))
+    lines += [f"dfme {audit['tool']['dfme']}, {made['started'][:10]}, profile {options['profile']}, seeds {seeds}:"]
+    return "\n".join([*lines, "", f"    {made['command']}"]) + "\n"

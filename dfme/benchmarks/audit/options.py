@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
 from dfme.benchmarks.compare.engines import require_engine
+from dfme.benchmarks.compare.plan import ComparisonPlan
 from dfme.config.fields import (
     CONFIG,
     Basic,
@@ -22,6 +24,7 @@ from dfme.config.fields import (
     parse_count,
 )
 from dfme.config.messages import Problem, unknown_choice
+from dfme.config.settings import Job
 from dfme.errors import UserError
 from dfme.report.facts import LEVELS
 from dfme.spec import LabelMode
@@ -161,7 +164,35 @@ def modes_of(config: AuditConfig, stated: str | None) -> list[str]:
     return list(dict.fromkeys([str(own), *(str(LabelMode.parse(text)) for text in listed)]))
 
 
-def without_key(text: str, environment: Mapping[str, str]) -> str | None:
-    """The variable with the key that a stack of defences needs and nobody has set, if there is one."""
-    names = (part.partition("key_env=")[2].partition("+")[0].partition(":")[0] for part in text.split("+"))
-    return next((name for name in names if name and not environment.get(name)), None)
+OPTIONS, DATA, PAGE, CARD = "audit.yaml", "audit.json", "audit.html", "model_card.md"
+"""The audit's own file of options, and what it leaves, in the order in which it is written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditPlan:
+    """An audit before it begins; ``config`` has what the profile says where the user is silent.
+
+    ``first`` compares attackers and label modes. ``second``, of a row and of defences, is None where none is tried.
+    ``options`` is its own file, ``not_run`` what it leaves out and why.
+    """
+
+    config: AuditConfig
+    first: ComparisonPlan
+    second: Callable[[str, Sequence[str]], ComparisonPlan] | None
+    options: dict[str, Any]
+    local: bool
+    not_run: tuple[dict[str, str], ...]
+
+    @property
+    def out(self) -> Path:
+        return self.first.out
+
+    @property
+    def own(self) -> str:
+        """The form of the teacher's own answers."""
+        return self.config.label_modes[0]
+
+    @property
+    def job(self) -> Job:
+        """A job whose teacher and evaluation are every cell's."""
+        return self.first.cells[0].job
