@@ -1,0 +1,53 @@
+"""Honest accounts, made of held-out images: five streams in sessions. No detector was calibrated on their images.
+
+Their unit is the session, as one account sends it. Nothing here, and nothing else in dfme, splits, rotates or disguises
+what a client sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dfme.data import ImageSet
+from dfme.spec import ImageSpec
+from dfme.teachers.utility import corrupted
+
+SESSION = 600  # images
+BATCH = 100  # images that are made at once, and share a draw of what corrupts them
+MIXED, AGAIN = 0.3, 0.1  # of the Dirichlet distribution of a customer's classes; the share of images sent again
+STREAMS = ("random order", "corrupted", "skewed", "repeats", "other data")
+
+
+def halves(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Of so many held-out images those that calibrate detectors, and those that these are measured on, as indices."""
+    order_N = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order_N[0::2], order_N[1::2]
+
+
+def session(stream: str, data: ImageSet, labels_N: Tensor, spec: ImageSpec, rng: torch.Generator) -> Iterator[Tensor]:
+    """The images of one account as the API takes them, in batches; drawn from ``data``, ``SESSION``, with replacement.
+
+    Of a skewed one the mix of classes is drawn first, from a Dirichlet distribution. Of repeats, a tenth of the images
+    is the one before again, every other time moved by a pixel.
+    """
+    weight_N = torch.ones(len(data))
+    if stream == "skewed":
+        mix_K = torch._standard_gamma(torch.full((int(labels_N.max()) + 1,), MIXED).double(), generator=rng)
+        weight_N = (mix_K / labels_N.bincount().clamp_min(1))[labels_N]
+    index_N = torch.multinomial(weight_N, SESSION, replacement=True, generator=rng)
+    again_N, moved_N = torch.zeros(2, SESSION, dtype=torch.bool)
+    if stream == "repeats":
+        again_N = torch.rand(SESSION, generator=rng) < AGAIN
+        again_N[0] = False
+        place_N = torch.where(again_N, 0, torch.arange(SESSION)).cummax(0).values
+        index_N, moved_N = index_N[place_N], again_N & (torch.rand(SESSION, generator=rng) < 0.5)
+    for part, moved in zip(index_N.split(BATCH), moved_N.split(BATCH), strict=True):
+        x_BCHW = data.batch(part)
+        if stream == "corrupted":
+            x_BCHW = corrupted(x_BCHW, spec, rng)
+        if moved.any():  # of every four images the first is moved
+            x_BCHW[moved] = corrupted(x_BCHW[moved].repeat_interleave(4, 0), spec, rng)[0::4]
+        yield spec.quantise(x_BCHW)
