@@ -19,6 +19,7 @@ SESSION = 600  # images
 BATCH = 100  # images that are made at once, and share a draw of what corrupts them
 MIXED, AGAIN = 0.3, 0.1  # of the Dirichlet distribution of a customer's classes; the share of images sent again
 STREAMS = ("random order", "corrupted", "skewed", "repeats", "other data")
+UNIT = ImageSpec((1, 1, 1))
 
 
 def halves(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -27,27 +28,28 @@ def halves(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return order_N[0::2], order_N[1::2]
 
 
-def session(stream: str, data: ImageSet, labels_N: Tensor, spec: ImageSpec, rng: torch.Generator) -> Iterator[Tensor]:
-    """The images of one account as the API takes them, in batches; drawn from ``data``, ``SESSION``, with replacement.
+def session(stream: str, data: ImageSet, places_N: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
+    """The images of one account within 0 and 1, in batches: ``SESSION`` from these places of ``data``, with replacement.
 
-    Of a skewed one the mix of classes is drawn first, from a Dirichlet distribution. Of repeats, a tenth of the images
-    is the one before again, every other time moved by a pixel.
+    Of a skewed one, which needs labels, the mix of classes is drawn first, from a Dirichlet distribution. Of repeats, a
+    tenth of the images is the one before again, every other time moved by a pixel.
     """
-    weight_N = torch.ones(len(data))
+    weight_N = torch.ones(len(places_N))
     if stream == "skewed":
-        mix_K = torch._standard_gamma(torch.full((int(labels_N.max()) + 1,), MIXED).double(), generator=rng)
-        weight_N = (mix_K / labels_N.bincount().clamp_min(1))[labels_N]
-    index_N = torch.multinomial(weight_N, SESSION, replacement=True, generator=rng)
+        label_N = data.required_labels[places_N]
+        mix_K = torch._standard_gamma(torch.full((int(label_N.max()) + 1,), MIXED).double(), generator=rng)
+        weight_N = (mix_K / label_N.bincount().clamp_min(1))[label_N]
+    index_N = places_N[torch.multinomial(weight_N, SESSION, replacement=True, generator=rng)]
     again_N, moved_N = torch.zeros(2, SESSION, dtype=torch.bool)
     if stream == "repeats":
         again_N = torch.rand(SESSION, generator=rng) < AGAIN
         again_N[0] = False
-        place_N = torch.where(again_N, 0, torch.arange(SESSION)).cummax(0).values
-        index_N, moved_N = index_N[place_N], again_N & (torch.rand(SESSION, generator=rng) < 0.5)
+        index_N = index_N[torch.where(again_N, 0, torch.arange(SESSION)).cummax(0).values]
+        moved_N = again_N & (torch.rand(SESSION, generator=rng) < 0.5)
     for part, moved in zip(index_N.split(BATCH), moved_N.split(BATCH), strict=True):
         x_BCHW = data.batch(part)
         if stream == "corrupted":
-            x_BCHW = corrupted(x_BCHW, spec, rng)
+            x_BCHW = corrupted(x_BCHW, UNIT, rng).clamp_(0, 1)
         if moved.any():  # of every four images the first is moved
-            x_BCHW[moved] = corrupted(x_BCHW[moved].repeat_interleave(4, 0), spec, rng)[0::4]
-        yield spec.quantise(x_BCHW)
+            x_BCHW[moved] = corrupted(x_BCHW[moved].repeat_interleave(4, 0), UNIT, rng)[0::4]
+        yield x_BCHW
