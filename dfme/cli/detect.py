@@ -1,13 +1,13 @@
-"""``run.py detect``: what detectors say, offline, of what ``serve --record`` wrote; nothing is asked of any client."""
+"""``run.py detect``: what detectors say of the accounts in a log of ``serve --record``; nobody is asked anything."""
 
 from __future__ import annotations
 
 import json
-import os
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,82 +20,90 @@ from dfme.cli.files import default_recipe
 from dfme.config.fields import CONFIG, Basic, Device, Seed
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig
-from dfme.config.watch_texts import DETECTORS
+from dfme.config.watch_texts import DETECTORS, WatchText
 from dfme.report.markdown import table
 from dfme.run.checks import evaluation_problems, fresh_directory_problems
 
 
 @dataclass(frozen=True, config=CONFIG)
 class DetectConfig:
-    """One log; it is the first word: run.py detect LOG --benign digits."""
+    """One log, beside honest accounts."""
 
-    log: Basic[str] = ""
-    """the folder that run.py serve --record wrote"""
-    other: Basic[str | None] = None
-    """images of honest users that are like no others: another data set or FOLDER; a fifth stream"""
+    log: Basic[str]
+    """folder that run.py serve --record wrote; it may stand first and alone: run.py detect LOG --benign digits"""
+    benign: Basic[str | None] = None
+    """held-out labelled images of the owner, which calibrate the detectors by one half: a data set's name, or FOLDER"""
+    other: str | None = None
+    """other images that honest users may send, a fifth stream: a data set's name, or FOLDER"""
+    watch: WatchText = ()
+    """detectors, such as pairs,sequential; by default all that the log can feed"""
     out: Basic[str | None] = None
     """directory of the tables; by default a free name under runs/"""
-    seed: Basic[Seed] = 0
+    seed: Seed = 0
     """seed of the honest accounts"""
-    device: Basic[Device] = "auto"
+    device: Device = "auto"
     """auto, cpu, cuda or cuda:N"""
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """held-out images, where --benign names none"""
 
 
-SUMMARY = "say which accounts of a log (run.py detect LOG --benign digits) look like an extraction, and since when"
-INPUTS = CommandInputs(
-    DetectConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY - {"device", "evaluation"}
-)
+SUMMARY = "say which accounts in a log of serve --record look like an extraction (run.py detect LOG --benign digits)"
+INPUTS = CommandInputs(DetectConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY - {"device"})
 FILES = ("detection.md", "detection.json")
+ACCOUNT = ("account", "images", "sent before", "detector", "first alarm", "largest", "threshold")
+HONEST = (
+    "Honest accounts of {images} images that rang (alarms in 10,000 images, and what 95 % confidence bounds them by):"
+)
 
 
 def run(words: Sequence[str]) -> int:
     """Look through the log, print the tables, and keep them."""
-    named = [f"--log={words[0]}", *words[1:]] if words and not words[0].startswith("-") else words
-    asked = Arguments(named, INPUTS)
+    first = [f"--log={words[0]}"] if words and not words[0].startswith("-") else []
+    asked = Arguments([*first, *words[len(first) :]], INPUTS)
     config, (teacher, kind_options) = asked.settings(DetectConfig), asked.teacher()
-    if not os.path.isdir(config.log):
-        asked.report([Problem("log", f"expected the folder that run.py serve --record wrote, got {config.log!r}")])
-    if asked.kind in teacher_side.KINDS and not teacher_side.KINDS[asked.kind].is_local:
-        asked.report([Problem("teacher.kind", "expected the teacher that was served, on this machine")])
-    evaluation = replace(config.evaluation, dataset=teacher.benign or config.evaluation.dataset)
-    asked.finish([*evaluation_problems(evaluation, needed=True), *fresh_directory_problems(config.out)])
+    benign = EvaluationConfig(dataset=config.benign or teacher.benign or "none")
+    asked.report(Problem("benign", text) for _, text in evaluation_problems(benign, needed=True))
+    asked.finish(fresh_directory_problems(config.out))
+    names = config.watch or teacher.watch or DETECTORS
+    given = (replace(teacher, benign=None), kind_options, names, benign, config.device, config.other, config.seed)
+    tell, facts = partial(print, file=sys.stderr, flush=True), shlex.join(["python", "run.py", "detect", *words])
+    found = teacher_side.detection(*given, tell, Path(config.log))
     from dfme import __version__
     from dfme.files import write_text
+    from dfme.report.terminal import columns
     from dfme.run.directory import RunDirectory
 
-    tell, names = partial(print, file=sys.stderr, flush=True), teacher.watch or DETECTORS
     with RunDirectory.create(Path(config.out or RunDirectory.free_name(Path("runs/detect")))) as out:
-        given = (teacher, kind_options, names, evaluation, config.device, config.other, config.seed, tell)
-        found = {"command": shlex.join(["python", "run.py", "detect", *words]), "dfme": __version__}
-        found |= teacher_side.detection(*given, log=Path(config.log))
-        write_text(out.path / FILES[0], f"# What the log says\n\n{found['command']}\n\n{tables(found)}\n")
-        write_text(out.path / FILES[1], json.dumps(found, indent=1, allow_nan=False) + "\n")
+        told = {"command": facts, "dfme": __version__, **found}
+        write_text(out.path / FILES[0], f"# What a log says\n\n{facts}\n\n{tables(found)}\n")
+        write_text(out.path / FILES[1], json.dumps(told, indent=1, allow_nan=False) + "\n")
     print(f"{tables(found)}\n\n{', '.join(str(out.path / name) for name in FILES)}")
     return 0
 
 
 def tables(found: Mapping[str, Any]) -> str:
-    """Accounts with the thinned streams beside them, honest accounts, and which detectors had nothing to look at."""
+    """Accounts and, beside each, its stream thinned; honest accounts; what was not looked at."""
     thresholds = {each["name"]: each["threshold"] for each in found["detectors"]}
-    heads, lines = ["account", "images", "sent before", "detector", "first alarm", "largest", "threshold"], []
+    lines, heads, rows = list[list[str]](), [*ACCOUNT], {name: [name] for name in thresholds}
     for account in found["accounts"]:
         for name, of in account["detectors"].items():
-            own = (account["account"], account["images"], account["repeats"], name, of["first_alarm"], of["largest"])
-            lines.append([*map(_cell, (*own, thresholds[name], *of["thinned"].values()))])
-    heads += [f"1/{every}" for every in found["thinned"]]
-    rows = [
+            heads = [*ACCOUNT, *(f"1/{every}" for every in of["thinned"])]
+            cells = (account["account"], account["images"], account["repeats"], name, of["first_alarm"], of["largest"])
+            lines.append([*map(_cell, (*cells, thresholds[name], *of["thinned"].values()))])
+    for each in found["benign"]:
+        rate = f"{each['per_10000']:.0f} < " if each["alarms"] else "< "
+        rung = f"{each['sessions_with_alarm']} of {each['sessions']}"
+        rows[each["detector"]].append(f"{rung} ({rate}{math.ceil(each['per_10000_upper'])})")
+    missing = found["accounts_in_all"] - len(found["accounts"])
+    return "\n\n".join(
         [
-            *(each["stream"], each["detector"], f"{each['sessions_with_alarm']} of {each['sessions']}"),
-            *(f"{each['per_10000']:.1f}", f"{each['per_10000_upper']:.0f}"),
+            f"First alarms, in images of the account, and of those left where its stream is thinned to 1/2, ...:",
+            table(heads, lines),
+            HONEST.format(images=found["session"]),
+            table(["detector", *dict.fromkeys(each["stream"] for each in found["benign"])], [*rows.values()]),
+            *(f"Not looked at: {name}, since {why}." for name, why in found["left_out"].items()),
+            *([f"Not looked at: the {missing:,} accounts with the fewest images."] if missing else []),
         ]
-        for each in found["benign"]
-    ]
-    honest = ["honest accounts", "detector", "with an alarm", "alarms per 10,000", "at most"]
-    parts = [table(heads, lines), table(honest, rows), *(f"- {each}" for each in found["remarks"])]
-    return "\n\n".join(parts)
+    )
 
 
 def _cell(value: Any) -> str:
-    return "never" if value is None else f"{value:.4g}" if isinstance(value, float) else f"{value}"
+    return "never" if value is None else f"{value:.3g}" if isinstance(value, float) else f"{value}"

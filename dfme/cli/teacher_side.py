@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dfme import teachers
@@ -126,6 +127,30 @@ def bills(
             if "accuracy" in stream:
                 stream["accuracy_interval"] = wilson_interval(stream["accuracy"], stream["answered"])
         tell(f"measured {len(found)} of {len(stacks) + 1}: {found[-1]['defence']}")
+    return found
+
+
+def detection(
+    config: TeacherConfig,
+    options: Mapping[str, Any],
+    names: Sequence[str],
+    evaluation: EvaluationConfig,
+    device: str,
+    other: str | None = None,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda line: None,
+    log: Path | None = None,
+) -> dict[str, Any]:
+    """What detectors say of honest accounts, of images that they were not calibrated on, and of those in a ``log``."""
+    from dfme.benchmarks.audit.detection import share_at_most
+    from dfme.compute import choose_device
+    from dfme.teachers.build import make_teacher
+    from dfme.teachers.watch.detection import detect
+
+    watched = replace(config, watch=tuple(names), benign=config.benign or evaluation.dataset)
+    found = detect(lambda own: make_teacher(own, options, choose_device(device)), watched, other, seed, tell, log)
+    for each in found["benign"]:
+        each["per_10000_upper"] = 10_000 * share_at_most(each["alarms"], each["queries"], each["units"])
     return found
 
 
