@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import math
 import os
 import stat
@@ -87,7 +86,8 @@ class AppendFile:
     """A file that only grows, by whole appends: one that fails is taken back before the error is raised.
 
     ``size`` is what an existing file is cut (or zero-padded) to on opening: the end of its last whole record.
-    ``fsync``: an append is on the disk when it returns. ``mode``: who may read a new one. Raises RunError where the file cannot be opened or written.
+    ``fsync``: an append is on the disk when it returns. ``mode``: of a new file. RunError where it cannot be opened or
+    written.
     """
 
     def __init__(self, path: Path, size: int = 0, fsync: bool = False, mode: int = 0o644) -> None:
@@ -129,14 +129,6 @@ class AppendFile:
     def size(self) -> int:
         """Bytes in the file."""
         return os.lseek(self._fd, 0, os.SEEK_END)
-
-    def lock(self) -> bool:
-        """Keep other processes from locking it, until it is closed; False where another one has done so."""
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
 
     def sync(self) -> None:
         """Wait until everything appended is on the disk."""
