@@ -153,7 +153,8 @@ def detection(
     watched = replace(config, watch=tuple(names), benign=config.benign or evaluation.dataset)
     found = detect(lambda own: make_teacher(own, options, choose_device(device)), watched, other, seed, tell, log)
     for each in found["benign"]:
-        each["per_10000_upper"] = 10_000 * share_at_most(each["alarms"], each["queries"], each["units"])
+        upper = share_at_most(each["alarms"], each["queries"], each["units"])
+        each |= {"per_10000": 10_000 * each["alarms"] / each["queries"], "per_10000_upper": 10_000 * upper}
     return found
 
 

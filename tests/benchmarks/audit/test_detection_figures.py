@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dfme.benchmarks.audit.detection import agreement_at, auroc, auroc_interval, joined, share_at_most
+from dfme.benchmarks.audit.detection import auroc, joined, share_at_most
 
 
 def brute(attacks: list[float], benign: list[float]) -> float:
@@ -20,27 +20,29 @@ def test_auroc_is_that_of_brute_force_and_half_for_equal_scores() -> None:
     rng = random.Random(3)
     for _ in range(20):
         attacks, benign = ([float(rng.randrange(6)) for _ in range(rng.randrange(1, 21))] for _ in range(2))
-        assert auroc(attacks, benign) == pytest.approx(brute(attacks, benign))
-    assert auroc([1.0] * 4, [1.0] * 7) == 0.5
-    assert auroc([math.inf, 2.0], [1.0]) == 1.0
+        assert auroc({0: attacks}, benign)[0] == pytest.approx(brute(attacks, benign))
+        by_seed = {each: attacks[each::3] for each in range(min(3, len(attacks)))}
+        assert auroc(by_seed, benign)[0] == pytest.approx(brute(attacks, benign))
+    assert auroc({0: [1.0] * 4}, [1.0] * 7) == (0.5, [0.5, 0.5])
+    assert auroc({0: [math.inf, 2.0]}, [1.0])[0] == 1.0
 
 
 def test_the_interval_is_a_bootstrap_over_sessions_and_seeds() -> None:
     rng = random.Random(5)
     benign = [rng.gauss(0, 1) for _ in range(30)]
     single = {seed: [rng.gauss(1, 1)] for seed in range(12)}
-    found = auroc_interval(single, benign)
+    found = auroc(single, benign)[1]
     again = []
     for _ in range(1_000):  # by another generator, one session after the other
         attacks = [single[rng.randrange(12)][0] for _ in range(12)]
-        again.append(auroc(attacks, [rng.choice(benign) for _ in range(30)]))
+        again.append(brute(attacks, [rng.choice(benign) for _ in range(30)]))
     again.sort()
-    assert found == pytest.approx((again[25], again[974]), abs=0.02)
-    assert found == auroc_interval(single, benign)
+    assert found == pytest.approx([again[25], again[974]], abs=0.02)
+    assert found == auroc(single, benign)[1]
     # four cells of one seed are one unit: they tell no more than one of them
-    assert auroc_interval({seed: own * 4 for seed, own in single.items()}, benign) == pytest.approx(found)
+    assert auroc({seed: own * 4 for seed, own in single.items()}, benign)[1] == pytest.approx(found)
     # infinite statistics have an order as well
-    assert auroc_interval({0: [math.inf]}, [math.inf, math.inf]) == (0.5, 0.5)
+    assert auroc({0: [math.inf]}, [math.inf, math.inf]) == (0.5, [0.5, 0.5])
 
 
 def test_a_rate_is_bounded_by_the_independent_units_behind_it() -> None:
@@ -68,11 +70,14 @@ MEASURED: dict[str, Any] = {
 }
 
 
-def test_what_the_copy_was_worth_is_read_off_the_cells_own_curve() -> None:
-    curve = [(256, 0.3), (1_024, 0.5), (3_000, 0.8)]
-    worth = {None: None, 1: 0.11, 255: 0.11, 256: 0.3, 1_023: 0.3, 1_024: 0.5, 9_999: 0.8}
-    assert {at: agreement_at(at, curve, 0.11) for at in worth} == worth
-    assert agreement_at(5, [], None) is None
+@pytest.mark.parametrize(
+    ("first", "worth"), [(None, None), (1, 0.11), (255, 0.11), (256, 0.3), (1_023, 0.3), (1_024, 0.5), (9_999, 0.8)]
+)
+def test_what_the_copy_was_worth_is_read_off_the_cells_own_curve(first: int | None, worth: float | None) -> None:
+    found = joined(MEASURED, [cell("a", 0, first, 0.5)])["attacks"]
+    assert [each["agreement_at_alarm"] for each in found] == [worth]
+    unscored = joined(MEASURED, [cell("a", 0, first, 0.5, curve=[], constant=None)])["attacks"]
+    assert unscored[0]["agreement_at_alarm"] is None
 
 
 def test_cells_and_streams_are_joined() -> None:
