@@ -194,5 +194,11 @@ class AuditPlan:
 
     @property
     def job(self) -> Job:
-        """A job whose teacher and evaluation are every cell's."""
-        return self.first.cells[0].job
+        """A job whose teacher and evaluation are every cell's, and that nobody watches."""
+        job = self.first.cells[0].job
+        return replace(job, teacher=replace(job.teacher, watch=(), benign=None, on_alarm="log"))
+
+    @property
+    def watch(self) -> tuple[str, ...]:
+        """The detectors that see what the cells ask."""
+        return self.first.cells[0].job.teacher.watch
