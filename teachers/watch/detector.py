@@ -80,7 +80,7 @@ class Benign:
     @cached_property
     def log_distance(self) -> tuple[float, float]:
         """Mean and standard deviation of log distances, of images plain and corrupted together."""
-        logs_N = torch.tensor(self.plain.log_distances + self.corrupted.log_distances).double()
+        logs_N = torch.tensor(self.plain.log_distances + self.corrupted.log_distances, dtype=torch.float64)
         return float(logs_N.mean()), max(float(logs_N.std(correction=0)), 1e-9)
 
 
@@ -120,7 +120,6 @@ class Detector(ABC):
         """The statistic after each image (B,), float64; B may be 0. ``last``: what it was before them."""
 
     def _rings(self, statistic_B1: Tensor) -> Tensor:
-        """Where an alarm rings (B,); the first statistic is that before the first image."""
         above_B1 = statistic_B1 > self.threshold
         return above_B1[1:] & ~above_B1[:-1]
 
@@ -167,7 +166,7 @@ def rows_of(images_BCHW: Tensor) -> Tensor:
 def nearest_before(rows_BR: Tensor, past_NR: Tensor, window: int) -> tuple[Tensor, Tensor]:
     """Of each image, the distance to the nearest of the ``window`` before it, and whether it is one of them repeated.
 
-    The past comes first, oldest first. Distances are L2 of pixels within 0 and 1, float64; infinite where none is before.
+    The past is before all of them, oldest first. Distances are L2 of pixels within 0 and 1, float64; infinite for none.
     """
     all_MR, past, batch = torch.cat([past_NR, rows_BR]), len(past_NR), len(rows_BR)
     nearest_B, repeats_B = torch.full((batch,), math.inf), torch.zeros(batch, dtype=torch.bool)

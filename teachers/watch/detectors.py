@@ -65,8 +65,7 @@ class PradaDetector(Detector):
     """
 
     name, statistic = "prada", "1 - Shapiro-Wilk's W of distances to the nearest image of the class's growing set"
-    threshold = 0.1
-    EVERY, MIN_OF_CLASS, MIN_DISTANCES, SIGMAS = 10, 10, 100, 3.0
+    threshold, EVERY, MIN_OF_CLASS, MIN_DISTANCES, SIGMAS = 0.1, 10, 10, 100, 3.0
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
@@ -106,7 +105,7 @@ class PradaDetector(Detector):
                     mean += change / count
                     squares += change * (near - mean)
                     limit = max(limit, mean - math.sqrt(max(squares, 0) / count))
-        self.state["limits"][top] = torch.tensor([count, mean, squares, limit]).double()
+        self.state["limits"][top] = torch.tensor([count, mean, squares, limit], dtype=torch.float64)
         self.state[name] = set_NR
         return torch.tensor(found, dtype=torch.float64)
 
@@ -130,7 +129,7 @@ def shapiro_wilk(values_N: Tensor) -> float:
 def _weights(n: int) -> Tensor:
     m_N = torch.special.ndtri((torch.arange(1, n + 1).double() - 0.375) / (n + 0.25))
     powers_5 = n ** (-torch.arange(1, 6).double() / 2)
-    ends_2 = m_N[-2:] / m_N.norm() + torch.tensor(ROYSTON[::-1]).double() @ powers_5
+    ends_2 = m_N[-2:] / m_N.norm() + torch.tensor(ROYSTON[::-1], dtype=torch.float64) @ powers_5
     scale = ((1 - 2 * (ends_2 * ends_2).sum()) / (m_N[2:-2] * m_N[2:-2]).sum()).sqrt()
     return torch.cat([-ends_2.flip(0), m_N[2:-2] * scale, ends_2])
 
@@ -145,12 +144,10 @@ class LabelsDetector(Detector):
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
-        share_K = self.usual_K = benign.plain.p_BK.argmax(1).bincount(minlength=benign.classes).double() / len(
-            benign.plain
-        )
+        self.usual_K = benign.plain.p_BK.argmax(1).bincount(minlength=benign.classes).double() / len(benign.plain)
         spread = 1 / (2 * self.WINDOW - 1) + 1 / len(benign.plain)
-        expected = float((2 / math.pi * spread * share_K * (1 - share_K)).sqrt().sum()) / 2
-        self.state["shares"], self.threshold = share_K.clone(), expected + math.sqrt(-math.log(LEVEL) / 2 * spread)
+        expected = float((2 / math.pi * spread * self.usual_K * (1 - self.usual_K)).sqrt().sum()) / 2
+        self.threshold, self.state["shares"] = expected + math.sqrt(-math.log(LEVEL) / 2 * spread), self.usual_K.clone()
 
     def _statistics(self, seen: Seen, last: float) -> Tensor:
         share_K, apart = self.state["shares"], [torch.empty(0).double()]
@@ -199,11 +196,11 @@ class MahalanobisDetector(Detector):
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
-        self.limit = float(torch.tensor(benign.plain.log_distances).double().quantile(0.99))
+        self.limit = float(torch.tensor(benign.plain.log_distances, dtype=torch.float64).quantile(0.99))
         self.state["far"], self.rows = torch.empty(0, dtype=torch.bool), {"far": self.WINDOW}
 
     def _statistics(self, seen: Seen, last: float) -> Tensor:
-        return self._share("far", torch.tensor(seen.log_distances).double() > self.limit, self.WINDOW)
+        return self._share("far", torch.tensor(seen.log_distances, dtype=torch.float64) > self.limit, self.WINDOW)
 
 
 class SequentialDetector(Detector):
