@@ -68,9 +68,12 @@ def train(config: TrainTeacherConfig, show: Callable[[dict[str, float]], None]) 
 
 def serve(config: ServeConfig, teacher: TeacherConfig, options: Mapping[str, Any], tell: Callable[[str], None]) -> str:
     """Serve until interrupted; a last line."""
+    from dfme.compute import choose_device
+    from dfme.teachers.build import make_teacher
     from dfme.teachers.serve.server import serve as serve_teacher
 
-    return serve_teacher(make(teacher, options, config.device), config, tell=tell)
+    made = make_teacher(teacher, options, choose_device(config.device), recorded=config.record is not None)
+    return serve_teacher(made, config, tell=tell)
 
 
 def open_white_box(job: Job) -> Any:
