@@ -143,6 +143,31 @@ def bills(
     return found
 
 
+def detection(
+    config: TeacherConfig,
+    options: Mapping[str, Any],
+    names: Sequence[str],
+    evaluation: EvaluationConfig,
+    device: str,
+    other: str | None = None,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda line: None,
+    log: Path | None = None,
+) -> dict[str, Any]:
+    """What detectors say of honest accounts, of images that they were not calibrated on, and of those in a ``log``."""
+    from dfme.benchmarks.audit.detection import share_at_most
+    from dfme.compute import choose_device
+    from dfme.teachers.build import make_teacher
+    from dfme.teachers.watch.detection import detect
+
+    watched = replace(config, watch=tuple(names), benign=config.benign or evaluation.dataset)
+    found = detect(lambda own: make_teacher(own, options, choose_device(device)), watched, other, seed, tell, log)
+    for each in found["benign"]:
+        upper = share_at_most(each["alarms"], each["queries"], each["units"])
+        each |= {"per_10000": 10_000 * each["alarms"] / each["queries"], "per_10000_upper": 10_000 * upper}
+    return found
+
+
 def _in_words(facts: Facts) -> dict[str, str]:
     """What a stack of defences states, for people."""
     bound = "no bound" if facts.l1 is None else f"{facts.l1:g}"
