@@ -168,6 +168,10 @@ OPTIONS, DATA, PAGE, CARD = "audit.yaml", "audit.json", "audit.html", "model_car
 """The audit's own file of options, and what it leaves, in the order in which it is written."""
 
 
+Second = Callable[[str, Sequence[str]], ComparisonPlan]
+"""Makes the comparison of a row's attackers against these defences."""
+
+
 @dataclasses.dataclass(frozen=True)
 class AuditPlan:
     """An audit before it begins; ``config`` has what the profile says where the user is silent.
@@ -178,7 +182,7 @@ class AuditPlan:
 
     config: AuditConfig
     first: ComparisonPlan
-    second: Callable[[str, Sequence[str]], ComparisonPlan] | None
+    second: Second | None
     options: dict[str, Any]
     local: bool
     not_run: tuple[dict[str, str], ...]
