@@ -29,7 +29,7 @@ def test_quick_on_the_default_teacher() -> None:
     ]
     assert (plan.config.budget, plan.config.student_steps, plan.config.jobs) == (3_000, 1_200, 2)
     assert plan.job.teacher.price_per_1000 == 1.5
-    assert plan.first.cells[0].job.teacher.watch == plan.watch and len(plan.watch) == 8
+    assert (len(plan.watch), plan.first.cells[0].job.teacher.watch) == (8, plan.watch)
     assert plan.first.cells[0].job.teacher.benign == "digits"
     assert (plan.job.teacher.watch, plan.not_run) == ((), ())  # who is not a cell asks unseen
     assert plan.second is not None
@@ -79,7 +79,8 @@ def test_a_defence_of_a_profile_that_does_not_fit_is_left_out_and_a_stated_one_r
     with pytest.raises(UserError, match="set the variable NO_KEY"):
         plan_of(["--defences", "misinform:key_env=NO_KEY"])
     labels = plan_of(["--teacher.label-mode", "label"])
-    assert labels.second is None and "no scores to defend" in labels.not_run[0]["why"]
+    assert labels.second is None
+    assert "no scores to defend" in labels.not_run[0]["why"]
 
 
 def test_behind_a_service_its_own_form_alone_and_the_rest_is_said() -> None:
