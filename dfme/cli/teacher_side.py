@@ -69,9 +69,12 @@ def train(config: TrainTeacherConfig, show: Callable[[dict[str, float]], None]) 
 
 def serve(config: ServeConfig, teacher: TeacherConfig, options: Mapping[str, Any], tell: Callable[[str], None]) -> str:
     """Serve until interrupted; a last line."""
+    from dfme.compute import choose_device
+    from dfme.teachers.build import make_teacher
     from dfme.teachers.serve.server import serve as serve_teacher
 
-    return serve_teacher(make(teacher, options, config.device), config, tell=tell)
+    made = make_teacher(teacher, options, choose_device(config.device), recorded=config.record is not None)
+    return serve_teacher(made, config, tell=tell)
 
 
 def train_twin(job: Job, run: Path, path: Path) -> Path:
@@ -137,6 +140,31 @@ def bills(
             if "accuracy" in stream:
                 stream["accuracy_interval"] = wilson_interval(stream["accuracy"], stream["answered"])
         tell(f"measured {len(found)} of {len(stacks) + 1}: {found[-1]['defence']}")
+    return found
+
+
+def detection(
+    config: TeacherConfig,
+    options: Mapping[str, Any],
+    names: Sequence[str],
+    evaluation: EvaluationConfig,
+    device: str,
+    other: str | None = None,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda line: None,
+    log: Path | None = None,
+) -> dict[str, Any]:
+    """What detectors say of honest accounts, of images that they were not calibrated on, and of those in a ``log``."""
+    from dfme.benchmarks.audit.detection import share_at_most
+    from dfme.compute import choose_device
+    from dfme.teachers.build import make_teacher
+    from dfme.teachers.watch.detection import detect
+
+    watched = replace(config, watch=tuple(names), benign=config.benign or evaluation.dataset)
+    found = detect(lambda own: make_teacher(own, options, choose_device(device)), watched, other, seed, tell, log)
+    for each in found["benign"]:
+        upper = share_at_most(each["alarms"], each["queries"], each["units"])
+        each |= {"per_10000": 10_000 * each["alarms"] / each["queries"], "per_10000_upper": 10_000 * upper}
     return found
 
 
