@@ -124,7 +124,7 @@ def test_the_figures_are_those_of_the_cells_own_files(
     cells: list[ExaminedCell], metered: Callable[..., list[Meter]], tmp_path: Path
 ):
     metered()
-    both = [replace(cell, examined_in_full=True) for cell in cells]
+    both = [cell._replace(examined_in_full=True) for cell in cells]
     found = examine(tmp_path, both, job_of(), None, None, quiet)
     for cell, told in zip(both, found["fidelity"], strict=True):
         summary = json.loads((cell.directory / "summary.json").read_text())
@@ -190,7 +190,7 @@ def test_a_service_is_asked_only_where_that_is_said(
     assert (
         silent["fidelity"][0]["agreement"] == json.loads((cells[0].directory / "summary.json").read_text())["agreement"]
     )
-    assert silent["not_run"][0]["why"] == "a service is asked only with --transfer true"
+    assert silent["not_run"][0]["why"] == module.NOT_ASKED
     assert examine(tmp_path / "no", cells, job, None, False, quiet)["not_run"][0]["why"] == "--transfer false"
     monkeypatch.setattr(module, "MAX_IMAGES", 20)
     found = examine(tmp_path / "yes", cells, job, None, True, quiet)
@@ -207,7 +207,7 @@ def test_another_teacher_on_record_and_an_unfinished_run_are_refused(cells: list
     shutil.copytree(cells[0].directory, tmp_path / "cell")
     (tmp_path / "cell/summary.json").unlink()
     with pytest.raises(UserError, match="expected the directory of a finished run"):
-        examine(tmp_path, [replace(cells[0], directory=tmp_path / "cell")], job_of(), None, False, quiet)
+        examine(tmp_path, [cells[0]._replace(directory=tmp_path / "cell")], job_of(), None, False, quiet)
     fewer = job_of("--evaluation.limit", "30")
     with pytest.raises(RunError, match="does not fit this run"):
         examine(tmp_path, cells, fewer, None, False, quiet)
@@ -220,10 +220,10 @@ def test_another_teacher_on_record_and_an_unfinished_run_are_refused(cells: list
 @pytest.mark.integration
 def test_a_twin_is_trained_alike_every_time_and_scored_by_its_own_logits(cells: list[ExaminedCell], tmp_path: Path):
     job, copy = job_of(), cells[0].directory
-    one, two = (train_twin(job, copy, tmp_path / f"{name}.safetensors") for name in ("one", "two"))
+    one, two = (train_twin(job, copy, tmp_path / f"{name}.safetensors", quiet) for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
     one.write_bytes(b"kept")
-    assert train_twin(job, copy, one).read_bytes() == b"kept"
+    assert train_twin(job, copy, one, quiet).read_bytes() == b"kept"
     found = examine(tmp_path, cells, job, two, False, quiet)["twin"]
     student = load_student(copy)
     data = evaluation_images(job.config.evaluation, student.spec, 10)
@@ -236,6 +236,7 @@ def test_a_twin_is_trained_alike_every_time_and_scored_by_its_own_logits(cells: 
     assert card.std is not None
     top = student((data.images - card.mean[0]) / card.std[0]).argmax(1)
     assert data.labels is not None
+    assert found["file"] == "two.safetensors"
     assert found["accuracy"] == (top == data.labels).double().mean().item() > 0.85
     with pytest.raises(UserError, match=r"--twin .*expected a net for images"):
         examine(tmp_path, cells, job, PACKAGE / "teachers/checkpoints/shapes.safetensors", False, quiet)

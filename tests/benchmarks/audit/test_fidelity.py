@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dfme.benchmarks.audit.fidelity import FIGURES, advantage, calibration, examined, figures, kendall_tau
+from dfme.benchmarks.audit.fidelity import FIGURES, calibration, examined, figures, kendall_tau
 from dfme.spec import LabelMode
 
 P, LABEL = LabelMode("probabilities"), LabelMode("label")
@@ -92,10 +92,3 @@ def test_the_interval_of_a_calibration_error_is_that_of_the_binomial_it_is_drawn
     assert found["value"] == pytest.approx(0.2)
     assert found["interval"] == pytest.approx(np.quantile(drawn, [0.025, 0.975]).tolist(), abs=0.0101)
     assert calibration(p, labels) == found
-
-
-def test_the_advantage_is_one_where_the_copy_is_as_good_as_a_twin():
-    assert advantage(0.939, 0.106, 0.969) == pytest.approx(0.965, abs=1e-3)
-    assert advantage(0.5, 0.1, 0.5) == 1.0
-    assert advantage(0.1, 0.1, 0.9) == 0.0
-    assert advantage(0.5, 0.3, 0.3) is None
