@@ -83,7 +83,9 @@ def _cell(cell: dict[str, Any], run: Path, price: float | None) -> None:
     assert cell["cost"] == near(price and ledger["spent"] * price / 1000)
     assert (cell["seed"], cell["budget"], cell["mode"]) == (summary["seed"], summary["budget"], summary["label_mode"])
     assert ("none" if cell["defence"] == "none" else "yes") == ("yes" if summary.get("defences") else "none")
-    rung = {name: each["first_alarm"] for name, each in (summary.get("watch") or {"detectors": {}})["detectors"].items()}
+    rung = {
+        name: each["first_alarm"] for name, each in (summary.get("watch") or {"detectors": {}})["detectors"].items()
+    }
     assert cell["alarms"] == rung
 
 
@@ -201,7 +203,9 @@ def _examined(audit: dict[str, Any], out: Path) -> None:
     assert audit["games"]["guess"] == 1 / audit["target"]["num_classes"]
     twin = audit["games"]["twin"]
     for line in audit["games"]["advantage"]:
-        shares = next(one["agreement"] for one in audit["price"] if (one["row"], one["mode"]) == (line["row"], line["mode"]))
+        shares = next(
+            one["agreement"] for one in audit["price"] if (one["row"], one["mode"]) == (line["row"], line["mode"])
+        )
         least = audit["games"]["constant"]
         assert line["values"] == [near((share - least) / (twin["agreement"] - least)) for share in shares]
     for each in (audit["detection"] or {"attacks": []})["attacks"]:

@@ -24,6 +24,7 @@ from dfme.run.job import PROJECT
 pytestmark = pytest.mark.integration
 
 WORDS = ["audit", "--budget", "200", "--student-steps", "30", "--student.arch", "cnn_small", "--evaluation.points", "4"]
+WORDS += ["--teacher.watch", "labels"]
 SMALL = ["--label-modes", "probabilities", "--defences", "none", "--twin", "none", "--transfer", "false"]
 
 
@@ -74,7 +75,9 @@ def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str])
     assert main(["audit", "--resume", "--out", "a"]) == code
     again = told()
     assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing was run, or measured, twice
-    assert [Path("a", name).stat().st_mtime_ns for name in ("utility.json", "detection.json", "examined/found.json")] == kept
+    assert [
+        Path("a", name).stat().st_mtime_ns for name in ("utility.json", "detection.json", "examined/found.json")
+    ] == kept
     apart = {"made", "tool"}
     assert {k: v for k, v in again.items() if k not in apart} == {k: v for k, v in audit.items() if k not in apart}
 
@@ -89,7 +92,8 @@ def test_limits_cells_that_fail_and_a_total_have_codes_of_their_own(
     (verdict,) = told()["verdicts"]
     assert (verdict["pass"], verdict["value"]) == (False, told()["price"][0]["agreement"][0])
     monkeypatch.setattr(Here, "failing", "seed1")
-    assert main([*WORDS, *SMALL, "--seeds", "0,1", "--acceptable", "agreement=1", "--resume", "--out", "a"]) == 1
+    words = ["--seeds", "0,1", "--acceptable", "agreement=1", "--total", "400", "--resume", "--out", "a"]
+    assert main([*WORDS, *SMALL, *words]) == 1
     audit = told()
     assert audit["price"][0]["agreement"][1] is None
     assert (audit["price"][0]["state"], audit["cells"][1]["state"]) == ("failed", "failed")
