@@ -6,6 +6,7 @@ import json
 import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,43 +85,39 @@ def _across(
         place = groups.setdefault(tuple(in_words(each, row) for each in forms.values()), {})
         place.setdefault(in_words(column, row), []).append(row)
     heads, lines, after = list(dict.fromkeys(head for of in groups.values() for head in of)), [], after or {}
-    for place, of in groups.items():
+    for words, of in groups.items():
         found = {
             head: own[0] if len(own) == 1 else {name: [row[name] for row in own] for name in own[0]}
             for head, own in of.items()
         }
         cells = [_cell(form, found[head]) if head in found else Cell(UNKNOWN) for head in heads]
         behind = (in_words(each, next(iter(found.values()))) for each in after.values())
-        lines.append([*map(Cell, place), *cells, *map(Cell, behind)])
+        lines.append([*map(Cell, words), *cells, *map(Cell, behind)])
     return _table(caption, (), dict.fromkeys([*forms, *heads, *after], ""), len(forms), key) | {"rows": lines}
 
 
-def read_audit(path: Path) -> dict[str, Any]:
-    """What an audit.json holds. RunError for a file that is none."""
-    try:
-        with open_file(path) as file:
-            audit = json.loads(file.read(MAX_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path}: expected the JSON of an audit: {error}; resume the audit to write it") from error
-    return audit if isinstance(audit, dict) else {}
+def read_audit(path: Path) -> Part:
+    """What an audit.json holds; nothing where it holds no JSON of one."""
+    with suppress(OSError, ValueError, TypeError, RecursionError), open_file(path) as file:
+        return dict(json.loads(file.read(MAX_BYTES)))
+    return {}
 
 
-def write_page(audit: dict[str, Any], path: Path) -> Path:
+def write_page(audit: Part, path: Path) -> Path:
     """Write the page; its path. RunError for another schema, and for what does not hold this one."""
-    if audit.get("schema") != SCHEMA:
-        got = repr(audit.get("schema"))[:60]
-        raise RunError(f"audit.json: expected the schema {SCHEMA}, got {got}; make it again with this version")
+    if (schema := audit.get("schema")) != SCHEMA:
+        raise RunError(f"audit.json: expected the schema {SCHEMA}, got {schema!r:.60}; make it again with this version")
     try:
-        return render("benchmarks/audit/audit.html", path, _contents(audit))
+        return render("benchmarks/audit/audit.html", path, _contents(json.loads(json.dumps(audit))))
     except (LookupError, TypeError, ValueError, AttributeError, TemplateError) as error:
-        what = f"{type(error).__name__}: {error}"[:200]
-        raise RunError(f"audit.json: expected all that {SCHEMA} holds, got {what}; resume the audit") from error
+        what = f"{type(error).__name__}: {error}"
+        raise RunError(f"audit.json: expected all that {SCHEMA} holds, got {what:.200}; resume the audit") from error
 
 
 def _contents(audit: Part) -> dict[str, Any]:
     """The audit, what the template writes it with, and rows that stand in two lists of it as one."""
     advantage = {(each["row"], each["mode"]): each["values"] for each in audit["games"]["advantage"]}
-    answers = {cell["name"]: {"answers": cell["answers"]} for cell in audit["cells"]}
+    answers = {cell["name"]: cell["answers"] for cell in audit["cells"]}
     bills = {bill["row"]: bill for bill in audit["utility"]}
     paid_for = {name: {head: paid(bill, form) for head, form in BILL.items()} for name, bill in bills.items()}
     watched = audit["detection"] or {"attacks": (), "benign": ()}
@@ -135,10 +132,10 @@ def _contents(audit: Part) -> dict[str, Any]:
             for line in audit["defences"]
             for each in line["attackers"]
         ],
-        "attacks": [each | answers[each["cell"]] for each in watched["attacks"]],
+        "attacks": [each | {"answers": answers.get(each["cell"], UNKNOWN)} for each in watched["attacks"]],
         "benign": [each | {"seen": each["per_10000"] if each["alarms"] else None} for each in watched["benign"]],
         "classes": _least_followed(audit["fidelity"]),
-        "known": {f"{name}.{at}" for name in named for at in range(len(audit[name]))},
+        "known": {f"{name}.{at}" for name in named for at in range(len(audit[name]))} | {"detection"},
         "sheets": [(name, each) for name, each in audit["pictures"].items() if SHEET.fullmatch(each)],
     }
 

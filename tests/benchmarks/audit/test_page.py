@@ -153,8 +153,8 @@ def test_fidelity_and_transfer_are_those_of_the_json(page: Page) -> None:
         scores = [percent(each["top3_equal"]), *(number(each[key]) for key in ("kendall_tau", "kl", "l1"))]
         assert row[3:] == [*scores, "{:.3f} {:.3f} to {:.3f}".format(ece["value"], *ece["interval"]), "-"]
     for row, each in zip(page.table("Over seeds"), told["fidelity_seeds"], strict=True):
-        values = ", ".join(map(number, each["values"]))
-        assert row == [each["row"], each["mode"], "agreement", values, number(each["mean"]), number(each["sd"])]
+        values = f"sd {number(each['sd'])}: {', '.join(map(number, each['values']))}"
+        assert row == [each["row"], each["mode"], f"{number(each['mean'])} {values}"]
     for at, row in enumerate(page.table("Agreement by the class")):
         classes = [each["per_class"][at] for each in told["fidelity"]]
         assert row == [str(at), str(classes[0]["images"]), *(percent(each["agreement"]) for each in classes)]
