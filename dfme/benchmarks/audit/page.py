@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 
 from dfme.benchmarks.audit import pictures
-from dfme.benchmarks.compare.defended import BILL, paid
 from dfme.errors import RunError
 from dfme.files import open_file
 from dfme.report.page import MAX_SHOWN, render
@@ -21,6 +20,7 @@ from dfme.report.page import MAX_SHOWN, render
 SCHEMA = "dfme.audit/1"
 MAX_BYTES = 1 << 28
 SHEET = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
+NUMBERED = ("price", "defences", "utility", "pareto", "fidelity")
 UNKNOWN, FIXED = "-", "\N{NO-BREAK SPACE}"
 Part = dict[str, Any]
 Forms = Mapping[str, str]
@@ -60,14 +60,13 @@ def in_words(form: str, row: Part) -> str:
     """The row's values in a form; a bar where a part of it is not known."""
     try:
         return _Words().vformat(form, (), row)
-    except TypeError:
+    except (KeyError, TypeError):
         return UNKNOWN
 
 
 def _cell(form: str, row: Part) -> Cell:
-    text, _, note = form.partition("|")
-    note = in_words(note, row)
-    return Cell(in_words(text, row), "" if note == UNKNOWN else note, row.get("best") is True)
+    text, *notes = (in_words(part, row) for part in form.split("|"))
+    return Cell(text, ", ".join(note for note in notes if note not in ("", UNKNOWN)), row.get("best") is True)
 
 
 def _table(caption: str, rows: Iterable[Part], forms: Forms, words: int = 1, key: str = "") -> Part:
@@ -114,35 +113,32 @@ def write_page(audit: Part, path: Path) -> Path:
         raise RunError(f"audit.json: expected all that {SCHEMA} holds, got {what:.200}; resume the audit") from error
 
 
-def _contents(audit: Part) -> dict[str, Any]:
+def _contents(audit: Part) -> Part:
     """The audit, what the template writes it with, and rows that stand in two lists of it as one."""
     advantage = {(each["row"], each["mode"]): each["values"] for each in audit["games"]["advantage"]}
     answers = {cell["name"]: cell["answers"] for cell in audit["cells"]}
     bills = {bill["row"]: bill for bill in audit["utility"]}
-    paid_for = {name: {head: paid(bill, form) for head, form in BILL.items()} for name, bill in bills.items()}
     watched = audit["detection"] or {"attacks": (), "benign": ()}
-    unpaid, named = dict.fromkeys(BILL, UNKNOWN), ("price", "defences", "utility", "pareto", "fidelity")
+    numbered = [f"{name}.{at}" for name in NUMBERED for at in range(len(audit[name]))]
     return {
         **{"audit": audit, "table": _table, "across": _across, "in_words": in_words, "pareto": pictures.pareto(audit)},
-        "curves": pictures.curves(audit),
+        **{"curves": pictures.curves(audit), "known": {*numbered, "detection"}},
         "prices": [each | {"advantage": advantage.get((each["row"], each["mode"]))} for each in audit["price"]],
-        "bills": [bill | paid_for[name] for name, bill in bills.items()],
         "attacked": [
-            line | paid_for.get(line["defence"], unpaid) | each | _judged(each, line["best"])
-            for line in audit["defences"]
-            for each in line["attackers"]
+            line | each | _judged(line, each, bills) for line in audit["defences"] for each in line["attackers"]
         ],
         "attacks": [each | {"answers": answers.get(each["cell"], UNKNOWN)} for each in watched["attacks"]],
         "benign": [each | {"seen": each["per_10000"] if each["alarms"] else None} for each in watched["benign"]],
         "classes": _least_followed(audit["fidelity"]),
-        "known": {f"{name}.{at}" for name in named for at in range(len(audit[name]))} | {"detection"},
         "sheets": [(name, each) for name, each in audit["pictures"].items() if SHEET.fullmatch(each)],
     }
 
 
-def _judged(each: Part, best: str | None) -> dict[str, Any]:
-    renamed = [in_words("relabelled {score:spread}", each)] * (each["score"] != each["agreement"])
-    return {"best": each["answers"] == best, "remarks": renamed + each["remarks"]}
+def _judged(line: Part, each: Part, bills: Part) -> Part:
+    """What honest users pay for its defence (for a quota nothing), and the score where it is not the agreement."""
+    paid = bills.get("none" if line["defence"].startswith("quota:") else line["defence"])
+    renamed = None if each["score"] == each["agreement"] else each["score"]
+    return {"best": each["answers"] == line["best"], "paid": paid, "renamed": renamed}
 
 
 def _least_followed(cells: Sequence[Part]) -> list[Part]:

@@ -160,7 +160,7 @@ def test_the_same_pictures_come_twice_and_show_money_on_the_right() -> None:
         ({"schema": "dfme.audit/9"}, "expected the schema dfme.audit/1, got 'dfme.audit/9'"),
         ({"price": [{}]}, "KeyError: 'row'"),
         ({"games": None}, "TypeError"),
-        ({"pareto": [{"l1_mean": "much", "agreement": 1, "dominated": False}] * 2}, "KeyError: 'name'"),
+        ({"pareto": [{"l1_mean": "much", "agreement": 1, "dominated": False}] * 2}, "ValueError"),
         ({"transfer": {"asked": "many"}}, "ValueError"),
         ({"limits": 7}, "TypeError"),
         ({"headline": {}}, "sentences"),
