@@ -45,10 +45,8 @@ def write_page(run: RunFiles, path: Path) -> Path:
 
 def render(template: str, path: Path, contents: Mapping[str, Any]) -> Path:
     """Write the page that a template of ours, by its place in dfme/, makes of the contents; its path."""
-    loader = PackageLoader("dfme", ".")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.loader = PackageLoader("dfme", ".")
     html = environment.get_template(template).render(contents)
     with replacing(path) as file:
         file.write(html.encode("utf-8", errors="replace"))  # a log may name half a character

@@ -6,13 +6,13 @@ import json
 import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
 from dfme.benchmarks.audit import pictures
-from dfme.benchmarks.compare.defended import BILL, paid
 from dfme.errors import RunError
 from dfme.files import open_file
 from dfme.report.page import MAX_SHOWN, render
@@ -20,6 +20,7 @@ from dfme.report.page import MAX_SHOWN, render
 SCHEMA = "dfme.audit/1"
 MAX_BYTES = 1 << 28
 SHEET = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
+NUMBERED = ("price", "defences", "utility", "pareto", "fidelity")
 UNKNOWN, FIXED = "-", "\N{NO-BREAK SPACE}"
 Part = dict[str, Any]
 Forms = Mapping[str, str]
@@ -59,14 +60,13 @@ def in_words(form: str, row: Part) -> str:
     """The row's values in a form; a bar where a part of it is not known."""
     try:
         return _Words().vformat(form, (), row)
-    except TypeError:
+    except (KeyError, TypeError):
         return UNKNOWN
 
 
 def _cell(form: str, row: Part) -> Cell:
-    text, _, note = form.partition("|")
-    note = in_words(note, row)
-    return Cell(in_words(text, row), "" if note == UNKNOWN else note, row.get("best") is True)
+    text, *notes = (in_words(part, row) for part in form.split("|"))
+    return Cell(text, ", ".join(note for note in notes if note not in ("", UNKNOWN)), row.get("best") is True)
 
 
 def _table(caption: str, rows: Iterable[Part], forms: Forms, words: int = 1, key: str = "") -> Part:
@@ -84,68 +84,61 @@ def _across(
         place = groups.setdefault(tuple(in_words(each, row) for each in forms.values()), {})
         place.setdefault(in_words(column, row), []).append(row)
     heads, lines, after = list(dict.fromkeys(head for of in groups.values() for head in of)), [], after or {}
-    for place, of in groups.items():
+    for words, of in groups.items():
         found = {
             head: own[0] if len(own) == 1 else {name: [row[name] for row in own] for name in own[0]}
             for head, own in of.items()
         }
         cells = [_cell(form, found[head]) if head in found else Cell(UNKNOWN) for head in heads]
         behind = (in_words(each, next(iter(found.values()))) for each in after.values())
-        lines.append([*map(Cell, place), *cells, *map(Cell, behind)])
+        lines.append([*map(Cell, words), *cells, *map(Cell, behind)])
     return _table(caption, (), dict.fromkeys([*forms, *heads, *after], ""), len(forms), key) | {"rows": lines}
 
 
-def read_audit(path: Path) -> dict[str, Any]:
-    """What an audit.json holds. RunError for a file that is none."""
-    try:
-        with open_file(path) as file:
-            audit = json.loads(file.read(MAX_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path}: expected the JSON of an audit: {error}; resume the audit to write it") from error
-    return audit if isinstance(audit, dict) else {}
+def read_audit(path: Path) -> Part:
+    """What an audit.json holds; nothing where it holds no JSON of one."""
+    with suppress(OSError, ValueError, TypeError, RecursionError), open_file(path) as file:
+        return dict(json.loads(file.read(MAX_BYTES)))
+    return {}
 
 
-def write_page(audit: dict[str, Any], path: Path) -> Path:
+def write_page(audit: Part, path: Path) -> Path:
     """Write the page; its path. RunError for another schema, and for what does not hold this one."""
-    if audit.get("schema") != SCHEMA:
-        got = repr(audit.get("schema"))[:60]
-        raise RunError(f"audit.json: expected the schema {SCHEMA}, got {got}; make it again with this version")
+    if (schema := audit.get("schema")) != SCHEMA:
+        raise RunError(f"audit.json: expected the schema {SCHEMA}, got {schema!r:.60}; make it again with this version")
     try:
-        return render("benchmarks/audit/audit.html", path, _contents(audit))
+        return render("benchmarks/audit/audit.html", path, _contents(json.loads(json.dumps(audit))))
     except (LookupError, TypeError, ValueError, AttributeError, TemplateError) as error:
-        what = f"{type(error).__name__}: {error}"[:200]
-        raise RunError(f"audit.json: expected all that {SCHEMA} holds, got {what}; resume the audit") from error
+        what = f"{type(error).__name__}: {error}"
+        raise RunError(f"audit.json: expected all that {SCHEMA} holds, got {what:.200}; resume the audit") from error
 
 
-def _contents(audit: Part) -> dict[str, Any]:
+def _contents(audit: Part) -> Part:
     """The audit, what the template writes it with, and rows that stand in two lists of it as one."""
     advantage = {(each["row"], each["mode"]): each["values"] for each in audit["games"]["advantage"]}
-    answers = {cell["name"]: {"answers": cell["answers"]} for cell in audit["cells"]}
+    answers = {cell["name"]: cell["answers"] for cell in audit["cells"]}
     bills = {bill["row"]: bill for bill in audit["utility"]}
-    paid_for = {name: {head: paid(bill, form) for head, form in BILL.items()} for name, bill in bills.items()}
     watched = audit["detection"] or {"attacks": (), "benign": ()}
-    unpaid, named = dict.fromkeys(BILL, UNKNOWN), ("price", "defences", "utility", "pareto", "fidelity")
+    numbered = [f"{name}.{at}" for name in NUMBERED for at in range(len(audit[name]))]
     return {
         **{"audit": audit, "table": _table, "across": _across, "in_words": in_words, "pareto": pictures.pareto(audit)},
-        "curves": pictures.curves(audit),
+        **{"curves": pictures.curves(audit), "known": {*numbered, "detection"}},
         "prices": [each | {"advantage": advantage.get((each["row"], each["mode"]))} for each in audit["price"]],
-        "bills": [bill | paid_for[name] for name, bill in bills.items()],
         "attacked": [
-            line | paid_for.get(line["defence"], unpaid) | each | _judged(each, line["best"])
-            for line in audit["defences"]
-            for each in line["attackers"]
+            line | each | _judged(line, each, bills) for line in audit["defences"] for each in line["attackers"]
         ],
-        "attacks": [each | answers[each["cell"]] for each in watched["attacks"]],
+        "attacks": [each | {"answers": answers.get(each["cell"], UNKNOWN)} for each in watched["attacks"]],
         "benign": [each | {"seen": each["per_10000"] if each["alarms"] else None} for each in watched["benign"]],
         "classes": _least_followed(audit["fidelity"]),
-        "known": {f"{name}.{at}" for name in named for at in range(len(audit[name]))},
         "sheets": [(name, each) for name, each in audit["pictures"].items() if SHEET.fullmatch(each)],
     }
 
 
-def _judged(each: Part, best: str | None) -> dict[str, Any]:
-    renamed = [in_words("relabelled {score:spread}", each)] * (each["score"] != each["agreement"])
-    return {"best": each["answers"] == best, "remarks": renamed + each["remarks"]}
+def _judged(line: Part, each: Part, bills: Part) -> Part:
+    """What honest users pay for its defence (for a quota nothing), and the score where it is not the agreement."""
+    paid = bills.get("none" if line["defence"].startswith("quota:") else line["defence"])
+    renamed = None if each["score"] == each["agreement"] else each["score"]
+    return {"best": each["answers"] == line["best"], "paid": paid, "renamed": renamed}
 
 
 def _least_followed(cells: Sequence[Part]) -> list[Part]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -18,12 +18,11 @@ from dfme.benchmarks.compare.picture import COLOURS, DASHES, MARKS, mean_and_ban
 from dfme.report.curves import BLUE, GREY, frame, query_axis, share_axis
 
 PALE, SHAPES = "#8a8f96", {"defence": "o", "label mode": "s"}
-LONGEST = 36
-"""Letters of a name in a picture."""
+LONGEST = 36  # letters of a name in a picture
 AROUND = [(side, up) for up in (0, 1, -1, 2, -2, 3, -3) for side in (1, -1)]
 """Where a name may stand: right or left of its point, so many lines up."""
 
-Part = Mapping[str, Any]
+Part = dict[str, Any]
 
 
 def curves(audit: Part) -> list[tuple[str, str]]:
@@ -36,56 +35,55 @@ def curves(audit: Part) -> list[tuple[str, str]]:
         figure = Figure(figsize=(5.0, 4.1), layout="constrained")
         axes = figure.add_subplot()
         for line in lines:
-            curves = [[(int(at), share) for at, share in cells[name]["curve"] if at] for name in line["cells"]]
-            if curves := [curve for curve in curves if curve]:  # a logarithmic axis begins after no query
-                at_N, mean_N, low_N, high_N = mean_and_band(curves)
+            curves = [cells[name]["curve"] for name in line["cells"] if name in cells]
+            known = [[(int(at), share) for at, share in curve if at] for curve in curves]
+            if known := [curve for curve in known if curve]:  # a logarithmic axis has no place for no query
+                at_N, mean_N, low_N, high_N = mean_and_band(known)
                 colour, dash = (kinds[attackers.index(line["row"]) % len(kinds)] for kinds in (COLOURS, DASHES))
                 axes.fill_between(at_N, low_N, high_N, color=colour, alpha=0.18, linewidth=0)
-                axes.plot(at_N, mean_N, color=colour, linestyle=dash, linewidth=1.8, label=_short(line["row"]))
+                axes.plot(at_N, mean_N, color=colour, linestyle=dash, linewidth=1.8, label=line["row"][:LONGEST])
         if axes.lines:
-            _marks(axes, [each for each in (audit["detection"] or {"attacks": []})["attacks"] if each["cell"] in names])
-            _frame(axes, audit["games"], mode)
+            alarms = (audit["detection"] or {"attacks": []})["attacks"]
+            _references(axes, audit["games"], [each for each in alarms if each["cell"] in names])
+            query_axis(axes, log=True)
+            share_axis(axes)
+            axes.set_ylabel("agreement with the model")
+            axes.set_title(mode[:LONGEST], loc="left", fontsize=10.5, parse_math=False)
             _money(axes, audit["options"]["price_per_1000"], lines)
-            for text in figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8.5).get_texts():
-                text.set_parse_math(False)
-            told = (f"{line['row']} {line['mean']:.1%}" for line in lines if line["mean"] is not None)
+            for entry in figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8.5).get_texts():
+                entry.set_parse_math(False)
+            told = ", ".join(f"{line['row']} {line['mean']:.1%}" for line in lines if line["mean"] is not None)
             text = f"Agreement where the model answers {mode}, after {audit['options']['budget']:,} queries: "
-            found.append((_address(figure), f"{text}{', '.join(told) or 'not known yet'}."))
+            found.append((_address(figure), f"{text}{told or 'not known yet'}."))
     return found
 
 
-def _marks(axes: Axes, alarms: Sequence[Part]) -> None:
-    """First alarms, at what the copy was worth."""
+def _references(axes: Axes, games: Part, alarms: Sequence[Part]) -> None:
+    """First alarms, at what the copy was worth, and agreements to hold a copy against."""
     rung = [each for each in alarms if None not in (each["first_alarm"], each["agreement_at_alarm"])]
     for mark, detector in zip(MARKS, dict.fromkeys(each["detector"] for each in rung), strict=False):
-        own = [each for each in rung if each["detector"] == detector]
-        x, y = ([each[name] for each in own] for name in ("first_alarm", "agreement_at_alarm"))
-        axes.plot(x, y, mark, color="black", fillstyle="none", markersize=5.5, label=f"alarm: {_short(detector)}")
-
-
-def _frame(axes: Axes, games: Part, mode: str) -> None:
+        own = [(each["first_alarm"], each["agreement_at_alarm"]) for each in rung if each["detector"] == detector]
+        label = f"alarm: {detector[:LONGEST]}"
+        axes.plot(*zip(*own, strict=True), mark, color="black", fillstyle="none", label=label)
     twin = (games["twin"] or {"agreement": None})["agreement"]
     for label, share, dash in (("one answer to everything", games["constant"], ":"), ("twin", twin, "--")):
         if share is not None:
             axes.axhline(share, color=GREY, linewidth=1.0, linestyle=dash, label=f"{label} ({share:.1%})")
-    query_axis(axes, log=True)
-    share_axis(axes)
-    axes.set_ylabel("agreement with the model")
-    axes.set_title(_short(mode), loc="left", fontsize=10.5, parse_math=False)
 
 
 def _money(axes: Axes, price: float | None, lines: Sequence[Part]) -> None:
     """On the right, what each level of agreement costs the attacker who needs the fewest queries for it."""
-    texts = {}
-    for level in ("0.5", "0.8", "0.9", "0.95") if price is not None else ():
+    if price is None:
+        return
+    costs = {}
+    for level in ("0.5", "0.8", "0.9", "0.95"):
         seeds = [[math.inf if at is None else at for at in line["queries_to"].get(level) or [None]] for line in lines]
         if math.isfinite(least := min(map(median, seeds))):
-            texts[float(level)] = f"{least * price / 1000:,.2f}"
-    if texts:
-        right = axes.twinx()
-        right.set(ylim=axes.get_ylim(), yticks=list(texts), yticklabels=list(texts.values()))
-        right.set_ylabel("money until then, cheapest attacker", fontsize=9)
-        right.spines["top"].set_visible(False)
+            costs[float(level)] = f"{least * price / 1000:,.2f}"
+    right = axes.twinx()
+    right.set(ylim=axes.get_ylim(), yticks=list(costs), yticklabels=list(costs.values()))
+    right.set_ylabel("money until then, cheapest attacker")
+    right.spines["top"].set_visible(False)
 
 
 def pareto(audit: Part) -> tuple[str, str] | None:
@@ -96,8 +94,8 @@ def pareto(audit: Part) -> tuple[str, str] | None:
     figure = Figure(figsize=(5.6, 4.6), layout="constrained")
     axes = figure.add_subplot()
     for point in points:
-        look = {"color": PALE if point["dominated"] else BLUE, "marker": SHAPES.get(point["kind"], "^")}
-        axes.plot(point["l1_mean"], point["agreement"], markersize=6, clip_on=False, **look)
+        mark, colour = SHAPES.get(point["kind"], "^"), PALE if point["dominated"] else BLUE
+        axes.plot(point["l1_mean"], point["agreement"], mark, color=colour, clip_on=False)
     axes.set_xscale("function", functions=(np.sqrt, np.square))
     axes.set_xticks(ticks := [0, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 1.5, 2], list(map("{:g}".format, ticks)))
     axes.set_xlim(0, 1.1 * max(point["l1_mean"] for point in points) + 0.01)
@@ -116,22 +114,17 @@ def _name(figure: Figure, axes: Axes, points: Sequence[Part]) -> None:
     dots, inside, taken = [(point["l1_mean"], point["agreement"]) for point in points], axes.bbox, list[Any]()
     pixels = axes.transData.transform(dots)
     for dot, point in zip(dots, points, strict=True):
-        look = {"va": "center", "fontsize": 8.5, "parse_math": False, "color": PALE if point["dominated"] else "black"}
+        look: Part = {"va": "center", "fontsize": 8.5, "parse_math": False, "in_layout": False}
+        look["color"] = PALE if point["dominated"] else "black"
         for side, up in AROUND:
-            place = {"xytext": (6 * side, 10 * up), "ha": "left" if side > 0 else "right"}
-            note = axes.annotate(
-                _short(point["name"]), dot, textcoords="offset points", in_layout=False, **look, **place
-            )
+            look["ha"] = "left" if side > 0 else "right"
+            note = axes.annotate(point["name"][:LONGEST], dot, (6 * side, 10 * up), textcoords="offset points", **look)
             box = note.get_window_extent()
             free = inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
             if free and not any(map(box.overlaps, taken)) and not any(box.contains(*pixel) for pixel in pixels):
                 taken.append(box)
                 break
             note.remove()
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."
 
 
 def _address(figure: Figure) -> str:

@@ -88,7 +88,7 @@ def defended_lines(findings: ComparisonResult, mode: str, budget: int) -> list[t
         texts = [f"**{one}**" if one.answers == each.best else str(one) for one in each.attackers]
         best = [f"**{one.answers} {_percent(one.score)}**" for one in each.attackers if one.answers == each.best]
         way = "-" if each.to_label_only is None else f"{each.to_label_only:.0%}"
-        lines.append((name, *texts, *(best or "-"), way, *(paid(each.bill, form) for form in BILL.values())))
+        lines.append((name, *texts, *(best or "-"), way, *(_paid(each.bill, form) for form in BILL.values())))
     return lines
 
 
@@ -140,7 +140,7 @@ def _percent(of: Spread | None) -> str:
     return "" if of is None else Spread(100 * of.mean, None if of.sd is None else 100 * of.sd, of.count).text("{:.1f}")
 
 
-def paid(bill: Mapping[str, Any], form: str) -> str:
+def _paid(bill: Mapping[str, Any], form: str) -> str:
     """What honest users pay, on held-out / on corrupted images; nothing where it is not known."""
     try:
         return " / ".join(form.format(**bill[images]) for images in ("held_out", "corrupted"))

@@ -77,10 +77,9 @@ def test_defences_stand_beside_what_honest_users_pay_and_the_best_attacker_is_bo
             text = f"{percent(spread['mean'])} \xb1 {100 * spread['sd']:.1f}" if spread else "-"
             assert cell.startswith(text)
             assert all(remark in cell for remark in attacker["remarks"])
-        held_out, corrupted = bills[each["defence"]]["held_out"], bills[each["defence"]]["corrupted"]
-        lost = f"{percent(held_out['accuracy_drop'])} / {percent(corrupted['accuracy_drop'])}"
-        change = f"{held_out['l1_mean']:.3f} / {corrupted['l1_mean']:.3f}"
-        assert row[5:] == [f"{100 * each['to_label_only']:.0f}%", lost, change]
+        paid = bills[each["defence"]]["held_out"]
+        way = f"{100 * each['to_label_only']:.0f}%"
+        assert row[5:] == [way, percent(paid["accuracy_drop"]), number(paid["l1_mean"])]
     assert "relabelled 61.1% \xb1 1.7" in rows[2][1]
     best = [f"{percent(each['best_score']['mean'])}" for each in told["defences"]]
     assert [text.split()[0] for text in page.strong if "\xb1" in text] == best
@@ -153,8 +152,8 @@ def test_fidelity_and_transfer_are_those_of_the_json(page: Page) -> None:
         scores = [percent(each["top3_equal"]), *(number(each[key]) for key in ("kendall_tau", "kl", "l1"))]
         assert row[3:] == [*scores, "{:.3f} {:.3f} to {:.3f}".format(ece["value"], *ece["interval"]), "-"]
     for row, each in zip(page.table("Over seeds"), told["fidelity_seeds"], strict=True):
-        values = ", ".join(map(number, each["values"]))
-        assert row == [each["row"], each["mode"], "agreement", values, number(each["mean"]), number(each["sd"])]
+        values = f"sd {number(each['sd'])}: {', '.join(map(number, each['values']))}"
+        assert row == [each["row"], each["mode"], f"{number(each['mean'])} {values}"]
     for at, row in enumerate(page.table("Agreement by the class")):
         classes = [each["per_class"][at] for each in told["fidelity"]]
         assert row == [str(at), str(classes[0]["images"]), *(percent(each["agreement"]) for each in classes)]
@@ -180,7 +179,8 @@ def test_every_cell_and_the_ledgers_totals_are_told(page: Page) -> None:
         scored = f"{percent(each['agreement'])} {span(each['interval'])}" if each["interval"] else "-"
         assert row[4:] == [f"{each['spent']:,}", "60", scored, number(each["cost"], 2), each["config_hash"]]
     facts = dict(page.tables["What was audited, and how"])  # type: ignore[arg-type]
-    assert facts["Charged in cells"] == "117,250 images"
+    assert facts["Sent by cells"] == "117,250 images in 13 cells"
+    assert facts["Sent besides"] == "4,308 images to score, 13,205 for transfer"
     assert facts["May have been served"] == "134,763 images"
     assert facts["Money for these"] == "202.14"
     assert facts["Versions"] == "dfme 0.11.0, torch 2.14.1, Python 3.11.7"
