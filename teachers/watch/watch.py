@@ -62,8 +62,8 @@ class _Account:
         states = {name: each.state_dict() for name, each in self.detectors.items()}
         return {"images": self.images, "figures": figures_D5, "detectors": states}
 
-    def load_state_dict(self, state: Any, name: str) -> None:
-        own = self.state_dict() | {"detectors": {}}
+    def load_state_dict(self, state: Any) -> None:
+        own, name = self.state_dict() | {"detectors": {}}, "teacher.watch"
         states = state.get("detectors") if isinstance(state, dict) else None
         if not isinstance(states, dict) or [*states] != [*self.detectors]:
             raise ValueError(f"{name}: expected the states of {', '.join(self.detectors)}")
@@ -160,7 +160,7 @@ class Watch:
             raise ValueError(f"teacher.watch: expected the states of at most {MAX_ACCOUNTS} accounts")
         accounts = {tag: _Account(self._made()) for tag in state}
         for tag, each in accounts.items():
-            each.load_state_dict(state[tag], f"teacher.watch.{tag[:16]!r}")
+            each.load_state_dict(state[tag])
         self._accounts = accounts
 
     def _own(self) -> _Account:
