@@ -138,7 +138,7 @@ def test_the_command_says_who_is_watched_and_records_from_its_first_image(tmp_pa
     assert ask(url[0], queries()[:2], "another").status_code == 401
     process.send_signal(signal.SIGKILL)
     out, err = process.communicate(timeout=60)
-    assert re.fullmatch(rf"ALARM: sequential, account {EVE}, image \d+ \(CUSUM .*, threshold 8\)\n", out), err
+    assert re.fullmatch(rf"ALARM: sequential, account {EVE}, image \d+ \(statistic [\d.]+\)\n", out), err
     lines = [json.loads(line) for path in (tmp_path / "log").iterdir() for line in path.open()]
     assert [(line["account"], line["number"]) for line in lines] == [
         *((EVE, n) for n in range(1, 21)),
@@ -158,7 +158,7 @@ SERVE = {
     "--watch pairs": "--teacher.benign: expected held-out labelled images to calibrate pairs on",
     "--watch pears --benign digits": "--watch: expected a detector (prada,",
     "--watch pairs --benign digits --teacher.watch labels": "--watch: expected either it or --teacher.watch",
-    "--api-key-env EVE_KEY,EVE_KEY": "--api-key-env: expected names of environment variables, joined by commas, with diff",
+    "--api-key-env EVE_KEY,EVE_KEY": "--api-key-env: expected names of environment variables, joined by commas",
     "--api-key-env EVE_KEY,NO_SUCH": "--api-key-env: the environment variable NO_SUCH is not set; it holds the key",
 }
 

@@ -90,7 +90,7 @@ def test_a_teacher_of_ones_own_is_watched_and_answers_as_ever(monkeypatch: pytes
         assert str(teacher.label_mode) == str(plain.label_mode) == mode
         assert torch.equal(teacher(queries()[:90]), plain(queries()[:90]))
         assert teacher.watch.report()["images"] == 90
-    with pytest.raises(UserError, match="on-alarm label: expected --teacher.label-mode"):
+    with pytest.raises(UserError, match="on-alarm label: expected"):
         own({"watch": "labels", "on_alarm": "label"}, mode="logits")
     with pytest.raises(
         UserError, match=r"--teacher\.watch: the watch: expected a teacher with unrounded scores, got label"
