@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,22 +11,22 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from dfme.compute import held_to, plain_tensor
 from dfme.errors import UserError
-from dfme.teachers.watch.likeness import nearest_before, rows_of
 
 MIN_BENIGN = 20  # held-out images to calibrate on
-MAX_TOGETHER = 256  # images looked at together
+MAX_TOGETHER, MAX_PAST = 256, 8_192  # images looked at together, and held against so many
+SIDE, DIGEST = 16, 8  # pixels, bytes; sums of 16 x 16 products of 8 bits are exact in float32
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
     """Images of one account, in the order in which they came, as the owner's side sees them; all on the CPU.
 
-    ``images_BCHW``: float32 within 0 and 1, the spec's bounds taken out. ``p_BK``: probabilities before any defence,
-    float64. ``distance_B``: the squared Mahalanobis distance of the features to the nearest class, float64, where the
-    teacher's network is at hand.
+    ``images_BCHW``: float32 within 0 and 1, the spec's bounds taken out. ``p_BK``: before any defence, float64.
+    ``distance_B``: squared, of the features to the nearest class (Mahalanobis), float64; where there is a network.
     """
 
     images_BCHW: Tensor
@@ -77,14 +78,9 @@ class Benign:
         return float(near_N[near_N > 0].quantile(0.001))
 
     @cached_property
-    def shares_K(self) -> Tensor:
-        """Of the teacher's classes."""
-        return self.plain.p_BK.argmax(1).bincount(minlength=self.classes).double() / len(self.plain)
-
-    @cached_property
     def log_distance(self) -> tuple[float, float]:
         """Mean and standard deviation of log distances, of images plain and corrupted together."""
-        logs_N = torch.tensor(self.plain.log_distances + self.corrupted.log_distances).double()
+        logs_N = torch.tensor(self.plain.log_distances + self.corrupted.log_distances, dtype=torch.float64)
         return float(logs_N.mean()), max(float(logs_N.std(correction=0)), 1e-9)
 
 
@@ -107,9 +103,8 @@ class Detector(ABC):
     @property
     def memory_mb(self) -> float:
         """What the state takes at most, MB."""
-        tensors = {name: each for name, each in self.state.items() if isinstance(each, Tensor)}
-        most = (self.rows.get(k, len(v)) * v.shape[1:].numel() * v.element_size() for k, v in tensors.items())
-        return math.ceil(sum(most) / 100) / 1e4
+        tensors = ((self.rows.get(k, len(v)), v) for k, v in self.state.items() if isinstance(v, Tensor))
+        return math.ceil(sum(most * v.shape[1:].numel() * v.element_size() for most, v in tensors) / 100) / 1e4
 
     def see(self, seen: Seen) -> Reading:
         """The readings after each of the next images."""
@@ -125,12 +120,10 @@ class Detector(ABC):
         """The statistic after each image (B,), float64; B may be 0. ``last``: what it was before them."""
 
     def _rings(self, statistic_B1: Tensor) -> Tensor:
-        """Where an alarm rings (B,); the first statistic is that before the first image."""
         above_B1 = statistic_B1 > self.threshold
         return above_B1[1:] & ~above_B1[:-1]
 
     def _keep(self, name: str, new_BR: Tensor) -> None:
-        """The last rows, as many as there may be."""
         self.state[name] = torch.cat([self.state[name], new_BR])[-self.rows[name] :]
 
     def _share(self, name: str, new_B: Tensor, fewest: int) -> Tensor:
@@ -153,3 +146,47 @@ class Detector(ABC):
             own[name] = own[name].new_empty(min(len(found) if found.ndim else 0, most), *own[name].shape[1:])
         held = held_to(own, state, self.name)
         self.state = {name: each.cpu().clone() if isinstance(each, Tensor) else each for name, each in held.items()}
+
+
+def rows_of(images_BCHW: Tensor) -> Tensor:
+    """Images, float32 within 0 and 1, as they are remembered (B, R), int8: what they look like, then a digest.
+
+    An image of at most 256 numbers is its own 8 bits, less 128; a larger one the mean of its channels, averaged to at
+    most 16 x 16. The digest is of the very image: of two that differ below 8 bits, neither is the other repeated.
+    """
+    levels_BCHW, shape = (images_BCHW * 255).round_().clamp_(0, 255), images_BCHW.shape
+    if shape[1:].numel() > SIDE * SIDE:
+        grey_B1HW = adaptive_avg_pool2d(levels_BCHW.sum(1, True).double(), (min(shape[2], SIDE), min(shape[3], SIDE)))
+        levels_BCHW = (grey_B1HW / shape[1]).round_()
+    digests = [hashlib.blake2b(each, digest_size=DIGEST).digest() for each in images_BCHW.contiguous().numpy()]
+    number_B1 = torch.tensor([[int.from_bytes(each, "little", signed=True)] for each in digests], dtype=torch.int64)
+    return torch.cat([(levels_BCHW.flatten(1) - 128).to(torch.int8), number_B1.view(-1, 1).view(torch.int8)], 1)
+
+
+def nearest_before(rows_BR: Tensor, past_NR: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """Of each image, the distance to the nearest of the ``window`` before it, and whether it is one of them repeated.
+
+    The past is before all of them, oldest first. Distances are L2 of pixels within 0 and 1, float64; infinite for none.
+    """
+    all_MR, past, batch = torch.cat([past_NR, rows_BR]), len(past_NR), len(rows_BR)
+    nearest_B, repeats_B = torch.full((batch,), math.inf), torch.zeros(batch, dtype=torch.bool)
+    for start in range(0, len(all_MR), MAX_PAST):
+        apart_BN = squared(rows_BR, all_MR[start : start + MAX_PAST])
+        if start + MAX_PAST > past or past + batch - 1 - start > window:  # some are not before, or too long
+            age_BN = torch.arange(past, past + batch)[:, None] - torch.arange(start, start + apart_BN.shape[1])
+            apart_BN.masked_fill_((age_BN < 1) | (age_BN > window), math.inf)
+        nearest_B = nearest_B.minimum(apart_BN.amin(1))
+    for row in (nearest_B == 0).nonzero()[:, 0].tolist():
+        repeats_B[row] = among(rows_BR[row], all_MR[max(0, past + row - window) : past + row])
+    return nearest_B.double().sqrt() / 255, repeats_B
+
+
+def among(row_R: Tensor, rows_NR: Tensor) -> bool:
+    """Whether the very image is among others."""
+    return bool((rows_NR[:, -DIGEST:] == row_R[-DIGEST:]).all(1).any())
+
+
+def squared(rows_BR: Tensor, others_NR: Tensor) -> Tensor:
+    """Squared distances (B, N) in levels, float32: whole numbers, so that no batch and no machine changes a bit."""
+    x_BD, y_ND = rows_BR[:, :-DIGEST].float(), others_NR[:, :-DIGEST].float()
+    return torch.addmm((y_ND * y_ND).sum(1), x_BD, y_ND.T, alpha=-2).add_((x_BD * x_BD).sum(1)[:, None])

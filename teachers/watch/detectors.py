@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from dfme.teachers.watch.detector import Benign, Detector, Seen
-from dfme.teachers.watch.likeness import among, nearest_before, squared
+from dfme.teachers.watch.detector import Benign, Detector, Seen, among, nearest_before, squared
 
 LEVEL = 1e-4  # of a false alarm, at one look
 MAX_OF_CLASS, MAX_MEMBERS, MAX_DISTANCES = 2_000, 200_000, 5_000  # of PRADA's sets, of them together, of its test
@@ -20,24 +18,20 @@ ROYSTON = (0.221157, -0.147981, -2.071190, 4.434685, -2.706056), (0.042981, -0.2
 class DuplicatesDetector(Detector):
     """Hits: images nearer to an earlier one than honest ones come. A repeat is a retry: no hit, counted apart.
 
-    The nearest neighbour, an alarm every 50 hits: SEAT (Zhang et al. 2021), after Chen, Carlini and Wagner 2019. The
-    memory, cleared when it is full, is a fifth of SEAT's, whose search would take a millisecond an image.
+    The nearest neighbour, an alarm every 50 hits: SEAT (Zhang et al. 2021), after Chen, Carlini and Wagner 2019. SEAT
+    remembers 100,000 images, and then none; here it is the last 20,000, as a search takes a millisecond an image there.
     """
 
     name, statistic = "duplicates", "images nearer to an earlier one than 99.9 % of held-out images are, repeats apart"
-    threshold, MEMORY = 50, 20_000
+    threshold = 50
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
         self.state |= {"repeats": 0, "earlier": benign.plain.rows_BR[:0]}
-        self.rows = {"earlier": self.MEMORY}
+        self.rows = {"earlier": 20_000}
 
     def _statistics(self, seen: Seen, last: float) -> Tensor:
-        if len(seen) > (room := self.MEMORY - len(self.state["earlier"])):
-            before_B = self._statistics(seen[:room], last)
-            self.state["earlier"] = self.state["earlier"][:0]
-            return torch.cat([before_B, self._statistics(seen[room:], float(before_B[-1]) if room else last)])
-        near_B, repeat_B = nearest_before(seen.rows_BR, self.state["earlier"], self.MEMORY)
+        near_B, repeat_B = nearest_before(seen.rows_BR, self.state["earlier"], self.rows["earlier"])
         self._keep("earlier", seen.rows_BR)
         self.state["repeats"] += int(repeat_B.sum())
         return last + ((near_B < self.benign.nearest) & ~repeat_B).double().cumsum(0)
@@ -64,15 +58,14 @@ class PairsDetector(Detector):
 
 
 class PradaDetector(Detector):
-    """PRADA (Juuti et al. 2019): of an honest user, distances to the nearest in a class's growing set are normal.
+    """PRADA (Juuti et al. 2019): distances to the nearest in a class's growing set are normal; its server's constants.
 
-    Constants are those of its authors' server. Ours: a set has at most 2,000 images, fewer where classes are many; the
-    test takes the last 5,000 distances; the very image of a set asked again is a retry, and gives no distance.
+    Ours: a set has at most 2,000 images (200,000 all together), the test takes the last 5,000 distances, and the very
+    image of a set asked again is a retry, and gives no distance.
     """
 
     name, statistic = "prada", "1 - Shapiro-Wilk's W of distances to the nearest image of the class's growing set"
-    threshold = 0.1
-    EVERY, MIN_OF_CLASS, MIN_DISTANCES, SIGMAS = 10, 10, 100, 3.0
+    threshold, EVERY, MIN_OF_CLASS, MIN_DISTANCES, SIGMAS = 0.1, 10, 10, 100, 3.0
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
@@ -112,7 +105,7 @@ class PradaDetector(Detector):
                     mean += change / count
                     squares += change * (near - mean)
                     limit = max(limit, mean - math.sqrt(max(squares, 0) / count))
-        self.state["limits"][top] = torch.tensor([count, mean, squares, limit]).double()
+        self.state["limits"][top] = torch.tensor([count, mean, squares, limit], dtype=torch.float64)
         self.state[name] = set_NR
         return torch.tensor(found, dtype=torch.float64)
 
@@ -125,10 +118,7 @@ class PradaDetector(Detector):
 
 
 def shapiro_wilk(values_N: Tensor) -> float:
-    """W of values, float64: 1 where they are normal, less where not. ValueError for fewer than 12.
-
-    The weights are Royston's approximation (1992; AS R94, 1995).
-    """
+    """W, with Royston's weights (AS R94, 1995): 1 where values are normal, less where not. ValueError below 12."""
     if len(values_N) < 12:
         raise ValueError(f"expected at least 12 values, got {len(values_N)}")
     apart_N = (values_N - values_N.mean()).sort().values
@@ -139,16 +129,14 @@ def shapiro_wilk(values_N: Tensor) -> float:
 def _weights(n: int) -> Tensor:
     m_N = torch.special.ndtri((torch.arange(1, n + 1).double() - 0.375) / (n + 0.25))
     powers_5 = n ** (-torch.arange(1, 6).double() / 2)
-    ends_2 = m_N[-2:] / m_N.norm() + torch.tensor(ROYSTON[::-1]).double() @ powers_5
+    ends_2 = m_N[-2:] / m_N.norm() + torch.tensor(ROYSTON[::-1], dtype=torch.float64) @ powers_5
     scale = ((1 - 2 * (ends_2 * ends_2).sum()) / (m_N[2:-2] * m_N[2:-2]).sum()).sqrt()
     return torch.cat([-ends_2.flip(0), m_N[2:-2] * scale, ends_2])
 
 
 class LabelsDetector(Detector):
-    """The classes of about the last 64 images: each weighs 63/64 of the next.
-
-    The threshold is what honest images in random order are expected to come to, as classes were normal, and McDiarmid's
-    bound (1989) on what goes beyond it at ``LEVEL``; that benign images are a sample too is in both.
+    """The threshold: what honest classes in random order are expected to come to, as if normal, and McDiarmid's bound
+    (1989) on what goes beyond it at ``LEVEL``. That benign images are a sample too is in both.
     """
 
     name, statistic = "labels", "total variation of the classes' shares (decay 1 - 1/64) to those of held-out images"
@@ -156,16 +144,17 @@ class LabelsDetector(Detector):
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
-        share_K, spread = benign.shares_K, 1 / (2 * self.WINDOW - 1) + 1 / len(benign.plain)
-        expected = float((2 / math.pi * spread * share_K * (1 - share_K)).sqrt().sum()) / 2
-        self.state["shares"], self.threshold = share_K.clone(), expected + math.sqrt(-math.log(LEVEL) / 2 * spread)
+        self.usual_K = benign.plain.p_BK.argmax(1).bincount(minlength=benign.classes).double() / len(benign.plain)
+        spread = 1 / (2 * self.WINDOW - 1) + 1 / len(benign.plain)
+        expected = float((2 / math.pi * spread * self.usual_K * (1 - self.usual_K)).sqrt().sum()) / 2
+        self.threshold, self.state["shares"] = expected + math.sqrt(-math.log(LEVEL) / 2 * spread), self.usual_K.clone()
 
     def _statistics(self, seen: Seen, last: float) -> Tensor:
         share_K, apart = self.state["shares"], [torch.empty(0).double()]
         for top in seen.p_BK.argmax(1).tolist():
             share_K *= 1 - 1 / self.WINDOW
             share_K[top] += 1 / self.WINDOW
-            apart.append((share_K - self.benign.shares_K).abs_().sum()[None] / 2)
+            apart.append((share_K - self.usual_K).abs_().sum()[None] / 2)
         return torch.cat(apart)
 
 
@@ -203,26 +192,28 @@ class MahalanobisDetector(Detector):
     """Images whose features lie further from their class (Lee et al. 2018) than those of 99 % of benign ones."""
 
     name, statistic = "mahalanobis", "share of the last 64 images that lie further from every class than 99 % held out"
-    threshold, QUANTILE, WINDOW = 0.5, 0.99, 64
+    threshold, WINDOW = 0.5, 64
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
-        self.limit = float(torch.tensor(benign.plain.log_distances).double().quantile(self.QUANTILE))
+        self.limit = float(torch.tensor(benign.plain.log_distances, dtype=torch.float64).quantile(0.99))
         self.state["far"], self.rows = torch.empty(0, dtype=torch.bool), {"far": self.WINDOW}
 
     def _statistics(self, seen: Seen, last: float) -> Tensor:
-        return self._share("far", torch.tensor(seen.log_distances).double() > self.limit, self.WINDOW)
+        return self._share("far", torch.tensor(seen.log_distances, dtype=torch.float64) > self.limit, self.WINDOW)
 
 
-class _Drift(Detector):
-    """z = (log d - mean) / sd within +-4, d the squared distance of the features to the nearest class.
+class SequentialDetector(Detector):
+    """CUSUM (Page 1954) of z = (log d - mean) / sd within +-4, d the squared distance of features to the nearest class.
 
-    Mean and sd are of benign images plain and corrupted together: with those of the plain, worn images ring too.
+    Mean and sd are of benign images plain and corrupted together. Of independent normal z: one in 19,112 images rings.
     """
 
-    @abstractmethod
+    name, statistic = "sequential", "CUSUM of z = log Mahalanobis distance, standardised: S = max(0, S + z - 0.5)"
+    threshold = 8.0
+
     def step(self, last: float, z: float) -> float:
-        """The statistic after one more image."""
+        return max(0.0, last + z - 0.5)
 
     def _statistics(self, seen: Seen, last: float) -> Tensor:
         (mean, sd), statistics = self.benign.log_distance, list[float]()
@@ -231,18 +222,8 @@ class _Drift(Detector):
         return torch.tensor(statistics, dtype=torch.float64)
 
 
-class SequentialDetector(_Drift):
-    """CUSUM (Page 1954). Of independent normal z, it rings after 19,112 images on average (Siegmund 1985)."""
-
-    name, statistic = "sequential", "CUSUM of z = log Mahalanobis distance, standardised: S = max(0, S + z - 0.5)"
-    threshold = 8.0
-
-    def step(self, last: float, z: float) -> float:
-        return max(0.0, last + z - 0.5)
-
-
-class SprtDetector(_Drift):
-    """Wald's test (1945) of z moved by 1 against z at home, from 0 again where it finds for home; 1 % are missed."""
+class SprtDetector(SequentialDetector):
+    """Wald's test (1945) of the same z, moved by 1 against not, from 0 again where it finds for not; 1 % are missed."""
 
     name, statistic = "sprt", "log likelihood ratio of z moved by 1 against not, from 0 again where it falls below -4.6"
     threshold, home = math.log((1 - 0.01) / LEVEL), math.log(0.01 / (1 - LEVEL))

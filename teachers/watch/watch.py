@@ -14,25 +14,18 @@ from dfme.answers.reading import read_answers
 from dfme.compute import DeferredChecks, held_to
 from dfme.config.imports import find_target
 from dfme.config.watch_texts import NEED_FEATURES, OnAlarm
-from dfme.data import load_dataset
 from dfme.errors import Refused
-from dfme.spec import ImageSpec, LabelMode, Teacher
+from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences.defence import Mahalanobis, taken
 from dfme.teachers.utility import corrupted
 from dfme.teachers.watch import DETECTORS
 from dfme.teachers.watch.detector import Benign, Detector, Seen
+from dfme.teachers.watch.streams import SESSION, UNIT, held_out
 
 MAX_ACCOUNTS = 256  # of more, the one that has not asked for the longest is forgotten, of those without an alarm first
-WINDOW, SESSION = 50, 600  # images between two lines of statistics; of which ``largest_600`` is the largest
-HELD_OUT = 8_000  # images of both halves, at most
+WINDOW = 50  # images between two lines of statistics
 CPU, PROBABILITIES, LOGITS = torch.device("cpu"), LabelMode("probabilities"), LabelMode("logits")
 LEAST = torch.finfo(torch.float64).min
-
-
-def halves(images: int) -> tuple[Tensor, Tensor]:
-    """Places, among so many held-out images, of the half to calibrate on and of that to measure on, in random order."""
-    order_N = torch.randperm(images, generator=torch.Generator().manual_seed(0))
-    return order_N[0::2], order_N[1::2]
 
 
 def asked(teacher: Teacher, images: Tensor, features: Mahalanobis | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -86,15 +79,15 @@ class Watch:
     ) -> None:
         self.names, self.on_alarm, self.account, self._teacher = tuple(names), on_alarm, "", teacher
         self.record: Callable[[str, int, Seen], None] | None = None
+        self._form: Callable[[Seen], Seen] = lambda seen: seen
         self._lines, self._accounts, self.features = list[dict[str, Any]](), dict[str, _Account](), None
         needing = ", ".join(name for name in names if name in NEED_FEATURES)
         if data is not None and (needing or (recorded and hasattr(teacher, "network"))):
             self.features = Mahalanobis(teacher, data, f"--teacher.watch: {needing or '--record'} with benign")
         if data is not None and names:
-            spec, unit = teacher.spec, ImageSpec(teacher.spec.shape)
-            test = load_dataset(data, "test", shape=spec.shape, lazy=True).subset(spec.at_once(HELD_OUT))
-            x_BCHW, rng = test.batch(halves(len(test))[0]), torch.Generator().manual_seed(0)
-            plain, worse = (self._seen(each) for each in (x_BCHW, corrupted(x_BCHW, unit, rng).clamp(0, 1)))
+            test, calibration_N, _ = held_out(data, teacher.spec)
+            x_BCHW, rng = test.batch(calibration_N), torch.Generator().manual_seed(0)
+            plain, worse = (self._seen(each) for each in (x_BCHW, corrupted(x_BCHW, UNIT, rng).clamp(0, 1)))
             self._benign = Benign(plain, worse, teacher.num_classes)
             self._own()  # so that a detector that cannot be made is known before anybody asks
 
@@ -110,8 +103,17 @@ class Watch:
 
     def see(self, images_BCHW: Tensor, p_BK: Tensor, distance_B: Tensor | None) -> None:
         """Images of this account that were answered, as they were asked."""
-        (low, high), own = self._teacher.spec.bounds, self._own()
-        seen = Seen(((images_BCHW.cpu().float() - low) / (high - low)).clamp(0, 1), p_BK, distance_B)
+        low, high = self._teacher.spec.bounds
+        self.hear(self._form(Seen(((images_BCHW.cpu().float() - low) / (high - low)).clamp(0, 1), p_BK, distance_B)))
+
+    def see_through(self, form: Callable[[Seen], Seen], names: Sequence[str]) -> None:
+        """From now on these detectors see what ``form`` leaves of images, and are calibrated on that; nobody asked."""
+        benign, self._form, self.names, self._accounts = self._benign, form, tuple(names), {}
+        self._benign = Benign(form(benign.plain), form(benign.corrupted), benign.classes)
+
+    def hear(self, seen: Seen) -> None:
+        """The next images of this account, in the form in which detectors see them."""
+        own = self._own()
         if self.record is not None:
             self.record(self.account, own.images + 1, seen)
         readings = {name: each.see(seen) for name, each in own.detectors.items()}

@@ -1,0 +1,117 @@
+"""The statistics themselves, against other people's figures and against arithmetic."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from watched import benign, detector, seen
+
+from dfme.teachers.watch.detector import Seen
+from dfme.teachers.watch.detectors import SequentialDetector, ks_distance, shapiro_wilk
+
+# W as SciPy 1.17.1 gives it for ``values``
+RECORDED = {
+    ("even", 12): 0.9668963633332519, ("skew", 12): 0.8472705548255908, ("pairs", 12): 0.7977862938173398,
+    ("even", 13): 0.9656249911450961, ("skew", 13): 0.8452076504601191, ("pairs", 13): 0.7701929878381508,
+    ("even", 20): 0.952599420984942, ("skew", 20): 0.7355475699287066, ("pairs", 20): 0.7780095943003063,
+    ("even", 120): 0.9532357979101599, ("skew", 120): 0.8224483982756943, ("pairs", 120): 0.762564472910438,
+    ("even", 1000): 0.9550807417812089, ("skew", 1000): 0.8226305456023832, ("pairs", 1000): 0.7643477732991875,
+    ("even", 4999): 0.9548984553327045, ("skew", 4999): 0.8242834593560618, ("pairs", 4999): 0.7643308725676525,
+}  # fmt: skip
+
+
+def values(kind: str, count: int) -> list[float]:
+    even = [place * 7919 % 104_729 / 104_729 for place in range(1, count + 1)]
+    if kind == "skew":
+        return [each**3 for each in even]
+    return [each * (place % 2) + 1e-3 * each for place, each in enumerate(even)] if kind == "pairs" else even
+
+
+@pytest.mark.parametrize(("kind", "count"), RECORDED)
+def test_shapiro_wilk_is_scipys(kind: str, count: int) -> None:
+    sample = torch.tensor(values(kind, count), dtype=torch.float64)
+    assert shapiro_wilk(sample) == pytest.approx(RECORDED[kind, count], abs=1e-8)
+    assert shapiro_wilk(sample.flip(0) * 7 - 3) == pytest.approx(RECORDED[kind, count], abs=1e-8)
+
+
+def test_shapiro_wilk_wants_twelve() -> None:
+    with pytest.raises(ValueError, match="at least 12 values, got 11"):
+        shapiro_wilk(torch.arange(11).double())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_ks_distance_is_that_of_two_staircases(seed: int) -> None:
+    draw = random.Random(seed)
+    one, other = ([round(draw.random(), 1 + seed % 3) for _ in range(size)] for size in (1 + seed, 20))
+    places = [place + nudge for place in one + other for nudge in (-1e-9, 0, 1e-9)]
+    apart = [sum(x <= at for x in one) / len(one) - sum(x <= at for x in other) / len(other) for at in places]
+    found = ks_distance(torch.tensor(one).double(), torch.tensor(other).double().sort().values)
+    assert found == pytest.approx(max(map(abs, apart)), abs=1e-12)
+
+
+def test_scores_are_held_against_the_critical_value_of_every_size() -> None:
+    """sqrt(-ln(alpha / 2) / 2 (n + m) / (nm)), and the window of 256."""
+    own = detector("scores")
+    reference = benign().plain.p_BK.amax(1).sort().values
+    p_BK = torch.softmax(torch.randn((600, 10), generator=torch.Generator().manual_seed(3)).double(), 1)
+    reading = own.see(Seen(torch.zeros(600, 1, 8, 8), p_BK))
+    for end in (1, 2, 17, 255, 256, 257, 600):
+        window = p_BK[max(0, end - 256) : end].amax(1)
+        n, m = len(window), len(reference)
+        critical = math.sqrt(-math.log(1e-4 / 2) / 2 * (n + m) / (n * m))
+        distance = max(
+            abs(float((window <= at).double().mean() - (reference <= at).double().mean()))
+            for at in torch.cat([window, reference]).tolist()
+        )
+        assert float(reading.statistic_B[end - 1]) / own.threshold == pytest.approx(distance / critical, rel=1e-9)
+
+
+def test_labels_are_decayed_counts() -> None:
+    tops = [place * place % 7 for place in range(200)]
+    p_BK = torch.nn.functional.one_hot(torch.tensor(tops), 10).double()
+    usual = [float((benign().plain.p_BK.argmax(1) == top).double().mean()) for top in range(10)]
+    shares = list(usual)
+    found = detector("labels").see(Seen(torch.zeros(200, 1, 8, 8), p_BK)).statistic_B.tolist()
+    for top, statistic in zip(tops, found, strict=True):
+        shares = [share * (1 - 1 / 64) + (each == top) / 64 for each, share in enumerate(shares)]
+        assert statistic == pytest.approx(sum(abs(x - y) for x, y in zip(shares, usual, strict=True)) / 2, abs=1e-12)
+
+
+def test_a_cusum_of_noise_rings_as_late_as_siegmund_says() -> None:
+    """(e^(2kh') - 2kh' - 1) / 2k^2 with h' = h + 1.166: 938 images at k .5 and h 5."""
+    step, draw, lengths = SequentialDetector.step, random.Random(0), list[int]()
+    own = detector("sequential")
+    assert isinstance(own, SequentialDetector)
+    for _ in range(2_000):
+        total, images = 0.0, 0
+        while total <= 5:
+            total, images = step(own, total, draw.gauss()), images + 1
+        lengths.append(images)
+    shifted = 2 * 0.5 * (5 + 1.166)
+    assert (math.exp(shifted) - shifted - 1) / (2 * 0.5**2) == pytest.approx(938, abs=1)
+    assert sum(lengths) / 2_000 == pytest.approx(938, rel=0.06)
+
+
+def test_the_sequential_tests_are_their_formulae() -> None:
+    stream = seen(torch.rand((40, 1, 8, 8), generator=torch.Generator().manual_seed(0)) * 0.3)
+    both = [*benign().plain.log_distances, *benign().corrupted.log_distances]
+    mean = sum(both) / len(both)
+    sd = math.sqrt(sum((each - mean) ** 2 for each in both) / len(both))
+    cusum = ratio = 0.0
+    alternate = [25.0 * 3 ** (place % 7) for place in range(40)]
+    stream = Seen(stream.images_BCHW, stream.p_BK, torch.tensor(alternate).double())
+    found = [detector(name).see(stream).statistic_B.tolist() for name in ("sequential", "sprt")]
+    low, seen_low = math.log(0.01 / (1 - 1e-4)), False
+    for place, distance in enumerate(alternate):
+        z = min(max((math.log(distance) - mean) / sd, -4.0), 4.0)
+        cusum = max(0.0, cusum + z - 0.5)
+        ratio += 1.0 * (z - 1.0 / 2)
+        seen_low |= ratio <= low
+        ratio = 0.0 if ratio <= low else ratio
+        assert found[0][place] == pytest.approx(cusum, abs=1e-9)
+        assert found[1][place] == pytest.approx(ratio, abs=1e-9)
+    assert seen_low, "the test began anew at least once"
+    assert detector("sprt").threshold == pytest.approx(math.log(0.99 / 1e-4))
