@@ -16,7 +16,7 @@ import torch
 from defended import queries
 from http_runs import EVALUATION, METHOD, STUDENT, command
 from processes import Bench
-from watched import pairs, watched
+from watching import pairs, watched
 
 from dfme.cli.main import main
 from dfme.config.settings import TeacherConfig

@@ -10,7 +10,7 @@ import pytest
 import torch
 from defended import WEIGHTS, queries
 from toys import LinearTeacher
-from watched import watched
+from watching import watched
 
 from dfme.cli.main import main
 from dfme.config.settings import TeacherConfig

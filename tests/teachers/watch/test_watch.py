@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from defended import defended, digits, queries
-from watched import ALL, pairs, watched
+from watching import ALL, pairs, watched
 
 from dfme.data import load_dataset
 from dfme.errors import Refused
 from dfme.teachers.watch import watch as module
-from dfme.teachers.watch.watch import halves
+from dfme.teachers.watch.streams import held_out
 
 
 @pytest.mark.parametrize("mode", [None, "probabilities:3", "top_k:2", "label", "logits"])
@@ -228,13 +228,15 @@ def test_accounts_are_kept_apart_and_of_too_many_a_quiet_one_is_forgotten(monkey
     assert [*watch.state_dict()] == ["other", "b", "c"]
 
 
-def test_the_halves_share_no_image_and_are_drawn_once_and_for_all() -> None:
-    calibrating, measuring = halves(359)
+def test_it_is_calibrated_on_one_half_of_the_held_out_images_plain_and_corrupted() -> None:
+    test, calibrating, measuring = held_out("digits", digits().spec)
     assert (len(calibrating), len(measuring)) == (180, 179)
     assert sorted([*calibrating.tolist(), *measuring.tolist()]) == list(range(359))
-    assert torch.equal(halves(359)[0], calibrating)
+    assert torch.equal(held_out("digits", digits().spec)[1], calibrating)
     watch = watched("labels").watch
     assert watch is not None
-    test = load_dataset("digits", "test").batch(slice(None))
-    assert torch.equal(watch._benign.plain.images_BCHW, test[calibrating])
-    assert len(watch._benign.corrupted) == 180
+    plain, worse = watch._benign.plain, watch._benign.corrupted
+    assert torch.equal(plain.images_BCHW, load_dataset("digits", "test").batch(calibrating))
+    assert torch.equal(plain.p_BK.argmax(1), digits()(test.batch(calibrating)).argmax(1))
+    assert len(worse) == 180
+    assert 0.5 < float((plain.images_BCHW != worse.images_BCHW).flatten(1).any(1).double().mean()) <= 1
