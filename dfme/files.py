@@ -86,15 +86,16 @@ class AppendFile:
     """A file that only grows, by whole appends: one that fails is taken back before the error is raised.
 
     ``size`` is what an existing file is cut (or zero-padded) to on opening: the end of its last whole record.
-    ``fsync``: an append is on the disk when it returns. Raises RunError where the file cannot be opened or written.
+    ``fsync``: an append is on the disk when it returns. ``mode``: of a new file. RunError where it cannot be opened or
+    written.
     """
 
-    def __init__(self, path: Path, size: int = 0, fsync: bool = False) -> None:
+    def __init__(self, path: Path, size: int = 0, fsync: bool = False, mode: int = 0o644) -> None:
         self.path, self._fsync = path, fsync
         self._fd = -1
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-            self._fd = os.open(path, flags, 0o644)
+            self._fd = os.open(path, flags, mode)
             os.lseek(self._fd, 0, os.SEEK_END)  # which a pipe refuses
             if os.fstat(self._fd).st_size != size:
                 os.ftruncate(self._fd, size)

@@ -17,6 +17,7 @@ from dfme.teachers.options import (
     TorchScriptOptions,
 )
 from dfme.teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions, V2Options
+from dfme.teachers.watch.checks import check_watch
 
 
 class Source(NamedTuple):
@@ -79,11 +80,13 @@ KINDS: dict[str, Kind] = {
 
 
 def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> str:
-    """Check a teacher before anything heavy is loaded: its defences, and the options of a built-in kind.
+    """Check a teacher before anything heavy is loaded: its defences, its watch, and the options of a built-in kind.
 
     What a run is to say first, if anything. May raise UserError.
     """
-    check_defences(config, config.kind not in KINDS or KINDS[config.kind].is_local)
+    local = config.kind not in KINDS or KINDS[config.kind].is_local
+    check_defences(config, local)
+    check_watch(config, local)
     check = KINDS[config.kind].check if config.kind in KINDS else None
     if check is None:
         return ""

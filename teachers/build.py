@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from dfme.teachers.custom import accepts, make_custom, wrap_callable
 from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.label_modes import Wrapper, restrict
 from dfme.teachers.local.pytorch import Normalise
+from dfme.teachers.watch.watch import Watch
 
 __all__ = ["make_teacher", "wrap_callable"]
 
@@ -39,21 +41,24 @@ NOT_DESCRIBING = (
 )  # common keys that say nothing of images or answers
 
 
-def make_teacher(config: TeacherConfig, options: Mapping[str, Any], device: torch.device) -> Teacher:
+def make_teacher(
+    config: TeacherConfig, options: Mapping[str, Any], device: torch.device, recorded: bool = False
+) -> Teacher:
     """The teacher that a configuration describes, answering in its label mode; ``options`` are those of its kind.
 
-    A built-in kind that gives logits answers probabilities by default. UserError for an unknown kind, options that do
-    not fit, and a label mode that tells more than the teacher gives.
+    A built-in kind that gives logits answers probabilities by default. ``recorded``: behind a watch, maybe without
+    detectors, that can record what it sees. UserError for an unknown kind, options that do not fit, and a label mode
+    that tells more than the teacher gives.
     """
     if config.kind in KINDS:
-        return _built_in(config, options, device)
+        return _built_in(config, options, device, recorded)
     if ":" in config.kind:
-        return _custom(config, options)
+        return _custom(config, options, recorded)
     hint = did_you_mean(config.kind, KINDS)
     raise UserError(f"--teacher: expected {', '.join(KINDS)} or module:Class, got {config.kind!r}{hint}")
 
 
-def _built_in(config: TeacherConfig, options: Mapping[str, Any], device: torch.device) -> Teacher:
+def _built_in(config: TeacherConfig, options: Mapping[str, Any], device: torch.device, recorded: bool) -> Teacher:
     kind = KINDS[config.kind]
     checked = from_mapping(kind.options, options, prefix="--teacher.")
     check_teacher(config, vars(checked))
@@ -62,29 +67,36 @@ def _built_in(config: TeacherConfig, options: Mapping[str, Any], device: torch.d
     teacher = load(checked, config, device)
     if getattr(checked, "precision", "auto") == "tf32" and not has_tf32(device):
         LOGGER.warning("teacher: --teacher.precision tf32 is idle on %s, which has no TF32: IEEE fp32", device)
-    return _as_configured(teacher, config)
+    return _as_configured(teacher, config, recorded)
 
 
-def _as_configured(teacher: Teacher, config: TeacherConfig) -> Teacher:
-    """Behind the configuration's defences, in its label mode; without one, probabilities in place of logits."""
-    default = LabelMode("probabilities") if teacher.label_mode.kind == "logits" else teacher.label_mode
+def _as_configured(teacher: Teacher, config: TeacherConfig, recorded: bool, logits: bool = False) -> Teacher:
+    """Behind the configuration's watch and defences, in its label mode; without one, ``logits`` stay as they are, or
+    else are probabilities.
+    """
+    cut = teacher.label_mode.kind == "logits" and not logits
+    default = LabelMode("probabilities") if cut else teacher.label_mode
     mode = LabelMode.parse(config.label_mode) if config.label_mode else default
-    return Defended(teacher, parse_defences(config.defences), mode) if config.defences else restrict(teacher, mode)
+    if not (config.defences or config.watch or recorded):
+        return restrict(teacher, mode)
+    look = partial(Watch, names=config.watch, data=config.benign, on_alarm=config.on_alarm, recorded=recorded)
+    return Defended(teacher, parse_defences(config.defences), mode, look if config.watch or recorded else None)
 
 
-def _custom(config: TeacherConfig, options: Mapping[str, Any]) -> Teacher:
+def _custom(config: TeacherConfig, options: Mapping[str, Any], recorded: bool) -> Teacher:
     """A teacher from ``module:name``. Parameters named like a common key receive its value, and give it."""
     common = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "kind"}
     shared = {name: value for name, value in common.items() if value is not None and accepts(config.kind, name)}
     given = {**shared, **options}
     described = {name: given.get(name, value) for name, value in common.items() if name not in NOT_DESCRIBING}
-    if config.defences:  # the label mode is cut after them
+    wrapped = bool(config.defences or config.watch or recorded)
+    if wrapped:  # the label mode is cut after them
         check_teacher(config, options)
-        described.pop("label_mode")
+        described["label_mode"] = "logits" if config.label_mode == "logits" else None
     teacher = wrap_callable(make_custom(config.kind, given), **described)
     if (config.mean, config.std) != (None, None) and "mean" not in given:
         teacher = _Normalised(teacher, config)
-    return _as_configured(teacher, config) if config.defences else teacher
+    return _as_configured(teacher, config, recorded, not config.defences) if wrapped else teacher
 
 
 class _Normalised(Wrapper):

@@ -26,6 +26,7 @@ from dfme.config.fields import (
     ShareBelowOne,
 )
 from dfme.config.settings import TeacherConfig
+from dfme.config.watch_texts import OnAlarm, WatchText
 from dfme.errors import UserError
 
 Name = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]+$"), Expected("letters, digits, dots, - and _ alone")]
@@ -187,7 +188,8 @@ class ServeConfig:
     max_batch: Count | None = None
     """most images in one request; none: the teacher's own limit"""
     api_key_env: str | None = None
-    """name of the environment variable with the key that clients must send; none: no key"""
+    """name of the environment variable with the key that clients must send, or several joined by a comma: each key is
+    an account; none: no key"""
     images_per_second: Rate | None = None
     """most images served per second; more is refused with 429"""
     requests_per_second: Rate | None = None
@@ -196,6 +198,25 @@ class ServeConfig:
     """auto, cpu, cuda or cuda:N; where a teacher of kind torch runs"""
     threads: Natural = 0
     """CPU threads of the model; 0: as many as torch uses"""
+    watch: WatchText = ()
+    """detectors that see what every account asks, such as pairs,sequential (docs/watch.md); as --teacher.watch"""
+    benign: str | None = None
+    """held-out labelled images of the owner on which they are calibrated: a data set's name, or FOLDER"""
+    on_alarm: OnAlarm = "log"
+    """what follows an alarm for that account: log (answers stay as they are), refuse, or label (the top class alone)"""
+    record: str | None = None
+    """folder in which a line is kept for every image that is answered: account, time, digests, top class, score"""
+    retain_days: Count | None = None
+    """days after which what is recorded is deleted; to be given with --record, since it is personal data"""
+    record_images: bool = False
+    """record the images themselves, too"""
+    record_max_mb: Positive = 100.0
+    """megabytes of recorded images beyond which no more are kept"""
+
+    @property
+    def key_names(self) -> list[str]:
+        """The environment variables with the keys."""
+        return [name.strip() for name in (self.api_key_env or "").split(",") if name.strip()]
 
 
 def check_training(config: TrainTeacherConfig) -> None:

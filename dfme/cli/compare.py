@@ -17,7 +17,7 @@ from dfme.benchmarks.compare.rows import parted, row_contents
 from dfme.benchmarks.options import CompareConfig
 from dfme.cli import extract, teacher_side
 from dfme.cli.arguments import Arguments, CommandInputs
-from dfme.cli.files import asks_to_resume, read_recipe, resumed
+from dfme.cli.files import Recipe, asks_to_resume, read_recipe, resumed
 from dfme.cli.flags import Flag, last_text, split_flags
 from dfme.cli.teacher_side import check_teacher, price_problems
 from dfme.config.fields import parse_count
@@ -39,14 +39,18 @@ OF_RUNS = [option.key for option in options_of(ExtractConfig) if option.key not 
 
 def options(words: Sequence[str]) -> Iterable[Option]:
     """The comparison's own options, then those that all of its runs share."""
-    flags = split_flags(words)
-    file, content = read_recipe(flags, _recipe)
-    _, _, _, shared = parted(file, tidy(content), OWN)
-    of_runs = [flag.word for flag in flags if flag.key not in OWN and flag.key != "config"]
+    return with_shared(words, OWN, read_recipe(split_flags(words), _recipe))
+
+
+def with_shared(words: Sequence[str], own: Mapping[str, Option], recipe: Recipe) -> list[Option]:
+    """Options of a command's ``own``, then those that all of the cells of its ``recipe`` share."""
+    file, content = recipe
+    _, _, _, shared = parted(file, tidy(content), own)
+    of_runs = [flag.word for flag in split_flags(words) if flag.key not in own and flag.key != "config"]
     every = Arguments(of_runs, extract.INPUTS, (file, shared)).options
-    taken = {*OWN, *ELSEWHERE, "wandb.name"}
+    taken = {*own, *ELSEWHERE, "wandb.name"}
     of_cells = [key for key in every if key not in taken and key.partition(".")[0] not in ("method", "answers")]
-    return [*OWN.values(), *(every[key] for key in of_cells)]
+    return [*own.values(), *(every[key] for key in of_cells)]
 
 
 def run(words: Sequence[str]) -> int:
@@ -74,29 +78,34 @@ def _bills(plan: ComparisonPlan) -> dict[str, Mapping[str, Any]]:
     return dict(zip(["none", *stacks], found, strict=True))
 
 
-def plan_of(words: Sequence[str]) -> ComparisonPlan:
+def plan_of(words: Sequence[str], recipe: Recipe | None = None) -> ComparisonPlan:
     """The comparison that the words after ``compare`` describe, every cell checked as far as that goes without torch.
+
+    ``recipe`` stands in the place of a file's, for who has checked price and directory by itself.
 
     Raises:
         UserError: one line that names everything wrong.
     """
     flags = split_flags(words)
     typed = [flag for flag in flags if flag.key != "config"]
-    file, content = read_recipe(flags, _recipe)
+    file, content = recipe or read_recipe(flags, _recipe)
     rows, overrides, written, shared = parted(file, tidy(content), OWN)
     if "engine_options" in written:  # hosts to connect to, and what runs there
         raise UserError(f"{file}: engine_options: say --engine-options on the command line; a file cannot")
-    config = _own(file, written, [flag for flag in typed if flag.key in OWN], tuple(rows))
+    own = own_arguments(CompareConfig, file, written, typed)
+    config = own.settings(CompareConfig)
+    own.finish(own_problems(config, tuple(rows)))
     given = split_flags([Flag(*pair).word for pair in overrides.items()])  # as each cell will read them
     # What were flags is now a file's to say, which for these is a record or a wish.
     wished = {flag.key: flag.text or "" for flag in given if flag.key in SAID_BY_THE_USER}
     flags = [*(flag for flag in given if flag.key not in wished), *(flag for flag in typed if flag.key not in OWN)]
     _require_for_all(file, shared, flags)
-    if not any(flag.key == "budgets" for flag in typed) and comes_with_dfme(Path(locate(file))) is not None:
+    priced = recipe is not None or any(flag.key == "budgets" for flag in typed)
+    if not priced and comes_with_dfme(Path(locate(file))) is not None:
         unpriced = [*price_problems(last_text(flags, "teacher.kind") or "", "budgets")]
         if unpriced:
             raise UserError(f"--budgets: {unpriced[0].text}")
-    out = directory_of(config, file)
+    out = Path(config.out or "") if recipe else directory_of(config.out, config.resume, Path(file).stem or "compare")
     arch = last_text(flags, "student.arch")
     contents = row_contents(config.methods or tuple(rows), rows, shared | wished, arch, file)
     modes = [str(LabelMode.parse(text)) for text in config.label_modes]
@@ -121,16 +130,13 @@ def _recipe(flags: Sequence[Flag]) -> Path:
     return resumed(flags, OPTIONS, "the directory of the comparison", "the directory of a comparison")
 
 
-def _own(file: str, written: Content, flags: Sequence[Flag], rows: Sequence[str]) -> CompareConfig:
-    """The comparison's own options. In a file a list may be a single value: ``seeds: 0``, ``budgets: 30k``."""
-    lists = {name for name, option in OWN.items() if isinstance(option.default, tuple)}
+def own_arguments(model: type[Any], file: str, written: Content, flags: Sequence[Flag]) -> Arguments:
+    """A command's own options. In a file a list may be a single value: ``seeds: 0``, ``budgets: 30k``."""
+    lists = {option.key: isinstance(option.default, tuple) for option in options_of(model)}
     listed = {
-        name: [value] if name in lists and isinstance(value, int | float) else value for name, value in written.items()
+        name: [value] if lists[name] and isinstance(value, int | float) else value for name, value in written.items()
     }
-    asked = Arguments([flag.word for flag in flags], CommandInputs(CompareConfig), (file, listed))
-    config = asked.settings(CompareConfig)
-    asked.finish(own_problems(config, rows))
-    return config
+    return Arguments([flag.word for flag in flags if flag.key in lists], CommandInputs(model), (file, listed))
 
 
 def _require_for_all(file: str, shared: Content, flags: Sequence[Flag]) -> None:

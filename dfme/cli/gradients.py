@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from dfme.benchmarks.options import GradientsConfig, require_local
-from dfme.cli import teacher_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.files import default_recipe
 from dfme.config.messages import Problem
@@ -26,8 +25,9 @@ def run(words: Sequence[str]) -> int:
     """Measure, and print as it goes."""
     config, job = plan_of(words)
     from dfme.benchmarks.gradients.session import compare_gradients
+    from dfme.run.build import white_box
 
-    compare_gradients(teacher_side.open_white_box(job), job, config, tell=partial(print, flush=True))
+    compare_gradients(white_box(job), job, config, tell=partial(print, flush=True))
     return 0
 
 

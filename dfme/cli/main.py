@@ -22,7 +22,7 @@ from dfme.errors import DfmeError, UserError
 
 VERBS = (
     *("extract", "estimate", "compare", "retrain", "train-teacher", "evaluate", "export", "check", "serve", "report"),
-    *("utility", "gradients", "bench"),
+    *("audit", "utility", "detect", "gradients", "bench"),
 )
 """The commands; extract is meant when none is named."""
 

@@ -29,7 +29,8 @@ FILES = ("checkpoint", "program", "model", "folder")
 def run(words: Sequence[str]) -> int:
     """Serve until interrupted."""
     config, teacher, kind_options = plan_of(words)
-    teacher_side.check_teacher(teacher, kind_options)
+    unwatched = dataclasses.replace(teacher, benign=teacher.benign if teacher.watch else None)  # it may be the record's
+    teacher_side.check_teacher(unwatched, kind_options)
     # Between requests torch's threads sleep, not spin: client and server often share a machine. Read as torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     print(teacher_side.serve(config, teacher, kind_options, tell=partial(print, flush=True)))
@@ -44,11 +45,12 @@ def plan_of(words: Sequence[str]) -> tuple[ServeConfig, TeacherConfig, dict[str,
     """
     asked = Arguments(words, INPUTS)
     config, (teacher, kind_options) = asked.settings(ServeConfig), asked.teacher()
-    asked.finish(_problems(config))
+    asked.finish(_problems(config, teacher))
     if not all(importlib.util.find_spec(module) for module in ("starlette", "uvicorn")):
         raise UserError("serve needs starlette and uvicorn, which are not installed: pip install starlette uvicorn")
     named = dataclasses.replace(config, model=config.model or default_name(teacher, kind_options))
-    return named, teacher, kind_options
+    own = {name: getattr(config, name) for name in ("watch", "benign", "on_alarm")}
+    return named, dataclasses.replace(teacher, **own) if config.watch or config.benign else teacher, kind_options
 
 
 def default_name(teacher: TeacherConfig, kind_options: Mapping[str, Any]) -> str:
@@ -58,6 +60,18 @@ def default_name(teacher: TeacherConfig, kind_options: Mapping[str, Any]) -> str
     return "-".join(re.findall(r"[\w.-]+", name, re.ASCII)) or "teacher"
 
 
-def _problems(config: ServeConfig) -> Iterator[Problem]:
-    if config.api_key_env is not None and not os.environ.get(config.api_key_env, "").strip():
-        yield Problem("api_key_env", f"the environment variable {config.api_key_env} is not set; it holds the key")
+def _problems(config: ServeConfig, teacher: TeacherConfig) -> Iterator[Problem]:
+    keys = {name: os.environ.get(name, "").strip() for name in config.key_names}
+    for name in (name for name, key in keys.items() if not key):
+        yield Problem("api_key_env", f"the environment variable {name} is not set; it holds the key")
+    if config.api_key_env is not None and (not keys or len({*keys.values()}) < len(config.key_names)):
+        yield Problem("api_key_env", "expected names of environment variables, joined by commas, with different keys")
+    if config.watch and teacher.watch:
+        yield Problem("watch", "expected either it or --teacher.watch")
+    if not config.watch and (config.on_alarm != "log" or (config.benign and not config.record)):
+        yield Problem("on_alarm" if config.on_alarm != "log" else "benign", "expected --watch with it")
+    if config.record and config.retain_days is None:
+        text = "expected after how many days it is deleted, such as --retain-days 30: what is recorded is personal data"
+        yield Problem("retain_days", text)
+    if not config.record and (config.retain_days or config.record_images):
+        yield Problem("retain_days" if config.retain_days else "record_images", "expected --record FOLDER with it")

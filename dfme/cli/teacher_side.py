@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dfme import teachers
@@ -16,7 +17,7 @@ from dfme.errors import UserError
 from dfme.run.checks import file_problems, net_problems
 from dfme.spec import LABEL_KINDS, LabelMode, Teacher
 from dfme.teachers import KINDS
-from dfme.teachers.options import ServeConfig, TrainTeacherConfig, check_training
+from dfme.teachers.options import ServeConfig, TrainDataConfig, TrainTeacherConfig, check_training
 from dfme.teachers.remote.options import ServiceOptions
 
 __all__ = ["KINDS", "ServeConfig", "TrainTeacherConfig", "check_teacher", "check_training", "kind_problems"]
@@ -68,17 +69,30 @@ def train(config: TrainTeacherConfig, show: Callable[[dict[str, float]], None]) 
 
 def serve(config: ServeConfig, teacher: TeacherConfig, options: Mapping[str, Any], tell: Callable[[str], None]) -> str:
     """Serve until interrupted; a last line."""
+    from dfme.compute import choose_device
+    from dfme.teachers.build import make_teacher
     from dfme.teachers.serve.server import serve as serve_teacher
 
-    return serve_teacher(make(teacher, options, config.device), config, tell=tell)
+    made = make_teacher(teacher, options, choose_device(config.device), recorded=config.record is not None)
+    return serve_teacher(made, config, tell=tell)
 
 
-def open_white_box(job: Job) -> Any:
-    """The job's teacher with its gradients."""
-    from dfme.compute import choose_device
-    from dfme.teachers.local.white_box import open_white_box as open_box
+def train_twin(job: Job, run: Path, path: Path) -> Path:
+    """A net like the student of ``run``, trained on the job's evaluation set's train part; kept if it is there.
 
-    return open_box(job.teacher, job.teacher_options, choose_device(job.config.device))
+    Its training is plain and short (heuristic). UserError for data without such a part, or without labels.
+    """
+    from dfme.nets import is_own
+    from dfme.run.student_file import student_facts
+
+    (arch, spec, _), of = student_facts(run), job.config.evaluation
+    data = TrainDataConfig(of.dataset, of.root, of.download, spec.shape)
+    config = TrainTeacherConfig(
+        data, "auto" if is_own(arch) else arch, epochs=10, batch_size=64, lr=0.05, out=str(path)
+    )
+    if not path.exists():
+        train(replace(config, seed=job.config.seed, device=job.config.device), lambda metrics: None)
+    return path
 
 
 def label_mode_of(stack: Sequence[str]) -> LabelMode | None:
@@ -126,6 +140,31 @@ def bills(
             if "accuracy" in stream:
                 stream["accuracy_interval"] = wilson_interval(stream["accuracy"], stream["answered"])
         tell(f"measured {len(found)} of {len(stacks) + 1}: {found[-1]['defence']}")
+    return found
+
+
+def detection(
+    config: TeacherConfig,
+    options: Mapping[str, Any],
+    names: Sequence[str],
+    evaluation: EvaluationConfig,
+    device: str,
+    other: str | None = None,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda line: None,
+    log: Path | None = None,
+) -> dict[str, Any]:
+    """What detectors say of honest accounts, of images that they were not calibrated on, and of those in a ``log``."""
+    from dfme.benchmarks.audit.detection import share_at_most
+    from dfme.compute import choose_device
+    from dfme.teachers.build import make_teacher
+    from dfme.teachers.watch.detection import detect
+
+    watched = replace(config, watch=tuple(names), benign=config.benign or evaluation.dataset)
+    found = detect(lambda own: make_teacher(own, options, choose_device(device)), watched, other, seed, tell, log)
+    for each in found["benign"]:
+        upper = share_at_most(each["alarms"], each["queries"], each["units"])
+        each |= {"per_10000": 10_000 * each["alarms"] / each["queries"], "per_10000_upper": 10_000 * upper}
     return found
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from dfme.answers.reading import as_tensor
 from dfme.errors import RunError
+from dfme.files import AppendFile, whole_lines
 from dfme.oracle.journal import Record
 from dfme.spec import Teacher
 
@@ -53,8 +56,29 @@ def served(teacher: Any, queries_BCHW: Tensor) -> Tensor | None:
 
 
 def told(teacher: Teacher) -> dict[str, Any]:
-    """Of a teacher with defences, their texts and what they report, as JSON has it; else nothing."""
+    """Of a teacher with defences, their texts and what they report, and what its watch does, as JSON has it."""
+    watch = getattr(teacher, "watch", None) if hasattr(teacher, "witness") else None
     texts = getattr(teacher, "defences", ()) if hasattr(teacher, "witness") else ()
     found: object = {"defences": list(texts), "defence_report": getattr(teacher, "report", dict)()} if texts else {}
     plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
-    return plain
+    return plain | ({} if watch is None else {"watch": json.loads(json.dumps(watch.report(), default=str))})
+
+
+def keep_lines(teacher: Any, path: Path) -> None:
+    """Append what the watch said since the last time; what a killed session appended later than that goes.
+
+    RunError where the disk refuses, or for a file that holds something else.
+    """
+    watch, size = getattr(teacher, "watch", None), 0
+    if watch is None or not (lines := watch.drain()):
+        return
+    first = min(line["images"] for line in lines)
+    try:
+        for line in whole_lines(path) if path.exists() else ():
+            if json.loads(line)["images"] >= first:
+                break
+            size += len(line)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        raise RunError(f"{path}: expected the lines of a run's watch; remove it to go on") from None
+    with closing(AppendFile(path, size)) as file:
+        file.append("".join(json.dumps(line) + "\n" for line in lines).encode())

@@ -25,7 +25,7 @@ from dfme.compute import DeferredChecks
 from dfme.errors import BatchTooLarge, BudgetExhausted, DfmeError, Refused, RunError, TeacherError, Unanswered
 from dfme.oracle import defended
 from dfme.oracle.journal import Journal, Record, digest
-from dfme.oracle.ledger import Ledger, Purpose
+from dfme.oracle.ledger import CHARGED, Ledger, Purpose
 from dfme.oracle.retry import RateLimiter, RetryPolicy
 from dfme.spec import RequestPolicy, Teacher
 
@@ -80,7 +80,7 @@ class Dispatcher:
 
     def witness(self, part_BCHW: Tensor, record: Record, purpose: Purpose) -> None:
         """Let the teacher go on past an answer on record; not where its truth gave it, which remembers nothing."""
-        if purpose != "evaluation" or self._ask_truth is self._ask:
+        if purpose in CHARGED or self._ask_truth is self._ask:
             defended.witness(self.teacher, part_BCHW, record)
 
     @property
@@ -206,7 +206,7 @@ class Dispatcher:
         self.charged(part)
         started = time.perf_counter()
         try:
-            ask = self._ask_truth if purpose == "evaluation" else self._ask
+            ask = self._ask if purpose in CHARGED else self._ask_truth
             answers = ask(part.query_BCHW, part.position, code)
         except BaseException as error:
             self._account(seq, error)

@@ -117,16 +117,8 @@ class Ledger:
 
     def totals(self) -> Totals:
         """Every figure at once; once settled, what ``audit`` makes of the file."""
-        return Totals(
-            self.budget,
-            self.spent,
-            self.spent_by_purpose,
-            self.evaluation_queries,
-            self.requests,
-            self.refused,
-            self.failed,
-            self.lost,
-        )
+        beside = self.refused, self.failed, self.lost, self._images["transfer"]
+        return Totals(self.budget, self.spent, self.spent_by_purpose, self.evaluation_queries, self.requests, *beside)
 
     @property
     def useful(self) -> int:
@@ -221,10 +213,10 @@ class Ledger:
         self._history = History()
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters, for a checkpoint: plain numbers."""
+        """The counters, for a checkpoint: plain numbers. ``transfer`` is asked after a run, and is in none."""
         return {
             "seq": self.position,
-            "images": dict(self._images),
+            "images": {purpose: self._images[purpose] for purpose in (*CHARGED, "evaluation")},
             "requests": self.requests,
             "refused": self.refused,
             "failed": self.failed,

@@ -26,11 +26,12 @@ from typing import Any, Literal, NamedTuple, get_args
 from dfme.errors import RunError, UserError
 from dfme.files import whole_lines
 
-Purpose = Literal["generator", "student", "seed", "check", "evaluation"]
-"""What a query is for. All are charged except ``evaluation``, which is recorded and reported."""
+Purpose = Literal["generator", "student", "seed", "check", "evaluation", "transfer"]
+"""What a query is for. All are charged to the budget but ``evaluation`` and, of an audit that examines finished
+copies, ``transfer``: those are recorded, reported and part of the cost."""
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
-CHARGED: tuple[Purpose, ...] = tuple(purpose for purpose in PURPOSES if purpose != "evaluation")
+CHARGED: tuple[Purpose, ...] = tuple(purpose for purpose in PURPOSES if purpose not in ("evaluation", "transfer"))
 
 
 TOLD_ONLY = ("target", "adapter", "source")
@@ -66,11 +67,12 @@ class Totals:
     refused: int = 0
     failed: int = 0
     lost: int = 0
+    transfer_queries: int = 0
 
     @property
     def served(self) -> int:
         """The most images that the teacher can have served, and so can ask money for."""
-        return self.spent + self.evaluation_queries + self.lost
+        return self.spent + self.evaluation_queries + self.transfer_queries + self.lost
 
 
 @dataclass
@@ -270,4 +272,5 @@ def audit(path: Path) -> Totals:
         refused=history.refused,
         failed=history.failed_images,
         lost=history.lost,
+        transfer_queries=images["transfer"],
     )

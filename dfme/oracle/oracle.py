@@ -7,6 +7,7 @@ teacher's pixel levels where it has any.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -140,8 +141,12 @@ class Oracle:
 
     @property
     def defences(self) -> dict[str, Any]:
-        """Of a teacher with defences, their texts and what they ``report``; else nothing."""
+        """Of a teacher with defences or a watch, the defences' texts, and what both ``report``; else nothing."""
         return defended.told(self._dispatcher.teacher)
+
+    def keep_watch(self, path: Path) -> None:
+        """Append to a file what the teacher's watch said since the last time, just before a checkpoint."""
+        defended.keep_lines(self._dispatcher.teacher, path)
 
     def served(self, images_BCHW: Tensor) -> Tensor | None:
         """What an honest user would be answered now, outside the ledger; None where the teacher does not say."""

@@ -60,6 +60,11 @@ def _are_answers(value: Any) -> bool:
     return whole and (is_count(value) or len({len(value[name]) for name in forms if value.get(name)}) < 2)
 
 
+def _are_detectors(value: Any) -> bool:
+    alarm = _has(first_alarm=_or_none(is_count), alarms=is_count)
+    return isinstance(value, dict) and all(name.isprintable() and alarm(each) for name, each in value.items())
+
+
 ADAPTER = _has(file=_is_text, sha256=_is_text)
 
 FORMS: dict[str, FieldCheck] = {
@@ -69,6 +74,7 @@ FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(AGREEMENTS, _or_none(_is_share)),
     "defences": _is_list_of(lambda text: _is_text(text) and text.isprintable()),
     "defence_report": lambda value: isinstance(value, dict),
+    "watch": _has(images=is_count, detectors=_are_detectors),
     **dict.fromkeys(("vote_accuracy", "vote_agreement", "vote_agreement_top5"), _or_none(_is_share)),
     **dict.fromkeys(("kl", "vote_kl", "queries_per_second", "cost"), _or_none(_is_number)),
     **dict.fromkeys(("method", "label_mode", "student_arch", "device", "config_hash", "version", "torch"), _is_text),
@@ -109,14 +115,20 @@ def without_labels(summary: Mapping[str, Any]) -> str | None:
 
 
 def defended(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Of a teacher with defences, rows that say so: beside the agreement, which is that with the teacher itself."""
+    """Of a teacher with a watch or defences, rows that say so: beside the agreement, that with the teacher itself."""
+    watch, of = summary.get("watch") or {"detectors": {}}, "of {images:,} images"
+    rows = [
+        (f"watch: {name}", f"first alarm at image {found['first_alarm']:,}" if found["first_alarm"] else "no alarm")
+        for name, found in watch["detectors"].items()
+    ]
+    rows = [(label, f"{text} {of.format(**watch)}") for label, text in rows]
     if not summary.get("defences"):
-        return []
+        return rows
     counted = ", ".join(f"{name} {value}" for name, value in flatten(summary.get("defence_report") or {}, ()))
     shares = {name: summary.get(name) for name in AGREEMENTS}
     texts = {"defences": " + ".join(summary["defences"]), "defences report": printable(counted)}
     texts |= {name.replace("_", " "): f"{share:.2%}" for name, share in shares.items() if share is not None}
-    return [row for row in texts.items() if row[1]]
+    return [*(row for row in texts.items() if row[1]), *rows]
 
 
 def ended_early(summary: Mapping[str, Any]) -> str | None:

@@ -44,6 +44,7 @@ from dfme.spec import RequestPolicy, Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.build import make_teacher, wrap_callable
 from dfme.teachers.facts import ADAPTER_FILE, resolved_adapter, teacher_facts, teacher_files
+from dfme.teachers.local.white_box import TorchWhiteBox, open_white_box
 
 
 def run_job(
@@ -129,7 +130,7 @@ def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device
 
 def ranked_teacher(job: Job, device: torch.device, ranks: Ranks) -> Teacher:
     """The job's teacher on one of several ranks: a model on all of them; of any other, the first alone may ask it."""
-    if job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local:
+    if is_local(job):
         with ranks.first_goes_first():
             return build_teacher(job, None, device)
     made = build_teacher(job, None, device) if ranks.first else None
@@ -244,7 +245,7 @@ def build_oracle(
     if state:
         counted = held_to(Ledger(1).state_dict(), state["ledger"], "ledger")
         place = state["journal"] and held_to(RecordPosition(0, 0)._asdict(), state["journal"], "journal")
-    split = job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local and not hasattr(teacher, "witness")
+    split = is_local(job) and not hasattr(teacher, "witness")
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
     if not ranks.first:
         ledger, journal = Ledger(int(job.config.budget), None, counted), None
@@ -272,9 +273,19 @@ def build_oracle(
     return oracle
 
 
+def is_local(job: Job) -> bool:
+    """Whether the teacher is one of the built-in kinds that answer in this process, where nobody is paid."""
+    return job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local
+
+
+def white_box(job: Job) -> TorchWhiteBox:
+    """The job's teacher, of kind torch, with its gradients."""
+    return open_white_box(job.teacher, job.teacher_options, choose_device(job.config.device))
+
+
 def _is_service(job: Job) -> bool:
     """Whether the teacher is one of the built-in kinds that ask a service."""
-    return job.teacher.kind in KINDS and not KINDS[job.teacher.kind].is_local
+    return job.teacher.kind in KINDS and not is_local(job)
 
 
 def _require_same_run(job: Job, run_dir: Path) -> None:

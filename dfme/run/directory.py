@@ -46,6 +46,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         self.ledger = path / "ledger.jsonl"
         self.journal = path / "journal"
         self.metrics = path / "metrics.jsonl"
+        self.watch = path / "watch.jsonl"
         self.checkpoint = path / "checkpoint.pt"
         self.previous_checkpoint = path / "checkpoint.previous.pt"
         self.student = path / "student.safetensors"

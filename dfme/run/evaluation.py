@@ -80,9 +80,9 @@ def classified(
 
 
 def under_defences(oracle: Oracle, examination: EvaluationSet | HoldOut, seen: Classified) -> dict[str, Any]:
-    """What summary.json says besides of a teacher with defences, once the copy is what it is; else nothing."""
-    if not (told := oracle.defences):
-        return {}
+    """What summary.json says besides of a teacher with defences or a watch, once the copy is what it is."""
+    if "defences" not in (told := oracle.defences):
+        return told
     served = None
     if isinstance(examination, EvaluationSet):
         answers = [part for part in map(oracle.served, batches(examination.images)) if part is not None]

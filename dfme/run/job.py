@@ -87,9 +87,11 @@ def document(job: Job) -> dict[str, Any]:
 def config_hash(job: Job) -> str:
     """Sixteen hexadecimal digits over what decides the result: equal for two runs of the same experiment.
 
-    The seed counts; the budget, the run directory, tracking and the pace of checkpoints do not.
+    The seed counts; the budget, the run directory, tracking, the pace of checkpoints and a watch that only logs do not.
     """
     leaves = _decisive(document(job))
+    if job.teacher.on_alarm == "log":
+        leaves = {key: value for key, value in leaves.items() if key not in ("teacher.watch", "teacher.benign")}
     return hashlib.sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -37,7 +37,7 @@ batches of 8 in place of 256 give 90 % agreement in place of 43 % at 5,000 queri
 def shipped() -> dict[str, Path]:
     """The recipes that come with dfme: by their files' names, those of the digits by what follows ``digits_`` too."""
     paths = sorted(PACKAGE.glob("configs/*.yaml"), key=lambda path: ("_" in path.stem, path.stem))
-    files = {path.stem: path for path in paths if not path.stem.startswith("compare_")}
+    files = {path.stem: path for path in paths if not path.stem.startswith(("compare_", "audit"))}
     return {name.removeprefix("digits_"): path for name, path in files.items()} | files
 
 

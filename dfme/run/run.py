@@ -165,6 +165,7 @@ class Run:
     def keep(self) -> None:
         """Save a checkpoint; the journal then lets go of what the checkpoint covers."""
         if self.oracle.ranks.first:
+            self.oracle.keep_watch(self.directory.watch)
             save_checkpoint(self.directory.checkpoint, self.state_dict())
             self.oracle.checkpointed()
 

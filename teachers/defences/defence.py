@@ -6,7 +6,8 @@ import hmac
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -94,12 +95,16 @@ class MisinformDefence(Defence):
 
     def __init__(self, options: Any, teacher: Teacher) -> None:
         super().__init__(options, teacher)
-        self._features = Mahalanobis(teacher, options.data) if options.gate == "mahalanobis" else None
+        if options.gate == "mahalanobis":
+            what = "--teacher.defences: misinform: gate=mahalanobis with data"
+            self._distances = Mahalanobis(teacher, options.data, what)
+            honest = load_dataset(options.data, "test", shape=teacher.spec.shape).batch(slice(0, None, 2))
+            self._honest_N = self._distances(taken(honest, teacher)).sort().values * TIED
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
         s_B = p_BK.amax(1)
-        if self._features is not None:
-            s_B = self._features(images_BCHW)
+        if self.options.gate == "mahalanobis":
+            s_B = self._at_home(images_BCHW)
         elif self.options.gate == "entropy":
             s_B = 1 - torch.special.entr(p_BK).sum(1) / math.log(self.classes)
         wrong_BK = p_BK.roll(1, dims=1) if self.net is None else self.net(images_BCHW)
@@ -109,43 +114,63 @@ class MisinformDefence(Defence):
         a_B1: Tensor = 1 / (1 + (self.options.nu * (s_B - self.options.threshold)).exp()[:, None])  # no batch counts
         return (1 - a_B1) * p_BK + a_B1 * wrong_BK
 
-
-class Mahalanobis:
-    """The share of honest images whose features lie further from their nearest class than those of these images.
-
-    Features are what the last linear layer reads. Classes have their means, and share a covariance, of the data's train
-    part. Honest images are every second one of its test part. UserError for data and networks that do not fit.
-    """
-
-    def __init__(self, teacher: Teacher, data: str) -> None:
-        layers = [each for each in getattr(teacher, "network", nn.Module()).modules() if isinstance(each, nn.Linear)]
-        train, test = (load_dataset(data, part, shape=teacher.spec.shape) for part in ("train", "test"))
-        labels_N, classes = train.required_labels, range(teacher.num_classes)
-        if not layers or labels_N.unique().tolist() != [*classes]:
-            expected = f"expected images of all {len(classes)} classes, and a network with a linear layer at its end"
-            raise UserError(f"--teacher.defences: misinform: gate=mahalanobis with data {data}: {expected}")
-        self._teacher, self._last = teacher, layers[-1]
-        features_NF = self._features(train.batch(slice(None)))
-        self._means_KF = torch.stack([features_NF[labels_N == label].mean(0) for label in classes])
-        cov_FF = (features_NF - self._means_KF[labels_N]).T.cov(correction=0)
-        self._inverse_FF = (cov_FF + RIDGE * torch.eye(len(cov_FF)).double()).inverse()
-        self._honest_N = self._distances(test.batch(slice(0, None, 2))).sort().values * TIED
-
-    def __call__(self, images_BCHW: Tensor) -> Tensor:
+    def _at_home(self, images_BCHW: Tensor) -> Tensor:
+        """The share of honest images, every second one of the data's test part, that lie further from their class."""
         nearer_B = torch.searchsorted(self._honest_N, self._distances(images_BCHW), right=True)
         return 1 - nearer_B.double() / len(self._honest_N)
 
-    def _distances(self, images_BCHW: Tensor) -> Tensor:
-        """To the nearest class, squared; one image at a time, so that batches change no bit."""
-        apart_BKF = self._features(images_BCHW)[:, None] - self._means_KF
-        return torch.stack([((each_KF @ self._inverse_FF) * each_KF).sum(1).amin() for each_KF in apart_BKF])
 
-    def _features(self, images_BCHW: Tensor) -> Tensor:
+class Mahalanobis:
+    """Squared distances of images' features to those of their nearest class.
+
+    Features are what the last linear layer reads. Classes have their means, and share a covariance, of the data's train
+    part. UserError, which begins with ``what``, for data and networks that do not fit.
+    """
+
+    def __init__(self, teacher: Teacher, data: str, what: str) -> None:
+        layers = [each for each in getattr(teacher, "network", nn.Module()).modules() if isinstance(each, nn.Linear)]
+        train = load_dataset(data, "train", shape=teacher.spec.shape)
+        labels_N, classes = train.required_labels, range(teacher.num_classes)
+        if not layers or labels_N.unique().tolist() != [*classes]:
+            expected = f"expected images of all {len(classes)} classes, and a network with a linear layer at its end"
+            raise UserError(f"{what} {data}: {expected}")
+        self._teacher, self._last = teacher, layers[-1]
+        features_NF = _rows(self._listened(taken(train.batch(slice(None)), teacher)))
+        self._means_KF = torch.stack([features_NF[labels_N == label].mean(0) for label in classes])
+        cov_FF = (features_NF - self._means_KF[labels_N]).T.cov(correction=0)
+        self._inverse_FF = (cov_FF + RIDGE * torch.eye(len(cov_FF)).double()).inverse()
+
+    def __call__(self, images_BCHW: Tensor) -> Tensor:
+        """Those of images as the teacher takes them, which is asked for them."""
+        return self.distances(self._listened(images_BCHW))
+
+    @contextmanager
+    def listening(self) -> Iterator[list[Tensor]]:
+        """Features of what the teacher is asked meanwhile, call by call, for ``distances``."""
         kept = list[Tensor]()
         with self._last.register_forward_hook(lambda layer, given, out: kept.append(given[0].detach())):
+            yield kept
+
+    def distances(self, kept: list[Tensor]) -> Tensor:
+        """One image at a time, so that batches change no bit."""
+        apart_BKF = _rows(kept)[:, None] - self._means_KF
+        return torch.stack([((each_KF @ self._inverse_FF) * each_KF).sum(1).amin() for each_KF in apart_BKF])
+
+    def _listened(self, images_BCHW: Tensor) -> list[Tensor]:
+        with self.listening() as kept:
             for part_BCHW in images_BCHW.split(self._teacher.spec.at_once(256)):
                 self._teacher(part_BCHW)
-        return torch.cat(kept).flatten(1).double().cpu()
+        return kept
+
+
+def taken(x_BCHW: Tensor, teacher: Teacher) -> Tensor:
+    """Images within 0 and 1 as the teacher takes them, where it wants them."""
+    low, high = teacher.spec.bounds
+    return teacher.spec.quantise(x_BCHW * (high - low) + low).to(getattr(teacher, "device", None) or "cpu")
+
+
+def _rows(kept: list[Tensor]) -> Tensor:
+    return torch.cat(kept).flatten(1).double().cpu()
 
 
 class CentroidDefence(Defence):

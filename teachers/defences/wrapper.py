@@ -1,4 +1,4 @@
-"""A teacher with its defences: the outermost wrapper, which the label mode is cut by."""
+"""A teacher with its watch and its defences: the outermost wrapper, which the label mode is cut by."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import one_hot
 
-from dfme.answers.reading import read_answers
-from dfme.compute import DeferredChecks
 from dfme.config.defences import DefenceOptions
 from dfme.config.imports import find_target
 from dfme.errors import UserError
@@ -18,8 +16,8 @@ from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences import DEFENCES
 from dfme.teachers.defences.defence import Defence
 from dfme.teachers.label_modes import Wrapper, restrict, reveal
+from dfme.teachers.watch.watch import LOGITS, PROBABILITIES, Watch, asked
 
-CPU, PROBABILITIES, LOGITS = torch.device("cpu"), LabelMode("probabilities"), LabelMode("logits")
 TOLERANCE = 1e-4  # by which answers may differ that were computed on another machine
 
 
@@ -28,34 +26,50 @@ class Defended(Wrapper):
 
     They work on unrounded probabilities in float64; an image that they leave as it is, is answered as without them, bit
     by bit. ``truth`` is the same teacher without them. Images count in the order in which they are asked, by one thread
-    at a time. UserError for a teacher whose own answers do not do.
+    at a time. ``watching`` makes what looks at them first, before any defence, but not at evaluation images nor in
+    ``served``. UserError for a teacher whose own answers do not do.
     """
 
-    def __init__(self, teacher: Teacher, defences: Sequence[DefenceOptions], label_mode: LabelMode) -> None:
+    def __init__(
+        self,
+        teacher: Teacher,
+        defences: Sequence[DefenceOptions],
+        label_mode: LabelMode,
+        watching: Callable[[Teacher], Watch] | None = None,
+    ) -> None:
         needing = ", ".join(each.name for each in defences if each.name != "quota")
+        option, verb = ("--teacher.defences", "defended") if defences else ("--teacher.watch", "watched")
         if getattr(teacher, "wire", None) is not None:
-            raise UserError("--teacher.defences: a service is defended where it runs; leave it out here")
-        if needing and (given := teacher.label_mode) not in (PROBABILITIES, LOGITS):
-            raise UserError(f"--teacher.defences: {needing}: expected a teacher with unrounded scores, got {given}")
+            raise UserError(f"{option}: a service is {verb} where it runs; leave it out here")
+        if (needing or watching) and (given := teacher.label_mode) not in (PROBABILITIES, LOGITS):
+            what = needing or "the watch"
+            raise UserError(f"{option}: {what}: expected a teacher with unrounded scores, got {given}")
         super().__init__(teacher)
+        self.watch = watching(teacher) if watching else None
+        if self.watch and self.watch.on_alarm == "label" and label_mode == LOGITS:
+            raise UserError("--teacher.on-alarm label: expected --teacher.label-mode probabilities, top_k or label")
         self.truth, self.label_mode = restrict(teacher, label_mode), label_mode
         self.defences = tuple(map(str, defences))
         self.close: Callable[[], None] = getattr(teacher, "close", lambda: None)
         self._stack: list[Defence] = [find_target(DEFENCES[each.name])(each, teacher) for each in defences]
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        """Refused where a quota is used up."""
+        """Refused where a quota is used up, or the watch has rung and is to refuse."""
+        if self.watch:
+            self.watch.admit()
         for each in self._stack:
             each.admit(len(images))
         return self._answers(images)
 
     def served(self, images: Tensor) -> Tensor:
-        """What an honest user would be answered now; no state changes, and nothing is refused."""
+        """What an honest user would be answered now: no state changes, no watch looks, and nothing is refused."""
+        watch, self.watch = self.watch, None
         before = self.state_dict()
         try:
             return self._answers(images)
         finally:
             self.load_state_dict(before)
+            self.watch = watch
 
     def witness(self, images: Tensor, answers: Tensor) -> None:
         """Count answers from a record as if they were given now. ValueError where others would be given."""
@@ -63,17 +77,21 @@ class Defended(Wrapper):
         tolerance = TOLERANCE + 10.0 ** -(self.label_mode.decimals or 99)
         if own.shape != found.shape or bool(((own - found).abs() > tolerance).any()):
             expected = "expected the same key, files and arithmetic as when these images were answered"
-            raise ValueError(f"{'+'.join(self.defences)}: other answers than on record; {expected}")
+            raise ValueError(f"{'+'.join(self.defences) or 'watch'}: other answers than on record; {expected}")
 
     def state_dict(self) -> dict[str, Any]:
-        return {each.name: each.state_dict() for each in self._stack}
+        return {name: each.state_dict() for name, each in self._stateful.items()}
+
+    @property
+    def _stateful(self) -> dict[str, Defence | Watch]:
+        return {each.name: each for each in self._stack} | ({"watch": self.watch} if self.watch else {})
 
     def load_state_dict(self, state: Any) -> None:
         """Take up what ``state_dict`` gave. ValueError for anything that it cannot have given."""
-        if not isinstance(state, dict) or [*state] != [each.name for each in self._stack]:
-            raise ValueError(f"teacher: expected the states of {'+'.join(self.defences)}")
-        for each in self._stack:
-            each.load_state_dict(state[each.name])
+        if not isinstance(state, dict) or [*state] != [*self._stateful]:
+            raise ValueError(f"teacher: expected the states of {'+'.join(self._stateful)}")
+        for name, each in self._stateful.items():
+            each.load_state_dict(state[name])
 
     def report(self) -> dict[str, Any]:
         """What each defence counted, and how many rows it stored, by name, for the owner."""
@@ -81,14 +99,14 @@ class Defended(Wrapper):
         return {name: {k: len(v) if isinstance(v, Tensor) else v for k, v in s.items()} for name, s in states.items()}
 
     def _answers(self, images: Tensor) -> Tensor:
-        given, wanted = self._teacher.label_mode, self.label_mode
-        raw = read_answers(self._teacher(images), len(images), self.num_classes, given, DeferredChecks(), CPU)
-        p_BK = raw.double().softmax(1) if given == LOGITS else raw
-        if given == PROBABILITIES:
-            p_BK = normalize(raw.double().clamp(min=0), p=1.0)
-        y_BK, plain = p_BK, reveal(raw, given, wanted)
+        wanted, watch = self.label_mode, self.watch
+        raw, p_BK, distance_B = asked(self._teacher, images, watch.features if watch else None)
+        y_BK, plain = p_BK, reveal(raw, self._teacher.label_mode, wanted)
         for each in self._stack:
             y_BK = each.answer(y_BK, images)
+        if watch:
+            y_BK = one_hot(y_BK.argmax(1), self.num_classes).double() if watch.cuts else y_BK
+            watch.see(images, p_BK, distance_B)
         if y_BK is p_BK:
             return plain
         short_BK, top_B1 = y_BK.float(), y_BK.argmax(1, keepdim=True)

@@ -27,7 +27,7 @@ class TorchWhiteBox:
     def __init__(self, teacher: TorchTeacher) -> None:
         self.spec = replace(teacher.spec, levels=None)
         self.num_classes = teacher.num_classes
-        self.device, self.precision = teacher.device, teacher.precision
+        self.device, self.precision, self.class_names = teacher.device, teacher.precision, teacher.class_names
         self._teacher = teacher
 
     def logits(self, x_NCHW: Tensor) -> Tensor:

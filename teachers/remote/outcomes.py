@@ -32,6 +32,7 @@ ADVICE = {
     "redirect": "if that is the service, name it in --teacher.url",
     "401": "check the key that --teacher.api-key-env names, or name one",
     "403": "check the key that --teacher.api-key-env names, or name one",
+    "refused": "its owner answers this key no more, for now or for good",
     "404": "check --teacher.url and the model's name",
 }
 """What to do, by reason."""
@@ -51,7 +52,8 @@ def failed_status(
     """
     readable = b"" if "content-encoding" in headers else body
     text = quoted(readable.decode(errors="replace"), secrets)
-    message = f"{where}: the service answered {status}{text}{advice(str(status))}"
+    reason = "refused" if re.search(r"refused: (quota|watch)\b", text) else str(status)
+    message = f"{where}: the service answered {status}{text}{advice(reason)}"
     if status >= 500 and status != 503:
         return Unanswered(message, str(status))
     outcome = Refused(message, str(status), retry=status in RETRY_STATUSES, retry_after=retry_after(headers))

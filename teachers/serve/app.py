@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -24,8 +24,10 @@ from dfme.teachers.open_inference.tensors import short
 from dfme.teachers.serve.connections import REQUEST_SECONDS
 from dfme.teachers.serve.meter import Meter
 from dfme.teachers.serve.model import Model
+from dfme.teachers.serve.record import account_tag
 
 PUBLIC_PATHS = ("/v2/health/live", "/v2/health/ready")  # paths that need no key
+NO_KEY = account_tag("")  # the one account of all who ask a service without keys
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +82,10 @@ class Endpoints:
             text = f"over the rate limit: expected the next request in {seconds} s at the earliest"
             raise Rejected(429, text, "rate limit", {"Retry-After": str(seconds)})
         try:
-            content, length = protocol.write_answer(self._service, question, await self._model.ask(question.images))
+            answers = await self._model.ask(question.images, request.scope.get("account", NO_KEY))
+            content, length = protocol.write_answer(self._service, question, answers)
         except Refused as refused:
-            reason = "quota" if refused.reason == "quota" else "by the teacher"
+            reason = refused.reason if refused.reason in ("quota", "watch") else "by the teacher"
             headers = {"Retry-After": str(math.ceil(refused.retry_after or 0))} if refused.retry else None
             raise Rejected(429 if refused.retry else 403, f"refused: {reason}", reason, headers) from None
         except Exception:  # whatever it is, it is the owner's and not for those who ask
@@ -144,29 +147,31 @@ class Endpoints:
 
 
 class Guard:
-    """Lets those pass who send the key, as ``Authorization: Bearer KEY`` or as ``X-API-Key: KEY``."""
+    """Lets those pass who send a key, as ``Authorization: Bearer KEY`` or as ``X-API-Key: KEY``: each is an account."""
 
-    def __init__(self, app: ASGIApp, key: str, meter: Meter) -> None:
-        self._app, self._key, self._meter = app, key.encode(), meter
+    def __init__(self, app: ASGIApp, keys: Sequence[str], meter: Meter) -> None:
+        self._app, self._keys, self._meter = app, {account_tag(key): key.encode() for key in keys}, meter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in PUBLIC_PATHS or self._knows(dict(scope["headers"])):
-            await self._app(scope, receive, send)
+        known = [] if scope["type"] == "lifespan" else self._accounts(dict(scope["headers"]))
+        if scope["type"] == "lifespan" or scope["path"] in PUBLIC_PATHS or known:
+            await self._app({**scope, "account": known[0]} if known else scope, receive, send)
             return
         self._meter.refused["unauthorised"] += 1
         response = _error(401, "expected the API key of this service", {"WWW-Authenticate": "Bearer"})
         await response(scope, receive, send)
 
-    def _knows(self, headers: Mapping[bytes, bytes]) -> bool:
+    def _accounts(self, headers: Mapping[bytes, bytes]) -> list[str]:
+        """The account whose key is sent, if it is one's; all are compared, so that the time tells nothing."""
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         given = token if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-        return hmac.compare_digest(given.strip(), self._key)
+        return [tag for tag, key in self._keys.items() if hmac.compare_digest(given.strip(), key)]
 
 
-def make_app(service: protocol.Service, model: Model, meter: Meter, key: str | None = None) -> Starlette:
-    """The application; with a ``key``, everything but the server's health needs it."""
+def make_app(service: protocol.Service, model: Model, meter: Meter, keys: Sequence[str] = ()) -> Starlette:
+    """The application; with ``keys``, everything but the server's health needs one of them."""
     endpoints = Endpoints(service, model, meter)
-    guards = [Middleware(Guard, key=key, meter=meter)] if key is not None else []
+    guards = [Middleware(Guard, keys=keys, meter=meter)] if keys else []
     handlers: Any = {Rejected: endpoints.refuse, HTTPException: endpoints.refuse}
     app = Starlette(routes=endpoints.routes(), middleware=guards, exception_handlers=handlers)
     app.router.redirect_slashes = False

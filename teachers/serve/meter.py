@@ -52,6 +52,8 @@ class Meter:
         self.answered = 0
         self.failed = 0
         self.refused: Counter[str] = Counter()
+        self.alarms: Counter[str] = Counter()
+        self.first_alarms: dict[str, int] = {}
         self._images = ServedRate(images_per_second, clock) if images_per_second else None
         self._requests = ServedRate(requests_per_second, clock) if requests_per_second else None
 
@@ -70,6 +72,12 @@ class Meter:
         self.images += images
         self.requests += requests
 
+    def alarm(self, detector: str, image: int, first: int) -> bool:
+        """A detector rang at an account's image of this number; whether it was its first alarm over that account."""
+        self.alarms[detector] += 1
+        self.first_alarms[detector] = min(self.first_alarms.get(detector, first), first)
+        return image == first
+
     def summary(self) -> str:
         """One line for a person."""
         lines = [f"served {self.images:,} images in {self.requests:,} requests ({self.seconds:.1f} s of the model)"]
@@ -78,6 +86,7 @@ class Meter:
         if self.refused:
             reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(self.refused.items()))
             lines.append(f"refused {self.refused.total():,} requests ({reasons})")
+        lines += [f"{count:,} alarms of {name}" for name, count in self.alarms.items()]
         return "; ".join(lines)
 
     def exposition(self, model: str) -> str:
@@ -95,8 +104,14 @@ class Meter:
         lines += _head("requests_refused_total", "Requests refused before the model was asked, by reason.")
         for reason, count in sorted(self.refused.items()):
             lines.append(f'dfme_requests_refused_total{{model="{model}",reason="{reason}"}} {count}')
+        for name, text, values, kind in (
+            ("watch_alarms_total", "Alarms of a detector, of all accounts.", self.alarms, "counter"),
+            ("watch_first_alarm", "Fewest images of an account at which it rang.", self.first_alarms, "gauge"),
+        ):
+            lines += _head(name, text, kind) if values else ()
+            lines += [f'dfme_{name}{{model="{model}",detector="{each}"}} {value}' for each, value in values.items()]
         return "\n".join([*lines, ""])
 
 
-def _head(name: str, text: str) -> tuple[str, str]:
-    return f"# HELP dfme_{name} {text}", f"# TYPE dfme_{name} counter"
+def _head(name: str, text: str, kind: str = "counter") -> tuple[str, str]:
+    return f"# HELP dfme_{name} {text}", f"# TYPE dfme_{name} {kind}"

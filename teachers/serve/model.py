@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 
@@ -19,28 +21,38 @@ CPU = torch.device("cpu")
 
 
 class Model:
-    """``teacher``, metered by ``meter``. ``threads``: CPU threads of its arithmetic; 0: as many as torch uses."""
+    """``teacher``, metered by ``meter``. ``threads``: CPU threads of its arithmetic; 0: as many as torch uses.
 
-    def __init__(self, teacher: Teacher, meter: Meter, threads: int = 0) -> None:
-        self._teacher, self._meter = teacher, meter
+    ``tell`` hears of the first alarm of each detector of the teacher's watch over an account.
+    """
+
+    def __init__(
+        self, teacher: Teacher, meter: Meter, threads: int = 0, tell: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self._teacher, self._meter, self._tell = teacher, meter, tell
+        self._watch: Any = getattr(teacher, "watch", None)
         self._device = torch.device(getattr(teacher, "device", None) or CPU)
         prepare = (lambda: torch.set_num_threads(threads)) if threads else None  # each thread has its own number
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="model", initializer=prepare)
 
-    async def ask(self, images_BCHW: Array) -> Array:
-        """The answers to float32 images: scores (B, K) float32 or labels (B,) int64. They count, unless it is Refused.
+    async def ask(self, images_BCHW: Array, account: str = "") -> Array:
+        """The answers to an account's float32 images: scores (B, K) float32 or labels (B,) int64.
+
+        They count, unless it is Refused.
 
         Raises whatever the teacher raises, and TeacherError for answers that its label mode rules out: such
         answers might tell more than it allows.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._timed, images_BCHW)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._timed, images_BCHW, account)
 
     def close(self) -> None:
         """Ask nothing more; a call that is under way ends first."""
         self._worker.shutdown()
 
-    def _timed(self, images_BCHW: Array) -> Array:
+    def _timed(self, images_BCHW: Array, account: str) -> Array:
         self._meter.ask(len(images_BCHW))
+        if self._watch is not None:
+            self._watch.account = account
         started = time.perf_counter()
         try:
             return self._answer(images_BCHW)
@@ -49,6 +61,16 @@ class Model:
             raise
         finally:
             self._meter.seconds += time.perf_counter() - started
+            self._heed(account)
+
+    def _heed(self, account: str) -> None:
+        """Count the watch's alarms, and say each detector's first one over an account."""
+        for line in self._watch.drain() if self._watch is not None else ():
+            if name := line.get("alarm"):
+                found = self._watch.report()["detectors"][name]
+                if self._meter.alarm(name, line["images"], found["first_alarm"]):
+                    reached = f"{found['statistic']} {line['statistic']:.4g}, threshold {found['threshold']:.4g}"
+                    self._tell(f"ALARM: {name}, account {account}, image {line['images']:,} ({reached})")
 
     def _answer(self, images_BCHW: Array) -> Array:
         teacher, mode = self._teacher, self._teacher.label_mode

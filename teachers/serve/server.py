@@ -8,7 +8,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -23,6 +24,7 @@ from dfme.teachers.serve.app import make_app
 from dfme.teachers.serve.connections import MAX_CONNECTIONS, Connection
 from dfme.teachers.serve.meter import Meter
 from dfme.teachers.serve.model import Model
+from dfme.teachers.serve.record import Record, account_tag
 
 IDLE_SECONDS = 120  # a connection may idle; clients give theirs up sooner, so no request comes on a closing one
 SHUTDOWN_SECONDS = 30  # requests under way may take to end once the server is to stop
@@ -82,7 +84,8 @@ class Server:
 class Serving:
     """A teacher being served: ``with Serving(teacher) as service: service.url``.
 
-    ``max_batch`` only lowers the teacher's own. Clients must send ``key``. ``threads`` are those of the arithmetic.
+    ``max_batch`` only lowers the teacher's own. Clients must send ``key``, or one of several. ``threads`` are those of
+    the arithmetic. ``tell`` hears of alarms.
     """
 
     def __init__(
@@ -92,17 +95,20 @@ class Serving:
         host: str = "127.0.0.1",
         port: int = 0,
         max_batch: int | None = None,
-        key: str | None = None,
+        key: str | Sequence[str] | None = None,
         images_per_second: float | None = None,
         requests_per_second: float | None = None,
         threads: int = 0,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
+        keys = [key] if isinstance(key, str) else key or ()
         limits = [limit for limit in (max_batch, getattr(teacher, "max_batch", None)) if limit]
         spec, mode = teacher.spec, teacher.label_mode
         self.service = Service(name, spec, teacher.num_classes, mode, min(limits, default=None))
         self.meter = Meter(images_per_second, requests_per_second)
-        self._model = Model(teacher, self.meter, threads)
-        self.server = Server(make_app(self.service, self._model, self.meter, key), host, port)
+        self.meter.alarms.update(dict.fromkeys(getattr(getattr(teacher, "watch", None), "names", ()), 0))
+        self._model = Model(teacher, self.meter, threads, tell)
+        self.server = Server(make_app(self.service, self._model, self.meter, keys), host, port)
         self.url = self.server.url
 
     def __enter__(self) -> Serving:
@@ -122,11 +128,21 @@ class Serving:
 
 def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) -> str:
     """Serve a teacher until Ctrl-C or SIGTERM; what was served, in a line. ``tell`` hears what is served where."""
-    key = os.environ[config.api_key_env].strip() if config.api_key_env else None
+    keys = {name: os.environ[name].strip() for name in config.key_names}
     rates = config.images_per_second, config.requests_per_second
     name = str(config.model)
-    serving = Serving(teacher, name, config.host, config.port, config.max_batch, key, *rates, config.threads)
+    watch, given = getattr(teacher, "watch", None), ([*keys.values()], *rates, config.threads, tell)
+    serving = Serving(teacher, name, config.host, config.port, config.max_batch, *given)
     tell(_opening(serving, config))
+    if watch and keys:
+        tell(f"accounts: {', '.join(f'{name} {account_tag(key)}' for name, key in keys.items())}")
+    if watch and watch.names:
+        tell(f"watched by {', '.join(watch.names)}; on an alarm: {watch.on_alarm}")
+    if watch and config.record and config.retain_days:
+        most = int(config.record_max_mb * 1e6) if config.record_images else 0
+        watch.record = Record(Path(config.record), config.retain_days, most, tell)
+        what = "digests, scores and images" if most else "digests and scores"
+        tell(f"recording {what} in {config.record}, deleted after {config.retain_days} days")
     if defences := getattr(teacher, "defences", ()):
         tell(f"behind {'+'.join(defences)}, of which no client is told; their state lasts as long as this process")
     if not serving.server.loopback and config.api_key_env:
@@ -150,7 +166,7 @@ def _opening(serving: Serving, config: ServeConfig) -> str:
     levels = f" of {service.spec.levels} levels" if service.spec.levels else ""
     words = ["python run.py --teacher v2", f"--teacher.url {serving.url}", f"--teacher.model {service.name}"]
     if config.api_key_env:
-        words.append(f"--teacher.api-key-env {config.api_key_env}")
+        words.append(f"--teacher.api-key-env {config.key_names[0]}")
     if not serving.server.loopback:
         words.append('--teacher.authorised-by "WHO AND WHY"')
     return (

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 COMPARISON = """
 methods: [static, dfme]
-seeds: [0, 1]
+seeds: [0]
 budgets: [2k]
 label_modes: [label, probabilities]
 student_steps: 24
@@ -34,7 +34,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_a_comparison_of_one_cell(bench: Bench) -> None:
-    words = ["compare", "--config", "c.yaml", "--methods", "static,dfme", "--seeds", "0", "--label-modes", "label"]
+    words = ["compare", "--config", "c.yaml", "--methods", "static,dfme", "--label-modes", "label"]
     code, out, err = bench.run([*words, "--out", "out"])
     assert code == 0, err
     assert "| static " in out
@@ -49,10 +49,10 @@ def test_a_comparison_of_one_cell(bench: Bench) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_killed_and_resumed_it_comes_to_the_same_as_without(bench: Bench) -> None:
-    words = ["compare", "--config", "c.yaml", "--methods", "static,dfme,broken", "--jobs", "2"]
+    words = ["compare", "--config", "c.yaml", "--methods", "static,dfme,broken"]
     code, _, err = bench.run([*words, "--out", "whole"])
     assert code == 1
-    assert err.count("FAILED: the student has diverged") == 4
+    assert err.count("FAILED: the student has diverged") == 2
     process = bench.start([*words, "--out", "cut"])
     report = bench.folder / "cut" / "comparison.json"
     while not (report.exists() and "finished" in report.read_text()):
@@ -63,5 +63,5 @@ def test_killed_and_resumed_it_comes_to_the_same_as_without(bench: Bench) -> Non
     code, _, err = bench.run(["compare", "--resume", "--out", "cut"])
     assert code == 1
     assert "finished before and" in err
-    for name in ("static-label-2k-seed0", "static-probabilities-2k-seed1", "dfme-probabilities-2k-seed1"):
+    for name in ("static-label-2k-seed0", "static-probabilities-2k-seed0", "dfme-probabilities-2k-seed0"):
         assert bench.student(f"cut/cells/{name}") == bench.student(f"whole/cells/{name}")

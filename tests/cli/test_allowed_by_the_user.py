@@ -175,7 +175,7 @@ def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(mon
     plan = compare.plan_of([*first, ME, "--teacher.allow-env", "STRANGE_WORD,STRANGE_KEY"])
     (plan.out / "cells").mkdir(parents=True)
     compared = session.Session(plan, {}, StatusLine(io.StringIO()))
-    compared._sharing = 1
+    compared.sharing = 1
     verb, *words = compared._task(plan.cells[0]).words
     assert verb == "extract"
     job = parse_extract(words)

@@ -13,7 +13,7 @@ from dfme.config.yaml_files import load_yaml
 from dfme.run.job import PROJECT
 from dfme.run.recipes import whole
 
-RECIPES = [path for path in sorted(PROJECT.glob("configs/*.yaml")) if not path.stem.startswith("compare_")]
+RECIPES = [path for path in sorted(PROJECT.glob("configs/*.yaml")) if not path.stem.startswith(("compare_", "audit"))]
 
 
 TELLING = ("digits", "digits_frugal", "cifar10_dfme")

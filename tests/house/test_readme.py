@@ -40,7 +40,7 @@ RECIPES_PAGE = ROOT / "configs" / "README.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), RECIPES_PAGE]
 TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
 ALL = "\n".join(TEXT.values())
-RECIPES = sorted(path for path in (ROOT / "configs").glob("*.yaml") if not path.name.startswith("compare_"))
+RECIPES = sorted(path for path in (ROOT / "configs").glob("*.yaml") if not path.name.startswith(("compare_", "audit")))
 SECONDS = 110
 MARK = r"<!-- tested: (?P<section>[\w-]+)(?:, file (?P<file>\S+))? -->\n"
 BLOCK = re.compile(MARK + r"```(?P<language>\w+)\n(?P<text>.*?)```", re.S)

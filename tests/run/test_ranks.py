@@ -150,14 +150,14 @@ def test_two_ranks_are_one_client(bench: RankedBench) -> None:
     times: list[float] = []
     with Hostile(every(4, ["status:429/0", "failed", "status:503/1", "reset_served"])) as server:
         server.when_served = lambda number: times.append(time.monotonic())
-        rate = ["--teacher.requests-per-second", "12", "--teacher.in-flight", "1"]
+        rate = ["--teacher.requests-per-second", "24", "--teacher.in-flight", "1"]
         bench.whole(2, ["extract", *words(server.url, "served", *rate, budget=200)])
         totals = meters_agree(server, bench.folder / "served")
         assert server.most_at_once == 1
     assert totals.spent == bench.summary("served")["spent"] == 200
     assert totals.refused
     assert totals.failed
-    assert times[-1] - times[0] > 0.9 * (len(times) - 1) / 12
+    assert times[-1] - times[0] > 0.9 * (len(times) - 1) / 24
 
 
 @pytest.mark.parametrize(

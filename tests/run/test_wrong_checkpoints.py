@@ -43,8 +43,10 @@ from dfme.spec import ImageSpec, LabelMode
 
 PARTS = ("method", "trainer", "examination", "streams")
 TELLING = ("one element", "float64", "sparse", "expanded", "number", "text")
-AT_RESUME = 60
-"""Cases, of thousands, that are tried with a whole resumption, besides all of what was counted."""
+AT_RESUME = 30
+"""Cases, of thousands, that are tried with a whole resumption, besides those of what was counted."""
+COUNTING_APART = ("static, average, hold-out", "maze, critic and seeds", "auto", "goal, defended")
+"""Setups of which all that was counted is tried; the others count the same, and share it among themselves."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -127,6 +129,8 @@ def test_a_run_with_a_wrong_entry_is_not_gone_on_with_or_ends_the_same(setup: st
 
     cases = every_case(state)
     counted = [case for case in cases if case[0][0] == "oracle"]
+    if setup not in COUNTING_APART:
+        counted = counted[list(SETUPS).index(setup) % 5 :: 5]
     all_hold(holds, counted + random.Random(0).sample(cases, AT_RESUME))
 
 

@@ -68,22 +68,20 @@ def elsewhere_problems(shared: Mapping[str, Any], flags: Sequence[str]) -> Itera
             yield f"--{key.replace('_', '-')}: say {ELSEWHERE[known]} in a comparison"
 
 
-def directory_of(config: CompareConfig, file: str) -> Path:
-    """The comparison's directory: new or empty, unless it is gone on with."""
-    if config.out is None:
-        if config.resume:
-            raise UserError("--resume: expected --out as well: the directory of the comparison to go on with")
-        return RunDirectory.free_name(Path("runs") / (Path(file).stem or "compare"))
-    path = Path(config.out)
-    if not config.out or (path.exists() and not path.is_dir()):
-        raise UserError(f"--out: expected a directory, got {config.out!r}")
+def directory_of(out: str | None, resume: bool, name: str, file: str = OPTIONS, what: str = "a comparison") -> Path:
+    """The directory of ``what``, which has this ``file``: new or empty, unless it is gone on with."""
+    if out is None:
+        if resume:
+            raise UserError(f"--resume: expected --out as well: the directory of {what} to go on with")
+        return RunDirectory.free_name(Path("runs") / name)
+    path = Path(out)
+    if not out or (path.exists() and not path.is_dir()):
+        raise UserError(f"--out: expected a directory, got {out!r}")
     if path.exists() and holds_something(path):
-        if not config.resume:
-            raise UserError(
-                f"--out: {config.out!r} exists; give another --out, or --resume to go on with what is in it"
-            )
-        if not (path / OPTIONS).is_file():
-            raise UserError(f"--out: expected the directory of a comparison, but {config.out!r} has no {OPTIONS}")
+        if not resume:
+            raise UserError(f"--out: {out!r} exists; give another --out, or --resume to go on with what is in it")
+        if not (path / file).is_file():
+            raise UserError(f"--out: expected the directory of {what}, but {out!r} has no {file}")
     return path
 
 

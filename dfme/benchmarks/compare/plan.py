@@ -52,7 +52,7 @@ class ComparisonPlan:
 
     ``options`` is its own file of options, with the flags that were given; ``command`` are the words that asked for it.
     ``jobs`` cells run at once, by ``engine`` with its options; one that is killed is begun again ``retries`` times.
-    ``bills``: what each stack of defences costs honest users.
+    ``bills``: what each stack of defences costs honest users. ``stem``: of the names of its tables and its picture.
     """
 
     out: Path
@@ -65,6 +65,12 @@ class ComparisonPlan:
     engine_options: Mapping[str, str] = field(default_factory=dict)
     retries: int = 3
     bills: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stem: str = "comparison"
+
+    @property
+    def files(self) -> tuple[Path, Path, Path]:
+        """Its report, its data and its picture."""
+        return self.out / f"{self.stem}.md", self.out / f"{self.stem}.json", self.out / f"{self.stem}.png"
 
     @property
     def name(self) -> str:

@@ -32,8 +32,6 @@ from dfme.run.lock import DirectoryLock
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
 
-REPORT, DATA, PICTURE = "comparison.md", "comparison.json", "comparison.png"
-
 
 def compare(plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None], across: int | None = None) -> int:
     """Run what is left of the comparison; the exit code: 0, 1 if a cell failed, 130 if it was stopped.
@@ -46,7 +44,7 @@ def compare(plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None],
         TeacherError: from a teacher that does not answer.
     """
     session = Session(plan, not_applicable(plan.runs), line)
-    session.rehearse()
+    session.sharing = rehearse(plan, session.waiting, line.note)
     command = resume_command(plan.out, plan.cells[0].job, "compare")
     if plan.engine_options:  # which no file keeps
         command += f" --engine-options {shlex.quote(plan.engine_words)}"
@@ -67,10 +65,10 @@ def compare(plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None],
         lock.close()
     from dfme.benchmarks.compare.picture import draw
 
-    findings, files = session.findings(), [plan.out / name for name in (REPORT, DATA, PICTURE)]
-    draw(findings, plan.out / PICTURE)
+    findings = session.findings()
+    draw(findings, plan.files[2])
     text = f"teacher: {findings.facts['teacher']}\n\n{overview(findings, across)}"
-    show(wrapped(text, across, "  ") + "\n\n" + "\n".join(str(file) for file in files if file.exists()))
+    show(wrapped(text, across, "  ") + "\n\n" + "\n".join(str(file) for file in plan.files if file.exists()))
     if stopped and plan.engine == "commands":
         line.note(f"when they have run, make the table with:\n  {command}")
     elif stopped:
@@ -90,22 +88,27 @@ class Session:
         module, _, name = ENGINES[plan.engine].partition(":")
         self._engine: WorkerPool[Cell] = getattr(import_module(module), name)(plan, self._task, line.note)
         self._outcomes = {cell.name: self._before(cell, reasons.get(cell.name)) for cell in plan.runs}
+        self.sharing = 0
+
+    @property
+    def runs(self) -> list[Outcome]:
+        """What has become of every run, whatever a quota leaves of it."""
+        return [*self._outcomes.values()]
+
+    @property
+    def waiting(self) -> list[Cell]:
+        """The cells that are still to be run."""
+        return [each.cell for each in self.runs if each.state == "waiting"]
 
     def run(self, stopped: Callable[[], bool]) -> bool:
-        """Run every cell that waits; whether it was stopped before the last had finished."""
-        waiting = [cell for cell in self._plan.runs if self._outcomes[cell.name].state == "waiting"]
+        """Run every cell that waits; whether it was stopped before the last had finished. ``sharing``: as rehearsed."""
         if kept := sum(outcome.state == "finished" for outcome in self._outcomes.values()):
             self._line.note(f"{kept} cells were finished before and are kept")
         self._write()
         self._started, self._at_first = time.monotonic(), self._images()
-        self._engine.run(waiting, lambda cell, code: self._ended(cell, code, stopped()), stopped, self._watch)
+        self._engine.run(self.waiting, lambda cell, code: self._ended(cell, code, stopped()), stopped, self._watch)
         self._watch(now=True)
-        return any(outcome.state == "waiting" for outcome in self._outcomes.values())
-
-    def rehearse(self) -> None:
-        """Find what cannot work, before any cell is started."""
-        waiting = [each.cell for each in self._outcomes.values() if each.state == "waiting"]
-        self._sharing = rehearse(self._plan, waiting, self._line.note)
+        return bool(self.waiting)
 
     def _images(self) -> int:
         """Charged so far, of all cells, as far as their records tell."""
@@ -152,7 +155,7 @@ class Session:
         directory = self._plan.directory(cell)
         make_folder(directory)
         recipe, log = directory.with_name(f"{cell.name}.yaml"), directory.with_name(f"{cell.name}.log")
-        write_text(recipe, sealed(dump_yaml(document(as_asked(cell.job, self._sharing, self._plan.engine in EXTRAS)))))
+        write_text(recipe, sealed(dump_yaml(document(as_asked(cell.job, self.sharing, self._plan.engine in EXTRAS)))))
         words = ["--config", str(recipe), "--out", str(directory), "--resume", "auto", *said_by_the_user(cell.job)]
         return Task(("extract", *words), log, directory, cell.job.config.device)
 
@@ -206,8 +209,9 @@ class Session:
 
     def _write(self) -> None:
         findings = self.findings()
-        write_text(self._plan.out / REPORT, markdown(findings))
-        write_text(self._plan.out / DATA, as_json(findings))
+        report, data, _ = self._plan.files
+        write_text(report, markdown(findings))
+        write_text(data, as_json(findings))
 
 
 def _killed(code: int) -> str:

@@ -57,7 +57,7 @@ def test_permutations_are_of_the_key_and_of_the_image_as_its_eight_bits_are(monk
 def test_the_mahalanobis_gate_is_calibrated_on_every_second_held_out_image() -> None:
     """Of those it is calibrated on, the share tau is flagged; on the others and on noise it is a measurement."""
     (defence,) = defended("misinform:gate=mahalanobis:data=digits:tau=.1:wrong=roll")._stack
-    gate = defence._features  # type: ignore[attr-defined]
+    gate = defence._at_home  # type: ignore[attr-defined]
     test, train = load_dataset("digits", "test").images, load_dataset("digits", "train").images
     flagged = [
         float((gate(images) < 0.1).double().mean()) for images in (test[::2], test[1::2], train, queries()[359:859])

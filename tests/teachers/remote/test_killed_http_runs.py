@@ -1,6 +1,6 @@
 """Runs over HTTP killed with SIGKILL at any moment, and servers killed under them: nothing paid is lost unsaid.
 
-``DFME_KILLS`` is the number of kills planned in all (6 by default; the long proof: DFME_KILLS=50).
+``DFME_KILLS`` is the number of kills planned in all (8 by default; the long proof: DFME_KILLS=50).
 """
 
 from __future__ import annotations

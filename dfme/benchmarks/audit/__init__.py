@@ -1,0 +1,1 @@
+"""The audit: one command, one page, a decision."""

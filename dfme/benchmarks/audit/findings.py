@@ -1,0 +1,234 @@
+"""What the cells of an audit come to, as ``audit.json`` has it: from what they left, by arithmetic alone. No torch.
+
+Of attackers the worst counts, never their mean: the cheapest copy, the largest agreement.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from dfme.benchmarks.audit.options import LIMITS
+from dfme.benchmarks.compare.attackers import NO_DEFENCE
+from dfme.benchmarks.compare.defended import defended
+from dfme.benchmarks.compare.figures import ComparisonResult, Outcome, Spread, spread
+from dfme.report.facts import LEVELS, wilson_interval
+
+Entry = dict[str, Any]
+
+COPY = 0.9
+"""The agreement at which a student counts as a copy."""
+
+
+@dataclass
+class Findings:
+    """What an audit has found so far. ``second`` is None until the defences have been tried.
+
+    ``runs``: every run of both comparisons, as it ended; ``summaries``: what each finished one says, by its name.
+    """
+
+    own: str
+    budget: int
+    price_per_1000: float | None
+    first: ComparisonResult
+    second: ComparisonResult | None = None
+    runs: Sequence[Outcome] = ()
+    summaries: Mapping[str, Entry] = field(default_factory=dict)
+    utility: Sequence[Entry] = ()
+
+    @property
+    def example(self) -> Entry:
+        """The summary of a run of the teacher's own answers, which says what the teacher is; empty without any."""
+        names = (each.cell.name for each in self.first.outcomes if each.cell.mode == self.own)
+        return next((self.summaries[name] for name in names if name in self.summaries), {})
+
+    @property
+    def images(self) -> int:
+        """The images that copies are scored on."""
+        return int((self.example.get("evaluation") or {}).get("images", 0))
+
+    def cost(self, queries: float | None) -> float | None:
+        """What so many images cost."""
+        return None if self.price_per_1000 is None or queries is None else queries * self.price_per_1000 / 1000
+
+    def interval(self, share: float | None) -> list[float] | None:
+        """Over the images of the evaluation."""
+        return None if share is None or not self.images else [*wilson_interval(share, self.images)]
+
+    @cached_property
+    def price(self) -> list[Entry]:
+        """What a copy costs: a line for each attacker and form of answers."""
+        groups: dict[tuple[str, str], list[Outcome]] = {}
+        for each in self.first.outcomes:
+            groups.setdefault((each.cell.row, each.cell.mode), []).append(each)
+        return [self._line(*group, outcomes) for group, outcomes in groups.items()]
+
+    def _line(self, row: str, mode: str, outcomes: Sequence[Outcome]) -> Entry:
+        figures = [each.figures for each in outcomes]
+        agreement = [None if each is None else each.agreement for each in figures]
+        queries = {f"{level:g}": [each and each.queries_to[level] for each in figures] for level in LEVELS}
+        told = plain(spread(agreement)) or {"mean": None, "sd": None}
+        ended = next((each for each in outcomes if each.state != "finished"), outcomes[0])
+        line = {"row": row, "mode": mode, "agreement": agreement, "mean": told["mean"], "sd": told["sd"]}
+        line |= {"interval": self.interval(told["mean"]), "queries_to": queries, "state": ended.state}
+        line |= {"reason": ended.reason, "cells": [each.cell.name for each in outcomes]}
+        return line | {"cost_to_90": self.cost(median_to_copy(line))}
+
+    @cached_property
+    def defences(self) -> list[Entry]:
+        """Each defence and its attackers, that of the strongest attacker's answers without one first."""
+        found = []
+        lines = defended(self.second, self.own, self.budget) if self.second else []
+        cells = self.second.rows(self.own, self.budget) if self.second else {}
+        for line in lines:
+            attackers = [
+                {"answers": each.answers, "agreement": plain(each.agreement), "score": plain(each.score)}
+                | {"remarks": [*each.remarks], "cells": [one.cell.name for one in cells[each.label] if one.figures]}
+                for each in line.attackers
+            ]
+            score = next((each["score"] for each in attackers if each["answers"] == line.best), None)
+            told = {"best": line.best, "best_score": score, "to_label_only": line.to_label_only}
+            found.append({"defence": line.defence, "attackers": attackers, **told})
+        return found
+
+    def paid(self, name: str) -> Entry:
+        """What honest users pay on held-out images for a defence or a label mode, as far as it was measured."""
+        rows = {row["row"]: row["held_out"] for row in self.utility}
+        return rows.get(NO_DEFENCE if name.startswith("quota") else name) or {}  # a quota changes no answer
+
+    def switches(self) -> Iterator[tuple[str, str, Spread, str]]:
+        """Name, kind, the best attacker's agreement and where it stands, of each switch; first that of none."""
+        best = {mode: strongest_copy(self.price, mode) for mode in dict.fromkeys(line["mode"] for line in self.price)}
+        bare = [(_spread(line), f"price.{self.price.index(line)}") for line in [best.pop(self.own, None)] if line]
+        scores = [
+            (at, line["defence"], line["best_score"]) for at, line in enumerate(self.defences) if line["best_score"]
+        ]
+        bare += [(Spread(*score.values()), f"defences.{at}") for at, name, score in scores if name == NO_DEFENCE]
+        if bare:
+            yield NO_DEFENCE, "defence", *max(bare, key=lambda pair: pair[0].mean)
+        yield from (
+            (name, "defence", Spread(*of.values()), f"defences.{at}") for at, name, of in scores if name != NO_DEFENCE
+        )
+        for mode, line in best.items():
+            if line is not None:
+                yield mode, "label mode", _spread(line), f"price.{self.price.index(line)}"
+
+    def pareto(self) -> list[Entry]:
+        """What honest users pay beside what the best attacker gets, of every switch."""
+        points = []
+        for name, kind, score, _ in self.switches():
+            costs = {each: self.paid(name).get(each) for each in ("l1_mean", "accuracy_drop")}
+            points.append({"name": name, "kind": kind, **costs, "agreement": score.mean})
+        return [{**point, "dominated": any(_dominates(other, point) for other in points)} for point in points]
+
+    def verdicts(self, limits: Mapping[str, float]) -> list[Entry]:
+        """Each stated limit beside the worst that any attacker and seed came to with the teacher's own answers."""
+        lines = [line for line in self.price if line["mode"] == self.own and line["mean"] is not None]
+        return [_verdict(name, wanted, lines) for name, wanted in limits.items()]
+
+    def games(self, twin: Entry | None) -> Entry:
+        """Agreements to hold a copy against, and how far it is on the way from one answer to everything to a twin."""
+        known = self.example.get("baselines") or {}
+        least, way = known.get("constant_agreement"), 0.0
+        if twin is not None and least is not None:
+            way = twin["agreement"] - least
+        advantage = []
+        for line in self.price if way else ():
+            values = [None if share is None else (share - least) / way for share in line["agreement"]]
+            told = plain(spread(values)) or {"mean": None, "sd": None}
+            place = {"row": line["row"], "mode": line["mode"], "values": values}
+            advantage.append(place | {"mean": told["mean"], "sd": told["sd"]})
+        return {"constant": least, "guess": known.get("chance"), "twin": twin, "advantage": advantage}
+
+    def cells(self) -> list[Entry]:
+        """Every run of both comparisons, once."""
+        every = {each.cell.name: each for each in self.runs if each.state != "not applicable"}
+        found = []
+        for name, each in every.items():
+            cell, summary = each.cell, self.summaries.get(name) or {}
+            figures = {key: getattr(each.figures, key, None) for key in ("spent", "agreement", "curve", "seconds")}
+            watch = (summary.get("watch") or {}).get("detectors") or {}
+            told = {"name": name, "row": cell.row, "mode": cell.mode, "defence": cell.attempt.runs, "seed": cell.seed}
+            told |= {"answers": cell.attempt.answers, "budget": cell.budget, "state": each.state, "reason": each.reason}
+            told |= {"spent": figures["spent"], "agreement": figures["agreement"], "dir": f"cells/{name}"}
+            told |= {"interval": self.interval(figures["agreement"]), "curve": [[*at] for at in figures["curve"] or ()]}
+            told |= {"alarms": {detector: of["first_alarm"] for detector, of in watch.items()}}
+            told |= {key: summary.get(key) for key in ("config_hash", "requests")}
+            found.append(told | {"steps_seconds": figures["seconds"], "cost": self.cost(figures["spent"])})
+        return found
+
+    def ledger(self, examined: Mapping[str, Any]) -> Entry:
+        """Images of all cells and of the examination; ``served`` and ``cost`` are the most that may be owed."""
+        done, keys = self.summaries.values(), ("spent", "evaluation_queries", "lost")
+        charged, scored, lost = (sum(int(each[key]) for each in done) for key in keys)
+        served = charged + scored + lost + int(examined.get("served", 0))
+        told = {"images": charged, "evaluation": scored, "transfer": int(examined.get("asked", 0)), "served": served}
+        return told | {"cost": self.cost(served), "cells": len(done)}
+
+    def not_run(self) -> list[Entry]:
+        """Cells that were never to be run, and those that failed."""
+        found: dict[str, str] = {}
+        for each in self.runs:
+            if each.state in ("not applicable", "failed"):
+                seed = f", seed {each.cell.seed}" if each.state == "failed" else ""
+                found.setdefault(f"{each.cell.label} with {each.cell.mode}{seed}", each.reason)
+        return [{"what": what, "why": why} for what, why in found.items()]
+
+
+def plain(of: Spread | None) -> Entry | None:
+    """A mean and a deviation over so many seeds."""
+    return None if of is None else {"mean": of.mean, "sd": of.sd, "n": of.count}
+
+
+def _spread(line: Entry) -> Spread:
+    return Spread(line["mean"], line["sd"], sum(share is not None for share in line["agreement"]))
+
+
+def to_copy(line: Entry) -> list[float | None]:
+    """Queries until a copy, of every seed that is finished; None: it did not get there."""
+    pairs = zip(line["queries_to"][f"{COPY:g}"], line["agreement"], strict=True)
+    return [queries for queries, agreement in pairs if agreement is not None]
+
+
+def median_to_copy(line: Entry) -> float | None:
+    """Over seeds; one that did not get there counts as more than any number."""
+    counts = [math.inf if count is None else count for count in to_copy(line)]
+    middle = statistics.median(counts or [math.inf])
+    return middle if math.isfinite(middle) else None
+
+
+def strongest(lines: Iterable[Entry], mode: str) -> Entry | None:
+    """The attacker that made a copy with the fewest queries, else the one whose students agree most."""
+    scored = [line for line in lines if line["mode"] == mode and line["mean"] is not None]
+    return min(scored, key=lambda line: (median_to_copy(line) or math.inf, -line["mean"]), default=None)
+
+
+def strongest_copy(lines: Iterable[Entry], mode: str) -> Entry | None:
+    """The attacker whose students agree most."""
+    scored = [line for line in lines if line["mode"] == mode and line["mean"] is not None]
+    return max(scored, key=lambda line: float(line["mean"]), default=None)
+
+
+def _dominates(one: Entry, other: Entry) -> bool:
+    """Whether a point is nowhere worse and somewhere better, in what is known of both; the price must be."""
+    pairs = [(one[name], other[name]) for name in ("l1_mean", "accuracy_drop", "agreement")]
+    known = [(left, right) for left, right in pairs if None not in (left, right)]
+    return len(known) > 1 and all(left <= right for left, right in known) and any(left < right for left, right in known)
+
+
+def _verdict(limit: str, wanted: float, lines: Sequence[Entry]) -> Entry:
+    if limit in LIMITS:
+        counts = [count for line in lines for count in line["queries_to"][f"{LIMITS[limit]:g}"] if count is not None]
+        value, least = min(counts, default=None), f"at least {wanted:,.0f} queries to {LIMITS[limit]:.0%} agreement"
+        holds, told = value is None or value >= wanted, "none got there" if value is None else f"{value:,}"
+    else:
+        shares = [share for line in lines for share in line["agreement"] if share is not None]
+        value, least = max(shares, default=None), f"at most {wanted:.1%} agreement"
+        holds, told = value is None or value <= wanted, "" if value is None else f"{value:.1%}"
+    told = f"the worst attack we ran: {told}" if lines else "not known, since no attack has finished"
+    text = f"you want {least}; {told}"
+    return {"limit": limit, "wanted": wanted, "value": value, "pass": bool(lines) and holds, "text": text}

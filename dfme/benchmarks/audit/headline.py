@@ -1,0 +1,153 @@
+"""The words of an audit: two sentences with the price, what to do, what it does not tell, and the model's card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dfme.benchmarks.audit.findings import COPY, Findings, Entry, median_to_copy, strongest, to_copy
+from dfme.benchmarks.compare.attackers import NO_DEFENCE
+from dfme.benchmarks.compare.defended import gains
+from dfme.benchmarks.compare.figures import Spread
+from dfme.report.facts import wilson_interval
+
+ADVICE, PLAIN = 3, "random order"
+"""Lines what to do; the honest stream in which a detector that one of them names never rang."""
+
+NOTHING = "Nothing here helps: no switch we tried takes more from the best attacker we ran than chance explains."
+
+
+def headline(of: Findings, seeds: Sequence[int]) -> Entry:
+    """The price of a copy from the teacher's own answers, and from labels alone, in figures and in two sentences."""
+    best, labels = _price(of, of.own), None
+    if of.own != "label" and any(line["mode"] == "label" for line in of.price):
+        labels = {**_price(of, "label"), "l1_mean": of.paid("label").get("l1_mean")}
+    sentences = [_first(of, best, seeds), _second(of, labels)]
+    return {"level": COPY, "mode": of.own, **best, "labels": labels, "sentences": sentences}
+
+
+def _price(of: Findings, mode: str) -> Entry:
+    line = strongest(of.price, mode)
+    if line is None:
+        return {"attacker": None, "queries": [], "median": None, "cost": None, "best_agreement": None}
+    middle, told = median_to_copy(line), {"mean": line["mean"], "sd": line["sd"], "n": len(to_copy(line))}
+    queries = {"queries": line["queries_to"][f"{COPY:g}"], "median": middle, "cost": of.cost(middle)}
+    return {"attacker": line["row"], **queries, "best_agreement": told}
+
+
+def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
+    held_back = (of.example.get("evaluation") or {}).get("held_back")
+    images = f"{of.images:,} held-{'back generated queries' if held_back else 'out images'}"
+    copy = f"A copy that agrees with your model on {COPY:.0%} of {images}"
+    if best["attacker"] is None:
+        return f"What a copy costs is not known: no attack on {of.own} has finished."
+    texts = ["not reached" if count is None else f"{count:,}" for count in best["queries"]]
+    told = f"seeds: {', '.join(texts)}" if len(texts) > 1 else f"seed {seeds[0]} alone"
+    by = f"{best['attacker']}, the best attacker we ran"
+    if best["median"] is not None:
+        return f"{copy} costs {best['median']:,.0f} queries ({told}){_money(best)}; it is of {by}."
+    some = f"in most seeds ({told})" if any(best["queries"]) else f"within {of.budget:,} queries"
+    return f"{copy} was not made {some}: those of {by}, agree on {best['best_agreement']['mean']:.1%}."
+
+
+def _money(price: Entry) -> str:
+    return "" if price["cost"] is None else f", {price['cost']:,.2f} at your price"
+
+
+def _second(of: Findings, labels: Entry | None) -> str:
+    if labels is None or labels["attacker"] is None:
+        return (
+            "Your model answers labels alone." if of.own == "label" else "What it costs with labels alone is not known."
+        )
+    change = (
+        "" if labels["l1_mean"] is None else f"; your users' answers would change by {labels['l1_mean']:.2f} on average"
+    )
+    if labels["median"] is not None:
+        return f"With labels alone it costs {labels['median']:,.0f} queries{_money(labels)}{change}."
+    reached, mean = sum(count is not None for count in labels["queries"]), labels["best_agreement"]["mean"]
+    made = f"one was made in {reached} of {len(labels['queries'])} seeds" if reached else "none was made"
+    return f"With labels alone {made} within {of.budget:,} queries: the best agree on {mean:.1%}{change}."
+
+
+def advice(of: Findings, detection: Entry | None) -> list[Entry]:
+    """What helps by more than seeds and images can tell, the largest effect first; or that nothing does."""
+    found = sorted([*_switches(of), *_watch(of, detection)], key=lambda each: -each[0])
+    told = [
+        {"text": text, "effect": f"{100 * gain:.1f} points of agreement less", "from": at} for gain, text, at in found
+    ]
+    return told[:ADVICE] or [{"text": NOTHING, "effect": "none", "from": "price.0"}]
+
+
+def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
+    switches = [*of.switches()]
+    if not switches or switches[0][0] != NO_DEFENCE:
+        return
+    before = switches[0][2]
+    for name, kind, after, at in switches[1:]:
+        if _helps(of, before, after):
+            answers = f"Answer {'labels alone' if name == 'label' else name}"
+            what = answers if kind == "label mode" else f"Switch on {name}"
+            if name.startswith("quota"):
+                what = f"Answer no client more than {int(name.partition('=')[2]):,} images ({name})"
+            text = f"{what}: the best attacker we ran agrees on {after.mean:.1%} in place of {before.mean:.1%}"
+            paid, lost = of.paid(name).get("l1_mean"), of.paid(name).get("accuracy_drop")
+            text += "" if paid is None else f"; your users' answers change by {paid:.2f} on average"
+            text += "" if lost is None else f", and their accuracy falls by {100 * lost:.1f} points"
+            yield before.mean - after.mean, f"{text}.", at
+
+
+def _helps(of: Findings, before: Spread, after: Spread) -> bool:
+    """Whether agreement falls by more than the spread over seeds, and than the images can tell."""
+    if not of.images or not gains(before, after):
+        return False
+    return wilson_interval(before.mean, of.images)[0] > wilson_interval(after.mean, of.images)[1]
+
+
+def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]:
+    """The detector that leaves the worst attack least, of those that never rang in honest images in random order."""
+    honest = {each["detector"]: each for each in (told or {}).get("benign", ()) if each["stream"] == PLAIN}
+    attacks: dict[str, list[tuple[float, int, Entry]]] = {}
+    for at, each in enumerate((told or {}).get("attacks", ())):
+        quiet = each["detector"] in honest and not honest[each["detector"]]["alarms"]
+        if quiet and (each["mode"], each["defence"]) == (of.own, NO_DEFENCE):
+            worth = each["agreement_at_alarm"] if each["first_alarm"] is not None else None
+            attacks.setdefault(each["detector"], []).append((1.0 if worth is None else worth, at, each))
+    share, at, each = min((max(rung, key=lambda one: one[0]) for rung in attacks.values()), default=(1.0, 0, {}))
+    before = next((score for name, _, score, _ in of.switches() if name == NO_DEFENCE), None)
+    if before is not None and share < before.mean and _helps(of, before, Spread(share, None, 1)):
+        text = f"Watch with {each['detector']}, and stop whom it names: it rang in every attack, in the worst at image "
+        text += f"{each['first_alarm']:,}, where the copy agreed on {share:.1%} in place of {before.mean:.1%}; of "
+        yield (
+            before.mean - share,
+            f"{text}{honest[each['detector']]['sessions']:,} honest sessions in none.",
+            f"detection.attacks.{at}",
+        )
+
+
+def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
+    """The sentences below every audit."""
+    rows = ", ".join(dict.fromkeys(line["row"] for line in of.price))
+    watched = (
+        "Detectors were held against honest streams made from your evaluation images; your real traffic is another."
+    )
+    return [
+        f"The attackers that ran are {rows}; a stronger one, or one with images of your task, may need fewer queries.",
+        f"Shares are of {of.images:,} images and {seeds} seed{'s' * (seeds > 1)}; intervals are over images, and stand "
+        "beside them; below five seeds none is claimed for those.",
+        "Every attack was one client: several that share keys divide a quota, and what a watch sees, among them.",
+        "What an attacker learns elsewhere is not counted: labels of the same images, or an earlier version's answers.",
+        "Figures hold for this model and these answers; another model, or this one trained again, has others.",
+        watched if local else "Which defences or watches the service has is not known here, and none was tried.",
+    ]
+
+
+def model_card(audit: Mapping[str, Any]) -> str:
+    """A section for the model's card."""
+    made, options = audit["made"], audit["options"]
+    lines = ["## Extraction resistance", "", *audit["headline"]["sentences"], ""]
+    lines += [f"- {each['text']}" for each in audit["advice"]]
+    lines += [f"- Limit {'holds' if each['pass'] else 'FAILS'}: {each['text']}" for each in audit["verdicts"]]
+    lines += ["", "What this does not tell:", "", *(f"- {text}" for text in audit["limits"]), ""]
+    seeds = ", ".join(map(str, options["seeds"]))
+    lines += [f"dfme {audit['tool']['dfme']}, {made['started'][:10]}, profile {options['profile']}, seeds {seeds}:"]
+    return "\n".join([*lines, "", f"    {made['command']}"]) + "\n"

@@ -1,0 +1,301 @@
+"""An audit from its plan to its page: two comparisons, then what can be said of their cells; all of it is kept."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from dfme import __version__
+from dfme.benchmarks.audit.findings import Findings, Entry, strongest, to_copy
+from dfme.benchmarks.audit.headline import advice, headline, model_card, what_it_does_not_tell
+from dfme.benchmarks.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, limits
+from dfme.benchmarks.compare.attackers import NO_DEFENCE
+from dfme.benchmarks.compare.figures import Outcome
+from dfme.benchmarks.compare.picture import draw
+from dfme.benchmarks.compare.plan import ComparisonPlan
+from dfme.benchmarks.compare.processes import cores
+from dfme.benchmarks.compare.rehearsal import rehearse
+from dfme.benchmarks.compare.session import Session, not_applicable
+from dfme.config.yaml_files import dump_yaml, sealed
+from dfme.errors import UserError
+from dfme.files import make_folder, write_text
+from dfme.report.console import teacher_name
+from dfme.report.summary_file import read_summary
+from dfme.report.terminal import StatusLine, wrapped
+from dfme.run.interrupt import Interrupt
+from dfme.run.job import PROJECT, document, resume_command
+from dfme.run.lock import DirectoryLock
+
+SCHEMA, FAILS, STOPPED = "dfme.audit/1", 4, 130
+"""The form of audit.json, and exit codes: a stated limit fails; stopped and kept."""
+
+ATLAS = {
+    "AML.T0040": "AI Model Inference API Access",
+    "AML.T0024.002": "Extract AI Model",
+    "AML.T0005.001": "Train Proxy via Replication",
+    "AML.T0043.002": "Black-Box Transfer",
+    "AML.T0048.004": "AI Intellectual Property Theft",
+}
+TAXONOMY = {"atlas": [{"id": key, "name": name} for key, name in ATLAS.items()], "owasp": ["ML05:2023 Model Theft"]}
+"""Names of the threat in MITRE ATLAS 5.6.1 and OWASP's list."""
+
+MAX_SHEET = 400_000
+"""Bytes of a picture that the page carries."""
+
+
+def audit(
+    plan: AuditPlan, owner: ModuleType, line: StatusLine, show: Callable[[str], None], across: int | None = None
+) -> int:
+    """Run what is left of the audit; the exit code: 0, 4 if a stated limit fails, 1 if a cell did, 130 if stopped.
+
+    ``owner``: the owner's side (``dfme.cli.teacher_side``). ``line`` says how far it is, ``show`` what was found.
+
+    Raises:
+        UserError: for what cannot work, before anything is asked, or a directory in use.
+    """
+    work, command = Audit(plan, owner, line), resume_command(plan.out, plan.job, "audit")
+    work.check()
+    make_folder(plan.out / "examined")
+    make_folder(plan.out / "cells")
+    lock = DirectoryLock(plan.out)
+    whole = False
+    try:
+        write_text(plan.out / OPTIONS, sealed(dump_yaml(plan.options)))
+        whole = work.run()
+    finally:
+        line.close()
+        lock.close()
+        if not whole:
+            line.note(f"stopped; all that was paid is kept; when no cell runs any more, go on with:\n  {command}")
+    if not whole:
+        return 0 if plan.config.engine == "commands" else STOPPED
+    found = work.found
+    lines = [*found["headline"]["sentences"], *(f"- {each['text']}" for each in found["advice"])]
+    lines += [f"{'holds' if each['pass'] else 'FAILS'}: {each['text']}" for each in found["verdicts"]]
+    show(
+        "\n".join([wrapped("\n".join(lines), across, "  "), "", *(str(plan.out / name) for name in (PAGE, DATA, CARD))])
+    )
+    failed = any(each["state"] == "failed" for each in found["cells"])
+    return int(failed) if all(each["pass"] for each in found["verdicts"]) else FAILS
+
+
+class Audit:
+    """An audit on its way; ``found`` is what its audit.json holds."""
+
+    def __init__(self, plan: AuditPlan, owner: ModuleType, line: StatusLine) -> None:
+        self._plan, self._owner, self._line = plan, owner, line
+        self._plans, self._sessions = [plan.first], [self._session(plan.first)]
+        self._not_run, self._utility = [*plan.not_run], list[Entry]()
+        self._measured: Entry | None = None
+        self._examined: Entry = {}
+        self._began, self._before = time.time(), _read(plan.out / DATA).get("made") or {}
+        self.found: Entry = {}
+
+    def check(self) -> None:
+        """Find what cannot work, and say how much may be asked. UserError for both."""
+        plan, first, config = self._plan, self._sessions[0], self._plan.config
+        able = dict.fromkeys(each.cell.row for each in _to_run(first) if each.cell.mode == plan.own)
+        then = [self._session(plan.second(row, config.defences)) for row in able] if plan.second else []
+        known = {each.cell.name for each in _to_run(first)}
+        count = len(known) + max((sum(each.cell.name not in known for each in _to_run(one)) for one in then), default=0)
+        told = f"{count} attacks of {config.budget:,} images may be charged {count * config.budget:,} in all"
+        if config.total is not None and count * config.budget > config.total:
+            fewer = "fewer attackers, label modes, defences or seeds"
+            raise UserError(f"--total: {told}, more than {config.total:,}; give a smaller --budget, or {fewer}")
+        waiting = {cell.name: cell for session in (first, *then) for cell in session.waiting}
+        first.sharing = rehearse(plan.first, [*waiting.values()], self._line.note)
+        self._line.note(f"{told}; evaluations are not counted")
+
+    def run(self) -> bool:
+        """Every phase that is not done; whether none was stopped."""
+        for phase in (self._bill, self._attack, self._defend, self._detect, self._examine):
+            began = time.monotonic()
+            self._line.note(f"-- {phase.__doc__}")
+            if phase() is False:
+                return False
+            self._write(finished=phase == self._examine)
+            self._line.note(f"   {time.monotonic() - began:.1f} s")
+        for plan, session in zip(self._plans, self._sessions, strict=True):
+            draw(session.findings(), plan.files[2])
+        return True
+
+    def _session(self, plan: ComparisonPlan) -> Session:
+        return Session(plan, not_applicable(plan.runs), self._line)
+
+    def _run(self, session: Session) -> bool:
+        with Interrupt(announce=True) as interrupt:
+            return not session.run(interrupt.requested)
+
+    def _bill(self) -> None:
+        """what honest users pay"""
+        job, texts = self._plan.job, [*self._plan.config.defences, *self._plan.config.label_modes[1:]]
+        if not self._plan.local or job.config.evaluation.dataset == "none" or not texts:
+            return
+        stacks = [tuple(text.split("+")) for text in texts]
+        asked = job.teacher, job.teacher_options, stacks, job.config.evaluation, job.config.device
+        bills = _kept(self._plan.out / "utility.json", texts, partial(self._owner.bills, *asked, tell=self._line.note))
+        self._utility = [{"row": row, **bill} for row, bill in zip((NO_DEFENCE, *texts), bills, strict=True)]
+
+    def _attack(self) -> bool:
+        """the price of a copy"""
+        return self._run(self._sessions[0])
+
+    def _defend(self) -> bool | None:
+        """defences, and attackers who know them"""
+        best = strongest(self._of().price, self._plan.own)
+        if self._plan.second is None or best is None:
+            return None
+        least = min((count for count in to_copy(best) if count is not None), default=0)
+        quota = [f"quota:images={_below(least)}"] if least > 1 else []
+        bills = {row["row"]: row for row in self._utility}
+        self._plans.append(replace(self._plan.second(best["row"], [*self._plan.config.defences, *quota]), bills=bills))
+        self._sessions.append(self._session(self._plans[1]))
+        return self._run(self._sessions[1])
+
+    def _detect(self) -> None:
+        """would one notice?"""
+        job, file = self._plan.job, self._plan.out / "detection.json"
+        asked = job.teacher, job.teacher_options, job.teacher.watch, job.config.evaluation, job.config.device
+        if job.teacher.watch and self._plan.local:
+            self._measured = self._tried(
+                "detection", lambda: _kept(file, asked[2], partial(self._owner.detection, *asked))
+            )
+
+    def _examine(self) -> None:
+        """what a copy is good for"""
+        from dfme.benchmarks.audit.examine import ExaminedCell, examine
+
+        plan, config, out = self._plan, self._plan.config, self._plan.out
+        done = [each.cell for each in self._sessions[0].runs if each.state == "finished"]
+        if not done:
+            return
+        runs = [(cell.name, cell.row, cell.mode, cell.seed, plan.first.directory(cell)) for cell in done]
+        cells = [ExaminedCell(*run, cell.seed == config.seeds[0]) for run, cell in zip(runs, done, strict=True)]
+        twin = None if config.twin in ("none", "train") else Path(config.twin)
+        if config.twin == "train":
+            train = partial(self._owner.train_twin, plan.job, runs[0][-1], out / "twin.safetensors", self._line.note)
+            twin = self._tried("a twin, trained on your own data", train)
+        asks = {"auto": None, "true": True, "false": False}[config.transfer]
+        key = [*(cell.name for cell in done), str(twin), config.transfer]
+        found = partial(examine, out, cells, plan.job, twin, asks, self._line.note)
+        self._examined = _kept(out / "examined" / "found.json", key, found)
+
+    def _tried(self, what: str, make: Callable[[], Any]) -> Any:
+        """What is made, or None where the data do not allow it, which is noted."""
+        try:
+            return make()
+        except UserError as error:
+            self._not_run.append({"what": what, "why": str(error)})
+            return None
+
+    def _of(self) -> Findings:
+        plan, told = self._plan, [session.findings() for session in self._sessions]
+        runs = [each for session in self._sessions for each in session.runs]
+        ended = [each.cell for each in runs if each.state == "finished"]
+        summaries = {cell.name: read_summary(plan.first.directory(cell) / "summary.json") or {} for cell in ended}
+        known = plan.own, plan.config.budget, plan.job.teacher.price_per_1000
+        return Findings(*known, told[0], told[1] if told[1:] else None, runs, summaries, self._utility)
+
+    def _write(self, finished: bool) -> None:
+        """audit.json, and of a finished audit the page and the card."""
+        plan, before = self._plan, self._before
+        wall = float(before.get("wall_seconds", 0.0)) + time.time() - self._began
+        started = before.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began))
+        made = {"command": " ".join(plan.first.command), "started": started, "wall_seconds": round(wall, 1)}
+        made |= {"machine": f"{platform.machine()}, {cores()} cores", "finished": finished, "directory": str(plan.out)}
+        self.found = {"schema": SCHEMA, "tool": _tool(), "made": made, **self._findings()}
+        write_text(plan.out / DATA, json.dumps(self.found, indent=1, allow_nan=False) + "\n")
+        if finished:
+            from dfme.benchmarks.audit.page import write_page
+
+            write_page(self.found, plan.out / PAGE)
+            write_text(plan.out / CARD, model_card(self.found))
+
+    def _findings(self) -> Entry:
+        plan, of, examined, config = self._plan, self._of(), self._examined, self._plan.config
+        told = limits(config.acceptable, config.budget)
+        cells, games, detection = of.cells(), of.games(examined.get("twin")), None
+        if self._measured is not None:
+            from dfme.benchmarks.audit.detection import joined
+
+            watches = ((of.summaries.get(cell["name"]) or {}).get("watch") for cell in cells)
+            watched = [
+                cell | {"watch": seen, "constant": games["constant"]} for cell, seen in zip(cells, watches, strict=True)
+            ]
+            detection = joined(self._measured, watched)
+        names = ("profile", "budget", "seeds", "attackers", "label_modes", "defences", "total", "transfer")
+        price, first = plan.job.teacher.price_per_1000, headline(of, config.seeds)
+        return {
+            "options": {name: getattr(config, name) for name in names} | {"price_per_1000": price, "acceptable": told},
+            **{"target": _target(plan, of.example), "headline": first, "advice": advice(of, detection)},
+            **{"verdicts": of.verdicts(told), "price": of.price, "games": games, "defences": of.defences},
+            **{"utility": self._utility, "pareto": of.pareto(), "detection": detection, "cells": cells},
+            **{name: examined.get(name, []) for name in ("fidelity", "fidelity_seeds")},
+            **{"transfer": examined.get("transfer"), "ledger": of.ledger(examined), "taxonomy": TAXONOMY},
+            "not_run": [*self._not_run, *examined.get("not_run", ()), *of.not_run()],
+            "limits": what_it_does_not_tell(of, len(config.seeds), plan.local),
+            "pictures": _pictures(plan, first["attacker"]),
+        }
+
+
+def _target(plan: AuditPlan, example: Entry) -> Entry:
+    teacher, scored = example.get("teacher") or {}, example.get("evaluation") or {}
+    accuracy, name = example.get("teacher_accuracy"), teacher_name(document(plan.job)["teacher"])
+    told = {"kind": plan.job.teacher.kind, "name": name, "local": plan.local, "label_mode": plan.own}
+    told |= {key: teacher.get(key) for key in ("shape", "num_classes", "levels")}
+    told |= {"defences": [*plan.job.teacher.defences], "authorised_by": example.get("authorised_by")}
+    evaluation = {"name": scored.get("name"), "images": scored.get("images"), "labelled": accuracy is not None}
+    return told | {"accuracy": accuracy, "evaluation": evaluation}
+
+
+def _tool() -> Entry:
+    commit, words = None, ["git", "-C", str(PROJECT), "rev-parse", "--short", "HEAD"]
+    with suppress(OSError, subprocess.SubprocessError):
+        if (PROJECT / ".git").exists():
+            commit = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout.strip()  # noqa: S603
+    return {"dfme": __version__, "torch": torch.__version__, "python": platform.python_version(), "commit": commit}
+
+
+def _pictures(plan: AuditPlan, attacker: str | None) -> Entry:
+    """The sheet of the strongest attacker's queries."""
+    every = (cell for cell in plan.first.cells if (cell.row, cell.mode) == (attacker, plan.own))
+    sheets = [plan.first.directory(cell) / "samples.png" for cell in every]
+    sheet = next((file for file in sheets if file.is_file() and file.stat().st_size <= MAX_SHEET), None)
+    return {"samples": f"data:image/png;base64,{base64.b64encode(sheet.read_bytes()).decode()}"} if sheet else {}
+
+
+def _to_run(session: Session) -> list[Outcome]:
+    return [each for each in session.runs if each.state != "not applicable"]
+
+
+def _below(queries: float) -> int:
+    """A round number of images, to two digits, below so many."""
+    unit = 10 ** max(0, math.floor(math.log10(queries - 1)) - 1)
+    return int((queries - 1) // unit * unit)
+
+
+def _read(path: Path) -> Entry:
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _kept(path: Path, of: Sequence[str], make: Callable[[], Any]) -> Any:
+    """What was made of the same before, where it is on file; else what is made now, and kept."""
+    if _read(path).get("of") != [*of]:
+        write_text(path, json.dumps({"of": [*of], "found": make()}, indent=1, allow_nan=False) + "\n")
+    return _read(path)["found"]

@@ -1,0 +1,98 @@
+"""``run.py detect``: what detectors say of the accounts in a log of ``serve --record``; nobody is asked anything."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic.dataclasses import dataclass
+
+from dfme.cli import teacher_side
+from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
+from dfme.cli.files import default_recipe
+from dfme.config.fields import CONFIG, Basic
+from dfme.config.settings import EvaluationConfig
+from dfme.config.watch_texts import DETECTORS
+from dfme.report.markdown import table
+from dfme.run.checks import dataset_problems, fresh_directory_problems
+
+
+@dataclass(frozen=True, config=CONFIG)
+class DetectConfig:
+    """One log, beside honest accounts; --teacher.watch names detectors, else all look that the log can feed."""
+
+    log: Basic[str]
+    """folder that run.py serve --record wrote; it may stand first and alone: run.py detect LOG --benign digits"""
+    benign: Basic[str]
+    """held-out labelled images of the owner, which calibrate the detectors by one half: a data set's name, or FOLDER"""
+    other: str | None = None
+    """other images that honest users may send, a fifth stream: a data set's name, or FOLDER"""
+    out: Basic[str | None] = None
+    """directory of the tables; by default a free name under runs/"""
+
+
+SUMMARY = "say which accounts in a log of serve --record look like an extraction (run.py detect LOG --benign digits)"
+INPUTS = CommandInputs(DetectConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY)
+FILES = ("detection.md", "detection.json")
+ACCOUNT = ("account", "images", "sent before", "detector", "largest", "threshold", "first alarm")
+
+
+def run(words: Sequence[str]) -> int:
+    """Look through the log, print the tables, and keep them."""
+    asked = Arguments(
+        [f"--log={word}" if not at and not word.startswith("-") else word for at, word in enumerate(words)], INPUTS
+    )
+    config, (teacher, kind_options) = asked.settings(DetectConfig), asked.teacher()
+    for name in filter(None, ("benign", config.other and "other")):
+        asked.report(dataset_problems(name, getattr(config, name), "datasets", False))
+    asked.finish(fresh_directory_problems(config.out))
+    from dfme import __version__
+    from dfme.files import write_text
+    from dfme.run.directory import RunDirectory
+
+    given = (replace(teacher, benign=config.benign), kind_options, teacher.watch or DETECTORS, EvaluationConfig())
+    tell, command = partial(print, file=sys.stderr, flush=True), shlex.join(["python", "run.py", "detect", *words])
+    found = teacher_side.detection(*given, "auto", config.other, tell=tell, log=Path(config.log))
+    told = {"command": command, "dfme": __version__, **found}
+    with RunDirectory.create(Path(config.out or RunDirectory.free_name(Path("runs/detect")))) as out:
+        write_text(out.path / FILES[0], f"# What a log says\n\n{command}\n\n{tables(found)}\n")
+        write_text(out.path / FILES[1], json.dumps(told, indent=1, allow_nan=False) + "\n")
+    print(f"{tables(found)}\n\n{', '.join(str(out.path / name) for name in FILES)}")
+    return 0
+
+
+def tables(found: Mapping[str, Any]) -> str:
+    """Accounts and, beside each, its stream thinned; honest accounts; what was not looked at."""
+    lines, rows = list[list[str]](), {each["name"]: [each["name"]] for each in found["detectors"]}
+    for account in found["accounts"]:
+        for name, of in account["thinned"][1].items():
+            cells = (account["account"], account["images"], account["repeats"], name, of["largest"], of["threshold"])
+            lines.append([*map(_cell, (*cells, *(each[name]["first_alarm"] for each in account["thinned"].values())))])
+    for each in found["benign"]:
+        rate = f"{each['per_10000']:.0f} < " if each["alarms"] else "< "
+        rung = f"{each['sessions_with_alarm']} of {each['sessions']}"
+        rows[each["detector"]].append(f"{rung} ({rate}{math.ceil(each['per_10000_upper'])})")
+    missing = found["accounts_in_all"] - len(found["accounts"])
+    unseen = [f"{name}, since {why}" for name, why in found["left_out"].items()]
+    unseen += [f"the {missing:,} accounts with the fewest images"] * bool(missing)
+    honest = f"Honest accounts of {found['session']} images that rang (alarms in 10,000 images < 95 % upper bound):"
+    return "\n\n".join(
+        [
+            "First alarms, in images of the account, and of those left where its stream is thinned:",
+            table([*ACCOUNT, *(f"1/{every}" for every in found["accounts"][0]["thinned"] if every > 1)], lines),
+            honest,
+            table(["detector", *dict.fromkeys(each["stream"] for each in found["benign"])], [*rows.values()]),
+            *(f"Not looked at: {each}." for each in unseen),
+        ]
+    )
+
+
+def _cell(value: Any) -> str:
+    return "never" if value is None else f"{value:.3g}" if isinstance(value, float) else f"{value}"

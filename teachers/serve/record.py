@@ -1,0 +1,179 @@
+"""What ``run.py serve --record FOLDER`` writes down of every image that is answered, and the reader of it.
+
+``FOLDER/log-2026-11-23.jsonl``, one file a day (UTC), has a line for each image, in the order of the answers::
+
+    {"at": "2026-11-23T02:50:00.123Z", "account": "16 hex", "number": n, "digest": "16 hex", "fingerprint": "16 hex",
+     "top": k, "score": s, "distance": d | null, "image": place | null}
+
+``account``: ``account_tag`` of the key; ``number``: of the image among the account's since the server started, from 1;
+``digest``: BLAKE2b of its 8-bit pixels (C, H, W); ``fingerprint``: of the image in grey, averaged to 8x8, one bit for
+each place, row by row and the first on the left: whether it is brighter than their mean. Before any defence: ``top``
+and ``score``, the top class and its probability; ``distance``, squared, from the nearest class (Mahalanobis), where it
+is known. ``image``: the place of its 8-bit pixels in ``images-DAY-ACCOUNT-CxHxW.u8``, C * H * W bytes for each; null
+where it is not kept. All of it is personal data: only its owner may read it (0600), and after some days it is deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
+
+from dfme.errors import RunError, UserError
+from dfme.files import AppendFile, make_folder, open_file, remove, whole_lines
+from dfme.teachers.arrays import Array
+from dfme.teachers.watch.detector import Seen
+
+DATED = re.compile(r"(?:log|images)-(\d{4}-\d\d-\d\d)(?:\.jsonl|-[0-9a-f]{16}-\d+x\d+x\d+\.u8)")
+FORMS = {"at": re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")}
+FORMS |= dict.fromkeys(("account", "digest", "fingerprint"), re.compile("[0-9a-f]{16}"))
+NUMBERS = {"number": np.int64, "top": np.int64, "score": np.float64, "distance": np.float64}
+SWEEP_SECONDS, LINES_AT_ONCE = 60.0, 1_024  # between two looks for what is too old; read
+
+
+def account_tag(key: str) -> str:
+    """16 hexadecimal digits that stand for an API key and do not tell it."""
+    return hmac.digest(b"dfme account", key.encode(), "sha256").hex()[:16]
+
+
+class Record:
+    """Appends to the log in a folder, where nothing stays for more than ``days``.
+
+    ``image_bytes``: of all images that are kept there. ``tell`` hears when they are used up, and when the disk takes no
+    more: the record ends then, the service goes on.
+    """
+
+    def __init__(self, folder: Path, days: int, image_bytes: int, tell: Callable[[str], None]) -> None:
+        make_folder(folder)
+        self._folder, self._days, self._most, self._tell = folder, days, image_bytes, tell
+        self._full, self._ended = not image_bytes, threading.Event()
+        for path in folder.glob("log-*.jsonl"):  # a kill may have torn its last line
+            AppendFile(path, sum(map(len, whole_lines(path)))).close()
+        self.expire()
+        threading.Thread(target=self._sweep, daemon=True).start()
+
+    def __call__(self, account: str, number: int, seen: Seen) -> None:
+        """Write down images of an account, the first of them its ``number``-th."""
+        if self._ended.is_set():
+            return
+        try:
+            self._write(account, number, seen)
+        except (OSError, RunError) as error:
+            self._ended.set()
+            self._tell(f"WARNING: nothing is recorded from here on: {error}")
+
+    def expire(self) -> None:
+        """Delete what is from ``days`` ago or older, whole days at a time."""
+        last = (datetime.now(UTC) - timedelta(days=self._days)).date().isoformat()
+        for path in self._folder.iterdir():
+            if (dated := DATED.fullmatch(path.name)) and dated[1] <= last:
+                remove(path)
+        self._kept = sum(path.stat().st_size for path in self._folder.glob("images-*.u8"))
+
+    def _write(self, account: str, number: int, seen: Seen) -> None:
+        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        pixels_BCHW = seen.images_BCHW.mul(255).round().byte()
+        raw = [each.tobytes() for each in pixels_BCHW.numpy()]
+        places: list[int] | list[None] = [None] * len(seen)
+        if not self._full and self._kept + pixels_BCHW.nbytes > self._most:
+            self._full = True
+            self._tell(f"the images recorded reach {self._most / 1e6:g} MB: no more are kept, only lines about them")
+        if not self._full:
+            shape = "x".join(map(str, pixels_BCHW.shape[1:]))
+            first = self._append(f"images-{at[:10]}-{account}-{shape}.u8", b"".join(raw), len(raw[0]))
+            self._kept, places = self._kept + pixels_BCHW.nbytes, [*range(first, first + len(seen))]
+        score_B, top_B = (each.tolist() for each in seen.p_BK.max(1))
+        columns = {
+            **{"number": range(number, number + len(seen)), "fingerprint": fingerprints(pixels_BCHW), "image": places},
+            **{"digest": [hashlib.blake2b(each, digest_size=8).hexdigest() for each in raw], "top": top_B},
+            **{
+                "score": score_B,
+                "distance": [None] * len(seen) if seen.distance_B is None else seen.distance_B.tolist(),
+            },
+        }
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        lines = (json.dumps({"at": at, "account": account, **row}) + "\n" for row in rows)
+        self._append(f"log-{at[:10]}.jsonl", "".join(lines).encode())
+
+    def _append(self, name: str, data: bytes, each: int = 1) -> int:
+        """How many pieces of so many bytes there were before."""
+        path = self._folder / name
+        pieces = path.stat().st_size // each if path.is_file() else 0
+        with closing(AppendFile(path, pieces * each, mode=0o600)) as file:
+            file.append(data)
+        return pieces
+
+    def _sweep(self) -> None:
+        while not self._ended.wait(SWEEP_SECONDS):
+            try:
+                self.expire()
+            except (OSError, RunError) as error:
+                self._tell(f"WARNING: what was recorded {self._days} days ago is not deleted: {error}")
+
+
+def fingerprints(pixels_BCHW: Tensor) -> list[str]:
+    """64 bits of each image that a small change leaves nearly as they are."""
+    grey_B64 = adaptive_avg_pool2d(pixels_BCHW.double().mean(1, keepdim=True), 8).flatten(1)
+    bits_B64 = (grey_B64 > grey_B64.mean(1, keepdim=True)).numpy()
+    return [bytes(each).hex() for each in np.packbits(bits_B64, axis=1)]
+
+
+def read_log(folder: Path) -> Iterator[dict[str, Any]]:
+    """A log in batches of lines, each of one account (its tag), whose lines come in order.
+
+    ``account``; ``at``, texts; ``number``, ``top``, int64; ``digest``, ``fingerprint``, uint64; ``score``, ``distance``
+    (NaN where it is not known), float64; ``images`` (N, C, H, W), uint8, or None where one of them is not kept. A last
+    line that a kill tore is left out. UserError for a folder without a log, RunError for a line that is none of ours.
+    """
+    if not (logs := sorted(folder.glob("log-*.jsonl"))):
+        raise UserError(f"{folder}: expected a folder that run.py serve --record wrote, with a log-DAY.jsonl")
+    for path in logs:
+        lines = (_entry(line, f"{path}, line {number}") for number, line in enumerate(whole_lines(path), start=1))
+        while some := [entry for _, entry in zip(range(LINES_AT_ONCE), lines, strict=False)]:
+            for tag in dict.fromkeys(entry["account"] for entry in some):
+                columns = {name: [each[name] for each in some if each["account"] == tag] for name in some[0]}
+                batch = {name: np.array(columns[name], kind) for name, kind in NUMBERS.items()}
+                for name in ("digest", "fingerprint"):
+                    batch[name] = np.array([int(code, 16) for code in columns[name]], np.uint64)
+                images = _images(folder, f"images-{path.stem[4:]}-{tag}-*.u8", columns["image"])
+                yield {"account": tag, "at": columns["at"], **batch, "images": images}
+
+
+def _images(folder: Path, names: str, places: list[int | None]) -> Array | None:
+    """Where they all are kept; of several shapes, none."""
+    found, known = [*folder.glob(names)], [place for place in places if place is not None]
+    if len(found) != 1 or len(known) < len(places) or not DATED.fullmatch(found[0].name):
+        return None
+    channels, height, width = map(int, found[0].stem.rpartition("-")[2].split("x"))
+    each = channels * height * width
+    with open_file(found[0]) as file:
+        raw = b"".join(file.read(each) for place in known if file.seek(place * each) >= 0)
+    return np.frombuffer(raw, np.uint8).reshape(-1, channels, height, width) if len(raw) == len(known) * each else None
+
+
+def _entry(line: bytes, where: str) -> dict[str, Any]:
+    """One line, held to its form."""
+    try:
+        entry = json.loads(line)
+        fine = all(form.fullmatch(entry[name]) for name, form in FORMS.items())
+        fine &= all(type(entry[name]) is int and 0 <= entry[name] < 2**40 for name in ("number", "top"))
+        fine &= entry["image"] is None or (type(entry["image"]) is int and 0 <= entry["image"] < 2**40)
+        fine &= type(entry["score"]) is float and 0 <= entry["score"] <= 1.001
+        if fine and (
+            entry["distance"] is None or (type(entry["distance"]) is float and 0 <= entry["distance"] < 1e300)
+        ):
+            return dict(entry)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass
+    raise RunError(f"{where}: expected a line that run.py serve --record wrote; remove it to go on")

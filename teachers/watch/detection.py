@@ -1,0 +1,170 @@
+"""What detectors say of honest accounts, each stream by itself, and of the accounts in a log of ``serve --record``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dfme.config.settings import TeacherConfig
+from dfme.config.watch_texts import NEED_FEATURES
+from dfme.errors import RunError, UserError
+from dfme.spec import ImageSpec
+from dfme.teachers.defences.defence import taken
+from dfme.teachers.serve.record import fingerprints, read_log
+from dfme.teachers.watch.detector import Seen
+from dfme.teachers.watch.streams import SESSION, STREAMS, held_out, session
+from dfme.teachers.watch.watch import Watch
+
+SESSIONS = 20  # of each stream
+ROW = ("stream", "detector", "sessions", "units", "sessions_with_alarm", "queries", "alarms")
+THINNED = (1, 2, 4, 8, 16, 32, 64)  # of so many images of an account in a log one
+ACCOUNTS = 16  # of a log that are looked at: those with the most images
+MOST = 100_000  # accounts that are counted; digests that are remembered of one, and then forgotten
+Tell = Callable[[str], None]
+
+
+def detect(
+    make: Callable[[TeacherConfig], Any],
+    config: TeacherConfig,
+    other: str | None,
+    seed: int,
+    tell: Tell,
+    log: Path | None,
+) -> dict[str, Any]:
+    """What the detectors of ``config`` say of honest accounts, and of those in a log, which may not feed all of them.
+
+    ``benign`` has a ``ROW`` per stream and detector, ``benign_largest`` the largest statistic of each session. Alarms
+    are counted per image, but honest images are no more independent than ``units``, those that all are drawn from.
+    UserError for a teacher without scores, a service, images that do not do, and a log that is not the teacher's.
+    """
+    teacher = make(replace(config, defences=(), on_alarm="log", label_mode=None))
+    watch: Watch = teacher.watch
+    written = None if log is None else Log(log, teacher.spec, teacher.num_classes)
+    left_out = written.unfed(watch) if written else {}
+    if written:
+        watch.see_through(written.as_written, [name for name in watch.names if name not in left_out])
+    halves = map(len, held_out(str(config.benign), teacher.spec)[1:])
+    sizes = dict(zip(("calibration_images", "measuring_images"), halves, strict=True))
+    keys, told = ("statistic", "threshold", "memory_mb"), watch.report()["detectors"].items()
+    detectors = [{"name": name, **{key: each[key] for key in keys}} for name, each in told]
+    found = {
+        "session": SESSION,
+        **sizes,
+        "detectors": detectors,
+        **_benign(teacher, str(config.benign), other, seed, tell),
+    }
+    return found | ({"left_out": left_out, **written.seen_by(watch)} if written else {})
+
+
+def _benign(teacher: Any, data: str, other: str | None, seed: int, tell: Tell) -> dict[str, Any]:
+    """``benign`` and ``benign_largest``; a stream that the images do not allow is left out."""
+    images, _, places_N = held_out(data, teacher.spec)
+    rows, largest = list[dict[str, Any]](), {name: dict[str, list[float]]() for name in teacher.watch.names}
+    cannot = ("skewed" if images.labels is None else "", "other data" if other is None else "")
+    for stream in (each for each in STREAMS if each not in cannot):
+        if stream == "other data":
+            images = held_out(str(other), teacher.spec)[0]
+            places_N = torch.arange(len(images))
+        accounts = list[dict[str, Any]]()
+        for number in range(SESSIONS):
+            teacher.watch.load_state_dict({})  # nobody has asked yet
+            for x_BCHW in session(stream, images, places_N, torch.Generator().manual_seed(seed * SESSIONS + number)):
+                for part_BCHW in taken(x_BCHW, teacher).split(getattr(teacher, "max_batch", None) or len(x_BCHW)):
+                    teacher(part_BCHW)
+            accounts.append(teacher.watch.report()["detectors"])
+        teacher.watch.drain()
+        for name in largest:
+            alarms = [each[name]["alarms"] for each in accounts]
+            largest[name][stream] = [each[name]["largest"] for each in accounts]
+            counts = (SESSIONS, len(places_N), sum(map(bool, alarms)), SESSIONS * SESSION, sum(alarms))
+            rows.append(dict(zip(ROW, (stream, name, *counts), strict=True)))
+        tell(f"watched {SESSIONS} honest accounts: {stream}")
+    return {"benign": rows, "benign_largest": largest}
+
+
+class Log:
+    """A log, read once to see what it holds. UserError for one that is not this teacher's, RunError for damage."""
+
+    def __init__(self, folder: Path, spec: ImageSpec, classes: int) -> None:
+        self._folder, self._classes, self._accounts = folder, classes, Counter[str]()
+        self._images = self._distances = True
+        for batch in self._batches():
+            self._accounts[batch["account"]] += len(batch["top"])
+            self._images &= (pixels := batch["images"]) is not None
+            self._distances &= not np.isnan(batch["distance"]).any()
+            fits = batch["top"].max() < classes and (pixels is None or pixels.shape[1:] == spec.shape)
+            if not fits or len(self._accounts) > MOST:
+                expected = f"{classes} classes of images {spec.shape} and at most {MOST:,} accounts"
+                raise UserError(f"{folder}: expected the log of this teacher, of {expected}; got another one")
+        if not self._accounts:
+            raise UserError(f"{folder}: expected a log with images, got none")
+
+    def unfed(self, watch: Watch) -> dict[str, str]:
+        """Which detectors it cannot feed, and why. UserError where that are all."""
+        lacking = {"distances of features": () if self._distances else NEED_FEATURES}
+        lacking["images, which are kept with --record-images"] = () if self._images else ("prada",)
+        found = {each: f"the log has not all {what}" for what, own in lacking.items() for each in own}
+        if found.keys() >= {*watch.names}:
+            raise UserError(
+                f"{self._folder}: expected a log that can feed {', '.join(watch.names)}; it lacks what they see"
+            )
+        return {name: found[name] for name in watch.names if name in found}
+
+    def as_written(self, seen: Seen) -> Seen:
+        """What the log would hold of other images."""
+        pixels_BCHW, (score_B, top_B) = seen.images_BCHW.mul(255).round().byte(), seen.p_BK.max(1)
+        digests = (blake2b(each.tobytes(), digest_size=8).hexdigest() for each in pixels_BCHW.numpy())
+        codes = {"fingerprint": fingerprints(pixels_BCHW), "digest": digests}
+        told = {name: np.array([int(each, 16) for each in own], np.uint64) for name, own in codes.items()}
+        told |= {"images": pixels_BCHW.numpy(), "score": score_B.numpy(), "top": top_B.numpy()}
+        return self._seen(told | {"distance": None if seen.distance_B is None else seen.distance_B.numpy()})
+
+    def seen_by(self, watch: Watch) -> dict[str, Any]:
+        """What the watch says of accounts: of those with the most images, on their streams and on thinned ones."""
+        watch.load_state_dict({})
+        had = dict.fromkeys((tag for tag, _ in self._accounts.most_common(ACCOUNTS)), 0)
+        repeats, known = Counter[str](), {tag: set[int]() for tag in had}
+        for batch in (each for each in self._batches() if each["account"] in had):
+            tag, seen, own = batch["account"], self._seen(batch), {*batch["digest"].tolist()}
+            for every in THINNED:
+                watch.account = f"{tag} {every}"
+                watch.hear(seen[-had[tag] % every :: every])
+            watch.drain()
+            had[tag] += len(seen)
+            repeats[tag] += len(seen) - len(own - known[tag])
+            known[tag] = own if len(known[tag]) > MOST else known[tag] | own
+        accounts = [{"account": tag, "images": had[tag], "repeats": repeats[tag], "thinned": {}} for tag in had]
+        for each, every in ((each, every) for each in accounts for every in THINNED):
+            watch.account = f"{each['account']} {every}"
+            each["thinned"][every] = watch.report()["detectors"]
+        return {"accounts": accounts, "accounts_in_all": len(self._accounts)}
+
+    def _batches(self) -> Iterator[dict[str, Any]]:
+        try:
+            yield from read_log(self._folder)
+        except OSError as error:
+            raise RunError(f"{self._folder}: expected a log that can be read: {error.strerror or error}") from error
+
+    def _seen(self, batch: Mapping[str, Any]) -> Seen:
+        """Scores that are not on record are equal. Images that are not are fingerprints, with digests below 8 bits."""
+        score_B1, top_B1 = (torch.from_numpy(batch[name])[:, None] for name in ("score", "top"))
+        rest_BK = ((1 - score_B1.clamp(max=1)) / (self._classes - 1)).repeat(1, self._classes)
+        images_BCHW = 0.999 * _bits(batch["fingerprint"]) + 0.001 * _bits(batch["digest"])
+        if self._images:
+            images_BCHW = torch.tensor(batch["images"]) / 255
+        distance_B = torch.from_numpy(batch["distance"]) if self._distances and batch["distance"] is not None else None
+        return Seen(images_BCHW, rest_BK.scatter(1, top_B1, score_B1), distance_B)
+
+
+def _bits(codes_B: Any) -> Tensor:
+    """Codes of 64 bits as images (B, 1, 8, 8)."""
+    bits_BN = np.unpackbits(codes_B.astype(">u8").view(np.uint8).reshape(-1, 8), axis=1)
+    return torch.from_numpy(bits_BN).float().view(-1, 1, 8, 8)

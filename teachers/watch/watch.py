@@ -1,0 +1,186 @@
+"""The watch over who asks a teacher: each account's detectors, what they found, and what follows an alarm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from dfme.answers.reading import read_answers
+from dfme.compute import DeferredChecks, held_to
+from dfme.config.imports import find_target
+from dfme.config.watch_texts import NEED_FEATURES, OnAlarm
+from dfme.errors import Refused
+from dfme.spec import LabelMode, Teacher
+from dfme.teachers.defences.defence import Mahalanobis, taken
+from dfme.teachers.utility import corrupted
+from dfme.teachers.watch import DETECTORS
+from dfme.teachers.watch.detector import Benign, Detector, Seen
+from dfme.teachers.watch.streams import SESSION, UNIT, held_out
+
+MAX_ACCOUNTS = 256  # of more, the one that has not asked for the longest is forgotten, of those without an alarm first
+WINDOW = 50  # images between two lines of statistics
+CPU, PROBABILITIES, LOGITS = torch.device("cpu"), LabelMode("probabilities"), LabelMode("logits")
+LEAST = torch.finfo(torch.float64).min
+
+
+def asked(teacher: Teacher, images: Tensor, features: Mahalanobis | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A teacher's answers, its probabilities in float64 and, with ``features``, squared distances, by one pass."""
+    given = teacher.label_mode
+    with nullcontext(list[Tensor]()) if features is None else features.listening() as kept:
+        raw = read_answers(teacher(images), len(images), teacher.num_classes, given, DeferredChecks(), CPU)
+    p_BK = raw.double().softmax(1) if given == LOGITS else raw
+    if given == PROBABILITIES:
+        p_BK = normalize(raw.double().clamp(min=0), p=1.0)
+    return raw, p_BK, None if features is None else features.distances(kept)
+
+
+class _Account:
+    """What is known of one account; ``figures``: first alarm or 0, alarms, largest, largest_600, that of the window."""
+
+    def __init__(self, detectors: dict[str, Detector]) -> None:
+        self.images, self.detectors = 0, detectors
+        self.figures = {name: [0.0, 0.0, LEAST, LEAST, LEAST] for name in detectors}
+
+    @property
+    def rang(self) -> dict[str, int]:
+        return {name: int(each[0]) for name, each in self.figures.items() if each[0]}
+
+    def state_dict(self) -> dict[str, Any]:
+        figures_D5 = torch.tensor([*self.figures.values()], dtype=torch.float64)
+        states = {name: each.state_dict() for name, each in self.detectors.items()}
+        return {"images": self.images, "figures": figures_D5, "detectors": states}
+
+    def load_state_dict(self, state: Any, name: str) -> None:
+        own = self.state_dict() | {"detectors": {}}
+        states = state.get("detectors") if isinstance(state, dict) else None
+        if not isinstance(states, dict) or [*states] != [*self.detectors]:
+            raise ValueError(f"{name}: expected the states of {', '.join(self.detectors)}")
+        held = held_to(own, {**state, "detectors": {}}, name)
+        self.images, self.figures = held["images"], dict(zip(self.figures, held["figures"].tolist(), strict=True))
+        for each, found in states.items():
+            self.detectors[each].load_state_dict(found)
+
+
+class Watch:
+    """Detectors ``names`` over every account that asks ``teacher``, calibrated on held-out images of ``data``.
+
+    These are every second image, in an order drawn by seed 0, of its test part, as they are and corrupted; the means
+    behind the distances are its train part's. ``account`` is whose images are seen next. ``record``, if there is one,
+    is called with account, number of the first image, and images. UserError for data or a network that do not fit.
+    """
+
+    def __init__(
+        self, teacher: Teacher, names: Sequence[str], data: str | None, on_alarm: OnAlarm, recorded: bool = False
+    ) -> None:
+        self.names, self.on_alarm, self.account, self._teacher = tuple(names), on_alarm, "", teacher
+        self.record: Callable[[str, int, Seen], None] | None = None
+        self._form: Callable[[Seen], Seen] = lambda seen: seen
+        self._lines, self._accounts, self.features = list[dict[str, Any]](), dict[str, _Account](), None
+        needing = ", ".join(name for name in names if name in NEED_FEATURES)
+        if data is not None and (needing or (recorded and hasattr(teacher, "network"))):
+            self.features = Mahalanobis(teacher, data, f"--teacher.watch: {needing or '--record'} with benign")
+        if data is not None and names:
+            test, calibration_N, _ = held_out(data, teacher.spec)
+            x_BCHW, rng = test.batch(calibration_N), torch.Generator().manual_seed(0)
+            plain, worse = (self._seen(each) for each in (x_BCHW, corrupted(x_BCHW, UNIT, rng).clamp(0, 1)))
+            self._benign = Benign(plain, worse, teacher.num_classes)
+            self._own()  # so that a detector that cannot be made is known before anybody asks
+
+    def admit(self) -> None:
+        """Refused, under ``refuse``, for an account that a detector rang for."""
+        if self.on_alarm == "refuse" and (rang := self._own().rang):
+            when = ", ".join(f"{name} at its image {image:,}" for name, image in rang.items())
+            raise Refused(f"the watch rang for this account ({when})", "watch", retry=False)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether this account is answered the top class alone, from now on."""
+        return self.on_alarm == "label" and bool(self._own().rang)
+
+    def see(self, images_BCHW: Tensor, p_BK: Tensor, distance_B: Tensor | None) -> None:
+        """Images of this account that were answered, as they were asked."""
+        low, high = self._teacher.spec.bounds
+        self.hear(self._form(Seen(((images_BCHW.cpu().float() - low) / (high - low)).clamp(0, 1), p_BK, distance_B)))
+
+    def see_through(self, form: Callable[[Seen], Seen], names: Sequence[str]) -> None:
+        """From now on these detectors see what ``form`` leaves of images, and are calibrated on that; nobody asked."""
+        benign, self._form, self.names, self._accounts = self._benign, form, tuple(names), {}
+        self._benign = Benign(form(benign.plain), form(benign.corrupted), benign.classes)
+
+    def hear(self, seen: Seen) -> None:
+        """The next images of this account, in the form in which detectors see them."""
+        own = self._own()
+        if self.record is not None:
+            self.record(self.account, own.images + 1, seen)
+        readings = {name: each.see(seen) for name, each in own.detectors.items()}
+        start = 0
+        while start < len(seen):
+            part = slice(start, start + WINDOW - own.images % WINDOW)
+            for name, (statistic_B, alarm_B) in readings.items():
+                values, figures = statistic_B[part].nan_to_num().tolist(), own.figures[name]
+                figures[2], figures[4] = max(figures[2], *values), max(figures[4], *values)
+                figures[3] = figures[3] if own.images >= SESSION else figures[2]
+                for row in alarm_B[part].nonzero().flatten().tolist():
+                    figures[:2] = figures[0] or own.images + row + 1, figures[1] + 1
+                    self._lines.append({"images": own.images + row + 1, "alarm": name, "statistic": values[row]})
+            own.images += len(seen[part])
+            if own.images % WINDOW == 0 and readings:
+                largest = {name: figures[4] for name, figures in own.figures.items()}
+                self._lines.append({"images": own.images, "largest": largest})
+                own.figures = {name: [*figures[:4], LEAST] for name, figures in own.figures.items()}
+            start = part.stop
+
+    def drain(self) -> list[dict[str, Any]]:
+        """Since the last call: every alarm and, every 50 images, each detector's largest statistic among them."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    def report(self) -> dict[str, Any]:
+        """What was found of this account, as summary.json has it."""
+        own, found = self._own(), dict[str, Any]()
+        for name, (first, alarms, largest, largest_600, _) in own.figures.items():
+            each = own.detectors[name]
+            found[name] = {
+                **{"first_alarm": int(first) or None, "alarms": int(alarms)},
+                "largest": largest if own.images else None,
+                "largest_600": largest_600 if own.images >= SESSION else None,
+                **{"threshold": each.threshold, "memory_mb": each.memory_mb, "statistic": each.statistic},
+            }
+        return {"images": own.images, "on_alarm": self.on_alarm, "detectors": found}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {tag: each.state_dict() for tag, each in self._accounts.items()}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Take up what ``state_dict`` gave. ValueError for anything that it cannot have given."""
+        if not isinstance(state, dict) or len(state) > MAX_ACCOUNTS or not all(isinstance(tag, str) for tag in state):
+            raise ValueError(f"teacher.watch: expected the states of at most {MAX_ACCOUNTS} accounts")
+        accounts = {tag: _Account(self._made()) for tag in state}
+        for tag, each in accounts.items():
+            each.load_state_dict(state[tag], f"teacher.watch.{tag[:16]!r}")
+        self._accounts = accounts
+
+    def _own(self) -> _Account:
+        """The account that asks now, which becomes the latest."""
+        own = self._accounts.pop(self.account, None) or _Account(self._made())
+        if len(self._accounts) >= MAX_ACCOUNTS:
+            quiet = (tag for tag, each in self._accounts.items() if not each.rang)
+            del self._accounts[next(quiet, next(iter(self._accounts)))]
+        self._accounts[self.account] = own
+        return own
+
+    def _made(self) -> dict[str, Detector]:
+        return {name: find_target(DETECTORS[name])(self._benign) for name in self.names}
+
+    def _seen(self, x_BCHW: Tensor) -> Seen:
+        """Images within 0 and 1 as the teacher would see them."""
+        most = getattr(self._teacher, "max_batch", None) or self._teacher.spec.at_once(256)
+        images = taken(x_BCHW, self._teacher).split(most)
+        parts = [asked(self._teacher, each, self.features)[1:] for each in images]
+        p_BK, distances = torch.cat([p_BK for p_BK, _ in parts]), [each for _, each in parts if each is not None]
+        return Seen(x_BCHW, p_BK, torch.cat(distances) if distances else None)

@@ -1,0 +1,98 @@
+"""Honest accounts: which images they are made of, and how."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from dfme.data import ImageSet
+from dfme.spec import ImageSpec
+from dfme.teachers.utility import corrupted
+from dfme.teachers.watch.streams import BATCH, SESSION, STREAMS, halves, session
+
+SPEC = ImageSpec((1, 5, 5))
+LABELS = torch.arange(90) % 9
+
+
+def numbered(count: int = 90) -> ImageSet:
+    """Images whose centre says which one it is, black elsewhere."""
+    x = torch.zeros(count, 1, 5, 5)
+    x[:, 0, 2, 2] = (torch.arange(count) + 1) / (count + 1)
+    return ImageSet("toy", x, LABELS[:count])
+
+
+def drawn(stream: str, seed: int = 0) -> Tensor:
+    parts = [*session(stream, numbered(), LABELS, SPEC, torch.Generator().manual_seed(seed))]
+    assert [len(part) for part in parts] == [BATCH] * (SESSION // BATCH)
+    return torch.cat(parts)
+
+
+def number(x_BCHW: Tensor) -> Tensor:
+    return (x_BCHW.amax((1, 2, 3)) * 91).round().long() - 1
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 359, 360])
+def test_halves_are_two_that_share_no_image(count: int) -> None:
+    calibration, measuring = halves(count)
+    assert sorted([*calibration.tolist(), *measuring.tolist()]) == [*range(count)]
+    assert 0 <= len(calibration) - len(measuring) <= 1
+    assert all(map(torch.equal, halves(count), halves(count)))
+    assert count < 300 or not torch.equal(halves(count)[0], halves(count, 1)[0])
+
+
+def test_every_image_comes_as_often_as_another_in_random_order_with_replacement() -> None:
+    counts = sum((number(drawn("random order", seed)).bincount(minlength=90) for seed in range(40)), torch.zeros(90))
+    mean = 40 * SESSION / 90
+    assert float(counts.min()) > mean - 5 * math.sqrt(mean)
+    assert float(counts.max()) < mean + 5 * math.sqrt(mean)
+    assert torch.equal(drawn("random order", 3), drawn("random order", 3))
+
+
+def test_corrupted_images_are_those_of_the_bill_of_honest_users() -> None:
+    rng = torch.Generator().manual_seed(4)
+    index = torch.multinomial(torch.ones(90), SESSION, replacement=True, generator=rng)
+    first = SPEC.quantise(corrupted(numbered().batch(index[:BATCH]), SPEC, rng))
+    assert torch.equal(drawn("corrupted", 4)[:BATCH], first)
+
+
+def test_a_skewed_customer_has_few_classes_and_all_images_of_each() -> None:
+    shares = []
+    for seed in range(200):
+        found = number(drawn("skewed", seed))
+        shares.append(LABELS[found].bincount(minlength=9) / SESSION)
+    share_SK = torch.stack(shares).double()
+    assert share_SK.mean(0).tolist() == pytest.approx([1 / 9] * 9, abs=0.06)
+    # of Dirichlet(a, ..., a): the sum of squared shares has mean (a + 1) / (K a + 1), a sample's 1 / n (1 - it) more
+    expected = 1.3 / (9 * 0.3 + 1)
+    assert share_SK.square().sum(1).mean().item() == pytest.approx(expected, rel=0.1)
+    top = int(share_SK[0].argmax())
+    assert set(number(drawn("skewed", 0)).tolist()) >= {*(LABELS == top).nonzero().flatten().tolist()}
+
+
+def test_a_tenth_of_repeats_is_the_image_before_exactly_or_moved_by_a_pixel() -> None:
+    exact = moved = 0
+    for seed in range(20):
+        x = drawn("repeats", seed)
+        at = x.flatten(1).argmax(1)
+        places = {tuple(divmod(place, 5)) for place in at.tolist()}
+        assert places == {(2, 2), (1, 2), (3, 2), (2, 1), (2, 3)}
+        off = at != 12
+        assert not off[0]
+        again = number(x)[1:] == number(x)[:-1]
+        assert again[off[1:]].all()  # what is moved is the image before
+        moved += int(off.sum())
+        exact += int((again & ~off[1:]).sum())
+    asked = 20 * SESSION
+    assert moved / asked == pytest.approx(0.05, abs=0.008)
+    assert exact / asked == pytest.approx(0.05 + 0.95 / 90, abs=0.012)  # one in 90 draws is the same by chance
+
+
+def test_images_come_as_the_wire_carries_them() -> None:
+    spec = ImageSpec((1, 5, 5), (-1.0, 1.0), levels=4)
+    data = ImageSet("toy", torch.rand(30, 1, 5, 5) * 2 - 1, LABELS[:30])
+    for stream in STREAMS:
+        for part in session(stream, data, LABELS[:30], spec, torch.Generator().manual_seed(1)):
+            assert torch.equal(spec.quantise(part), part)
