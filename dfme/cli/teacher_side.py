@@ -13,6 +13,7 @@ from dfme.config.defence_texts import parse_defences
 from dfme.config.defences import Facts, stated
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
+from dfme.config.watch_texts import NEED_FEATURES
 from dfme.errors import UserError
 from dfme.run.checks import file_problems, net_problems
 from dfme.spec import LABEL_KINDS, LabelMode, Teacher
@@ -158,8 +159,11 @@ def detection(
     from dfme.teachers.build import make_teacher
     from dfme.teachers.watch.detection import detect
 
-    watched = replace(config, watch=tuple(names), benign=config.benign or evaluation.dataset)
-    found = detect(lambda own: make_teacher(own, options, choose_device(device)), watched, other, seed, tell, log)
+    data, blind = config.benign or evaluation.dataset, NEED_FEATURES if config.kind != "torch" else ()
+    seen = replace(config, watch=tuple(name for name in names if name not in blind), benign=data, on_alarm="log")
+    teacher = make_teacher(replace(seen, defences=(), label_mode=None), options, choose_device(device))
+    found = detect(teacher, data, other, seed, tell, log)
+    found["left_out"] |= {name: "it looks into a network of kind torch" for name in names if name in blind}
     for each in found["benign"]:
         upper = share_at_most(each["alarms"], each["queries"], each["units"])
         each |= {"per_10000": 10_000 * each["alarms"] / each["queries"], "per_10000_upper": 10_000 * upper}

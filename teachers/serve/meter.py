@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 Clock = Callable[[], float]
 
@@ -72,11 +73,11 @@ class Meter:
         self.images += images
         self.requests += requests
 
-    def alarm(self, detector: str, image: int, first: int) -> bool:
-        """A detector rang at an account's image of this number; whether it was its first alarm over that account."""
+    def alarm(self, line: Mapping[str, Any]) -> None:
+        """Count an alarm, as the watch says it."""
+        detector, image = line["alarm"], line["images"]
         self.alarms[detector] += 1
-        self.first_alarms[detector] = min(self.first_alarms.get(detector, first), first)
-        return image == first
+        self.first_alarms[detector] = min(self.first_alarms.get(detector, image), image)
 
     def summary(self) -> str:
         """One line for a person."""

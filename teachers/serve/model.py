@@ -61,16 +61,12 @@ class Model:
             raise
         finally:
             self._meter.seconds += time.perf_counter() - started
-            self._heed(account)
-
-    def _heed(self, account: str) -> None:
-        """Count the watch's alarms, and say each detector's first one over an account."""
-        for line in self._watch.drain() if self._watch is not None else ():
-            if name := line.get("alarm"):
-                found = self._watch.report()["detectors"][name]
-                if self._meter.alarm(name, line["images"], found["first_alarm"]):
-                    reached = f"{found['statistic']} {line['statistic']:.4g}, threshold {found['threshold']:.4g}"
-                    self._tell(f"ALARM: {name}, account {account}, image {line['images']:,} ({reached})")
+            for line in self._watch.drain() if self._watch is not None else ():
+                if "alarm" in line:
+                    self._meter.alarm(line)
+                if line.get("first"):
+                    told = f"image {line['images']:,} (statistic {line['statistic']:.4g})"
+                    self._tell(f"ALARM: {line['alarm']}, account {account}, {told}")
 
     def _answer(self, images_BCHW: Array) -> Array:
         teacher, mode = self._teacher, self._teacher.label_mode

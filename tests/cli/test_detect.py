@@ -10,6 +10,9 @@ import pytest
 import torch
 from command_line import one_line, run
 
+from dfme.cli import teacher_side
+from dfme.config.settings import EvaluationConfig, TeacherConfig
+from dfme.config.watch_texts import DETECTORS
 from dfme.teachers.serve.record import Record, account_tag
 from dfme.teachers.watch import detection
 from dfme.teachers.watch.detector import Seen
@@ -116,3 +119,13 @@ def test_a_pipe_in_place_of_a_log_is_not_waited_for(here: Path, capsys: pytest.C
     os.mkfifo(log)
     assert run(f"detect log --benign digits --teacher.checkpoint {WEIGHTS}") == 2
     assert "expected a log that can be read" in one_line(capsys)
+
+
+def test_a_teacher_without_a_network_of_ours_is_watched_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detection, "SESSIONS", 1)
+    config = TeacherConfig(kind="own:Linear", label_mode="label", defences=("lattice:n=10",))
+    given = {"shape": (1, 8, 8)}
+    found = teacher_side.detection(config, given, DETECTORS, EvaluationConfig(dataset="digits"), "cpu")
+    assert [each["name"] for each in found["detectors"]] == ["prada", "duplicates", "pairs", "labels", "scores"]
+    assert [*found["left_out"]] == ["mahalanobis", "sequential", "sprt"]
+    assert all(each["per_10000_upper"] > 0 for each in found["benign"])

@@ -44,8 +44,8 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detection, "SESSIONS", 2)
 
 
-def toy(config: TeacherConfig) -> Defended:
-    watching = partial(Watch, names=config.watch, data=config.benign, on_alarm=config.on_alarm)
+def toy(*names: str) -> Defended:
+    watching = partial(Watch, names=names, data="digits", on_alarm="log")
     return Defended(LinearTeacher(SPEC, 10), (), LabelMode("probabilities"), watching)
 
 
@@ -55,8 +55,8 @@ def rung(values: list[float], threshold: float = 0.33) -> list[int]:
 
 
 def test_honest_accounts_are_counted_by_stream_and_session() -> None:
-    config, told = TeacherConfig(watch=("labels", "pairs"), benign="digits"), list[str]()
-    found = detect(toy, config, "letters", 3, told.append, None)
+    told = list[str]()
+    found = detect(toy("labels", "pairs"), "digits", "letters", 3, told.append, None)
     assert (found["session"], found["calibration_images"], found["measuring_images"]) == (600, 180, 179)
     assert [each["name"] for each in found["detectors"]] == ["labels", "pairs"]
     assert found["detectors"][1] == {
@@ -82,7 +82,7 @@ def test_honest_accounts_are_counted_by_stream_and_session() -> None:
 
 def written(folder: Path, accounts: dict[str, Tensor], image_bytes: int, own: int = 5) -> Watch:
     """A log of these images, so many of an account and then of the next, by the watch of the toy; it has seen them."""
-    teacher = toy(TeacherConfig(watch=("pairs",), benign="digits"))
+    teacher = toy("pairs")
     watch = teacher.watch
     assert watch is not None
     watch.record = Record(folder, 30, image_bytes, print)
@@ -105,7 +105,7 @@ def test_accounts_of_a_log_and_their_thinned_streams(tmp_path: Path, monkeypatch
     }
     accounts["a"][20:30] = accounts["a"][10]
     written(tmp_path, accounts, 10**6)
-    found = detect(toy, TeacherConfig(watch=("pairs",), benign="digits"), None, 0, lambda line: None, tmp_path)
+    found = detect(toy("pairs"), "digits", None, 0, lambda line: None, tmp_path)
     assert (found["accounts_in_all"], found["left_out"]) == (3, {})
     assert [each["stream"] for each in found["benign"]] == ["random order", "corrupted", "skewed", "repeats"]
     assert [(each["account"], each["images"], each["repeats"]) for each in found["accounts"]] == [
@@ -129,20 +129,20 @@ def test_a_log_says_what_the_watch_said_that_wrote_it(
     monkeypatch.undo()
     monkeypatch.setattr(detection, "SESSIONS", 1)
     config = TeacherConfig(watch=tuple(DETECTORS), benign="digits")
-    make: Any = partial(make_teacher, options=DIGITS, device=torch.device("cpu"))
-    teacher = make(config, recorded=True)
+    teacher: Any = make_teacher(config, DIGITS, torch.device("cpu"), recorded=True)
     teacher.watch.record, teacher.watch.account = Record(tmp_path, 30, 10**6 * kept, print), account_tag("a")
     for start in range(0, 400, 100):
         teacher(pairs(procedural("leaves", 200))[start : start + 100])
     live = teacher.watch.report()["detectors"]
-    found = detect(make, config, None, 0, lambda line: None, tmp_path)
+    teacher.watch.record = None
+    found = detect(teacher, "digits", None, 0, lambda line: None, tmp_path)
     own = found["accounts"][0]["thinned"][1]
     assert live["pairs"]["first_alarm"] < 100
     if kept:
         assert own == live
         assert found["left_out"] == {}
         return
-    assert found["left_out"] == {"prada": "the log has not all images, which are kept with --record-images"}
+    assert found["left_out"] == {"prada": "the log has not all images (--record-images)"}
     same = ("labels", "scores", "mahalanobis", "sequential", "sprt")
     assert {name: own[name] for name in same} == {name: live[name] for name in same}
     assert own["pairs"]["first_alarm"] < 100  # by the fingerprints of images that are all different
@@ -176,4 +176,4 @@ def test_a_log_that_feeds_no_detector_is_refused_before_any_is_measured(tmp_path
         raise AssertionError(line)
 
     with pytest.raises(UserError, match="expected a log that can feed prada"):
-        detect(toy, TeacherConfig(watch=("prada",), benign="digits"), None, 0, told, tmp_path)
+        detect(toy("prada"), "digits", None, 0, told, tmp_path)
