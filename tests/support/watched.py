@@ -22,7 +22,7 @@ SPEC = ImageSpec((1, 8, 8))
 
 @cache
 def features() -> Mahalanobis:
-    return Mahalanobis(digits(), "digits")
+    return Mahalanobis(digits(), "digits", "watch")
 
 
 def seen(images_BCHW: Tensor) -> Seen:
