@@ -23,7 +23,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.oracle.ledger import audit
 from dfme.teachers.open_inference.client import connect_v2
 from dfme.teachers.remote.options import V2Options
-from dfme.teachers.serve.record import Record, account_tag, read_log
+from dfme.teachers.serve.record import Recording, account_tag, read_log
 
 Serving = pytest.importorskip("dfme.teachers.serve.server").Serving
 
@@ -42,7 +42,7 @@ def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path)
     """A stream of pairs and an honest one in turns: answers, alarms, meters, the record and the refusal."""
     teacher, told = watched("pairs,sequential", on_alarm="refuse"), list[str]()
     assert teacher.watch is not None
-    teacher.watch.record = Record(tmp_path / "log", 3, 10**6, told.append)
+    teacher.watch.record = Recording(tmp_path / "log", 3, 10**6, told.append)
     honest = queries()[1:300:2]
     with Serving(teacher, "digits", key=[*KEYS.values()], tell=told.append) as serving:
         clients = []
