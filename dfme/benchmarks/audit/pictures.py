@@ -64,7 +64,7 @@ def _references(axes: Axes, games: Part, alarms: Sequence[Part]) -> None:
     for mark, detector in zip(MARKS, dict.fromkeys(each["detector"] for each in rung), strict=False):
         own = [(each["first_alarm"], each["agreement_at_alarm"]) for each in rung if each["detector"] == detector]
         label = f"alarm: {detector[:LONGEST]}"
-        axes.plot(*zip(*own, strict=True), mark, color="black", fillstyle="none", label=label)
+        axes.plot(*zip(*own, strict=True), mark, color="black", fillstyle="none", markersize=5, label=label)
     twin = (games["twin"] or {"agreement": None})["agreement"]
     for label, share, dash in (("one answer to everything", games["constant"], ":"), ("twin", twin, "--")):
         if share is not None:
