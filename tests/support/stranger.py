@@ -136,8 +136,8 @@ def _defences(audit: dict[str, Any], by_name: dict[str, Any], runs: dict[str, Pa
             shares = [[share for at, share in curve if limit is None or at <= limit][-1] for curve in curves]
             assert each["agreement"]["mean"] == near(sum(shares) / len(shares))
             assert each["agreement"]["n"] == len(shares)
-            renamed = [read(runs[name] / "summary.json")["agreement_relabelled"] for name in each["cells"]]
-            assert each["score"]["mean"] in [near(sum(shares) / len(shares)), *_means(renamed)]
+            renamed = [read(runs[name] / "summary.json").get("agreement_relabelled") for name in each["cells"]]
+            assert each["score"]["mean"] == near(_score(shares, [] if limit or None in renamed else renamed))
             assert {by_name[name]["seed"] for name in each["cells"]} == set(audit["options"]["seeds"])
         best = max((each for each in line["attackers"] if each["score"]), key=lambda each: each["score"]["mean"])
         assert line["best_score"]["mean"] == best["score"]["mean"]
@@ -151,8 +151,11 @@ def _defences(audit: dict[str, Any], by_name: dict[str, Any], runs: dict[str, Pa
                 assert line["to_label_only"] == near((free - left) / (free - label))
 
 
-def _means(shares: list[Any]) -> list[Any]:
-    return [] if None in shares else [near(sum(shares) / len(shares))]
+def _score(shares: list[float], renamed: list[Any]) -> float:
+    """Agreement, or that under the best renaming of classes where it gains more than five points and the spread."""
+    mean, other = (sum(each) / len(each) if each else 0.0 for each in (shares, renamed))
+    spread = max(statistics.stdev(each) if len(each) > 1 else 0.0 for each in (shares, renamed))
+    return other if other - mean > max(0.05, spread) else mean
 
 
 def _pareto(audit: dict[str, Any], bills: list[dict[str, Any]]) -> None:

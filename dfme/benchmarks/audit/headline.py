@@ -83,7 +83,8 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
     if not switches or switches[0][0] != NO_DEFENCE:
         return
     before = switches[0][2]
-    for name, kind, after, at in switches[1:]:
+    cheapest = sorted(switches[1:], key=lambda each: of.paid(each[0]).get("l1_mean") or 0.0)
+    for name, kind, after, at in cheapest:  # of equal effect the first
         if _helps(of, before, after):
             answers = f"Answer {'labels alone' if name == 'label' else name}"
             what = answers if kind == "label mode" else f"Switch on {name}"
@@ -106,31 +107,26 @@ def _helps(of: Findings, before: Spread, after: Spread) -> bool:
 def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]:
     """The detector that rings in the fewest honest streams, and of those the one that leaves the worst attack least."""
     benign, attacks = ((told or {}).get(name, ()) for name in ("benign", "attacks"))
-    loud = {name: [each for each in benign if each["detector"] == name and each["alarms"]] for name in _names(benign)}
-    before, best = next((score for name, _, score, _ in of.switches() if name == NO_DEFENCE), None), []
-    for name in loud:
-        rung = [
-            (at, each) for at, each in enumerate(attacks) if each["detector"] == name and each["defence"] == NO_DEFENCE
-        ]
-        worth = [(_worth(each), at, each) for at, each in rung if each["mode"] == of.own]
-        quiet = all(each["stream"] != PLAIN for each in loud[name])
-        best += [(len(loud[name]), *max(worth, key=lambda one: one[0]))] if worth and quiet else []
-    if before is None or not best:
+    before = next((score for name, _, score, _ in of.switches() if name == NO_DEFENCE), None)
+    best: tuple[int, float, int, list[Entry]] | None = None
+    for name in dict.fromkeys(each["detector"] for each in benign):
+        streams = [each for each in benign if each["detector"] == name]
+        rung = [(at, each) for at, each in enumerate(attacks) if (each["detector"], each["mode"]) == (name, of.own)]
+        worst = max(((_worth(each), at) for at, each in rung if each["defence"] == NO_DEFENCE), default=(1.0, 0))
+        quiet = not any(each["alarms"] for each in streams if each["stream"] == PLAIN)
+        if quiet and before is not None and _helps(of, before, Spread(worst[0], None, 1)):
+            this = sum(bool(each["alarms"]) for each in streams), *worst, streams
+            best = this if best is None else min(best, this, key=lambda one: one[:2])
+    if best is None or before is None:
         return
-    _, share, at, each = min(best, key=lambda one: one[:2])
-    if _helps(of, before, Spread(share, None, 1)):
-        text = f"Watch with {each['detector']}, and stop whom it names: it rang in every attack, in the worst at image "
-        text += (
-            f"{each['first_alarm']:,}, where the copy agreed on {share:.1%} in place of {before.mean:.1%}; of honest "
-        )
-        false = (
-            f"{one['sessions_with_alarm']} of {one['sessions']} ({one['stream']})" for one in loud[each["detector"]]
-        )
-        yield before.mean - share, f"{text}sessions in {', '.join(false) or 'none'}.", f"detection.attacks.{at}"
-
-
-def _names(benign: Sequence[Entry]) -> list[str]:
-    return [*dict.fromkeys(each["detector"] for each in benign)]
+    _, share, at, streams = best
+    false = [f"{one['sessions_with_alarm']} of {one['sessions']} {one['stream']}" for one in streams if one["alarms"]]
+    honest = ", ".join(false) or f"none of {sum(one['sessions'] for one in streams)}"
+    text = (
+        f"Watch with {attacks[at]['detector']}, and stop whom it names: it rang in every attack, in the worst at image "
+    )
+    text += f"{attacks[at]['first_alarm']:,}, where the copy agreed on {share:.1%} in place of {before.mean:.1%}; "
+    yield before.mean - share, f"{text}of honest sessions in {honest}.", f"detection.attacks.{at}"
 
 
 def _worth(attack: Entry) -> float:
