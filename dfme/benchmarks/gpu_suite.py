@@ -223,7 +223,7 @@ def _line(each: RowResult) -> str:
 def _begun(device: torch.device) -> Report:
     """A report without rows."""
     cuda, asked = device.type == "cuda", "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit"
-    driver, _, clocks = (_said(f"nvidia-smi --format=csv,noheader --query-gpu={asked}") if cuda else "").partition(", ")
+    driver, _, clocks = (said(f"nvidia-smi --format=csv,noheader --query-gpu={asked}") if cuda else "").partition(", ")
     facts = {
         "machine": device_name(device),
         "driver": driver,
@@ -232,12 +232,12 @@ def _begun(device: torch.device) -> Report:
         "torch": torch.__version__,
         "CUDA": f"{torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}" if cuda else "",
         "dfme": __version__,
-        "commit": _said("git describe --always --dirty") if (PROJECT / ".git").exists() else "",
+        "commit": said("git describe --always --dirty") if (PROJECT / ".git").exists() else "",
     }
     return Report(NOTES[device.type], facts, clocks, time.strftime("%Y-%m-%d %H:%M %Z"))
 
 
-def _said(command: str) -> str:
+def said(command: str) -> str:
     """The first line that a program says; empty where there is none, or it fails."""
     program, *words = command.split()
     try:

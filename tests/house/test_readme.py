@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from toys import LinearTeacher, make_method, make_parts
 
+from dfme.benchmarks.audit.options import AuditConfig
 from dfme.benchmarks.options import BenchConfig, CompareConfig, GradientsConfig
 from dfme.cli.check import CheckConfig
 from dfme.cli.estimate import EstimateOptions
@@ -140,6 +141,7 @@ def known_flags() -> set[str]:
         *(option for entry in METHODS.values() for option in options_of(entry.config, "method.")),
         *(option for name, section in SECTIONS.items() for option in options_of(section, f"{name}.")),
         *options_of(GradientsConfig),
+        *options_of(AuditConfig),
         *options_of(CompareConfig),
         *options_of(RetrainConfig),
         *options_of(BenchConfig),

@@ -6,7 +6,6 @@ import base64
 import json
 import math
 import platform
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from dfme.benchmarks.compare.plan import ComparisonPlan
 from dfme.benchmarks.compare.processes import cores
 from dfme.benchmarks.compare.rehearsal import rehearse
 from dfme.benchmarks.compare.session import Session, not_applicable
+from dfme.benchmarks.gpu_suite import said
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
 from dfme.files import make_folder, write_text
@@ -101,7 +101,8 @@ class Audit:
         self._not_run, self._utility = [*plan.not_run], list[Entry]()
         self._measured: Entry | None = None
         self._examined: Entry = {}
-        self._began, self._before = time.time(), _read(plan.out / DATA).get("made") or {}
+        before = _read(plan.out / DATA).get("made")
+        self._began, self._before = time.time(), before if isinstance(before, dict) else {}
         self.found: Entry = {}
 
     def check(self) -> None:
@@ -170,9 +171,8 @@ class Audit:
         job, file = self._plan.job, self._plan.out / "detection.json"
         asked = job.teacher, job.teacher_options, self._plan.watch, job.config.evaluation, job.config.device
         if self._plan.watch:
-            self._measured = self._tried(
-                "detection", lambda: _kept(file, asked[2], partial(self._owner.detection, *asked))
-            )
+            measure = partial(self._owner.detection, *asked)
+            self._measured = self._tried("detection", lambda: _kept(file, asked[2], measure))
 
     def _examine(self) -> None:
         """what a copy is good for"""
@@ -211,9 +211,9 @@ class Audit:
 
     def _write(self, finished: bool) -> None:
         """audit.json, and of a finished audit the page and the card."""
-        plan, before = self._plan, self._before
-        wall = float(before.get("wall_seconds", 0.0)) + time.time() - self._began
-        started = before.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began))
+        plan, began, before = self._plan, self._began, self._before.get("wall_seconds")
+        wall = time.time() - began + (before if isinstance(before, float) else 0.0)
+        started = str(self._before.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)))
         made = {"command": " ".join(plan.first.command), "started": started, "wall_seconds": round(wall, 1)}
         made |= {"machine": f"{platform.machine()}, {cores()} cores", "finished": finished, "directory": str(plan.out)}
         self.found = {"schema": SCHEMA, "tool": _tool(), "made": made, **self._findings()}
@@ -262,11 +262,9 @@ def _target(plan: AuditPlan, example: Entry) -> Entry:
 
 
 def _tool() -> Entry:
-    commit, words = None, ["git", "-C", str(PROJECT), "rev-parse", "--short", "HEAD"]
-    with suppress(OSError, subprocess.SubprocessError):
-        if (PROJECT / ".git").exists():
-            commit = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout.strip()  # noqa: S603
-    return {"dfme": __version__, "torch": torch.__version__, "python": platform.python_version(), "commit": commit}
+    commit = said("git describe --always --dirty") if (PROJECT / ".git").exists() else ""
+    versions = {"dfme": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return versions | {"commit": commit or None}
 
 
 def _pictures(plan: AuditPlan, attacker: str | None) -> Entry:
