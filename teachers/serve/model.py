@@ -35,7 +35,7 @@ class Model:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="model", initializer=prepare)
 
     async def ask(self, images_BCHW: Array, account: str = "") -> Array:
-        """Answers to an account's float32 images, scores (B, K) float32 or labels (B,) int64. They count, if not Refused.
+        """Answers to an account's float32 images, scores (B, K) float32 or labels (B,) int64; counted, unless Refused.
 
         Raises whatever the teacher raises, and TeacherError for answers that its label mode rules out: such
         answers might tell more than it allows.
