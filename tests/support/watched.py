@@ -22,7 +22,7 @@ SPEC = ImageSpec((1, 8, 8))
 
 @cache
 def features() -> Mahalanobis:
-    return Mahalanobis(teacher(), "digits")
+    return Mahalanobis(teacher(), "digits", "benign")
 
 
 @cache
@@ -33,7 +33,7 @@ def teacher() -> Teacher:
 def seen(images_BCHW: Tensor, inside: bool = True) -> Seen:
     """What the watch sees; ``inside``: into the network, too."""
     images_BCHW = images_BCHW.clamp(0, 1)
-    distance_B = features()._distances(images_BCHW) if inside else None
+    distance_B = features()(images_BCHW) if inside else None
     return Seen(images_BCHW, teacher()(images_BCHW).double(), distance_B)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dfme.benchmarks.audit.findings import COPY, Entry, Findings, median_to_copy, strongest, to_copy
+from dfme.benchmarks.audit.findings import COPY, Findings, Entry, median_to_copy, strongest, to_copy
 from dfme.benchmarks.compare.attackers import NO_DEFENCE
 from dfme.benchmarks.compare.defended import gains
 from dfme.benchmarks.compare.figures import Spread

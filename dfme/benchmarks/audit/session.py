@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dfme import __version__
-from dfme.benchmarks.audit.findings import Entry, Findings, strongest, to_copy
+from dfme.benchmarks.audit.findings import Findings, Entry, strongest, to_copy
 from dfme.benchmarks.audit.headline import advice, headline, model_card, what_it_does_not_tell
 from dfme.benchmarks.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, limits
 from dfme.benchmarks.compare.attackers import NO_DEFENCE

@@ -68,12 +68,7 @@ def adversarial(
 
 
 def measure(
-    sources: Sequence[Surrogate],
-    x_NCHW: Tensor,
-    labels_N: Tensor,
-    spec: ImageSpec,
-    seed: int,
-    ask: Callable[..., Tensor],
+    sources: Sequence[Surrogate], x_NCHW: Tensor, labels_N: Tensor, spec: ImageSpec, seed: int, ask: Callable[..., Tensor]
 ) -> list[dict[str, Any]]:
     """A row for each source, eps and attack: the share of images that are no longer answered with their label.
 
