@@ -72,7 +72,7 @@ def test_a_skewed_customer_has_few_classes_and_all_images_of_each() -> None:
     expected = 1.3 / (9 * 0.3 + 1)
     assert share_SK.square().sum(1).mean().item() == pytest.approx(expected, rel=0.1)
     top = int(share_SK[0].argmax())
-    assert set(number(drawn("skewed", 0)).tolist()) >= {*(LABELS == top).nonzero().flatten().tolist()}
+    assert set(number(drawn("skewed", 0)).tolist()) >= {*(top == LABELS).nonzero().flatten().tolist()}
 
 
 def test_a_tenth_of_repeats_is_the_image_before_exactly_or_moved_by_a_pixel() -> None:
