@@ -1,4 +1,4 @@
-"""``run.py report``: draw a run again."""
+"""``run.py report``: draw a run, or an audit, again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dfme.errors import UserError
 
-SUMMARY = "draw the curves and the report of a run again"
+SUMMARY = "draw the curves and the report of a run again, or the page of an audit"
 
 
 def options(words: Sequence[str]) -> tuple[()]:
@@ -16,8 +16,13 @@ def options(words: Sequence[str]) -> tuple[()]:
 
 
 def run(words: Sequence[str]) -> int:
-    """Draw the curves, the sample sheets and report.html again, from the run's files."""
+    """Draw the curves, the sample sheets and report.html again, from the run's files; of an audit its page."""
     path = run_directory(words)
+    if (path / "audit.json").is_file():
+        from dfme.benchmarks.audit.page import read_audit, write_page
+
+        print(write_page(read_audit(path / "audit.json"), path / "audit.html"))
+        return 0
     from dfme.report import write_report
 
     print(write_report(path))
@@ -25,12 +30,12 @@ def run(words: Sequence[str]) -> int:
 
 
 def run_directory(words: Sequence[str]) -> Path:
-    """The run directory that the words name; UserError if it is not one."""
+    """The directory of a run or an audit that the words name; UserError if it is neither."""
     if len(words) != 1 or words[0].startswith("-"):
         raise UserError(
             f"report: expected one run directory, as in run.py report runs/x, got {' '.join(words) or 'none'}"
         )
     path = Path(words[0])
-    if not (path / "config.yaml").is_file():
-        raise UserError(f"report: expected a run directory, but {words[0]!r} has no config.yaml")
+    if not any((path / name).is_file() for name in ("config.yaml", "audit.json")):
+        raise UserError(f"report: expected a run directory, but {words[0]!r} has no config.yaml, and no audit.json")
     return path

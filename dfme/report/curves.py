@@ -103,12 +103,12 @@ def _draw_share(
         )
 
 
-def query_axis(axes: Axes, agreements: Sequence[Series] = (), label: str = "queries") -> None:
+def query_axis(axes: Axes, agreements: Sequence[Series] = (), label: str = "queries", log: bool = False) -> None:
     """The axis that every curve of a run is drawn against, and the frame of its panel.
 
-    It is logarithmic where most of the ``agreements`` that it is chosen for are ``early``.
+    It is logarithmic on demand, and where most of the ``agreements`` that it is chosen for are ``early``.
     """
-    if 2 * sum(map(early, agreements)) > len(agreements):
+    if log or 2 * sum(map(early, agreements)) > len(agreements):
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_minor_locator(NullLocator())

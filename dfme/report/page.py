@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dfme.files import replacing
 from dfme.report.console import constant_answer, teacher_name
@@ -41,9 +40,14 @@ MAX_SHOWN = 20
 
 def write_page(run: RunFiles, path: Path) -> Path:
     """Write the page beside the pictures, which it carries inside itself; its path."""
-    template = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
+    return render("report/report.html", path, _contents(run, path.parent))
+
+
+def render(template: str, path: Path, contents: Mapping[str, Any]) -> Path:
+    """Write the page that a template of ours, by its place in dfme/, makes of the contents; its path."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    html = environment.from_string(template).render(_contents(run, path.parent))
+    environment.loader = PackageLoader("dfme", ".")
+    html = environment.get_template(template).render(contents)
     with replacing(path) as file:
         file.write(html.encode("utf-8", errors="replace"))  # a log may name half a character
     return path

@@ -47,7 +47,7 @@ def account_tag(key: str) -> str:
     return hmac.digest(b"dfme account", key.encode(), "sha256").hex()[:16]
 
 
-class Record:
+class Recording:
     """Appends to the log in a folder, where nothing stays for more than ``days``.
 
     ``image_bytes``: of all images that are kept there. ``tell`` hears when they are used up, and when the disk takes no

@@ -25,7 +25,7 @@ from dfme.teachers.watch.streams import SESSION, UNIT, held_out
 MAX_ACCOUNTS = 256  # of more, the one that has not asked for the longest is forgotten, of those without an alarm first
 WINDOW = 50  # images between two lines of statistics
 CPU, PROBABILITIES, LOGITS = torch.device("cpu"), LabelMode("probabilities"), LabelMode("logits")
-LEAST = torch.finfo(torch.float64).min
+NONE_YET = torch.finfo(torch.float64).min
 
 
 def asked(teacher: Teacher, images: Tensor, features: Mahalanobis | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -44,7 +44,7 @@ class _Account:
 
     def __init__(self, detectors: dict[str, Detector]) -> None:
         self.images, self.detectors = 0, detectors
-        self.figures = {name: [0.0, 0.0, LEAST, LEAST, LEAST] for name in detectors}
+        self.figures = {name: [0.0, 0.0, NONE_YET, NONE_YET, NONE_YET] for name in detectors}
 
     @property
     def rang(self) -> str:
@@ -132,7 +132,7 @@ class Watch:
             if own.images % WINDOW == 0 and readings:
                 largest = {name: figures.pop() for name, figures in own.figures.items()}
                 self._lines.append({"images": own.images, "largest": largest})
-                own.figures = {name: [*figures, LEAST] for name, figures in own.figures.items()}
+                own.figures = {name: [*figures, NONE_YET] for name, figures in own.figures.items()}
             start = part.stop
 
     def drain(self) -> list[dict[str, Any]]:

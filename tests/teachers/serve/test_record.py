@@ -16,7 +16,7 @@ import torch
 
 from dfme.errors import RunError, UserError
 from dfme.teachers.serve import record as module
-from dfme.teachers.serve.record import Record, account_tag, fingerprints, read_log
+from dfme.teachers.serve.record import Recording, account_tag, fingerprints, read_log
 from dfme.teachers.watch.detector import Seen
 
 ONE, OTHER = account_tag("a key"), account_tag("another")
@@ -49,7 +49,12 @@ def pixels(each: Seen) -> Any:
 
 def test_what_is_written_is_read_again_by_account_and_in_order(tmp_path: Path) -> None:
     told: list[str] = []
-    record, first, second, third = Record(tmp_path, 3, 10**6, told.append), seen(1_100), seen(7, 1, False), seen(3, 2)
+    record, first, second, third = (
+        Recording(tmp_path, 3, 10**6, told.append),
+        seen(1_100),
+        seen(7, 1, False),
+        seen(3, 2),
+    )
     record(ONE, 1, first)
     record(OTHER, 1, second)
     Clock.at += timedelta(seconds=1)
@@ -98,7 +103,7 @@ def test_nothing_stays_longer_than_said_and_nothing_else_is_deleted(tmp_path: Pa
     outside = tmp_path.parent / "outside.jsonl"
     outside.write_text("mine")
     (tmp_path / "log-2026-11-19.jsonl").symlink_to(outside)
-    record = Record(tmp_path, 2, 0, lambda line: None)  # of today and yesterday
+    record = Recording(tmp_path, 2, 0, lambda line: None)  # of today and yesterday
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
     assert outside.read_text() == "mine"
     record(ONE, 1, seen(2))
@@ -113,7 +118,7 @@ def test_nothing_stays_longer_than_said_and_nothing_else_is_deleted(tmp_path: Pa
 
 def test_images_stop_at_the_cap_which_is_said_once(tmp_path: Path) -> None:
     told: list[str] = []
-    record = Record(tmp_path, 9, 64 * 25, told.append)
+    record = Recording(tmp_path, 9, 64 * 25, told.append)
     for number in range(3):
         record(ONE, 1 + 10 * number, seen(10, number))
     assert told == ["the images recorded reach 0.0016 MB: no more are kept, only lines about them"]
@@ -127,21 +132,21 @@ def test_images_stop_at_the_cap_which_is_said_once(tmp_path: Path) -> None:
         None,
         None,
     ]
-    without = Record(tmp_path / "no images", 9, 0, told.append)
+    without = Recording(tmp_path / "no images", 9, 0, told.append)
     without(ONE, 1, seen(3))
     assert len(told) == 1
     assert os.listdir(tmp_path / "no images") == ["log-2026-11-23.jsonl"]
 
 
 def test_a_kill_tears_the_last_line_and_no_other(tmp_path: Path) -> None:
-    Record(tmp_path, 9, 10**6, lambda line: None)(ONE, 1, seen(5))
+    Recording(tmp_path, 9, 10**6, lambda line: None)(ONE, 1, seen(5))
     log, images = tmp_path / "log-2026-11-23.jsonl", tmp_path / f"images-2026-11-23-{ONE}-1x8x8.u8"
     log.write_bytes(log.read_bytes()[:-20])
     images.write_bytes(images.read_bytes() + b"half an image")
     (batch,) = read_log(tmp_path)
     assert batch["number"].tolist() == [1, 2, 3, 4]
     again = seen(2, 5)
-    Record(tmp_path, 9, 10**6, lambda line: None)(ONE, 1, again)
+    Recording(tmp_path, 9, 10**6, lambda line: None)(ONE, 1, again)
     (batch,) = read_log(tmp_path)
     assert batch["number"].tolist() == [1, 2, 3, 4, 1, 2]
     assert np.array_equal(batch["images"][-2:], pixels(again))
@@ -149,7 +154,7 @@ def test_a_kill_tears_the_last_line_and_no_other(tmp_path: Path) -> None:
 
 def test_a_disk_that_takes_no_more_ends_the_record_and_nothing_else(tmp_path: Path) -> None:
     told: list[str] = []
-    record = Record(tmp_path, 9, 0, told.append)
+    record = Recording(tmp_path, 9, 0, told.append)
     (tmp_path / "log-2026-11-23.jsonl").symlink_to(tmp_path / "elsewhere")
     for _ in range(2):
         record(ONE, 1, seen(1))
@@ -171,7 +176,7 @@ def test_a_disk_that_takes_no_more_ends_the_record_and_nothing_else(tmp_path: Pa
     ],
 )
 def test_a_line_of_anybodys_is_an_error_in_words(name: str, value: object, tmp_path: Path) -> None:
-    Record(tmp_path, 9, 0, lambda line: None)(ONE, 1, seen(2))
+    Recording(tmp_path, 9, 0, lambda line: None)(ONE, 1, seen(2))
     log = tmp_path / "log-2026-11-23.jsonl"
     first, second = (json.loads(line) for line in log.open())
     log.write_text("".join(json.dumps(each) + "\n" for each in (first, second | {name: value})))
@@ -182,7 +187,7 @@ def test_a_line_of_anybodys_is_an_error_in_words(name: str, value: object, tmp_p
 def test_a_folder_without_a_log_and_a_place_beyond_the_images(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"expected a folder that run\.py serve --record wrote"):
         [*read_log(tmp_path)]
-    Record(tmp_path, 9, 10**6, lambda line: None)(ONE, 1, seen(2))
+    Recording(tmp_path, 9, 10**6, lambda line: None)(ONE, 1, seen(2))
     log = tmp_path / "log-2026-11-23.jsonl"
     log.write_text(log.read_text().replace('"image": 1', '"image": 999999'))
     (batch,) = read_log(tmp_path)

@@ -38,6 +38,20 @@ def test_the_classes_of_an_attack_are_not_those_of_honest_users() -> None:
         assert float(detector("labels").see(drawn(program)).statistic_B.max()) > 0.4
 
 
+def test_honest_classes_stay_below_the_threshold_and_not_far() -> None:
+    """200 accounts of 600 images whose classes are even, each held against 180 images of its own."""
+    rng, even_K = torch.Generator().manual_seed(0), torch.full((10,), 0.1)
+    usual_SK = torch.stack(
+        [even_K.multinomial(180, True, generator=rng).bincount(minlength=10) / 180 for _ in range(200)]
+    )
+    share_SK, largest = usual_SK.clone(), 0.0
+    for _ in range(600):
+        share_SK *= 63 / 64
+        share_SK[torch.arange(200), even_K.multinomial(200, True, generator=rng)] += 1 / 64
+        largest = max(largest, float((share_SK - usual_SK).abs().sum(1).max()) / 2)
+    assert largest < detector("labels").threshold < 1.5 * largest
+
+
 def test_who_calibrates_on_training_images_flags_more_than_was_said() -> None:
     images = load_dataset("digits", "train").images
     trained = seen(images)

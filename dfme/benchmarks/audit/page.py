@@ -1,0 +1,149 @@
+"""audit.html: an audit on one page, made from its audit.json alone. No figure is worked out here, only put in words."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import TemplateError
+
+from dfme.benchmarks.audit import pictures
+from dfme.errors import RunError
+from dfme.files import open_file
+from dfme.report.page import MAX_SHOWN, render
+
+SCHEMA = "dfme.audit/1"
+MAX_BYTES = 1 << 28
+SHEET = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
+NUMBERED = ("price", "defences", "utility", "pareto", "fidelity")
+UNKNOWN, FIXED = "-", "\N{NO-BREAK SPACE}"
+Part = dict[str, Any]
+Forms = Mapping[str, str]
+"""Heads of columns, each with the form of its cells: text, and after a bar a smaller line below it."""
+
+
+class _Words(string.Formatter):
+    """Forms of values as ``str.format`` has them, and of a list's values, one after the other.
+
+    ``never;,``: none is never; else None is a TypeError, as it is to take a part of it. ``spread``: mean and deviation.
+    """
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        otherwise, _, form = format_spec.rpartition(";")
+        if isinstance(value, list) and (otherwise or {*value} - {None} or not value):
+            texts = [self.format_field(each, f"{otherwise or UNKNOWN};{form}").replace(" ", FIXED) for each in value]
+            return otherwise if {*texts} == {otherwise.replace(" ", FIXED)} else ", ".join(texts)
+        if form == "spread":
+            deviation = "" if value["sd"] is None else f"{FIXED}\N{PLUS-MINUS SIGN}{FIXED}{100 * value['sd']:.1f}"
+            return f"{value['mean']:.1%}{deviation}"
+        if value is None and otherwise:
+            return otherwise
+        if value is None or isinstance(value, list):
+            raise TypeError
+        return {True: "yes", False: "no"}[value] if isinstance(value, bool) else format(value, form)
+
+
+class Cell(NamedTuple):
+    """``strong``: whether it is the best of its row."""
+
+    text: str
+    note: str = ""
+    strong: bool = False
+
+
+def in_words(form: str, row: Part) -> str:
+    """The row's values in a form; a bar where a part of it is not known."""
+    try:
+        return _Words().vformat(form, (), row)
+    except (KeyError, TypeError):
+        return UNKNOWN
+
+
+def _cell(form: str, row: Part) -> Cell:
+    text, *notes = (in_words(part, row) for part in form.split("|"))
+    return Cell(text, ", ".join(note for note in notes if note not in ("", UNKNOWN)), row.get("best") is True)
+
+
+def _table(caption: str, rows: Iterable[Part], forms: Forms, words: int = 1, key: str = "") -> Part:
+    """A line for each row: its first cell is its head, the first ``words`` are words, and ``key`` numbers the lines."""
+    lines = [[_cell(form, row) for form in forms.values()] for row in rows]
+    return {"caption": caption, "heads": list(forms), "rows": lines, "words": words, "key": key}
+
+
+def _across(
+    caption: str, rows: Iterable[Part], forms: Forms, column: str, form: str, after: Forms | None = None, key: str = ""
+) -> Part:
+    """A line for what ``forms`` tell apart, in it a cell for each ``column``, of one row or of those of all seeds."""
+    groups: dict[tuple[str, ...], dict[str, list[Part]]] = {}
+    for row in rows:
+        place = groups.setdefault(tuple(in_words(each, row) for each in forms.values()), {})
+        place.setdefault(in_words(column, row), []).append(row)
+    heads, lines, after = list(dict.fromkeys(head for of in groups.values() for head in of)), [], after or {}
+    for words, of in groups.items():
+        found = {
+            head: own[0] if len(own) == 1 else {name: [row[name] for row in own] for name in own[0]}
+            for head, own in of.items()
+        }
+        cells = [_cell(form, found[head]) if head in found else Cell(UNKNOWN) for head in heads]
+        behind = (in_words(each, next(iter(found.values()))) for each in after.values())
+        lines.append([*map(Cell, words), *cells, *map(Cell, behind)])
+    return _table(caption, (), dict.fromkeys([*forms, *heads, *after], ""), len(forms), key) | {"rows": lines}
+
+
+def read_audit(path: Path) -> Part:
+    """What an audit.json holds; nothing where it holds no JSON of one."""
+    with suppress(OSError, ValueError, TypeError, RecursionError), open_file(path) as file:
+        return dict(json.loads(file.read(MAX_BYTES)))
+    return {}
+
+
+def write_page(audit: Part, path: Path) -> Path:
+    """Write the page; its path. RunError for another schema, and for what does not hold this one."""
+    if (schema := audit.get("schema")) != SCHEMA:
+        raise RunError(f"audit.json: expected the schema {SCHEMA}, got {schema!r:.60}; make it again with this version")
+    try:
+        return render("benchmarks/audit/audit.html", path, _contents(json.loads(json.dumps(audit))))
+    except (LookupError, TypeError, ValueError, AttributeError, TemplateError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise RunError(f"audit.json: expected all that {SCHEMA} holds, got {what:.200}; resume the audit") from error
+
+
+def _contents(audit: Part) -> Part:
+    """The audit, what the template writes it with, and rows that stand in two lists of it as one."""
+    advantage = {(each["row"], each["mode"]): each["values"] for each in audit["games"]["advantage"]}
+    answers = {cell["name"]: cell["answers"] for cell in audit["cells"]}
+    bills = {bill["row"]: bill for bill in audit["utility"]}
+    watched = audit["detection"] or {"attacks": (), "benign": ()}
+    numbered = [f"{name}.{at}" for name in NUMBERED for at in range(len(audit[name]))]
+    return {
+        **{"audit": audit, "table": _table, "across": _across, "in_words": in_words, "pareto": pictures.pareto(audit)},
+        **{"curves": pictures.curves(audit), "known": {*numbered, "detection"}},
+        "prices": [each | {"advantage": advantage.get((each["row"], each["mode"]))} for each in audit["price"]],
+        "attacked": [
+            line | each | _judged(line, each, bills) for line in audit["defences"] for each in line["attackers"]
+        ],
+        "attacks": [each | {"answers": answers.get(each["cell"], UNKNOWN)} for each in watched["attacks"]],
+        "benign": [each | {"seen": each["per_10000"] if each["alarms"] else None} for each in watched["benign"]],
+        "classes": _least_followed(audit["fidelity"]),
+        "sheets": [(name, each) for name, each in audit["pictures"].items() if SHEET.fullmatch(each)],
+    }
+
+
+def _judged(line: Part, each: Part, bills: Part) -> Part:
+    """What honest users pay for its defence (for a quota nothing), and the score where it is not the agreement."""
+    paid = bills.get("none" if line["defence"].startswith("quota:") else line["defence"])
+    renamed = None if each["score"] == each["agreement"] else each["score"]
+    return {"best": each["answers"] == line["best"], "paid": paid, "renamed": renamed}
+
+
+def _least_followed(cells: Sequence[Part]) -> list[Part]:
+    """Of all classes, the ``MAX_SHOWN`` that a copy follows least, in order, each with its cell."""
+    rows = [cell | each for cell in cells for each in cell["per_class"]]
+    least = sorted((each for each in rows if each["agreement"] is not None), key=lambda each: each["agreement"])
+    names = list(dict.fromkeys(each["class"] for each in least))[:MAX_SHOWN]
+    return [each for each in rows if each["class"] in names]
