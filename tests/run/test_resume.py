@@ -254,14 +254,13 @@ SIGNALLED = ["--method.name", "dfme", "--method.batch-size", "64", "--budget", "
 @pytest.fixture(scope="module")
 def unsignalled(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     made = Bench(tmp_path_factory.mktemp("unsignalled") / "bench")
-    code, _, err = made.run(made.flags("whole", *SIGNALLED))
-    assert code == 0, err
+    assert made.run(made.flags("whole", *SIGNALLED))[0] == 0
     return made
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_keeps_the_run_and_the_printed_command_ends_it(
+def test_a_signal_keeps_the_run_for_the_printed_command(
     number: signal.Signals, bench: Bench, unsignalled: Bench
 ) -> None:
     process = bench.start(bench.flags("a run", *SIGNALLED))
@@ -284,10 +283,8 @@ def test_a_signal_keeps_the_run_and_the_printed_command_ends_it(
     assert (bench.folder / "a run" / "checkpoint.pt").exists()
     said, command = out.strip().split("\n")
     assert said.startswith("stopped and kept after ")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    again = subprocess.run(
-        command, shell=True, cwd=bench.folder, env={**bench.environment, "PATH": path}, capture_output=True, text=True
-    )
+    paths = {**bench.environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    again = subprocess.run(command, shell=True, cwd=bench.folder, env=paths, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert bench.student("a run") == unsignalled.student("whole")
     assert bench.served("a run") == unsignalled.served("whole") == 5_000 + 359
