@@ -155,6 +155,7 @@ class Teacher(Protocol):
       neither meets the defence nor moves its state; no student learns from it.
     - ``served(images)``: what an honest user would be answered now; the state stays as it is.
     - ``defences``: what is switched on, as texts, and ``report()``: what it stored or counted, both for summary.json.
+    - ``watch``: what looks at those who ask, whose ``report()`` is for summary.json and ``drain()`` for watch.jsonl.
     """
 
     spec: ImageSpec

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dfme.config.settings import TeacherConfig
+from dfme.config.watch_texts import NEED_FEATURES
+from dfme.data import check_dataset
+from dfme.errors import UserError
 from dfme.teachers.defences import check_defences
 from dfme.teachers.options import (
     HuggingFaceOptions,
@@ -17,7 +20,6 @@ from dfme.teachers.options import (
     TorchScriptOptions,
 )
 from dfme.teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions, V2Options
-from dfme.teachers.watch.checks import check_watch
 
 
 class Source(NamedTuple):
@@ -86,10 +88,30 @@ def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> str:
     """
     local = config.kind not in KINDS or KINDS[config.kind].is_local
     check_defences(config, local)
-    check_watch(config, local)
+    if problems := [*_watch_problems(config, local)]:
+        raise UserError("; ".join(problems))
     check = KINDS[config.kind].check if config.kind in KINDS else None
     if check is None:
         return ""
     module, _, function = check.partition(":")
     said: str | None = getattr(importlib.import_module(module), function)(config, options)
     return said or ""
+
+
+def _watch_problems(teacher: TeacherConfig, local: bool) -> Iterator[str]:
+    names, benign = ",".join(teacher.watch), teacher.benign
+    needing = ", ".join(name for name in teacher.watch if name in NEED_FEATURES)
+    if names and not local:
+        yield f"--teacher.watch: a service is watched where it runs: run.py serve --watch {names}; leave it out here"
+        return
+    if names and benign is None:
+        yield f"--teacher.benign: expected held-out labelled images to calibrate {names} on, such as digits or FOLDER"
+    if needing and teacher.kind != "torch":
+        yield f"--teacher.watch: {needing}: look into the network of a teacher of kind torch, got {teacher.kind}"
+    if teacher.on_alarm == "label" and teacher.label_mode == "logits":
+        yield "--teacher.on-alarm label: expected --teacher.label-mode probabilities, top_k or label, got logits"
+    try:
+        if benign is not None:
+            check_dataset(benign, download=False)
+    except UserError as error:
+        yield f"--teacher.benign: {error}"

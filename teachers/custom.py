@@ -51,7 +51,7 @@ class CustomTeacher:
         self.ask = None if ask is None else lambda images, key: self._read(ask(images, key))
 
         own: Any = call if hasattr(call, "witness") else None  # it has defences: see dfme.spec.Teacher
-        for name in {"witness", "state_dict", "load_state_dict", "defences", "report"}.intersection(dir(own)):
+        for name in {"witness", "state_dict", "load_state_dict", "defences", "report", "watch"}.intersection(dir(own)):
             setattr(self, name, getattr(own, name))
         if hasattr(own, "served"):
             self.served = lambda images: self._read(own.served(images))

@@ -6,11 +6,20 @@ import copy
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from dfme.benchmarks.audit.options import OPTIONS, PROFILES, AuditConfig, AuditPlan, modes_of, own_problems, usual
+from dfme.benchmarks.audit.options import (
+    OPTIONS,
+    PROFILES,
+    AuditConfig,
+    AuditPlan,
+    Second,
+    modes_of,
+    own_problems,
+    usual,
+)
 from dfme.benchmarks.compare.attackers import AS_IT_IS, NO_DEFENCE
 from dfme.benchmarks.compare.checks import directory_of
 from dfme.benchmarks.compare.plan import ComparisonPlan
@@ -127,7 +136,7 @@ def _give_pool(content: Content, pool: str | None) -> None:
         row["method"]["pool"] = pool
 
 
-def _fitting(config: AuditConfig, second: Callable[..., object]) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+def _fitting(config: AuditConfig, second: Second) -> tuple[tuple[str, ...], list[dict[str, str]]]:
     """The defences that are tried, and those of a profile that this teacher, or a missing key, rules out."""
     fits, not_run = [], []
     asked = [text for text in config.defences if text != NO_DEFENCE]
@@ -136,7 +145,8 @@ def _fitting(config: AuditConfig, second: Callable[..., object]) -> tuple[tuple[
         try:
             if unset:
                 raise UserError(f"it needs a key: set the variable {unset[0]} to a random one")
-            second(config.attackers[0], [text])
+            for cell in second(config.attackers[0], [text]).cells:
+                teacher_side.check_teacher(cell.job.teacher, cell.job.teacher_options)
         except UserError as error:
             if config.defences:
                 raise

@@ -46,11 +46,10 @@ ACCOUNT = ("account", "images", "sent before", "detector", "largest", "threshold
 
 def run(words: Sequence[str]) -> int:
     """Look through the log, print the tables, and keep them."""
-    asked = Arguments(
-        [f"--log={word}" if not at and not word.startswith("-") else word for at, word in enumerate(words)], INPUTS
-    )
+    first = [f"--log={word}" for word in words[:1] if not word.startswith("-")]
+    asked = Arguments([*first, *words[len(first) :]], INPUTS)
     config, (teacher, kind_options) = asked.settings(DetectConfig), asked.teacher()
-    for name in filter(None, ("benign", config.other and "other")):
+    for name in ("benign", "other")[: 1 + (config.other is not None)]:
         asked.report(dataset_problems(name, getattr(config, name), "datasets", False))
     asked.finish(fresh_directory_problems(config.out))
     from dfme import __version__
@@ -60,21 +59,23 @@ def run(words: Sequence[str]) -> int:
     given = (replace(teacher, benign=config.benign), kind_options, teacher.watch or DETECTORS, EvaluationConfig())
     tell, command = partial(print, file=sys.stderr, flush=True), shlex.join(["python", "run.py", "detect", *words])
     found = teacher_side.detection(*given, "auto", config.other, tell=tell, log=Path(config.log))
-    told = {"command": command, "dfme": __version__, **found}
+    told, shown = {"command": command, "dfme": __version__, **found}, tables(found)
     with RunDirectory.create(Path(config.out or RunDirectory.free_name(Path("runs/detect")))) as out:
-        write_text(out.path / FILES[0], f"# What a log says\n\n{command}\n\n{tables(found)}\n")
+        write_text(out.path / FILES[0], f"# What a log says\n\n{command}\n\n{shown}\n")
         write_text(out.path / FILES[1], json.dumps(told, indent=1, allow_nan=False) + "\n")
-    print(f"{tables(found)}\n\n{', '.join(str(out.path / name) for name in FILES)}")
+    print(f"{shown}\n\n{', '.join(str(out.path / name) for name in FILES)}")
     return 0
 
 
 def tables(found: Mapping[str, Any]) -> str:
     """Accounts and, beside each, its stream thinned; honest accounts; what was not looked at."""
     lines, rows = list[list[str]](), {each["name"]: [each["name"]] for each in found["detectors"]}
+    thinned = [f"1/{every}" for every in found["accounts"][0]["thinned"]]
     for account in found["accounts"]:
         for name, of in account["thinned"][1].items():
-            cells = (account["account"], account["images"], account["repeats"], name, of["largest"], of["threshold"])
-            lines.append([*map(_cell, (*cells, *(each[name]["first_alarm"] for each in account["thinned"].values())))])
+            own = [account["account"], f"{account['images']}", f"{account['repeats']}", name]
+            when = [f"{each[name]['first_alarm'] or 'never'}" for each in account["thinned"].values()]
+            lines.append([*own, f"{of['largest']:.3g}", f"{of['threshold']:.3g}", *when])
     for each in found["benign"]:
         rate = f"{each['per_10000']:.0f} < " if each["alarms"] else "< "
         rung = f"{each['sessions_with_alarm']} of {each['sessions']}"
@@ -82,17 +83,10 @@ def tables(found: Mapping[str, Any]) -> str:
     missing = found["accounts_in_all"] - len(found["accounts"])
     unseen = [f"{name}, since {why}" for name, why in found["left_out"].items()]
     unseen += [f"the {missing:,} accounts with the fewest images"] * bool(missing)
-    honest = f"Honest accounts of {found['session']} images that rang (alarms in 10,000 images < 95 % upper bound):"
-    return "\n\n".join(
-        [
-            "First alarms, in images of the account, and of those left where its stream is thinned:",
-            table([*ACCOUNT, *(f"1/{every}" for every in found["accounts"][0]["thinned"] if every > 1)], lines),
-            honest,
-            table(["detector", *dict.fromkeys(each["stream"] for each in found["benign"])], [*rows.values()]),
-            *(f"Not looked at: {each}." for each in unseen),
-        ]
-    )
-
-
-def _cell(value: Any) -> str:
-    return "never" if value is None else f"{value:.3g}" if isinstance(value, float) else f"{value}"
+    parts = [
+        "First alarms, in images of the account, and of those left where its stream is thinned:",
+        table([*ACCOUNT, *thinned[1:]], lines),
+        f"Honest accounts of {found['session']} images that rang (alarms in 10,000 images < 95 % upper bound):",
+        table(["detector", *dict.fromkeys(each["stream"] for each in found["benign"])], [*rows.values()]),
+    ]
+    return "\n\n".join([*parts, *(f"Not looked at: {each}." for each in unseen)])

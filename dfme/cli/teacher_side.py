@@ -13,6 +13,7 @@ from dfme.config.defence_texts import parse_defences
 from dfme.config.defences import Facts, stated
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
+from dfme.config.watch_texts import NEED_FEATURES
 from dfme.errors import UserError
 from dfme.run.checks import file_problems, net_problems
 from dfme.spec import LABEL_KINDS, LabelMode, Teacher
@@ -77,21 +78,16 @@ def serve(config: ServeConfig, teacher: TeacherConfig, options: Mapping[str, Any
     return serve_teacher(made, config, tell=tell)
 
 
-def train_twin(job: Job, run: Path, path: Path) -> Path:
-    """A net like the student of ``run``, trained on the job's evaluation set's train part; kept if it is there.
-
-    Its training is plain and short (heuristic). UserError for data without such a part, or without labels.
-    """
+def train_twin(job: Job, run: Path, path: Path, tell: Callable[[str], None]) -> Path:
+    """A net like the student of ``run``, plainly trained on the data's train part; UserError for data without one."""
     from dfme.nets import is_own
     from dfme.run.student_file import student_facts
 
-    (arch, spec, _), of = student_facts(run), job.config.evaluation
-    data = TrainDataConfig(of.dataset, of.root, of.download, spec.shape)
-    config = TrainTeacherConfig(
-        data, "auto" if is_own(arch) else arch, epochs=10, batch_size=64, lr=0.05, out=str(path)
-    )
+    (arch, spec, _), of, config = student_facts(run), job.config.evaluation, job.config
+    data, arch = TrainDataConfig(of.dataset, of.root, of.download, spec.shape), "auto" if is_own(arch) else arch
+    plain = TrainTeacherConfig(data, arch, 10, 64, lr=0.05, seed=config.seed, device=config.device, out=str(path))
     if not path.exists():
-        train(replace(config, seed=job.config.seed, device=job.config.device), lambda metrics: None)
+        tell(f"a twin, trained in {train(plain, lambda metrics: None).seconds:.1f} s")
     return path
 
 
@@ -160,8 +156,11 @@ def detection(
     from dfme.teachers.build import make_teacher
     from dfme.teachers.watch.detection import detect
 
-    watched = replace(config, watch=tuple(names), benign=config.benign or evaluation.dataset)
-    found = detect(lambda own: make_teacher(own, options, choose_device(device)), watched, other, seed, tell, log)
+    data, blind = config.benign or evaluation.dataset, NEED_FEATURES if config.kind != "torch" else ()
+    seen = replace(config, watch=tuple(name for name in names if name not in blind), benign=data, on_alarm="log")
+    teacher = make_teacher(replace(seen, defences=(), label_mode=None), options, choose_device(device))
+    found = detect(teacher, data, other, seed, tell, log)
+    found["left_out"] |= {name: "it looks into a network of kind torch" for name in names if name in blind}
     for each in found["benign"]:
         upper = share_at_most(each["alarms"], each["queries"], each["units"])
         each |= {"per_10000": 10_000 * each["alarms"] / each["queries"], "per_10000_upper": 10_000 * upper}

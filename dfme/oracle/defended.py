@@ -59,9 +59,12 @@ def told(teacher: Teacher) -> dict[str, Any]:
     """Of a teacher with defences, their texts and what they report, and what its watch does, as JSON has it."""
     watch = getattr(teacher, "watch", None) if hasattr(teacher, "witness") else None
     texts = getattr(teacher, "defences", ()) if hasattr(teacher, "witness") else ()
-    found: object = {"defences": list(texts), "defence_report": getattr(teacher, "report", dict)()} if texts else {}
+    found: object = {
+        **({"defences": list(texts), "defence_report": getattr(teacher, "report", dict)()} if texts else {}),
+        **({} if watch is None else {"watch": watch.report()}),
+    }
     plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
-    return plain | ({} if watch is None else {"watch": json.loads(json.dumps(watch.report(), default=str))})
+    return plain
 
 
 def keep_lines(teacher: Any, path: Path) -> None:

@@ -61,8 +61,8 @@ def _are_answers(value: Any) -> bool:
 
 
 def _are_detectors(value: Any) -> bool:
-    alarm = _has(first_alarm=_or_none(is_count), alarms=is_count)
-    return isinstance(value, dict) and all(name.isprintable() and alarm(each) for name, each in value.items())
+    rang = _has(first_alarm=_or_none(is_count))
+    return isinstance(value, dict) and all(name.isprintable() and rang(each) for name, each in value.items())
 
 
 ADAPTER = _has(file=_is_text, sha256=_is_text)
@@ -116,12 +116,10 @@ def without_labels(summary: Mapping[str, Any]) -> str | None:
 
 def defended(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Of a teacher with a watch or defences, rows that say so: beside the agreement, that with the teacher itself."""
-    watch, of = summary.get("watch") or {"detectors": {}}, "of {images:,} images"
-    rows = [
-        (f"watch: {name}", f"first alarm at image {found['first_alarm']:,}" if found["first_alarm"] else "no alarm")
-        for name, found in watch["detectors"].items()
-    ]
-    rows = [(label, f"{text} {of.format(**watch)}") for label, text in rows]
+    rows, watch = [], summary.get("watch") or {"detectors": {}}
+    for name, found in watch["detectors"].items():
+        rang = f"first alarm at image {found['first_alarm']:,}" if found["first_alarm"] else "no alarm"
+        rows.append((f"watch: {name}", f"{rang} of {watch['images']:,} images"))
     if not summary.get("defences"):
         return rows
     counted = ", ".join(f"{name} {value}" for name, value in flatten(summary.get("defence_report") or {}, ()))

@@ -85,7 +85,8 @@ def run_job(
         made = build_teacher(job, teacher, device) if ranks.count == 1 else ranked_teacher(job, device, ranks)
         if teacher is None:
             held.callback(getattr(made, "close", lambda: None))
-        free = own_process and ranks.count == 1 and device.type == "cpu" and not _is_service(job)
+        ours = is_local(job) or job.teacher.kind not in KINDS
+        free = own_process and ranks.count == 1 and device.type == "cpu" and ours
         run = open_run(job, made, device, held, resume, console, evaluation, ranks, free and not resume)
         path, run.recorder.callback = run.directory.path, callback
         first = [] if announced else [header(document(job))]
@@ -281,11 +282,6 @@ def is_local(job: Job) -> bool:
 def white_box(job: Job) -> TorchWhiteBox:
     """The job's teacher, of kind torch, with its gradients."""
     return open_white_box(job.teacher, job.teacher_options, choose_device(job.config.device))
-
-
-def _is_service(job: Job) -> bool:
-    """Whether the teacher is one of the built-in kinds that ask a service."""
-    return job.teacher.kind in KINDS and not is_local(job)
 
 
 def _require_same_run(job: Job, run_dir: Path) -> None:

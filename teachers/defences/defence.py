@@ -135,7 +135,7 @@ class Mahalanobis:
             expected = f"expected images of all {len(classes)} classes, and a network with a linear layer at its end"
             raise UserError(f"{what} {data}: {expected}")
         self._teacher, self._last = teacher, layers[-1]
-        features_NF = _rows(self._listened(taken(train.batch(slice(None)), teacher)))
+        features_NF = self._rows(self._listened(taken(train.batch(slice(None)), teacher)))
         self._means_KF = torch.stack([features_NF[labels_N == label].mean(0) for label in classes])
         cov_FF = (features_NF - self._means_KF[labels_N]).T.cov(correction=0)
         self._inverse_FF = (cov_FF + RIDGE * torch.eye(len(cov_FF)).double()).inverse()
@@ -153,7 +153,7 @@ class Mahalanobis:
 
     def distances(self, kept: list[Tensor]) -> Tensor:
         """One image at a time, so that batches change no bit."""
-        apart_BKF = _rows(kept)[:, None] - self._means_KF
+        apart_BKF = self._rows(kept)[:, None] - self._means_KF
         return torch.stack([((each_KF @ self._inverse_FF) * each_KF).sum(1).amin() for each_KF in apart_BKF])
 
     def _listened(self, images_BCHW: Tensor) -> list[Tensor]:
@@ -162,15 +162,14 @@ class Mahalanobis:
                 self._teacher(part_BCHW)
         return kept
 
+    def _rows(self, kept: list[Tensor]) -> Tensor:
+        return torch.cat(kept).flatten(1).double().cpu()
+
 
 def taken(x_BCHW: Tensor, teacher: Teacher) -> Tensor:
     """Images within 0 and 1 as the teacher takes them, where it wants them."""
     low, high = teacher.spec.bounds
     return teacher.spec.quantise(x_BCHW * (high - low) + low).to(getattr(teacher, "device", None) or "cpu")
-
-
-def _rows(kept: list[Tensor]) -> Tensor:
-    return torch.cat(kept).flatten(1).double().cpu()
 
 
 class CentroidDefence(Defence):

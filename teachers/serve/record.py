@@ -47,7 +47,7 @@ def account_tag(key: str) -> str:
     return hmac.digest(b"dfme account", key.encode(), "sha256").hex()[:16]
 
 
-class Record:
+class Recording:
     """Appends to the log in a folder, where nothing stays for more than ``days``.
 
     ``image_bytes``: of all images that are kept there. ``tell`` hears when they are used up, and when the disk takes no
@@ -58,9 +58,9 @@ class Record:
         make_folder(folder)
         self._folder, self._days, self._most, self._tell = folder, days, image_bytes, tell
         self._full, self._ended = not image_bytes, threading.Event()
-        for path in folder.glob("log-*.jsonl"):  # a kill may have torn its last line
-            AppendFile(path, sum(map(len, whole_lines(path)))).close()
         self.expire()
+        if (today := folder / f"log-{datetime.now(UTC).date()}.jsonl").is_file():  # a kill may have torn its last line
+            AppendFile(today, sum(map(len, whole_lines(today)))).close()
         threading.Thread(target=self._sweep, daemon=True).start()
 
     def __call__(self, account: str, number: int, seen: Seen) -> None:

@@ -24,7 +24,7 @@ from dfme.teachers.serve.app import make_app
 from dfme.teachers.serve.connections import MAX_CONNECTIONS, Connection
 from dfme.teachers.serve.meter import Meter
 from dfme.teachers.serve.model import Model
-from dfme.teachers.serve.record import Record, account_tag
+from dfme.teachers.serve.record import Recording, account_tag
 
 IDLE_SECONDS = 120  # a connection may idle; clients give theirs up sooner, so no request comes on a closing one
 SHUTDOWN_SECONDS = 30  # requests under way may take to end once the server is to stop
@@ -134,15 +134,14 @@ def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) ->
     watch, given = getattr(teacher, "watch", None), ([*keys.values()], *rates, config.threads, tell)
     serving = Serving(teacher, name, config.host, config.port, config.max_batch, *given)
     tell(_opening(serving, config))
-    if watch and keys:
-        tell(f"accounts: {', '.join(f'{name} {account_tag(key)}' for name, key in keys.items())}")
     if watch and watch.names:
         tell(f"watched by {', '.join(watch.names)}; on an alarm: {watch.on_alarm}")
+    if watch and keys:
+        tell(f"accounts: {', '.join(f'{name} {account_tag(key)}' for name, key in keys.items())}")
     if watch and config.record and config.retain_days:
         most = int(config.record_max_mb * 1e6) if config.record_images else 0
-        watch.record = Record(Path(config.record), config.retain_days, most, tell)
-        what = "digests, scores and images" if most else "digests and scores"
-        tell(f"recording {what} in {config.record}, deleted after {config.retain_days} days")
+        watch.record = Recording(Path(config.record), config.retain_days, most, tell)
+        tell(f"recording {'images, ' * bool(most)}digests and scores, deleted after {config.retain_days} days")
     if defences := getattr(teacher, "defences", ()):
         tell(f"behind {'+'.join(defences)}, of which no client is told; their state lasts as long as this process")
     if not serving.server.loopback and config.api_key_env:

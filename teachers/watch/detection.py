@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfme.config.settings import TeacherConfig
 from dfme.config.watch_texts import NEED_FEATURES
 from dfme.errors import RunError, UserError
 from dfme.spec import ImageSpec
@@ -31,42 +29,28 @@ MOST = 100_000  # accounts that are counted; digests that are remembered of one,
 Tell = Callable[[str], None]
 
 
-def detect(
-    make: Callable[[TeacherConfig], Any],
-    config: TeacherConfig,
-    other: str | None,
-    seed: int,
-    tell: Tell,
-    log: Path | None,
-) -> dict[str, Any]:
-    """What the detectors of ``config`` say of honest accounts, and of those in a log, which may not feed all of them.
+def detect(teacher: Any, data: str, other: str | None, seed: int, tell: Tell, log: Path | None) -> dict[str, Any]:
+    """What the watch of ``teacher`` says of honest accounts and of those in a log, which may not feed all detectors.
 
     ``benign`` has a ``ROW`` per stream and detector, ``benign_largest`` the largest statistic of each session. Alarms
     are counted per image, but honest images are no more independent than ``units``, those that all are drawn from.
-    UserError for a teacher without scores, a service, images that do not do, and a log that is not the teacher's.
+    UserError for images that do not do and a log that is not the teacher's.
     """
-    teacher = make(replace(config, defences=(), on_alarm="log", label_mode=None))
     watch: Watch = teacher.watch
     written = None if log is None else Log(log, teacher.spec, teacher.num_classes)
-    left_out = written.unfed(watch) if written else {}
+    left_out = written.unfed(watch.names) if written else {}
     if written:
         watch.see_through(written.as_written, [name for name in watch.names if name not in left_out])
-    halves = map(len, held_out(str(config.benign), teacher.spec)[1:])
-    sizes = dict(zip(("calibration_images", "measuring_images"), halves, strict=True))
     keys, told = ("statistic", "threshold", "memory_mb"), watch.report()["detectors"].items()
-    detectors = [{"name": name, **{key: each[key] for key in keys}} for name, each in told]
-    found = {
-        "session": SESSION,
-        **sizes,
-        "detectors": detectors,
-        **_benign(teacher, str(config.benign), other, seed, tell),
-    }
-    return found | ({"left_out": left_out, **written.seen_by(watch)} if written else {})
+    found = {"detectors": [{"name": name, **{key: each[key] for key in keys}} for name, each in told]}
+    found |= _benign(teacher, data, other, seed, tell)
+    return found | {"left_out": left_out} | (written.seen_by(watch) if written else {})
 
 
 def _benign(teacher: Any, data: str, other: str | None, seed: int, tell: Tell) -> dict[str, Any]:
-    """``benign`` and ``benign_largest``; a stream that the images do not allow is left out."""
-    images, _, places_N = held_out(data, teacher.spec)
+    """What is said of honest accounts; a stream that the images do not allow is left out."""
+    images, calibration_N, places_N = held_out(data, teacher.spec)
+    sizes = {"session": SESSION, "calibration_images": len(calibration_N), "measuring_images": len(places_N)}
     rows, largest = list[dict[str, Any]](), {name: dict[str, list[float]]() for name in teacher.watch.names}
     cannot = ("skewed" if images.labels is None else "", "other data" if other is None else "")
     for stream in (each for each in STREAMS if each not in cannot):
@@ -87,7 +71,7 @@ def _benign(teacher: Any, data: str, other: str | None, seed: int, tell: Tell) -
             counts = (SESSIONS, len(places_N), sum(map(bool, alarms)), SESSIONS * SESSION, sum(alarms))
             rows.append(dict(zip(ROW, (stream, name, *counts), strict=True)))
         tell(f"watched {SESSIONS} honest accounts: {stream}")
-    return {"benign": rows, "benign_largest": largest}
+    return {**sizes, "benign": rows, "benign_largest": largest}
 
 
 class Log:
@@ -100,23 +84,20 @@ class Log:
             self._accounts[batch["account"]] += len(batch["top"])
             self._images &= (pixels := batch["images"]) is not None
             self._distances &= not np.isnan(batch["distance"]).any()
-            fits = batch["top"].max() < classes and (pixels is None or pixels.shape[1:] == spec.shape)
-            if not fits or len(self._accounts) > MOST:
+            same = batch["top"].max() < classes and (pixels is None or pixels.shape[1:] == spec.shape)
+            if not same or len(self._accounts) > MOST:
                 expected = f"{classes} classes of images {spec.shape} and at most {MOST:,} accounts"
                 raise UserError(f"{folder}: expected the log of this teacher, of {expected}; got another one")
         if not self._accounts:
             raise UserError(f"{folder}: expected a log with images, got none")
 
-    def unfed(self, watch: Watch) -> dict[str, str]:
+    def unfed(self, names: Sequence[str]) -> dict[str, str]:
         """Which detectors it cannot feed, and why. UserError where that are all."""
-        lacking = {"distances of features": () if self._distances else NEED_FEATURES}
-        lacking["images, which are kept with --record-images"] = () if self._images else ("prada",)
-        found = {each: f"the log has not all {what}" for what, own in lacking.items() for each in own}
-        if found.keys() >= {*watch.names}:
-            raise UserError(
-                f"{self._folder}: expected a log that can feed {', '.join(watch.names)}; it lacks what they see"
-            )
-        return {name: found[name] for name in watch.names if name in found}
+        why = {} if self._distances else dict.fromkeys(NEED_FEATURES, "the log has not all distances of features")
+        why |= {} if self._images else {"prada": "the log has not all images (--record-images)"}
+        if why.keys() >= {*names}:
+            raise UserError(f"{self._folder}: expected a log that can feed {', '.join(names)}: {why[names[0]]}")
+        return {name: why[name] for name in names if name in why}
 
     def as_written(self, seen: Seen) -> Seen:
         """What the log would hold of other images."""
@@ -141,10 +122,13 @@ class Log:
             had[tag] += len(seen)
             repeats[tag] += len(seen) - len(own - known[tag])
             known[tag] = own if len(known[tag]) > MOST else known[tag] | own
-        accounts = [{"account": tag, "images": had[tag], "repeats": repeats[tag], "thinned": {}} for tag in had]
-        for each, every in ((each, every) for each in accounts for every in THINNED):
-            watch.account = f"{each['account']} {every}"
-            each["thinned"][every] = watch.report()["detectors"]
+        accounts = list[dict[str, Any]]()
+        for tag, images in had.items():
+            thinned = dict[int, Any]()
+            for every in THINNED:
+                watch.account = f"{tag} {every}"
+                thinned[every] = watch.report()["detectors"]
+            accounts.append({"account": tag, "images": images, "repeats": repeats[tag], "thinned": thinned})
         return {"accounts": accounts, "accounts_in_all": len(self._accounts)}
 
     def _batches(self) -> Iterator[dict[str, Any]]:

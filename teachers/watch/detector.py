@@ -156,7 +156,7 @@ def rows_of(images_BCHW: Tensor) -> Tensor:
     """
     levels_BCHW, shape = (images_BCHW * 255).round_().clamp_(0, 255), images_BCHW.shape
     if shape[1:].numel() > SIDE * SIDE:
-        grey_B1HW = adaptive_avg_pool2d(levels_BCHW.sum(1, True).double(), (min(shape[2], SIDE), min(shape[3], SIDE)))
+        grey_B1HW = adaptive_avg_pool2d(levels_BCHW.sum(1, True), (min(shape[2], SIDE), min(shape[3], SIDE)))
         levels_BCHW = (grey_B1HW / shape[1]).round_()
     digests = [hashlib.blake2b(each, digest_size=DIGEST).digest() for each in images_BCHW.contiguous().numpy()]
     number_B1 = torch.tensor([[int.from_bytes(each, "little", signed=True)] for each in digests], dtype=torch.int64)

@@ -25,7 +25,7 @@ from dfme.teachers.watch.streams import SESSION, UNIT, held_out
 MAX_ACCOUNTS = 256  # of more, the one that has not asked for the longest is forgotten, of those without an alarm first
 WINDOW = 50  # images between two lines of statistics
 CPU, PROBABILITIES, LOGITS = torch.device("cpu"), LabelMode("probabilities"), LabelMode("logits")
-LEAST = torch.finfo(torch.float64).min
+NONE_YET = torch.finfo(torch.float64).min
 
 
 def asked(teacher: Teacher, images: Tensor, features: Mahalanobis | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -44,19 +44,19 @@ class _Account:
 
     def __init__(self, detectors: dict[str, Detector]) -> None:
         self.images, self.detectors = 0, detectors
-        self.figures = {name: [0.0, 0.0, LEAST, LEAST, LEAST] for name in detectors}
+        self.figures = {name: [0.0, 0.0, NONE_YET, NONE_YET, NONE_YET] for name in detectors}
 
     @property
-    def rang(self) -> dict[str, int]:
-        return {name: int(each[0]) for name, each in self.figures.items() if each[0]}
+    def rang(self) -> str:
+        return ", ".join(f"{name} at its image {each[0]:,.0f}" for name, each in self.figures.items() if each[0])
 
     def state_dict(self) -> dict[str, Any]:
         figures_D5 = torch.tensor([*self.figures.values()], dtype=torch.float64)
         states = {name: each.state_dict() for name, each in self.detectors.items()}
         return {"images": self.images, "figures": figures_D5, "detectors": states}
 
-    def load_state_dict(self, state: Any, name: str) -> None:
-        own = self.state_dict() | {"detectors": {}}
+    def load_state_dict(self, state: Any) -> None:
+        own, name = self.state_dict() | {"detectors": {}}, "teacher.watch"
         states = state.get("detectors") if isinstance(state, dict) else None
         if not isinstance(states, dict) or [*states] != [*self.detectors]:
             raise ValueError(f"{name}: expected the states of {', '.join(self.detectors)}")
@@ -94,8 +94,7 @@ class Watch:
     def admit(self) -> None:
         """Refused, under ``refuse``, for an account that a detector rang for."""
         if self.on_alarm == "refuse" and (rang := self._own().rang):
-            when = ", ".join(f"{name} at its image {image:,}" for name, image in rang.items())
-            raise Refused(f"the watch rang for this account ({when})", "watch", retry=False)
+            raise Refused(f"the watch rang for this account ({rang})", "watch", retry=False)
 
     @property
     def cuts(self) -> bool:
@@ -125,14 +124,15 @@ class Watch:
                 values, figures = statistic_B[part].nan_to_num().tolist(), own.figures[name]
                 figures[2], figures[4] = max(figures[2], *values), max(figures[4], *values)
                 figures[3] = figures[3] if own.images >= SESSION else figures[2]
-                for row in alarm_B[part].nonzero().flatten().tolist():
-                    figures[:2] = figures[0] or own.images + row + 1, figures[1] + 1
-                    self._lines.append({"images": own.images + row + 1, "alarm": name, "statistic": values[row]})
+                for image in (own.images + 1 + alarm_B[part].nonzero().flatten()).tolist():
+                    figures[:2] = figures[0] or image, figures[1] + 1
+                    line = {"images": image, "alarm": name, "statistic": values[image - own.images - 1]}
+                    self._lines.append(line | {"first": figures[0] == image})
             own.images += len(seen[part])
             if own.images % WINDOW == 0 and readings:
-                largest = {name: figures[4] for name, figures in own.figures.items()}
+                largest = {name: figures.pop() for name, figures in own.figures.items()}
                 self._lines.append({"images": own.images, "largest": largest})
-                own.figures = {name: [*figures[:4], LEAST] for name, figures in own.figures.items()}
+                own.figures = {name: [*figures, NONE_YET] for name, figures in own.figures.items()}
             start = part.stop
 
     def drain(self) -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ class Watch:
             raise ValueError(f"teacher.watch: expected the states of at most {MAX_ACCOUNTS} accounts")
         accounts = {tag: _Account(self._made()) for tag in state}
         for tag, each in accounts.items():
-            each.load_state_dict(state[tag], f"teacher.watch.{tag[:16]!r}")
+            each.load_state_dict(state[tag])
         self._accounts = accounts
 
     def _own(self) -> _Account:
@@ -180,7 +180,6 @@ class Watch:
     def _seen(self, x_BCHW: Tensor) -> Seen:
         """Images within 0 and 1 as the teacher would see them."""
         most = getattr(self._teacher, "max_batch", None) or self._teacher.spec.at_once(256)
-        images = taken(x_BCHW, self._teacher).split(most)
-        parts = [asked(self._teacher, each, self.features)[1:] for each in images]
-        p_BK, distances = torch.cat([p_BK for p_BK, _ in parts]), [each for _, each in parts if each is not None]
-        return Seen(x_BCHW, p_BK, torch.cat(distances) if distances else None)
+        parts = [asked(self._teacher, each, self.features) for each in taken(x_BCHW, self._teacher).split(most)]
+        distances = [distance_B for *_, distance_B in parts if distance_B is not None]
+        return Seen(x_BCHW, torch.cat([p_BK for _, p_BK, _ in parts]), torch.cat(distances) if distances else None)

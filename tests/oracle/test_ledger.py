@@ -58,6 +58,16 @@ def test_every_charge_is_a_line_on_file_before_the_send(tmp_path: Path) -> None:
     assert audit(path) == ledger.totals()
 
 
+def test_images_of_transfer_are_outside_the_budget_in_the_cost_and_in_no_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(10, path)
+    ledger.charge(10, "student")
+    ledger.charge(500, "transfer")
+    assert (ledger.remaining, ledger.totals().transfer_queries, audit(path).served) == (0, 500, 510)
+    assert lines(path)[2] == {"seq": 2, "event": "charge", "purpose": "transfer", "images": 500, "spent": 10}
+    assert [*ledger.state_dict()["images"]] == ["generator", "student", "seed", "check", "evaluation"]  # as of old
+
+
 def test_a_refusal_is_given_back_and_recorded(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(100, path)

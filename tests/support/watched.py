@@ -11,7 +11,7 @@ from torch import Tensor
 from dfme.config.imports import find_target
 from dfme.data import load_dataset
 from dfme.queries.programs import ProceduralImages
-from dfme.spec import ImageSpec
+from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.defences.defence import Mahalanobis
 from dfme.teachers.utility import corrupted
 from dfme.teachers.watch import DETECTORS
@@ -22,18 +22,37 @@ SPEC = ImageSpec((1, 8, 8))
 
 @cache
 def features() -> Mahalanobis:
-    return Mahalanobis(digits(), "digits")
+    return Mahalanobis(teacher(), "digits", "benign")
 
 
-def seen(images_BCHW: Tensor) -> Seen:
+@cache
+def teacher() -> Teacher:
+    return digits()
+
+
+def seen(images_BCHW: Tensor, inside: bool = True) -> Seen:
+    """What the watch sees; ``inside``: into the network, too."""
     images_BCHW = images_BCHW.clamp(0, 1)
-    return Seen(images_BCHW, digits()(images_BCHW).double(), features()._distances(images_BCHW))
+    distance_B = features()(images_BCHW) if inside else None
+    return Seen(images_BCHW, teacher()(images_BCHW).double(), distance_B)
+
+
+@cache
+def drawn(program: str, count: int = 1_500) -> Seen:
+    return seen(procedural(program, count))
 
 
 def held_out(measuring: bool, seed: int = 0) -> Tensor:
     """Every second test image in random order: those to calibrate on, or the others."""
     images_NCHW = load_dataset("digits", "test").images[int(measuring) :: 2]
     return images_NCHW[torch.randperm(len(images_NCHW), generator=torch.Generator().manual_seed(seed))]
+
+
+def in_turn(count: int) -> Tensor:
+    """Training images of the ten classes in turn, as the teacher sees them."""
+    images_NCHW = load_dataset("digits", "train").images[:400]
+    top_N = teacher()(images_NCHW).argmax(1)
+    return torch.stack([images_NCHW[top_N == top][:count] for top in range(10)], 1).flatten(0, 1)
 
 
 def worn(images_NCHW: Tensor, seed: int = 0) -> Tensor:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from operator import add
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dfme.answers.reading import top_class
 from dfme.benchmarks.audit import fidelity
+from dfme.benchmarks.audit.findings import Entry
 from dfme.benchmarks.audit.transfer import ATTACKS, Logits, Surrogate, eps_of, gains, measure
 from dfme.benchmarks.compare.figures import spread
 from dfme.compute import DeferredChecks, choose_device, within_memory
@@ -47,13 +48,11 @@ from dfme.spec import LabelMode
 PROCEDURAL, PROGRAMS = 2_000, ("leaves", "strokes")  # images that are in no evaluation set, and what draws them
 MAX_IMAGES = 500
 """That are perturbed for each eps and attack, and for each source too, unless a service is asked."""
-
-
+NOT_ASKED = "a service, or a teacher of one's own, is asked only with --transfer true"
 Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class ExaminedCell:
+class ExaminedCell(NamedTuple):
     """A finished run in ``directory``; but of those ``examined_in_full`` only the figures over seeds are taken."""
 
     name: str
@@ -66,41 +65,39 @@ class ExaminedCell:
 
 def examine(
     out: Path, cells: Sequence[ExaminedCell], job: Job, twin: Path | None, transfer: bool | None, tell: Tell
-) -> dict[str, Any]:
+) -> Entry:
     """``fidelity``, ``fidelity_seeds`` and ``transfer`` as ``audit.json`` has them, and what there is to say of them.
 
-    ``transfer``: whether the job's teacher is asked; None: if it is of a built-in kind on this machine. ``twin``: the
-    weights of a net that was trained on the owner's data; of it, agreement and accuracy. ``asked``: images that were,
-    ``served``: the most that the teacher can have served. ``not_run``: what was left out, and why.
+    ``transfer``: whether the job's teacher is asked; None: if it is of a built-in kind on this machine. ``twin``:
+    weights of a net trained on the owner's data. ``asked``: images that were, ``served``: the most that can have been.
     """
     device, folder, why = choose_device(job.config.device), out / "examined", ""
-    found: dict[str, Any] = {"transfer": None, "asked": 0, "served": 0, "twin": None}
-    found |= {name: [] for name in ("fidelity", "fidelity_seeds", "not_run")}
-    rows, nets, first = dict[tuple[str, str], list[dict[str, Any]]](), list[Any](), None
+    found: Entry = {"fidelity": [], "fidelity_seeds": [], "transfer": None, "asked": 0, "served": 0, "twin": None}
+    rows, nets, first, box = dict[tuple[str, str], list[Entry]](), list[Any](), None, None
     with within_memory(device), ieee_fp32():
         for cell, on, answers in _recorded(cells, job, device):
             net = load_student_of_run(cell.directory / "student.safetensors").to(device)
             seen = answers, on.mode, scores(net, on.images).cpu()
             rows.setdefault((cell.row, cell.mode), []).append(fidelity.figures(*seen))
             if cell.examined_in_full:
-                first, told = first or on, {name: getattr(cell, name) for name in ("row", "mode", "seed")}
-                entry = {"cell": cell.name, **told, **fidelity.examined(*seen, on.labels, on.class_names)}
-                found["fidelity"].append({**entry, "procedural": None, "adversarial": None})
-                nets.append(net)
-        box = None if twin is None or first is None else _twin(twin, job, first, nets[0])
-        if box is not None and first is not None and first.answers is not None:
+                first, nets = first or on, [*nets, net]
+                told = dict(zip(("cell", "row", "mode", "seed"), cell[:4], strict=True))
+                told |= fidelity.examined(*seen, on.labels, on.class_names)
+                found["fidelity"].append(told | dict.fromkeys(("procedural", "adversarial")))
+        make_folder(folder)
+        if first is None or first.answers is None:
+            why = "no copy was scored on an evaluation set"
+        elif twin is not None:
+            box, beside = _twin(twin, job, first, nets[0]), (top_class(first.answers), first.labels)
             with torch.no_grad():
                 class_N = torch.cat([box(x_BCHW).argmax(1).cpu() for x_BCHW in batches(first.images)])
-            right = None if first.labels is None else _share(class_N == first.labels)
-            found["twin"] = {"agreement": _share(class_N == top_class(first.answers)), "accuracy": right}
-        make_folder(folder)
-        if first is None:
-            why = "no copy was scored on an evaluation set"
-        elif is_local(job) if transfer is None else transfer:
+            shares = [None if of is None else (class_N == of).double().mean().item() for of in beside]
+            found["twin"] = {"agreement": shares[0], "accuracy": shares[1], "file": twin.name}
+        if first is not None and (is_local(job) if transfer is None else transfer):
             _ask(found, nets, first, job, box, folder, tell)
-        else:
-            why = "--transfer false" if transfer is not None else "a service is asked only with --transfer true"
-    found["not_run"] += [{"what": "agreement on other images, and adversarial transfer", "why": why}] if why else []
+        elif first is not None:
+            why = NOT_ASKED if transfer is None else "--transfer false"
+    found["not_run"] = [{"what": "agreement on other images, and adversarial transfer", "why": why}] if why else []
     for ((row, mode), every), name in product(rows.items(), fidelity.FIGURES):
         values = [each[name] for each in every]
         told, of = {"row": row, "mode": mode, "figure": name, "values": values}, spread(values)
@@ -110,13 +107,7 @@ def examine(
     return found
 
 
-def _share(of_N: Tensor) -> float:
-    return of_N.double().mean().item()
-
-
-def _recorded(
-    cells: Sequence[ExaminedCell], job: Job, device: torch.device
-) -> Iterator[tuple[ExaminedCell, EvaluationSet, Tensor]]:
+def _recorded(cells: Sequence[ExaminedCell], job: Job, device: torch.device) -> Iterator[tuple[Any, Any, Tensor]]:
     """The evaluation and the teacher's answers to it, on the CPU; a student trained again has those of its run."""
     data = None
     for cell in cells if job.config.evaluation.dataset != "none" else ():
@@ -154,7 +145,7 @@ def _twin(path: Path, job: Job, on: EvaluationSet, copy: Any) -> Logits:
 
 
 def _ask(
-    found: dict[str, Any], nets: list[Any], on: EvaluationSet, job: Job, twin: Logits | None, folder: Path, tell: Tell
+    found: Entry, nets: list[Any], on: EvaluationSet, job: Job, twin: Logits | None, folder: Path, tell: Tell
 ) -> None:
     """Ask the job's teacher, and put what comes of it into ``found``."""
     job = replace(job, config=replace(job.config, answers=AnswersConfig(), budget=1))  # nothing here is charged to it
@@ -165,9 +156,7 @@ def _ask(
         held.callback(getattr(teacher, "close", lambda: None))
         held.callback(torch.set_num_threads, torch.get_num_threads())
         parts = teacher, held.enter_context(RunDirectory(folder)), dict[str, Any](), deferred, facts_of(job, teacher)
-        oracle = build_oracle(
-            job, *parts, lambda ledger: tell("; ".join([*take_up_threads(ledger, device), "examining"]))
-        )
+        oracle = build_oracle(job, *parts, lambda ledger: tell("; ".join(take_up_threads(ledger, device)) or "asking"))
         held.enter_context(closing(oracle)).report_to(tell)
         (_, headline, _), spec = eps_of(oracle.spec), oracle.spec
 
@@ -180,28 +169,30 @@ def _ask(
                 counts[kind] = [*map(add, counts[kind], [*alike, len(x_BCHW)])]
             return class_B
 
-        rng = torch.Generator().manual_seed(derived_seed(seed, "procedural"))
+        draw, rng = (
+            ProceduralImages(spec, PROGRAMS).draw,
+            torch.Generator().manual_seed(derived_seed(seed, "procedural")),
+        )
         for part in torch.arange(PROCEDURAL).split(evaluation_batch(spec.shape)) if is_local(job) else ():
-            drawn_BCHW = ProceduralImages(spec, PROGRAMS).draw(len(part), rng)
-            ask(None, 0.0, spec.quantise(drawn_BCHW).to(device))
+            ask(None, 0.0, spec.quantise(draw(len(part), rng)).to(device))
         sources = _sources(found, nets, job, twin)
         x_NCHW, labels_N = _right(on, MAX_IMAGES if is_local(job) else MAX_IMAGES // len(sources), device)
         rows = measure(sources, x_NCHW, labels_N, spec, seed, ask)
         deferred.verify()
         totals = oracle.ledger.totals()
-    asked, sizes = {"asked": totals.transfer_queries}, {"eps": list(eps_of(spec)), "headline_eps": headline}
-    table = {"images": len(x_NCHW), **sizes, "attacks": list(ATTACKS), **asked, "rows": rows, "gain": gains(rows)}
-    found |= {"transfer": table, "served": totals.served, **asked}
+    table = {"images": len(x_NCHW), "eps": list(eps_of(spec)), "headline_eps": headline, "attacks": list(ATTACKS)}
+    found |= {"served": totals.served, "asked": totals.transfer_queries}
+    found["transfer"] = table | {"asked": found["asked"], "rows": rows, "gain": gains(rows)}
     for place, told in enumerate(found["fidelity"]):
         told |= {name: {"images": n[-1], "agreement": n[place] / n[-1]} for name, n in counts.items() if n[-1]}
     tell(f"examined: {totals.transfer_queries:,} images asked, outside the budget")
 
 
-def _sources(found: dict[str, Any], nets: list[Any], job: Job, twin: Logits | None) -> list[Surrogate]:
+def _sources(found: Entry, nets: list[Any], job: Job, twin: Logits | None) -> list[Surrogate]:
     """Strangers, the teacher where its gradients are here, and each copy."""
-    arch, spec, classes = nets[0].arch, nets[0].spec, nets[0].num_classes
-    arch, seed = auto_net(spec.shape) if is_own(arch) else arch, derived_seed(job.config.seed, "untrained")
-    untrained = fresh_nets(arch, spec, classes, seed, 1)[0].to(choose_device(job.config.device)).eval()
+    own, seed = nets[0], derived_seed(job.config.seed, "untrained")
+    arch = auto_net(own.spec.shape) if is_own(own.arch) else own.arch
+    untrained = fresh_nets(arch, own.spec, own.num_classes, seed, 1)[0].to(choose_device(job.config.device)).eval()
     sources = [Surrogate("random signs", "stranger", None), Surrogate("untrained", "stranger", untrained)]
     sources += [] if twin is None else [Surrogate("twin", "stranger", twin, found["twin"]["agreement"])]
     sources += [Surrogate("teacher", "ceiling", white_box(job).logits, 1.0)] if job.teacher.kind == "torch" else []
@@ -210,9 +201,8 @@ def _sources(found: dict[str, Any], nets: list[Any], job: Job, twin: Logits | No
     return sources
 
 
-def _right(on: EvaluationSet, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _right(on: Any, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """At most so many evaluation images that the teacher gets right, evenly over the set, and their labels."""
-    assert on.answers is not None
     top_N = top_class(on.answers)
     right_M = (top_N == (top_N if on.labels is None else on.labels)).nonzero()[:, 0]
     if not (count := min(most, len(right_M))):

@@ -1,29 +1,24 @@
-"""How like its teacher a copy is, beyond agreement, from answers on record. Everything here is on the CPU.
-
-Intervals are over images; what differs between seeds is given by itself, and the two are never pooled.
-"""
+"""How like its teacher a copy is, beyond agreement, by answers on the CPU; intervals are over images, never seeds."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dfme.answers.calibration import binned_gaps
 from dfme.answers.reading import top_class
+from dfme.benchmarks.audit.findings import Entry
 from dfme.report.facts import wilson_interval
 from dfme.run.scores import COMPARED, MANY_CLASSES, compare
 from dfme.spec import LabelMode
 from dfme.students.losses import log_probabilities
 
-DRAWS = 2_000  # of a bootstrap
 FIGURES = ("agreement", "top3_equal", "kendall_tau", "kl", "l1")
 
 
-def figures(answers: Tensor, mode: LabelMode, scores_NK: Tensor) -> dict[str, Any]:
+def figures(answers: Tensor, mode: LabelMode, scores_NK: Tensor) -> Entry:
     """``FIGURES`` of a copy's scores (N, K) beside the teacher's answers; None where these hide what one needs.
 
     ``top3_equal``: share of images where the copy's three likeliest classes are three likeliest of the teacher's, which
@@ -31,12 +26,11 @@ def figures(answers: Tensor, mode: LabelMode, scores_NK: Tensor) -> dict[str, An
     ``kl``: mean KL(teacher || copy) in nats. ``l1``: mean |p - q|.
     """
     compared = compare(scores_NK, answers, mode)
-    found: dict[str, Any] = {name: compared.get(name) for name in FIGURES}
+    found: Entry = {name: compared.get(name) for name in FIGURES}
     if mode.soft:
         p_NK = log_probabilities(answers.double(), mode).exp()
         found["l1"] = (p_NK - scores_NK.double().softmax(1)).abs().sum(1).mean().item()
-        tau = kendall_tau(answers, scores_NK).nanmean().item()
-        found["kendall_tau"] = None if math.isnan(tau) else tau
+        found["kendall_tau"] = tau if (tau := kendall_tau(answers, scores_NK).nanmean().item()) > -2 else None
         if scores_NK.shape[1] > 3:
             own_N3 = answers.gather(1, scores_NK.topk(3).indices).sort(1, descending=True).values
             found["top3_equal"] = (own_N3 == answers.topk(3).values).all(1).double().mean().item()
@@ -55,7 +49,7 @@ def kendall_tau(a_NK: Tensor, b_NK: Tensor) -> Tensor:
 
 def examined(
     answers: Tensor, mode: LabelMode, scores_NK: Tensor, labels_N: Tensor | None, names: Sequence[str] = ()
-) -> dict[str, Any]:
+) -> Entry:
     """One copy's entry in ``audit.json``, as far as these answers tell.
 
     ``where_wrong``: images that the teacher gets wrong, and those of them where the copy gives the same wrong class.
@@ -64,7 +58,7 @@ def examined(
     (images, classes), top_N, own_N = scores_NK.shape, top_class(answers), scores_NK.argmax(1)
     table_KK = torch.bincount(top_N * classes + own_N, minlength=classes**2).view(classes, classes)
     of_class, names = table_KK.sum(1).tolist(), names if len(names) == classes else [*map(str, range(classes))]
-    beside: dict[str, Any] = dict.fromkeys(("where_wrong", "teacher_ece", "clone_ece"))
+    beside: Entry = dict.fromkeys(("where_wrong", "teacher_ece", "clone_ece"))
     if labels_N is not None:
         wrong_N = top_N != labels_N
         count, same = int(wrong_N.sum()), int((wrong_N & (own_N == top_N)).sum())
@@ -89,15 +83,10 @@ def _wilson(count: int, images: int) -> list[float] | None:
     return list(wilson_interval(count / images, images)) if images else None
 
 
-def calibration(p_NK: Tensor, labels_N: Tensor) -> dict[str, Any]:
-    """The calibration error, and its 95 % interval: percentiles of ``DRAWS`` bootstraps over images (Efron 1979)."""
+def calibration(p_NK: Tensor, labels_N: Tensor) -> Entry:
+    """The calibration error, and its 95 % interval: percentiles of 2,000 bootstraps over images (Efron 1979)."""
     (score_N, class_N), rng, images = p_NK.max(1), torch.Generator().manual_seed(0), len(labels_N)
     gaps_NJ = binned_gaps(score_N, class_N == labels_N)
-    drawn = (gaps_NJ[torch.randint(images, (images,), generator=rng)].sum(0) for _ in range(DRAWS))
+    drawn = (gaps_NJ[torch.randint(images, (images,), generator=rng)].sum(0) for _ in range(2_000))
     errors = torch.stack([gaps_NJ.sum(0), *drawn]).abs().sum(1) / images
     return {"value": errors[0].item(), "interval": [errors[1:].quantile(share).item() for share in (0.025, 0.975)]}
-
-
-def advantage(agreement: float, constant: float, twin: float) -> float | None:
-    """(A - A_0) / (A_twin - A_0): 0 is one answer to everything, 1 a twin's agreement; None where these are equal."""
-    return (agreement - constant) / (twin - constant) if twin > constant else None

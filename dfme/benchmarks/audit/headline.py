@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dfme.benchmarks.audit.findings import COPY, Findings, Entry, median_to_copy, strongest, to_copy
+from dfme.benchmarks.audit.findings import COPY, Entry, Findings, median_to_copy, strongest, to_copy
 from dfme.benchmarks.compare.attackers import NO_DEFENCE
 from dfme.benchmarks.compare.defended import gains
 from dfme.benchmarks.compare.figures import Spread
 from dfme.report.facts import wilson_interval
 
 ADVICE, PLAIN = 3, "random order"
-"""Lines what to do; the honest stream in which a detector that one of them names never rang."""
+"""Lines what to do; the honest stream in which a detector that is named must not have rung."""
 
 NOTHING = "Nothing here helps: no switch we tried takes more from the best attacker we ran than chance explains."
 
@@ -104,24 +104,40 @@ def _helps(of: Findings, before: Spread, after: Spread) -> bool:
 
 
 def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]:
-    """The detector that leaves the worst attack least, of those that never rang in honest images in random order."""
-    honest = {each["detector"]: each for each in (told or {}).get("benign", ()) if each["stream"] == PLAIN}
-    attacks: dict[str, list[tuple[float, int, Entry]]] = {}
-    for at, each in enumerate((told or {}).get("attacks", ())):
-        quiet = each["detector"] in honest and not honest[each["detector"]]["alarms"]
-        if quiet and (each["mode"], each["defence"]) == (of.own, NO_DEFENCE):
-            worth = each["agreement_at_alarm"] if each["first_alarm"] is not None else None
-            attacks.setdefault(each["detector"], []).append((1.0 if worth is None else worth, at, each))
-    share, at, each = min((max(rung, key=lambda one: one[0]) for rung in attacks.values()), default=(1.0, 0, {}))
-    before = next((score for name, _, score, _ in of.switches() if name == NO_DEFENCE), None)
-    if before is not None and share < before.mean and _helps(of, before, Spread(share, None, 1)):
+    """The detector that rings in the fewest honest streams, and of those the one that leaves the worst attack least."""
+    benign, attacks = ((told or {}).get(name, ()) for name in ("benign", "attacks"))
+    loud = {name: [each for each in benign if each["detector"] == name and each["alarms"]] for name in _names(benign)}
+    before, best = next((score for name, _, score, _ in of.switches() if name == NO_DEFENCE), None), []
+    for name in loud:
+        rung = [
+            (at, each) for at, each in enumerate(attacks) if each["detector"] == name and each["defence"] == NO_DEFENCE
+        ]
+        worth = [(_worth(each), at, each) for at, each in rung if each["mode"] == of.own]
+        quiet = all(each["stream"] != PLAIN for each in loud[name])
+        best += [(len(loud[name]), *max(worth, key=lambda one: one[0]))] if worth and quiet else []
+    if before is None or not best:
+        return
+    _, share, at, each = min(best, key=lambda one: one[:2])
+    if _helps(of, before, Spread(share, None, 1)):
         text = f"Watch with {each['detector']}, and stop whom it names: it rang in every attack, in the worst at image "
-        text += f"{each['first_alarm']:,}, where the copy agreed on {share:.1%} in place of {before.mean:.1%}; of "
-        yield (
-            before.mean - share,
-            f"{text}{honest[each['detector']]['sessions']:,} honest sessions in none.",
-            f"detection.attacks.{at}",
+        text += (
+            f"{each['first_alarm']:,}, where the copy agreed on {share:.1%} in place of {before.mean:.1%}; of honest "
         )
+        false = (
+            f"{one['sessions_with_alarm']} of {one['sessions']} ({one['stream']})" for one in loud[each["detector"]]
+        )
+        yield before.mean - share, f"{text}sessions in {', '.join(false) or 'none'}.", f"detection.attacks.{at}"
+
+
+def _names(benign: Sequence[Entry]) -> list[str]:
+    return [*dict.fromkeys(each["detector"] for each in benign)]
+
+
+def _worth(attack: Entry) -> float:
+    """The agreement of the copy when the bell rang; where it never did, or nobody knows, all there can be."""
+    return (
+        1.0 if attack["first_alarm"] is None or attack["agreement_at_alarm"] is None else attack["agreement_at_alarm"]
+    )
 
 
 def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:

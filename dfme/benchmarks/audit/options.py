@@ -168,6 +168,10 @@ OPTIONS, DATA, PAGE, CARD = "audit.yaml", "audit.json", "audit.html", "model_car
 """The audit's own file of options, and what it leaves, in the order in which it is written."""
 
 
+Second = Callable[[str, Sequence[str]], ComparisonPlan]
+"""Makes the comparison of a row's attackers against these defences."""
+
+
 @dataclasses.dataclass(frozen=True)
 class AuditPlan:
     """An audit before it begins; ``config`` has what the profile says where the user is silent.
@@ -178,7 +182,7 @@ class AuditPlan:
 
     config: AuditConfig
     first: ComparisonPlan
-    second: Callable[[str, Sequence[str]], ComparisonPlan] | None
+    second: Second | None
     options: dict[str, Any]
     local: bool
     not_run: tuple[dict[str, str], ...]
@@ -194,5 +198,11 @@ class AuditPlan:
 
     @property
     def job(self) -> Job:
-        """A job whose teacher and evaluation are every cell's."""
-        return self.first.cells[0].job
+        """A job whose teacher and evaluation are every cell's, and that nobody watches."""
+        job = self.first.cells[0].job
+        return replace(job, teacher=replace(job.teacher, watch=(), benign=None, on_alarm="log"))
+
+    @property
+    def watch(self) -> tuple[str, ...]:
+        """The detectors that see what the cells ask."""
+        return self.first.cells[0].job.teacher.watch

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dfme import __version__
-from dfme.benchmarks.audit.findings import Findings, Entry, strongest, to_copy
+from dfme.benchmarks.audit.findings import Entry, Findings, strongest, to_copy
 from dfme.benchmarks.audit.headline import advice, headline, model_card, what_it_does_not_tell
 from dfme.benchmarks.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, limits
 from dfme.benchmarks.compare.attackers import NO_DEFENCE
@@ -168,8 +168,8 @@ class Audit:
     def _detect(self) -> None:
         """would one notice?"""
         job, file = self._plan.job, self._plan.out / "detection.json"
-        asked = job.teacher, job.teacher_options, job.teacher.watch, job.config.evaluation, job.config.device
-        if job.teacher.watch and self._plan.local:
+        asked = job.teacher, job.teacher_options, self._plan.watch, job.config.evaluation, job.config.device
+        if self._plan.watch:
             self._measured = self._tried(
                 "detection", lambda: _kept(file, asked[2], partial(self._owner.detection, *asked))
             )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
+from dfme.benchmarks.audit.findings import Entry
 from dfme.randomness import derived_seed
 from dfme.report.facts import wilson_interval
 from dfme.run.scores import batches, evaluation_batch
@@ -43,10 +44,7 @@ def eps_of(spec: ImageSpec) -> tuple[float, ...]:
 def adversarial(
     name: str, source: Surrogate, x_BCHW: Tensor, labels_B: Tensor, eps: float, spec: ImageSpec, rng: torch.Generator
 ) -> Tensor:
-    """Images within ``eps`` of ``x_BCHW`` and within the bounds, as the wire carries them; ``rng`` is on the CPU.
-
-    On a wire with levels the ball ends at its last level, so that rounding leaves it nowhere.
-    """
+    """Images within ``eps`` and the bounds, as the wire carries them: the ball ends at its last level. CPU ``rng``."""
     (steps, size, random, momentum), (low, high), x_BCHW = ATTACKS[name], spec.bounds, spec.quantise(x_BCHW)
     radius = eps * (high - low)
     if spec.levels is not None:
@@ -58,9 +56,10 @@ def adversarial(
     y_BCHW, along_BCHW = (x_BCHW + random * radius * drawn_BCHW).clamp(least_BCHW, most_BCHW), torch.zeros_like(x_BCHW)
     for _ in range(steps):
         y_BCHW = y_BCHW.detach().requires_grad_()
-        # In float64, since a sure class leaves no gradient in float32.
-        loss = cross_entropy(source.logits(y_BCHW).double(), labels_B, reduction="sum")
-        (gradient_BCHW,) = torch.autograd.grad(loss, y_BCHW)
+        # Cross-entropy is softplus of this margin, whose gradient has the same direction and never vanishes.
+        z_BK = source.logits(y_BCHW)
+        margin_B = z_BK.scatter(1, labels_B[:, None], -math.inf).logsumexp(1) - z_BK.gather(1, labels_B[:, None])[:, 0]
+        (gradient_BCHW,) = torch.autograd.grad(margin_B.sum(), y_BCHW)
         mean_B111 = gradient_BCHW.abs().mean((1, 2, 3), keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
         along_BCHW = momentum * along_BCHW + gradient_BCHW / mean_B111
         y_BCHW = (y_BCHW.detach() + size * radius * along_BCHW.sign()).clamp(least_BCHW, most_BCHW)
@@ -68,14 +67,11 @@ def adversarial(
 
 
 def measure(
-    sources: Sequence[Surrogate], x_NCHW: Tensor, labels_N: Tensor, spec: ImageSpec, seed: int, ask: Callable[..., Tensor]
-) -> list[dict[str, Any]]:
-    """A row for each source, eps and attack: the share of images that are no longer answered with their label.
-
-    ``ask(source, eps, images)`` gives the teacher's classes; random signs are the same for all attacks, and asked once.
-    """
-    rows = list[dict[str, Any]]()
-    for source, eps, name in product(sources, eps_of(spec), ATTACKS):
+    on: Sequence[Surrogate], x_NCHW: Tensor, labels_N: Tensor, spec: ImageSpec, seed: int, ask: Callable[..., Tensor]
+) -> list[Entry]:
+    """A row for each source, eps and attack: the share that ``ask`` no longer gives its label. Signs are asked once."""
+    rows = list[Entry]()
+    for source, eps, name in product(on, eps_of(spec), ATTACKS):
         told = {"source": source.name, "kind": source.kind, "agreement": source.agreement, "attack": name, "eps": eps}
         if source.logits is None and name != next(iter(ATTACKS)):
             rows.append({**rows[-1], **told})
@@ -84,20 +80,16 @@ def measure(
         for x_BCHW, labels_B in zip(batches(x_NCHW), labels_N.split(evaluation_batch(spec.shape)), strict=True):
             y_BCHW = adversarial(name, source, x_BCHW, labels_B, eps, spec, rng)
             fooled += int((ask(source, eps, y_BCHW) != labels_B).sum())
-        share, images = fooled / len(labels_N), len(labels_N)
-        rows.append({**told, "success": share, "interval": list(wilson_interval(share, images)), "images": images})
+        told |= {"success": fooled / len(labels_N), "images": len(labels_N)}
+        rows.append({**told, "interval": list(wilson_interval(fooled / len(labels_N), len(labels_N)))})
     return rows
 
 
-def gains(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def gains(rows: Sequence[Entry]) -> list[Entry]:
     """Of each clone, attack and eps: its success less that of the best stranger, who is named."""
-    best = dict[tuple[str, float], dict[str, Any]]()
-    for row in sorted(rows, key=lambda row: float(row["success"])):
-        if row["kind"] == "stranger":
-            best[row["attack"], row["eps"]] = row
-    pairs = [(row, best[row["attack"], row["eps"]]) for row in rows if row["kind"] == "clone"]
-    return [
-        {name: row[name] for name in ("source", "attack", "eps")}
-        | {"gain": row["success"] - rival["success"], "over": rival["source"]}
-        for row, rival in pairs
-    ]
+    found, place = list[Entry](), itemgetter("attack", "eps")
+    for row in (row for row in rows if row["kind"] == "clone"):
+        rivals = [each for each in rows if each["kind"] == "stranger" and place(each) == place(row)]
+        best, told = max(rivals, key=itemgetter("success")), {name: row[name] for name in ("source", "attack", "eps")}
+        found.append({**told, "gain": row["success"] - best["success"], "over": best["source"]})
+    return found

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dfme.data import ImageSet
+from dfme.data import ImageSet, load_dataset
 from dfme.spec import ImageSpec
 from dfme.teachers.utility import corrupted
-from dfme.teachers.watch.streams import BATCH, SESSION, STREAMS, halves, session
+from dfme.teachers.watch import streams
+from dfme.teachers.watch.streams import BATCH, SESSION, STREAMS, halves, held_out, session
 
 SPEC = ImageSpec((1, 5, 5))
 LABELS = torch.arange(90) % 9
@@ -25,7 +26,7 @@ def numbered(count: int = 90) -> ImageSet:
 
 
 def drawn(stream: str, seed: int = 0) -> Tensor:
-    parts = [*session(stream, numbered(), LABELS, SPEC, torch.Generator().manual_seed(seed))]
+    parts = [*session(stream, numbered(), torch.arange(90), torch.Generator().manual_seed(seed))]
     assert [len(part) for part in parts] == [BATCH] * (SESSION // BATCH)
     return torch.cat(parts)
 
@@ -53,8 +54,10 @@ def test_every_image_comes_as_often_as_another_in_random_order_with_replacement(
 
 def test_corrupted_images_are_those_of_the_bill_of_honest_users() -> None:
     rng = torch.Generator().manual_seed(4)
+    torch.rand(SESSION, generator=rng)
     index = torch.multinomial(torch.ones(90), SESSION, replacement=True, generator=rng)
-    first = SPEC.quantise(corrupted(numbered().batch(index[:BATCH]), SPEC, rng))
+    torch.rand(SESSION, generator=rng)
+    first = corrupted(numbered().batch(index[:BATCH]), SPEC, rng).clamp(0, 1)
     assert torch.equal(drawn("corrupted", 4)[:BATCH], first)
 
 
@@ -90,9 +93,18 @@ def test_a_tenth_of_repeats_is_the_image_before_exactly_or_moved_by_a_pixel() ->
     assert exact / asked == pytest.approx(0.05 + 0.95 / 90, abs=0.012)  # one in 90 draws is the same by chance
 
 
-def test_images_come_as_the_wire_carries_them() -> None:
-    spec = ImageSpec((1, 5, 5), (-1.0, 1.0), levels=4)
-    data = ImageSet("toy", torch.rand(30, 1, 5, 5) * 2 - 1, LABELS[:30])
+def test_no_image_comes_but_from_its_places_and_within_0_and_1() -> None:
+    places = torch.arange(10, 40)
     for stream in STREAMS:
-        for part in session(stream, data, LABELS[:30], spec, torch.Generator().manual_seed(1)):
-            assert torch.equal(spec.quantise(part), part)
+        parts = [*session(stream, numbered(), places, torch.Generator().manual_seed(1))]
+        assert all(0 <= float(part.min()) <= float(part.max()) <= 1 for part in parts)
+        if stream != "corrupted":
+            assert {*number(torch.cat(parts)).tolist()} <= {*places.tolist()}
+
+
+def test_held_out_images_are_the_test_part_and_both_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, calibration, measuring = held_out("digits", ImageSpec((1, 8, 8)))
+    assert (len(data), len(calibration), len(measuring)) == (359, 180, 179)
+    assert torch.equal(data.images, load_dataset("digits", "test").images)
+    monkeypatch.setattr(streams, "HELD_OUT", 50)
+    assert [len(each) for each in held_out("digits", ImageSpec((1, 8, 8)))] == [50, 25, 25]

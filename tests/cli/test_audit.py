@@ -1,0 +1,154 @@
+"""The words of ``run.py audit``: what runs, what is refused before anything is asked, and what a file keeps of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dfme.cli.audit import OWN, options, plan_of
+from dfme.config.yaml_files import dump_yaml
+from dfme.errors import UserError
+
+SERVICE = ["--teacher", "v2", "--teacher.url", "http://127.0.0.1:9", "--teacher.model", "m", "--budget", "3k"]
+SERVICE += ["--teacher.shape", "1,8,8", "--teacher.num-classes", "10"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DFME_KEY", raising=False)
+    return tmp_path
+
+
+def test_quick_on_the_default_teacher() -> None:
+    plan = plan_of(["--price-per-1000", "1.5"])
+    assert [cell.name for cell in plan.first.cells] == [
+        f"frugal-{mode}-3k-seed0" for mode in ("probabilities", "probabilities_2", "label")
+    ]
+    assert (plan.config.budget, plan.config.student_steps, plan.config.jobs) == (3_000, 1_200, 2)
+    assert plan.job.teacher.price_per_1000 == 1.5
+    assert (len(plan.watch), plan.first.cells[0].job.teacher.watch) == (8, plan.watch)
+    assert plan.first.cells[0].job.teacher.benign == "digits"
+    assert (plan.job.teacher.watch, plan.not_run) == ((), ())  # who is not a cell asks unseen
+    assert plan.second is not None
+    runs = plan.second("frugal", plan.config.defences).runs
+    assert {cell.attempt.runs for cell in runs if not cell.attempt.reason} == {"none", *plan.config.defences}
+    assert plan.first.cells[0].name in [cell.name for cell in runs]  # and is run once
+
+
+def test_profiles_and_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    standard = plan_of(["--profile", "standard", "--pool", "procedural", "--budget", "5k"])
+    assert standard.config.attackers == ("frugal", "disguide", "dfme", "knockoff")
+    assert standard.config.seeds == (0, 1, 2)
+    assert {cell.budget for cell in standard.first.cells} == {5_000}
+    knockoff = next(cell.job for cell in standard.first.cells if cell.row == "knockoff")
+    assert knockoff.method_config.pool == "procedural"
+    assert [each["what"] for each in standard.not_run] == ["defence misinform:key_env=DFME_KEY"]
+    assert "set the variable DFME_KEY" in standard.not_run[0]["why"]
+    assert len(standard.config.defences) == 5
+    monkeypatch.setenv("DFME_KEY", os.urandom(8).hex())
+    assert len(plan_of(["--profile", "standard"]).config.defences) == 6
+    assert len(plan_of(["--profile", "full"]).config.seeds) == 5
+
+
+@pytest.mark.parametrize(
+    ("stated", "listed", "modes"),
+    [
+        ("probabilities", "", "probabilities probabilities:2 label"),
+        ("logits", "", "logits probabilities:2 label"),
+        ("probabilities:1", "", "probabilities:1 label"),
+        ("probabilities:4", "label", "probabilities:4 label"),
+        ("label", "", "label"),
+        ("", "top_k:3,label", "top_k:3 label"),
+    ],
+)
+def test_label_modes_begin_with_the_teachers_own(stated: str, listed: str, modes: str) -> None:
+    words = [f"--teacher.label-mode={stated}"] * bool(stated) + [f"--label-modes={listed}"] * bool(listed)
+    plan = plan_of([*words, "--defences", "none"])
+    assert list(plan.config.label_modes) == modes.split() == [cell.mode for cell in plan.first.cells]
+
+
+def test_a_defence_of_a_profile_that_does_not_fit_is_left_out_and_a_stated_one_refused() -> None:
+    plan = plan_of(["--teacher.label-mode", "probabilities:2"])
+    assert "modelguard_w" not in plan.config.defences
+    assert any("modelguard_w" in each["what"] and each["why"] for each in plan.not_run)
+    with pytest.raises(UserError, match="undoes the margin"):
+        plan_of(["--teacher.label-mode", "probabilities:2", "--defences", "modelguard_w"])
+    with pytest.raises(UserError, match="set the variable NO_KEY"):
+        plan_of(["--defences", "misinform:key_env=NO_KEY"])
+    labels = plan_of(["--teacher.label-mode", "label"])
+    assert labels.second is None
+    assert "no scores to defend" in labels.not_run[0]["why"]
+
+
+def test_behind_a_service_its_own_form_alone_and_the_rest_is_said() -> None:
+    plan = plan_of(SERVICE)
+    assert [cell.mode for cell in plan.first.cells] == ["probabilities"]
+    assert (plan.second, plan.watch, plan.config.jobs) == (None, (), 1)
+    assert [each["what"] for each in plan.not_run] == [
+        "label mode probabilities:2", "label mode label", "defences", "detection"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--acceptable", "queries_to_90=12k"], "--acceptable: .* cannot be decided by attacks of 3,000 images"),
+        (["--acceptable", "queries_to_70=100"], "--acceptable: expected a limit.*queries_to_50"),
+        (["--acceptable", "agreement=90"], "--acceptable: expected agreement=a share"),
+        (["--acceptable", "queries_to_90"], "--acceptable: expected queries_to_90=images"),
+        (["--acceptable", "queries_to_90=-3"], "--acceptable: expected queries_to_90=images"),
+        (["--profile", "fast"], "--profile: expected .*quick"),
+        (["--attackers", "knockoff"], "--attackers: expected --pool"),
+        (["--attackers", "frugl"], "frugl.*did you mean frugal"),
+        (["--budget", "0"], "--budget"),
+        (["--twin", "nowhere.safetensors"], "--twin: expected train, none or a file"),
+        (["--transfer", "maybe"], "--transfer"),
+        (["--defences", "latice"], "--defences: .*did you mean lattice"),
+        (["--seeds", "1,1"], "--seeds: expected each once"),
+        (["--budgets", "3k"], "--budgets: unknown flag; say --budget"),
+        (["--methods", "dfme"], "--methods: unknown flag; say --attackers"),
+        (["--seed", "1"], "--seed: say seeds"),
+        (["--teacher.defences", "lattice"], "--teacher.defences: say defences"),
+        (["--evaluation.dataset", "nowhere"], "nowhere"),
+        (["--resume"], "--resume: expected --out as well: the directory of the audit"),
+        (["--resume", "--out", "."], "--out: expected the directory of an audit"),
+        (["--engine-options", "a=b"], "--engine-options: expected none"),
+        ([*SERVICE[:-6], "--teacher.shape", "1,8,8"], "--budget: expected how many images the service"),
+        ([*SERVICE, "--defences", "lattice"], "--defences: expected none of a teacher behind a service"),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_line(words: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        plan_of(words)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_resumed_audit_is_the_one_that_was_begun(here: Path) -> None:
+    words = ["--budget", "900", "--seeds", "3", "--teacher.label-mode", "probabilities:4", "--price-per-1000", "2"]
+    first = plan_of([*words, "--acceptable", "agreement=.9", "--student.lr", "0.3", "--out", "a"])
+    Path("a").mkdir()
+    Path("a/audit.yaml").write_text(dump_yaml(first.options))
+    again = plan_of(["--resume", "--out", "a"])
+    assert [cell.job for cell in again.first.cells] == [cell.job for cell in first.first.cells]
+    assert [cell.job.config.student.lr for cell in again.first.cells] == [0.3] * 3
+    assert again.config.acceptable == ("agreement=.9",)
+    assert (again.config.defences, again.own) == (first.config.defences, "probabilities:4")
+    assert again.not_run == first.not_run
+    with pytest.raises(UserError, match="'a' exists"):
+        plan_of(["--out", "a"])
+
+
+def test_a_file_names_no_hosts(here: Path) -> None:
+    Path("a.yaml").write_text("engine_options: [address=evil:1]\n")
+    with pytest.raises(UserError, match="say --engine-options on the command line"):
+        plan_of(["--config", "a.yaml"])
+
+
+def test_its_help_lists_its_own_options_and_those_of_all_attacks() -> None:
+    listed = [option.key for option in options([])]
+    assert listed[: len(OWN)] == list(OWN)
+    assert {"teacher.checkpoint", "evaluation.dataset", "student.arch"} <= set(listed)
+    assert not {"seed", "teacher.defences", "method.name"} & set(listed)

@@ -1,0 +1,131 @@
+"""``run.py detect``: its tables and files, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import one_line, run
+
+from dfme.cli import teacher_side
+from dfme.config.settings import EvaluationConfig, TeacherConfig
+from dfme.config.watch_texts import DETECTORS
+from dfme.teachers.serve.record import Record, account_tag
+from dfme.teachers.watch import detection
+from dfme.teachers.watch.detector import Seen
+
+WEIGHTS = Path(__file__).resolve().parents[2] / "teachers/checkpoints/digits.safetensors"
+
+
+def write_log(folder: Path, count: int = 40) -> Path:
+    rng = torch.Generator().manual_seed(0)
+    images, p = torch.rand((count, 1, 8, 8), generator=rng), torch.rand((count, 10), generator=rng).double().softmax(1)
+    said = list[str]()
+    Record(folder, 30, 10**6, said.append)(account_tag("a"), 1, Seen(images, p, None))
+    assert not said
+    return next(folder.glob("log-*"))
+
+
+@pytest.mark.integration
+def test_the_tables_are_printed_and_kept_beside_the_figures(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detection, "SESSIONS", 2)
+    write_log(here / "log")
+    assert run(f"detect log --benign digits --teacher.checkpoint {WEIGHTS} --out found") == 0
+    shown, told = capsys.readouterr().out, json.loads(Path("found/detection.json").read_text())
+    assert shown.rpartition("\n\n")[0] in Path("found/detection.md").read_text()
+    names = ["prada", "duplicates", "pairs", "labels", "scores"]
+    assert [each["name"] for each in told["detectors"]] == names
+    assert [*told["left_out"]] == ["mahalanobis", "sequential", "sprt"]
+    assert shown.count("since the log has not all distances of features.") == 3
+    assert (told["accounts"][0]["account"], told["accounts"][0]["images"]) == (account_tag("a"), 40)
+    assert all(f"| {account_tag('a')} |     40 |           0 | {name:>10} |" in shown for name in names)
+    for each in told["benign"]:
+        assert each["per_10000"] == 10_000 * each["alarms"] / 1_200
+        assert each["per_10000_upper"] > each["per_10000"]
+    quiet = next(each for each in told["benign"] if (each["stream"], each["detector"]) == ("random order", "pairs"))
+    assert (quiet["alarms"], quiet["per_10000_upper"]) == (0, pytest.approx(30_000 / 179))
+    assert "0 of 2 (< 168)" in shown
+    assert "0 %" not in shown.replace("95 %", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("detect --benign digits", "--log: missing; expected folder that run.py serve"),
+        ("detect log", "--benign: missing; expected held-out labelled images"),
+        ("detect log --benign digit", "did you mean digits?"),
+        ("detect log --benign digits --other shape", "--other: unknown name 'shape'"),
+        ("detect nowhere --benign digits", "expected a folder that run.py serve --record wrote"),
+        ("detect log --benign digits --out .", "expected a new or empty directory"),
+        ("detect log more --benign digits", "expected a flag such as"),
+        ("detect log --benign digits --teacher.watch prda", "did you mean prada?"),
+        ("detect log --benign digits --teacher.watch mahalanobis", "expected a log that can feed mahalanobis"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused_in_one_line(
+    here: Path, words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_log(here / "log")
+    assert run(f"{words} --teacher.checkpoint {WEIGHTS}") == 2
+    assert said in one_line(capsys)
+    assert not Path("runs").exists()
+
+
+def test_a_service_is_not_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(here / "log")
+    words = "--teacher v2 --teacher.url http://127.0.0.1:9 --teacher.model m --teacher.authorised-by me"
+    assert run(f"detect log --benign digits {words}") == 2
+    assert "a service is watched where it runs" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\0\xff\n",
+        b"[" * 5_000 + b"\n",
+        b'{"account": "0123456789abcdef"}\n',
+        b"x" * (1 << 20),
+        *(b'"score": %s' % each for each in (b"NaN", b"-1", b"1e999", b'"1"')),
+        *(b'"top": %s' % each for each in (b"10", b"-1", b"1e3", b"9999999999999999999999")),
+        b'"fingerprint": "%s"' % (b"0" * 17),
+        b'"distance": -1.0',
+    ],
+)
+def test_a_damaged_log_is_one_line(here: Path, damage: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write_log(here / "log")
+    lines = log.read_bytes().splitlines(keepends=True)
+    if damage.startswith(b'"'):
+        key = damage.partition(b":")[0]
+        start = lines[3].index(key)
+        stop = min(at for at in (lines[3].find(b",", start), lines[3].find(b"}", start)) if at > 0)
+        lines[3] = lines[3][:start] + damage + lines[3][stop:]
+    else:
+        lines.insert(3, damage)
+    log.write_bytes(b"".join(lines))
+    assert run(f"detect log --benign digits --teacher.checkpoint {WEIGHTS}") == 2
+    said = one_line(capsys)
+    assert "line 4" in said or "another one" in said
+    assert len(said) < 500
+
+
+def test_a_pipe_in_place_of_a_log_is_not_waited_for(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write_log(here / "log")
+    log.unlink()
+    os.mkfifo(log)
+    assert run(f"detect log --benign digits --teacher.checkpoint {WEIGHTS}") == 2
+    assert "expected a log that can be read" in one_line(capsys)
+
+
+def test_a_teacher_without_a_network_of_ours_is_watched_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detection, "SESSIONS", 1)
+    config = TeacherConfig(kind="own:Linear", label_mode="label", defences=("lattice:n=10",))
+    given = {"shape": (1, 8, 8)}
+    found = teacher_side.detection(config, given, DETECTORS, EvaluationConfig(dataset="digits"), "cpu")
+    assert [each["name"] for each in found["detectors"]] == ["prada", "duplicates", "pairs", "labels", "scores"]
+    assert [*found["left_out"]] == ["mahalanobis", "sequential", "sprt"]
+    assert all(each["per_10000_upper"] > 0 for each in found["benign"])

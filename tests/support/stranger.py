@@ -1,0 +1,217 @@
+"""An audit worked out again by a stranger: from the files of its cells, by arithmetic that shares nothing with dfme."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Z = 1.959964
+LEVELS = {"0.5": 0.5, "0.8": 0.8, "0.9": 0.9, "0.95": 0.95}
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def wilson(share: float, n: int) -> list[float]:
+    middle = (share * n + Z * Z / 2) / (n + Z * Z)
+    half = Z * math.sqrt(n) / (n + Z * Z) * math.sqrt(share * (1 - share) + Z * Z / (4 * n))
+    return [max(0.0, middle - half), min(1.0, middle + half)]
+
+
+def near(value: Any) -> Any:
+    return None if value is None else pytest.approx(value, abs=1e-9)
+
+
+def curve_of(run: Path) -> list[tuple[int, float]]:
+    """Agreements by the lines of metrics.jsonl, whose last is that of the student that was delivered."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(int(line["queries"]), line["agreement"]) for line in lines if line.get("agreement") is not None]
+
+
+def charged(run: Path) -> dict[str, int]:
+    """Images by the lines of ledger.jsonl: what was charged, less what was given back, and what was scored."""
+    found = {"spent": 0, "evaluation": 0, "requests": 0}
+    for line in map(json.loads, (run / "ledger.jsonl").read_text().splitlines()):
+        if line["event"] == "charge":
+            found["evaluation" if line["purpose"] == "evaluation" else "spent"] += line["images"]
+            found["requests"] += 1
+        assert line["event"] not in ("refused", "lost", "failed")
+    return found
+
+
+def work_out_again(out: Path) -> dict[str, Any]:
+    """Assert that every figure of OUT/audit.json is what the cells' own files come to; the audit."""
+    audit = read(out / "audit.json")
+    runs = {path.name: path for path in sorted((out / "cells").iterdir()) if path.is_dir()}
+    assert {cell["name"] for cell in audit["cells"]} == set(runs)
+    price = audit["options"]["price_per_1000"]
+    for cell in audit["cells"]:
+        _cell(cell, runs[cell["name"]], price)
+    by_name = {cell["name"]: cell for cell in audit["cells"]}
+    for line in audit["price"]:
+        _price(line, [by_name[name] for name in line["cells"]], price)
+    _headline(audit, price)
+    _defences(audit, by_name, runs)
+    _pareto(audit, read(out / "utility.json")["found"])
+    _verdicts(audit)
+    ledgers = [charged(run) for run in runs.values()]
+    assert audit["ledger"]["images"] == sum(each["spent"] for each in ledgers)
+    assert audit["ledger"]["evaluation"] == sum(each["evaluation"] for each in ledgers)
+    transfer = charged(out / "examined")["spent"] if (out / "examined/ledger.jsonl").exists() else 0
+    assert audit["ledger"]["transfer"] == transfer
+    assert audit["ledger"]["served"] == sum(audit["ledger"][name] for name in ("images", "evaluation", "transfer"))
+    assert audit["ledger"]["cost"] == near(price and audit["ledger"]["served"] * price / 1000)
+    assert audit["ledger"]["cells"] == len(runs)
+    _examined(audit, out)
+    return audit  # type: ignore[no-any-return]
+
+
+def _cell(cell: dict[str, Any], run: Path, price: float | None) -> None:
+    summary, curve, ledger = read(run / "summary.json"), curve_of(run), charged(run)
+    assert cell["dir"] == f"cells/{run.name}"
+    assert (cell["spent"], cell["requests"]) == (ledger["spent"], ledger["requests"])
+    assert cell["curve"] == [list(point) for point in curve]
+    assert cell["agreement"] == curve[-1][1] == summary["agreement"]
+    assert cell["interval"] == near(wilson(summary["agreement"], summary["evaluation"]["images"]))
+    assert (cell["config_hash"], cell["steps_seconds"]) == (summary["config_hash"], summary["wall_seconds"])
+    assert cell["cost"] == near(price and ledger["spent"] * price / 1000)
+    assert (cell["seed"], cell["budget"], cell["mode"]) == (summary["seed"], summary["budget"], summary["label_mode"])
+    assert ("none" if cell["defence"] == "none" else "yes") == ("yes" if summary.get("defences") else "none")
+    rung = {
+        name: each["first_alarm"] for name, each in (summary.get("watch") or {"detectors": {}})["detectors"].items()
+    }
+    assert cell["alarms"] == rung
+
+
+def _median(counts: list[Any]) -> float | None:
+    middle = statistics.median([10**12 if count is None else count for count in counts])
+    return None if middle >= 10**11 else middle
+
+
+def _price(line: dict[str, Any], cells: list[dict[str, Any]], price: float | None) -> None:
+    assert all((cell["row"], cell["mode"], cell["defence"]) == (line["row"], line["mode"], "none") for cell in cells)
+    shares = [cell["agreement"] for cell in cells]
+    assert line["agreement"] == shares
+    assert line["mean"] == near(sum(shares) / len(shares))
+    assert line["sd"] == near(statistics.stdev(shares) if len(shares) > 1 else None)
+    for name, level in LEVELS.items():
+        first = [[queries for queries, share in cell["curve"] if share >= level][:1] for cell in cells]
+        assert line["queries_to"][name] == [found[0] if found else None for found in first]
+    middle = _median(line["queries_to"]["0.9"])
+    assert line["cost_to_90"] == near(None if None in (middle, price) else middle * price / 1000)
+
+
+def _headline(audit: dict[str, Any], price: float | None) -> None:
+    head = audit["headline"]
+    own = [line for line in audit["price"] if line["mode"] == audit["target"]["label_mode"]]
+    best = sorted(own, key=lambda line: (_median(line["queries_to"]["0.9"]) or 10**12, -line["mean"]))[0]
+    assert (head["attacker"], head["queries"]) == (best["row"], best["queries_to"]["0.9"])
+    assert head["median"] == _median(head["queries"])
+    assert head["cost"] == near(None if None in (head["median"], price) else head["median"] * price / 1000)
+    assert head["best_agreement"]["mean"] == near(best["mean"])
+    if head["labels"] is not None:
+        labels = [line for line in audit["price"] if line["mode"] == "label"]
+        assert head["labels"]["best_agreement"]["mean"] in [line["mean"] for line in labels]
+    assert len(head["sentences"]) == 2
+    if head["median"] is not None:
+        assert f"{head['median']:,.0f} queries" in head["sentences"][0]
+    else:
+        assert f"{best['mean']:.1%}" in head["sentences"][0]
+
+
+def _defences(audit: dict[str, Any], by_name: dict[str, Any], runs: dict[str, Path]) -> None:
+    for line in audit["defences"]:
+        limit = int(line["defence"].partition("images=")[2]) if line["defence"].startswith("quota") else None
+        for each in line["attackers"]:
+            if each["agreement"] is None:
+                assert (each["cells"], each["score"]) == ([], None)
+                continue
+            curves = [curve_of(runs[name]) for name in each["cells"]]
+            shares = [[share for at, share in curve if limit is None or at <= limit][-1] for curve in curves]
+            assert each["agreement"]["mean"] == near(sum(shares) / len(shares))
+            assert each["agreement"]["n"] == len(shares)
+            renamed = [read(runs[name] / "summary.json")["agreement_relabelled"] for name in each["cells"]]
+            assert each["score"]["mean"] in [near(sum(shares) / len(shares)), *_means(renamed)]
+            assert {by_name[name]["seed"] for name in each["cells"]} == set(audit["options"]["seeds"])
+        best = max((each for each in line["attackers"] if each["score"]), key=lambda each: each["score"]["mean"])
+        assert line["best_score"]["mean"] == best["score"]["mean"]
+    if audit["defences"]:
+        bare = audit["defences"][0]
+        assert bare["defence"] == "none"
+        label = next(each["score"]["mean"] for each in bare["attackers"] if each["answers"] == "label")
+        for line in audit["defences"]:
+            if line["to_label_only"] is not None:
+                free, left = bare["best_score"]["mean"], line["best_score"]["mean"]
+                assert line["to_label_only"] == near((free - left) / (free - label))
+
+
+def _means(shares: list[Any]) -> list[Any]:
+    return [] if None in shares else [near(sum(shares) / len(shares))]
+
+
+def _pareto(audit: dict[str, Any], bills: list[dict[str, Any]]) -> None:
+    rows = dict(zip([row["row"] for row in audit["utility"]], bills, strict=True))
+    assert [dict(row) for row in audit["utility"]] == [{"row": name, **bill} for name, bill in rows.items()]
+    assert {row["defence"] for row in bills} == set(rows)
+    points = audit["pareto"]
+    for point in points:
+        paid = rows["none" if point["name"].startswith("quota") else point["name"]]["held_out"]
+        assert (point["l1_mean"], point["accuracy_drop"]) == (paid["l1_mean"], paid["accuracy_drop"])
+        price = ("l1_mean", "accuracy_drop", "agreement")
+        better = [
+            other for other in points
+            if all(other[name] <= point[name] for name in price) and any(other[name] < point[name] for name in price)
+        ]  # fmt: skip
+        assert point["dominated"] == bool(better)
+    modes = {line["mode"] for line in audit["price"]} - {audit["target"]["label_mode"]}
+    assert {point["name"] for point in points if point["kind"] == "label mode"} == modes
+    for mode in modes:
+        worst = max(line["mean"] for line in audit["price"] if line["mode"] == mode)
+        assert next(point["agreement"] for point in points if point["name"] == mode) == near(worst)
+
+
+def _verdicts(audit: dict[str, Any]) -> None:
+    own = [line for line in audit["price"] if line["mode"] == audit["target"]["label_mode"]]
+    assert [each["limit"] for each in audit["verdicts"]] == list(audit["options"]["acceptable"])
+    for each in audit["verdicts"]:
+        if each["limit"] == "agreement":
+            worst = max(share for line in own for share in line["agreement"])
+            assert (each["value"], each["pass"]) == (worst, worst <= each["wanted"])
+        else:
+            level = f"{int(each['limit'].rpartition('_')[2]) / 100:g}"
+            counts = [count for line in own for count in line["queries_to"][level] if count is not None]
+            assert each["value"] == (min(counts) if counts else None)
+            assert each["pass"] == (not counts or min(counts) >= each["wanted"])
+
+
+def _examined(audit: dict[str, Any], out: Path) -> None:
+    """What was examined, beside the cells; the rooms' own tests hold its arithmetic against other means."""
+    for each in audit["fidelity"]:
+        summary = read(out / "cells" / each["cell"] / "summary.json")
+        assert each["agreement"] == near(summary["agreement"])
+        assert each["images"] == summary["evaluation"]["images"]
+        assert sum(map(sum, each["table"])) == each["images"]
+        assert sum(each["table"][k][k] for k in range(len(each["table"]))) == round(each["agreement"] * each["images"])
+    examples = [read(out / "cells" / cell["name"] / "summary.json") for cell in audit["cells"]]
+    assert audit["games"]["constant"] == examples[0]["baselines"]["constant_agreement"]
+    assert audit["games"]["guess"] == 1 / audit["target"]["num_classes"]
+    twin = audit["games"]["twin"]
+    for line in audit["games"]["advantage"]:
+        shares = next(
+            one["agreement"] for one in audit["price"] if (one["row"], one["mode"]) == (line["row"], line["mode"])
+        )
+        least = audit["games"]["constant"]
+        assert line["values"] == [near((share - least) / (twin["agreement"] - least)) for share in shares]
+    for each in (audit["detection"] or {"attacks": []})["attacks"]:
+        summary = read(out / "cells" / each["cell"] / "summary.json")
+        seen = summary["watch"]["detectors"][each["detector"]]
+        assert (each["first_alarm"], each["largest"]) == (seen["first_alarm"], seen["largest"])
+        before = [share for at, share in curve_of(out / "cells" / each["cell"]) if at <= (seen["first_alarm"] or 0)]
+        worth = before[-1] if before else audit["games"]["constant"]
+        assert each["agreement_at_alarm"] == near(None if seen["first_alarm"] is None else worth)

@@ -1,0 +1,194 @@
+"""What ``serve --record`` writes: every image once, nothing for longer than said, and nothing of a hostile file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dfme.errors import RunError, UserError
+from dfme.teachers.serve import record as module
+from dfme.teachers.serve.record import Recording, account_tag, fingerprints, read_log
+from dfme.teachers.watch.detector import Seen
+
+ONE, OTHER = account_tag("a key"), account_tag("another")
+
+
+class Clock(datetime):
+    at = datetime(2026, 11, 23, 23, 59, 59, 500_000, UTC)
+
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+        return cls.at
+
+
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Clock, "at", Clock.at)
+    monkeypatch.setattr(module, "datetime", Clock)
+
+
+def seen(count: int, seed: int = 0, distance: bool = True, shape: tuple[int, int, int] = (1, 8, 8)) -> Seen:
+    rng = torch.Generator().manual_seed(seed)
+    p = torch.rand((count, 10), generator=rng).double().softmax(1)
+    images = torch.rand((count, *shape), generator=rng)
+    return Seen(images, p, torch.rand(count, generator=rng).double() * 9 if distance else None)
+
+
+def pixels(each: Seen) -> Any:
+    return np.rint(each.images_BCHW.numpy() * 255).astype(np.uint8)
+
+
+def test_what_is_written_is_read_again_by_account_and_in_order(tmp_path: Path) -> None:
+    told: list[str] = []
+    record, first, second, third = (
+        Recording(tmp_path, 3, 10**6, told.append),
+        seen(1_100),
+        seen(7, 1, False),
+        seen(3, 2),
+    )
+    record(ONE, 1, first)
+    record(OTHER, 1, second)
+    Clock.at += timedelta(seconds=1)
+    record(ONE, 1_101, third)
+    images = {f"images-2026-11-{rest}-1x8x8.u8" for rest in (f"23-{ONE}", f"23-{OTHER}", f"24-{ONE}")}
+    assert {*os.listdir(tmp_path)} == images | {"log-2026-11-23.jsonl", "log-2026-11-24.jsonl"}
+    batches = [*read_log(tmp_path)]
+    own = [each for each in batches if each["account"] == ONE]
+    assert {each["account"] for each in batches} == {ONE, OTHER}
+    for name, expected in (
+        ("number", np.arange(1, 1_104)),
+        ("images", np.concatenate([pixels(first), pixels(third)])),
+        ("top", torch.cat([first.p_BK, third.p_BK]).argmax(1).numpy()),
+        ("score", torch.cat([first.p_BK, third.p_BK]).amax(1).numpy()),
+        ("distance", torch.cat([each.distance_B for each in (first, third) if each.distance_B is not None]).numpy()),
+    ):
+        assert np.array_equal(np.concatenate([each[name] for each in own]), expected)
+    digests = [int(hashlib.blake2b(each.tobytes(), digest_size=8).hexdigest(), 16) for each in pixels(first)]
+    assert np.concatenate([each["digest"] for each in own])[:1_100].tolist() == digests
+    assert own[0]["at"][0] == "2026-11-23T23:59:59.500Z"
+    (other,) = (each for each in batches if each["account"] == OTHER)
+    assert np.isnan(other["distance"]).all()
+    assert told == []
+    for path in tmp_path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "a key" not in "".join(path.read_text(errors="ignore") for path in tmp_path.iterdir())
+
+
+def test_a_fingerprint_is_that_of_arithmetic_and_hardly_moves_with_a_small_change() -> None:
+    grey = torch.randint(256, (5, 1, 16, 24), generator=torch.Generator().manual_seed(0)).byte()
+    means = grey.double().view(5, 8, 2, 8, 3).mean((2, 4)).flatten(1).tolist()
+    expected = ["".join("01"[value > sum(row) / 64] for value in row) for row in means]
+    assert fingerprints(grey) == [f"{int(bits, 2):016x}" for bits in expected]
+    assert fingerprints(grey.repeat(1, 3, 1, 1)) == fingerprints(grey)
+    assert all(len(each) == 16 for each in fingerprints(grey[:, :, :5, :3]))
+    smooth = torch.linspace(0, 250, 64).view(1, 1, 8, 8).byte()
+    apart = int(fingerprints(smooth)[0], 16) ^ int(fingerprints(smooth + 3)[0], 16)
+    assert apart.bit_count() <= 2
+
+
+def test_nothing_stays_longer_than_said_and_nothing_else_is_deleted(tmp_path: Path) -> None:
+    kept = ["notes.txt", "log-2026-11-22.jsonl.bak", f"images-2026-11-01-{ONE}.u8", "log-2026-11-22.jsonl"]
+    gone = ["log-2026-11-21.jsonl", "log-2025-12-31.jsonl", f"images-2026-11-20-{OTHER}-1x8x8.u8"]
+    for name in (*kept, *gone):
+        (tmp_path / name).write_text("")
+    outside = tmp_path.parent / "outside.jsonl"
+    outside.write_text("mine")
+    (tmp_path / "log-2026-11-19.jsonl").symlink_to(outside)
+    record = Recording(tmp_path, 2, 0, lambda line: None)  # of today and yesterday
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+    assert outside.read_text() == "mine"
+    record(ONE, 1, seen(2))
+    Clock.at += timedelta(days=1)
+    record.expire()
+    assert "log-2026-11-22.jsonl" not in os.listdir(tmp_path)
+    assert "log-2026-11-23.jsonl" in os.listdir(tmp_path)
+    Clock.at += timedelta(days=1)
+    record.expire()
+    assert sorted(os.listdir(tmp_path)) == sorted(kept[:3])
+
+
+def test_images_stop_at_the_cap_which_is_said_once(tmp_path: Path) -> None:
+    told: list[str] = []
+    record = Recording(tmp_path, 9, 64 * 25, told.append)
+    for number in range(3):
+        record(ONE, 1 + 10 * number, seen(10, number))
+    assert told == ["the images recorded reach 0.0016 MB: no more are kept, only lines about them"]
+    (path,) = tmp_path.glob("images-*")
+    assert path.stat().st_size == 64 * 20
+    (batch,) = read_log(tmp_path)
+    assert (len(batch["at"]), batch["images"]) == (30, None)
+    assert [json.loads(line)["image"] for line in (tmp_path / "log-2026-11-23.jsonl").open()][18:22] == [
+        18,
+        19,
+        None,
+        None,
+    ]
+    without = Recording(tmp_path / "no images", 9, 0, told.append)
+    without(ONE, 1, seen(3))
+    assert len(told) == 1
+    assert os.listdir(tmp_path / "no images") == ["log-2026-11-23.jsonl"]
+
+
+def test_a_kill_tears_the_last_line_and_no_other(tmp_path: Path) -> None:
+    Recording(tmp_path, 9, 10**6, lambda line: None)(ONE, 1, seen(5))
+    log, images = tmp_path / "log-2026-11-23.jsonl", tmp_path / f"images-2026-11-23-{ONE}-1x8x8.u8"
+    log.write_bytes(log.read_bytes()[:-20])
+    images.write_bytes(images.read_bytes() + b"half an image")
+    (batch,) = read_log(tmp_path)
+    assert batch["number"].tolist() == [1, 2, 3, 4]
+    again = seen(2, 5)
+    Recording(tmp_path, 9, 10**6, lambda line: None)(ONE, 1, again)
+    (batch,) = read_log(tmp_path)
+    assert batch["number"].tolist() == [1, 2, 3, 4, 1, 2]
+    assert np.array_equal(batch["images"][-2:], pixels(again))
+
+
+def test_a_disk_that_takes_no_more_ends_the_record_and_nothing_else(tmp_path: Path) -> None:
+    told: list[str] = []
+    record = Recording(tmp_path, 9, 0, told.append)
+    (tmp_path / "log-2026-11-23.jsonl").symlink_to(tmp_path / "elsewhere")
+    for _ in range(2):
+        record(ONE, 1, seen(1))
+    (line,) = told
+    assert line.startswith("WARNING: nothing is recorded from here on: ")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("account", value) for value in ("../../etc/passwd", "F" * 16, None)),
+        *(("at", value) for value in ("now", 3)),
+        *(("number", value) for value in (-1, 2**63, 1.5, True)),
+        *(("score", value) for value in (7.0, "1", None)),
+        *(("distance", value) for value in (-1.0, "far", 1e308)),
+        *(("image", value) for value in (-1, 0.5, 10**30)),
+        *(("digest", value) for value in ("0x12", "1" * 17)),
+    ],
+)
+def test_a_line_of_anybodys_is_an_error_in_words(name: str, value: object, tmp_path: Path) -> None:
+    Recording(tmp_path, 9, 0, lambda line: None)(ONE, 1, seen(2))
+    log = tmp_path / "log-2026-11-23.jsonl"
+    first, second = (json.loads(line) for line in log.open())
+    log.write_text("".join(json.dumps(each) + "\n" for each in (first, second | {name: value})))
+    with pytest.raises(RunError, match=r"log-2026-11-23\.jsonl, line 2: expected a line that run\.py serve --record"):
+        [*read_log(tmp_path)]
+
+
+def test_a_folder_without_a_log_and_a_place_beyond_the_images(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"expected a folder that run\.py serve --record wrote"):
+        [*read_log(tmp_path)]
+    Recording(tmp_path, 9, 10**6, lambda line: None)(ONE, 1, seen(2))
+    log = tmp_path / "log-2026-11-23.jsonl"
+    log.write_text(log.read_text().replace('"image": 1', '"image": 999999'))
+    (batch,) = read_log(tmp_path)
+    assert batch["images"] is None

@@ -1,0 +1,190 @@
+"""A watched teacher behind ``run.py serve``: meters that agree, accounts apart, what follows an alarm, what is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import torch
+from defended import WEIGHTS, digits, queries
+from http_runs import EVALUATION, METHOD, STUDENT, command
+from processes import Bench
+from watching import pairs, watched
+
+from dfme.cli.main import main
+from dfme.config.settings import TeacherConfig
+from dfme.config.values import from_mapping
+from dfme.oracle.ledger import audit
+from dfme.teachers.build import make_teacher
+from dfme.teachers.defences.wrapper import Defended
+from dfme.teachers.open_inference.client import connect_v2
+from dfme.teachers.remote.options import V2Options
+from dfme.teachers.serve.record import Recording, account_tag, read_log
+
+Serving = pytest.importorskip("dfme.teachers.serve.server").Serving
+
+KEYS = {"EVE_KEY": "eve-has-this-key", "USER_KEY": "a-user-has-that-one"}
+EVE, USER = map(account_tag, KEYS.values())
+
+
+def ask(url: str, images: Any, key: str | None = None) -> httpx2.Response:
+    image = {"name": "image", "datatype": "FP32", "shape": list(images.shape), "data": images.flatten().tolist()}
+    headers = {} if key is None else {"X-API-Key": key}
+    return httpx2.post(f"{url}/v2/models/digits/infer", json={"inputs": [image]}, headers=headers, timeout=20)
+
+
+@pytest.mark.integration
+def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path) -> None:
+    """A stream of pairs and an honest one in turns: answers, alarms, meters, the record and the refusal."""
+    teacher, told = watched("pairs,sequential", on_alarm="refuse"), list[str]()
+    assert teacher.watch is not None
+    teacher.watch.record = Recording(tmp_path / "log", 3, 10**6, told.append)
+    honest = queries()[1:300:2]
+    with Serving(teacher, "digits", key=[*KEYS.values()], tell=told.append) as serving:
+        clients = []
+        for name in KEYS:
+            os.environ[name] = KEYS[name]
+            options = V2Options(url=serving.url, model="digits", api_key_env=name, allow_env=(name,))
+            clients.append(connect_v2(options, TeacherConfig(kind="v2"), torch.device("cpu")))
+        eve, user = clients
+        answered = 0
+        for start in range(0, 150, 10):
+            assert torch.equal(user(honest[start : start + 10]), teacher.truth(honest[start : start + 10]))
+            if start == 0:  # in this request both detectors ring, and it is answered
+                assert torch.equal(eve(pairs()[:80]), teacher.truth(pairs()[:80]))
+                answered = 80
+            else:
+                with pytest.raises(Exception, match=r"403 .*refused: watch.*answers this key no more") as caught:
+                    eve(pairs()[80:90])
+                assert "check the key" not in str(caught.value)
+        metrics = httpx2.get(f"{serving.url}/metrics", headers={"X-API-Key": KEYS["USER_KEY"]}).text
+        for client in clients:
+            client.close()
+        assert serving.meter.images == answered + 150
+        assert serving.meter.refused == {"watch": 14}
+    teacher.watch.account = EVE
+    found = teacher.watch.report()["detectors"]
+    teacher.watch.account = USER
+    quiet = teacher.watch.report()
+    assert quiet["images"] == 150
+    assert [each["alarms"] for each in quiet["detectors"].values()] == [0, 0]
+    for name, each in found.items():
+        assert f'dfme_watch_alarms_total{{model="digits",detector="{name}"}} {each["alarms"]}' in metrics
+        assert f'dfme_watch_first_alarm{{model="digits",detector="{name}"}} {each["first_alarm"]}' in metrics
+        assert (
+            sum(
+                re.match(rf"ALARM: {name}, account {EVE}, image {each['first_alarm']}$", line) is not None
+                for line in told
+            )
+            == 1
+        )
+    assert len(told) == 2
+    assert not re.search(f"{EVE}|{USER}", metrics)
+    batches = [*read_log(tmp_path / "log")]
+    for tag, images in ((EVE, pairs()[:80]), (USER, honest)):
+        kept = np.concatenate([each["images"] for each in batches if each["account"] == tag])
+        assert np.array_equal(kept, images.mul(255).round().byte().numpy())
+        distances = np.concatenate([each["distance"] for each in batches if each["account"] == tag])
+        assert np.isfinite(distances).all()
+    everything = "".join(path.read_text(errors="ignore") for path in (tmp_path / "log").iterdir())
+    assert not any(key in everything + metrics + " ".join(told) for key in KEYS.values())
+
+
+def test_a_record_without_a_watch_changes_no_answer_and_has_distances_where_there_are_honest_images() -> None:
+    for benign in (None, "digits"):
+        config = from_mapping(TeacherConfig, {"benign": benign, "label_mode": "label"})
+        teacher, kept = make_teacher(config, {"checkpoint": WEIGHTS}, torch.device("cpu"), recorded=True), list[Any]()
+        assert isinstance(teacher, Defended)
+        assert teacher.watch is not None
+        teacher.watch.record = lambda *given, kept=kept: kept.append(given)
+        assert torch.equal(teacher(queries()[:50]), digits(mode="label")(queries()[:50]))
+        ((account, number, seen),) = kept
+        assert (account, number, len(seen)) == ("", 1, 50)
+        assert (seen.distance_B is None) == (benign is None)
+        assert teacher.watch.report() == {"images": 50, "on_alarm": "log", "detectors": {}}
+        assert teacher.watch.drain() == []
+
+
+@pytest.mark.integration
+def test_a_run_against_a_watched_service_agrees_with_its_meter_and_its_watch(tmp_path: Path) -> None:
+    teacher, told = watched("labels,sequential"), list[str]()
+    assert teacher.watch is not None
+    with Serving(teacher, "m", tell=told.append) as serving:
+        words = [
+            "--teacher",
+            "v2",
+            "--teacher.url",
+            serving.url,
+            "--teacher.model",
+            "m",
+            "--out",
+            str(tmp_path / "run"),
+        ]
+        command([*words, *METHOD, *STUDENT, *EVALUATION, "--budget", "200"])
+        totals = audit(tmp_path / "run/ledger.jsonl")
+        teacher.watch.account = account_tag("")
+        assert serving.meter.images == totals.served == teacher.watch.report()["images"]
+    assert [line.partition(",")[0] for line in told] == ["ALARM: sequential", "ALARM: labels"]
+
+
+@pytest.mark.integration
+def test_the_command_says_who_is_watched_and_records_from_its_first_image(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.environment |= KEYS
+    flags = ["serve", "--port", "0", "--device", "cpu", "--api-key-env", ",".join(KEYS), "--record", "log"]
+    flags += ["--retain-days", "7", "--watch", "sequential", "--benign", "digits"]
+    process = bench.start(flags)
+    assert process.stdout is not None
+    opening, *said = [process.stdout.readline() for _ in range(4)]
+    url = re.search(r"http://127\.0\.0\.1:\d+", opening)
+    assert url is not None, process.communicate()
+    assert "--teacher.api-key-env EVE_KEY" in opening
+    assert said == [
+        "watched by sequential; on an alarm: log\n",
+        f"accounts: EVE_KEY {EVE}, USER_KEY {USER}\n",
+        "recording digests and scores, deleted after 7 days\n",
+    ]
+    assert ask(url[0], pairs()[:20], KEYS["EVE_KEY"]).status_code == 200
+    assert ask(url[0], queries()[:2], KEYS["USER_KEY"]).status_code == 200
+    assert ask(url[0], queries()[:2], "another").status_code == 401
+    process.send_signal(signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert re.fullmatch(rf"ALARM: sequential, account {EVE}, image \d+\n", out), err
+    lines = [json.loads(line) for path in (tmp_path / "log").iterdir() for line in path.open()]
+    assert [(line["account"], line["number"]) for line in lines] == [
+        *((EVE, n) for n in range(1, 21)),
+        (USER, 1),
+        (USER, 2),
+    ]
+    assert all(line["distance"] > 0 and line["image"] is None for line in lines)
+
+
+SERVE = {
+    "--record log": "--retain-days: expected days after which it is deleted, such as 30: what is recorded is",
+    "--retain-days 3": "--retain-days: expected --record FOLDER with it",
+    "--record-images true": "--record-images: expected --record FOLDER with it",
+    "--record log --retain-days 0": "--retain-days: expected",
+    "--on-alarm refuse": "--on-alarm: expected --watch with it",
+    "--benign digits": "--benign: expected --watch with it, or --record of a teacher of kind torch",
+    "--watch pairs": "--teacher.benign: expected held-out labelled images to calibrate pairs on",
+    "--watch pears --benign digits": "--watch: expected a detector (prada,",
+    "--watch pairs --benign digits --teacher.watch labels": "--watch: expected either it or --teacher.watch",
+    "--api-key-env EVE_KEY,EVE_KEY": "--api-key-env: expected names of environment variables, joined by commas",
+    "--api-key-env EVE_KEY,NO_SUCH": "--api-key-env: the environment variable NO_SUCH is not set; it holds the key",
+}
+
+
+@pytest.mark.parametrize("words", SERVE)
+def test_what_cannot_be_is_said_before_anything_is_loaded(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVE_KEY", "a key")
+    assert main(["serve", *words.split()]) == 2
+    assert f"dfme: {SERVE[words]}" in capsys.readouterr().err

@@ -1,0 +1,179 @@
+"""Detectors over honest accounts and logs: counts against brute force, a log against the watch that wrote it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+from toys import LinearTeacher
+from watched import pairs, procedural
+
+from dfme.config.settings import TeacherConfig
+from dfme.errors import RunError, UserError
+from dfme.spec import ImageSpec, LabelMode
+from dfme.teachers.build import make_teacher
+from dfme.teachers.defences.wrapper import Defended
+from dfme.teachers.serve import record
+from dfme.teachers.serve.record import Record, account_tag
+from dfme.teachers.watch import DETECTORS, detection
+from dfme.teachers.watch.detection import THINNED, Log, detect
+from dfme.teachers.watch.detector import Detector, Seen
+from dfme.teachers.watch.streams import STREAMS, held_out, session
+from dfme.teachers.watch.watch import Watch
+
+SPEC, DIGITS = ImageSpec((1, 8, 8)), {"checkpoint": "teachers/checkpoints/digits.safetensors"}
+
+
+class Bright(Detector):
+    """The mean of the image; an alarm rings at bright ones."""
+
+    name, statistic = "bright", "the mean of the image"
+    threshold: ClassVar[float] = 0.33
+
+    def _statistics(self, seen: Seen, last: float) -> Tensor:
+        return seen.images_BCHW.mean((1, 2, 3)).double()
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DETECTORS, "pairs", f"{__name__}:Bright")
+    monkeypatch.setattr(detection, "SESSIONS", 2)
+
+
+def toy(*names: str) -> Defended:
+    watching = partial(Watch, names=names, data="digits", on_alarm="log")
+    return Defended(LinearTeacher(SPEC, 10), (), LabelMode("probabilities"), watching)
+
+
+def rung(values: list[float], threshold: float = 0.33) -> list[int]:
+    """At which of them an alarm rings, from 1, and again only once it was not."""
+    return [at + 1 for at, each in enumerate(values) if each > threshold >= ([0.0, *values][at])]
+
+
+def test_honest_accounts_are_counted_by_stream_and_session() -> None:
+    told = list[str]()
+    found = detect(toy("labels", "pairs"), "digits", "letters", 3, told.append, None)
+    assert (found["session"], found["calibration_images"], found["measuring_images"]) == (600, 180, 179)
+    assert [each["name"] for each in found["detectors"]] == ["labels", "pairs"]
+    assert found["detectors"][1] == {
+        **{"name": "pairs", "statistic": Bright.statistic},
+        "threshold": 0.33,
+        "memory_mb": 0.0001,
+    }
+    rows = {(each["stream"], each["detector"]): each for each in found["benign"]}
+    assert [*rows] == [(stream, name) for stream in STREAMS for name in ("labels", "pairs")]
+    assert len(told) == 5
+    for stream in STREAMS:
+        data, _, places = held_out("letters" if stream == "other data" else "digits", SPEC)
+        places = torch.arange(len(data)) if stream == "other data" else places
+        draws = [session(stream, data, places, torch.Generator().manual_seed(6 + number)) for number in range(2)]
+        means = [torch.cat([*each]).mean((1, 2, 3)).double().tolist() for each in draws]
+        alarms, row = [len(rung(each)) for each in means], rows[stream, "pairs"]
+        assert sum(alarms) == row["alarms"]
+        assert sum(each > 0 for each in alarms) == row["sessions_with_alarm"]
+        assert (row["sessions"], row["queries"], row["units"]) == (2, 1_200, len(places))
+        assert found["benign_largest"]["pairs"][stream] == pytest.approx([max(each) for each in means])
+    assert any(each["alarms"] for each in rows.values())
+
+
+def written(folder: Path, accounts: dict[str, Tensor], image_bytes: int, own: int = 5) -> Watch:
+    """A log of these images, so many of an account and then of the next, by the watch of the toy; it has seen them."""
+    teacher = toy("pairs")
+    watch = teacher.watch
+    assert watch is not None
+    watch.record = Record(folder, 30, image_bytes, print)
+    for start in range(0, max(map(len, accounts.values())), own):
+        for name, x_BCHW in accounts.items():
+            watch.account = account_tag(name)
+            if len(part := x_BCHW[start : start + own]):
+                teacher(part)
+    return watch
+
+
+def test_accounts_of_a_log_and_their_thinned_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "LINES_AT_ONCE", 7)
+    monkeypatch.setattr(detection, "ACCOUNTS", 2)
+    rng = torch.Generator().manual_seed(0)
+    drawn = {"a": 150, "b": 40, "c": 90}
+    accounts = {
+        name: torch.rand(count, 1, 8, 8, generator=rng) * torch.rand(count, 1, 1, 1, generator=rng)
+        for name, count in drawn.items()
+    }
+    accounts["a"][20:30] = accounts["a"][10]
+    written(tmp_path, accounts, 10**6)
+    found = detect(toy("pairs"), "digits", None, 0, lambda line: None, tmp_path)
+    assert (found["accounts_in_all"], found["left_out"]) == (3, {})
+    assert [each["stream"] for each in found["benign"]] == ["random order", "corrupted", "skewed", "repeats"]
+    assert [(each["account"], each["images"], each["repeats"]) for each in found["accounts"]] == [
+        (account_tag("a"), 150, 10),
+        (account_tag("c"), 90, 0),
+    ]
+    for each, name in zip(found["accounts"], "ac", strict=True):
+        means = ((accounts[name] * 255).round() / 255).mean((1, 2, 3)).double().tolist()
+        assert [*each["thinned"]] == [*THINNED]
+        for every, of in each["thinned"].items():
+            alarms = rung(means[::every])
+            assert (of["pairs"]["first_alarm"], of["pairs"]["alarms"]) == (alarms[0] if alarms else None, len(alarms))
+            assert of["pairs"]["largest"] == pytest.approx(max(means[::every]))
+    assert found["accounts"][0]["thinned"][1]["pairs"]["alarms"] > 5
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_log_says_what_the_watch_said_that_wrote_it(
+    tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(detection, "SESSIONS", 1)
+    config = TeacherConfig(watch=tuple(DETECTORS), benign="digits")
+    teacher: Any = make_teacher(config, DIGITS, torch.device("cpu"), recorded=True)
+    teacher.watch.record, teacher.watch.account = Record(tmp_path, 30, 10**6 * kept, print), account_tag("a")
+    for start in range(0, 400, 100):
+        teacher(pairs(procedural("leaves", 200))[start : start + 100])
+    live = teacher.watch.report()["detectors"]
+    teacher.watch.record = None
+    found = detect(teacher, "digits", None, 0, lambda line: None, tmp_path)
+    own = found["accounts"][0]["thinned"][1]
+    assert live["pairs"]["first_alarm"] < 100
+    if kept:
+        assert own == live
+        assert found["left_out"] == {}
+        return
+    assert found["left_out"] == {"prada": "the log has not all images (--record-images)"}
+    same = ("labels", "scores", "mahalanobis", "sequential", "sprt")
+    assert {name: own[name] for name in same} == {name: live[name] for name in same}
+    assert own["pairs"]["first_alarm"] < 100  # by the fingerprints of images that are all different
+    assert own["pairs"]["largest"] > 0.3
+    assert found["accounts"][0]["repeats"] == 0
+    assert sum(each["alarms"] for each in found["benign"] if each["detector"] == "pairs") == 0
+
+
+def test_a_log_of_another_teacher_is_none(tmp_path: Path) -> None:
+    written(tmp_path, {"a": torch.rand(30, 1, 8, 8)}, 10**6)
+    Log(tmp_path, SPEC, 10)
+    for spec, classes in ((ImageSpec((1, 4, 16)), 10), (SPEC, 2)):
+        with pytest.raises(UserError, match="expected the log of this teacher"):
+            Log(tmp_path, spec, classes)
+    log = next(tmp_path.glob("log-*"))
+    with pytest.raises(UserError, match="expected a folder that"):
+        Log(tmp_path / "nothing", SPEC, 10)
+    log.write_text("")
+    with pytest.raises(UserError, match="expected a log with images, got none"):
+        Log(tmp_path, SPEC, 10)
+    log.unlink()
+    log.mkdir()
+    with pytest.raises(RunError, match="expected a log that can be read"):
+        Log(tmp_path, SPEC, 10)
+
+
+def test_a_log_that_feeds_no_detector_is_refused_before_any_is_measured(tmp_path: Path) -> None:
+    written(tmp_path, {"a": torch.rand(30, 1, 8, 8)}, 0)
+
+    def told(line: str) -> None:
+        raise AssertionError(line)
+
+    with pytest.raises(UserError, match="expected a log that can feed prada"):
+        detect(toy("prada"), "digits", None, 0, told, tmp_path)

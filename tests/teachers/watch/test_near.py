@@ -1,0 +1,158 @@
+"""Detectors of images close to earlier ones: what is close, who is found by it, and who is not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from watched import benign, detector, drawn, held_out, in_turn, pairs, procedural, seen
+
+from dfme.teachers.watch import detector as module
+from dfme.teachers.watch.detector import Benign, Seen, nearest_before, rows_of
+from dfme.teachers.watch.detectors import PradaDetector, shapiro_wilk
+
+RNG = torch.Generator
+
+
+def stream(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=RNG().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 4), (3, 32, 32), (1, 28, 20), (2, 16, 16)])
+@pytest.mark.parametrize("window", [3, 100])
+def test_the_nearest_before_is_the_one_that_loops_find(shape, window, monkeypatch) -> None:
+    monkeypatch.setattr(module, "MAX_PAST", 7)
+    images_BCHW = stream(40, *shape)
+    images_BCHW[30] = images_BCHW[28]
+    images_BCHW[20:25] = images_BCHW[5:10]
+    images_BCHW[35] = images_BCHW[33] + 1e-6
+    looks = (images_BCHW * 255).round().double()
+    if looks[0].numel() > 256:
+        edges = [[(n * size // 16, -(-(n + 1) * size // 16)) for n in range(16)] for size in shape[1:]]
+        parts = [looks[..., a:b, c:d].flatten(1) for a, b in edges[0] for c, d in edges[1]]
+        looks = torch.stack([each.sum(1) / each.shape[1] for each in parts], 1).round()
+    looks = looks.flatten(1) / 255
+    rows = rows_of(images_BCHW)
+    found, repeated = (torch.cat(both) for both in zip(
+        nearest_before(rows[:25], rows[:0], window), nearest_before(rows[25:], rows[:25], window), strict=True
+    ))  # fmt: skip
+    for at in range(40):
+        before = range(max(0, at - window), at)
+        apart = min((float((looks[at] - looks[each]).norm()) for each in before), default=math.inf)
+        assert float(found[at]) == pytest.approx(apart, abs=1e-9)
+        assert bool(repeated[at]) == any(torch.equal(images_BCHW[at], images_BCHW[each]) for each in before)
+    assert not repeated[35], "it differs, below 8 bits"
+
+
+@pytest.mark.parametrize(("shape", "distance"), [((1, 8, 8), 0.0314), ((3, 8, 8), 0.0543)])
+def test_a_step_of_the_lattice_is_as_long_as_it_is(shape: tuple[int, int, int], distance: float) -> None:
+    images_BCHW = pairs(stream(50, *shape))
+    near_B, repeat_B = nearest_before(rows_of(images_BCHW), rows_of(images_BCHW[:0]), 1_024)
+    exact = math.sqrt(math.prod(shape)) / 255
+    assert exact == pytest.approx(distance, abs=5e-5)
+    assert float((near_B[1::2] - exact).abs().max()) < 1e-6
+    assert not repeat_B.any()
+
+
+@pytest.mark.parametrize("step", [None, 1e-3])
+@pytest.mark.parametrize("directions", [1, 10])
+def test_finite_differences_are_pairs(directions: int, step: float | None) -> None:
+    reading = detector("pairs").see(
+        seen(pairs(procedural("leaves", 1_100 // (directions + 1)), directions, step), inside=False)
+    )
+    assert float(reading.statistic_B[-1]) == pytest.approx(directions / (directions + 1), abs=1 / 512)
+    assert int(reading.alarm_B.nonzero()[0]) < 64
+
+
+def test_what_sends_no_pairs_is_no_pair() -> None:
+    for program in ("leaves", "strokes", "noise", "generators"):
+        assert float(detector("pairs").see(drawn(program)).statistic_B.max()) < 0.02
+    whole = seen(torch.cat([held_out(True), held_out(False)]), inside=False)
+    assert float(detector("pairs").see(whole).statistic_B.max()) == 0
+
+
+@pytest.mark.parametrize("batch", [50, 256])
+def test_dfme_is_found_before_query_600(batch: int) -> None:
+    """As it asks: a batch, the same batch moved, then five batches for the student."""
+    images = procedural("generators", 6 * batch)
+    moved = pairs(images[:batch], 1, 1e-3)[1::2]
+    asked = seen(torch.cat([images[:batch], moved, images[batch:]])[:700], inside=False)
+    for name in ("pairs", "duplicates"):
+        assert int(detector(name).see(asked).alarm_B.nonzero()[0]) + 1 < 600
+
+
+def test_retries_are_counted_apart_and_ring_nothing() -> None:
+    images = held_out(True)[torch.randint(len(held_out(True)), (600,), generator=RNG().manual_seed(0))]
+    duplicates, asked = detector("duplicates"), seen(images, inside=False)
+    again = [any(torch.equal(images[at], images[each]) for each in range(at)) for at in range(600)]
+    readings = [each.see(asked) for each in (duplicates, detector("pairs"), detector("prada"))]
+    assert not any(bool(each.alarm_B.any()) for each in readings)
+    assert duplicates.state["repeats"] == sum(again) > 400
+    assert float(readings[0].statistic_B[-1]) < 10
+
+
+def test_duplicates_ring_at_every_fiftieth_hit() -> None:
+    reading = detector("duplicates").see(seen(pairs(procedural("noise", 160)), inside=False))
+    rung = reading.alarm_B.nonzero()[:, 0]
+    assert reading.statistic_B[rung].tolist() == [50.0, 100.0, 150.0]
+    assert reading.statistic_B[rung - 1].tolist() == [49.0, 99.0, 149.0]
+
+
+@pytest.mark.parametrize("step", [None, 1e-3])
+def test_prada_rings_at_query_120_on_pairs_of_digits(step: float | None) -> None:
+    """Ten first ones of their class, and 110 distances: the first test of more than 100."""
+    reading = detector("prada").see(seen(pairs(in_turn(10), 1, step), inside=False))
+    assert int(reading.alarm_B.nonzero()[0]) + 1 == 120
+    assert float(reading.statistic_B[118]) == 0
+
+
+def test_prada_rings_at_no_generator_nor_at_honest_images() -> None:
+    for asked in (drawn("generators"), seen(held_out(True), inside=False)):
+        assert not detector("prada").see(asked).alarm_B.any()
+
+
+def test_prada_is_its_authors_algorithm() -> None:
+    """Written down once more, image by image, on the images' 8 bits."""
+    asked = seen(torch.cat([procedural("strokes", 150), pairs(procedural("leaves", 60)), held_out(True)]), inside=False)
+    images, tops = (asked.images_BCHW * 255).round().double().flatten(1) / 255, asked.p_BK.argmax(1)
+    sets, taken, limits, distances = ({}, {}, {}, {})  # type: tuple[dict, ...]
+    statistic, found = 0.0, list[float]()
+    for number, (image, top) in enumerate(zip(images, tops.tolist(), strict=True), 1):
+        if top not in sets:
+            sets[top], taken[top], limits[top], distances[top] = [image], [0.0], 0.0, []
+        else:
+            nearest = min(float((image - each).norm()) for each in sets[top])
+            distances[top].append((number, nearest))
+            if nearest > limits[top]:
+                sets[top].append(image)
+                taken[top].append(nearest)
+                mean = sum(taken[top]) / len(taken[top])
+                sd = math.sqrt(sum((each - mean) ** 2 for each in taken[top]) / len(taken[top]))
+                limits[top] = max(limits[top], mean - sd)
+        if number % 10 == 0:
+            pooled = sorted(pair for each in distances.values() if len(each) >= 10 for pair in each)
+            d = torch.tensor([each for _, each in pooled], dtype=torch.float64)
+            d = d[(d - d.mean()).abs() < 3 * d.std(correction=0)] if len(d) > 100 else d
+            statistic = 1 - shapiro_wilk(d) if len(d) > 100 else statistic
+        found.append(statistic)
+    own = detector("prada")
+    assert own.see(asked).statistic_B.tolist() == pytest.approx(found, abs=1e-9)
+    assert [len(own.state[f"set {top}"]) for top in range(10)] == [len(sets.get(top, [])) for top in range(10)]
+    assert max(found) > 0.02
+
+
+def test_a_set_of_prada_ends_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfme.teachers.watch.detectors.MAX_OF_CLASS", 30)
+    monkeypatch.setattr("dfme.teachers.watch.detectors.MAX_DISTANCES", 130)
+    own = PradaDetector(benign())
+    own.see(drawn("noise")[:600])
+    assert max(len(own.state[f"set {top}"]) for top in range(10)) == 30
+    assert len(own.state["distances"]) == 130
+
+
+def test_images_that_are_all_the_same_calibrate_nothing() -> None:
+    same = Seen(torch.zeros(30, 1, 8, 8), torch.full((30, 10), 0.1).double())
+    with pytest.raises(module.UserError, match="images that differ"):
+        _ = Benign(same, same, 10).nearest
