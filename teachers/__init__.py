@@ -104,8 +104,6 @@ def _watch_problems(teacher: TeacherConfig, local: bool) -> Iterator[str]:
     if names and not local:
         yield f"--teacher.watch: a service is watched where it runs: run.py serve --watch {names}; leave it out here"
         return
-    if not names and (benign is not None or teacher.on_alarm != "log"):
-        yield "--teacher.watch: expected detectors, such as pairs,sequential, with --teacher.benign or on-alarm"
     if names and benign is None:
         yield f"--teacher.benign: expected held-out labelled images to calibrate {names} on, such as digits or FOLDER"
     if needing and teacher.kind != "torch":

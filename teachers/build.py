@@ -71,9 +71,7 @@ def _built_in(config: TeacherConfig, options: Mapping[str, Any], device: torch.d
 
 
 def _as_configured(teacher: Teacher, config: TeacherConfig, recorded: bool, logits: bool = False) -> Teacher:
-    """Behind the configuration's watch and defences, in its label mode; without one, ``logits`` stay as they are, or
-    else are probabilities.
-    """
+    """Behind the configuration's watch and defences, in its label mode; by default ``logits`` stay, or are cut."""
     cut = teacher.label_mode.kind == "logits" and not logits
     default = LabelMode("probabilities") if cut else teacher.label_mode
     mode = LabelMode.parse(config.label_mode) if config.label_mode else default

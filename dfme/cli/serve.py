@@ -29,8 +29,7 @@ FILES = ("checkpoint", "program", "model", "folder")
 def run(words: Sequence[str]) -> int:
     """Serve until interrupted."""
     config, teacher, kind_options = plan_of(words)
-    unwatched = dataclasses.replace(teacher, benign=teacher.benign if teacher.watch else None)  # it may be the record's
-    teacher_side.check_teacher(unwatched, kind_options)
+    teacher_side.check_teacher(teacher, kind_options)
     # Between requests torch's threads sleep, not spin: client and server often share a machine. Read as torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     print(teacher_side.serve(config, teacher, kind_options, tell=partial(print, flush=True)))
@@ -68,10 +67,13 @@ def _problems(config: ServeConfig, teacher: TeacherConfig) -> Iterator[Problem]:
         yield Problem("api_key_env", "expected names of environment variables, joined by commas, with different keys")
     if config.watch and teacher.watch:
         yield Problem("watch", "expected either it or --teacher.watch")
-    if not config.watch and (config.on_alarm != "log" or (config.benign and not config.record)):
-        yield Problem("on_alarm" if config.on_alarm != "log" else "benign", "expected --watch with it")
+    if not config.watch and config.on_alarm != "log":
+        yield Problem("on_alarm", "expected --watch with it")
+    if config.benign and not (config.watch or (config.record and teacher.kind == "torch")):
+        yield Problem("benign", "expected --watch with it, or --record of a teacher of kind torch")
     if config.record and config.retain_days is None:
-        text = "expected after how many days it is deleted, such as --retain-days 30: what is recorded is personal data"
-        yield Problem("retain_days", text)
+        yield Problem(
+            "retain_days", "expected days after which it is deleted, such as 30: what is recorded is personal data"
+        )
     if not config.record and (config.retain_days or config.record_images):
         yield Problem("retain_days" if config.retain_days else "record_images", "expected --record FOLDER with it")

@@ -79,10 +79,7 @@ def serve(config: ServeConfig, teacher: TeacherConfig, options: Mapping[str, Any
 
 
 def train_twin(job: Job, run: Path, path: Path, tell: Callable[[str], None]) -> Path:
-    """A net like the student of ``run``, trained on the job's evaluation set's train part; kept if it is there.
-
-    Its training is plain and short (heuristic). UserError for data without such a part, or without labels.
-    """
+    """A net like the student of ``run``, plainly trained on the data's train part; UserError for data without one."""
     from dfme.nets import is_own
     from dfme.run.student_file import student_facts
 

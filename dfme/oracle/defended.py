@@ -59,10 +59,10 @@ def told(teacher: Teacher) -> dict[str, Any]:
     """Of a teacher with defences, their texts and what they report, and what its watch does, as JSON has it."""
     watch = getattr(teacher, "watch", None) if hasattr(teacher, "witness") else None
     texts = getattr(teacher, "defences", ()) if hasattr(teacher, "witness") else ()
-    found: dict[str, Any] = (
-        {"defences": list(texts), "defence_report": getattr(teacher, "report", dict)()} if texts else {}
-    )
-    found |= {} if watch is None else {"watch": watch.report()}
+    found: object = {
+        **({"defences": list(texts), "defence_report": getattr(teacher, "report", dict)()} if texts else {}),
+        **({} if watch is None else {"watch": watch.report()}),
+    }
     plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
     return plain
 

@@ -197,8 +197,11 @@ def evaluation_problems(config: EvaluationConfig, needed: bool = False) -> Itera
 
 
 def teacher_problems(config: TeacherConfig) -> Iterator[Problem]:
-    """A teacher's description that contradicts itself."""
+    """A teacher's description that contradicts itself, or has no effect."""
     yield from _normalisation_problems("teacher.", config.mean, config.std, config.shape)
+    for name, given in (("benign", config.benign is not None), ("on_alarm", config.on_alarm != "log")):
+        if given and not config.watch:
+            yield Problem(f"teacher.{name}", "expected --teacher.watch with it")
 
 
 def _normalisation_problems(

@@ -42,8 +42,9 @@ class Defended(Wrapper):
         if getattr(teacher, "wire", None) is not None:
             raise UserError(f"{option}: a service is {verb} where it runs; leave it out here")
         if (needing or watching) and (given := teacher.label_mode) not in (PROBABILITIES, LOGITS):
-            what = needing or "the watch"
-            raise UserError(f"{option}: {what}: expected a teacher with unrounded scores, got {given}")
+            raise UserError(
+                f"{option}: {needing or 'the watch'}: expected a teacher with unrounded scores, got {given}"
+            )
         super().__init__(teacher)
         self.watch = watching(teacher) if watching else None
         if self.watch and self.watch.on_alarm == "label" and label_mode == LOGITS:

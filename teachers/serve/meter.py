@@ -75,9 +75,8 @@ class Meter:
 
     def alarm(self, line: Mapping[str, Any]) -> None:
         """Count an alarm, as the watch says it."""
-        detector, image = line["alarm"], line["images"]
-        self.alarms[detector] += 1
-        self.first_alarms[detector] = min(self.first_alarms.get(detector, image), image)
+        self.alarms[line["alarm"]] += 1
+        self.first_alarms[line["alarm"]] = min(self.first_alarms.get(line["alarm"], line["images"]), line["images"])
 
     def summary(self) -> str:
         """One line for a person."""
@@ -105,14 +104,15 @@ class Meter:
         lines += _head("requests_refused_total", "Requests refused before the model was asked, by reason.")
         for reason, count in sorted(self.refused.items()):
             lines.append(f'dfme_requests_refused_total{{model="{model}",reason="{reason}"}} {count}')
-        for name, text, values, kind in (
-            ("watch_alarms_total", "Alarms of a detector, of all accounts.", self.alarms, "counter"),
-            ("watch_first_alarm", "Fewest images of an account at which it rang.", self.first_alarms, "gauge"),
+        for name, text, values in (
+            ("watch_alarms_total", "Alarms of a detector, of all accounts.", dict(self.alarms)),
+            ("watch_first_alarm", "Fewest images of an account at which it rang.", dict(self.first_alarms)),
         ):
-            lines += _head(name, text, kind) if values else ()
+            lines += _head(name, text) if values else ()
             lines += [f'dfme_{name}{{model="{model}",detector="{each}"}} {value}' for each, value in values.items()]
         return "\n".join([*lines, ""])
 
 
-def _head(name: str, text: str, kind: str = "counter") -> tuple[str, str]:
+def _head(name: str, text: str) -> tuple[str, str]:
+    kind = "counter" if name.endswith("_total") else "gauge"
     return f"# HELP dfme_{name} {text}", f"# TYPE dfme_{name} {kind}"

@@ -21,9 +21,8 @@ CPU = torch.device("cpu")
 
 
 class Model:
-    """``teacher``, metered by ``meter``. ``threads``: CPU threads of its arithmetic; 0: as many as torch uses.
-
-    ``tell`` hears of the first alarm of each detector of the teacher's watch over an account.
+    """``teacher``, metered by ``meter``. ``threads``: CPU threads of its arithmetic; 0: as many as torch uses. ``tell``
+    hears of the first alarm of each detector of the teacher's watch over an account.
     """
 
     def __init__(
@@ -36,9 +35,7 @@ class Model:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="model", initializer=prepare)
 
     async def ask(self, images_BCHW: Array, account: str = "") -> Array:
-        """The answers to an account's float32 images: scores (B, K) float32 or labels (B,) int64.
-
-        They count, unless it is Refused.
+        """Answers to an account's float32 images, scores (B, K) float32 or labels (B,) int64; counted, unless Refused.
 
         Raises whatever the teacher raises, and TeacherError for answers that its label mode rules out: such
         answers might tell more than it allows.
@@ -65,8 +62,7 @@ class Model:
                 if "alarm" in line:
                     self._meter.alarm(line)
                 if line.get("first"):
-                    told = f"image {line['images']:,} (statistic {line['statistic']:.4g})"
-                    self._tell(f"ALARM: {line['alarm']}, account {account}, {told}")
+                    self._tell(f"ALARM: {line['alarm']}, account {account}, image {line['images']:,}")
 
     def _answer(self, images_BCHW: Array) -> Array:
         teacher, mode = self._teacher, self._teacher.label_mode

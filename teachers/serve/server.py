@@ -134,15 +134,14 @@ def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) ->
     watch, given = getattr(teacher, "watch", None), ([*keys.values()], *rates, config.threads, tell)
     serving = Serving(teacher, name, config.host, config.port, config.max_batch, *given)
     tell(_opening(serving, config))
-    if watch and keys:
-        tell(f"accounts: {', '.join(f'{name} {account_tag(key)}' for name, key in keys.items())}")
     if watch and watch.names:
         tell(f"watched by {', '.join(watch.names)}; on an alarm: {watch.on_alarm}")
+    if watch and keys:
+        tell(f"accounts: {', '.join(f'{name} {account_tag(key)}' for name, key in keys.items())}")
     if watch and config.record and config.retain_days:
         most = int(config.record_max_mb * 1e6) if config.record_images else 0
         watch.record = Recording(Path(config.record), config.retain_days, most, tell)
-        what = "digests, scores and images" if most else "digests and scores"
-        tell(f"recording {what} in {config.record}, deleted after {config.retain_days} days")
+        tell(f"recording {'images, ' * bool(most)}digests and scores, deleted after {config.retain_days} days")
     if defences := getattr(teacher, "defences", ()):
         tell(f"behind {'+'.join(defences)}, of which no client is told; their state lasts as long as this process")
     if not serving.server.loopback and config.api_key_env:

@@ -25,7 +25,7 @@ SESSIONS = 20  # of each stream
 ROW = ("stream", "detector", "sessions", "units", "sessions_with_alarm", "queries", "alarms")
 THINNED = (1, 2, 4, 8, 16, 32, 64)  # of so many images of an account in a log one
 ACCOUNTS = 16  # of a log that are looked at: those with the most images
-MOST = 100_000  # accounts that are counted; digests that are remembered of one, and then forgotten
+MAX_COUNTED = 100_000  # accounts that are counted; digests that are remembered of one, and then forgotten
 Tell = Callable[[str], None]
 
 
@@ -85,8 +85,8 @@ class Log:
             self._images &= (pixels := batch["images"]) is not None
             self._distances &= not np.isnan(batch["distance"]).any()
             same = batch["top"].max() < classes and (pixels is None or pixels.shape[1:] == spec.shape)
-            if not same or len(self._accounts) > MOST:
-                expected = f"{classes} classes of images {spec.shape} and at most {MOST:,} accounts"
+            if not same or len(self._accounts) > MAX_COUNTED:
+                expected = f"{classes} classes of images {spec.shape} and at most {MAX_COUNTED:,} accounts"
                 raise UserError(f"{folder}: expected the log of this teacher, of {expected}; got another one")
         if not self._accounts:
             raise UserError(f"{folder}: expected a log with images, got none")
@@ -121,7 +121,7 @@ class Log:
             watch.drain()
             had[tag] += len(seen)
             repeats[tag] += len(seen) - len(own - known[tag])
-            known[tag] = own if len(known[tag]) > MOST else known[tag] | own
+            known[tag] = own if len(known[tag]) > MAX_COUNTED else known[tag] | own
         accounts = list[dict[str, Any]]()
         for tag, images in had.items():
             thinned = dict[int, Any]()

@@ -166,26 +166,26 @@ class ScoresDetector(Detector):
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
-        self._reference_M = benign.plain.p_BK.amax(1)[: self.MAX_REFERENCE].sort().values
+        self._places_M = benign.plain.p_BK.amax(1)[: self.MAX_REFERENCE].sort().values
+        self._usual_2M = staircase(self._places_M, self._places_M)
         self.state["scores"], self.rows = torch.empty(0).double(), {"scores": 256}
 
     def _statistics(self, seen: Seen, last: float) -> Tensor:
-        statistics, m, had = list[float](), len(self._reference_M), len(self.state["scores"])
+        statistics, m, had = list[float](), len(self._places_M), len(self.state["scores"])
         score_N = torch.cat([self.state["scores"], seen.p_BK.amax(1)])
         for end in range(had + 1, len(score_N) + 1):
             n = min(end, self.rows["scores"])
-            statistics.append(ks_distance(score_N[end - n : end], self._reference_M) * math.sqrt(n * m / (n + m)))
+            apart = float((staircase(score_N[end - n : end], self._places_M) - self._usual_2M).abs_().amax())
+            statistics.append(apart * math.sqrt(n * m / (n + m)))
         self._keep("scores", score_N[had:])
         return torch.tensor(statistics, dtype=torch.float64)
 
 
-def ks_distance(values_N: Tensor, sorted_M: Tensor) -> float:
-    """The largest difference of two empirical distributions: it is at, or just before, one of the sorted values."""
-    share_2M, own_2M = (
-        torch.stack([torch.searchsorted(each, sorted_M, right=right) for right in (False, True)]).double() / len(each)
-        for each in (values_N.sort().values, sorted_M)
-    )
-    return float((share_2M - own_2M).abs_().amax())
+def staircase(values_N: Tensor, places_M: Tensor) -> Tensor:
+    """The share of values below each place, and up to it (2, M). Two staircases differ most at one's own values."""
+    ordered_N = values_N.sort().values
+    counts = [torch.searchsorted(ordered_N, places_M, right=right) for right in (False, True)]
+    return torch.stack(counts).double() / len(values_N)
 
 
 class MahalanobisDetector(Detector):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from processes import Bench
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 COMPARISON = """
 seeds: [0]

@@ -13,7 +13,7 @@ from command_line import one_line, run
 from dfme.cli import teacher_side
 from dfme.config.settings import EvaluationConfig, TeacherConfig
 from dfme.config.watch_texts import DETECTORS
-from dfme.teachers.serve.record import Record, account_tag
+from dfme.teachers.serve.record import Recording, account_tag
 from dfme.teachers.watch import detection
 from dfme.teachers.watch.detector import Seen
 
@@ -24,7 +24,7 @@ def write_log(folder: Path, count: int = 40) -> Path:
     rng = torch.Generator().manual_seed(0)
     images, p = torch.rand((count, 1, 8, 8), generator=rng), torch.rand((count, 10), generator=rng).double().softmax(1)
     said = list[str]()
-    Record(folder, 30, 10**6, said.append)(account_tag("a"), 1, Seen(images, p, None))
+    Recording(folder, 30, 10**6, said.append)(account_tag("a"), 1, Seen(images, p, None))
     assert not said
     return next(folder.glob("log-*"))
 

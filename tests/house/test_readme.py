@@ -19,6 +19,7 @@ from toys import LinearTeacher, make_method, make_parts
 from dfme.benchmarks.audit.options import AuditConfig
 from dfme.benchmarks.options import BenchConfig, CompareConfig, GradientsConfig
 from dfme.cli.check import CheckConfig
+from dfme.cli.detect import DetectConfig
 from dfme.cli.estimate import EstimateOptions
 from dfme.cli.evaluate import EvaluateConfig
 from dfme.cli.export import ExportConfig
@@ -147,6 +148,7 @@ def known_flags() -> set[str]:
         *options_of(BenchConfig),
         *options_of(EvaluateConfig),
         *options_of(CheckConfig),
+        *options_of(DetectConfig),
         *options_of(ExportConfig),
         *options_of(TrainTeacherConfig),
         *options_of(ServeConfig),

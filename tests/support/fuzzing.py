@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from dfme.errors import DfmeError
@@ -23,8 +23,11 @@ from dfme.run.checkpoint import MARK
 
 EXAMPLES = int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "60"))
 EVERY_TIME = settings(
-    max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)  # one folder serves all examples of a test
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # one folder serves all examples of a test
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # what fails is told as found: to shrink it takes minutes
+)
 
 
 def fuzz(test: Any) -> Any:

@@ -64,7 +64,7 @@ class Bench:
     def run(self, words: Sequence[str], **options: Any) -> tuple[int, str, str]:
         """``python run.py words`` to its end: exit code, standard output, standard error."""
         process = self.start(words, **options)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=220)
         return process.returncode, out, err
 
     def served(self, out: str) -> int:

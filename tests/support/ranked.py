@@ -79,7 +79,7 @@ class RankedBench(Bench):
 
     def ended(self, process: subprocess.Popen[str]) -> tuple[int, str]:
         try:
-            said, _ = process.communicate(timeout=100)
+            said, _ = process.communicate(timeout=200)
         finally:
             process.terminate()  # also its ranks, where they hang
         return process.returncode, said

@@ -68,9 +68,8 @@ def examine(
 ) -> Entry:
     """``fidelity``, ``fidelity_seeds`` and ``transfer`` as ``audit.json`` has them, and what there is to say of them.
 
-    ``transfer``: whether the job's teacher is asked; None: if it is of a built-in kind on this machine. ``twin``: the
-    weights of a net that was trained on the owner's data; of it, agreement and accuracy. ``asked``: images that were,
-    ``served``: the most that the teacher can have served. ``not_run``: what was left out, and why.
+    ``transfer``: whether the job's teacher is asked; None: if it is of a built-in kind on this machine. ``twin``:
+    weights of a net trained on the owner's data. ``asked``: images that were, ``served``: the most that can have been.
     """
     device, folder, why = choose_device(job.config.device), out / "examined", ""
     found: Entry = {"fidelity": [], "fidelity_seeds": [], "transfer": None, "asked": 0, "served": 0, "twin": None}
@@ -81,10 +80,10 @@ def examine(
             seen = answers, on.mode, scores(net, on.images).cpu()
             rows.setdefault((cell.row, cell.mode), []).append(fidelity.figures(*seen))
             if cell.examined_in_full:
-                first, told = first or on, dict(zip(("cell", "row", "mode", "seed"), cell[:4], strict=True))
-                told |= {"procedural": None, "adversarial": None}
-                found["fidelity"].append(told | fidelity.examined(*seen, on.labels, on.class_names))
-                nets.append(net)
+                first, nets = first or on, [*nets, net]
+                told = dict(zip(("cell", "row", "mode", "seed"), cell[:4], strict=True))
+                told |= fidelity.examined(*seen, on.labels, on.class_names)
+                found["fidelity"].append(told | dict.fromkeys(("procedural", "adversarial")))
         make_folder(folder)
         if first is None or first.answers is None:
             why = "no copy was scored on an evaluation set"
@@ -202,9 +201,8 @@ def _sources(found: Entry, nets: list[Any], job: Job, twin: Logits | None) -> li
     return sources
 
 
-def _right(on: EvaluationSet, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _right(on: Any, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """At most so many evaluation images that the teacher gets right, evenly over the set, and their labels."""
-    assert on.answers is not None
     top_N = top_class(on.answers)
     right_M = (top_N == (top_N if on.labels is None else on.labels)).nonzero()[:, 0]
     if not (count := min(most, len(right_M))):

@@ -1,7 +1,4 @@
-"""How like its teacher a copy is, beyond agreement, from answers on record. Everything here is on the CPU.
-
-Intervals are over images; what differs between seeds is given by itself, and the two are never pooled.
-"""
+"""How like its teacher a copy is, beyond agreement, by answers on the CPU; intervals are over images, never seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from dfme.run.scores import COMPARED, MANY_CLASSES, compare
 from dfme.spec import LabelMode
 from dfme.students.losses import log_probabilities
 
-DRAWS = 2_000  # of a bootstrap
 FIGURES = ("agreement", "top3_equal", "kendall_tau", "kl", "l1")
 
 
@@ -88,9 +84,9 @@ def _wilson(count: int, images: int) -> list[float] | None:
 
 
 def calibration(p_NK: Tensor, labels_N: Tensor) -> Entry:
-    """The calibration error, and its 95 % interval: percentiles of ``DRAWS`` bootstraps over images (Efron 1979)."""
+    """The calibration error, and its 95 % interval: percentiles of 2,000 bootstraps over images (Efron 1979)."""
     (score_N, class_N), rng, images = p_NK.max(1), torch.Generator().manual_seed(0), len(labels_N)
     gaps_NJ = binned_gaps(score_N, class_N == labels_N)
-    drawn = (gaps_NJ[torch.randint(images, (images,), generator=rng)].sum(0) for _ in range(DRAWS))
+    drawn = (gaps_NJ[torch.randint(images, (images,), generator=rng)].sum(0) for _ in range(2_000))
     errors = torch.stack([gaps_NJ.sum(0), *drawn]).abs().sum(1) / images
     return {"value": errors[0].item(), "interval": [errors[1:].quantile(share).item() for share in (0.025, 0.975)]}

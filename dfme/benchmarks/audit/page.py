@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 28
 SHEET = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
 NUMBERED = ("price", "defences", "utility", "pareto", "fidelity")
 UNKNOWN, FIXED = "-", "\N{NO-BREAK SPACE}"
-Part = dict[str, Any]
+Entry = dict[str, Any]
 Forms = Mapping[str, str]
 """Heads of columns, each with the form of its cells: text, and after a bar a smaller line below it."""
 
@@ -48,7 +48,7 @@ class _Words(string.Formatter):
         return {True: "yes", False: "no"}[value] if isinstance(value, bool) else format(value, form)
 
 
-class Cell(NamedTuple):
+class Shown(NamedTuple):
     """``strong``: whether it is the best of its row."""
 
     text: str
@@ -56,7 +56,7 @@ class Cell(NamedTuple):
     strong: bool = False
 
 
-def in_words(form: str, row: Part) -> str:
+def in_words(form: str, row: Entry) -> str:
     """The row's values in a form; a bar where a part of it is not known."""
     try:
         return _Words().vformat(form, (), row)
@@ -64,22 +64,22 @@ def in_words(form: str, row: Part) -> str:
         return UNKNOWN
 
 
-def _cell(form: str, row: Part) -> Cell:
+def _cell(form: str, row: Entry) -> Shown:
     text, *notes = (in_words(part, row) for part in form.split("|"))
-    return Cell(text, ", ".join(note for note in notes if note not in ("", UNKNOWN)), row.get("best") is True)
+    return Shown(text, ", ".join(note for note in notes if note not in ("", UNKNOWN)), row.get("best") is True)
 
 
-def _table(caption: str, rows: Iterable[Part], forms: Forms, words: int = 1, key: str = "") -> Part:
+def _table(caption: str, rows: Iterable[Entry], forms: Forms, words: int = 1, key: str = "") -> Entry:
     """A line for each row: its first cell is its head, the first ``words`` are words, and ``key`` numbers the lines."""
     lines = [[_cell(form, row) for form in forms.values()] for row in rows]
     return {"caption": caption, "heads": list(forms), "rows": lines, "words": words, "key": key}
 
 
 def _across(
-    caption: str, rows: Iterable[Part], forms: Forms, column: str, form: str, after: Forms | None = None, key: str = ""
-) -> Part:
+    caption: str, rows: Iterable[Entry], forms: Forms, column: str, form: str, after: Forms | None = None, key: str = ""
+) -> Entry:
     """A line for what ``forms`` tell apart, in it a cell for each ``column``, of one row or of those of all seeds."""
-    groups: dict[tuple[str, ...], dict[str, list[Part]]] = {}
+    groups: dict[tuple[str, ...], dict[str, list[Entry]]] = {}
     for row in rows:
         place = groups.setdefault(tuple(in_words(each, row) for each in forms.values()), {})
         place.setdefault(in_words(column, row), []).append(row)
@@ -89,20 +89,20 @@ def _across(
             head: own[0] if len(own) == 1 else {name: [row[name] for row in own] for name in own[0]}
             for head, own in of.items()
         }
-        cells = [_cell(form, found[head]) if head in found else Cell(UNKNOWN) for head in heads]
+        cells = [_cell(form, found[head]) if head in found else Shown(UNKNOWN) for head in heads]
         behind = (in_words(each, next(iter(found.values()))) for each in after.values())
-        lines.append([*map(Cell, words), *cells, *map(Cell, behind)])
+        lines.append([*map(Shown, words), *cells, *map(Shown, behind)])
     return _table(caption, (), dict.fromkeys([*forms, *heads, *after], ""), len(forms), key) | {"rows": lines}
 
 
-def read_audit(path: Path) -> Part:
+def read_audit(path: Path) -> Entry:
     """What an audit.json holds; nothing where it holds no JSON of one."""
     with suppress(OSError, ValueError, TypeError, RecursionError), open_file(path) as file:
         return dict(json.loads(file.read(MAX_BYTES)))
     return {}
 
 
-def write_page(audit: Part, path: Path) -> Path:
+def write_page(audit: Entry, path: Path) -> Path:
     """Write the page; its path. RunError for another schema, and for what does not hold this one."""
     if (schema := audit.get("schema")) != SCHEMA:
         raise RunError(f"audit.json: expected the schema {SCHEMA}, got {schema!r:.60}; make it again with this version")
@@ -113,7 +113,7 @@ def write_page(audit: Part, path: Path) -> Path:
         raise RunError(f"audit.json: expected all that {SCHEMA} holds, got {what:.200}; resume the audit") from error
 
 
-def _contents(audit: Part) -> Part:
+def _contents(audit: Entry) -> Entry:
     """The audit, what the template writes it with, and rows that stand in two lists of it as one."""
     advantage = {(each["row"], each["mode"]): each["values"] for each in audit["games"]["advantage"]}
     answers = {cell["name"]: cell["answers"] for cell in audit["cells"]}
@@ -134,14 +134,14 @@ def _contents(audit: Part) -> Part:
     }
 
 
-def _judged(line: Part, each: Part, bills: Part) -> Part:
+def _judged(line: Entry, each: Entry, bills: Entry) -> Entry:
     """What honest users pay for its defence (for a quota nothing), and the score where it is not the agreement."""
     paid = bills.get("none" if line["defence"].startswith("quota:") else line["defence"])
     renamed = None if each["score"] == each["agreement"] else each["score"]
     return {"best": each["answers"] == line["best"], "paid": paid, "renamed": renamed}
 
 
-def _least_followed(cells: Sequence[Part]) -> list[Part]:
+def _least_followed(cells: Sequence[Entry]) -> list[Entry]:
     """Of all classes, the ``MAX_SHOWN`` that a copy follows least, in order, each with its cell."""
     rows = [cell | each for cell in cells for each in cell["per_class"]]
     least = sorted((each for each in rows if each["agreement"] is not None), key=lambda each: each["agreement"])

@@ -22,10 +22,10 @@ LONGEST = 36  # letters of a name in a picture
 AROUND = [(side, up) for up in (0, 1, -1, 2, -2, 3, -3) for side in (1, -1)]
 """Where a name may stand: right or left of its point, so many lines up."""
 
-Part = dict[str, Any]
+Entry = dict[str, Any]
 
 
-def curves(audit: Part) -> list[tuple[str, str]]:
+def curves(audit: Entry) -> list[tuple[str, str]]:
     """Agreement against queries: one picture a label mode that has any."""
     cells, found = {cell["name"]: cell for cell in audit["cells"]}, []
     attackers = list(dict.fromkeys(line["row"] for line in audit["price"]))
@@ -58,7 +58,7 @@ def curves(audit: Part) -> list[tuple[str, str]]:
     return found
 
 
-def _references(axes: Axes, games: Part, alarms: Sequence[Part]) -> None:
+def _references(axes: Axes, games: Entry, alarms: Sequence[Entry]) -> None:
     """First alarms, at what the copy was worth, and agreements to hold a copy against."""
     rung = [each for each in alarms if None not in (each["first_alarm"], each["agreement_at_alarm"])]
     for mark, detector in zip(MARKS, dict.fromkeys(each["detector"] for each in rung), strict=False):
@@ -71,7 +71,7 @@ def _references(axes: Axes, games: Part, alarms: Sequence[Part]) -> None:
             axes.axhline(share, color=GREY, linewidth=1.0, linestyle=dash, label=f"{label} ({share:.1%})")
 
 
-def _money(axes: Axes, price: float | None, lines: Sequence[Part]) -> None:
+def _money(axes: Axes, price: float | None, lines: Sequence[Entry]) -> None:
     """On the right, what each level of agreement costs the attacker who needs the fewest queries for it."""
     if price is None:
         return
@@ -86,7 +86,7 @@ def _money(axes: Axes, price: float | None, lines: Sequence[Part]) -> None:
     right.spines["top"].set_visible(False)
 
 
-def pareto(audit: Part) -> tuple[str, str] | None:
+def pareto(audit: Entry) -> tuple[str, str] | None:
     """What each protection costs honest users beside what the best attacker is left; None without two points."""
     points = [point for point in audit["pareto"] if None not in (point["l1_mean"], point["agreement"])]
     if len(points) < 2:
@@ -108,13 +108,13 @@ def pareto(audit: Part) -> tuple[str, str] | None:
     return _address(figure), f"Of {len(points)} points, no other beats {'; '.join(told) or 'any'}."
 
 
-def _name(figure: Figure, axes: Axes, points: Sequence[Part]) -> None:
+def _name(figure: Figure, axes: Axes, points: Sequence[Entry]) -> None:
     """A name beside each point: at the first place around it that is free, if there is one."""
     figure.draw_without_rendering()
     dots, inside, taken = [(point["l1_mean"], point["agreement"]) for point in points], axes.bbox, list[Any]()
     pixels = axes.transData.transform(dots)
     for dot, point in zip(dots, points, strict=True):
-        look: Part = {"va": "center", "fontsize": 8.5, "parse_math": False, "in_layout": False}
+        look: Entry = {"va": "center", "fontsize": 8.5, "parse_math": False, "in_layout": False}
         look["color"] = PALE if point["dominated"] else "black"
         for side, up in AROUND:
             look["ha"] = "left" if side > 0 else "right"

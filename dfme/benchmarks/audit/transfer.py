@@ -44,10 +44,7 @@ def eps_of(spec: ImageSpec) -> tuple[float, ...]:
 def adversarial(
     name: str, source: Surrogate, x_BCHW: Tensor, labels_B: Tensor, eps: float, spec: ImageSpec, rng: torch.Generator
 ) -> Tensor:
-    """Images within ``eps`` of ``x_BCHW`` and within the bounds, as the wire carries them; ``rng`` is on the CPU.
-
-    On a wire with levels the ball ends at its last level, so that rounding leaves it nowhere.
-    """
+    """Images within ``eps`` and the bounds, as the wire carries them: the ball ends at its last level. CPU ``rng``."""
     (steps, size, random, momentum), (low, high), x_BCHW = ATTACKS[name], spec.bounds, spec.quantise(x_BCHW)
     radius = eps * (high - low)
     if spec.levels is not None:
@@ -72,10 +69,7 @@ def adversarial(
 def measure(
     on: Sequence[Surrogate], x_NCHW: Tensor, labels_N: Tensor, spec: ImageSpec, seed: int, ask: Callable[..., Tensor]
 ) -> list[Entry]:
-    """A row for each source, eps and attack: the share of images that are no longer answered with their label.
-
-    ``ask(source, eps, images)`` gives the teacher's classes; random signs are the same for all attacks, and asked once.
-    """
+    """A row for each source, eps and attack: the share that ``ask`` no longer gives its label. Signs are asked once."""
     rows = list[Entry]()
     for source, eps, name in product(on, eps_of(spec), ATTACKS):
         told = {"source": source.name, "kind": source.kind, "agreement": source.agreement, "attack": name, "eps": eps}
@@ -86,8 +80,8 @@ def measure(
         for x_BCHW, labels_B in zip(batches(x_NCHW), labels_N.split(evaluation_batch(spec.shape)), strict=True):
             y_BCHW = adversarial(name, source, x_BCHW, labels_B, eps, spec, rng)
             fooled += int((ask(source, eps, y_BCHW) != labels_B).sum())
-        share, images = fooled / len(labels_N), len(labels_N)
-        rows.append({**told, "success": share, "interval": list(wilson_interval(share, images)), "images": images})
+        told |= {"success": fooled / len(labels_N), "images": len(labels_N)}
+        rows.append({**told, "interval": list(wilson_interval(fooled / len(labels_N), len(labels_N)))})
     return rows
 
 

@@ -168,7 +168,8 @@ def test_fidelity_and_transfer_are_those_of_the_json(page: Page) -> None:
         for each in told["transfer"]["rows"]
     }
     clone = "clone: frugal, probabilities"
-    assert page.table("Gain over") == [[clone, "pgd20", "0.1", "39.5%", "twin"]]
+    assert page.tables["Gain over the best stranger"][0][2] == "eps 0.1"
+    assert page.table("Gain over") == [[clone, "pgd20", "39.5% over twin"]]
 
 
 def test_every_cell_and_the_ledgers_totals_are_told(page: Page) -> None:

@@ -187,3 +187,26 @@ def test_report_makes_the_page_again_from_the_json(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no audit"):
         report.run([str(tmp_path)])
     assert read_audit(tmp_path) == {}, "a folder is no file"
+
+
+def test_the_pictures_show_what_the_json_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, pictures = audit(), page_module.pictures
+    monkeypatch.setattr(pictures, "_address", lambda figure: figure)
+    for figure, _ in pictures.curves(told)[:1]:
+        axes, right = figure.axes
+        lines = {line.get_label(): line for line in axes.lines}
+        assert lines["one answer to everything (10.6%)"].get_ydata()[0] == told["games"]["constant"]
+        assert lines["twin (96.9%)"].get_ydata()[0] == told["games"]["twin"]["agreement"]
+        assert sorted(lines["alarm: labels"].get_xdata()) == [88, 88, 88, 147, 161, 190]
+        assert lines["frugal"].get_ydata()[-1] == pytest.approx(told["price"][0]["mean"])
+        assert axes.get_xscale() == "log"
+        money = {
+            round(at, 2): text.get_text() for at, text in zip(right.get_yticks(), right.get_yticklabels(), strict=True)
+        }
+        assert money == {0.5: "0.38", 0.8: "1.50", 0.9: f"{told['price'][0]['cost_to_90']:.2f}"}
+    figure, _ = pictures.pareto(told)
+    points = [point for point in told["pareto"] if point["l1_mean"] is not None]
+    drawn = [(line.get_xdata()[0], line.get_ydata()[0], line.get_color()) for line in figure.axes[0].lines]
+    colour = {True: pictures.PALE, False: pictures.BLUE}
+    assert drawn == [(point["l1_mean"], point["agreement"], colour[point["dominated"]]) for point in points]
+    assert [text.get_text() for text in figure.axes[0].texts] == [point["name"] for point in points]

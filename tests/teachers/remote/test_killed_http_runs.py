@@ -34,8 +34,8 @@ KILLS = max(4, PLANNED // len(CASES))
 
 
 def slowly(number: int) -> str:
-    """Answers that take long enough for a kill to meet them; here and there a refusal."""
-    return "status:429/0" if number % 9 == 5 else "slow:0.01"
+    """Answers that take long enough for a kill to meet them; here and there a refusal, after each of which it waits."""
+    return "status:429/0" if number % 31 == 5 else "slow:0.01"
 
 
 def flags(server: Hostile, method: str, in_flight: int, budget: int) -> list[str]:

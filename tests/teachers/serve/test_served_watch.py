@@ -13,14 +13,17 @@ import httpx2
 import numpy as np
 import pytest
 import torch
-from defended import queries
+from defended import WEIGHTS, digits, queries
 from http_runs import EVALUATION, METHOD, STUDENT, command
 from processes import Bench
 from watching import pairs, watched
 
 from dfme.cli.main import main
 from dfme.config.settings import TeacherConfig
+from dfme.config.values import from_mapping
 from dfme.oracle.ledger import audit
+from dfme.teachers.build import make_teacher
+from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.open_inference.client import connect_v2
 from dfme.teachers.remote.options import V2Options
 from dfme.teachers.serve.record import Recording, account_tag, read_log
@@ -77,7 +80,7 @@ def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path)
         assert f'dfme_watch_first_alarm{{model="digits",detector="{name}"}} {each["first_alarm"]}' in metrics
         assert (
             sum(
-                re.match(rf"ALARM: {name}, account {EVE}, image {each['first_alarm']} ", line) is not None
+                re.match(rf"ALARM: {name}, account {EVE}, image {each['first_alarm']}$", line) is not None
                 for line in told
             )
             == 1
@@ -92,6 +95,21 @@ def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path)
         assert np.isfinite(distances).all()
     everything = "".join(path.read_text(errors="ignore") for path in (tmp_path / "log").iterdir())
     assert not any(key in everything + metrics + " ".join(told) for key in KEYS.values())
+
+
+def test_a_record_without_a_watch_changes_no_answer_and_has_distances_where_there_are_honest_images() -> None:
+    for benign in (None, "digits"):
+        config = from_mapping(TeacherConfig, {"benign": benign, "label_mode": "label"})
+        teacher, kept = make_teacher(config, {"checkpoint": WEIGHTS}, torch.device("cpu"), recorded=True), list[Any]()
+        assert isinstance(teacher, Defended)
+        assert teacher.watch is not None
+        teacher.watch.record = lambda *given, kept=kept: kept.append(given)
+        assert torch.equal(teacher(queries()[:50]), digits(mode="label")(queries()[:50]))
+        ((account, number, seen),) = kept
+        assert (account, number, len(seen)) == ("", 1, 50)
+        assert (seen.distance_B is None) == (benign is None)
+        assert teacher.watch.report() == {"images": 50, "on_alarm": "log", "detectors": {}}
+        assert teacher.watch.drain() == []
 
 
 @pytest.mark.integration
@@ -129,16 +147,16 @@ def test_the_command_says_who_is_watched_and_records_from_its_first_image(tmp_pa
     assert url is not None, process.communicate()
     assert "--teacher.api-key-env EVE_KEY" in opening
     assert said == [
-        f"accounts: EVE_KEY {EVE}, USER_KEY {USER}\n",
         "watched by sequential; on an alarm: log\n",
-        "recording digests and scores in log, deleted after 7 days\n",
+        f"accounts: EVE_KEY {EVE}, USER_KEY {USER}\n",
+        "recording digests and scores, deleted after 7 days\n",
     ]
     assert ask(url[0], pairs()[:20], KEYS["EVE_KEY"]).status_code == 200
     assert ask(url[0], queries()[:2], KEYS["USER_KEY"]).status_code == 200
     assert ask(url[0], queries()[:2], "another").status_code == 401
     process.send_signal(signal.SIGKILL)
     out, err = process.communicate(timeout=60)
-    assert re.fullmatch(rf"ALARM: sequential, account {EVE}, image \d+ \(statistic [\d.]+\)\n", out), err
+    assert re.fullmatch(rf"ALARM: sequential, account {EVE}, image \d+\n", out), err
     lines = [json.loads(line) for path in (tmp_path / "log").iterdir() for line in path.open()]
     assert [(line["account"], line["number"]) for line in lines] == [
         *((EVE, n) for n in range(1, 21)),
@@ -149,12 +167,12 @@ def test_the_command_says_who_is_watched_and_records_from_its_first_image(tmp_pa
 
 
 SERVE = {
-    "--record log": "--retain-days: expected after how many days it is deleted, such as --retain-days 30",
+    "--record log": "--retain-days: expected days after which it is deleted, such as 30: what is recorded is",
     "--retain-days 3": "--retain-days: expected --record FOLDER with it",
     "--record-images true": "--record-images: expected --record FOLDER with it",
     "--record log --retain-days 0": "--retain-days: expected",
     "--on-alarm refuse": "--on-alarm: expected --watch with it",
-    "--benign digits": "--benign: expected --watch with it",
+    "--benign digits": "--benign: expected --watch with it, or --record of a teacher of kind torch",
     "--watch pairs": "--teacher.benign: expected held-out labelled images to calibrate pairs on",
     "--watch pears --benign digits": "--watch: expected a detector (prada,",
     "--watch pairs --benign digits --teacher.watch labels": "--watch: expected either it or --teacher.watch",

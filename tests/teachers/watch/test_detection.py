@@ -18,7 +18,7 @@ from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.build import make_teacher
 from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.serve import record
-from dfme.teachers.serve.record import Record, account_tag
+from dfme.teachers.serve.record import Recording, account_tag
 from dfme.teachers.watch import DETECTORS, detection
 from dfme.teachers.watch.detection import THINNED, Log, detect
 from dfme.teachers.watch.detector import Detector, Seen
@@ -85,7 +85,7 @@ def written(folder: Path, accounts: dict[str, Tensor], image_bytes: int, own: in
     teacher = toy("pairs")
     watch = teacher.watch
     assert watch is not None
-    watch.record = Record(folder, 30, image_bytes, print)
+    watch.record = Recording(folder, 30, image_bytes, print)
     for start in range(0, max(map(len, accounts.values())), own):
         for name, x_BCHW in accounts.items():
             watch.account = account_tag(name)
@@ -130,7 +130,7 @@ def test_a_log_says_what_the_watch_said_that_wrote_it(
     monkeypatch.setattr(detection, "SESSIONS", 1)
     config = TeacherConfig(watch=tuple(DETECTORS), benign="digits")
     teacher: Any = make_teacher(config, DIGITS, torch.device("cpu"), recorded=True)
-    teacher.watch.record, teacher.watch.account = Record(tmp_path, 30, 10**6 * kept, print), account_tag("a")
+    teacher.watch.record, teacher.watch.account = Recording(tmp_path, 30, 10**6 * kept, print), account_tag("a")
     for start in range(0, 400, 100):
         teacher(pairs(procedural("leaves", 200))[start : start + 100])
     live = teacher.watch.report()["detectors"]

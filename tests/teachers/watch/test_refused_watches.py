@@ -24,8 +24,6 @@ from dfme.teachers.defences.wrapper import Defended
 D = "--teacher.benign digits "
 REFUSED = {
     "pairs": r"--teacher\.benign: expected held-out labelled images to calibrate pairs on, such as digits or FOLDER",
-    "none --teacher.benign digits": r"--teacher\.watch: expected detectors, such as pairs,sequential, .*",
-    "none --teacher.on-alarm refuse": r"--teacher\.watch: expected detectors, .*",
     "pairs --teacher.benign digist": r"--teacher\.benign: data set: .* did you mean digits\? .*",
     "pairs --teacher.benign no/where": r"--teacher\.benign: data set no/where: no such folder or file .*",
     "pairs --teacher.kind v2": (
@@ -46,7 +44,7 @@ def test_what_the_configuration_shows_is_refused_by_name(words: str) -> None:
     watch, *flags = words.split()
     pairs = zip(flags[::2], flags[1::2], strict=True)
     keys = {flag.removeprefix("--teacher.").replace("-", "_"): text for flag, text in pairs}
-    config = from_mapping(TeacherConfig, {"watch": watch.replace("none", ""), **keys})
+    config = from_mapping(TeacherConfig, {"watch": watch, **keys})
     with pytest.raises(UserError, match=f"^{REFUSED[words]}$"):
         check_teacher(config, {"trust": True})
 
@@ -57,6 +55,12 @@ def test_every_command_says_it_in_one_line(command: str, tmp_path: Path, capsys:
     assert main([*words, "--teacher.checkpoint", WEIGHTS]) == 2
     assert re.fullmatch(r"dfme: --teacher\.benign: expected held-out .*\n", capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", ["--teacher.benign digits", "--teacher.on-alarm refuse"])
+def test_what_would_have_no_effect_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["extract", *words.split(), "--teacher.checkpoint", WEIGHTS]) == 2
+    assert f"dfme: {words.split()[0]}: expected --teacher.watch with it" in capsys.readouterr().err
 
 
 def test_what_only_the_data_show_is_said_as_the_teacher_is_made(tmp_path: Path) -> None:
