@@ -74,6 +74,7 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     _give_pool(content, config.pool)
     ours = (*OWN, "config", "teacher.label_mode")
     watch = _watch(kind, _said(flags, content, "evaluation.dataset") or "none") if local else []
+    watch = [flag for flag in watch if _said(flags, content, flag.name) is None]
     passed = [flag.word for flag in (*watch, *(flag for flag in flags if flag.key not in ours))]
     command, (settled, not_run) = ("python", "run.py", "audit", *words), usual(config, local)
 

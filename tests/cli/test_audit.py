@@ -128,6 +128,7 @@ def test_what_cannot_work_is_said_in_one_line(words: list[str], said: str) -> No
 
 def test_a_resumed_audit_is_the_one_that_was_begun(here: Path) -> None:
     words = ["--budget", "900", "--seeds", "3", "--teacher.label-mode", "probabilities:4", "--price-per-1000", "2"]
+    words += ["--teacher.watch", "labels,pairs"]
     first = plan_of([*words, "--acceptable", "agreement=.9", "--student.lr", "0.3", "--out", "a"])
     Path("a").mkdir()
     Path("a/audit.yaml").write_text(dump_yaml(first.options))
@@ -136,7 +137,7 @@ def test_a_resumed_audit_is_the_one_that_was_begun(here: Path) -> None:
     assert [cell.job.config.student.lr for cell in again.first.cells] == [0.3] * 3
     assert again.config.acceptable == ("agreement=.9",)
     assert (again.config.defences, again.own) == (first.config.defences, "probabilities:4")
-    assert again.not_run == first.not_run
+    assert (again.not_run, again.watch) == (first.not_run, ("labels", "pairs"))
     with pytest.raises(UserError, match="'a' exists"):
         plan_of(["--out", "a"])
 

@@ -23,7 +23,7 @@ from dfme.run.job import PROJECT
 
 pytestmark = pytest.mark.integration
 
-WORDS = ["audit", "--budget", "200", "--student-steps", "30", "--student.arch", "cnn_small", "--evaluation.points", "4"]
+WORDS = ["audit", "--budget", "200", "--student.arch", "cnn_small", "--evaluation.points", "4"]
 WORDS += ["--teacher.watch", "labels"]
 SMALL = ["--label-modes", "probabilities", "--defences", "none", "--twin", "none", "--transfer", "false"]
 
@@ -55,13 +55,13 @@ def told(out: str = "a") -> dict[str, Any]:
 
 
 def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--seeds", "0,1", "--label-modes", "probabilities,label", "--defences", "lattice:n=10,quota:images=100"]
+    words = ["--label-modes", "probabilities,label", "--defences", "lattice:n=10,quota:images=100"]
     limits = ["--acceptable", "queries_to_50=200,queries_to_95=200,agreement=0.999", "--price-per-1000", "1.5"]
-    code = main([*WORDS, *words, *limits, "--out", "a"])
+    code = main([*WORDS, *words, *limits, "--budget", "400", "--student-steps", "300", "--out", "a"])
     audit = work_out_again(Path("a"))
     assert code == (0 if all(each["pass"] for each in audit["verdicts"]) else 4)
     assert audit["made"]["finished"] is True
-    assert {cell["seed"] for cell in audit["cells"]} == {0, 1}
+    assert audit["price"][0]["queries_to"]["0.5"][0] is not None  # it learns, so that there is something to count
     assert [each["defence"] for each in audit["defences"]][:3] == ["none", "lattice:n=10", "quota:images=100"]
     out = capsys.readouterr().out
     assert all(sentence.split()[-1] in out for sentence in audit["headline"]["sentences"])
@@ -102,7 +102,7 @@ def test_limits_cells_that_fail_and_a_total_have_codes_of_their_own(
 
 
 def test_killed_in_the_middle_it_goes_on_and_comes_to_the_same() -> None:
-    words = [*WORDS, *SMALL, "--teacher.kind", "torch"]
+    words = [*WORDS, *SMALL, "--seeds", "0,1"]
     assert main([*words, "--out", "whole"]) == 0
     environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "dfme", *words, "--out", "cut"]
@@ -118,7 +118,7 @@ def test_killed_in_the_middle_it_goes_on_and_comes_to_the_same() -> None:
     process.wait()
     assert told("cut")["made"]["finished"] is False  # what was found before is on file
     assert main(["audit", "--resume", "--out", "cut"]) == 0
-    whole, cut = told("whole"), told("cut")
+    whole, cut = work_out_again(Path("whole")), told("cut")
     assert cut["made"]["finished"] is True
     for name in ("headline", "price", "verdicts", "fidelity", "pareto", "detection"):
         assert cut[name] == whole[name]
