@@ -126,7 +126,8 @@ def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]
         f"Watch with {attacks[at]['detector']}, and stop whom it names: it rang in every attack, in the worst at image "
     )
     text += f"{attacks[at]['first_alarm']:,}, where the copy agreed on {share:.1%} in place of {before.mean:.1%}; "
-    yield before.mean - share, f"{text}of honest sessions in {honest}.", f"detection.attacks.{at}"
+    text += f"of honest sessions in {honest} (at most {max(one['per_10000_upper'] for one in streams):,.0f} alarms in "
+    yield before.mean - share, f"{text}10,000 images, as far as yours can tell).", f"detection.attacks.{at}"
 
 
 def _worth(attack: Entry) -> float:

@@ -75,7 +75,7 @@ class AuditConfig:
 
 
 class Profile(NamedTuple):
-    """What a profile runs where nobody says otherwise; ``budget`` is the most it allows, ``steps`` those of a student."""
+    """What a profile runs where nobody says otherwise; ``budget``, and ``steps`` of a student, are the most it allows."""
 
     seeds: int
     budget: int | None
