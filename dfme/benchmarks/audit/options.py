@@ -75,7 +75,7 @@ class AuditConfig:
 
 
 class Profile(NamedTuple):
-    """What a profile runs where nobody says otherwise; ``budget``, and ``steps`` of a student, are the most it allows."""
+    """What a profile runs where nobody says otherwise; of ``budget``, and of a student's ``steps``, at most."""
 
     seeds: int
     budget: int | None
