@@ -15,6 +15,7 @@ ADVICE, PLAIN = 3, "random order"
 """Lines what to do; the honest stream in which a detector that is named must not have rung."""
 
 NOTHING = "Nothing here helps: no switch we tried takes more from the best attacker we ran than chance explains."
+UNTRIED = "No switch of yours was tried: see what was not run, and why."
 
 
 def headline(of: Findings, seeds: Sequence[int]) -> Entry:
@@ -75,7 +76,8 @@ def advice(of: Findings, detection: Entry | None) -> list[Entry]:
     told = [
         {"text": text, "effect": f"{100 * gain:.1f} points of agreement less", "from": at} for gain, text, at in found
     ]
-    return told[:ADVICE] or [{"text": NOTHING, "effect": "none", "from": "price.0"}]
+    tried = detection or len([*of.switches()]) > 1
+    return told[:ADVICE] or [{"text": NOTHING if tried else UNTRIED, "effect": "none", "from": "price.0"}]
 
 
 def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dfme.benchmarks.audit.findings import Findings
-from dfme.benchmarks.audit.headline import NOTHING, advice, headline
+from dfme.benchmarks.audit.headline import NOTHING, UNTRIED, advice, headline
 from dfme.benchmarks.audit.options import limits
 from dfme.benchmarks.compare.attackers import attempt
 from dfme.benchmarks.compare.figures import ComparisonResult, Figures, Outcome
@@ -137,6 +137,10 @@ def ring(detector: str, first: int | None, share: float | None, seed: int = 0, *
 def stream(detector: str, name: str, alarms: int) -> dict[str, Any]:
     counts = {"sessions": 20, "sessions_with_alarm": alarms, "alarms": alarms, "per_10000_upper": 168.0 + alarms}
     return {"detector": detector, "stream": name, **counts}
+
+
+def test_a_service_whose_switches_nobody_could_try_is_not_said_to_have_none_that_helps() -> None:
+    assert advice(found(outcome("frugal", "probabilities", 0, REACHED)), None)[0]["text"] == UNTRIED
 
 
 def test_a_watch_counts_by_its_worst_attack_and_by_its_false_alarms() -> None:
