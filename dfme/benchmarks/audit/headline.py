@@ -15,6 +15,7 @@ ADVICE, PLAIN = 3, "random order"
 """Lines what to do; the honest stream in which a detector that is named must not have rung."""
 
 NOTHING = "Nothing here helps: no switch we tried takes more from the best attacker we ran than chance explains."
+UNTRIED = "No switch of yours was tried: see what was not run, and why."
 
 
 def headline(of: Findings, seeds: Sequence[int]) -> Entry:
@@ -75,7 +76,8 @@ def advice(of: Findings, detection: Entry | None) -> list[Entry]:
     told = [
         {"text": text, "effect": f"{100 * gain:.1f} points of agreement less", "from": at} for gain, text, at in found
     ]
-    return told[:ADVICE] or [{"text": NOTHING, "effect": "none", "from": "price.0"}]
+    tried = detection or len([*of.switches()]) > 1
+    return told[:ADVICE] or [{"text": NOTHING if tried else UNTRIED, "effect": "none", "from": "price.0"}]
 
 
 def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
@@ -126,7 +128,8 @@ def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]
         f"Watch with {attacks[at]['detector']}, and stop whom it names: it rang in every attack, in the worst at image "
     )
     text += f"{attacks[at]['first_alarm']:,}, where the copy agreed on {share:.1%} in place of {before.mean:.1%}; "
-    yield before.mean - share, f"{text}of honest sessions in {honest}.", f"detection.attacks.{at}"
+    text += f"of honest sessions in {honest} (at most {max(one['per_10000_upper'] for one in streams):,.0f} alarms in "
+    yield before.mean - share, f"{text}10,000 images, as far as yours can tell).", f"detection.attacks.{at}"
 
 
 def _worth(attack: Entry) -> float:

@@ -59,7 +59,8 @@ class AuditConfig:
     total: Basic[Images | None] = None
     """most images that all attacks together may ask; more is refused before the first one"""
     student_steps: Basic[Natural] = 0
-    """optimiser steps of each student; 0: two for every five images of the budget"""
+    """optimiser steps of each student; 0: one for each image of the budget, at most 2,400 of quick and standard; fewer
+    make a copy look dearer"""
     jobs: Basic[Count | None] = None
     """attacks side by side; none: 2, of a service 1, or all that slurm or ray has room for"""
     engine: Basic[Annotated[str, accepted_by(require_engine)]] = "local"
@@ -75,10 +76,11 @@ class AuditConfig:
 
 
 class Profile(NamedTuple):
-    """What a profile runs where nobody says otherwise; ``budget`` is the most it allows."""
+    """What a profile runs where nobody says otherwise; of ``budget``, and of a student's ``steps``, at most."""
 
     seeds: int
     budget: int | None
+    steps: int | None
     attackers: tuple[str, ...]
     defences: tuple[str, ...]
 
@@ -87,10 +89,10 @@ _FEW = ("modelguard_s", "modelguard_w", "reverse_sigmoid:beta=0.7")
 _SIX = ("lattice:n=10", *_FEW, "mad", "misinform:key_env=DFME_KEY")
 _ALL = (*_SIX, "temperature:t=2", "reverse_sigmoid:beta=0.21", "mad:vertices=extreme", "grad2", "grad2:keep_top=true")
 PROFILES = {
-    "quick": Profile(1, 3_000, ("frugal",), _FEW),
-    "standard": Profile(3, None, ("frugal", "disguide", "dfme"), _SIX),
+    "quick": Profile(1, 3_000, 2_400, ("frugal",), _FEW),
+    "standard": Profile(3, None, 2_400, ("frugal", "disguide", "dfme"), _SIX),
     "full": Profile(
-        5, None, ("frugal", "disguide", "dfme"), (*_ALL, "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY")
+        5, None, None, ("frugal", "disguide", "dfme"), (*_ALL, "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY")
     ),
 }
 
@@ -145,7 +147,7 @@ def usual(config: AuditConfig, local: bool) -> tuple[AuditConfig, list[dict[str,
         seeds=config.seeds or tuple(range(profile.seeds)),
         attackers=config.attackers or profile.attackers + ("knockoff",) * (config.pool is not None),
         label_modes=config.label_modes if local else (own,),
-        student_steps=config.student_steps or max(1, 2 * budget // 5),
+        student_steps=config.student_steps or min(budget, profile.steps or budget),
         jobs=config.jobs or ((2 if local else 1) if config.engine == "local" else None),
     )
     away = "the teacher is behind a service, which its owner alone can change or watch"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dfme.benchmarks.audit.findings import Findings
-from dfme.benchmarks.audit.headline import NOTHING, advice, headline
+from dfme.benchmarks.audit.headline import NOTHING, UNTRIED, advice, headline
 from dfme.benchmarks.audit.options import limits
 from dfme.benchmarks.compare.attackers import attempt
 from dfme.benchmarks.compare.figures import ComparisonResult, Figures, Outcome
@@ -135,7 +135,12 @@ def ring(detector: str, first: int | None, share: float | None, seed: int = 0, *
 
 
 def stream(detector: str, name: str, alarms: int) -> dict[str, Any]:
-    return {"detector": detector, "stream": name, "sessions": 20, "sessions_with_alarm": alarms, "alarms": alarms}
+    counts = {"sessions": 20, "sessions_with_alarm": alarms, "alarms": alarms, "per_10000_upper": 168.0 + alarms}
+    return {"detector": detector, "stream": name, **counts}
+
+
+def test_a_service_whose_switches_nobody_could_try_is_not_said_to_have_none_that_helps() -> None:
+    assert advice(found(outcome("frugal", "probabilities", 0, REACHED)), None)[0]["text"] == UNTRIED
 
 
 def test_a_watch_counts_by_its_worst_attack_and_by_its_false_alarms() -> None:
@@ -147,12 +152,12 @@ def test_a_watch_counts_by_its_worst_attack_and_by_its_false_alarms() -> None:
     (line,) = advice(of, {"benign": benign, "attacks": attacks})
     assert line["from"] == "detection.attacks.1"
     assert line["effect"].startswith("42.0 points")
-    assert (
-        "in the worst at image 400, where the copy agreed on 52.0% in place of 94.0%; of honest sessions in none of 40."
-        in line["text"]
+    told = (
+        "in the worst at image 400, where the copy agreed on 52.0% in place of 94.0%; of honest sessions in none of 40"
     )
+    assert f"{told} (at most 168 alarms in 10,000 images," in line["text"]
     (line,) = advice(of, {"benign": benign, "attacks": attacks[2:]})
-    assert "of honest sessions in 7 of 20 corrupted." in line["text"]
+    assert "of honest sessions in 7 of 20 corrupted (at most 175" in line["text"]
     other = [ring("pairs", 5, 0.1, defence="mad"), ring("pairs", 5, 0.1, mode="label")]
     assert advice(of, {"benign": benign, "attacks": other})[0]["text"] == NOTHING
 
