@@ -149,6 +149,8 @@ def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
         f"The attackers that ran are {rows}; a stronger one, or one with images of your task, may need fewer queries.",
         f"Shares are of {of.images:,} images and {seeds} seed{'s' * (seeds > 1)}; intervals are over images, and stand "
         "beside them; below five seeds none is claimed for those.",
+        "Prices are upper bounds: a copy may have been as good before the evaluation that saw it, and training for longer "
+        "costs an attacker no query.",
         "Every attack was one client: several that share keys divide a quota, and what a watch sees, among them.",
         "What an attacker learns elsewhere is not counted: labels of the same images, or an earlier version's answers.",
         "Figures hold for this model and these answers; another model, or this one trained again, has others.",
