@@ -27,7 +27,7 @@ def test_quick_on_the_default_teacher() -> None:
     assert [cell.name for cell in plan.first.cells] == [
         f"frugal-{mode}-3k-seed0" for mode in ("probabilities", "probabilities_2", "label")
     ]
-    assert (plan.config.budget, plan.config.student_steps, plan.config.jobs) == (3_000, 1_200, 2)
+    assert (plan.config.budget, plan.config.student_steps, plan.config.jobs) == (3_000, 2_400, 2)
     assert plan.job.teacher.price_per_1000 == 1.5
     assert (len(plan.watch), plan.first.cells[0].job.teacher.watch) == (8, plan.watch)
     assert plan.first.cells[0].job.teacher.benign == "digits"

@@ -17,6 +17,16 @@ ADVICE, PLAIN = 3, "random order"
 NOTHING = "Nothing here helps: no switch we tried takes more from the best attacker we ran than chance explains."
 UNTRIED = "No switch of yours was tried: see what was not run, and why."
 
+ATLAS = {
+    "AML.T0040": "AI Model Inference API Access",
+    "AML.T0024.002": "Extract AI Model",
+    "AML.T0005.001": "Train Proxy via Replication",
+    "AML.T0043.002": "Black-Box Transfer",
+    "AML.T0048.004": "AI Intellectual Property Theft",
+}
+TAXONOMY = {"atlas": [{"id": key, "name": name} for key, name in ATLAS.items()], "owasp": ["ML05:2023 Model Theft"]}
+"""Names of the threat in MITRE ATLAS 5.6.1 and OWASP's list."""
+
 
 def headline(of: Findings, seeds: Sequence[int]) -> Entry:
     """The price of a copy from the teacher's own answers, and from labels alone, in figures and in two sentences."""
@@ -149,7 +159,7 @@ def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
         f"The attackers that ran are {rows}; a stronger one, or one with images of your task, may need fewer queries.",
         f"Shares are of {of.images:,} images and {seeds} seed{'s' * (seeds > 1)}; intervals are over images, and stand "
         "beside them; below five seeds none is claimed for those.",
-        "Prices are upper bounds: a copy may have been as good before the evaluation that saw it, and training for longer "
+        "Prices are upper bounds: a copy may have been as good before the evaluation that saw it, and training longer "
         "costs an attacker no query.",
         "Every attack was one client: several that share keys divide a quota, and what a watch sees, among them.",
         "What an attacker learns elsewhere is not counted: labels of the same images, or an earlier version's answers.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 import platform
@@ -19,7 +20,7 @@ import torch
 
 from dfme import __version__
 from dfme.benchmarks.audit.findings import Entry, Findings, strongest, to_copy
-from dfme.benchmarks.audit.headline import advice, headline, model_card, what_it_does_not_tell
+from dfme.benchmarks.audit.headline import TAXONOMY, advice, headline, model_card, what_it_does_not_tell
 from dfme.benchmarks.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, limits
 from dfme.benchmarks.compare.attackers import NO_DEFENCE
 from dfme.benchmarks.compare.figures import Outcome
@@ -41,16 +42,6 @@ from dfme.run.lock import DirectoryLock
 
 SCHEMA, FAILS, STOPPED = "dfme.audit/1", 4, 130
 """The form of audit.json, and exit codes: a stated limit fails; stopped and kept."""
-
-ATLAS = {
-    "AML.T0040": "AI Model Inference API Access",
-    "AML.T0024.002": "Extract AI Model",
-    "AML.T0005.001": "Train Proxy via Replication",
-    "AML.T0043.002": "Black-Box Transfer",
-    "AML.T0048.004": "AI Intellectual Property Theft",
-}
-TAXONOMY = {"atlas": [{"id": key, "name": name} for key, name in ATLAS.items()], "owasp": ["ML05:2023 Model Theft"]}
-"""Names of the threat in MITRE ATLAS 5.6.1 and OWASP's list."""
 
 MAX_SHEET = 400_000
 """Bytes of a picture that the page carries."""
@@ -293,7 +284,14 @@ def _read(path: Path) -> Entry:
 
 
 def _kept(path: Path, of: Sequence[str], make: Callable[[], Any]) -> Any:
-    """What was made of the same before, where it is on file; else what is made now, and kept."""
-    if _read(path).get("of") != [*of]:
-        write_text(path, json.dumps({"of": [*of], "found": make()}, indent=1, allow_nan=False) + "\n")
+    """What was made of the same before, where it is on file and whole; else what is made now, and kept."""
+    kept = _read(path)
+    if kept.get("of") != [*of] or kept.get("sha256") != _digest(kept.get("found")):
+        found = make()
+        kept = {"of": [*of], "found": found, "sha256": _digest(found)}
+        write_text(path, json.dumps(kept, indent=1, allow_nan=False) + "\n")
     return _read(path)["found"]
+
+
+def _digest(found: object) -> str:
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(found)), sort_keys=True).encode()).hexdigest()

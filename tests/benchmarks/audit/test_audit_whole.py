@@ -80,6 +80,10 @@ def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str])
     ] == kept
     apart = {"made", "tool"}
     assert {k: v for k, v in again.items() if k not in apart} == {k: v for k, v in audit.items() if k not in apart}
+    bills = json.loads(Path("a/utility.json").read_text())
+    Path("a/utility.json").write_text(json.dumps(bills | {"found": [{"row": 5}]}))
+    assert main(["audit", "--resume", "--out", "a"]) == code  # what somebody else wrote is measured anew
+    assert [each["row"] for each in told()["utility"]] == [each["row"] for each in audit["utility"]]
 
 
 def test_limits_cells_that_fail_and_a_total_have_codes_of_their_own(
