@@ -51,6 +51,11 @@ class Findings:
         """The images that copies are scored on."""
         return int((self.example.get("evaluation") or {}).get("images", 0))
 
+    @property
+    def holds_data(self) -> bool:
+        """Whether the attacker who met the defences has images of the teacher's task: a gate is void against one."""
+        return any(each.cell.row == "knockoff" for each in (self.second.outcomes if self.second else ()))
+
     def cost(self, queries: float | None) -> float | None:
         """What so many images cost."""
         return None if self.price_per_1000 is None or queries is None else queries * self.price_per_1000 / 1000

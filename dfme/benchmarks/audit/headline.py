@@ -15,6 +15,7 @@ ADVICE, PLAIN = 3, "random order"
 """Lines what to do; the honest stream in which a detector that is named must not have rung."""
 
 NOTHING = "Nothing here helps: no switch we tried takes more from the best attacker we ran than chance explains."
+GATES = "A gate (misinform) is not advised: nobody with images of your task, whom it lets pass, attacked it (--pool)."
 UNTRIED = "No switch of yours was tried: see what was not run, and why."
 
 ATLAS = {
@@ -161,6 +162,7 @@ def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
         "beside them; below five seeds none is claimed for those.",
         "Prices are upper bounds: a copy may have been as good before the evaluation that saw it, and training longer "
         "costs an attacker no query.",
+        *([] if of.holds_data or not local else [GATES]),
         "Every attack was one client: several that share keys divide a quota, and what a watch sees, among them.",
         "What an attacker learns elsewhere is not counted: labels of the same images, or an earlier version's answers.",
         "Figures hold for this model and these answers; another model, or this one trained again, has others.",

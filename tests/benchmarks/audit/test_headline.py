@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dfme.benchmarks.audit.findings import Findings
-from dfme.benchmarks.audit.headline import NOTHING, UNTRIED, advice, headline
+from dfme.benchmarks.audit.headline import GATES, NOTHING, UNTRIED, advice, headline, what_it_does_not_tell
 from dfme.benchmarks.audit.options import limits
 from dfme.benchmarks.compare.attackers import attempt
 from dfme.benchmarks.compare.figures import ComparisonResult, Figures, Outcome
@@ -141,6 +141,16 @@ def stream(detector: str, name: str, alarms: int) -> dict[str, Any]:
 
 def test_a_service_whose_switches_nobody_could_try_is_not_said_to_have_none_that_helps() -> None:
     assert advice(found(outcome("frugal", "probabilities", 0, REACHED)), None)[0]["text"] == UNTRIED
+
+
+def test_a_gate_is_advised_only_where_an_attacker_with_data_met_it() -> None:
+    gate = "misinform:key_env=DFME_KEY"
+    for row, texts in (("frugal", [NOTHING]), ("knockoff", [])):
+        bare = outcome(row, "probabilities", 0, REACHED)
+        of = found(bare, defended=[bare, outcome(row, "probabilities", 0, LOW, gate)])
+        (line,) = advice(of, None)
+        assert ([line["text"]] == texts) if texts else line["text"].startswith(f"Switch on {gate}")
+        assert (GATES in what_it_does_not_tell(of, 1, True)) == (row == "frugal")
 
 
 def test_a_watch_counts_by_its_worst_attack_and_by_its_false_alarms() -> None:
