@@ -98,7 +98,7 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
     before = switches[0][2]
     cheapest = sorted(switches[1:], key=lambda each: of.paid(each[0]).get("l1_mean") or 0.0)
     for name, kind, after, at in cheapest:  # of equal effect the first
-        if _helps(of, before, after):
+        if _helps(of, before, after) and ("misinform" not in name or of.holds_data):
             answers = f"Answer {'labels alone' if name == 'label' else name}"
             what = answers if kind == "label mode" else f"Switch on {name}"
             if name.startswith("quota"):
