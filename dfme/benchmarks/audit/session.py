@@ -205,7 +205,8 @@ class Audit:
         plan, began, before = self._plan, self._began, self._before.get("wall_seconds")
         wall = time.time() - began + (before if isinstance(before, float) else 0.0)
         started = str(self._before.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)))
-        made = {"command": " ".join(plan.first.command), "started": started, "wall_seconds": round(wall, 1)}
+        command = str(self._before.get("command") or " ".join(plan.first.command))
+        made = {"command": command, "started": started, "wall_seconds": round(wall, 1)}
         made |= {"machine": f"{platform.machine()}, {cores()} cores", "finished": finished, "directory": str(plan.out)}
         self.found = {"schema": SCHEMA, "tool": _tool(), "made": made, **self._findings()}
         write_text(plan.out / DATA, json.dumps(self.found, indent=1, allow_nan=False) + "\n")

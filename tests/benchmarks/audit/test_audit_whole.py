@@ -78,6 +78,7 @@ def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str])
     assert [
         Path("a", name).stat().st_mtime_ns for name in ("utility.json", "detection.json", "examined/found.json")
     ] == kept
+    assert again["made"]["command"] == audit["made"]["command"]  # how to make it, not how it went on
     apart = {"made", "tool"}
     assert {k: v for k, v in again.items() if k not in apart} == {k: v for k, v in audit.items() if k not in apart}
     bills = json.loads(Path("a/utility.json").read_text())
