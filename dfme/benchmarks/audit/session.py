@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import platform
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -205,7 +206,7 @@ class Audit:
         plan, began, before = self._plan, self._began, self._before.get("wall_seconds")
         wall = time.time() - began + (before if isinstance(before, float) else 0.0)
         started = str(self._before.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)))
-        command = str(self._before.get("command") or " ".join(plan.first.command))
+        command = str(self._before.get("command") or shlex.join(plan.first.command))
         made = {"command": command, "started": started, "wall_seconds": round(wall, 1)}
         made |= {"machine": f"{platform.machine()}, {cores()} cores", "finished": finished, "directory": str(plan.out)}
         self.found = {"schema": SCHEMA, "tool": _tool(), "made": made, **self._findings()}
