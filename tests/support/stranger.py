@@ -97,6 +97,10 @@ def _median(counts: list[Any]) -> float | None:
 def _price(line: dict[str, Any], cells: list[dict[str, Any]], price: float | None) -> None:
     assert all((cell["row"], cell["mode"], cell["defence"]) == (line["row"], line["mode"], "none") for cell in cells)
     shares = [cell["agreement"] for cell in cells]
+    if not cells:  # of an attacker that cannot learn from such answers nothing is known, and it is said why
+        assert line["reason"] and line["state"] == "not applicable"  # noqa: PT018
+        assert not any(map(any, [line["agreement"], *line["queries_to"].values()]))
+        return
     assert line["agreement"] == shares
     assert line["mean"] == near(sum(shares) / len(shares))
     assert line["sd"] == near(statistics.stdev(shares) if len(shares) > 1 else None)
