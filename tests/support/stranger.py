@@ -182,7 +182,7 @@ def _pareto(audit: dict[str, Any], bills: list[dict[str, Any]]) -> None:
     modes = {line["mode"] for line in audit["price"]} - {audit["target"]["label_mode"]}
     assert {point["name"] for point in points if point["kind"] == "label mode"} == modes
     for mode in modes:
-        worst = max(line["mean"] for line in audit["price"] if line["mode"] == mode)
+        worst = max(line["mean"] or 0.0 for line in audit["price"] if line["mode"] == mode)
         assert next(point["agreement"] for point in points if point["name"] == mode) == near(worst)
 
 
@@ -217,7 +217,9 @@ def _examined(audit: dict[str, Any], out: Path) -> None:
             one["agreement"] for one in audit["price"] if (one["row"], one["mode"]) == (line["row"], line["mode"])
         )
         least = audit["games"]["constant"]
-        assert line["values"] == [near((share - least) / (twin["agreement"] - least)) for share in shares]
+        assert line["values"] == [
+            None if share is None else near((share - least) / (twin["agreement"] - least)) for share in shares
+        ]
     for each in (audit["detection"] or {"attacks": []})["attacks"]:
         summary = read(out / "cells" / each["cell"] / "summary.json")
         seen = summary["watch"]["detectors"][each["detector"]]

@@ -80,10 +80,8 @@ class Findings:
         ended = next((each for each in outcomes if each.state != "finished"), outcomes[0])
         line = {"row": row, "mode": mode, "agreement": agreement, "mean": told["mean"], "sd": told["sd"]}
         line |= {"interval": self.interval(told["mean"]), "queries_to": queries, "state": ended.state}
-        line |= {
-            "reason": ended.reason,
-            "cells": [each.cell.name for each in outcomes if each.state != "not applicable"],
-        }
+        ran = [each.cell.name for each in outcomes if each.state != "not applicable"]
+        line |= {"reason": ended.reason, "cells": ran}
         return line | {"cost_to_90": self.cost(median_to_copy(line))}
 
     @cached_property

@@ -143,6 +143,17 @@ def test_a_service_whose_switches_nobody_could_try_is_not_said_to_have_none_that
     assert advice(found(outcome("frugal", "probabilities", 0, REACHED)), None)[0]["text"] == UNTRIED
 
 
+def test_an_attacker_that_cannot_learn_from_labels_has_a_line_and_no_cells() -> None:
+    cell = Cell("dfme", "label", 3000, 0, JOB, attempt("none", "auto", "label"))
+    _, line = found(outcome("frugal", "label", 0, LOW), Outcome(cell, "not applicable", "it needs scores")).price
+    assert (line["state"], line["cells"], line["mean"], line["reason"]) == (
+        "not applicable",
+        [],
+        None,
+        "it needs scores",
+    )
+
+
 def test_a_gate_is_advised_only_where_an_attacker_with_data_met_it() -> None:
     gate = "misinform:key_env=DFME_KEY"
     for row, texts in (("frugal", [NOTHING]), ("knockoff", [])):
