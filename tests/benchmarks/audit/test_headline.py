@@ -145,7 +145,7 @@ def test_a_service_whose_switches_nobody_could_try_is_not_said_to_have_none_that
 
 def test_an_attacker_that_cannot_learn_from_labels_has_a_line_and_no_cells() -> None:
     cell = Cell("dfme", "label", 3000, 0, JOB, attempt("none", "auto", "label"))
-    _, line = found(outcome("frugal", "label", 0, LOW), Outcome(cell, "not applicable", "it needs scores")).price
+    _, line = found(outcome("frugal", "label", 0, LOW), Outcome(cell, "not applicable", "it needs")).price
     assert (line["state"], line["cells"], line["mean"], line["reason"]) == (
         "not applicable",
         [],
