@@ -29,7 +29,7 @@ Stubs = dict[str, Callable[[], Measured]]
 @pytest.fixture(autouse=True)
 def no_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not request.node.get_closest_marker("integration"):
-        monkeypatch.setattr(gpu_suite, "_said", lambda command: "")  # what git says
+        monkeypatch.setattr(gpu_suite, "said", lambda command: "")  # what git says
 
 
 @pytest.fixture

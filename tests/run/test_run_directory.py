@@ -48,6 +48,7 @@ def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
         "checkpoint.previous.pt",
         "student.safetensors",
         "samples",
+        "watch.jsonl",
         "summary.json",
         "report.html",
     }
