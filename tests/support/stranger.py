@@ -63,7 +63,7 @@ def work_out_again(out: Path) -> dict[str, Any]:
     ledgers = [charged(run) for run in runs.values()]
     assert audit["ledger"]["images"] == sum(each["spent"] for each in ledgers)
     assert audit["ledger"]["evaluation"] == sum(each["evaluation"] for each in ledgers)
-    transfer = charged(out / "examined")["spent"] if (out / "examined/ledger.jsonl").exists() else 0
+    transfer = sum(charged(ledger.parent)["spent"] for ledger in out.glob("examined*/ledger.jsonl"))
     assert audit["ledger"]["transfer"] == transfer
     assert audit["ledger"]["served"] == sum(audit["ledger"][name] for name in ("images", "evaluation", "transfer"))
     assert audit["ledger"]["cost"] == near(price and audit["ledger"]["served"] * price / 1000)

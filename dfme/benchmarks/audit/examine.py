@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from itertools import product
+from itertools import count, product
 from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from dfme.data.class_names import in_order
 from dfme.errors import UserError
 from dfme.files import make_folder, write_text
 from dfme.nets import auto_net, is_own
+from dfme.oracle.ledger import Totals, audit
 from dfme.precision import ieee_fp32
 from dfme.queries.programs import ProceduralImages
 from dfme.randomness import derived_seed
@@ -69,9 +70,11 @@ def examine(
     """``fidelity``, ``fidelity_seeds`` and ``transfer`` as ``audit.json`` has them, and what there is to say of them.
 
     ``transfer``: whether the job's teacher is asked; None: if it is of a built-in kind on this machine. ``twin``:
-    weights of a net trained on the owner's data. ``asked``: images that were, ``served``: the most that can have been.
+    weights of a net trained on the owner's data. ``asked``: images that were, ``served``: the most that can have been,
+    with those of an examination of other copies, which is set aside.
     """
     device, folder, why = choose_device(job.config.device), out / "examined", ""
+    earlier = _set_aside(folder, json.dumps([[cell.name for cell in cells], twin and twin.name, transfer]))
     found: Entry = {"fidelity": [], "fidelity_seeds": [], "transfer": None, "asked": 0, "served": 0, "twin": None}
     rows, nets, first, box = dict[tuple[str, str], list[Entry]](), list[Any](), None, None
     with within_memory(device), ieee_fp32():
@@ -84,7 +87,6 @@ def examine(
                 told = dict(zip(("cell", "row", "mode", "seed"), cell[:4], strict=True))
                 told |= fidelity.examined(*seen, on.labels, on.class_names)
                 found["fidelity"].append(told | dict.fromkeys(("procedural", "adversarial")))
-        make_folder(folder)
         if first is None or first.answers is None:
             why = "no copy was scored on an evaluation set"
         elif twin is not None:
@@ -97,6 +99,8 @@ def examine(
             _ask(found, nets, first, job, box, folder, tell)
         elif first is not None:
             why = NOT_ASKED if transfer is None else "--transfer false"
+    found["asked"] += sum(each.transfer_queries for each in earlier)
+    found["served"] += sum(each.served for each in earlier)
     found["not_run"] = [{"what": "agreement on other images, and adversarial transfer", "why": why}] if why else []
     for ((row, mode), every), name in product(rows.items(), fidelity.FIGURES):
         values = [each[name] for each in every]
@@ -105,6 +109,16 @@ def examine(
     for name, content in (("fidelity", {**found, "transfer": None}), ("transfer", found["transfer"])):
         write_text(folder / f"{name}.json", json.dumps(content, indent=2, allow_nan=False) + "\n")
     return found
+
+
+def _set_aside(folder: Path, of: str) -> list[Totals]:
+    """Make a folder for an examination ``of`` these copies, or go on with it; what was asked about others."""
+    known = folder / "of.json"
+    if (folder / "ledger.jsonl").exists() and not (known.exists() and known.read_text(encoding="utf-8") == of):
+        folder.rename(next(place for n in count(1) if not (place := folder.with_name(f"examined-{n}")).exists()))
+    make_folder(folder)
+    write_text(known, of)
+    return [audit(path) for path in sorted(folder.parent.glob("examined-*/ledger.jsonl"))]
 
 
 def _recorded(cells: Sequence[ExaminedCell], job: Job, device: torch.device) -> Iterator[tuple[Any, Any, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -168,6 +169,12 @@ def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
         "Figures hold for this model and these answers; another model, or this one trained again, has others.",
         watched if local else "Which defences or watches the service has is not known here, and none was tried.",
     ]
+
+
+def commands(said: str, now: Sequence[str]) -> str:
+    """What makes an audit again: what was said before, and what is said now, if that is more than to go on."""
+    more = {word.partition("=")[0] for word in now if word.startswith("--")} - {"--resume", "--out"}
+    return " && ".join(filter(None, (said, shlex.join(now) if more or not said else "")))
 
 
 def model_card(audit: Mapping[str, Any]) -> str:

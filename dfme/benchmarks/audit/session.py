@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import platform
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ import torch
 
 from dfme import __version__
 from dfme.benchmarks.audit.findings import Entry, Findings, strongest, to_copy
-from dfme.benchmarks.audit.headline import TAXONOMY, advice, headline, model_card, what_it_does_not_tell
+from dfme.benchmarks.audit.headline import TAXONOMY, advice, commands, headline, model_card, what_it_does_not_tell
 from dfme.benchmarks.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, limits
 from dfme.benchmarks.compare.attackers import NO_DEFENCE
 from dfme.benchmarks.compare.figures import Outcome
@@ -206,7 +205,7 @@ class Audit:
         plan, began, before = self._plan, self._began, self._before.get("wall_seconds")
         wall = time.time() - began + (before if isinstance(before, float) else 0.0)
         started = str(self._before.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)))
-        command = str(self._before.get("command") or shlex.join(plan.first.command))
+        command = commands(str(self._before.get("command") or ""), plan.first.command)
         made = {"command": command, "started": started, "wall_seconds": round(wall, 1)}
         made |= {"machine": f"{platform.machine()}, {cores()} cores", "finished": finished, "directory": str(plan.out)}
         self.found = {"schema": SCHEMA, "tool": _tool(), "made": made, **self._findings()}

@@ -170,6 +170,18 @@ def test_killed_in_the_middle_nothing_that_was_answered_is_asked_again(
     assert again[0].served == 0
 
 
+def test_other_copies_are_examined_anew_and_what_was_asked_before_stays_paid_for(
+    cells: list[ExaminedCell], metered: Callable[..., list[Meter]], tmp_path: Path
+):
+    first = examine(tmp_path, cells, job_of(), None, None, quiet)
+    meters = metered()
+    found = examine(tmp_path, [cells[0]._replace(name="another")], job_of(), None, None, quiet)
+    totals = audit(tmp_path / "examined" / "ledger.jsonl")
+    assert meters[0].served == totals.transfer_queries == found["asked"] - first["asked"] > 0
+    assert audit(tmp_path / "examined-1" / "ledger.jsonl").transfer_queries == first["asked"]
+    assert found["served"] == first["served"] + totals.served
+
+
 def test_a_teacher_on_this_machine_is_asked_behind_its_defences(cells: list[ExaminedCell], tmp_path: Path):
     """A quota of ten images would refuse the first batch."""
     defended = job_of("--teacher.defences", "quota:images=10+reverse_sigmoid")

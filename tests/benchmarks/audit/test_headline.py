@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dfme.benchmarks.audit.findings import Findings
-from dfme.benchmarks.audit.headline import GATES, NOTHING, UNTRIED, advice, headline, what_it_does_not_tell
+from dfme.benchmarks.audit.headline import GATES, NOTHING, UNTRIED, advice, commands, headline, what_it_does_not_tell
 from dfme.benchmarks.audit.options import limits
 from dfme.benchmarks.compare.attackers import attempt
 from dfme.benchmarks.compare.figures import ComparisonResult, Figures, Outcome
@@ -143,15 +143,19 @@ def test_a_service_whose_switches_nobody_could_try_is_not_said_to_have_none_that
     assert advice(found(outcome("frugal", "probabilities", 0, REACHED)), None)[0]["text"] == UNTRIED
 
 
+def test_the_command_is_what_makes_an_audit_again() -> None:
+    first = ("python", "run.py", "audit", "--teacher.authorised-by", "Jane Doe", "--out", "a")
+    said = commands("", first)
+    assert said == "python run.py audit --teacher.authorised-by 'Jane Doe' --out a"
+    assert commands(said, ("python", "run.py", "audit", "--resume", "--out", "a")) == said
+    more = ("python", "run.py", "audit", "--resume", "--out=a", "--budget", "6k")
+    assert commands(said, more) == f"{said} && python run.py audit --resume --out=a --budget 6k"
+
+
 def test_an_attacker_that_cannot_learn_from_labels_has_a_line_and_no_cells() -> None:
     cell = Cell("dfme", "label", 3000, 0, JOB, attempt("none", "auto", "label"))
     _, line = found(outcome("frugal", "label", 0, LOW), Outcome(cell, "not applicable", "it needs")).price
-    assert (line["state"], line["cells"], line["mean"], line["reason"]) == (
-        "not applicable",
-        [],
-        None,
-        "it needs scores",
-    )
+    assert (line["state"], line["cells"], line["mean"], line["reason"]) == ("not applicable", [], None, "it needs")
 
 
 def test_a_gate_is_advised_only_where_an_attacker_with_data_met_it() -> None:
