@@ -89,7 +89,10 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     def second(row: str, defences: Sequence[str]) -> ComparisonPlan:
         return replace(cells([row], settled.label_modes[:1], [NO_DEFENCE, *defences], ANSWERS), stem="defences")
 
-    first = cells(settled.attackers, settled.label_modes, [NO_DEFENCE], AS_IT_IS)
+    try:
+        first = cells(settled.attackers, settled.label_modes, [NO_DEFENCE], AS_IT_IS)
+    except UserError as error:  # a comparison calls its rows methods
+        raise UserError(str(error).replace("methods: ", "--attackers: ", 1)) from None
     scores = local and LabelMode.parse(settled.label_modes[0]).kind != "label"
     tried, unfit = _fitting(settled, second) if scores else ((), [])
     if local and not scores:

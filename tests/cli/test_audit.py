@@ -102,7 +102,7 @@ def test_behind_a_service_its_own_form_alone_and_the_rest_is_said() -> None:
         (["--acceptable", "queries_to_90=-3"], "--acceptable: expected queries_to_90=images"),
         (["--profile", "fast"], "--profile: expected .*quick"),
         (["--attackers", "knockoff"], "--attackers: expected --pool"),
-        (["--attackers", "frugl"], "frugl.*did you mean frugal"),
+        (["--attackers", "frugl"], "^--attackers: .*frugl.*did you mean frugal"),
         (["--budget", "0"], "--budget"),
         (["--twin", "nowhere.safetensors"], "--twin: expected train, none or a file"),
         (["--transfer", "maybe"], "--transfer"),
