@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dfme.benchmarks.audit.options import DATA, PAGE, read_object
 from dfme.errors import UserError
 
 SUMMARY = "draw the curves and the report of a run again, or the page of an audit"
@@ -18,10 +19,10 @@ def options(words: Sequence[str]) -> tuple[()]:
 def run(words: Sequence[str]) -> int:
     """Draw the curves, the sample sheets and report.html again, from the run's files; of an audit its page."""
     path = run_directory(words)
-    if (path / "audit.json").is_file():
-        from dfme.benchmarks.audit.page import read_audit, write_page
+    if (path / DATA).is_file():
+        from dfme.benchmarks.audit.page import write_page
 
-        print(write_page(read_audit(path / "audit.json"), path / "audit.html"))
+        print(write_page(read_object(path / DATA), path / PAGE))
         return 0
     from dfme.report import write_report
 
@@ -36,6 +37,6 @@ def run_directory(words: Sequence[str]) -> Path:
             f"report: expected one run directory, as in run.py report runs/x, got {' '.join(words) or 'none'}"
         )
     path = Path(words[0])
-    if not any((path / name).is_file() for name in ("config.yaml", "audit.json")):
-        raise UserError(f"report: expected a run directory, but {words[0]!r} has no config.yaml, and no audit.json")
+    if not any((path / name).is_file() for name in ("config.yaml", DATA)):
+        raise UserError(f"report: expected a run directory, but {words[0]!r} has no config.yaml, and no {DATA}")
     return path

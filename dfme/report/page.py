@@ -67,7 +67,7 @@ def _contents(run: RunFiles, run_dir: Path) -> dict[str, Any]:
         "answers": _answers(run),
         "prices": _prices(run),
         "purposes": _purposes(run),
-        "pictures": [(_embedded(run_dir / name), text) for name, text in PICTURES if (run_dir / name).is_file()],
+        "pictures": [(embedded(run_dir / name), text) for name, text in PICTURES if (run_dir / name).is_file()],
         "disagreements": disagreements(run),
         "lost": run.ledger.lost,
         "refused": run.ledger.refused,
@@ -187,5 +187,6 @@ def _purposes(run: RunFiles) -> list[tuple[str, str, str]]:
     return [*rows, ("evaluation", f"{run.ledger.evaluation_queries:,}", "not charged")]
 
 
-def _embedded(path: Path) -> str:
+def embedded(path: Path) -> str:
+    """A picture as an address that holds it."""
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii")

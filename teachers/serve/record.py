@@ -20,7 +20,7 @@ import hmac
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -96,7 +96,7 @@ class Recording:
         score_B, top_B = (each.tolist() for each in seen.p_BK.max(1))
         columns = {
             **{"number": range(number, number + len(seen)), "fingerprint": fingerprints(pixels_BCHW), "image": places},
-            **{"digest": [hashlib.blake2b(each, digest_size=8).hexdigest() for each in raw], "top": top_B},
+            **{"digest": digests(raw), "top": top_B},
             **{
                 "score": score_B,
                 "distance": [None] * len(seen) if seen.distance_B is None else seen.distance_B.tolist(),
@@ -120,6 +120,11 @@ class Recording:
                 self.expire()
             except (OSError, RunError) as error:
                 self._tell(f"WARNING: what was recorded {self._days} days ago is not deleted: {error}")
+
+
+def digests(raw: Iterable[bytes]) -> list[str]:
+    """Of each image by the bytes of its 8-bit pixels."""
+    return [hashlib.blake2b(each, digest_size=8).hexdigest() for each in raw]
 
 
 def fingerprints(pixels_BCHW: Tensor) -> list[str]:

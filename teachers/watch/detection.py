@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from dfme.config.watch_texts import NEED_FEATURES
 from dfme.errors import RunError, UserError
 from dfme.spec import ImageSpec
 from dfme.teachers.defences.defence import taken
-from dfme.teachers.serve.record import fingerprints, read_log
+from dfme.teachers.serve.record import digests, fingerprints, read_log
 from dfme.teachers.watch.detector import Seen
 from dfme.teachers.watch.streams import SESSION, STREAMS, held_out, session
 from dfme.teachers.watch.watch import Watch
@@ -102,8 +101,8 @@ class Log:
     def as_written(self, seen: Seen) -> Seen:
         """What the log would hold of other images."""
         pixels_BCHW, (score_B, top_B) = seen.images_BCHW.mul(255).round().byte(), seen.p_BK.max(1)
-        digests = (blake2b(each.tobytes(), digest_size=8).hexdigest() for each in pixels_BCHW.numpy())
-        codes = {"fingerprint": fingerprints(pixels_BCHW), "digest": digests}
+        raw = (each.tobytes() for each in pixels_BCHW.numpy())
+        codes = {"fingerprint": fingerprints(pixels_BCHW), "digest": digests(raw)}
         told = {name: np.array([int(each, 16) for each in own], np.uint64) for name, own in codes.items()}
         told |= {"images": pixels_BCHW.numpy(), "score": score_B.numpy(), "top": top_B.numpy()}
         return self._seen(told | {"distance": None if seen.distance_B is None else seen.distance_B.numpy()})

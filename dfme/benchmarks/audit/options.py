@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -26,6 +28,7 @@ from dfme.config.fields import (
 from dfme.config.messages import Problem, unknown_choice
 from dfme.config.settings import Job
 from dfme.errors import UserError
+from dfme.files import open_file
 from dfme.report.facts import LEVELS
 from dfme.spec import LabelMode
 
@@ -168,6 +171,20 @@ def modes_of(config: AuditConfig, stated: str | None) -> list[str]:
 
 OPTIONS, DATA, PAGE, CARD = "audit.yaml", "audit.json", "audit.html", "model_card.md"
 """The audit's own file of options, and what it leaves, in the order in which it is written."""
+
+
+SCHEMA = "dfme.audit/1"
+"""The form of audit.json."""
+
+MAX_BYTES = 1 << 28
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file of an audit holds; nothing where it holds none."""
+    with suppress(OSError, ValueError, RecursionError), open_file(path) as file:
+        found = json.loads(file.read(MAX_BYTES))
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 Second = Callable[[str, Sequence[str]], ComparisonPlan]

@@ -6,19 +6,16 @@ import json
 import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
 from dfme.benchmarks.audit import pictures
+from dfme.benchmarks.audit.options import SCHEMA
 from dfme.errors import RunError
-from dfme.files import open_file
 from dfme.report.page import MAX_SHOWN, render
 
-SCHEMA = "dfme.audit/1"
-MAX_BYTES = 1 << 28
 SHEET = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
 NUMBERED = ("price", "defences", "utility", "pareto", "fidelity")
 UNKNOWN, FIXED = "-", "\N{NO-BREAK SPACE}"
@@ -93,13 +90,6 @@ def _across(
         behind = (in_words(each, next(iter(found.values()))) for each in after.values())
         lines.append([*map(Shown, words), *cells, *map(Shown, behind)])
     return _table(caption, (), dict.fromkeys([*forms, *heads, *after], ""), len(forms), key) | {"rows": lines}
-
-
-def read_audit(path: Path) -> Entry:
-    """What an audit.json holds; nothing where it holds no JSON of one."""
-    with suppress(OSError, ValueError, TypeError, RecursionError), open_file(path) as file:
-        return dict(json.loads(file.read(MAX_BYTES)))
-    return {}
 
 
 def write_page(audit: Entry, path: Path) -> Path:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import math
 import platform
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +19,7 @@ import torch
 from dfme import __version__
 from dfme.benchmarks.audit.findings import Entry, Findings, strongest, to_copy
 from dfme.benchmarks.audit.headline import TAXONOMY, advice, commands, headline, model_card, what_it_does_not_tell
-from dfme.benchmarks.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, limits
+from dfme.benchmarks.audit.options import CARD, DATA, OPTIONS, PAGE, SCHEMA, AuditPlan, limits, read_object
 from dfme.benchmarks.compare.attackers import NO_DEFENCE
 from dfme.benchmarks.compare.figures import Outcome
 from dfme.benchmarks.compare.picture import draw
@@ -34,14 +32,15 @@ from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
 from dfme.files import make_folder, write_text
 from dfme.report.console import teacher_name
+from dfme.report.page import embedded
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import PROJECT, document, resume_command
 from dfme.run.lock import DirectoryLock
 
-SCHEMA, FAILS, STOPPED = "dfme.audit/1", 4, 130
-"""The form of audit.json, and exit codes: a stated limit fails; stopped and kept."""
+FAILS, STOPPED = 4, 130
+"""Exit codes: a stated limit fails; stopped and kept."""
 
 MAX_SHEET = 400_000
 """Bytes of a picture that the page carries."""
@@ -92,7 +91,7 @@ class Audit:
         self._not_run, self._utility = [*plan.not_run], list[Entry]()
         self._measured: Entry | None = None
         self._examined: Entry = {}
-        before = _read(plan.out / DATA).get("made")
+        before = read_object(plan.out / DATA).get("made")
         self._began, self._before = time.time(), before if isinstance(before, dict) else {}
         self.found: Entry = {}
 
@@ -264,7 +263,7 @@ def _pictures(plan: AuditPlan, attacker: str | None) -> Entry:
     every = (cell for cell in plan.first.cells if (cell.row, cell.mode) == (attacker, plan.own))
     sheets = [plan.first.directory(cell) / "samples.png" for cell in every]
     sheet = next((file for file in sheets if file.is_file() and file.stat().st_size <= MAX_SHEET), None)
-    return {"samples": f"data:image/png;base64,{base64.b64encode(sheet.read_bytes()).decode()}"} if sheet else {}
+    return {"samples": embedded(sheet)} if sheet else {}
 
 
 def _to_run(session: Session) -> list[Outcome]:
@@ -277,22 +276,15 @@ def _below(queries: float) -> int:
     return int((queries - 1) // unit * unit)
 
 
-def _read(path: Path) -> Entry:
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
 def _kept(path: Path, of: Sequence[str], make: Callable[[], Any]) -> Any:
     """What was made of the same before, where it is on file and whole; else what is made now, and kept."""
-    kept = _read(path)
+    kept = read_object(path)
     if kept.get("of") != [*of] or kept.get("sha256") != _digest(kept.get("found")):
-        found = make()
+        found = json.loads(json.dumps(make(), allow_nan=False))
         kept = {"of": [*of], "found": found, "sha256": _digest(found)}
-        write_text(path, json.dumps(kept, indent=1, allow_nan=False) + "\n")
-    return _read(path)["found"]
+        write_text(path, json.dumps(kept, indent=1) + "\n")
+    return kept["found"]
 
 
 def _digest(found: object) -> str:
-    return hashlib.sha256(json.dumps(json.loads(json.dumps(found)), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()

@@ -14,7 +14,8 @@ from audit_pages import Page, page_of
 from audit_sample import audit
 
 from dfme.benchmarks.audit import page as page_module
-from dfme.benchmarks.audit.page import read_audit, write_page
+from dfme.benchmarks.audit.options import read_object
+from dfme.benchmarks.audit.page import write_page
 from dfme.cli import report
 from dfme.errors import RunError, UserError
 
@@ -186,7 +187,7 @@ def test_report_makes_the_page_again_from_the_json(tmp_path: Path) -> None:
     (tmp_path / "audit.json").unlink()
     with pytest.raises(UserError, match="no audit"):
         report.run([str(tmp_path)])
-    assert read_audit(tmp_path) == {}, "a folder is no file"
+    assert read_object(tmp_path) == {}, "a folder is no file"
 
 
 def test_the_pictures_show_what_the_json_says(monkeypatch: pytest.MonkeyPatch) -> None:
