@@ -42,18 +42,23 @@ NOT_DESCRIBING = (
 
 
 def make_teacher(
-    config: TeacherConfig, options: Mapping[str, Any], device: torch.device, recorded: bool = False
+    config: TeacherConfig,
+    options: Mapping[str, Any],
+    device: torch.device,
+    recorded: bool = False,
+    meter: Callable[[Teacher], Teacher] | None = None,
 ) -> Teacher:
     """The teacher that a configuration describes, answering in its label mode; ``options`` are those of its kind.
 
     A built-in kind that gives logits answers probabilities by default. ``recorded``: behind a watch, maybe without
-    detectors, that can record what it sees. UserError for an unknown kind, options that do not fit, and a label mode
+    detectors, that can record what it sees. ``meter`` wraps a custom teacher,
+    below its defences. UserError for an unknown kind, options that do not fit, and a label mode
     that tells more than the teacher gives.
     """
     if config.kind in KINDS:
         return _built_in(config, options, device, recorded)
     if ":" in config.kind:
-        return _custom(config, options, recorded)
+        return _custom(config, options, recorded, meter)
     hint = did_you_mean(config.kind, KINDS)
     raise UserError(f"--teacher: expected {', '.join(KINDS)} or module:Class, got {config.kind!r}{hint}")
 
@@ -81,19 +86,22 @@ def _as_configured(teacher: Teacher, config: TeacherConfig, recorded: bool, logi
     return Defended(teacher, parse_defences(config.defences), mode, look if config.watch or recorded else None)
 
 
-def _custom(config: TeacherConfig, options: Mapping[str, Any], recorded: bool) -> Teacher:
+def _custom(
+    config: TeacherConfig, options: Mapping[str, Any], recorded: bool, meter: Callable[[Teacher], Teacher] | None
+) -> Teacher:
     """A teacher from ``module:name``. Parameters named like a common key receive its value, and give it."""
     common = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "kind"}
     shared = {name: value for name, value in common.items() if value is not None and accepts(config.kind, name)}
     given = {**shared, **options}
     described = {name: given.get(name, value) for name, value in common.items() if name not in NOT_DESCRIBING}
-    wrapped = bool(config.defences or config.watch or recorded)
+    wrapped = bool(config.defences or config.watch or recorded or meter)
     if wrapped:  # the label mode is cut after them
         check_teacher(config, options)
         described["label_mode"] = "logits" if config.label_mode == "logits" else None
     teacher = wrap_callable(make_custom(config.kind, given), **described)
     if (config.mean, config.std) != (None, None) and "mean" not in given:
         teacher = _Normalised(teacher, config)
+    teacher = meter(teacher) if meter else teacher
     return _as_configured(teacher, config, recorded, not config.defences) if wrapped else teacher
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.answers.reading import NEGATIVE, as_tensor
+from dfme.answers.reading import CHARGED, NEGATIVE, as_tensor
 from dfme.config.imports import find_target, what_and_where
 from dfme.errors import DfmeError, TeacherError, UserError
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher
@@ -19,6 +19,34 @@ PROBABILITIES = LabelMode("probabilities")
 
 STATED = ("spec", "shape", "bounds", "levels", "num_classes", "label_mode", "max_batch")
 """Attributes by which a user's object describes itself."""
+
+
+class Uncharged:
+    """A count of the images that a teacher of one's own is asked outside a ledger's charges.
+
+    Such are the images that calibrate a watch, and recorded ones that a resumed run shows to defences. The count waits
+    for a ledger, and from then on tells it of each request before the request is made.
+    """
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        self._record: Callable[[int], object] | None = None
+
+    def report_to(self, record: Callable[[int], object]) -> None:
+        """Call ``record`` with the number of images so far, if there are any, and with that of each later request."""
+        self._record = record
+        if self._waiting:
+            record(self._waiting)
+            self._waiting = 0
+
+    def add(self, images: Any) -> None:
+        """Count images that are about to be asked, unless they are charged."""
+        if CHARGED.get():
+            return
+        if self._record is None:
+            self._waiting += len(images)
+        else:
+            self._record(len(images))
 
 
 class CustomTeacher:
@@ -47,6 +75,7 @@ class CustomTeacher:
         self.device = torch.device(device or "cpu")
         self.wire: RequestPolicy | None = getattr(call, "wire", None)
         self._call = call
+        self.uncharged = Uncharged()
         ask: Callable[[Tensor, str], Any] | None = getattr(call, "ask", None)
         self.ask = None if ask is None else lambda images, key: self._read(ask(images, key))
 
@@ -54,12 +83,16 @@ class CustomTeacher:
         for name in {"witness", "state_dict", "load_state_dict", "defences", "report", "watch"}.intersection(dir(own)):
             setattr(self, name, getattr(own, name))
         if hasattr(own, "served"):
-            self.served = lambda images: self._read(own.served(images))
+            self.served = lambda images: self._read(self._counted(own.served, images))
         if hasattr(own, "truth"):
             self.truth = CustomTeacher(own.truth, spec, num_classes, label_mode, max_batch)
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        return self._read(self._call(images))
+        return self._read(self._counted(self._call, images))
+
+    def _counted(self, call: Callable[[Tensor], Any], images: Tensor) -> Any:
+        self.uncharged.add(images)
+        return call(images)
 
     def _read(self, answer: object) -> Tensor:
         scores = as_tensor(answer)

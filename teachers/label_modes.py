@@ -63,7 +63,7 @@ class Wrapper:
         self.class_names: tuple[str, ...] | None = getattr(teacher, "class_names", None)
         self.device: torch.device = getattr(teacher, "device", torch.device("cpu"))
         self.wire: RequestPolicy | None = getattr(teacher, "wire", None)
-        for name in ("class_names", "inferred", "peak_bytes", "network"):  # what local teachers tell of themselves
+        for name in ("class_names", "inferred", "peak_bytes", "network", "uncharged"):  # of local teachers
             if hasattr(teacher, name):
                 setattr(self, name, getattr(teacher, name))
 

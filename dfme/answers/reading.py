@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ NO_LABEL = -1
 """What stands for the label of scores that are NaN; no teacher may answer it."""
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+CHARGED: ContextVar[bool] = ContextVar("charged", default=False)
+"""Whether the images that a teacher is asked for now are in a ledger already."""
 
 Verdict = tuple[Tensor, Callable[[], str]]
 """Whether all is well, a boolean scalar on the answers' device, and what came if it is not."""
@@ -242,6 +246,7 @@ class TeacherCall:
         self.tells_more = True
 
     def _call(self, query_BCHW: Tensor, position: int, code: bytes) -> object:
+        before = CHARGED.set(True)
         try:
             with torch.no_grad(), torch.autocast(query_BCHW.device.type, enabled=False):
                 asked_BCHW = query_BCHW.clone()  # a teacher may write into it, and be asked again
@@ -257,6 +262,8 @@ class TeacherCall:
                 f"{name}: {' '.join(str(error).split())[:500]}",
                 f"raised {name}",
             ) from error
+        finally:
+            CHARGED.reset(before)
 
     def _key(self, position: int, code: bytes) -> str:
         """The same for every attempt at the same images at the same place of the same run, and for nothing else."""

@@ -11,8 +11,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from dfme.benchmarks.audit.options import (
+    ON_REQUEST,
     OPTIONS,
     PROFILES,
+    SERVICE,
     AuditConfig,
     AuditPlan,
     Second,
@@ -36,6 +38,9 @@ from dfme.spec import LabelMode
 
 SUMMARY = "say what a copy of a model costs, which switch raises that price, and whether one would notice: a page"
 OWN = {option.key: option for option in options_of(AuditConfig)}
+UNKEPT = ("out", "resume", "dry_run", "engine_options")
+"""Options that the audit's own file does not have."""
+
 ANSWERS = "auto,kl,table,label"
 """Attackers of each defence, as of run.py compare; those that cannot be are left out with their reason."""
 
@@ -49,9 +54,12 @@ def run(words: Sequence[str]) -> int:
     """Run what is not finished, and write the page."""
     plan = plan_of(words)
     teacher_side.check_teacher(plan.job.teacher, plan.job.teacher_options)
-    from dfme.benchmarks.audit.session import audit
+    from dfme.benchmarks.audit.session import audit, dry_run
     from dfme.report.terminal import StatusLine, columns
 
+    if plan.config.dry_run:
+        print(dry_run(plan, teacher_side))
+        return 0
     return audit(plan, teacher_side, StatusLine(sys.stderr), print, columns(sys.stdout))
 
 
@@ -65,10 +73,11 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
         raise UserError(f"{file}: engine_options: say --engine-options on the command line; a file cannot")
     asked = compare.own_arguments(AuditConfig, file, written, flags)
     config, kind = asked.settings(AuditConfig), _said(flags, content, "teacher.kind") or "torch"
-    local = kind not in teacher_side.KINDS or teacher_side.KINDS[kind].is_local
+    away = _away(kind, config)
+    local = not away
     priced = "budget" in written or any(flag.key == "budget" for flag in flags)
     unpriced = () if priced else teacher_side.price_problems(kind, "budget")
-    asked.finish([*unpriced, *own_problems(config, local), *_foreign(flags)])
+    asked.finish([*unpriced, *own_problems(config, away), *_foreign(flags)])
     out = directory_of(config.out, config.resume, "audit", OPTIONS, "an audit")
     config = replace(config, label_modes=tuple(modes_of(config, _said(flags, content, "teacher.label_mode"))))
     _give_pool(content, config.pool)
@@ -76,7 +85,7 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     watch = _watch(kind, _said(flags, content, "evaluation.dataset") or "none") if local else []
     watch = [flag for flag in watch if _said(flags, content, flag.name) is None]
     passed = [flag.word for flag in (*watch, *(flag for flag in flags if flag.key not in ours))]
-    command, (settled, not_run) = ("python", "run.py", "audit", *words), usual(config, local)
+    command, (settled, not_run) = ("python", "run.py", "audit", *words), usual(config, away)
 
     def cells(rows: Sequence[str], modes: Sequence[str], defences: Sequence[str], answers: str) -> ComparisonPlan:
         own: dict[str, Any] = {"methods": rows, "seeds": settled.seeds, "label-modes": modes, "defences": defences}
@@ -98,10 +107,17 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     if local and not scores:
         unfit.append({"what": "defences", "why": "the teacher answers labels alone: there are no scores to defend"})
     kept = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}
-    kept = {name: value for name, value in kept.items() if name not in ("out", "resume", "engine_options")}
+    kept = {name: value for name, value in kept.items() if name not in UNKEPT}
     kept |= {name: value for name, value in first.options.items() if name not in compare.OWN}
     settled = replace(settled, defences=tried)
     return AuditPlan(settled, first, second if tried else None, kept, local, (*not_run, *unfit))
+
+
+def _away(kind: str, config: AuditConfig) -> str:
+    """Why defences and detectors are not measured of a teacher of this kind; nothing where they are."""
+    if kind in teacher_side.KINDS:
+        return "" if teacher_side.KINDS[kind].is_local else SERVICE
+    return "" if config.own_teacher == "local" else ON_REQUEST
 
 
 def _recipe(flags: Sequence[Flag]) -> Recipe:

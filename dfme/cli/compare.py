@@ -72,6 +72,10 @@ def _bills(plan: ComparisonPlan) -> dict[str, Mapping[str, Any]]:
     stacks = [stack for stack in every if stack != "none"]
     if not stacks or config.evaluation.dataset == "none":
         return {}
+    if job.teacher.kind not in teacher_side.KINDS:
+        why = "not measured of a teacher of your own; run.py utility --own-teacher local measures it"
+        print(f"honest users: {why}", file=sys.stderr)
+        return {}
     teacher, texts = replace(job.teacher, defences=()), [tuple(stack.split("+")) for stack in stacks]
     measured = teacher, job.teacher_options, texts, config.evaluation, config.device
     found = teacher_side.bills(*measured, tell=lambda line: print(f"honest users, {line}", file=sys.stderr))

@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from dfme.cli import teacher_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.files import default_recipe
-from dfme.config.fields import CONFIG, Basic
+from dfme.config.fields import CONFIG, Basic, OwnTeacher
 from dfme.config.settings import EvaluationConfig
 from dfme.config.watch_texts import DETECTORS
 from dfme.report.markdown import table
@@ -34,6 +34,8 @@ class DetectConfig:
     """held-out labelled images of the owner, which calibrate the detectors by one half: a data set's name, or FOLDER"""
     other: str | None = None
     """other images that honest users may send, a fifth stream: a data set's name, or FOLDER"""
+    own_teacher: Basic[OwnTeacher] = "api"
+    """of a class or function of your own (module:name): local, where it answers on this machine for nothing"""
     out: Basic[str | None] = None
     """directory of the tables; by default a free name under runs/"""
 
@@ -51,7 +53,8 @@ def run(words: Sequence[str]) -> int:
     config, (teacher, kind_options) = asked.settings(DetectConfig), asked.teacher()
     for name in ("benign", "other")[: 1 + (config.other is not None)]:
         asked.report(dataset_problems(name, getattr(config, name), "datasets", False))
-    asked.finish(fresh_directory_problems(config.out))
+    own = teacher_side.own_problems(asked.kind, config.own_teacher)
+    asked.finish([*own, *fresh_directory_problems(config.out)])
     from dfme import __version__
     from dfme.files import write_text
     from dfme.run.directory import RunDirectory

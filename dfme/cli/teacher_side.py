@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ from dfme.spec import LABEL_KINDS, LabelMode, Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.options import ServeConfig, TrainDataConfig, TrainTeacherConfig, check_training
 from dfme.teachers.remote.options import ServiceOptions
+
+Meter = Callable[[Teacher], Teacher]
+"""Puts a teacher behind a ledger."""
 
 __all__ = ["KINDS", "ServeConfig", "TrainTeacherConfig", "check_teacher", "check_training", "kind_problems"]
 
@@ -91,10 +96,64 @@ def train_twin(job: Job, run: Path, path: Path, tell: Callable[[str], None]) -> 
     return path
 
 
+def own_problems(kind: str, own_teacher: str) -> Iterator[Problem]:
+    """A teacher of one's own whose owner has not said that it may be asked whatever is measured."""
+    if kind not in KINDS and own_teacher != "local":
+        text = f"expected local, since {kind} would be asked thousands of images; say it if they cost nothing"
+        yield Problem("own_teacher", text)
+
+
+def benign_at_most(images: int, stacks: bool, detectors: bool, cells: int) -> int:
+    """The most ``benign`` images that an audit asks a teacher of one's own, of so many images of the evaluation.
+
+    ``stacks``: there are some to bill; ``detectors``: there are some to measure. Each of the ``cells`` calibrates a
+    watch and asks what honest users are answered.
+    """
+    from dfme.teachers.watch.detection import SESSIONS
+    from dfme.teachers.watch.streams import AGAIN, SESSION
+
+    sessions = round(SESSIONS * SESSION * (1 + AGAIN))  # corrupted images, and repeats that are moved by a pixel
+    return 3 * images * stacks + (2 * images + sessions) * detectors + (2 * images + 1) * cells
+
+
 def label_mode_of(stack: Sequence[str]) -> LabelMode | None:
     """The label mode that stands as a row in the place of defences, or None. UserError for one that is none."""
     modes = (text for text in stack if text.partition(":")[0].replace("-", "_") in LABEL_KINDS)
     return next(map(LabelMode.parse, modes), None)
+
+
+@contextmanager
+def benign_meter(config: TeacherConfig, options: Mapping[str, Any], folder: Path) -> Iterator[Meter | None]:
+    """A meter for what the owner measures of a teacher of one's own: ledger and journal lie in ``folder``.
+
+    Each image is asked once and recorded as ``benign``; what a stopped measurement was answered is not asked again.
+    None for a built-in kind, which answers on this machine for nothing.
+    """
+    if config.kind in KINDS:
+        yield None
+        return
+    from dfme.compute import DeferredChecks
+    from dfme.files import make_folder
+    from dfme.run.build import build_oracle, facts_of
+    from dfme.run.directory import RunDirectory
+    from dfme.teachers.asked_once import AskedOnce
+
+    job = Job(ExtractConfig(budget=1), config, dict(options), "none", None)
+    checks = DeferredChecks()
+    metered: list[Teacher] = []
+    with ExitStack() as held:
+
+        def meter(teacher: Teacher) -> Teacher:
+            if not metered:
+                make_folder(folder)
+                directory = held.enter_context(RunDirectory(folder))
+                oracle = build_oracle(job, teacher, directory, {}, checks, facts_of(job, teacher))
+                held.enter_context(closing(oracle))
+                held.callback(checks.verify)
+                metered.append(AskedOnce(teacher, partial(oracle, purpose="benign")))
+            return metered[0]
+
+        yield meter
 
 
 def bills(
@@ -105,8 +164,12 @@ def bills(
     device: str,
     seed: int = 0,
     tell: Callable[[str], None] = lambda line: None,
+    meter: Meter | None = None,
 ) -> list[dict[str, Any]]:
-    """What stacks of defences or label modes cost honest users, ``none`` first; no image calibrates a gate as well."""
+    """What stacks of defences or label modes cost honest users, ``none`` first; no image calibrates a gate as well.
+
+    Milliseconds are not measured behind a ``meter``, where answers come from memory.
+    """
     from dfme.compute import choose_device
     from dfme.queries.programs import ProceduralImages
     from dfme.report.facts import wilson_interval
@@ -119,7 +182,7 @@ def bills(
         mode = label_mode_of(stack)
         own = replace(config, defences=() if mode else tuple(stack))
         job = Job(ExtractConfig(evaluation=evaluation), own, dict(options), "none", None)
-        teacher = build_teacher(job, None, choose_device(device))
+        teacher = build_teacher(job, None, choose_device(device), meter)
         return restrict(teacher, mode) if mode else teacher
 
     base, *others = map(made, ((), *stacks))  # what does not fit is said before anything is measured
@@ -129,7 +192,8 @@ def bills(
     data = evaluation_images(evaluation, base.spec, base.num_classes, getattr(base, "class_names", None), tell=tell)
     assert data is not None, "without images nothing can be measured"
     found, draw = [], ProceduralImages(base.spec, ("leaves", "strokes")).draw
-    for stack, bill in zip(((), *stacks), utility.bills([base, *others], data, draw, seed, 1 + halved), strict=True):
+    measured = utility.bills([base, *others], data, draw, seed, 1 + halved, timed=meter is None)
+    for stack, bill in zip(((), *stacks), measured, strict=True):
         told = {} if label_mode_of(stack) else _in_words(stated(parse_defences(stack), base.num_classes))
         found.append({"defence": "+".join(stack) or "none", "states": told, **bill})
         for stream in (bill["held_out"], bill["corrupted"]):
@@ -149,6 +213,7 @@ def detection(
     seed: int = 0,
     tell: Callable[[str], None] = lambda line: None,
     log: Path | None = None,
+    meter: Meter | None = None,
 ) -> dict[str, Any]:
     """What detectors say of honest accounts, of images that they were not calibrated on, and of those in a ``log``."""
     from dfme.benchmarks.audit.detection import share_at_most
@@ -158,7 +223,8 @@ def detection(
 
     data, blind = config.benign or evaluation.dataset, NEED_FEATURES if config.kind != "torch" else ()
     seen = replace(config, watch=tuple(name for name in names if name not in blind), benign=data, on_alarm="log")
-    teacher = make_teacher(replace(seen, defences=(), label_mode=None), options, choose_device(device))
+    plain = replace(seen, defences=(), label_mode=None)
+    teacher = make_teacher(plain, options, choose_device(device), meter=meter)
     found = detect(teacher, data, other, seed, tell, log)
     found["left_out"] |= {name: "it looks into a network of kind torch" for name in names if name in blind}
     for each in found["benign"]:

@@ -18,10 +18,11 @@ from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.files import default_recipe
 from dfme.cli.flags import last_text, split_flags
 from dfme.config.defence_texts import parse_defences
-from dfme.config.fields import CONFIG, Basic, Device, Seed
+from dfme.config.fields import CONFIG, Basic, Device, OwnTeacher, Seed
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig
 from dfme.errors import UserError
+from dfme.oracle.ledger_log import audit
 from dfme.report.markdown import fitted_table
 from dfme.run.checks import evaluation_problems, fresh_directory_problems
 
@@ -36,6 +37,8 @@ class UtilityConfig:
     """seed of the order of images, their corruption, and an attack's"""
     device: Basic[Device] = "auto"
     """auto, cpu, cuda or cuda:N"""
+    own_teacher: Basic[OwnTeacher] = "api"
+    """of a class or function of your own (module:name): local, where it answers on this machine for nothing"""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """what honest users send"""
 
@@ -65,7 +68,8 @@ def run(words: Sequence[str]) -> int:
             asked.report([Problem(key, str(error))])
     if asked.kind in teacher_side.KINDS and not teacher_side.KINDS[asked.kind].is_local:
         asked.report([Problem("teacher.kind", "expected a teacher on this machine; others are defended elsewhere")])
-    asked.finish([*evaluation_problems(config.evaluation, needed=True), *fresh_directory_problems(config.out)])
+    own = teacher_side.own_problems(asked.kind, config.own_teacher)
+    asked.finish([*own, *evaluation_problems(config.evaluation, needed=True), *fresh_directory_problems(config.out)])
     from dfme import __version__
     from dfme.compute import choose_device, device_name
     from dfme.files import write_text
@@ -74,7 +78,14 @@ def run(words: Sequence[str]) -> int:
 
     with RunDirectory.create(Path(config.out or RunDirectory.free_name(Path("runs/utility")))) as out:
         given = replace(teacher, defences=()), kind_options, [*stacks.values()], config.evaluation, config.device
-        measured = teacher_side.bills(*given, config.seed, partial(print, file=sys.stderr, flush=True))
+        tell = partial(print, file=sys.stderr, flush=True)
+        with teacher_side.benign_meter(teacher, kind_options, out.path / "benign") as meter:
+            measured = teacher_side.bills(*given, config.seed, tell, meter)
+        if meter:
+            asked_for = audit(out.path / "benign" / "ledger.jsonl").served
+            price = teacher.price_per_1000
+            cost = "" if price is None else f", which cost {asked_for * price / 1000:,.2f}"
+            tell(f"the teacher was asked {asked_for:,} images{cost}")
         bills = [{"row": row, **bill} for row, bill in zip(("none", *stacks), measured, strict=True)]
         on = f"dfme {__version__} on {device_name(choose_device(config.device))}"
         facts = {"command": shlex.join(["python", "run.py", "utility", *words]), "measured": on}
@@ -89,6 +100,8 @@ def tables(bills: Sequence[Mapping[str, Any]], across: int | None = None) -> str
     """A table per stream, and one of milliseconds an image; ``across``: the letters of a line of the terminal."""
     parts = []
     for part, title in PARTS.items():
+        if not any(bill[part] for bill in bills):
+            continue
         rows = [{"row": bill["row"], **bill[part]} for bill in bills]
         heads = list(dict.fromkeys(name for row in rows for name in row))
         lines = [[_cell(row.get(name)) for name in heads] for row in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
@@ -87,6 +87,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**63), Expected("a whole number from 0 to 
 Classes = Annotated[int, Field(ge=2), Expected("at least 2 (a binary model with one output has 2)")]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+Price = Annotated[float, Field(ge=0, le=1e9)]
+OwnTeacher = Literal["api", "local"]
 Rate = Annotated[float, Field(ge=0.001)]
 Share = Annotated[float, Field(ge=0, le=1)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]

@@ -28,6 +28,7 @@ from dfme.config.fields import (
     Natural,
     NotNegative,
     Positive,
+    Price,
     Seed,
     Share,
     ShareBelowOne,
@@ -89,7 +90,7 @@ class TeacherConfig:
     """held-out labelled images of the owner on which the detectors are calibrated: a data set's name, or FOLDER"""
     on_alarm: OnAlarm = "log"
     """what follows an alarm: log (answers stay as they are), refuse, or label (the top class alone from then on)"""
-    price_per_1000: NotNegative | None = None
+    price_per_1000: Price | None = None
     """what a thousand answered images cost, in any currency; the cost is shown and kept"""
 
 

@@ -85,6 +85,7 @@ class Ledger:
         self._begins = False
         self.run = history.run or secrets.token_hex(8)
         self.requests, self.refused, self.lost = history.requests, history.refused, history.lost
+        self.beside = history.beside
         self.reasons = history.reasons
         self.failed: int = state["failed"]
         self._check = history.check
@@ -117,7 +118,8 @@ class Ledger:
 
     def totals(self) -> Totals:
         """Every figure at once; once settled, what ``audit`` makes of the file."""
-        beside = self.refused, self.failed, self.lost, self._images["transfer"]
+        benign = self._images["benign"] + self.beside
+        beside = self.refused, self.failed, self.lost, self._images["transfer"], benign
         return Totals(self.budget, self.spent, self.spent_by_purpose, self.evaluation_queries, self.requests, *beside)
 
     @property
@@ -174,6 +176,11 @@ class Ledger:
         self.failed += images
         count_reason(self.reasons, "failed", reason)
 
+    def record_beside(self, images: int) -> None:
+        """Record images that the teacher is about to be asked outside the run's queries, as ``benign`` ones."""
+        self._write_event("beside", self.position, purpose="benign", images=images)
+        self.beside += images
+
     def replay(self, seq: int, images: int, purpose: Purpose) -> None:
         """Count charge ``seq`` again, whose answer comes from the journal; nothing is written.
 
@@ -213,7 +220,7 @@ class Ledger:
         self._history = History()
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters, for a checkpoint: plain numbers. ``transfer`` is asked after a run, and is in none."""
+        """The counters, for a checkpoint: plain numbers. A run's own charges are no ``transfer`` or ``benign`` ones."""
         return {
             "seq": self.position,
             "images": {purpose: self._images[purpose] for purpose in (*CHARGED, "evaluation")},

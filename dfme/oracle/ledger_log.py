@@ -6,6 +6,7 @@
     {"seq":1,"event":"refused","images":256,"reason":"429"}           the server did not serve it: given back
     {"seq":2,"event":"failed","images":256,"reason":"timeout"}        it may have been served: stays charged
     {"seq":3,"event":"lost","images":256,"reason":".."}               sent, the answer is lost: written off
+    {"seq":3,"event":"beside","purpose":"benign","images":180}        asked outside the run's queries, before the send
     {"seq":9,"event":"ended","at":"2026-01-31T12:30:00Z"}             the stretch ends, unless it is killed
 
 Charges are numbered without a gap. ``spent`` is the total of charged purposes after the line. Every line ends in a
@@ -26,12 +27,13 @@ from typing import Any, Literal, NamedTuple, get_args
 from dfme.errors import RunError, UserError
 from dfme.files import whole_lines
 
-Purpose = Literal["generator", "student", "seed", "check", "evaluation", "transfer"]
-"""What a query is for. All are charged to the budget but ``evaluation`` and, of an audit that examines finished
-copies, ``transfer``: those are recorded, reported and part of the cost."""
+Purpose = Literal["generator", "student", "seed", "check", "evaluation", "transfer", "benign"]
+"""What a query is for. Not charged to the budget are ``evaluation``, ``transfer`` (an audit examines finished copies)
+and ``benign`` (images of honest users, on which defences and detectors are calibrated and measured): they are recorded,
+reported and part of the cost."""
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
-CHARGED: tuple[Purpose, ...] = tuple(purpose for purpose in PURPOSES if purpose not in ("evaluation", "transfer"))
+CHARGED: tuple[Purpose, ...] = ("generator", "student", "seed", "check")
 
 
 TOLD_ONLY = ("target", "adapter", "source")
@@ -56,7 +58,8 @@ class Totals:
     """A ledger added up, in images (``requests`` in requests).
 
     ``requests``, ``refused``, ``failed`` and ``lost`` count what really was sent, in all sessions of a run.
-    ``failed`` images were charged (or recorded, for evaluation) without an answer to learn from.
+    ``failed`` images were charged (or recorded, for evaluation) without an answer to learn from. ``benign_queries``
+    has those of charges and those that a teacher of one's own was asked ``beside`` them.
     """
 
     budget: int = 0
@@ -68,11 +71,13 @@ class Totals:
     failed: int = 0
     lost: int = 0
     transfer_queries: int = 0
+    benign_queries: int = 0
 
     @property
     def served(self) -> int:
         """The most images that the teacher can have served, and so can ask money for."""
-        return self.spent + self.evaluation_queries + self.transfer_queries + self.lost
+        beside = self.evaluation_queries + self.transfer_queries + self.benign_queries
+        return self.spent + beside + self.lost
 
 
 @dataclass
@@ -96,6 +101,7 @@ class History:
     spent: int = 0
     refused: int = 0
     lost: int = 0
+    beside: int = 0
     size: int = 0
 
     @property
@@ -134,6 +140,8 @@ class History:
             self._unanswered(seq, event, _count(entry, "images"))
             if event != "lost":
                 count_reason(self.reasons, event, str(entry["reason"]))
+        elif event == "beside":
+            self.beside += _count(entry, "images")
         elif event == "budget":
             self.budgets.append((seq, _count(entry, "budget")))
             self.run = self.run or _name(entry.get("run", ""))
@@ -273,4 +281,5 @@ def audit(path: Path) -> Totals:
         failed=history.failed_images,
         lost=history.lost,
         transfer_queries=images["transfer"],
+        benign_queries=images["benign"] + history.beside,
     )

@@ -107,14 +107,19 @@ def run_job(
             raise
 
 
-def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device: torch.device) -> Teacher:
-    """The job's teacher, or the one given, wrapped as the job's common keys say.
+def build_teacher(
+    job: Job,
+    teacher: Teacher | Callable[..., Any] | None,
+    device: torch.device,
+    meter: Callable[[Teacher], Teacher] | None = None,
+) -> Teacher:
+    """The job's teacher, or the one given, wrapped as the job's common keys say; ``meter`` as in ``make_teacher``.
 
     Of one whose file does not say which images it takes, they are those of the evaluation, where these have a shape.
     """
     if teacher is None:
         try:
-            return make_teacher(job.teacher, job.teacher_options, device)
+            return make_teacher(job.teacher, job.teacher_options, device, meter=meter)
         except ShapeUnknown as unknown:
             if (shape := shape_of(job.config.evaluation)) is None:
                 raise
@@ -264,6 +269,8 @@ def build_oracle(
     reader = Reader(job.config.answers, teacher.label_mode, teacher.num_classes, job.config.seed)
     one = ranks.count == 1
     oracle = Oracle(*parts, reader=reader) if one else RankedOracle(*parts, ranks, split, reader)
+    if uncharged := getattr(teacher, "uncharged", None):
+        uncharged.report_to(ledger.record_beside)
     if ranks.count > 1:  # the last bits of a CPU's sums depend on them
         torch.set_num_threads(int(ranks.share(torch.tensor(torch.get_num_threads()))))
     if state:

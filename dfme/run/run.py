@@ -218,14 +218,17 @@ class Run:
 
     def summary(self, student: nn.Module) -> dict[str, Any]:
         """The contents of summary.json for the student as it is."""
+        seen = self.classified(student)
+        defended = under_defences(self.oracle, self.examination, seen)  # it may ask, and the totals count that
         config, totals = self.job.config, self.oracle.ledger.totals()
         known = self.progress.scores.get((totals.spent, self.trainer.steps))  # those of the last evaluation
         scores = known or score_all(self.examination, student, self.trainer.vote)
-        price, seconds, seen = self.job.teacher.price_per_1000, self.progress.seconds, self.classified(student)
+        price, seconds = self.job.teacher.price_per_1000, self.progress.seconds
         return {
             "method": self.job.method,
             "seed": config.seed,
             **{name: getattr(totals, name) for name in ACCOUNTS},
+            **({"benign_queries": totals.benign_queries} if totals.benign_queries else {}),
             "cost": None if price is None else round(totals.served * price / 1000, 6),
             "authorised_by": self.job.teacher_options.get("authorised_by"),
             "teacher": self.facts,
@@ -238,7 +241,7 @@ class Run:
             "teacher_accuracy": self.examination.teacher_accuracy,
             **{name: scores.get(name) for name in ("accuracy", "agreement", "kl")},
             **{name: value for name, value in scores.items() if name.startswith(("agreement_", "vote_"))},
-            **under_defences(self.oracle, self.examination, seen),
+            **defended,
             "evaluation": evaluated(self.examination),
             "baselines": baselines(seen),
             "answers": histogram(seen),

@@ -84,7 +84,9 @@ def rehearsed(words: str, **changes: object) -> tuple[int, str]:
     """How many cells ask a service at once, and what is said."""
     told = list[str]()
     plan = planned(words, **changes)
-    return rehearse(plan, plan.cells, told.append), "\n".join(told)
+    rehearsal = rehearse(plan, plan.cells, told.append)
+    assert rehearsal is not None
+    return rehearsal.sharing, "\n".join(told)
 
 
 def refusal(words: str, **changes: object) -> str:
@@ -93,13 +95,12 @@ def refusal(words: str, **changes: object) -> str:
     return str(caught.value)
 
 
-def test_what_fits_is_told_in_a_line_and_costs_one_image(calls: Callable[[], list[int]]) -> None:
-    sharing, told = rehearsed("--teacher owned:Local")
-    assert (sharing, told) == (
-        0,
-        "teacher owned:Local: 1x8x8, 10 classes, probabilities; it answers (one image, charged to no run)",
-    )
-    assert calls() == [1]
+def test_what_fits_is_told_in_a_line_and_a_teacher_of_one_s_own_is_not_asked(calls: Callable[[], list[int]]) -> None:
+    own = "teacher owned:Local: 1x8x8, 10 classes, probabilities; not asked before the cells"
+    assert rehearsed("--teacher owned:Local") == (0, own)
+    assert calls() == []
+    sharing, told = rehearsed(DIGITS)
+    assert (sharing, told.rpartition("; ")[2]) == (0, "it answers (one image, charged to no run)")
     assert not Path("out").exists()
 
 

@@ -117,7 +117,7 @@ def test_behind_a_service_its_own_form_alone_and_the_rest_is_said() -> None:
         (["--resume", "--out", "."], "--out: expected the directory of an audit"),
         (["--engine-options", "a=b"], "--engine-options: expected none"),
         ([*SERVICE[:-6], "--teacher.shape", "1,8,8"], "--budget: expected how many images the service"),
-        ([*SERVICE, "--defences", "lattice"], "--defences: expected none of a teacher behind a service"),
+        ([*SERVICE, "--defences", "lattice"], "--defences: expected none: the teacher is behind a service"),
     ],
 )
 def test_what_cannot_work_is_said_in_one_line(words: list[str], said: str) -> None:

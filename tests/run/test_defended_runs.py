@@ -34,6 +34,7 @@ DIGITS: dict[str, Any] = {"evaluation": {"dataset": "digits", "limit": 60, "poin
 SESSION = {
     "seconds",
     "stretches",
+    "benign_queries",
     "started",
     "ended",
     "wall_seconds",
@@ -89,6 +90,8 @@ def test_a_resumed_run_is_the_undisturbed_one_bit_by_bit(changes: dict[str, Any]
     ledger, scored = audit(tmp_path / "run" / "ledger.jsonl"), 0 if "evaluation" in changes else 60
     assert sum(each.answered for each in teachers) == undisturbed.answered == ledger.spent == BUDGET
     assert sum(each.truths for each in teachers) == undisturbed.truths == ledger.evaluation_queries == scored
+    assert sum(each.honest for each in teachers) == ledger.benign_queries
+    assert undisturbed.honest == audit(tmp_path / "whole" / "ledger.jsonl").benign_queries == scored
     assert teachers[2].witnessed > 0
     assert ledger.lost == 0
 
@@ -109,6 +112,7 @@ def test_scores_are_the_truths_and_stand_beside_what_users_are_served(whole: tup
     out, teacher = whole
     summary = json.loads((out / "summary.json").read_text())
     assert (teacher.truths, teacher.honest, teacher.answered) == (60, 60, BUDGET)
+    assert summary["benign_queries"] == 60  # what honest users are answered is asked, too
     assert summary["defences"] == list(Counting.defences) == summary["teacher"]["defences"]
     assert summary["defence_report"] == {"asked": BUDGET}
     assert 0 <= summary["agreement_relabelled"] <= 1

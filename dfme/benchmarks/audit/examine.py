@@ -28,7 +28,7 @@ from dfme.config.answer_settings import AnswersConfig
 from dfme.config.settings import Job, TeacherConfig
 from dfme.data import ImageSet
 from dfme.data.class_names import in_order
-from dfme.errors import UserError
+from dfme.errors import DfmeError, UserError
 from dfme.files import make_folder, write_text
 from dfme.nets import auto_net, is_own
 from dfme.oracle.ledger import Totals, audit
@@ -44,7 +44,7 @@ from dfme.run.evaluation import EvaluationSet, evaluation_images, examination_of
 from dfme.run.resuming import take_up_threads
 from dfme.run.scores import batches, evaluation_batch, scores
 from dfme.run.student_file import load_student_of_run, student_facts
-from dfme.spec import LabelMode
+from dfme.spec import ImageSpec, LabelMode
 
 PROCEDURAL, PROGRAMS = 2_000, ("leaves", "strokes")  # images that are in no evaluation set, and what draws them
 MAX_IMAGES = 500
@@ -70,12 +70,12 @@ def examine(
     """``fidelity``, ``fidelity_seeds`` and ``transfer`` as ``audit.json`` has them, and what there is to say of them.
 
     ``transfer``: whether the job's teacher is asked; None: if it is of a built-in kind on this machine. ``twin``:
-    weights of a net trained on the owner's data. ``asked``: images that were, ``served``: the most that can have been,
-    with those of an examination of other copies, which is set aside.
+    weights of a net trained on the owner's data. ``asked``: images that were, with those of an examination of other
+    copies, which is set aside.
     """
     device, folder, why = choose_device(job.config.device), out / "examined", ""
     earlier = _set_aside(folder, json.dumps([[cell.name for cell in cells], twin and twin.name, transfer]))
-    found: Entry = {"fidelity": [], "fidelity_seeds": [], "transfer": None, "asked": 0, "served": 0, "twin": None}
+    found: Entry = {"fidelity": [], "fidelity_seeds": [], "transfer": None, "asked": 0, "twin": None}
     rows, nets, first, box = dict[tuple[str, str], list[Entry]](), list[Any](), None, None
     with within_memory(device), ieee_fp32():
         for cell, on, answers in _recorded(cells, job, device):
@@ -100,7 +100,6 @@ def examine(
         elif first is not None:
             why = NOT_ASKED if transfer is None else "--transfer false"
     found["asked"] += sum(each.transfer_queries for each in earlier)
-    found["served"] += sum(each.served for each in earlier)
     found["not_run"] = [{"what": "agreement on other images, and adversarial transfer", "why": why}] if why else []
     for ((row, mode), every), name in product(rows.items(), fidelity.FIGURES):
         values = [each[name] for each in every]
@@ -143,13 +142,23 @@ def _recorded(cells: Sequence[ExaminedCell], job: Job, device: torch.device) -> 
         yield cell, on, on.answers
 
 
+def open_twin(path: Path, job: Job, spec: ImageSpec, num_classes: int) -> Any:
+    """The white box of a file of weights. UserError where it holds none, or a net for other images or classes."""
+    try:
+        box = white_box(replace(job, teacher=TeacherConfig(kind="torch"), teacher_options={"checkpoint": str(path)}))
+    except DfmeError as error:
+        reason = str(error).removeprefix("--teacher.checkpoint").lstrip(": ")
+        raise UserError(f"--twin {path}: expected the weights of a net: {reason}") from error
+    if (box.spec.shape, box.num_classes) != (spec.shape, num_classes):
+        expected = f"expected a net for images {spec.shape} and {num_classes} classes"
+        raise UserError(f"--twin {path}: {expected}, got {box.spec.shape} and {box.num_classes}")
+    return box
+
+
 def _twin(path: Path, job: Job, on: EvaluationSet, copy: Any) -> Logits:
     """The net's logits of images as the teacher takes them, in the teacher's order of classes; UserError for others."""
     spec, classes = copy.spec, copy.num_classes
-    box = white_box(replace(job, teacher=TeacherConfig(kind="torch"), teacher_options={"checkpoint": str(path)}))
-    if (box.spec.shape, box.num_classes) != (spec.shape, classes):
-        got = f"{box.spec.shape} and {box.num_classes}"
-        raise UserError(f"--twin {path}: expected a net for images {spec.shape} and {classes} classes, got {got}")
+    box = open_twin(path, job, spec, classes)
     own = ImageSet("twin", torch.empty(classes, 1, 1, 1), torch.arange(classes), box.class_names or ())
     ordered, (low, high), (least, most) = in_order(own, on.class_names), spec.bounds, box.spec.bounds
     order_K = (own if ordered is None else ordered).required_labels.argsort().to(box.device)
@@ -195,7 +204,7 @@ def _ask(
         deferred.verify()
         totals = oracle.ledger.totals()
     table = {"images": len(x_NCHW), "eps": list(eps_of(spec)), "headline_eps": headline, "attacks": list(ATTACKS)}
-    found |= {"served": totals.served, "asked": totals.transfer_queries}
+    found["asked"] = totals.transfer_queries
     found["transfer"] = table | {"asked": found["asked"], "rows": rows, "gain": gains(rows)}
     for place, told in enumerate(found["fidelity"]):
         told |= {name: {"images": n[-1], "agreement": n[place] / n[-1]} for name, n in counts.items() if n[-1]}

@@ -16,6 +16,7 @@ from dfme.benchmarks.audit.options import LIMITS
 from dfme.benchmarks.compare.attackers import NO_DEFENCE
 from dfme.benchmarks.compare.defended import defended
 from dfme.benchmarks.compare.figures import ComparisonResult, Outcome, Spread, spread
+from dfme.oracle.ledger_log import Totals
 from dfme.report.facts import LEVELS, wilson_interval
 
 Entry = dict[str, Any]
@@ -28,7 +29,8 @@ COPY = 0.9
 class Findings:
     """What an audit has found so far. ``second`` is None until the defences have been tried.
 
-    ``runs``: every run of both comparisons, as it ended; ``summaries``: what each finished one says, by its name.
+    ``runs``: every run of both comparisons, as it ended; ``summaries``: what each finished one says, by its name;
+    ``ledgers``: what each run asked, by its name, finished or not.
     """
 
     own: str
@@ -39,6 +41,7 @@ class Findings:
     runs: Sequence[Outcome] = ()
     summaries: Mapping[str, Entry] = field(default_factory=dict)
     utility: Sequence[Entry] = ()
+    ledgers: Mapping[str, Totals] = field(default_factory=dict)
 
     @property
     def example(self) -> Entry:
@@ -132,9 +135,14 @@ class Findings:
         return [{**point, "dominated": any(_dominates(other, point) for other in points)} for point in points]
 
     def verdicts(self, limits: Mapping[str, float]) -> list[Entry]:
-        """Each stated limit beside the worst that any attacker and seed came to with the teacher's own answers."""
+        """Each stated limit beside the worst that any attacker and seed came to with the teacher's own answers.
+
+        ``pass`` is None, not known, where an attack that might have failed the limit has not finished.
+        """
         lines = [line for line in self.price if line["mode"] == self.own and line["mean"] is not None]
-        return [_verdict(name, wanted, lines) for name, wanted in limits.items()]
+        own = [each for each in self.first.outcomes if each.cell.mode == self.own]
+        unknown = [each.cell.name for each in own if each.state not in ("finished", "not applicable")]
+        return [_verdict(name, wanted, lines, unknown) for name, wanted in limits.items()]
 
     def games(self, twin: Entry | None) -> Entry:
         """Agreements to hold a copy against, and how far it is on the way from one answer to everything to a twin."""
@@ -156,24 +164,35 @@ class Findings:
         found = []
         for name, each in every.items():
             cell, summary = each.cell, self.summaries.get(name) or {}
-            figures = {key: getattr(each.figures, key, None) for key in ("spent", "agreement", "curve", "seconds")}
+            figures = {key: getattr(each.figures, key, None) for key in ("agreement", "curve", "seconds")}
+            asked = self.ledgers.get(name)
+            spent = None if asked is None else asked.spent
             watch = (summary.get("watch") or {}).get("detectors") or {}
             told = {"name": name, "row": cell.row, "mode": cell.mode, "defence": cell.attempt.runs, "seed": cell.seed}
             told |= {"answers": cell.attempt.answers, "budget": cell.budget, "state": each.state, "reason": each.reason}
-            told |= {"spent": figures["spent"], "agreement": figures["agreement"], "dir": f"cells/{name}"}
+            told |= {"spent": spent, "agreement": figures["agreement"], "dir": f"cells/{name}"}
             told |= {"interval": self.interval(figures["agreement"]), "curve": [[*at] for at in figures["curve"] or ()]}
             told |= {"alarms": {detector: of["first_alarm"] for detector, of in watch.items()}}
-            told |= {key: summary.get(key) for key in ("config_hash", "requests")}
-            found.append(told | {"steps_seconds": figures["seconds"], "cost": self.cost(figures["spent"])})
+            told |= {"config_hash": summary.get("config_hash"), "requests": None if asked is None else asked.requests}
+            found.append(told | {"steps_seconds": figures["seconds"], "cost": self.cost(spent)})
         return found
 
-    def ledger(self, examined: Mapping[str, Any]) -> Entry:
-        """Images of all cells and of the examination; ``served`` and ``cost`` are the most that may be owed."""
-        done, keys = self.summaries.values(), ("spent", "evaluation_queries", "lost")
-        charged, scored, lost = (sum(int(each[key]) for each in done) for key in keys)
-        served = charged + scored + lost + int(examined.get("served", 0))
-        told = {"images": charged, "evaluation": scored, "transfer": int(examined.get("asked", 0)), "served": served}
-        return told | {"cost": self.cost(served), "cells": len(done)}
+    def ledger(self, beside: Sequence[Totals]) -> Entry:
+        """Images of all cells, failed ones too, and of the ledgers ``beside`` them.
+
+        ``served`` and ``cost`` are the most that may be owed.
+        """
+        every = [*self.ledgers.values(), *beside]
+        served = sum(totals.served for totals in every)
+        return {
+            "images": sum(totals.spent for totals in every),
+            "evaluation": sum(totals.evaluation_queries for totals in every),
+            "transfer": sum(totals.transfer_queries for totals in every),
+            "benign": sum(totals.benign_queries for totals in every),
+            "served": served,
+            "cost": self.cost(served),
+            "cells": len(self.ledgers),
+        }
 
     def not_run(self) -> list[Entry]:
         """Cells that were never to be run, and those that failed."""
@@ -226,7 +245,7 @@ def _dominates(one: Entry, other: Entry) -> bool:
     return len(known) > 1 and all(left <= right for left, right in known) and any(left < right for left, right in known)
 
 
-def _verdict(limit: str, wanted: float, lines: Sequence[Entry]) -> Entry:
+def _verdict(limit: str, wanted: float, lines: Sequence[Entry], unknown: Sequence[str]) -> Entry:
     if limit in LIMITS:
         counts = [count for line in lines for count in line["queries_to"][f"{LIMITS[limit]:g}"] if count is not None]
         value, least = min(counts, default=None), f"at least {wanted:,.0f} queries to {LIMITS[limit]:.0%} agreement"
@@ -235,6 +254,9 @@ def _verdict(limit: str, wanted: float, lines: Sequence[Entry]) -> Entry:
         shares = [share for line in lines for share in line["agreement"] if share is not None]
         value, least = max(shares, default=None), f"at most {wanted:.1%} agreement"
         holds, told = value is None or value <= wanted, "" if value is None else f"{value:.1%}"
-    told = f"the worst attack we ran: {told}" if lines else "not known, since no attack has finished"
-    text = f"you want {least}; {told}"
-    return {"limit": limit, "wanted": wanted, "value": value, "pass": bool(lines) and holds, "text": text}
+    told = f"the worst attack that finished: {told}" if lines else "no attack has finished"
+    passes: bool | None = holds
+    if holds and (unknown or not lines):
+        passes = None
+        told += f"; not known of {', '.join(unknown)}" if unknown else ""
+    return {"limit": limit, "wanted": wanted, "value": value, "pass": passes, "text": f"you want {least}; {told}"}

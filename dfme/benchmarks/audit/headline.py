@@ -12,6 +12,9 @@ from dfme.benchmarks.compare.defended import gains
 from dfme.benchmarks.compare.figures import Spread
 from dfme.report.facts import wilson_interval
 
+JUDGED = {True: "holds", False: "FAILS", None: "NOT KNOWN"}
+"""Words of a verdict."""
+
 ADVICE, PLAIN = 3, "random order"
 """Lines what to do; the honest stream in which a detector that is named must not have rung."""
 
@@ -42,9 +45,11 @@ def headline(of: Findings, seeds: Sequence[int]) -> Entry:
 def _price(of: Findings, mode: str) -> Entry:
     line = strongest(of.price, mode)
     if line is None:
-        return {"attacker": None, "queries": [], "median": None, "cost": None, "best_agreement": None}
+        unknown = dict.fromkeys(("attacker", "median", "cost", "best_agreement"))
+        return {**unknown, "queries": [], "by_seed": []}
     middle, told = median_to_copy(line), {"mean": line["mean"], "sd": line["sd"], "n": len(to_copy(line))}
     queries = {"queries": line["queries_to"][f"{COPY:g}"], "median": middle, "cost": of.cost(middle)}
+    queries |= {"by_seed": seeds_text(line, f"{COPY:g}")}
     return {"attacker": line["row"], **queries, "best_agreement": told}
 
 
@@ -54,13 +59,21 @@ def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
     copy = f"A copy that agrees with your model on {COPY:.0%} of {images}"
     if best["attacker"] is None:
         return f"What a copy costs is not known: no attack on {of.own} has finished."
-    texts = ["not reached" if count is None else f"{count:,}" for count in best["queries"]]
+    texts = best["by_seed"]
     told = f"seeds: {', '.join(texts)}" if len(texts) > 1 else f"seed {seeds[0]} alone"
     by = f"{best['attacker']}, the best attacker we ran"
     if best["median"] is not None:
         return f"{copy} costs {best['median']:,.0f} queries ({told}){_money(best)}; it is of {by}."
     some = f"in most seeds ({told})" if any(best["queries"]) else f"within {of.budget:,} queries"
     return f"{copy} was not made {some}: those of {by}, agree on {best['best_agreement']['mean']:.1%}."
+
+
+def seeds_text(line: Entry, level: str) -> list[str]:
+    """Queries until an agreement, of each seed of a line of the price; an attack that failed has not missed it."""
+    unfinished = {"failed": "failed", "not applicable": "-"}.get(line["state"], "not finished")
+    missed = [unfinished if share is None else "not reached" for share in line["agreement"]]
+    pairs = zip(line["queries_to"][level], missed, strict=True)
+    return [text if count is None else f"{count:,}" for count, text in pairs]
 
 
 def _money(price: Entry) -> str:
@@ -78,7 +91,9 @@ def _second(of: Findings, labels: Entry | None) -> str:
     if labels["median"] is not None:
         return f"With labels alone it costs {labels['median']:,.0f} queries{_money(labels)}{change}."
     reached, mean = sum(count is not None for count in labels["queries"]), labels["best_agreement"]["mean"]
-    made = f"one was made in {reached} of {len(labels['queries'])} seeds" if reached else "none was made"
+    finished = labels["best_agreement"]["n"]
+    made = f"one was made in {reached} of {finished} seeds" if reached else "none was made"
+    made += f" ({len(labels['queries']) - finished} failed)" if finished < len(labels["queries"]) else ""
     return f"With labels alone {made} within {of.budget:,} queries: the best agree on {mean:.1%}{change}."
 
 
@@ -182,7 +197,7 @@ def model_card(audit: Mapping[str, Any]) -> str:
     made, options = audit["made"], audit["options"]
     lines = ["## Extraction resistance", "", *audit["headline"]["sentences"], ""]
     lines += [f"- {each['text']}" for each in audit["advice"]]
-    lines += [f"- Limit {'holds' if each['pass'] else 'FAILS'}: {each['text']}" for each in audit["verdicts"]]
+    lines += [f"- Limit {JUDGED[each['pass']]}: {each['text']}" for each in audit["verdicts"]]
     lines += ["", "What this does not tell:", "", *(f"- {text}" for text in audit["limits"]), ""]
     seeds = ", ".join(map(str, options["seeds"]))
     lines += [f"dfme {audit['tool']['dfme']}, {made['started'][:10]}, profile {options['profile']}, seeds {seeds}:"]

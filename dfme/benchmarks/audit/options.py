@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from dfme.config.fields import (
     Images,
     LabelModeText,
     Natural,
+    OwnTeacher,
     Seed,
     accepted_by,
     parse_count,
@@ -28,8 +30,9 @@ from dfme.config.fields import (
 from dfme.config.messages import Problem, unknown_choice
 from dfme.config.settings import Job
 from dfme.errors import UserError
-from dfme.files import open_file
+from dfme.files import open_file, write_text
 from dfme.report.facts import LEVELS
+from dfme.run.job import unwatched
 from dfme.spec import LabelMode
 
 
@@ -48,6 +51,9 @@ class AuditConfig:
     """rows of the file, such as frugal,dfme; by default those of the profile, and knockoff where there is a --pool"""
     label_modes: Basic[tuple[LabelModeText, ...]] = ()
     """forms of answers, your model's own first; by default also probabilities:2 and label, where they tell less"""
+    own_teacher: Basic[OwnTeacher] = "api"
+    """of a class or function of your own (module:name): api, where attacks alone ask it, or local, where it answers on
+    this machine for nothing, so that defences and detectors are measured, too"""
     defences: Basic[tuple[str, ...]] = ()
     """switches of a teacher on this machine that are tried, such as lattice:n=10,mad; none: no one; by default those of
     the profile (docs/defences.md)"""
@@ -60,7 +66,7 @@ class AuditConfig:
     transfer: Basic[Literal["auto", "true", "false"]] = "auto"
     """ask the teacher about adversarial images made on the copies; auto: of one on this machine alone"""
     total: Basic[Images | None] = None
-    """most images that all attacks together may ask; more is refused before the first one"""
+    """most images that may be asked in all, but those that score the copies; more is refused before the first one"""
     student_steps: Basic[Natural] = 0
     """optimiser steps of each student; 0: one for each image of the budget, at most 2,400 of quick and standard; fewer
     make a copy look dearer"""
@@ -76,6 +82,8 @@ class AuditConfig:
     """directory of the page and all it was made from; by default a free name under runs/"""
     resume: Basic[bool] = False
     """go on with the audit in --out: what is finished is kept"""
+    dry_run: Basic[bool] = False
+    """say what the audit would ask, cost and leave out, ask nothing and write nothing"""
 
 
 class Profile(NamedTuple):
@@ -99,6 +107,10 @@ PROFILES = {
     ),
 }
 
+SERVICE = "the teacher is behind a service, which its owner alone can change or watch"
+ON_REQUEST = "a teacher of one's own is asked by attacks alone; if it answers for nothing, add --own-teacher local"
+"""Why neither defences nor detectors are measured."""
+
 LIMITS = {f"queries_to_{100 * level:.0f}": level for level in LEVELS}
 """Limits on the price of a level of agreement."""
 
@@ -113,6 +125,8 @@ def limits(texts: Sequence[str], budget: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for text in texts:
         name, equals, value = text.partition("=")
+        if name in found:
+            raise UserError(f"expected each limit once, got {name} twice")
         if name not in (*LIMITS, "agreement"):
             raise UserError(unknown_choice("limit", name, [*LIMITS, "agreement"]))
         try:
@@ -127,36 +141,37 @@ def limits(texts: Sequence[str], budget: int) -> dict[str, float]:
     return found
 
 
-def own_problems(config: AuditConfig, local: bool) -> Iterator[Problem]:
-    """What is wrong with the audit's own options and no comparison would say."""
+def own_problems(config: AuditConfig, away: str) -> Iterator[Problem]:
+    """What is wrong with the audit's own options and no comparison would say; ``away``: why defences are not tried."""
     try:
         limits(config.acceptable, budget_of(config))
     except UserError as error:
         yield Problem("acceptable", str(error))
     if "knockoff" in config.attackers and config.pool is None:
         yield Problem("attackers", "expected --pool as well: the images that knockoff asks")
-    if config.defences and not local:
-        yield Problem("defences", "expected none of a teacher behind a service, whose owner decides on them")
+    if config.defences and away:
+        yield Problem("defences", f"expected none: {away}")
+    if config.dry_run and config.resume:
+        yield Problem("dry_run", "expected no --resume with it, which goes on with what is planned")
     if config.twin not in ("train", "none") and not Path(config.twin).is_file():
         yield Problem("twin", f"expected train, none or a file of weights, got {config.twin!r}")
 
 
-def usual(config: AuditConfig, local: bool) -> tuple[AuditConfig, list[dict[str, str]]]:
-    """The options with what the profile says where they are silent, and what cannot be done behind a service."""
+def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[dict[str, str]]]:
+    """The options with what the profile says where they are silent, and what is not done, ``away`` says why."""
     profile, budget, (own, *others) = PROFILES[config.profile], budget_of(config), config.label_modes
     settled = replace(
         config,
         budget=budget,
         seeds=config.seeds or tuple(range(profile.seeds)),
         attackers=config.attackers or profile.attackers + ("knockoff",) * (config.pool is not None),
-        label_modes=config.label_modes if local else (own,),
+        label_modes=(own,) if away else config.label_modes,
         student_steps=config.student_steps or min(budget, profile.steps or budget),
-        jobs=config.jobs or ((2 if local else 1) if config.engine == "local" else None),
+        jobs=config.jobs or ((1 if away else 2) if config.engine == "local" else None),
     )
-    away = "the teacher is behind a service, which its owner alone can change or watch"
-    other = "a service answers in one form; another one would have to be asked for anew"
+    other = "it answers in one form; another one would have to be asked for anew"
     not_run = {f"label mode {mode}": other for mode in others} | dict.fromkeys(("defences", "detection"), away)
-    return settled, [] if local else [{"what": what, "why": why} for what, why in not_run.items()]
+    return settled, [{"what": what, "why": why} for what, why in not_run.items()] if away else []
 
 
 def modes_of(config: AuditConfig, stated: str | None) -> list[str]:
@@ -185,6 +200,20 @@ def read_object(path: Path) -> dict[str, Any]:
         found = json.loads(file.read(MAX_BYTES))
         return found if isinstance(found, dict) else {}
     return {}
+
+
+def cached(path: Path, of: Sequence[str], make: Callable[[], Any], anew: bool = False) -> Any:
+    """The result for ``of`` that is on file and whole; where there is none, or ``anew``, one is made and kept."""
+    kept = read_object(path)
+    if anew or kept.get("of") != [*of] or kept.get("sha256") != _digest(kept.get("found")):
+        found = json.loads(json.dumps(make(), allow_nan=False))
+        kept = {"of": [*of], "found": found, "sha256": _digest(found)}
+        write_text(path, json.dumps(kept, indent=1) + "\n")
+    return kept["found"]
+
+
+def _digest(found: object) -> str:
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 
 Second = Callable[[str, Sequence[str]], ComparisonPlan]
@@ -218,8 +247,13 @@ class AuditPlan:
     @property
     def job(self) -> Job:
         """A job whose teacher and evaluation are every cell's, and that nobody watches."""
-        job = self.first.cells[0].job
-        return replace(job, teacher=replace(job.teacher, watch=(), benign=None, on_alarm="log"))
+        return unwatched(self.first.cells[0].job)
+
+    @property
+    def texts(self) -> list[str]:
+        """The defences and label modes whose price for honest users is measured."""
+        images = self.job.config.evaluation.dataset != "none"
+        return [*self.config.defences, *self.config.label_modes[1:]] if self.local and images else []
 
     @property
     def watch(self) -> tuple[str, ...]:

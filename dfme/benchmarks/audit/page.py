@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 
 from dfme.benchmarks.audit import pictures
+from dfme.benchmarks.audit.headline import seeds_text
 from dfme.benchmarks.audit.options import SCHEMA
 from dfme.errors import RunError
 from dfme.report.page import MAX_SHOWN, render
@@ -113,7 +114,12 @@ def _contents(audit: Entry) -> Entry:
     return {
         **{"audit": audit, "table": _table, "across": _across, "in_words": in_words, "pareto": pictures.pareto(audit)},
         **{"curves": pictures.curves(audit), "known": {*numbered, "detection"}},
-        "prices": [each | {"advantage": advantage.get((each["row"], each["mode"]))} for each in audit["price"]],
+        "prices": [
+            line
+            | {"advantage": advantage.get((line["row"], line["mode"]))}
+            | {"reached": {level: seeds_text(line, level) for level in line["queries_to"]}}
+            for line in audit["price"]
+        ],
         "attacked": [
             line | each | _judged(line, each, bills) for line in audit["defences"] for each in line["attackers"]
         ],

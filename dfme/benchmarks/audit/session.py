@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 import json
 import math
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,17 @@ import torch
 
 from dfme import __version__
 from dfme.benchmarks.audit.findings import Entry, Findings, strongest, to_copy
-from dfme.benchmarks.audit.headline import TAXONOMY, advice, commands, headline, model_card, what_it_does_not_tell
-from dfme.benchmarks.audit.options import CARD, DATA, OPTIONS, PAGE, SCHEMA, AuditPlan, limits, read_object
+from dfme.benchmarks.audit.forecast import Forecast, forecast, plan_table
+from dfme.benchmarks.audit.headline import (
+    JUDGED,
+    TAXONOMY,
+    advice,
+    commands,
+    headline,
+    model_card,
+    what_it_does_not_tell,
+)
+from dfme.benchmarks.audit.options import CARD, DATA, OPTIONS, PAGE, SCHEMA, AuditPlan, cached, limits, read_object
 from dfme.benchmarks.compare.attackers import NO_DEFENCE
 from dfme.benchmarks.compare.figures import Outcome
 from dfme.benchmarks.compare.picture import draw
@@ -31,6 +40,8 @@ from dfme.benchmarks.gpu_suite import said
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
 from dfme.files import make_folder, write_text
+from dfme.oracle.ledger_log import Totals
+from dfme.oracle.ledger_log import audit as add_up
 from dfme.report.console import teacher_name
 from dfme.report.page import embedded
 from dfme.report.summary_file import read_summary
@@ -74,12 +85,18 @@ def audit(
         return 0 if plan.config.engine == "commands" else STOPPED
     found = work.found
     lines = [*found["headline"]["sentences"], *(f"- {each['text']}" for each in found["advice"])]
-    lines += [f"{'holds' if each['pass'] else 'FAILS'}: {each['text']}" for each in found["verdicts"]]
+    lines += [f"{JUDGED[each['pass']]}: {each['text']}" for each in found["verdicts"]]
     show(
         "\n".join([wrapped("\n".join(lines), across, "  "), "", *(str(plan.out / name) for name in (PAGE, DATA, CARD))])
     )
     failed = any(each["state"] == "failed" for each in found["cells"])
-    return int(failed) if all(each["pass"] for each in found["verdicts"]) else FAILS
+    return FAILS if any(each["pass"] is False for each in found["verdicts"]) else int(failed)
+
+
+def dry_run(plan: AuditPlan, owner: ModuleType) -> str:
+    """What the audit would ask, cost, take and leave out, as a table. UserError for what cannot work."""
+    work = Audit(plan, owner, StatusLine(io.StringIO()))
+    return plan_table(plan, work.check(dry=True), work.left_out)
 
 
 class Audit:
@@ -91,27 +108,42 @@ class Audit:
         self._not_run, self._utility = [*plan.not_run], list[Entry]()
         self._measured: Entry | None = None
         self._examined: Entry = {}
+        self._meter: Any = None
         before = read_object(plan.out / DATA).get("made")
         self._began, self._before = time.time(), before if isinstance(before, dict) else {}
         self.found: Entry = {}
 
-    def check(self) -> None:
-        """Find what cannot work, and say how much may be asked. UserError for both."""
+    def check(self, dry: bool = False) -> Forecast:
+        """Find what cannot work, and foretell what is asked; unless ``dry``, say it. UserError for what cannot work."""
         plan, first, config = self._plan, self._sessions[0], self._plan.config
         able = dict.fromkeys(each.cell.row for each in _to_run(first) if each.cell.mode == plan.own)
         then = [self._session(plan.second(row, config.defences)) for row in able] if plan.second else []
-        known = {each.cell.name for each in _to_run(first)}
-        count = len(known) + max((sum(each.cell.name not in known for each in _to_run(one)) for one in then), default=0)
-        told = f"{count} attacks of {config.budget:,} images may be charged {count * config.budget:,} in all"
-        if config.total is not None and count * config.budget > config.total:
-            fewer = "fewer attackers, label modes, defences or seeds"
-            raise UserError(f"--total: {told}, more than {config.total:,}; give a smaller --budget, or {fewer}")
+        known = {each.cell.name: each.cell for each in _to_run(first)}
+        defended = [{each.cell.name: each.cell for each in _to_run(one)} for one in then]
+        cells = max((known | more for more in defended), key=len, default=known)
         waiting = {cell.name: cell for session in (first, *then) for cell in session.waiting}
-        first.sharing = rehearse(plan.first, [*waiting.values()], self._line.note)
-        self._line.note(f"{told}; evaluations are not counted")
+        rehearsal = rehearse(plan.first, [*waiting.values()], self._line.note, ask=not dry)
+        found = forecast(plan, [*cells.values()], rehearsal, self._owner, timed=dry)
+        if rehearsal:
+            first.sharing = rehearsal.sharing
+        if not dry:
+            self._line.note(found.line)
+        return found
+
+    @property
+    def left_out(self) -> list[Entry]:
+        """What is known not to run, and why."""
+        reasons = [(each.cell, each.reason) for each in self._sessions[0].runs if each.state == "not applicable"]
+        cells = {f"{cell.label} with {cell.mode}": why for cell, why in reasons}
+        return [*self._not_run, *({"what": what, "why": why} for what, why in cells.items())]
 
     def run(self) -> bool:
         """Every phase that is not done; whether none was stopped."""
+        job = self._plan.job
+        with self._owner.benign_meter(job.teacher, job.teacher_options, self._plan.out / "benign") as self._meter:
+            return self._run_phases()
+
+    def _run_phases(self) -> bool:
         for phase in (self._bill, self._attack, self._defend, self._detect, self._examine):
             began = time.monotonic()
             self._line.note(f"-- {phase.__doc__}")
@@ -132,12 +164,15 @@ class Audit:
 
     def _bill(self) -> None:
         """what honest users pay"""
-        job, texts = self._plan.job, [*self._plan.config.defences, *self._plan.config.label_modes[1:]]
-        if not self._plan.local or job.config.evaluation.dataset == "none" or not texts:
+        job, texts, out = self._plan.job, self._plan.texts, self._plan.out
+        if not texts:
             return
         stacks = [tuple(text.split("+")) for text in texts]
         asked = job.teacher, job.teacher_options, stacks, job.config.evaluation, job.config.device
-        bills = _kept(self._plan.out / "utility.json", texts, partial(self._owner.bills, *asked, tell=self._line.note))
+        measure = partial(self._owner.bills, *asked, tell=self._line.note, meter=self._meter)
+        # The journal of a meter gives answers again in the order in which they came, and detection's come after these.
+        anew = self._meter is not None and not (out / "detection.json").exists()
+        bills = cached(out / "utility.json", texts, measure, anew)
         self._utility = [{"row": row, **bill} for row, bill in zip((NO_DEFENCE, *texts), bills, strict=True)]
 
     def _attack(self) -> bool:
@@ -161,8 +196,8 @@ class Audit:
         job, file = self._plan.job, self._plan.out / "detection.json"
         asked = job.teacher, job.teacher_options, self._plan.watch, job.config.evaluation, job.config.device
         if self._plan.watch:
-            measure = partial(self._owner.detection, *asked)
-            self._measured = self._tried("detection", lambda: _kept(file, asked[2], measure))
+            measure = partial(self._owner.detection, *asked, meter=self._meter)
+            self._measured = self._tried("detection", lambda: cached(file, asked[2], measure))
 
     def _examine(self) -> None:
         """what a copy is good for"""
@@ -181,7 +216,7 @@ class Audit:
         asks = {"auto": None, "true": True, "false": False}[config.transfer]
         key = [*(cell.name for cell in done), str(twin), config.transfer]
         found = partial(examine, out, cells, plan.job, twin, asks, self._line.note)
-        self._examined = _kept(out / "examined" / "found.json", key, found)
+        self._examined = cached(out / "examined" / "found.json", key, found)
 
     def _tried(self, what: str, make: Callable[[], Any]) -> Any:
         """What is made, or None where the data do not allow it, which is noted."""
@@ -197,7 +232,12 @@ class Audit:
         ended = [each.cell for each in runs if each.state == "finished"]
         summaries = {cell.name: read_summary(plan.first.directory(cell) / "summary.json") or {} for cell in ended}
         known = plan.own, plan.config.budget, plan.job.teacher.price_per_1000
-        return Findings(*known, told[0], told[1] if told[1:] else None, runs, summaries, self._utility)
+        ledgers = {path.parent.name: totals for path, totals in self._ledgers("cells/*")}
+        return Findings(*known, told[0], told[1] if told[1:] else None, runs, summaries, self._utility, ledgers)
+
+    def _ledgers(self, place: str) -> list[tuple[Path, Totals]]:
+        """Every ledger in such a place of the audit's directory, added up."""
+        return [(path, add_up(path)) for path in sorted(self._plan.out.glob(f"{place}/ledger.jsonl"))]
 
     def _write(self, finished: bool) -> None:
         """audit.json, and of a finished audit the page and the card."""
@@ -218,6 +258,7 @@ class Audit:
     def _findings(self) -> Entry:
         plan, of, examined, config = self._plan, self._of(), self._examined, self._plan.config
         told = limits(config.acceptable, config.budget)
+        beside = [totals for place in ("benign", "examined*") for _, totals in self._ledgers(place)]
         cells, games, detection = of.cells(), of.games(examined.get("twin")), None
         if self._measured is not None:
             from dfme.benchmarks.audit.detection import joined
@@ -235,7 +276,7 @@ class Audit:
             **{"verdicts": of.verdicts(told), "price": of.price, "games": games, "defences": of.defences},
             **{"utility": self._utility, "pareto": of.pareto(), "detection": detection, "cells": cells},
             **{name: examined.get(name, []) for name in ("fidelity", "fidelity_seeds")},
-            **{"transfer": examined.get("transfer"), "ledger": of.ledger(examined), "taxonomy": TAXONOMY},
+            **{"transfer": examined.get("transfer"), "ledger": of.ledger(beside), "taxonomy": TAXONOMY},
             "not_run": [*self._not_run, *examined.get("not_run", ()), *of.not_run()],
             "limits": what_it_does_not_tell(of, len(config.seeds), plan.local),
             "pictures": _pictures(plan, first["attacker"]),
@@ -274,17 +315,3 @@ def _below(queries: float) -> int:
     """A round number of images, to two digits, below so many."""
     unit = 10 ** max(0, math.floor(math.log10(queries - 1)) - 1)
     return int((queries - 1) // unit * unit)
-
-
-def _kept(path: Path, of: Sequence[str], make: Callable[[], Any]) -> Any:
-    """What was made of the same before, where it is on file and whole; else what is made now, and kept."""
-    kept = read_object(path)
-    if kept.get("of") != [*of] or kept.get("sha256") != _digest(kept.get("found")):
-        found = json.loads(json.dumps(make(), allow_nan=False))
-        kept = {"of": [*of], "found": found, "sha256": _digest(found)}
-        write_text(path, json.dumps(kept, indent=1) + "\n")
-    return kept["found"]
-
-
-def _digest(found: object) -> str:
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()

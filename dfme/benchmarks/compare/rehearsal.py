@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -16,31 +17,47 @@ from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.report.console import teacher_name
-from dfme.run.build import build_teacher
+from dfme.run.build import build_teacher, is_local
 from dfme.run.components import needed_space
 from dfme.run.directory import require_space
 from dfme.run.evaluation import evaluation_images
-from dfme.run.job import document
+from dfme.run.job import document, unwatched
 from dfme.run.memory import require_memory
 from dfme.run.parts import build_parts
 from dfme.run.plan import method_of
-from dfme.spec import Teacher
+from dfme.spec import ImageSpec, Teacher
 
 
-def rehearse(plan: ComparisonPlan, cells: Sequence[Cell], tell: Callable[[str], None]) -> int:
+class Rehearsal(NamedTuple):
+    """What is known of the cells' teacher before it is asked.
+
+    ``sharing``: cells that ask a service at once, 0 where it is none; ``scored``: images of the evaluation.
+    """
+
+    sharing: int
+    scored: int
+    spec: ImageSpec
+    num_classes: int
+
+
+def rehearse(
+    plan: ComparisonPlan, cells: Sequence[Cell], tell: Callable[[str], None], ask: bool = True
+) -> Rehearsal | None:
     """Make the teacher of the cells that wait, and of every row what its runs are made of; a line about the teacher.
 
-    A teacher in this process is asked for one image. A service is not: its count and the cells' ledgers must be equal.
-    The result is how many cells ask a service at once; 0 where the teacher is none.
+    A built-in teacher in this process is asked for one image, if ``ask``. A service and a teacher of one's own are not:
+    their own count and the cells' ledgers must be equal. None where no cell waits.
 
     Raises:
         UserError: one line that names everything that cannot work, or a service whose rate nobody states.
     """
     problems, sharing, needed = dict[str, dict[str, None]](), 0, 0
+    rehearsal: Rehearsal | None = None
     for mode, defence in dict.fromkeys((cell.mode, cell.attempt.runs) for cell in cells):
         of_mode = [cell for cell in cells if (cell.mode, cell.attempt.runs) == (mode, defence)]
         job, named = of_mode[0].job, teacher_name(document(of_mode[0].job)["teacher"])
-        teacher = build_teacher(job, None, torch.device("cpu"))
+        local = is_local(job)  # others would be asked by the calibration of a watch
+        teacher = build_teacher(job if local else unwatched(job), None, torch.device("cpu"))
         try:
             names, service = getattr(teacher, "class_names", None), getattr(teacher, "wire", None) is not None
             most = len(cells) if plan.engine == "commands" else plan.jobs  # whoever runs a list may run it all at once
@@ -51,14 +68,15 @@ def rehearse(plan: ComparisonPlan, cells: Sequence[Cell], tell: Callable[[str], 
                     "give --teacher.images-per-second or --teacher.requests-per-second, to be shared, or --jobs 1 with "
                     "--engine local"
                 )
-            evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names)
+            data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names)
+            rehearsal = Rehearsal(sharing, 0 if data is None else len(data), teacher.spec, teacher.num_classes)
             alike = {(cell.row, cell.budget, cell.attempt.answers): cell for cell in of_mode}.values()
             for cell in alike:
                 try:
                     needed += _space(cell, teacher, plan.engine in EXTRAS) * len(of_mode) // len(alike)
                 except UserError as error:
                     problems.setdefault(str(error), {})[cell.row] = None
-            if not (service or problems):
+            if local and ask and not problems:
                 grey_BCHW = torch.full((1, *teacher.spec.shape), sum(teacher.spec.bounds) / 2)
                 Oracle(teacher, Ledger(1))(grey_BCHW, purpose="check")
         finally:
@@ -66,7 +84,8 @@ def rehearse(plan: ComparisonPlan, cells: Sequence[Cell], tell: Callable[[str], 
         told = ["x".join(map(str, teacher.spec.shape)), f"{teacher.num_classes} classes", str(teacher.label_mode)]
         told += getattr(teacher, "inferred", ())  # from the weights or the evaluation, where nobody says
         told += [f"defended by {defence}"] if defence != NO_DEFENCE else []
-        asked = "a service, not asked before the cells" if service else "it answers (one image, charged to no run)"
+        asked = "it answers (one image, charged to no run)" if local else "not asked before the cells"
+        asked = f"a service, {asked}" if service else asked
         if not problems:
             tell(f"teacher {named}: {', '.join(told)}; {asked}")
     if problems:
@@ -76,7 +95,7 @@ def rehearse(plan: ComparisonPlan, cells: Sequence[Cell], tell: Callable[[str], 
     if sharing > 1:
         rates = " and ".join(f"{rate:g} {name.replace('_', ' ')}" for name, rate in rates_of(cells[0].job).items())
         tell(f"{sharing} cells ask the service at once, each at 1/{sharing} of its {rates}")
-    return sharing
+    return rehearsal
 
 
 def _space(cell: Cell, teacher: Teacher, away: bool) -> int:

@@ -44,7 +44,8 @@ def compare(plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None],
         TeacherError: from a teacher that does not answer.
     """
     session = Session(plan, not_applicable(plan.runs), line)
-    session.sharing = rehearse(plan, session.waiting, line.note)
+    if rehearsal := rehearse(plan, session.waiting, line.note):
+        session.sharing = rehearsal.sharing
     command = resume_command(plan.out, plan.cells[0].job, "compare")
     if plan.engine_options:  # which no file keeps
         command += f" --engine-options {shlex.quote(plan.engine_words)}"

@@ -77,7 +77,7 @@ def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
             None,
             "was not made within 3,000 queries: those of frugal, the best attacker we ran, agree on 75.0%",
         ),
-        ([REACHED, None, None], 850, "costs 850 queries (seeds: 850, not reached, not reached), 1.27 at"),
+        ([REACHED, None, None], 850, "costs 850 queries (seeds: 850, failed, failed), 1.27 at"),
         ([REACHED], 850, "costs 850 queries (seed 0 alone), 1.27 at"),
         ([None], None, "What a copy costs is not known"),
     ],
@@ -198,7 +198,11 @@ def test_a_limit_is_held_against_the_worst_attack() -> None:
     (never,) = found(outcome("dfme", "probabilities", 0, LOW)).verdicts({"queries_to_90": 3000})
     assert (never["value"], never["pass"]) == (None, True)
     (unknown,) = found(outcome("dfme", "probabilities", 0, None)).verdicts({"queries_to_90": 3000})
-    assert (unknown["pass"], unknown["text"].endswith("no attack has finished")) == (False, True)
+    assert (unknown["pass"], "no attack has finished; not known of dfme" in unknown["text"]) == (None, True)
+    failed = [outcome("frugal", "probabilities", 0, LOW), outcome("frugal", "probabilities", 1, None)]
+    holds, fails = found(*failed).verdicts({"queries_to_90": 3000, "agreement": 0.5})
+    assert (holds["pass"], fails["pass"]) == (None, False)  # a failed attack may have been a better one
+    assert holds["text"].endswith("none got there; not known of frugal-probabilities-3k-seed1")
     with pytest.raises(UserError, match="cannot be decided"):
         limits(["queries_to_90=3001"], 3000)
 

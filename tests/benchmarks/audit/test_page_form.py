@@ -128,7 +128,7 @@ def test_an_unfinished_audit_says_so_and_shows_what_there_is(tmp_path: Path) -> 
     unfinished = page_of(told, tmp_path)
     assert "This audit is not finished." in unfinished.text
     assert unfinished.table("Agreement after")[3][2:6] == ["- it waits", "-", "-", "-"]
-    assert unfinished.table("Queries until")[3][2:] == ["not reached"] * 4 + ["-"]
+    assert unfinished.table("Queries until")[3][2:] == [", ".join(["not finished"] * 3)] * 4 + ["-"]
     alts = [attributes["alt"] for tag, attributes in unfinished.tags if tag == "img"]
     assert alts[0].endswith("3,000 queries: not known yet.")
     assert len(alts) == 2, "one curve is drawn, and the points"

@@ -1,0 +1,150 @@
+"""What an audit will ask, cost and take, known before anybody is asked."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from dfme.benchmarks.audit.examine import MAX_IMAGES, open_twin
+from dfme.benchmarks.audit.options import AuditPlan
+from dfme.benchmarks.audit.transfer import ATTACKS, EPS
+from dfme.benchmarks.compare.plan import Cell, rates_of
+from dfme.benchmarks.compare.processes import cores
+from dfme.benchmarks.compare.rehearsal import Rehearsal
+from dfme.compute import choose_device
+from dfme.errors import UserError
+from dfme.report.console import duration
+from dfme.run.build import is_local
+from dfme.run.components import build_nets
+from dfme.run.plan import WIDTH
+
+TIMED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Images that an audit will ask, by purpose: ``charged`` and ``evaluation`` exactly, the others at most.
+
+    ``seconds``: of the students' steps, or of a service's stated rate; None where nothing tells them.
+    """
+
+    attacks: int
+    budget: int
+    evaluation: int
+    benign: int
+    transfer: int
+    price_per_1000: float | None
+    seconds: float | None
+
+    @property
+    def total(self) -> int:
+        """The images that --total counts."""
+        return self.attacks * self.budget + self.benign + self.transfer
+
+    @property
+    def text(self) -> str:
+        """The images that --total counts, in a sentence."""
+        charged = self.attacks * self.budget
+        text = f"{self.attacks} attacks of {self.budget:,} images may be charged {charged:,} in all"
+        beside = {"as images of honest users": self.benign, "for adversarial transfer": self.transfer}
+        return text + "".join(f", and at most {images:,} more {what}" for what, images in beside.items() if images)
+
+    @property
+    def cost(self) -> str:
+        """The price of all images, in words."""
+        if self.price_per_1000 is None:
+            return "cost not known: state the price by --price-per-1000"
+        return f"cost at most {(self.total + self.evaluation) * self.price_per_1000 / 1000:,.2f}"
+
+    @property
+    def line(self) -> str:
+        """All images and their price, as they are said before the first one is asked."""
+        return f"{self.text}; {self.evaluation:,} more to score the copies; {self.cost}"
+
+    @property
+    def time(self) -> str:
+        """Seconds in words."""
+        if self.seconds is None:
+            return "not known: state the rate by --teacher.images-per-second or --teacher.requests-per-second"
+        return f"about {duration(self.seconds)} for the students' training and the service's rate"
+
+
+def forecast(
+    plan: AuditPlan, cells: Sequence[Cell], rehearsal: Rehearsal | None, owner: ModuleType, timed: bool
+) -> Forecast:
+    """What the audit asks in ``cells`` and beside them; ``rehearsal`` is None where all cells are finished.
+
+    ``timed``: a few steps of each attacker's student are timed. UserError for more images than ``--total``, and for a
+    ``--twin`` that is none.
+    """
+    config = plan.config
+    scored = 0 if rehearsal is None else rehearsal.scored
+    own = plan.local and not is_local(plan.job)
+    benign = owner.benign_at_most(scored, bool(plan.texts), bool(plan.watch), len(cells)) if own else 0
+    transfer = MAX_IMAGES * len(ATTACKS) * len(next(iter(EPS.values())))
+    found = Forecast(
+        attacks=len(cells),
+        budget=config.budget,
+        evaluation=len(cells) * scored,
+        benign=benign,
+        transfer=transfer if config.transfer == "true" and not is_local(plan.job) else 0,
+        price_per_1000=plan.job.teacher.price_per_1000,
+        seconds=_seconds(plan, cells, rehearsal) if timed and rehearsal else None,
+    )
+    if config.total is not None and found.total > config.total:
+        fewer = "fewer attackers, label modes, defences or seeds"
+        raise UserError(f"--total: {found.text}, more than {config.total:,}; give a smaller --budget, or {fewer}")
+    if config.twin not in ("none", "train") and rehearsal:
+        open_twin(Path(config.twin), plan.job, rehearsal.spec, rehearsal.num_classes)
+    return found
+
+
+def plan_table(plan: AuditPlan, found: Forecast, left_out: Sequence[Mapping[str, str]]) -> str:
+    """The text of ``--dry-run``; ``left_out``: what will not run, and why."""
+    config = plan.config
+    seeds = ", ".join(map(str, config.seeds))
+    rows = [
+        ("attackers", f"{', '.join(config.attackers)}; answers {', '.join(config.label_modes)}; seeds {seeds}"),
+        ("defences", ", ".join(config.defences) or "none"),
+        ("images", found.line),
+        ("time", found.time),
+        *(("left out", f"{each['what']}: {each['why']}") for each in left_out),
+    ]
+    lines = ["plan: the teacher was asked no image, nothing was written"]
+    for what, text in rows:
+        lines += textwrap.wrap(f"{what:12}{text}", WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _seconds(plan: AuditPlan, cells: Sequence[Cell], rehearsal: Rehearsal) -> float | None:
+    """Seconds of all students' steps, side by side as the plan has it, or of the rate of a service, if that is more."""
+    rates = rates_of(plan.job)
+    if not plan.local and not rates:
+        return None
+    first = {cell.row: cell for cell in reversed(cells)}
+    seconds = {row: _step_seconds(cell, rehearsal) for row, cell in first.items()}
+    training = sum(seconds[cell.row] * cell.job.config.student.steps for cell in cells)
+    training /= min(plan.first.jobs, cores(), max(1, len(cells)))
+    images = len(cells) * (plan.config.budget + rehearsal.scored)
+    return max(training, images / rates.get("images_per_second", float("inf")))
+
+
+def _step_seconds(cell: Cell, rehearsal: Rehearsal) -> float:
+    """Seconds of an optimiser step of all of the cell's students, on images of noise."""
+    student, device = cell.job.config.student, choose_device(cell.job.config.device)
+    nets = build_nets(cell.job, rehearsal.spec, rehearsal.num_classes, device).students
+    x_BCHW = torch.rand(student.replay_batch, *rehearsal.spec.shape, device=device)
+    began = time.perf_counter()
+    for step in range(TIMED_STEPS + 1):
+        if step == 1:  # the first one pays for what the others find ready
+            began = time.perf_counter()
+        for net in nets:
+            net.zero_grad()
+            net(x_BCHW).square().mean().backward()
+    return (time.perf_counter() - began) / TIMED_STEPS
