@@ -14,9 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
-from dfme import __version__
+from dfme.benchmarks.audit.facts import pictures, target, tool
 from dfme.benchmarks.audit.findings import Entry, Findings, strongest, to_copy
 from dfme.benchmarks.audit.forecast import Forecast, forecast, plan_table
 from dfme.benchmarks.audit.headline import (
@@ -36,25 +34,19 @@ from dfme.benchmarks.compare.plan import ComparisonPlan
 from dfme.benchmarks.compare.processes import cores
 from dfme.benchmarks.compare.rehearsal import rehearse
 from dfme.benchmarks.compare.session import Session, not_applicable
-from dfme.benchmarks.gpu_suite import said
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
 from dfme.files import make_folder, write_text
 from dfme.oracle.ledger_log import Totals
 from dfme.oracle.ledger_log import audit as add_up
-from dfme.report.console import teacher_name
-from dfme.report.page import embedded
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.interrupt import Interrupt
-from dfme.run.job import PROJECT, document, resume_command
+from dfme.run.job import resume_command
 from dfme.run.lock import DirectoryLock
 
 FAILS, STOPPED = 4, 130
 """Exit codes: a stated limit fails; stopped and kept."""
-
-MAX_SHEET = 400_000
-"""Bytes of a picture that the page carries."""
 
 
 def audit(
@@ -247,7 +239,7 @@ class Audit:
         command = commands(str(self._before.get("command") or ""), plan.first.command)
         made = {"command": command, "started": started, "wall_seconds": round(wall, 1)}
         made |= {"machine": f"{platform.machine()}, {cores()} cores", "finished": finished, "directory": str(plan.out)}
-        self.found = {"schema": SCHEMA, "tool": _tool(), "made": made, **self._findings()}
+        self.found = {"schema": SCHEMA, "tool": tool(), "made": made, **self._findings()}
         write_text(plan.out / DATA, json.dumps(self.found, indent=1, allow_nan=False) + "\n")
         if finished:
             from dfme.benchmarks.audit.page import write_page
@@ -272,39 +264,15 @@ class Audit:
         price, first = plan.job.teacher.price_per_1000, headline(of, config.seeds)
         return {
             "options": {name: getattr(config, name) for name in names} | {"price_per_1000": price, "acceptable": told},
-            **{"target": _target(plan, of.example), "headline": first, "advice": advice(of, detection)},
+            **{"target": target(plan, of.example), "headline": first, "advice": advice(of, detection)},
             **{"verdicts": of.verdicts(told), "price": of.price, "games": games, "defences": of.defences},
             **{"utility": self._utility, "pareto": of.pareto(), "detection": detection, "cells": cells},
             **{name: examined.get(name, []) for name in ("fidelity", "fidelity_seeds")},
             **{"transfer": examined.get("transfer"), "ledger": of.ledger(beside), "taxonomy": TAXONOMY},
             "not_run": [*self._not_run, *examined.get("not_run", ()), *of.not_run()],
             "limits": what_it_does_not_tell(of, len(config.seeds), plan.local),
-            "pictures": _pictures(plan, first["attacker"]),
+            "pictures": pictures(plan, first["attacker"]),
         }
-
-
-def _target(plan: AuditPlan, example: Entry) -> Entry:
-    teacher, scored = example.get("teacher") or {}, example.get("evaluation") or {}
-    accuracy, name = example.get("teacher_accuracy"), teacher_name(document(plan.job)["teacher"])
-    told = {"kind": plan.job.teacher.kind, "name": name, "local": plan.local, "label_mode": plan.own}
-    told |= {key: teacher.get(key) for key in ("shape", "num_classes", "levels")}
-    told |= {"defences": [*plan.job.teacher.defences], "authorised_by": example.get("authorised_by")}
-    evaluation = {"name": scored.get("name"), "images": scored.get("images"), "labelled": accuracy is not None}
-    return told | {"accuracy": accuracy, "evaluation": evaluation}
-
-
-def _tool() -> Entry:
-    commit = said("git describe --always --dirty") if (PROJECT / ".git").exists() else ""
-    versions = {"dfme": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    return versions | {"commit": commit or None}
-
-
-def _pictures(plan: AuditPlan, attacker: str | None) -> Entry:
-    """The sheet of the strongest attacker's queries."""
-    every = (cell for cell in plan.first.cells if (cell.row, cell.mode) == (attacker, plan.own))
-    sheets = [plan.first.directory(cell) / "samples.png" for cell in every]
-    sheet = next((file for file in sheets if file.is_file() and file.stat().st_size <= MAX_SHEET), None)
-    return {"samples": embedded(sheet)} if sheet else {}
 
 
 def _to_run(session: Session) -> list[Outcome]:
