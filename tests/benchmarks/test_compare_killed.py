@@ -14,7 +14,7 @@ import pytest
 
 from dfme.benchmarks.compare import processes
 from dfme.run.job import PROJECT
-from dfme.run.lock import DirectoryLock
+from dfme.lock import DirectoryLock
 
 pytestmark = pytest.mark.integration
 

@@ -20,8 +20,8 @@ from tables import all_hold
 
 from dfme.cli.main import main
 from dfme.errors import UserError
-from dfme.run import lock
-from dfme.run.lock import DirectoryLock
+from dfme import lock
+from dfme.lock import DirectoryLock
 
 NODE = json.dumps({"host": "node7", "pid": 4711})
 
@@ -166,7 +166,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
         "dead link": lambda: file.symlink_to(tmp_path / "nowhere"),
     }
     make[kind]()
-    with pytest.raises(UserError, match=r"^--out .*run: cannot write to the run directory"):
+    with pytest.raises(UserError, match=r"^--out .*run: cannot write to the directory"):
         DirectoryLock(out)
     assert (tmp_path / "precious").read_text() == "mine"
     assert not (tmp_path / "nowhere").exists()
@@ -175,7 +175,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
 SLOW = """
 import sys, time
 from pathlib import Path
-from dfme.run import lock
+from dfme import lock
 lock.BEAT_SECONDS = 0.2
 held = lock.DirectoryLock(Path(sys.argv[1]))
 print("held", flush=True)

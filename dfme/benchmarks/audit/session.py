@@ -37,7 +37,7 @@ from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import PROJECT, document, resume_command
-from dfme.run.lock import DirectoryLock
+from dfme.lock import DirectoryLock
 
 FAILS, STOPPED = 4, 130
 """Exit codes: a stated limit fails; stopped and kept."""

@@ -28,7 +28,7 @@ from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash, document, resume_command, said_by_the_user
-from dfme.run.lock import DirectoryLock
+from dfme.lock import DirectoryLock
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
 
