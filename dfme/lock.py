@@ -30,8 +30,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 class DirectoryLock:
     """Held from its making until ``close``, or the end of the process. ``note``: what is to be said of it, if anything.
 
-    ``option`` names the directory for a person. Raises UserError if another process holds it, or the directory cannot
-    be written.
+    Raises UserError, which names ``option``, if another process holds it, or the directory cannot be written.
     """
 
     def __init__(self, path: Path, option: str = "--out") -> None:

@@ -43,8 +43,10 @@ class Model:
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._timed, images_BCHW, account)
 
     def close(self) -> None:
-        """Ask nothing more; a call that is under way ends first."""
+        """Ask and record nothing more; a call that is under way ends first."""
         self._worker.shutdown()
+        if self._watch is not None and self._watch.record is not None:
+            self._watch.record.close()
 
     def _timed(self, images_BCHW: Array, account: str) -> Array:
         self._meter.ask(len(images_BCHW))
@@ -62,7 +64,8 @@ class Model:
                 if "alarm" in line:
                     self._meter.alarm(line)
                 if line.get("first"):
-                    self._tell(f"ALARM: {line['alarm']}, account {account}, image {line['images']:,}")
+                    number = f"image {line['images']:,} that it asked, evaluation images included"
+                    self._tell(f"ALARM: {line['alarm']}, account {account}, {number}")
 
     def _answer(self, images_BCHW: Array) -> Array:
         teacher, mode = self._teacher, self._teacher.label_mode

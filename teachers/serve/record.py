@@ -1,6 +1,6 @@
-"""What ``run.py serve --record FOLDER`` writes down of every image that the watch looks at, and the reader of it.
+"""The log that ``run.py serve --record FOLDER`` writes of every image it looks at, and the reader of it.
 
-``FOLDER/log-2026-11-23.jsonl``, one file a day (UTC), has a line for each image, in the order in which they came::
+``FOLDER/log-2026-11-23.jsonl``, one file a day (UTC), has a line for each image, as they came::
 
     {"at": "2026-11-23T02:50:00.123Z", "account": "16 hex", "number": n, "digest": "16 hex", "fingerprint": "16 hex",
      "top": k, "score": s, "distance": d | null, "image": place | null}
@@ -55,19 +55,19 @@ class Recording:
     """Appends to the log in a folder, its own until ``close``, where nothing stays for more than ``days``.
 
     ``image_bytes``: of all images that are kept there. ``tell`` hears when they are used up, and when the disk takes no
-    more: the record ends then, the service goes on, and so does the deletion. UserError for a folder in use, RunError
-    for one that cannot be read.
+    more: the record ends then, the service and the deletion go on. UserError for a folder in use.
     """
 
     def __init__(self, folder: Path, days: int, image_bytes: int, tell: Callable[[str], None]) -> None:
         make_folder(folder)
         self._lock = DirectoryLock(folder, "--record")
         self._folder, self._days, self._most, self._tell = folder, days, image_bytes, tell
-        self._full, self._broken, self._ended = not image_bytes, False, threading.Event()
+        self._full, self._ended = not image_bytes, threading.Event()
+        self._broken = False
         try:
             self.expire()
             if (today := folder / f"log-{datetime.now(UTC).date()}.jsonl").is_file():
-                AppendFile(today, sum(map(len, whole_lines(today)))).close()  # a kill may have torn its last line
+                AppendFile(today, sum(map(len, whole_lines(today)))).close()  # without a torn last line
         except OSError as error:
             raise disk_error("read", folder, error) from error
         threading.Thread(target=self._sweep, daemon=True).start()
@@ -96,7 +96,7 @@ class Recording:
         self._kept = sum(path.stat().st_size for path in self._folder.glob("images-*.u8"))
 
     def _write(self, account: str, number: int, seen: Seen) -> None:
-        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        at = _now()
         pixels_BCHW = seen.images_BCHW.mul(255).round().byte()
         raw = [each.tobytes() for each in pixels_BCHW.numpy()]
         places: list[int] | list[None] = [None] * len(seen)
@@ -108,13 +108,10 @@ class Recording:
             first = self._append(f"images-{at[:10]}-{account}-{shape}.u8", b"".join(raw), len(raw[0]))
             self._kept, places = self._kept + pixels_BCHW.nbytes, [*range(first, first + len(seen))]
         score_B, top_B = (each.tolist() for each in seen.p_BK.max(1))
+        distance_B = [None] * len(seen) if seen.distance_B is None else seen.distance_B.tolist()
         columns = {
             **{"number": range(number, number + len(seen)), "fingerprint": fingerprints(pixels_BCHW), "image": places},
-            **{"digest": digests(raw), "top": top_B},
-            **{
-                "score": score_B,
-                "distance": [None] * len(seen) if seen.distance_B is None else seen.distance_B.tolist(),
-            },
+            **{"digest": digests(raw), "top": top_B, "score": score_B, "distance": distance_B},
         }
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         lines = (json.dumps({"at": at, "account": account, **row}) + "\n" for row in rows)
@@ -136,6 +133,25 @@ class Recording:
                 self._tell(f"WARNING: what was recorded {self._days} days ago is not deleted: {error}")
 
 
+class AlarmFile:
+    """Appends each alarm to a file, as JSON with its time; ``tell`` hears of one that the disk refuses."""
+
+    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+        make_folder(path.parent)
+        self._file = AppendFile(path, path.stat().st_size if path.is_file() else 0, mode=0o600)
+        self._tell = tell
+
+    def __call__(self, alarm: dict[str, Any]) -> None:
+        try:
+            self._file.append((json.dumps({"at": _now(), **alarm}) + "\n").encode())
+        except RunError as error:
+            self._tell(f"WARNING: an alarm is not in --alarm-file: {error}")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def digests(raw: Iterable[bytes]) -> list[str]:
     """Of each image by the bytes of its 8-bit pixels."""
     return [hashlib.blake2b(each, digest_size=8).hexdigest() for each in raw]
@@ -149,12 +165,12 @@ def fingerprints(pixels_BCHW: Tensor) -> list[str]:
 
 
 def read_log(folder: Path, shape: Shape) -> Iterator[dict[str, Any]]:
-    """A log of images (C, H, W) in batches of lines, each of one account (its tag), whose lines come in order.
+    """A log of images (C, H, W) in batches of lines, each of one account (its tag), in their order.
 
     ``account``; ``at``, texts; ``number``, ``top``, int64; ``digest``, ``fingerprint``, uint64; ``score``, ``distance``
     (NaN where it is not known), float64; ``images`` (N, C, H, W), uint8, or None where one of them is not kept. A last
-    line that a kill tore is left out. UserError for a folder without a log, RunError for a line that is none of ours,
-    and for images of another shape, of which nothing is read.
+    line that a kill tore is left out. UserError for a folder without a log, RunError for a line that is none
+    of ours, and for images of another shape, which are not read.
     """
     if not (logs := sorted(path for path in folder.glob("log-*.jsonl") if DATED.fullmatch(path.name))):
         raise UserError(f"{folder}: expected a folder that run.py serve --record wrote, with a log-DAY.jsonl")
@@ -171,13 +187,12 @@ def read_log(folder: Path, shape: Shape) -> Iterator[dict[str, Any]]:
 
 
 def _images(folder: Path, name: str, shape: Shape, places: list[int | None]) -> Array | None:
-    """The images at these places; None where one of them is not kept. RunError for a file of another shape."""
+    """The images at these places; None where one is not kept. RunError for a file of another shape."""
     sizes, numel = "x".join(map(str, shape)), math.prod(shape)
     path, known = folder / f"{name}-{sizes}.u8", [place for place in places if place is not None]
-    for other in folder.glob(f"{name}-*.u8"):
-        if other != path:
-            wanted = f"expected the log of this teacher, of images of {sizes}"
-            raise RunError(f"{other}: {wanted}; give the teacher that was recorded, or remove the file")
+    if others := [other for other in folder.glob(f"{name}-*.u8") if other != path]:
+        wanted = f"expected the log of this teacher, of images of {sizes}"
+        raise RunError(f"{others[0]}: {wanted}; give the teacher that was recorded, or remove the file")
     if len(known) < len(places) or not path.is_file():
         return None
     with open_file(path) as file:

@@ -18,9 +18,9 @@ import pytest
 from small_runs import SMALL, Metered, clone, ctrl_c, no_pictures, student
 from tables import all_hold
 
+from dfme import lock
 from dfme.cli.main import main
 from dfme.errors import UserError
-from dfme import lock
 from dfme.lock import DirectoryLock
 
 NODE = json.dumps({"host": "node7", "pid": 4711})

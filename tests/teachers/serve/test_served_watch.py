@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +79,11 @@ def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path)
     for name, each in found.items():
         assert f'dfme_watch_alarms_total{{model="digits",detector="{name}"}} {each["alarms"]}' in metrics
         assert f'dfme_watch_first_alarm{{model="digits",detector="{name}"}} {each["first_alarm"]}' in metrics
-        assert (
-            sum(
-                re.match(rf"ALARM: {name}, account {EVE}, image {each['first_alarm']}$", line) is not None
-                for line in told
-            )
-            == 1
-        )
+        counted = f"image {each['first_alarm']} that it asked, evaluation images included"
+        assert told.count(f"ALARM: {name}, account {EVE}, {counted}") == 1
     assert len(told) == 2
     assert not re.search(f"{EVE}|{USER}", metrics)
-    batches = [*read_log(tmp_path / "log")]
+    batches = [*read_log(tmp_path / "log", (1, 8, 8))]
     for tag, images in ((EVE, pairs()[:80]), (USER, honest)):
         kept = np.concatenate([each["images"] for each in batches if each["account"] == tag])
         assert np.array_equal(kept, images.mul(255).round().byte().numpy())
@@ -139,7 +135,7 @@ def test_the_command_says_who_is_watched_and_records_from_its_first_image(tmp_pa
     bench = Bench(tmp_path)
     bench.environment |= KEYS
     flags = ["serve", "--port", "0", "--device", "cpu", "--api-key-env", ",".join(KEYS), "--record", "log"]
-    flags += ["--retain-days", "7", "--watch", "sequential", "--benign", "digits"]
+    flags += ["--retain-days", "7", "--watch", "sequential", "--benign", "digits", "--alarm-file", "alarms.jsonl"]
     process = bench.start(flags)
     assert process.stdout is not None
     opening, *said = [process.stdout.readline() for _ in range(4)]
@@ -156,14 +152,20 @@ def test_the_command_says_who_is_watched_and_records_from_its_first_image(tmp_pa
     assert ask(url[0], queries()[:2], "another").status_code == 401
     process.send_signal(signal.SIGKILL)
     out, err = process.communicate(timeout=60)
-    assert re.fullmatch(rf"ALARM: sequential, account {EVE}, image \d+\n", out), err
-    lines = [json.loads(line) for path in (tmp_path / "log").iterdir() for line in path.open()]
+    assert re.fullmatch(rf"ALARM: sequential, account {EVE}, image \d+ that it asked, .*\n", out), err
+    lines = [json.loads(line) for path in (tmp_path / "log").glob("*.jsonl") for line in path.open()]
     assert [(line["account"], line["number"]) for line in lines] == [
         *((EVE, n) for n in range(1, 21)),
         (USER, 1),
         (USER, 2),
     ]
     assert all(line["distance"] > 0 and line["image"] is None for line in lines)
+    first, *_ = (json.loads(line) for line in (tmp_path / "alarms.jsonl").open())
+    assert [*first] == ["at", "account", "detector", "statistic", "threshold", "image"]
+    assert (first["account"], first["detector"], first["threshold"]) == (EVE, "sequential", 8.0)
+    assert f"image {first['image']} " in out
+    assert first["statistic"] > 8
+    assert stat.S_IMODE((tmp_path / "alarms.jsonl").stat().st_mode) == 0o600
 
 
 SERVE = {
@@ -171,6 +173,11 @@ SERVE = {
     "--retain-days 3": "--retain-days: expected --record FOLDER with it",
     "--record-images true": "--record-images: expected --record FOLDER with it",
     "--record log --retain-days 0": "--retain-days: expected",
+    "--record log --retain-days 1000000": "--retain-days: expected",
+    "--record log --retain-days 1 --record-max-mb 1e308": "--record-max-mb: expected",
+    "--threads 1000000000": "--threads: expected",
+    "--port 0 --host ..": "--host .. --port 0: cannot listen there: ",
+    "--alarm-file alarms.jsonl": "--alarm-file: expected --watch with it",
     "--on-alarm refuse": "--on-alarm: expected --watch with it",
     "--benign digits": "--benign: expected --watch with it, or --record of a teacher of kind torch",
     "--watch pairs": "--teacher.benign: expected held-out labelled images to calibrate pairs on",
