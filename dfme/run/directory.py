@@ -12,7 +12,7 @@ from typing import Any
 from dfme.config.yaml_files import sealed
 from dfme.errors import RunError, UserError
 from dfme.files import remove, write_text
-from dfme.lock import LOCK, DirectoryLock
+from dfme.run.lock import LOCK, DirectoryLock
 
 TRACES = (LOCK, "config.yaml.tmp")
 """What a process killed before its config.yaml was whole may have left: not a run, and in nobody's way."""

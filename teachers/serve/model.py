@@ -43,10 +43,8 @@ class Model:
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._timed, images_BCHW, account)
 
     def close(self) -> None:
-        """Ask and record nothing more; a call that is under way ends first."""
+        """Ask nothing more; a call that is under way ends first."""
         self._worker.shutdown()
-        if self._watch is not None and self._watch.record is not None:
-            self._watch.record.close()
 
     def _timed(self, images_BCHW: Array, account: str) -> Array:
         self._meter.ask(len(images_BCHW))

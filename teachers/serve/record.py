@@ -21,6 +21,7 @@ import json
 import math
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -33,7 +34,6 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from dfme.errors import RunError, UserError
 from dfme.files import AppendFile, disk_error, make_folder, open_file, remove, whole_lines
-from dfme.lock import DirectoryLock
 from dfme.spec import Shape
 from dfme.teachers.arrays import Array
 from dfme.teachers.watch.detector import Seen
@@ -52,18 +52,16 @@ def account_tag(key: str) -> str:
 
 
 class Recording:
-    """Appends to the log in a folder, its own until ``close``, where nothing stays for more than ``days``.
+    """Appends to the log in a folder that nobody else writes into; nothing stays there for more than ``days``.
 
     ``image_bytes``: of all images that are kept there. ``tell`` hears when they are used up, and when the disk takes no
-    more: the record ends then, the service and the deletion go on. UserError for a folder in use.
+    more: the record ends then, the service and the deletion go on.
     """
 
     def __init__(self, folder: Path, days: int, image_bytes: int, tell: Callable[[str], None]) -> None:
         make_folder(folder)
-        self._lock = DirectoryLock(folder, "--record")
         self._folder, self._days, self._most, self._tell = folder, days, image_bytes, tell
-        self._full, self._ended = not image_bytes, threading.Event()
-        self._broken = False
+        self._full, self._broken = not image_bytes, False
         try:
             self.expire()
             if (today := folder / f"log-{datetime.now(UTC).date()}.jsonl").is_file():
@@ -81,11 +79,6 @@ class Recording:
         except (OSError, RunError) as error:
             self._broken = True
             self._tell(f"WARNING: nothing is recorded from here on: {error}")
-
-    def close(self) -> None:
-        """Delete nothing any more, and let others write into the folder; closing twice is no error."""
-        self._ended.set()
-        self._lock.close()
 
     def expire(self) -> None:
         """Delete what is from ``days`` ago or older, whole days at a time."""
@@ -126,7 +119,8 @@ class Recording:
         return pieces
 
     def _sweep(self) -> None:
-        while not self._ended.wait(SWEEP_SECONDS):
+        while True:
+            time.sleep(SWEEP_SECONDS)
             try:
                 self.expire()
             except (OSError, RunError) as error:

@@ -71,8 +71,8 @@ class Watch:
 
     These are every second image, in an order drawn by seed 0, of its test part, as they are and corrupted; the means
     behind the distances are its train part's. ``account`` is whose images are seen next. ``record``, if there is one,
-    is called with account, number of the first image, and images; ``alarmed`` with each alarm. UserError for data
-    or a network that do not fit.
+    is called with account, number of the first image, and images, ``alarmed`` with alarms. UserError for data or a
+    network that do not fit.
     """
 
     def __init__(

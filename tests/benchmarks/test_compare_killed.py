@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dfme.benchmarks.compare import processes
-from dfme.lock import DirectoryLock
 from dfme.run.job import PROJECT
+from dfme.run.lock import DirectoryLock
 
 pytestmark = pytest.mark.integration
 

@@ -22,8 +22,10 @@ DOORS = {"dfme/run/build.py", "dfme/cli/teacher_side.py"}
 """The files of the auditor's side that may import the owner's."""
 FACE = {"dfme", "dfme.__main__"}
 """They import what they show only when it is asked for."""
-SHARED = ("spec", "answers", "errors", "compute", "precision", "files", "lock", "randomness", "nets", "data", "config")
-BOTH_SIDES = tuple(f"dfme.{room}" for room in SHARED)
+BOTH_SIDES = tuple(
+    f"dfme.{room}"
+    for room in ("spec", "answers", "errors", "compute", "precision", "files", "randomness", "nets", "data", "config")
+)
 """The rooms of dfme/ that the owner's side may import."""
 HEAVY = ("torch", "torchvision", "matplotlib", "wandb", "jinja2")
 INPUT_OUTPUT = {

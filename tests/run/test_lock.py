@@ -18,10 +18,10 @@ import pytest
 from small_runs import SMALL, Metered, clone, ctrl_c, no_pictures, student
 from tables import all_hold
 
-from dfme import lock
 from dfme.cli.main import main
 from dfme.errors import UserError
-from dfme.lock import DirectoryLock
+from dfme.run import lock
+from dfme.run.lock import DirectoryLock
 
 NODE = json.dumps({"host": "node7", "pid": 4711})
 
@@ -175,7 +175,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
 SLOW = """
 import sys, time
 from pathlib import Path
-from dfme import lock
+from dfme.run import lock
 lock.BEAT_SECONDS = 0.2
 held = lock.DirectoryLock(Path(sys.argv[1]))
 print("held", flush=True)

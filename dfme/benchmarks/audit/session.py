@@ -31,13 +31,13 @@ from dfme.benchmarks.gpu_suite import said
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
 from dfme.files import make_folder, write_text
-from dfme.lock import DirectoryLock
 from dfme.report.console import teacher_name
 from dfme.report.page import embedded
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import PROJECT, document, resume_command
+from dfme.run.lock import DirectoryLock
 
 FAILS, STOPPED = 4, 130
 """Exit codes: a stated limit fails; stopped and kept."""

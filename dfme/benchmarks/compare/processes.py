@@ -15,8 +15,8 @@ from typing import IO
 
 from dfme.errors import UserError
 from dfme.files import disk_error
-from dfme.lock import DirectoryLock
 from dfme.run.job import PROJECT
+from dfme.run.lock import DirectoryLock
 
 GRACE_SECONDS = 20.0
 """How long a run of a killed comparison may take to end its step."""

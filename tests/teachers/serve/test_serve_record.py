@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,15 @@ import numpy as np
 import pytest
 import torch
 
+from dfme.cli.main import main
 from dfme.errors import RunError, UserError
+from dfme.run.lock import DirectoryLock
 from dfme.teachers.serve import record as module
 from dfme.teachers.serve.record import Recording, account_tag, fingerprints, read_log
 from dfme.teachers.watch.detector import Seen
 
 ONE, OTHER = account_tag("a key"), account_tag("another")
 SHAPE = (1, 8, 8)
-MADE: list[Recording] = []
 
 
 class Clock(datetime):
@@ -48,20 +51,12 @@ def seen(count: int, seed: int = 0, distance: bool = True, shape: tuple[int, int
     return Seen(images, p, torch.rand(count, generator=rng).double() * 9 if distance else None)
 
 
-@pytest.fixture(autouse=True)
-def _made() -> Iterator[None]:
-    yield
-    while MADE:
-        MADE.pop().close()
-
-
 def recording(folder: Path, days: int, images: int, tell: Callable[[str], None] = lambda line: None) -> Recording:
-    MADE.append(Recording(folder, days, images, tell))
-    return MADE[-1]
+    return Recording(folder, days, images, tell)
 
 
 def listed(folder: Path) -> list[str]:
-    return sorted(name for name in os.listdir(folder) if name != ".lock")
+    return sorted(os.listdir(folder))
 
 
 def pixels(each: Seen) -> Any:
@@ -166,7 +161,6 @@ def test_a_kill_tears_the_last_line_and_no_other(tmp_path: Path) -> None:
     images.write_bytes(images.read_bytes() + b"half an image")
     (batch,) = read_log(tmp_path, SHAPE)
     assert batch["number"].tolist() == [1, 2, 3, 4]
-    MADE.pop().close()
     again = seen(2, 5)
     recording(tmp_path, 9, 10**6)(ONE, 1, again)
     (batch,) = read_log(tmp_path, SHAPE)
@@ -199,12 +193,11 @@ def test_what_is_too_old_is_deleted_after_a_full_disk_as_well(tmp_path: Path, mo
     assert not old.exists()
 
 
-def test_one_server_at_a_time_writes_into_a_folder(tmp_path: Path) -> None:
-    first = recording(tmp_path, 9, 0)
-    with pytest.raises(UserError, match=r"^--record .*: in use by process \d+; .* or choose another --record$"):
-        recording(tmp_path, 9, 0)
-    first.close()
-    recording(tmp_path, 9, 0)(ONE, 1, seen(1))
+def test_one_server_at_a_time_writes_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(DirectoryLock(tmp_path)):
+        assert main(["serve", "--port", "0", "--record", str(tmp_path), "--retain-days", "3"]) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"dfme: --record .*: in use by process \d+; .* or choose another --record\n", said)
 
 
 def test_a_log_of_a_stranger_costs_no_memory_and_ends_in_one_line(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ import pytest
 import torch
 from defended import WEIGHTS, digits, queries
 from http_runs import EVALUATION, METHOD, STUDENT, command
-from processes import Bench
+from processes import PROJECT, Bench
 from watching import pairs, watched
 
 from dfme.cli.main import main
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
-from dfme.oracle.ledger import audit
+from dfme.errors import TeacherError
+from dfme.oracle.ledger import Ledger, audit
+from dfme.oracle.oracle import Oracle
 from dfme.teachers.build import make_teacher
 from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.open_inference.client import connect_v2
@@ -128,6 +131,34 @@ def test_a_run_against_a_watched_service_agrees_with_its_meter_and_its_watch(tmp
         teacher.watch.account = account_tag("")
         assert serving.meter.images == totals.served == teacher.watch.report()["images"]
     assert [line.partition(",")[0] for line in told] == ["ALARM: sequential", "ALARM: labels"]
+
+
+@pytest.mark.integration
+def test_a_large_request_with_an_alarm_in_it_is_refused_whole_and_charged_nothing_on_both_sides(tmp_path: Path) -> None:
+    teacher = watched("pairs", on_alarm="refuse")
+    assert teacher.watch is not None
+    with Serving(teacher, "digits") as serving:
+        client = connect_v2(V2Options(url=serving.url, model="digits"), TeacherConfig(kind="v2"), torch.device("cpu"))
+        ledger = Ledger(5_000, tmp_path / "ledger.jsonl")
+        oracle = Oracle(client, ledger)
+        assert torch.equal(oracle(queries()[:300]), digits()(queries()[:300]))
+        with pytest.raises(TeacherError, match=r"403 .*refused: watch"):
+            oracle(torch.cat([pairs()] * 5))
+        assert serving.meter.images == ledger.spent == audit(tmp_path / "ledger.jsonl").served == 300
+        assert serving.meter.refused == {"watch": 1}
+        client.close()
+
+
+@pytest.mark.integration
+def test_the_curl_line_of_the_docs_works() -> None:
+    page = (PROJECT / "docs/teachers.md").read_text()
+    (line,) = re.findall(r"^    (curl .*)$", page, re.MULTILINE)
+    with Serving(digits(), "digits") as serving:
+        line = line.replace("http://127.0.0.1:8080", serving.url)
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=30)
+    (output,) = json.loads(done.stdout)["outputs"]
+    assert output["shape"] == [1, 10]
+    assert sum(output["data"]) == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.integration
