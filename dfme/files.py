@@ -192,8 +192,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def read_npz(path: Path, most: int) -> dict[str, NDArray[Any]]:
-    """The arrays of a file by name; ``most``: bytes of all of them together.
+def read_npz(path: Path, most: int, inflation: int | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays of a file by name; ``most``: their bytes together; ``inflation``: those for one of the file.
 
     Raises ValueError, in words, for larger ones, for Python objects, and for whatever is no such file; OSError
     where it cannot be read.
@@ -201,8 +201,10 @@ def read_npz(path: Path, most: int) -> dict[str, NDArray[Any]]:
     try:
         with open_file(path) as file, zipfile.ZipFile(file) as archive:
             entries = [entry for entry in archive.infolist() if entry.filename.endswith(".npy")]
-            if sum(entry.file_size for entry in entries) > most:
+            if (unpacked := sum(entry.file_size for entry in entries)) > most:
                 raise ValueError(f"its arrays are larger than {most:,} bytes")
+            if inflation is not None and unpacked > inflation * os.fstat(file.fileno()).st_size:
+                raise ValueError(f"its arrays are over {inflation} times the file; save them by np.savez")
             return {entry.filename.removesuffix(".npy"): _array(archive, entry) for entry in entries}
     except (OSError, ValueError):
         raise

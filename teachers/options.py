@@ -196,7 +196,7 @@ class ServeConfig:
     """most requests served per second; more is refused with 429"""
     device: Device = "auto"
     """auto, cpu, cuda or cuda:N; where a teacher of kind torch runs"""
-    threads: Natural = 0
+    threads: Annotated[int, Field(ge=0, le=1_024)] = 0
     """CPU threads of the model; 0: as many as torch uses"""
     watch: WatchText = ()
     """detectors that see what every account asks, such as pairs,sequential (docs/watch.md); as --teacher.watch"""
@@ -204,13 +204,15 @@ class ServeConfig:
     """held-out labelled images of the owner on which they are calibrated: a data set's name, or FOLDER"""
     on_alarm: OnAlarm = "log"
     """what follows an alarm for that account: log (answers stay as they are), refuse, or label (the top class alone)"""
+    alarm_file: str | None = None
+    """file to which each alarm is appended as JSON: time, account, detector, statistic, threshold, image"""
     record: str | None = None
-    """folder in which a line is kept for every image that is answered: account, time, digests, top class, score"""
-    retain_days: Count | None = None
+    """folder in which a line is kept for every image looked at: account, time, digests, top class, score"""
+    retain_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
     """days after which what is recorded is deleted; to be given with --record, since it is personal data"""
     record_images: bool = False
     """record the images themselves, too"""
-    record_max_mb: Positive = 100.0
+    record_max_mb: Annotated[float, Field(gt=0, le=1e9)] = 100.0
     """megabytes of recorded images beyond which no more are kept"""
 
     @property

@@ -87,7 +87,7 @@ def tables(found: Mapping[str, Any]) -> str:
     unseen = [f"{name}, since {why}" for name, why in found["left_out"].items()]
     unseen += [f"the {missing:,} accounts with the fewest images"] * bool(missing)
     parts = [
-        "First alarms, in images of the account, and of those left where its stream is thinned:",
+        "First alarms, in images that the account asked (an evaluation too), and of those left when thinned:",
         table([*ACCOUNT, *thinned[1:]], lines),
         f"Honest accounts of {found['session']} images that rang (alarms in 10,000 images < 95 % upper bound):",
         table(["detector", *dict.fromkeys(each["stream"] for each in found["benign"])], [*rows.values()]),

@@ -69,6 +69,8 @@ def _problems(config: ServeConfig, teacher: TeacherConfig) -> Iterator[Problem]:
         yield Problem("watch", "expected either it or --teacher.watch")
     if not config.watch and config.on_alarm != "log":
         yield Problem("on_alarm", "expected --watch with it")
+    if config.alarm_file and not (config.watch or teacher.watch):
+        yield Problem("alarm_file", "expected --watch with it")
     if config.benign and not (config.watch or (config.record and teacher.kind == "torch")):
         yield Problem("benign", "expected --watch with it, or --record of a teacher of kind torch")
     if config.record and config.retain_days is None:

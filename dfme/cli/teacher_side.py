@@ -17,7 +17,9 @@ from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.config.watch_texts import NEED_FEATURES
 from dfme.errors import UserError
+from dfme.files import make_folder
 from dfme.run.checks import file_problems, net_problems
+from dfme.run.lock import DirectoryLock
 from dfme.spec import LABEL_KINDS, LabelMode, Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.options import ServeConfig, TrainDataConfig, TrainTeacherConfig, check_training
@@ -74,13 +76,17 @@ def train(config: TrainTeacherConfig, show: Callable[[dict[str, float]], None]) 
 
 
 def serve(config: ServeConfig, teacher: TeacherConfig, options: Mapping[str, Any], tell: Callable[[str], None]) -> str:
-    """Serve until interrupted; a last line."""
-    from dfme.compute import choose_device
-    from dfme.teachers.build import make_teacher
-    from dfme.teachers.serve.server import serve as serve_teacher
+    """Serve until interrupted; a last line. UserError where another server records into the folder."""
+    with ExitStack() as held:
+        if config.record:
+            make_folder(Path(config.record))
+            held.callback(DirectoryLock(Path(config.record), "--record").close)
+        from dfme.compute import choose_device
+        from dfme.teachers.build import make_teacher
+        from dfme.teachers.serve.server import serve as serve_teacher
 
-    made = make_teacher(teacher, options, choose_device(config.device), recorded=config.record is not None)
-    return serve_teacher(made, config, tell=tell)
+        made = make_teacher(teacher, options, choose_device(config.device), recorded=bool(config.record))
+        return serve_teacher(made, config, tell=tell)
 
 
 def train_twin(job: Job, run: Path, path: Path, tell: Callable[[str], None]) -> Path:

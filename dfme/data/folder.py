@@ -30,6 +30,10 @@ AT_ONCE = 64  # pictures that are decoded together
 MAX_BYTES = 1 << 36
 """Bytes of all arrays in an .npz file together."""
 
+MAX_INFLATION = 100  # bytes of the arrays for each byte of an .npz file
+MAX_PIXELS = 1 << 26  # of a picture
+MAX_CLASSES = 100_000
+
 
 def load(request: DatasetRequest) -> ImageSet:
     """One part of a folder or an .npz file, its test part with labels or without.
@@ -134,6 +138,8 @@ def _opened(file: Path) -> Any:
 
     try:
         image = Image.open(file, formats=FORMATS)
+        if image.width * image.height > MAX_PIXELS:
+            raise ValueError(f"expected at most {MAX_PIXELS:,} pixels, got {image.width} x {image.height}")
         image.load()
     except Exception as error:  # a damaged picture can raise anything at all
         raise UserError(f"data set: {file} cannot be read as an image: {error}") from error
@@ -158,7 +164,7 @@ def handed_over(images: Any, labels: Any = None) -> ImageSet:
     try:
         plain = (part.detach().cpu() if isinstance(part, Tensor) else part for part in (images, labels))
         pixels, numbers = (None if part is None else np.asarray(part) for part in plain)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # the last of a tensor on the meta device
         raise UserError(f"evaluation: expected tensors or arrays of images and labels: {error}") from error
     if pixels is None:
         raise UserError("evaluation: expected images, got none")
@@ -174,16 +180,16 @@ def _image_set(name: str, pixels: NDArray[Any], labels: NDArray[Any] | None, whe
     images = _image_tensor(pixels, where)
     if labels is None:
         return ImageSet(name, images)
-    if labels.shape != (len(images),) or labels.dtype.kind not in "iu" or not len(labels) or labels.min() < 0:
-        raise UserError(
-            f"{where}: expected {len(images)} labels, whole numbers from 0, got {labels.dtype} {labels.shape}"
-        )
+    fit = labels.shape == (len(images),) and labels.dtype.kind in "iu" and len(labels)
+    if not fit or labels.min() < 0 or labels.max() >= MAX_CLASSES:
+        wanted = f"{len(images)} labels, whole numbers from 0 to below {MAX_CLASSES:,}"
+        raise UserError(f"{where}: expected {wanted}, got {labels.dtype} {labels.shape}")
     return ImageSet(name, images, torch.from_numpy(labels.astype(np.int64)))
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        return read_npz(path, MAX_BYTES)
+        return read_npz(path, MAX_BYTES, MAX_INFLATION)
     except (OSError, ValueError) as error:
         raise UserError(f"data set {path}: cannot be read as .npz: {error}") from error
 

@@ -85,12 +85,6 @@ def require_known(names: Iterable[str]) -> None:
             raise KeyError(f"unknown metric {name!r}: define it in dfme.report.metrics.METRICS{hint}")
 
 
-def metrics_table() -> str:
-    """The table of all metrics in Markdown, for the documentation."""
-    rows = [f"| `{name}` | {metric.unit} | {metric.meaning} |" for name, metric in METRICS.items()]
-    return "\n".join(["| Metric | Unit | Meaning |", "| --- | --- | --- |", *rows]) + "\n"
-
-
 def read_metrics(path: Path) -> list[MetricRecord]:
     """The records of a metrics file, in order, by the names that METRICS defines; an absent file has none.
 

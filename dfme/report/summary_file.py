@@ -119,7 +119,7 @@ def defended(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows, watch = [], summary.get("watch") or {"detectors": {}}
     for name, found in watch["detectors"].items():
         rang = f"first alarm at image {found['first_alarm']:,}" if found["first_alarm"] else "no alarm"
-        rows.append((f"watch: {name}", f"{rang} of {watch['images']:,} images"))
+        rows.append((f"watch: {name}", f"{rang} of {watch['images']:,} images, the evaluation's not counted"))
     if not summary.get("defences"):
         return rows
     counted = ", ".join(f"{name} {value}" for name, value in flatten(summary.get("defence_report") or {}, ()))

@@ -30,11 +30,12 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 class DirectoryLock:
     """Held from its making until ``close``, or the end of the process. ``note``: what is to be said of it, if anything.
 
-    Raises UserError if another process holds it, or the directory cannot be written.
+    Raises UserError, which names ``option``, if another process holds it, or the directory cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, option: str = "--out") -> None:
         self.note, self._fd, self._ended = "", -1, threading.Event()
+        self._option = option
         self._own = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
         try:
             self._fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
@@ -42,11 +43,11 @@ class DirectoryLock:
             problem = self._take(path)
         except OSError as error:
             mount = "; its file system has no locks: mount it with -o flock (Lustre) or without -o nolock (NFS)"
-            problem = f"cannot write to the run directory: {error.strerror}{mount * (error.errno in NO_LOCKS)}"
+            problem = f"cannot write to the directory: {error.strerror}{mount * (error.errno in NO_LOCKS)}"
         if problem:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
-            raise UserError(f"--out {path}: {problem}")
+            raise UserError(f"{option} {path}: {problem}")
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _take(self, path: Path) -> str:
@@ -64,7 +65,7 @@ class DirectoryLock:
         holder = f"process {pid}" + f" on {host}, {age:.0f} s after its latest sign of life" * there
         if busy or (there and abs(age) < DEAD_SECONDS):  # a beat far ahead is none of this file system's
             wait = "" if busy else f" (or {DEAD_SECONDS - age:.0f} s if it is gone)"
-            return f"in use by {holder}; wait for it to end{wait}, stop it, or choose another --out"
+            return f"in use by {holder}; wait for it to end{wait}, stop it, or choose another {self._option}"
         self.note = f"{path}: taken over from {holder}" * there
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, self._own, 0)

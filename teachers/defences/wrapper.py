@@ -55,7 +55,7 @@ class Defended(Wrapper):
         self._stack: list[Defence] = [find_target(DEFENCES[each.name])(each, teacher) for each in defences]
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        """Refused where a quota is used up, or the watch has rung and is to refuse."""
+        """Refused where a quota is used up, or an alarm was raised and the watch is to refuse."""
         if self.watch:
             self.watch.admit()
         for each in self._stack:
@@ -102,12 +102,12 @@ class Defended(Wrapper):
     def _answers(self, images: Tensor) -> Tensor:
         wanted, watch = self.label_mode, self.watch
         raw, p_BK, distance_B = asked(self._teacher, images, watch.features if watch else None)
+        cut_B = watch.see(images, p_BK, distance_B) if watch else None
         y_BK, plain = p_BK, reveal(raw, self._teacher.label_mode, wanted)
         for each in self._stack:
             y_BK = each.answer(y_BK, images)
-        if watch:
-            y_BK = one_hot(y_BK.argmax(1), self.num_classes).double() if watch.cuts else y_BK
-            watch.see(images, p_BK, distance_B)
+        if cut_B is not None and cut_B.any():
+            y_BK = torch.where(cut_B[:, None], one_hot(y_BK.argmax(1), self.num_classes).double(), y_BK)
         if y_BK is p_BK:
             return plain
         short_BK, top_B1 = y_BK.float(), y_BK.argmax(1, keepdim=True)

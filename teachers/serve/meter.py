@@ -106,7 +106,7 @@ class Meter:
             lines.append(f'dfme_requests_refused_total{{model="{model}",reason="{reason}"}} {count}')
         for name, text, values in (
             ("watch_alarms_total", "Alarms of a detector, of all accounts.", dict(self.alarms)),
-            ("watch_first_alarm", "Fewest images of an account at which it rang.", dict(self.first_alarms)),
+            ("watch_first_alarm", "Fewest images (evaluation too) at an alarm.", dict(self.first_alarms)),
         ):
             lines += _head(name, text) if values else ()
             lines += [f'dfme_{name}{{model="{model}",detector="{each}"}} {value}' for each, value in values.items()]

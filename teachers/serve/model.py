@@ -62,7 +62,8 @@ class Model:
                 if "alarm" in line:
                     self._meter.alarm(line)
                 if line.get("first"):
-                    self._tell(f"ALARM: {line['alarm']}, account {account}, image {line['images']:,}")
+                    number = f"image {line['images']:,} that it asked, evaluation images included"
+                    self._tell(f"ALARM: {line['alarm']}, account {account}, {number}")
 
     def _answer(self, images_BCHW: Array) -> Array:
         teacher, mode = self._teacher, self._teacher.label_mode

@@ -1,6 +1,6 @@
-"""What ``run.py serve --record FOLDER`` writes down of every image that is answered, and the reader of it.
+"""The log that ``run.py serve --record FOLDER`` writes of every image it looks at, and the reader of it.
 
-``FOLDER/log-2026-11-23.jsonl``, one file a day (UTC), has a line for each image, in the order of the answers::
+``FOLDER/log-2026-11-23.jsonl``, one file a day (UTC), has a line for each image, as they came::
 
     {"at": "2026-11-23T02:50:00.123Z", "account": "16 hex", "number": n, "digest": "16 hex", "fingerprint": "16 hex",
      "top": k, "score": s, "distance": d | null, "image": place | null}
@@ -18,8 +18,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -31,7 +33,8 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from dfme.errors import RunError, UserError
-from dfme.files import AppendFile, make_folder, open_file, remove, whole_lines
+from dfme.files import AppendFile, disk_error, make_folder, open_file, remove, whole_lines
+from dfme.spec import Shape
 from dfme.teachers.arrays import Array
 from dfme.teachers.watch.detector import Seen
 
@@ -39,6 +42,7 @@ DATED = re.compile(r"(?:log|images)-(\d{4}-\d\d-\d\d)(?:\.jsonl|-[0-9a-f]{16}-\d
 FORMS = {"at": re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")}
 FORMS |= dict.fromkeys(("account", "digest", "fingerprint"), re.compile("[0-9a-f]{16}"))
 NUMBERS = {"number": np.int64, "top": np.int64, "score": np.float64, "distance": np.float64}
+NAMES = (*FORMS, *NUMBERS, "image")
 SWEEP_SECONDS, LINES_AT_ONCE = 60.0, 1_024  # between two looks for what is too old; read
 
 
@@ -48,29 +52,32 @@ def account_tag(key: str) -> str:
 
 
 class Recording:
-    """Appends to the log in a folder, where nothing stays for more than ``days``.
+    """Appends to the log in a folder that nobody else writes into; nothing stays there for more than ``days``.
 
     ``image_bytes``: of all images that are kept there. ``tell`` hears when they are used up, and when the disk takes no
-    more: the record ends then, the service goes on.
+    more: the record ends then, the service and the deletion go on.
     """
 
     def __init__(self, folder: Path, days: int, image_bytes: int, tell: Callable[[str], None]) -> None:
         make_folder(folder)
         self._folder, self._days, self._most, self._tell = folder, days, image_bytes, tell
-        self._full, self._ended = not image_bytes, threading.Event()
-        self.expire()
-        if (today := folder / f"log-{datetime.now(UTC).date()}.jsonl").is_file():  # a kill may have torn its last line
-            AppendFile(today, sum(map(len, whole_lines(today)))).close()
+        self._full, self._broken = not image_bytes, False
+        try:
+            self.expire()
+            if (today := folder / f"log-{datetime.now(UTC).date()}.jsonl").is_file():
+                AppendFile(today, sum(map(len, whole_lines(today)))).close()  # without a torn last line
+        except OSError as error:
+            raise disk_error("read", folder, error) from error
         threading.Thread(target=self._sweep, daemon=True).start()
 
     def __call__(self, account: str, number: int, seen: Seen) -> None:
         """Write down images of an account, the first of them its ``number``-th."""
-        if self._ended.is_set():
+        if self._broken:
             return
         try:
             self._write(account, number, seen)
         except (OSError, RunError) as error:
-            self._ended.set()
+            self._broken = True
             self._tell(f"WARNING: nothing is recorded from here on: {error}")
 
     def expire(self) -> None:
@@ -82,7 +89,7 @@ class Recording:
         self._kept = sum(path.stat().st_size for path in self._folder.glob("images-*.u8"))
 
     def _write(self, account: str, number: int, seen: Seen) -> None:
-        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        at = _now()
         pixels_BCHW = seen.images_BCHW.mul(255).round().byte()
         raw = [each.tobytes() for each in pixels_BCHW.numpy()]
         places: list[int] | list[None] = [None] * len(seen)
@@ -94,13 +101,10 @@ class Recording:
             first = self._append(f"images-{at[:10]}-{account}-{shape}.u8", b"".join(raw), len(raw[0]))
             self._kept, places = self._kept + pixels_BCHW.nbytes, [*range(first, first + len(seen))]
         score_B, top_B = (each.tolist() for each in seen.p_BK.max(1))
+        distance_B = [None] * len(seen) if seen.distance_B is None else seen.distance_B.tolist()
         columns = {
             **{"number": range(number, number + len(seen)), "fingerprint": fingerprints(pixels_BCHW), "image": places},
-            **{"digest": digests(raw), "top": top_B},
-            **{
-                "score": score_B,
-                "distance": [None] * len(seen) if seen.distance_B is None else seen.distance_B.tolist(),
-            },
+            **{"digest": digests(raw), "top": top_B, "score": score_B, "distance": distance_B},
         }
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         lines = (json.dumps({"at": at, "account": account, **row}) + "\n" for row in rows)
@@ -115,11 +119,31 @@ class Recording:
         return pieces
 
     def _sweep(self) -> None:
-        while not self._ended.wait(SWEEP_SECONDS):
+        while True:
+            time.sleep(SWEEP_SECONDS)
             try:
                 self.expire()
             except (OSError, RunError) as error:
                 self._tell(f"WARNING: what was recorded {self._days} days ago is not deleted: {error}")
+
+
+class AlarmFile:
+    """Appends each alarm to a file, as JSON with its time; ``tell`` hears of one that the disk refuses."""
+
+    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+        make_folder(path.parent)
+        self._file = AppendFile(path, path.stat().st_size if path.is_file() else 0, mode=0o600)
+        self._tell = tell
+
+    def __call__(self, alarm: dict[str, Any]) -> None:
+        try:
+            self._file.append((json.dumps({"at": _now(), **alarm}) + "\n").encode())
+        except RunError as error:
+            self._tell(f"WARNING: an alarm is not in --alarm-file: {error}")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def digests(raw: Iterable[bytes]) -> list[str]:
@@ -134,14 +158,15 @@ def fingerprints(pixels_BCHW: Tensor) -> list[str]:
     return [bytes(each).hex() for each in np.packbits(bits_B64, axis=1)]
 
 
-def read_log(folder: Path) -> Iterator[dict[str, Any]]:
-    """A log in batches of lines, each of one account (its tag), whose lines come in order.
+def read_log(folder: Path, shape: Shape) -> Iterator[dict[str, Any]]:
+    """A log of images (C, H, W) in batches of lines, each of one account (its tag), in their order.
 
     ``account``; ``at``, texts; ``number``, ``top``, int64; ``digest``, ``fingerprint``, uint64; ``score``, ``distance``
     (NaN where it is not known), float64; ``images`` (N, C, H, W), uint8, or None where one of them is not kept. A last
-    line that a kill tore is left out. UserError for a folder without a log, RunError for a line that is none of ours.
+    line that a kill tore is left out. UserError for a folder without a log, RunError for a line that is none
+    of ours, and for images of another shape, which are not read.
     """
-    if not (logs := sorted(folder.glob("log-*.jsonl"))):
+    if not (logs := sorted(path for path in folder.glob("log-*.jsonl") if DATED.fullmatch(path.name))):
         raise UserError(f"{folder}: expected a folder that run.py serve --record wrote, with a log-DAY.jsonl")
     for path in logs:
         lines = (_entry(line, f"{path}, line {number}") for number, line in enumerate(whole_lines(path), start=1))
@@ -151,20 +176,22 @@ def read_log(folder: Path) -> Iterator[dict[str, Any]]:
                 batch = {name: np.array(columns[name], kind) for name, kind in NUMBERS.items()}
                 for name in ("digest", "fingerprint"):
                     batch[name] = np.array([int(code, 16) for code in columns[name]], np.uint64)
-                images = _images(folder, f"images-{path.stem[4:]}-{tag}-*.u8", columns["image"])
+                images = _images(folder, f"images-{path.stem[4:]}-{tag}", shape, columns["image"])
                 yield {"account": tag, "at": columns["at"], **batch, "images": images}
 
 
-def _images(folder: Path, names: str, places: list[int | None]) -> Array | None:
-    """Where they all are kept; of several shapes, none."""
-    found, known = [*folder.glob(names)], [place for place in places if place is not None]
-    if len(found) != 1 or len(known) < len(places) or not DATED.fullmatch(found[0].name):
+def _images(folder: Path, name: str, shape: Shape, places: list[int | None]) -> Array | None:
+    """The images at these places; None where one is not kept. RunError for a file of another shape."""
+    sizes, numel = "x".join(map(str, shape)), math.prod(shape)
+    path, known = folder / f"{name}-{sizes}.u8", [place for place in places if place is not None]
+    if others := [other for other in folder.glob(f"{name}-*.u8") if other != path]:
+        wanted = f"expected the log of this teacher, of images of {sizes}"
+        raise RunError(f"{others[0]}: {wanted}; give the teacher that was recorded, or remove the file")
+    if len(known) < len(places) or not path.is_file():
         return None
-    channels, height, width = map(int, found[0].stem.rpartition("-")[2].split("x"))
-    each = channels * height * width
-    with open_file(found[0]) as file:
-        raw = b"".join(file.read(each) for place in known if file.seek(place * each) >= 0)
-    return np.frombuffer(raw, np.uint8).reshape(-1, channels, height, width) if len(raw) == len(known) * each else None
+    with open_file(path) as file:
+        raw = b"".join(file.read(numel) for place in known if file.seek(place * numel) >= 0)
+    return np.frombuffer(raw, np.uint8).reshape(-1, *shape) if len(raw) == len(known) * numel else None
 
 
 def _entry(line: bytes, where: str) -> dict[str, Any]:
@@ -178,7 +205,7 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
         if fine and (
             entry["distance"] is None or (type(entry["distance"]) is float and 0 <= entry["distance"] < 1e300)
         ):
-            return dict(entry)
+            return {name: entry[name] for name in NAMES}
     except (ValueError, LookupError, TypeError, RecursionError):
         pass
     raise RunError(f"{where}: expected a line that run.py serve --record wrote; remove it to go on")

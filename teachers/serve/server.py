@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -24,7 +25,7 @@ from dfme.teachers.serve.app import make_app
 from dfme.teachers.serve.connections import MAX_CONNECTIONS, Connection
 from dfme.teachers.serve.meter import Meter
 from dfme.teachers.serve.model import Model
-from dfme.teachers.serve.record import Recording, account_tag
+from dfme.teachers.serve.record import AlarmFile, Recording, account_tag
 
 IDLE_SECONDS = 120  # a connection may idle; clients give theirs up sooner, so no request comes on a closing one
 SHUTDOWN_SECONDS = 30  # requests under way may take to end once the server is to stop
@@ -128,20 +129,29 @@ class Serving:
 
 def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) -> str:
     """Serve a teacher until Ctrl-C or SIGTERM; what was served, in a line. ``tell`` hears what is served where."""
+
+    def say(line: str) -> None:
+        with contextlib.suppress(OSError):  # where the disk is full, the output may lie on it as well
+            tell(line)
+
+    watch: Any = getattr(teacher, "watch", None)
+    if watch and config.alarm_file:
+        watch.alarmed = AlarmFile(Path(config.alarm_file), say)
+    if watch and config.record and config.retain_days:
+        most = int(config.record_max_mb * 1e6) if config.record_images else 0
+        watch.record = Recording(Path(config.record), config.retain_days, most, say)
     keys = {name: os.environ[name].strip() for name in config.key_names}
     rates = config.images_per_second, config.requests_per_second
-    name = str(config.model)
-    watch, given = getattr(teacher, "watch", None), ([*keys.values()], *rates, config.threads, tell)
-    serving = Serving(teacher, name, config.host, config.port, config.max_batch, *given)
+    limits = ([*keys.values()], *rates, config.threads, say)
+    serving = Serving(teacher, str(config.model), config.host, config.port, config.max_batch, *limits)
     tell(_opening(serving, config))
     if watch and watch.names:
         tell(f"watched by {', '.join(watch.names)}; on an alarm: {watch.on_alarm}")
     if watch and keys:
         tell(f"accounts: {', '.join(f'{name} {account_tag(key)}' for name, key in keys.items())}")
-    if watch and config.record and config.retain_days:
-        most = int(config.record_max_mb * 1e6) if config.record_images else 0
-        watch.record = Recording(Path(config.record), config.retain_days, most, tell)
-        tell(f"recording {'images, ' * bool(most)}digests and scores, deleted after {config.retain_days} days")
+    if watch and watch.record:
+        images = "images, " * config.record_images
+        tell(f"recording {images}digests and scores, deleted after {config.retain_days} days")
     if defences := getattr(teacher, "defences", ()):
         tell(f"behind {'+'.join(defences)}, of which no client is told; their state lasts as long as this process")
     if not serving.server.loopback and config.api_key_env:
@@ -188,8 +198,8 @@ def _listen(host: str, port: int) -> socket.socket:
         except BaseException:
             listening.close()
             raise
-    except OSError as error:
-        problem = f"cannot listen there: {error.strerror or error}; give another --port (0: a free one)"
+    except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
+        problem = f"cannot listen there: {error.args[-1]}; give another --port (0: a free one)"
         raise UserError(f"--host {host} --port {port}: {problem}") from None
     return listening
 

@@ -77,15 +77,15 @@ class Log:
     """A log, read once to see what it holds. UserError for one that is not this teacher's, RunError for damage."""
 
     def __init__(self, folder: Path, spec: ImageSpec, classes: int) -> None:
-        self._folder, self._classes, self._accounts = folder, classes, Counter[str]()
+        self._folder, self._shape = folder, spec.shape
+        self._classes, self._accounts = classes, Counter[str]()
         self._images = self._distances = True
         for batch in self._batches():
             self._accounts[batch["account"]] += len(batch["top"])
-            self._images &= (pixels := batch["images"]) is not None
+            self._images &= batch["images"] is not None
             self._distances &= not np.isnan(batch["distance"]).any()
-            same = batch["top"].max() < classes and (pixels is None or pixels.shape[1:] == spec.shape)
-            if not same or len(self._accounts) > MAX_COUNTED:
-                expected = f"{classes} classes of images {spec.shape} and at most {MAX_COUNTED:,} accounts"
+            if batch["top"].max() >= classes or len(self._accounts) > MAX_COUNTED:
+                expected = f"{classes} classes and at most {MAX_COUNTED:,} accounts"
                 raise UserError(f"{folder}: expected the log of this teacher, of {expected}; got another one")
         if not self._accounts:
             raise UserError(f"{folder}: expected a log with images, got none")
@@ -132,7 +132,7 @@ class Log:
 
     def _batches(self) -> Iterator[dict[str, Any]]:
         try:
-            yield from read_log(self._folder)
+            yield from read_log(self._folder, self._shape)
         except OSError as error:
             raise RunError(f"{self._folder}: expected a log that can be read: {error.strerror or error}") from error
 

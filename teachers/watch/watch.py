@@ -19,7 +19,7 @@ from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences.defence import Mahalanobis, taken
 from dfme.teachers.utility import corrupted
 from dfme.teachers.watch import DETECTORS
-from dfme.teachers.watch.detector import Benign, Detector, Seen
+from dfme.teachers.watch.detector import MAX_TOGETHER, Benign, Detector, Seen
 from dfme.teachers.watch.streams import SESSION, UNIT, held_out
 
 MAX_ACCOUNTS = 256  # of more, the one that has not asked for the longest is forgotten, of those without an alarm first
@@ -48,7 +48,7 @@ class _Account:
 
     @property
     def rang(self) -> str:
-        return ", ".join(f"{name} at its image {each[0]:,.0f}" for name, each in self.figures.items() if each[0])
+        return ", ".join(f"{name} at image {each[0]:,.0f}" for name, each in self.figures.items() if each[0])
 
     def state_dict(self) -> dict[str, Any]:
         figures_D5 = torch.tensor([*self.figures.values()], dtype=torch.float64)
@@ -71,7 +71,8 @@ class Watch:
 
     These are every second image, in an order drawn by seed 0, of its test part, as they are and corrupted; the means
     behind the distances are its train part's. ``account`` is whose images are seen next. ``record``, if there is one,
-    is called with account, number of the first image, and images. UserError for data or a network that do not fit.
+    is called with account, number of the first image, and images, ``alarmed`` with alarms. UserError for data or a
+    network that do not fit.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Watch:
     ) -> None:
         self.names, self.on_alarm, self.account, self._teacher = tuple(names), on_alarm, "", teacher
         self.record: Callable[[str, int, Seen], None] | None = None
+        self.alarmed: Callable[[dict[str, Any]], None] = lambda alarm: None
         self._form: Callable[[Seen], Seen] = lambda seen: seen
         self._lines, self._accounts, self.features = list[dict[str, Any]](), dict[str, _Account](), None
         needing = ", ".join(name for name in names if name in NEED_FEATURES)
@@ -92,19 +94,25 @@ class Watch:
             self._own()  # so that a detector that cannot be made is known before anybody asks
 
     def admit(self) -> None:
-        """Refused, under ``refuse``, for an account that a detector rang for."""
+        """Refused, under ``refuse``, for an account over which an alarm was raised."""
         if self.on_alarm == "refuse" and (rang := self._own().rang):
-            raise Refused(f"the watch rang for this account ({rang})", "watch", retry=False)
+            said = f"an alarm was raised for this account ({rang} that the watch saw)"
+            raise Refused(said, "watch", retry=False)
 
-    @property
-    def cuts(self) -> bool:
-        """Whether this account is answered the top class alone, from now on."""
-        return self.on_alarm == "label" and bool(self._own().rang)
+    def see(self, images_BCHW: Tensor, p_BK: Tensor, distance_B: Tensor | None) -> Tensor:
+        """Look at a request of this account in parts; whether the top class alone is to be answered (B,).
 
-    def see(self, images_BCHW: Tensor, p_BK: Tensor, distance_B: Tensor | None) -> None:
-        """Images of this account that were answered, as they were asked."""
+        Refused, under ``refuse``, where images are left after the part with an alarm; they are not looked at.
+        """
         low, high = self._teacher.spec.bounds
-        self.hear(self._form(Seen(((images_BCHW.cpu().float() - low) / (high - low)).clamp(0, 1), p_BK, distance_B)))
+        x_BCHW = ((images_BCHW.cpu().float() - low) / (high - low)).clamp(0, 1)
+        seen = self._form(Seen(x_BCHW, p_BK, distance_B))
+        cut_B = torch.zeros(len(seen), dtype=torch.bool)
+        for start in range(0, len(seen), MAX_TOGETHER):
+            self.admit()
+            cut_B[start:] = self.on_alarm == "label" and bool(self._own().rang)
+            self.hear(seen[start : start + MAX_TOGETHER])
+        return cut_B
 
     def see_through(self, form: Callable[[Seen], Seen], names: Sequence[str]) -> None:
         """From now on these detectors see what ``form`` leaves of images, and are calibrated on that; nobody asked."""
@@ -128,6 +136,8 @@ class Watch:
                     figures[:2] = figures[0] or image, figures[1] + 1
                     line = {"images": image, "alarm": name, "statistic": values[image - own.images - 1]}
                     self._lines.append(line | {"first": figures[0] == image})
+                    alarm = {"account": self.account, "detector": name, "statistic": line["statistic"]}
+                    self.alarmed(alarm | {"threshold": own.detectors[name].threshold, "image": image})
             own.images += len(seen[part])
             if own.images % WINDOW == 0 and readings:
                 largest = {name: figures.pop() for name, figures in own.figures.items()}

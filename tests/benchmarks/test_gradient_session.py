@@ -218,6 +218,6 @@ def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_measur
     out, told = tmp_path / "found", []
     (out / LOCK).mkdir(parents=True)  # which stands for a read-only directory: root writes into those
     config = GradientsConfig(batches=2, batch_size=16, stages=(0.0,), conditions=("exact",), out=str(out))
-    with pytest.raises(UserError, match="cannot write to the run directory"):
+    with pytest.raises(UserError, match="cannot write to the directory"):
         compare_gradients(box, job(), config, told.append)
     assert len(told) == 1

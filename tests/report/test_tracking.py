@@ -18,7 +18,7 @@ from tables import all_hold
 from dfme.config.settings import WandbConfig
 from dfme.errors import RunError
 from dfme.report.console import Console, duration
-from dfme.report.metrics import METRICS, MOST_STEPS, MetricsFile, metrics_table, read_metrics
+from dfme.report.metrics import MOST_STEPS, MetricsFile, read_metrics
 from dfme.report.recorder import Recorder, contact_sheet
 from dfme.report.wandb_run import WandbRun
 
@@ -124,12 +124,6 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path.write_text('{"queries": 1}\n{"queries": \n{"queries": 3}\n')
     with pytest.raises(RunError, match="line 2"):
         MetricsFile(path)
-
-
-def test_the_table_has_a_row_per_metric() -> None:
-    rows = metrics_table().splitlines()[2:]
-    assert [row.split("`")[1] for row in rows] == list(METRICS)
-    assert all(row.count("|") == 4 for row in rows)
 
 
 def test_plain_lines_come_every_twentieth_of_the_budget_and_at_evaluations() -> None:

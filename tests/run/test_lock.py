@@ -166,7 +166,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
         "dead link": lambda: file.symlink_to(tmp_path / "nowhere"),
     }
     make[kind]()
-    with pytest.raises(UserError, match=r"^--out .*run: cannot write to the run directory"):
+    with pytest.raises(UserError, match=r"^--out .*run: cannot write to the directory"):
         DirectoryLock(out)
     assert (tmp_path / "precious").read_text() == "mine"
     assert not (tmp_path / "nowhere").exists()

@@ -96,7 +96,7 @@ def test_a_resumed_run_has_the_watch_figures_of_the_undisturbed_one(tmp_path: Pa
 
 def test_a_run_that_the_watch_refuses_ends_in_words_with_everything_kept(tmp_path: Path) -> None:
     with pytest.raises(
-        TeacherError, match=r"the watch rang for this account .*sequential at its image \d+.*all that was"
+        TeacherError, match=r"an alarm was raised for this account .*sequential at image \d+.*all that was"
     ):
         clone(tmp_path / "run", Stopped(on_alarm="refuse"), **DIGITS)
     lines = [json.loads(line) for line in (tmp_path / "run/ledger.jsonl").read_text().splitlines()]

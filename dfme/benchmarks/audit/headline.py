@@ -154,8 +154,9 @@ def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]
     text = (
         f"Watch with {attacks[at]['detector']}, and stop whom it names: it rang in every attack, in the worst at image "
     )
-    text += f"{attacks[at]['first_alarm']:,}, where the copy agreed on {share:.1%} in place of {before.mean:.1%}; "
-    text += f"of honest sessions in {honest} (at most {max(one['per_10000_upper'] for one in streams):,.0f} alarms in "
+    text += f"{attacks[at]['first_alarm']:,} of its budget, where the copy agreed on {share:.1%} in place of "
+    most = max(one["per_10000_upper"] for one in streams)
+    text += f"{before.mean:.1%}; of honest sessions in {honest} (at most {most:,.0f} alarms in "
     yield before.mean - share, f"{text}10,000 images, as far as yours can tell).", f"detection.attacks.{at}"
 
 

@@ -191,13 +191,14 @@ OPTIONS, DATA, PAGE, CARD = "audit.yaml", "audit.json", "audit.html", "model_car
 SCHEMA = "dfme.audit/1"
 """The form of audit.json."""
 
-MAX_BYTES = 1 << 28
+MAX_BYTES = 1 << 25
+MAX_DIGITS = 20  # of a whole number, a seed's included
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object that a file of an audit holds; nothing where it holds none."""
+    """The JSON object that a file of an audit holds; nothing where it holds none, or too large a number."""
     with suppress(OSError, ValueError, RecursionError), open_file(path) as file:
-        found = json.loads(file.read(MAX_BYTES))
+        found = json.loads(file.read(MAX_BYTES), parse_int=_number)
         return found if isinstance(found, dict) else {}
     return {}
 
@@ -214,6 +215,12 @@ def cached(path: Path, of: Sequence[str], make: Callable[[], Any], anew: bool = 
 
 def _digest(found: object) -> str:
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+
+
+def _number(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError("a larger number than any of an audit")
+    return int(digits)
 
 
 Second = Callable[[str, Sequence[str]], ComparisonPlan]

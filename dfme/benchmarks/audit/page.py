@@ -99,7 +99,7 @@ def write_page(audit: Entry, path: Path) -> Path:
         raise RunError(f"audit.json: expected the schema {SCHEMA}, got {schema!r:.60}; make it again with this version")
     try:
         return render("benchmarks/audit/audit.html", path, _contents(json.loads(json.dumps(audit))))
-    except (LookupError, TypeError, ValueError, AttributeError, TemplateError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, TemplateError) as error:
         what = f"{type(error).__name__}: {error}"
         raise RunError(f"audit.json: expected all that {SCHEMA} holds, got {what:.200}; resume the audit") from error
 

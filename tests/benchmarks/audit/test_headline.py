@@ -177,10 +177,8 @@ def test_a_watch_counts_by_its_worst_attack_and_by_its_false_alarms() -> None:
     (line,) = advice(of, {"benign": benign, "attacks": attacks})
     assert line["from"] == "detection.attacks.1"
     assert line["effect"].startswith("42.0 points")
-    told = (
-        "in the worst at image 400, where the copy agreed on 52.0% in place of 94.0%; of honest sessions in none of 40"
-    )
-    assert f"{told} (at most 168 alarms in 10,000 images," in line["text"]
+    told = "in the worst at image 400 of its budget, where the copy agreed on 52.0% in place of 94.0%; of honest "
+    assert f"{told}sessions in none of 40 (at most 168 alarms in 10,000 images," in line["text"]
     (line,) = advice(of, {"benign": benign, "attacks": attacks[2:]})
     assert "of honest sessions in 7 of 20 corrupted (at most 175" in line["text"]
     other = [ring("pairs", 5, 0.1, defence="mad"), ring("pairs", 5, 0.1, mode="label")]

@@ -165,6 +165,7 @@ def test_the_same_pictures_come_twice_and_show_money_on_the_right() -> None:
         ({"transfer": {"asked": "many"}}, "ValueError"),
         ({"limits": 7}, "TypeError"),
         ({"headline": {}}, "sentences"),
+        ({"target": audit()["target"] | {"accuracy": 10**400}}, "OverflowError"),
     ],
 )
 @pytest.mark.usefixtures("undrawn")
@@ -180,7 +181,7 @@ def test_report_makes_the_page_again_from_the_json(tmp_path: Path) -> None:
     (tmp_path / "audit.json").write_text(json.dumps(audit()))
     assert report.run([str(tmp_path)]) == 0
     assert (tmp_path / "audit.html").read_bytes() == write_page(audit(), tmp_path / "other.html").read_bytes()
-    for content in ("[", "[" * 100_000, "[1]", "{}", "\x00"):
+    for content in ("[", "[" * 100_000, "[1]", "{}", "\x00", json.dumps(audit() | {"made": 10**400})):
         (tmp_path / "audit.json").write_text(content)
         with pytest.raises(RunError, match=r"audit\.json: expected"):
             report.run([str(tmp_path)])

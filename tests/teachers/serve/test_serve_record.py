@@ -5,7 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
+import time
+import tracemalloc
+from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,12 +19,15 @@ import numpy as np
 import pytest
 import torch
 
+from dfme.cli.main import main
 from dfme.errors import RunError, UserError
+from dfme.run.lock import DirectoryLock
 from dfme.teachers.serve import record as module
 from dfme.teachers.serve.record import Recording, account_tag, fingerprints, read_log
 from dfme.teachers.watch.detector import Seen
 
 ONE, OTHER = account_tag("a key"), account_tag("another")
+SHAPE = (1, 8, 8)
 
 
 class Clock(datetime):
@@ -43,6 +51,14 @@ def seen(count: int, seed: int = 0, distance: bool = True, shape: tuple[int, int
     return Seen(images, p, torch.rand(count, generator=rng).double() * 9 if distance else None)
 
 
+def recording(folder: Path, days: int, images: int, tell: Callable[[str], None] = lambda line: None) -> Recording:
+    return Recording(folder, days, images, tell)
+
+
+def listed(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
 def pixels(each: Seen) -> Any:
     return np.rint(each.images_BCHW.numpy() * 255).astype(np.uint8)
 
@@ -50,7 +66,7 @@ def pixels(each: Seen) -> Any:
 def test_what_is_written_is_read_again_by_account_and_in_order(tmp_path: Path) -> None:
     told: list[str] = []
     record, first, second, third = (
-        Recording(tmp_path, 3, 10**6, told.append),
+        recording(tmp_path, 3, 10**6, told.append),
         seen(1_100),
         seen(7, 1, False),
         seen(3, 2),
@@ -60,8 +76,8 @@ def test_what_is_written_is_read_again_by_account_and_in_order(tmp_path: Path) -
     Clock.at += timedelta(seconds=1)
     record(ONE, 1_101, third)
     images = {f"images-2026-11-{rest}-1x8x8.u8" for rest in (f"23-{ONE}", f"23-{OTHER}", f"24-{ONE}")}
-    assert {*os.listdir(tmp_path)} == images | {"log-2026-11-23.jsonl", "log-2026-11-24.jsonl"}
-    batches = [*read_log(tmp_path)]
+    assert {*listed(tmp_path)} == images | {"log-2026-11-23.jsonl", "log-2026-11-24.jsonl"}
+    batches = [*read_log(tmp_path, SHAPE)]
     own = [each for each in batches if each["account"] == ONE]
     assert {each["account"] for each in batches} == {ONE, OTHER}
     for name, expected in (
@@ -78,7 +94,7 @@ def test_what_is_written_is_read_again_by_account_and_in_order(tmp_path: Path) -
     (other,) = (each for each in batches if each["account"] == OTHER)
     assert np.isnan(other["distance"]).all()
     assert told == []
-    for path in tmp_path.iterdir():
+    for path in map(tmp_path.joinpath, listed(tmp_path)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "a key" not in "".join(path.read_text(errors="ignore") for path in tmp_path.iterdir())
 
@@ -103,28 +119,28 @@ def test_nothing_stays_longer_than_said_and_nothing_else_is_deleted(tmp_path: Pa
     outside = tmp_path.parent / "outside.jsonl"
     outside.write_text("mine")
     (tmp_path / "log-2026-11-19.jsonl").symlink_to(outside)
-    record = Recording(tmp_path, 2, 0, lambda line: None)  # of today and yesterday
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+    record = recording(tmp_path, 2, 0)  # of today and yesterday
+    assert listed(tmp_path) == sorted(kept)
     assert outside.read_text() == "mine"
     record(ONE, 1, seen(2))
     Clock.at += timedelta(days=1)
     record.expire()
-    assert "log-2026-11-22.jsonl" not in os.listdir(tmp_path)
-    assert "log-2026-11-23.jsonl" in os.listdir(tmp_path)
+    assert "log-2026-11-22.jsonl" not in listed(tmp_path)
+    assert "log-2026-11-23.jsonl" in listed(tmp_path)
     Clock.at += timedelta(days=1)
     record.expire()
-    assert sorted(os.listdir(tmp_path)) == sorted(kept[:3])
+    assert listed(tmp_path) == sorted(kept[:3])
 
 
 def test_images_stop_at_the_cap_which_is_said_once(tmp_path: Path) -> None:
     told: list[str] = []
-    record = Recording(tmp_path, 9, 64 * 25, told.append)
+    record = recording(tmp_path, 9, 64 * 25, told.append)
     for number in range(3):
         record(ONE, 1 + 10 * number, seen(10, number))
     assert told == ["the images recorded reach 0.0016 MB: no more are kept, only lines about them"]
     (path,) = tmp_path.glob("images-*")
     assert path.stat().st_size == 64 * 20
-    (batch,) = read_log(tmp_path)
+    (batch,) = read_log(tmp_path, SHAPE)
     assert (len(batch["at"]), batch["images"]) == (30, None)
     assert [json.loads(line)["image"] for line in (tmp_path / "log-2026-11-23.jsonl").open()][18:22] == [
         18,
@@ -132,35 +148,77 @@ def test_images_stop_at_the_cap_which_is_said_once(tmp_path: Path) -> None:
         None,
         None,
     ]
-    without = Recording(tmp_path / "no images", 9, 0, told.append)
+    without = recording(tmp_path / "no images", 9, 0, told.append)
     without(ONE, 1, seen(3))
     assert len(told) == 1
-    assert os.listdir(tmp_path / "no images") == ["log-2026-11-23.jsonl"]
+    assert listed(tmp_path / "no images") == ["log-2026-11-23.jsonl"]
 
 
 def test_a_kill_tears_the_last_line_and_no_other(tmp_path: Path) -> None:
-    Recording(tmp_path, 9, 10**6, lambda line: None)(ONE, 1, seen(5))
+    recording(tmp_path, 9, 10**6)(ONE, 1, seen(5))
     log, images = tmp_path / "log-2026-11-23.jsonl", tmp_path / f"images-2026-11-23-{ONE}-1x8x8.u8"
     log.write_bytes(log.read_bytes()[:-20])
     images.write_bytes(images.read_bytes() + b"half an image")
-    (batch,) = read_log(tmp_path)
+    (batch,) = read_log(tmp_path, SHAPE)
     assert batch["number"].tolist() == [1, 2, 3, 4]
     again = seen(2, 5)
-    Recording(tmp_path, 9, 10**6, lambda line: None)(ONE, 1, again)
-    (batch,) = read_log(tmp_path)
+    recording(tmp_path, 9, 10**6)(ONE, 1, again)
+    (batch,) = read_log(tmp_path, SHAPE)
     assert batch["number"].tolist() == [1, 2, 3, 4, 1, 2]
     assert np.array_equal(batch["images"][-2:], pixels(again))
 
 
 def test_a_disk_that_takes_no_more_ends_the_record_and_nothing_else(tmp_path: Path) -> None:
     told: list[str] = []
-    record = Recording(tmp_path, 9, 0, told.append)
+    record = recording(tmp_path, 9, 0, told.append)
     (tmp_path / "log-2026-11-23.jsonl").symlink_to(tmp_path / "elsewhere")
     for _ in range(2):
         record(ONE, 1, seen(1))
     (line,) = told
     assert line.startswith("WARNING: nothing is recorded from here on: ")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_what_is_too_old_is_deleted_after_a_full_disk_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.01)
+    told: list[str] = []
+    record, old = recording(tmp_path, 1, 0, told.append), tmp_path / "log-2026-11-21.jsonl"
+    (tmp_path / "log-2026-11-23.jsonl").mkdir()
+    record(ONE, 1, seen(1))
+    assert "nothing is recorded" in told[0]
+    old.write_text("a line\n")
+    deadline = time.monotonic() + 10
+    while old.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not old.exists()
+
+
+def test_one_server_at_a_time_writes_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(DirectoryLock(tmp_path)):
+        assert main(["serve", "--port", "0", "--record", str(tmp_path), "--retain-days", "3"]) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"dfme: --record .*: in use by process \d+; .* or choose another --record\n", said)
+
+
+def test_a_log_of_a_stranger_costs_no_memory_and_ends_in_one_line(tmp_path: Path) -> None:
+    recording(tmp_path, 9, 10**6)(ONE, 1, seen(3))
+    log, images = tmp_path / "log-2026-11-23.jsonl", tmp_path / f"images-2026-11-23-{ONE}-1x8x8.u8"
+    lines = [json.loads(line) for line in log.open()]
+    log.write_text("".join(json.dumps(each) + "\n" for each in ({**lines[0], "more": "x" * 9}, *lines[1:])))
+    (batch,) = read_log(tmp_path, SHAPE)
+    assert batch["images"].shape == (3, 1, 8, 8)
+    for shape in ("1x32768x32768", "0x0x0", f"1x{10**15}x{10**15}"):
+        images = images.rename(tmp_path / f"images-2026-11-23-{ONE}-{shape}.u8")
+        with images.open("r+b") as file:
+            file.truncate(2**31)
+        tracemalloc.start()
+        with pytest.raises(RunError, match=rf"{shape}\.u8: expected the log of this teacher, of images of 1x8x8"):
+            [*read_log(tmp_path, SHAPE)]
+        assert tracemalloc.get_traced_memory()[1] < 10**7
+        tracemalloc.stop()
+    log.rename(tmp_path / "log-**.jsonl")
+    with pytest.raises(UserError, match=r"expected a folder that run\.py serve --record wrote"):
+        [*read_log(tmp_path, SHAPE)]
 
 
 @pytest.mark.parametrize(
@@ -176,19 +234,19 @@ def test_a_disk_that_takes_no_more_ends_the_record_and_nothing_else(tmp_path: Pa
     ],
 )
 def test_a_line_of_anybodys_is_an_error_in_words(name: str, value: object, tmp_path: Path) -> None:
-    Recording(tmp_path, 9, 0, lambda line: None)(ONE, 1, seen(2))
+    recording(tmp_path, 9, 0)(ONE, 1, seen(2))
     log = tmp_path / "log-2026-11-23.jsonl"
     first, second = (json.loads(line) for line in log.open())
     log.write_text("".join(json.dumps(each) + "\n" for each in (first, second | {name: value})))
     with pytest.raises(RunError, match=r"log-2026-11-23\.jsonl, line 2: expected a line that run\.py serve --record"):
-        [*read_log(tmp_path)]
+        [*read_log(tmp_path, SHAPE)]
 
 
 def test_a_folder_without_a_log_and_a_place_beyond_the_images(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"expected a folder that run\.py serve --record wrote"):
-        [*read_log(tmp_path)]
-    Recording(tmp_path, 9, 10**6, lambda line: None)(ONE, 1, seen(2))
+        [*read_log(tmp_path, SHAPE)]
+    recording(tmp_path, 9, 10**6)(ONE, 1, seen(2))
     log = tmp_path / "log-2026-11-23.jsonl"
     log.write_text(log.read_text().replace('"image": 1', '"image": 999999'))
-    (batch,) = read_log(tmp_path)
+    (batch,) = read_log(tmp_path, SHAPE)
     assert batch["images"] is None

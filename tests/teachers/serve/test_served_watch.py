@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,15 @@ import pytest
 import torch
 from defended import WEIGHTS, digits, queries
 from http_runs import EVALUATION, METHOD, STUDENT, command
-from processes import Bench
+from processes import PROJECT, Bench
 from watching import pairs, watched
 
 from dfme.cli.main import main
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
-from dfme.oracle.ledger import audit
+from dfme.errors import TeacherError
+from dfme.oracle.ledger import Ledger, audit
+from dfme.oracle.oracle import Oracle
 from dfme.teachers.build import make_teacher
 from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.open_inference.client import connect_v2
@@ -78,16 +82,11 @@ def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path)
     for name, each in found.items():
         assert f'dfme_watch_alarms_total{{model="digits",detector="{name}"}} {each["alarms"]}' in metrics
         assert f'dfme_watch_first_alarm{{model="digits",detector="{name}"}} {each["first_alarm"]}' in metrics
-        assert (
-            sum(
-                re.match(rf"ALARM: {name}, account {EVE}, image {each['first_alarm']}$", line) is not None
-                for line in told
-            )
-            == 1
-        )
+        counted = f"image {each['first_alarm']} that it asked, evaluation images included"
+        assert told.count(f"ALARM: {name}, account {EVE}, {counted}") == 1
     assert len(told) == 2
     assert not re.search(f"{EVE}|{USER}", metrics)
-    batches = [*read_log(tmp_path / "log")]
+    batches = [*read_log(tmp_path / "log", (1, 8, 8))]
     for tag, images in ((EVE, pairs()[:80]), (USER, honest)):
         kept = np.concatenate([each["images"] for each in batches if each["account"] == tag])
         assert np.array_equal(kept, images.mul(255).round().byte().numpy())
@@ -135,11 +134,39 @@ def test_a_run_against_a_watched_service_agrees_with_its_meter_and_its_watch(tmp
 
 
 @pytest.mark.integration
+def test_a_large_request_with_an_alarm_in_it_is_refused_whole_and_charged_nothing_on_both_sides(tmp_path: Path) -> None:
+    teacher = watched("pairs", on_alarm="refuse")
+    assert teacher.watch is not None
+    with Serving(teacher, "digits") as serving:
+        client = connect_v2(V2Options(url=serving.url, model="digits"), TeacherConfig(kind="v2"), torch.device("cpu"))
+        ledger = Ledger(5_000, tmp_path / "ledger.jsonl")
+        oracle = Oracle(client, ledger)
+        assert torch.equal(oracle(queries()[:300]), digits()(queries()[:300]))
+        with pytest.raises(TeacherError, match=r"403 .*refused: watch"):
+            oracle(torch.cat([pairs()] * 5))
+        assert serving.meter.images == ledger.spent == audit(tmp_path / "ledger.jsonl").served == 300
+        assert serving.meter.refused == {"watch": 1}
+        client.close()
+
+
+@pytest.mark.integration
+def test_the_curl_line_of_the_docs_works() -> None:
+    page = (PROJECT / "docs/teachers.md").read_text()
+    (line,) = re.findall(r"^    (curl .*)$", page, re.MULTILINE)
+    with Serving(digits(), "digits") as serving:
+        line = line.replace("http://127.0.0.1:8080", serving.url)
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=30)
+    (output,) = json.loads(done.stdout)["outputs"]
+    assert output["shape"] == [1, 10]
+    assert sum(output["data"]) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.integration
 def test_the_command_says_who_is_watched_and_records_from_its_first_image(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.environment |= KEYS
     flags = ["serve", "--port", "0", "--device", "cpu", "--api-key-env", ",".join(KEYS), "--record", "log"]
-    flags += ["--retain-days", "7", "--watch", "sequential", "--benign", "digits"]
+    flags += ["--retain-days", "7", "--watch", "sequential", "--benign", "digits", "--alarm-file", "alarms.jsonl"]
     process = bench.start(flags)
     assert process.stdout is not None
     opening, *said = [process.stdout.readline() for _ in range(4)]
@@ -156,14 +183,20 @@ def test_the_command_says_who_is_watched_and_records_from_its_first_image(tmp_pa
     assert ask(url[0], queries()[:2], "another").status_code == 401
     process.send_signal(signal.SIGKILL)
     out, err = process.communicate(timeout=60)
-    assert re.fullmatch(rf"ALARM: sequential, account {EVE}, image \d+\n", out), err
-    lines = [json.loads(line) for path in (tmp_path / "log").iterdir() for line in path.open()]
+    assert re.fullmatch(rf"ALARM: sequential, account {EVE}, image \d+ that it asked, .*\n", out), err
+    lines = [json.loads(line) for path in (tmp_path / "log").glob("*.jsonl") for line in path.open()]
     assert [(line["account"], line["number"]) for line in lines] == [
         *((EVE, n) for n in range(1, 21)),
         (USER, 1),
         (USER, 2),
     ]
     assert all(line["distance"] > 0 and line["image"] is None for line in lines)
+    first, *_ = (json.loads(line) for line in (tmp_path / "alarms.jsonl").open())
+    assert [*first] == ["at", "account", "detector", "statistic", "threshold", "image"]
+    assert (first["account"], first["detector"], first["threshold"]) == (EVE, "sequential", 8.0)
+    assert f"image {first['image']} " in out
+    assert first["statistic"] > 8
+    assert stat.S_IMODE((tmp_path / "alarms.jsonl").stat().st_mode) == 0o600
 
 
 SERVE = {
@@ -171,6 +204,11 @@ SERVE = {
     "--retain-days 3": "--retain-days: expected --record FOLDER with it",
     "--record-images true": "--record-images: expected --record FOLDER with it",
     "--record log --retain-days 0": "--retain-days: expected",
+    "--record log --retain-days 1000000": "--retain-days: expected",
+    "--record log --retain-days 1 --record-max-mb 1e308": "--record-max-mb: expected",
+    "--threads 1000000000": "--threads: expected",
+    "--port 0 --host ..": "--host .. --port 0: cannot listen there: ",
+    "--alarm-file alarms.jsonl": "--alarm-file: expected --watch with it",
     "--on-alarm refuse": "--on-alarm: expected --watch with it",
     "--benign digits": "--benign: expected --watch with it, or --record of a teacher of kind torch",
     "--watch pairs": "--teacher.benign: expected held-out labelled images to calibrate pairs on",
