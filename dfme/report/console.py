@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from dfme.config.messages import printable
+from dfme.report.metrics import METRICS
 from dfme.report.notes import Notes
 from dfme.report.summary_file import defended, ended_early, without_labels
 from dfme.report.terminal import StatusLine, columns, fitted, wrapped
@@ -103,7 +104,8 @@ class Console:
         left = [f"{duration((self._budget - queries) / rate)} left"] if rate > 0 and share < 1 else []
         speed = [f"{rate:,.0f} queries/s"] if rate > 0 else []
         parts = [*self._state(("agreement", "cost")), *left]
-        extras = [*speed, *self._state(("student_loss", "generator_loss"))]
+        added = [f"{name} {value:.4g}" for name, value in self._latest.items() if name not in METRICS]
+        extras = [*speed, *self._state(("student_loss", "generator_loss")), *added]
         if self._line.live:
             spent = f"{queries:,}/{self._budget:,} queries"
             self._line.show(share, [f"{share:3.0%}  {spent}", *parts], extras, now=said or share >= 1)
@@ -179,6 +181,7 @@ def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = No
         *defended(summary),
         *constant_answer(summary),
         ("time", f"{summary['wall_seconds']:,.1f} s ({summary['queries_per_second'] or 0:,.0f} queries/s)"),
+        *added_by_callback(summary.get("callback_metrics") or {}),
     ]
     rows += [("ended by", ended)] if (ended := ended_early(summary)) else []
     rows += [(label, str(run_dir / name)) for label, name in OUTPUTS.items() if (run_dir / name).exists()]
@@ -216,6 +219,11 @@ def constant_answer(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     known = {name: told.get(f"constant_{name}") for name in ("accuracy", "agreement")}
     shares = [f"{name} {share:.2%}" for name, share in known.items() if share is not None]
     return [("constant answer", f"{', '.join(shares)}; a guess: {told['chance']:.2%}")] if shares else []
+
+
+def added_by_callback(latest: Mapping[str, float | None]) -> list[tuple[str, str]]:
+    """The latest values of the metrics that the user's callback returned."""
+    return [(name, f"{value:.4g}") for name, value in latest.items() if value is not None]
 
 
 def _share(value: float | None, unknown: str | None) -> str:

@@ -26,7 +26,7 @@ from dfme.oracle.ranked import RankedOracle
 from dfme.randomness import Streams
 from dfme.ranks import ALONE, Ranks, join
 from dfme.report.console import Console, header
-from dfme.report.recorder import Callback, NoRecorder, Recorder
+from dfme.report.recorder import NoRecorder, Recorder
 from dfme.run.checkpoint import fitting
 from dfme.run.components import build_components, build_method, needed_space
 from dfme.run.directory import RunDirectory
@@ -53,7 +53,7 @@ def run_job(
     teacher: Teacher | Callable[..., Any] | None = None,
     resume: bool = False,
     console: bool = True,
-    callback: Callback | None = None,
+    callback: Callable[[int, dict[str, float], torch.nn.Module], object] | None = None,
     evaluation: ImageSet | None = None,
     announced: bool = False,
     own_process: bool = False,
@@ -88,7 +88,9 @@ def run_job(
         ours = is_local(job) or job.teacher.kind not in KINDS
         free = own_process and ranks.count == 1 and device.type == "cpu" and ours
         run = open_run(job, made, device, held, resume, console, evaluation, ranks, free and not resume)
-        path, run.recorder.callback = run.directory.path, callback
+        path = run.directory.path
+        if callback is not None:
+            run.hear(callback)
         first = [] if announced else [header(document(job))]
         for line in [*first, *run.notes, f"running on {device_name(device)}, recorded in {path}"]:
             run.recorder.note(line)
