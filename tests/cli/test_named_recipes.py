@@ -225,3 +225,17 @@ def test_python_resumes_with_what_the_run_has(here: Path, fake_build: list[tuple
 def test_a_goal_goes_with_batches_that_fit_the_budget() -> None:
     job = parse("--budget 30k --until-agreement .9")
     assert (job.config.until_agreement, job.method_config.batch_size) == (0.9, 64)
+
+
+def test_a_row_is_a_recipe_by_its_name(tmp_path: Path) -> None:
+    content = {"methods": ["cheap"], "rows": {"cheap": "frugal"}, "student": {"arch": "cnn_small"}}
+    content |= {"teacher": {"checkpoint": "teachers/checkpoints/digits.safetensors"}}
+    jobs = []
+    for recipe in ("frugal", "configs/frugal.yaml"):
+        Path("c.yaml").write_text(dump_yaml(content | {"rows": {"cheap": recipe}}))
+        jobs.append(plan_of(["--config", "c.yaml", "--out", "out"]).cells[0].job)
+    assert jobs[0] == jobs[1]
+    assert jobs[0].method == "procedural"
+    Path("c.yaml").write_text(dump_yaml(content | {"rows": {"cheap": "frugle"}}))
+    with pytest.raises(UserError, match=r"rows\.cheap: expected a recipe, or its file .*'frugle'; did you mean frugal"):
+        plan_of(["--config", "c.yaml"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -67,7 +68,7 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
     """
     given = rows.get(row)
     if isinstance(given, str):
-        return _by_file(row, given, shared)
+        return _by_file(row, _recipe_file(row, given), shared)
     if given is None:
         if row not in METHODS and ":" not in row and row not in shipped():
             choices = dict.fromkeys([*rows, *METHODS, *names()])
@@ -76,7 +77,7 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
             return _by_file(row, str(shipped()[row]), shared)
         given = {}
     if not isinstance(given, Mapping):
-        raise UserError(f"rows.{row}: expected sections such as method, or a recipe's file, got {given!r}")
+        raise UserError(f"rows.{row}: expected sections such as method, or a recipe's file or name, got {given!r}")
     own = tidy(given)
     _require_fair(row, own, shared)
     own["method"] = _named(row, own.get("method", {}))
@@ -95,6 +96,13 @@ def unequal(jobs: Mapping[str, Job]) -> str:
         others = [f"{row}: {value}" for row, value in values.items() if value != usual]
         found += [f"{key.partition('.')[2]} {usual} ({', '.join(others)})"] if others else []
     return "; ".join(found)
+
+
+def _recipe_file(row: str, recipe: str) -> str:
+    """The file of a recipe that is given by its name or as a file. UserError for what is neither."""
+    if recipe not in shipped() and not recipe.endswith((".yaml", ".yml")) and not os.path.isfile(locate(recipe)):
+        raise UserError(f"rows.{row}: {unknown_choice('recipe, or its file', recipe, names())}")
+    return str(shipped().get(recipe, recipe))
 
 
 def _by_file(row: str, file: str, shared: Content) -> Content:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from dfme.benchmarks.compare.defended import LEGEND as OF_DEFENCES
@@ -90,6 +92,31 @@ def as_json(findings: ComparisonResult) -> str:
         {"label_mode": mode, "budget": budget, "rows": _filled([_row_json(*row) for row in rows.items()])}
         for mode, budget, rows in ((*group, findings.rows(*group)) for group in findings.groups())
     ]
+    for each, group in zip(tables, findings.groups(), strict=True) if findings.defended else ():
+        each["defences"] = [asdict(one) for one in defended(findings, *group)]
+    content = {"title": findings.title, "facts": findings.facts, "tables": tables, "cells": _cells(findings)}
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def as_csv(findings: ComparisonResult) -> str:
+    """A line for every cell, with its figures but its curve; empty: not known, or not reached."""
+    levels = {f"queries_to_{100 * level:.0f}": level for level in LEVELS}
+    single = [field.name for field in fields(Figures) if field.name not in ("queries_to", "curve")]
+    listed = []
+    for cell in _cells(findings):
+        figures = cell.pop("figures") or {"queries_to": {}}
+        reached = {name: figures["queries_to"].get(level) for name, level in levels.items()}
+        listed.append(cell | {name: figures.get(name) for name in single} | reached)
+    written = io.StringIO()
+    lines = csv.DictWriter(written, listed[0], lineterminator="\n")
+    lines.writeheader()
+    for line in listed:  # text that a spreadsheet would take for a formula is quoted
+        lines.writerow({name: f"'{value}" if str(value)[:1] in "=+-@" else value for name, value in line.items()})
+    return written.getvalue()
+
+
+def _cells(findings: ComparisonResult) -> list[dict[str, Any]]:
+    """Every cell with its state and its figures."""
     cells = []
     for outcome in findings.outcomes:
         cell, figures = outcome.cell, None if outcome.figures is None else asdict(outcome.figures)
@@ -97,10 +124,7 @@ def as_json(findings: ComparisonResult) -> str:
         named |= {"defence": cell.attempt.defence, "answers": cell.attempt.answers} if findings.defended else {}
         state = {"run": f"cells/{cell.name}", "state": outcome.state, "reason": outcome.reason}
         cells.append(named | state | {"figures": figures})
-    for each, group in zip(tables, findings.groups(), strict=True) if findings.defended else ():
-        each["defences"] = [asdict(one) for one in defended(findings, *group)]
-    content = {"title": findings.title, "facts": findings.facts, "tables": tables, "cells": cells}
-    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+    return cells
 
 
 def _filled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
