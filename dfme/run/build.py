@@ -99,14 +99,17 @@ def run_job(
         again = resume_command(path, job) if teacher is None else in_python
         try:
             return run.go(interrupt)
-        except TeacherError as error:
+        except (TeacherError, KeyboardInterrupt) as error:
+            if not (resume or run.oracle.ledger.requests):
+                run.recorder.note("stopped before the first query: nothing is charged, and nothing is kept")
+                raise
+            if isinstance(error, KeyboardInterrupt):
+                run.recorder.note(f"stopped at once, all that was paid is kept; go on with:\n  {again}")
+                raise
             answered = run.oracle.ledger.useful or run.examination.answers is not None
             if isinstance(error.__cause__, Misfit) and not answered:  # a resume is held to the teacher as it was
                 raise TeacherError(f"{error}; no answer came yet: mend that, and start a new run") from error
             raise TeacherError(f"{error}; all that was paid is kept: {again}") from error
-        except KeyboardInterrupt:
-            run.recorder.note(f"stopped at once, all that was paid is kept; go on with:\n  {again}")
-            raise
 
 
 def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device: torch.device) -> Teacher:
@@ -176,6 +179,8 @@ def open_run(
     def open_record(space: int = 0) -> tuple[RunDirectory, dict[str, Any], Oracle]:
         directory, state = open_directory(job, resume, space, ranks.first)
         held.enter_context(directory)
+        if ranks.first and not resume:
+            held.push(directory.withdraw)
         notes.extend(filter(None, [getattr(directory.lock, "note", None)]))
         with fitting(directory.checkpoint) if state else nullcontext():
             oracle = build_oracle(job, teacher, directory, state, deferred, facts, begin, ranks)

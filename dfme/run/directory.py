@@ -12,6 +12,7 @@ from typing import Any
 from dfme.config.yaml_files import sealed
 from dfme.errors import RunError, UserError
 from dfme.files import remove, write_text
+from dfme.oracle.ledger_log import audit
 from dfme.run.lock import LOCK, DirectoryLock
 
 TRACES = (LOCK, "config.yaml.tmp")
@@ -54,10 +55,12 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         self.summary = path / "summary.json"
         self.report = path / "report.html"
         self.lock = DirectoryLock(path) if locked else None
+        self.is_new = False
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
         """A new directory. Raises UserError if it holds something already, cannot be written or is in use."""
+        is_new = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             taken = holds_something(path)
@@ -65,6 +68,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
             raise UserError(f"--out {path}: cannot create the run directory: {error.strerror}") from error
         if not taken or os.path.lexists(path / LOCK):  # one that is in use is said to be so
             directory = cls(path)
+            directory.is_new = is_new
             if not holds_something(path):
                 return directory
             directory.close()
@@ -116,6 +120,21 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     def withdraw_summary(self) -> None:
         """Remove the summary of a run that goes on after its end. Raises RunError where the disk refuses."""
         remove(self.summary)
+
+    def withdraw(self, failure: type[BaseException] | None, *_: object) -> None:
+        """After a failure before the first charge: remove the run's files, and the directory that was made for them.
+
+        What somebody else has put there meanwhile stays, and the directory with it.
+        """
+        if failure is None or (self.ledger.is_file() and audit(self.ledger).requests):
+            return
+        files = self.config, self.adapter, self.ledger, self.metrics, self.watch, self.path / "wandb.json"
+        for file in (*files, self.checkpoint, self.previous_checkpoint, self.path / LOCK):
+            remove(file)
+        for folder in (self.journal, self.samples, self.path / "replay", self.path / "wandb"):
+            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir() if self.is_new else None
 
     def close(self) -> None:
         """Give the lock back; closing twice is no error."""

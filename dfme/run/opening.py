@@ -36,7 +36,8 @@ def open_directory(job: Job, resume: bool, space: int, first: bool = True) -> tu
             return directory, load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
         require_space(out, space)
         directory.write_config(recipe(job))
-    except BaseException:
+    except BaseException as error:
+        directory.withdraw(None if resume else type(error))
         directory.close()
         raise
     return directory, {}
