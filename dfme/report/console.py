@@ -50,6 +50,7 @@ class Console:
         self._stream = sys.stderr if stream is None else stream
         self._results = sys.stdout if results is None else results
         self._latest: dict[str, float] = {}
+        self._warned = set[str]()
         self._line = StatusLine(self._stream)
         self._notes = Notes(self._note, clock)
         self._begin(0)
@@ -73,7 +74,9 @@ class Console:
 
     def _note(self, line: str) -> None:
         # A program without a console is warned by the log.
-        LOGGER.log(logging.WARNING if self._quiet and line.startswith("warning: ") else logging.INFO, line)
+        if warns := self._quiet and line.startswith("warning: "):
+            self._warned.add(line)
+        LOGGER.log(logging.WARNING if warns else logging.INFO, line)
         if not self._quiet:
             self._line.note(line)
 
@@ -81,7 +84,8 @@ class Console:
         """Show the end table on the results stream."""
         self.close()
         for line in summary.get("warnings", ()) if self._quiet else ():
-            self._note(f"warning: {line}")
+            if f"warning: {line}" not in self._warned:
+                self._note(f"warning: {line}")
         if not self._quiet:
             self._results.write(end_table(summary, run_dir, columns(self._results)) + "\n")
             self._results.flush()
@@ -181,7 +185,7 @@ def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = No
         *defended(summary),
         *constant_answer(summary),
         ("time", f"{summary['wall_seconds']:,.1f} s ({summary['queries_per_second'] or 0:,.0f} queries/s)"),
-        *added_by_callback(summary.get("callback_metrics") or {}),
+        *((name, f"{value:.4g}") for name, value in (summary.get("callback_metrics") or {}).items()),
     ]
     rows += [("ended by", ended)] if (ended := ended_early(summary)) else []
     rows += [(label, str(run_dir / name)) for label, name in OUTPUTS.items() if (run_dir / name).exists()]
@@ -219,11 +223,6 @@ def constant_answer(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     known = {name: told.get(f"constant_{name}") for name in ("accuracy", "agreement")}
     shares = [f"{name} {share:.2%}" for name, share in known.items() if share is not None]
     return [("constant answer", f"{', '.join(shares)}; a guess: {told['chance']:.2%}")] if shares else []
-
-
-def added_by_callback(latest: Mapping[str, float | None]) -> list[tuple[str, str]]:
-    """The latest values of the metrics that the user's callback returned."""
-    return [(name, f"{value:.4g}") for name, value in latest.items() if value is not None]
 
 
 def _share(value: float | None, unknown: str | None) -> str:

@@ -158,9 +158,8 @@ def short_count(value: float) -> str:
 
 def save_figure(figure: Figure, path: Path) -> bool:
     """Write the figure as the PNG or the PDF that its path names, whole or not at all; True."""
-    kind, undated = path.suffix[1:], {"CreationDate": None} if path.suffix == ".pdf" else None
     with replacing(path) as file, rc_context({"pdf.fonttype": 42}):  # TrueType, as conferences ask for
-        figure.savefig(file, format=kind, dpi=DOTS, facecolor="white", metadata=undated)
+        figure.savefig(file, format=path.suffix[1:], dpi=DOTS, facecolor="white")
     return True
 
 

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -80,33 +79,28 @@ RANGES = {name: (0.0, 1.0) if metric.unit == "share" else ANY for name, metric i
 MetricRecord = dict[str, float | None]
 
 CALLBACK_NAME, MOST_CALLBACK_NAMES = re.compile(r"[A-Za-z][\w.-]{0,59}"), 32
-"""The name of a metric that a callback returns, and how many such names a run may have."""
+"""The name of a metric that a callback returns, and how many such names are read of one file."""
 
 
 def callback_metrics(returned: object) -> dict[str, float]:
     """The metrics that a callback returned, none where it returned no mapping. UserError for what can be no metric."""
     found: dict[str, float] = {}
-    if not isinstance(returned, Mapping):
-        return found
-    if len(returned) > MOST_CALLBACK_NAMES:
-        raise UserError(f"callback: expected at most {MOST_CALLBACK_NAMES} metrics, got {len(returned)}; return fewer")
-    for name, value in returned.items():
-        shown = printable(f"callback: {name!r:.80}")
-        if name in METRICS or name == "samples":
-            raise UserError(f"{shown} is a metric of dfme; return it under another name")
-        if not isinstance(name, str) or not CALLBACK_NAME.fullmatch(name):
-            raise UserError(f"{shown}: expected a letter, then at most 59 letters, digits or _.-; return another name")
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise UserError(printable(f"{shown}: expected a number, got {value!r:.80}; of a tensor return its item()"))
-        found[name] = math.inf
-        with suppress(OverflowError):  # of a whole number of a thousand digits
-            found[name] = float(value)
+    for name, value in returned.items() if isinstance(returned, Mapping) else ():
+        if not (isinstance(name, str) and CALLBACK_NAME.fullmatch(name)) or name in (*METRICS, "samples"):
+            form = "a letter, then at most 59 letters, digits or _.-, and no metric of dfme's"
+            raise UserError(printable(f"callback: expected names of its own ({form}), got {name!r:.80}"))
+        is_huge = isinstance(value, int) and abs(value) > LARGEST
+        if isinstance(value, bool) or is_huge or not isinstance(value, Real):
+            text = f"expected a number, got {value!r:.80}; of a tensor return its item()"
+            raise UserError(printable(f"callback: {name}: {text}"))
+        found[name] = float(value)
     return found
 
 
-def latest_of_callback(records: Iterable[MetricRecord]) -> MetricRecord:
+def latest_of_callback(records: Iterable[MetricRecord]) -> dict[str, float]:
     """The latest value of each metric that METRICS does not define."""
-    return {name: value for record in records for name, value in record.items() if name not in METRICS}
+    every = (pair for record in records for pair in record.items())
+    return {name: value for name, value in every if name not in METRICS and value is not None}
 
 
 def require_known(names: Iterable[str]) -> None:

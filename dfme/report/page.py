@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dfme.files import replacing
-from dfme.report.console import added_by_callback, constant_answer, teacher_name
+from dfme.report.console import constant_answer, teacher_name
 from dfme.report.facts import (
     LEVELS,
     answer,
@@ -56,11 +56,12 @@ def render(template: str, path: Path, contents: Mapping[str, Any]) -> Path:
 
 
 def _contents(run: RunFiles, run_dir: Path) -> dict[str, Any]:
-    on = scored_on(run)
+    on, asked = scored_on(run), run.config.get("teacher") or {}
     logged = {name for record in run.metrics for name in record}
     known = METRICS | dict.fromkeys(latest_of_callback(run.metrics), OF_CALLBACK)
     return {
         "name": run.name,
+        "target": teacher_name(asked) if asked.get("kind") else run.name,
         "answer": answer(run),
         "finished": run.summary is not None,
         "scored_on": on,
@@ -146,7 +147,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("Speed", _text(told.get("queries_per_second"), "{:,.0f} queries/s")),
         ("Device", _text(told.get("device"))),
         ("Seed", _text(told.get("seed", run.config.get("seed")))),
-        *added_by_callback(latest_of_callback(run.metrics)),
+        *((name, f"{value:.4g}") for name, value in latest_of_callback(run.metrics).items()),
         ("Configuration", _text(told.get("config_hash"))),
         ("dfme", _text(told.get("version"))),
         ("torch", _text(told.get("torch"))),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -25,7 +25,7 @@ SHEET_IMAGES = 32
 SHEET_PIXELS = 32  # least edge of one image on the sheet sent to wandb
 
 
-class Recorder:
+class Recorder(AbstractContextManager["Recorder"]):
     """Records a run in its directory, on the console and, if asked for, in wandb.
 
     ``resume_at`` is the checkpoint's number of charged images: what was recorded beyond it is dropped, since
@@ -74,12 +74,7 @@ class Recorder:
         checked = (document.get("estimator") or {}).get("kind") == "auto"
         return cls(run_dir, console, WandbRun(wandb, run_dir, document, console.note), bounds, resume_at, checked)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def step(self, queries: int, metrics: Mapping[str, float]) -> None:

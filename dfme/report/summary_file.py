@@ -65,11 +65,6 @@ def _are_detectors(value: Any) -> bool:
     return isinstance(value, dict) and all(name.isprintable() and rang(each) for name, each in value.items())
 
 
-def _are_metrics(value: Any) -> bool:
-    known = isinstance(value, dict) and all(map(CALLBACK_NAME.fullmatch, value))
-    return known and all(map(_or_none(_is_number), value.values()))
-
-
 ADAPTER = _has(file=_is_text, sha256=_is_text)
 
 FORMS: dict[str, FieldCheck] = {
@@ -84,7 +79,10 @@ FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(("kl", "vote_kl", "queries_per_second", "cost"), _or_none(_is_number)),
     **dict.fromkeys(("method", "label_mode", "student_arch", "device", "config_hash", "version", "torch"), _is_text),
     "wall_seconds": _is_number,
-    "callback_metrics": _are_metrics,
+    "callback_metrics": lambda value: (
+        isinstance(value, dict)
+        and all(CALLBACK_NAME.fullmatch(name) and _is_number(each) for name, each in value.items())
+    ),
     "authorised_by": _or_none(_is_text),
     "teacher": _has(kind=_is_text, num_classes=is_count, target=_or_none(_is_text), adapter=_or_none(ADAPTER)),
     **dict.fromkeys(("started", "ended"), _or_none(_is_text)),

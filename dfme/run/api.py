@@ -143,11 +143,9 @@ def _with_student(callback: Callable[..., object]) -> Callable[..., object]:
     with suppress(TypeError, ValueError):
         form = signature(callback)
         required = [name for name, each in form.parameters.items() if each.default is each.empty]
-        if "student" in form.parameters or len(required) > 2:
-            form.bind(0, {}, None)
-            return callback
-        form.bind(0, {})
-        return lambda queries, metrics, student: callback(queries, metrics)
+        taken = 3 if "student" in form.parameters or len(required) > 2 else 2
+        form.bind(*range(taken))
+        return lambda *heard: callback(*heard[:taken])
     expected = "a function of (queries, metrics) or of (queries, metrics, student)"
     raise UserError(printable(f"callback: expected {expected}, got {callback!r:.80}"))
 

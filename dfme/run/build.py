@@ -53,7 +53,7 @@ def run_job(
     teacher: Teacher | Callable[..., Any] | None = None,
     resume: bool = False,
     console: bool = True,
-    callback: Callable[[int, dict[str, float], torch.nn.Module], object] | None = None,
+    callback: Callable[..., object] | None = None,
     evaluation: ImageSet | None = None,
     announced: bool = False,
     own_process: bool = False,
@@ -88,9 +88,7 @@ def run_job(
         ours = is_local(job) or job.teacher.kind not in KINDS
         free = own_process and ranks.count == 1 and device.type == "cpu" and ours
         run = open_run(job, made, device, held, resume, console, evaluation, ranks, free and not resume)
-        path = run.directory.path
-        if callback is not None:
-            run.hear(callback)
+        path, run.recorder.callback = run.directory.path, callback and partial(run.heard, callback)
         first = [] if announced else [header(document(job))]
         for line in [*first, *run.notes, f"running on {device_name(device)}, recorded in {path}"]:
             run.recorder.note(line)
@@ -99,17 +97,16 @@ def run_job(
         again = resume_command(path, job) if teacher is None else in_python
         try:
             return run.go(interrupt)
-        except (TeacherError, KeyboardInterrupt) as error:
-            if not (resume or run.oracle.ledger.requests):
-                run.recorder.note("stopped before the first query: nothing is charged, and nothing is kept")
-                raise
-            if isinstance(error, KeyboardInterrupt):
-                run.recorder.note(f"stopped at once, all that was paid is kept; go on with:\n  {again}")
-                raise
+        except TeacherError as error:
             answered = run.oracle.ledger.useful or run.examination.answers is not None
             if isinstance(error.__cause__, Misfit) and not answered:  # a resume is held to the teacher as it was
                 raise TeacherError(f"{error}; no answer came yet: mend that, and start a new run") from error
             raise TeacherError(f"{error}; all that was paid is kept: {again}") from error
+        except KeyboardInterrupt:
+            kept = f"stopped at once, all that was paid is kept; go on with:\n  {again}"
+            began = resume or run.oracle.ledger.requests
+            run.recorder.note(kept if began else "stopped before the first query: nothing is charged, nothing is kept")
+            raise
 
 
 def build_teacher(job: Job, teacher: Teacher | Callable[..., Any] | None, device: torch.device) -> Teacher:

@@ -19,6 +19,12 @@ TRACES = (LOCK, "config.yaml.tmp")
 """What a process killed before its config.yaml was whole may have left: not a run, and in nobody's way."""
 
 
+BEFORE_A_CHARGE = (
+    *("config.yaml", "adapter.yaml", "ledger.jsonl", "metrics.jsonl", "watch.jsonl", "checkpoint.pt"),
+    *("checkpoint.previous.pt", "wandb.json", "journal", "samples", "replay", "wandb", LOCK),
+)
+"""What a run may write before it charges anything."""
+
 BEGUN = "# relative paths begin at, from here: "
 """A comment in config.yaml: the directory in which the run was started."""
 
@@ -55,12 +61,10 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         self.summary = path / "summary.json"
         self.report = path / "report.html"
         self.lock = DirectoryLock(path) if locked else None
-        self.is_new = False
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
         """A new directory. Raises UserError if it holds something already, cannot be written or is in use."""
-        is_new = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             taken = holds_something(path)
@@ -68,7 +72,6 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
             raise UserError(f"--out {path}: cannot create the run directory: {error.strerror}") from error
         if not taken or os.path.lexists(path / LOCK):  # one that is in use is said to be so
             directory = cls(path)
-            directory.is_new = is_new
             if not holds_something(path):
                 return directory
             directory.close()
@@ -122,19 +125,16 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         remove(self.summary)
 
     def withdraw(self, failure: type[BaseException] | None, *_: object) -> None:
-        """After a failure before the first charge: remove the run's files, and the directory that was made for them.
-
-        What somebody else has put there meanwhile stays, and the directory with it.
-        """
+        """After a failure before the first charge remove the run's files, and the directory where it is empty then."""
         if failure is None or (self.ledger.is_file() and audit(self.ledger).requests):
             return
-        files = self.config, self.adapter, self.ledger, self.metrics, self.watch, self.path / "wandb.json"
-        for file in (*files, self.checkpoint, self.previous_checkpoint, self.path / LOCK):
-            remove(file)
-        for folder in (self.journal, self.samples, self.path / "replay", self.path / "wandb"):
-            shutil.rmtree(folder, ignore_errors=True)
+        for name in BEFORE_A_CHARGE:
+            if (place := self.path / name).is_dir():
+                shutil.rmtree(place, ignore_errors=True)
+            else:
+                remove(place)
         with contextlib.suppress(OSError):
-            self.path.rmdir() if self.is_new else None
+            self.path.rmdir()
 
     def close(self) -> None:
         """Give the lock back; closing twice is no error."""

@@ -133,14 +133,10 @@ class Run:
             )
         return self.deliver(finished)
 
-    def hear(self, callback: Callable[[int, dict[str, float], nn.Module], object]) -> None:
-        """Let ``callback`` hear every record, with the student as it is then, in eval mode."""
-
-        def heard(queries: int, metrics: dict[str, float]) -> object:
-            with evaluating(self.trainer.delivered) as student:
-                return callback(queries, metrics, student)
-
-        self.recorder.callback = heard
+    def heard(self, callback: Callable[..., object], queries: int, metrics: dict[str, float]) -> object:
+        """What the callback returns for a record, with the student as it is then, in eval mode."""
+        with evaluating(self.trainer.delivered) as student:
+            return callback(queries, metrics, student)
 
     def look(self) -> None:
         """Say what the method decided; warn once, while most of the budget is left, if paid answers show one class."""

@@ -97,14 +97,11 @@ def test_what_it_returns_joins_line_wandb_table_and_page(
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
-        ({"agreement": 0.5}, "callback: 'agreement' is a metric of dfme; return it under another name"),
-        ({"samples": 0.5}, "callback: 'samples' is a metric of dfme"),
-        ({"my score": 0.5}, "callback: 'my score': expected a letter, then"),
-        ({3: 0.5}, "callback: 3: expected a letter"),
-        ({"a": "0.5"}, "callback: 'a': expected a number, got '0.5'"),
-        ({f"a{n}": 0 for n in range(33)}, "callback: expected at most 32 metrics, got 33"),
-        ({"a": True}, "callback: 'a': expected a number, got True"),
-        ({"a": torch.zeros(2, 20)}, "callback: 'a': expected a number, got tensor([[0., 0."),
+        *(({name: 0.5}, "callback: expected names of its own (") for name in ("agreement", "samples", "my score", 3)),
+        ({"a": "0.5"}, "callback: a: expected a number, got '0.5'"),
+        ({"a": True}, "callback: a: expected a number, got True"),
+        ({"a": 10**400}, "callback: a: expected a number, got 1000"),
+        ({"a": torch.zeros(2, 20)}, "callback: a: expected a number, got tensor([[0., 0."),
     ],
 )
 def test_what_can_be_no_metric_is_one_line_and_all_paid_is_kept(
@@ -118,7 +115,7 @@ def test_what_can_be_no_metric_is_one_line_and_all_paid_is_kept(
     assert first.served + second.served == BUDGET
 
 
-@pytest.mark.parametrize("value", [float("nan"), 10**400, np.float32(2)])
+@pytest.mark.parametrize("value", [float("nan"), 2, np.float32(2)])
 def test_numbers_of_any_kind_are_metrics(value: float) -> None:
     (found,) = callback_metrics({"a": value}).values()
     assert type(found) is float

@@ -70,12 +70,9 @@ class ComparisonPlan:
     format: str = "png"
 
     @property
-    def files(self) -> tuple[Path, Path, Path, Path]:
+    def files(self) -> tuple[Path, ...]:
         """Its report, its data, its picture and its cells."""
-        report, data, picture, cells = (
-            self.out / f"{self.stem}.{suffix}" for suffix in ("md", "json", self.format, "csv")
-        )
-        return report, data, picture, cells
+        return tuple(self.out / f"{self.stem}.{suffix}" for suffix in ("md", "json", self.format, "csv"))
 
     @property
     def name(self) -> str:

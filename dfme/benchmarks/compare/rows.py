@@ -68,7 +68,9 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
     """
     given = rows.get(row)
     if isinstance(given, str):
-        return _by_file(row, _recipe_file(row, given), shared)
+        if given not in shipped() and not os.path.isfile(locate(given)):
+            raise UserError(f"rows.{row}: {unknown_choice('recipe, or its file', given, names())}")
+        return _by_file(row, str(shipped().get(given, given)), shared)
     if given is None:
         if row not in METHODS and ":" not in row and row not in shipped():
             choices = dict.fromkeys([*rows, *METHODS, *names()])
@@ -96,13 +98,6 @@ def unequal(jobs: Mapping[str, Job]) -> str:
         others = [f"{row}: {value}" for row, value in values.items() if value != usual]
         found += [f"{key.partition('.')[2]} {usual} ({', '.join(others)})"] if others else []
     return "; ".join(found)
-
-
-def _recipe_file(row: str, recipe: str) -> str:
-    """The file of a recipe that is given by its name or as a file. UserError for what is neither."""
-    if recipe not in shipped() and not recipe.endswith((".yaml", ".yml")) and not os.path.isfile(locate(recipe)):
-        raise UserError(f"rows.{row}: {unknown_choice('recipe, or its file', recipe, names())}")
-    return str(shipped().get(recipe, recipe))
 
 
 def _by_file(row: str, file: str, shared: Content) -> Content:

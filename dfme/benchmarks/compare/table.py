@@ -100,18 +100,15 @@ def as_json(findings: ComparisonResult) -> str:
 
 def as_csv(findings: ComparisonResult) -> str:
     """A line for every cell, with its figures but its curve; empty: not known, or not reached."""
-    levels = {f"queries_to_{100 * level:.0f}": level for level in LEVELS}
-    single = [field.name for field in fields(Figures) if field.name not in ("queries_to", "curve")]
-    listed = []
-    for cell in _cells(findings):
-        figures = cell.pop("figures") or {"queries_to": {}}
-        reached = {name: figures["queries_to"].get(level) for name, level in levels.items()}
-        listed.append(cell | {name: figures.get(name) for name in single} | reached)
-    written = io.StringIO()
-    lines = csv.DictWriter(written, listed[0], lineterminator="\n")
-    lines.writeheader()
-    for line in listed:  # text that a spreadsheet would take for a formula is quoted
-        lines.writerow({name: f"'{value}" if str(value)[:1] in "=+-@" else value for name, value in line.items()})
+    lines, written = _cells(findings), io.StringIO()
+    for line in lines:
+        figures = line.pop("figures") or {field.name: None for field in fields(Figures)}
+        reached = figures.pop("queries_to") or {}
+        line |= figures | {f"queries_to_{100 * level:.0f}": reached.get(level) for level in LEVELS}
+        line["reason"] = line["reason"].lstrip("=+-@")  # no formula of a stranger's in a spreadsheet
+    table = csv.DictWriter(written, [name for name in lines[0] if name != "curve"], "", "ignore", lineterminator="\n")
+    table.writeheader()
+    table.writerows(lines)
     return written.getvalue()
 
 
