@@ -176,8 +176,6 @@ def open_run(
     def open_record(space: int = 0) -> tuple[RunDirectory, dict[str, Any], Oracle]:
         directory, state = open_directory(job, resume, space, ranks.first)
         held.enter_context(directory)
-        if ranks.first and not resume:
-            held.push(directory.withdraw)
         notes.extend(filter(None, [getattr(directory.lock, "note", None)]))
         with fitting(directory.checkpoint) if state else nullcontext():
             oracle = build_oracle(job, teacher, directory, state, deferred, facts, begin, ranks)

@@ -43,8 +43,11 @@ def as_begun(config: str, path: str) -> str:
 class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """The files of one run, locked for this process until ``close`` or its end, however it ends.
 
-    Made by ``create`` or ``open_for_resume``; not ``locked``, for who writes nothing into it.
+    Made by ``create`` or ``open_for_resume``; not ``locked``, for who writes nothing into it. That of a new run
+    (``is_new_run``) is gone after a failure before the first charge.
     """
+
+    is_new_run = False
 
     def __init__(self, path: Path, locked: bool = True) -> None:
         self.path = path
@@ -124,9 +127,9 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         """Remove the summary of a run that goes on after its end. Raises RunError where the disk refuses."""
         remove(self.summary)
 
-    def withdraw(self, failure: type[BaseException] | None, *_: object) -> None:
+    def _withdraw(self) -> None:
         """After a failure before the first charge remove the run's files, and the directory where it is empty then."""
-        if failure is None or (self.ledger.is_file() and audit(self.ledger).requests):
+        if self.ledger.is_file() and audit(self.ledger).requests:
             return
         for name in BEFORE_A_CHARGE:
             if (place := self.path / name).is_dir():
@@ -141,7 +144,10 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         if self.lock is not None:
             self.lock.close()
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None = None, *_: object) -> None:
+        if failure is not None and self.is_new_run:
+            with contextlib.suppress(RunError):  # of a full disk, say: the failure itself is told
+                self._withdraw()
         self.close()
 
 
