@@ -152,6 +152,7 @@ class Session:
         if not self._line.live and self._plan.engine != "commands":
             self._line.note(f"{cell.name}: {'begun' if self._plan.engine == 'local' else 'queued'}")
         directory = self._plan.directory(cell)
+        make_folder(directory)
         recipe, log = directory.with_name(f"{cell.name}.yaml"), directory.with_name(f"{cell.name}.log")
         write_text(recipe, sealed(dump_yaml(document(as_asked(cell.job, self.sharing, self._plan.engine in EXTRAS)))))
         words = ["--config", str(recipe), "--out", str(directory), "--resume", "auto", *said_by_the_user(cell.job)]
