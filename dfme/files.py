@@ -42,7 +42,7 @@ def disk_error(action: str, path: Path, error: OSError) -> RunError:
         return RunError(f"cannot {action} {path}: it is a link, a pipe or a folder, and no file; put it elsewhere")
     return RunError(
         f"cannot {action} {path}: {error.strerror or error}; "
-        "nothing recorded is lost: make the disk writable or free some space, then resume"
+        "nothing recorded is lost: make the disk writable or free some space, then resume, or begin again"
     )
 
 

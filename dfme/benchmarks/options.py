@@ -106,6 +106,8 @@ class CompareConfig:
     address=HOST:6379,num_cpus=4,num_gpus=0.25 of ray; of commands, what the array says to sbatch"""
     retries: Basic[Natural] = 3
     """how many times a run that was killed or preempted, or lost its node, is gone on with; one that fails is not"""
+    format: Basic[Literal["png", "pdf"]] = "png"
+    """of the picture: png or pdf"""
     out: Basic[str | None] = None
     """directory of tables, curves and runs; by default a free name under runs/"""
     resume: Basic[bool] = False

@@ -122,7 +122,7 @@ def plan_of(words: Sequence[str], recipe: Recipe | None = None) -> ComparisonPla
     at_once = config.jobs or (len(cells) if config.engine in EXTRAS else 1)
     engine = config.engine, dict(text.split("=", 1) for text in config.engine_options), config.retries
     command = ("python", "run.py", "compare", *words)
-    plan = ComparisonPlan(out, config.student_steps, at_once, cells, paper, command, *engine)
+    plan = ComparisonPlan(out, config.student_steps, at_once, cells, paper, command, *engine, format=config.format)
     require_same(plan)
     return plan
 

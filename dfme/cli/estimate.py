@@ -58,7 +58,8 @@ def run(words: Sequence[str]) -> int:
     if given.dry_run or not job.config.resume:
         from dfme.run.plan import plan
 
-        print(f"pilot: {int(job.config.budget):,} of a budget of {budget:,} images are asked for and charged")
+        verb = "would be" if given.dry_run else "are"
+        print(f"pilot: {int(job.config.budget):,} of a budget of {budget:,} images {verb} asked for and charged")
         print(plan(job), flush=True)
     if given.dry_run:
         return 0

@@ -134,7 +134,7 @@ class Ledger:
         if purpose in CHARGED and images > self.remaining:
             raise BudgetExhausted(
                 f"query budget: {images} images ({purpose}) were asked for, {self.remaining} of "
-                f"{self.budget} are left; nothing was sent: resume with a larger --budget to go on"
+                f"{self.budget} are left; nothing was sent: give a larger --budget (to go on, with --resume)"
             )
 
     def charge(self, images: int, purpose: Purpose) -> int:

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from dfme.config.messages import printable
+from dfme.report.metrics import METRICS
 from dfme.report.notes import Notes
 from dfme.report.summary_file import defended, ended_early, without_labels
 from dfme.report.terminal import StatusLine, columns, fitted, wrapped
@@ -49,6 +50,7 @@ class Console:
         self._stream = sys.stderr if stream is None else stream
         self._results = sys.stdout if results is None else results
         self._latest: dict[str, float] = {}
+        self._warned = set[str]()
         self._line = StatusLine(self._stream)
         self._notes = Notes(self._note, clock)
         self._begin(0)
@@ -72,7 +74,9 @@ class Console:
 
     def _note(self, line: str) -> None:
         # A program without a console is warned by the log.
-        LOGGER.log(logging.WARNING if self._quiet and line.startswith("warning: ") else logging.INFO, line)
+        if warns := self._quiet and line.startswith("warning: "):
+            self._warned.add(line)
+        LOGGER.log(logging.WARNING if warns else logging.INFO, line)
         if not self._quiet:
             self._line.note(line)
 
@@ -80,7 +84,8 @@ class Console:
         """Show the end table on the results stream."""
         self.close()
         for line in summary.get("warnings", ()) if self._quiet else ():
-            self._note(f"warning: {line}")
+            if f"warning: {line}" not in self._warned:
+                self._note(f"warning: {line}")
         if not self._quiet:
             self._results.write(end_table(summary, run_dir, columns(self._results)) + "\n")
             self._results.flush()
@@ -103,7 +108,8 @@ class Console:
         left = [f"{duration((self._budget - queries) / rate)} left"] if rate > 0 and share < 1 else []
         speed = [f"{rate:,.0f} queries/s"] if rate > 0 else []
         parts = [*self._state(("agreement", "cost")), *left]
-        extras = [*speed, *self._state(("student_loss", "generator_loss"))]
+        added = [f"{name} {value:.4g}" for name, value in self._latest.items() if name not in METRICS]
+        extras = [*speed, *self._state(("student_loss", "generator_loss")), *added]
         if self._line.live:
             spent = f"{queries:,}/{self._budget:,} queries"
             self._line.show(share, [f"{share:3.0%}  {spent}", *parts], extras, now=said or share >= 1)
@@ -179,6 +185,7 @@ def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = No
         *defended(summary),
         *constant_answer(summary),
         ("time", f"{summary['wall_seconds']:,.1f} s ({summary['queries_per_second'] or 0:,.0f} queries/s)"),
+        *((name, f"{value:.4g}") for name, value in (summary.get("callback_metrics") or {}).items()),
     ]
     rows += [("ended by", ended)] if (ended := ended_early(summary)) else []
     rows += [(label, str(run_dir / name)) for label, name in OUTPUTS.items() if (run_dir / name).exists()]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
@@ -156,9 +157,9 @@ def short_count(value: float) -> str:
 
 
 def save_figure(figure: Figure, path: Path) -> bool:
-    """Write the figure as a PNG, whole or not at all; True."""
-    with replacing(path) as file:
-        figure.savefig(file, format="png", dpi=DOTS, facecolor="white")
+    """Write the figure as the PNG or the PDF that its path names, whole or not at all; True."""
+    with replacing(path) as file, rc_context({"pdf.fonttype": 42}):  # TrueType, as conferences ask for
+        figure.savefig(file, format=path.suffix[1:], dpi=DOTS, facecolor="white")
     return True
 
 

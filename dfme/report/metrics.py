@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from random import Random
 
-from dfme.config.messages import did_you_mean
-from dfme.errors import RunError
+from dfme.config.messages import did_you_mean, printable
+from dfme.errors import RunError, UserError
 from dfme.files import AppendFile, whole_lines
 
 
@@ -72,9 +74,33 @@ MOST_STEPS, MOST_SCORED = 2_000, 10_000
 
 ANY = (-LARGEST, LARGEST)
 RANGES = {name: (0.0, 1.0) if metric.unit == "share" else ANY for name, metric in METRICS.items()}
-"""What a value can be; those that another version logs, ``ANY``."""
+"""What a value can be; those of a callback, and those that another version logs, ``ANY``."""
 
 MetricRecord = dict[str, float | None]
+
+CALLBACK_NAME, MOST_CALLBACK_NAMES = re.compile(r"[A-Za-z][\w.-]{0,59}"), 32
+"""The name of a metric that a callback returns, and how many such names are read of one file."""
+
+
+def callback_metrics(returned: object) -> dict[str, float]:
+    """The metrics that a callback returned, none where it returned no mapping. UserError for what can be no metric."""
+    found: dict[str, float] = {}
+    for name, value in returned.items() if isinstance(returned, Mapping) else ():
+        if not (isinstance(name, str) and CALLBACK_NAME.fullmatch(name)) or name in (*METRICS, "samples"):
+            form = "a letter, then at most 59 letters, digits or _.-, and no metric of dfme's"
+            raise UserError(printable(f"callback: expected names of its own ({form}), got {name!r:.80}"))
+        is_huge = isinstance(value, int) and abs(value) > LARGEST
+        if isinstance(value, bool) or is_huge or not isinstance(value, Real):
+            text = f"expected a number, got {value!r:.80}; of a tensor return its item()"
+            raise UserError(printable(f"callback: {name}: {text}"))
+        found[name] = float(value)
+    return found
+
+
+def latest_of_callback(records: Iterable[MetricRecord]) -> dict[str, float]:
+    """The latest value of each metric that METRICS does not define."""
+    every = (pair for record in records for pair in record.items())
+    return {name: value for name, value in every if name not in METRICS and value is not None}
 
 
 def require_known(names: Iterable[str]) -> None:
@@ -86,15 +112,17 @@ def require_known(names: Iterable[str]) -> None:
 
 
 def read_metrics(path: Path) -> list[MetricRecord]:
-    """The records of a metrics file, in order, by the names that METRICS defines; an absent file has none.
+    """The records of a metrics file, in order, by the names of METRICS and of a callback; an absent file has none.
 
     However long the file is, memory is bounded: of more than ``MOST_STEPS`` training records a sample is kept, and of
     more than ``MOST_SCORED`` evaluations too. The last record with each name is always there.
     A torn last line is left out: a kill can leave one. A broken line anywhere else raises ``RunError``.
     """
     steps, scored, latest = _Sample(MOST_STEPS), _Sample(MOST_SCORED), dict[str, tuple[int, MetricRecord]]()
+    known, most = set(METRICS), len(METRICS) + MOST_CALLBACK_NAMES
     for number, (record, _) in enumerate(_records(path)):
-        numbered = number, {name: value for name, value in record.items() if name in METRICS}
+        known.update([name for name in record.keys() - known if CALLBACK_NAME.fullmatch(name)][: most - len(known)])
+        numbered = number, {name: value for name, value in record.items() if name in known}
         latest.update(dict.fromkeys(numbered[1], numbered))
         (scored if "agreement" in record else steps).add(numbered)
     return [record for _, record in sorted(dict([*steps.kept, *scored.kept, *latest.values()]).items())]
@@ -163,11 +191,11 @@ class MetricsFile:
         ends = (end for record, end in _records(path) if (record["queries"] or 0) <= keep)
         self._file = AppendFile(path, max(ends, default=0))
 
-    def write(self, queries: int, metrics: Mapping[str, float]) -> None:
-        """Append one record. Raises ``KeyError`` for a name that METRICS does not define."""
+    def write(self, queries: int, metrics: Mapping[str, float], of_callback: Mapping[str, float] | None = None) -> None:
+        """Append one record, with what a callback adds. Raises ``KeyError`` for a name that METRICS does not define."""
         require_known(metrics)
         record: MetricRecord = {"queries": queries}
-        for name, value in metrics.items():
+        for name, value in {**metrics, **(of_callback or {})}.items():
             if name != "queries":
                 record[name] = value if abs(value) < LARGEST else None
         self._file.append(json.dumps(record, allow_nan=False).encode() + b"\n")

@@ -20,7 +20,7 @@ from dfme.report.facts import (
     scored_on,
     wilson_interval,
 )
-from dfme.report.metrics import METRICS
+from dfme.report.metrics import METRICS, Metric, latest_of_callback
 from dfme.report.run_files import RunFiles
 from dfme.report.summary_file import defended, ended_early, without_labels
 
@@ -33,6 +33,8 @@ PICTURES = (
     ("losses.png", "Training: losses and gradient norms against the queries spent."),
 )
 
+
+OF_CALLBACK = Metric("its own", "Returned by the callback that was handed to dfme.extract.")
 
 MAX_SHOWN = 20
 """Classes in the table of answers, the most frequent; a picture of a thousand bars says less."""
@@ -54,10 +56,12 @@ def render(template: str, path: Path, contents: Mapping[str, Any]) -> Path:
 
 
 def _contents(run: RunFiles, run_dir: Path) -> dict[str, Any]:
-    on = scored_on(run)
+    on, asked = scored_on(run), run.config.get("teacher") or {}
     logged = {name for record in run.metrics for name in record}
+    known = METRICS | dict.fromkeys(latest_of_callback(run.metrics), OF_CALLBACK)
     return {
         "name": run.name,
+        "target": teacher_name(asked) if asked.get("kind") else run.name,
         "answer": answer(run),
         "finished": run.summary is not None,
         "scored_on": on,
@@ -75,7 +79,7 @@ def _contents(run: RunFiles, run_dir: Path) -> dict[str, Any]:
         "service": (run.summary or {}).get("service"),
         "defences": (run.summary or {}).get("defences"),
         "cost": (run.summary or {}).get("cost"),
-        "metrics": [(name, METRICS[name]) for name in METRICS if name in logged],
+        "metrics": [(name, known[name]) for name in known if name in logged],
         "config": run.config_text,
     }
 
@@ -143,6 +147,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("Speed", _text(told.get("queries_per_second"), "{:,.0f} queries/s")),
         ("Device", _text(told.get("device"))),
         ("Seed", _text(told.get("seed", run.config.get("seed")))),
+        *((name, f"{value:.4g}") for name, value in latest_of_callback(run.metrics).items()),
         ("Configuration", _text(told.get("config_hash"))),
         ("dfme", _text(told.get("version"))),
         ("torch", _text(told.get("torch"))),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -14,25 +14,25 @@ from dfme.config.settings import WandbConfig
 from dfme.files import make_folder, remove, replacing
 from dfme.report.console import Console
 from dfme.report.gradient_warnings import GradientWatch
-from dfme.report.metrics import MetricsFile, require_known
+from dfme.report.metrics import MetricsFile, callback_metrics
 from dfme.report.wandb_run import WandbRun
 
 Callback = Callable[[int, dict[str, float]], object]
-"""A function of the user's, called with the queries so far and the metrics of a record."""
+"""A function of the user's, called with the queries so far and the metrics of a record, which it may add to."""
 
 SHEET_COLUMNS = 8
 SHEET_IMAGES = 32
 SHEET_PIXELS = 32  # least edge of one image on the sheet sent to wandb
 
 
-class Recorder:
+class Recorder(AbstractContextManager["Recorder"]):
     """Records a run in its directory, on the console and, if asked for, in wandb.
 
     ``resume_at`` is the checkpoint's number of charged images: what was recorded beyond it is dropped, since
     the resumed run records it again. Save a checkpoint after the records of its own number of images.
     ``bounds``: the teacher's lowest and highest pixel value, of the images handed to ``samples``. ``checked``:
-    the pre-flight check chose how gradients are estimated. ``callback`` hears every record; the run is asked to stop
-    (``stopped``) once it returns True or raises ``error``.
+    the pre-flight check chose how gradients are estimated. ``callback`` hears every record, and metrics that it returns
+    join it; the run is asked to stop (``stopped``) once it returns True or raises ``error``.
     """
 
     callback: Callback | None = None
@@ -74,23 +74,16 @@ class Recorder:
         checked = (document.get("estimator") or {}).get("kind") == "auto"
         return cls(run_dir, console, WandbRun(wandb, run_dir, document, console.note), bounds, resume_at, checked)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def step(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Record training metrics after ``queries`` charged images. How often is the loop's choice."""
-        self._write(queries, metrics)
-        self._console.step(queries, metrics)
+        self._console.step(queries, self._write(queries, metrics))
 
     def evaluation(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Record how good the student is after ``queries`` charged images."""
-        self._write(queries, metrics)
-        self._console.evaluation(queries, metrics)
+        self._console.evaluation(queries, self._write(queries, metrics))
 
     def samples(self, queries: int, images_NCHW: NDArray[np.floating], answers: NDArray[np.generic] | None) -> None:
         """Keep a sheet of queries: images within bounds; the teacher's answers (N, K) or (N,), if known."""
@@ -120,17 +113,21 @@ class Recorder:
         self._metrics.close()
         self._wandb.close()
 
-    def _write(self, queries: int, metrics: Mapping[str, float]) -> None:
-        require_known(metrics)
-        self._metrics.write(queries, metrics)
-        self._wandb.log(queries, metrics)
+    def _write(self, queries: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Record metrics and what the callback adds to them; all of these."""
+        added: dict[str, float] = {}
+        try:
+            returned = self.callback(queries, dict(metrics)) if self.callback else None
+            self.stopped |= returned is True
+            added = callback_metrics(returned)
+        except Exception as error:  # what is paid is kept first
+            self.stopped, self.error = True, error
+        self._metrics.write(queries, metrics, added)
+        self._wandb.log(queries, {**metrics, **added})
         warned = self._watch.see(metrics)
         if warned is not None:
             self._console.note(warned)
-        try:
-            self.stopped |= self.callback is not None and self.callback(queries, dict(metrics)) is True
-        except Exception as error:  # what is paid is kept first
-            self.stopped, self.error = True, error
+        return {**metrics, **added}
 
     def _trim_samples(self, queries: int) -> None:
         make_folder(self._run_dir / "samples")

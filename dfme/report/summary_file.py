@@ -11,7 +11,7 @@ from dfme.config.messages import printable
 from dfme.config.values import flatten
 from dfme.errors import RunError
 from dfme.files import open_file
-from dfme.report.metrics import LARGEST, is_count
+from dfme.report.metrics import CALLBACK_NAME, LARGEST, is_count
 
 MAX_BYTES = 1 << 20
 AGREEMENTS = ("agreement_served", "agreement_relabelled")
@@ -79,6 +79,10 @@ FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(("kl", "vote_kl", "queries_per_second", "cost"), _or_none(_is_number)),
     **dict.fromkeys(("method", "label_mode", "student_arch", "device", "config_hash", "version", "torch"), _is_text),
     "wall_seconds": _is_number,
+    "callback_metrics": lambda value: (
+        isinstance(value, dict)
+        and all(CALLBACK_NAME.fullmatch(name) and _is_number(each) for name, each in value.items())
+    ),
     "authorised_by": _or_none(_is_text),
     "teacher": _has(kind=_is_text, num_classes=is_count, target=_or_none(_is_text), adapter=_or_none(ADAPTER)),
     **dict.fromkeys(("started", "ended"), _or_none(_is_text)),

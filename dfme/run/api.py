@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,7 @@ from dfme.config.answer_settings import AnswersConfig
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.imports import find_target, name_of
 from dfme.config.in_python import in_python
+from dfme.config.messages import printable
 from dfme.config.settings import (
     EvaluationConfig,
     ExtractConfig,
@@ -83,7 +84,7 @@ def extract(
     until_agreement: float | None = None,
     resume: bool | Literal["auto"] = False,
     progress: bool = False,
-    callback: Callable[[int, dict[str, float]], object] | None = None,
+    callback: Callable[..., object] | None = None,
 ) -> Result:
     """Clone ``teacher``, a ``dfme.spec.Teacher`` or a function images -> scores, within ``budget`` images.
 
@@ -92,9 +93,10 @@ def extract(
     ``evaluation`` is the name of a data set, its configuration, or images (N, C, H, W), uint8 or within 0 and 1, alone
     or as a tuple (images, labels); {"images": ..., "labels": ...} leaves room for the configuration. ``method`` may be
     a class of one's own, ``student`` (or its ``arch``) and ``method_options["generator"]`` a torch module, of which a
-    copy is trained, or what makes one (docs/extending.md). ``callback(queries, metrics)`` hears every line of
-    metrics.jsonl; where it returns True the run stops, where it raises too, and all that is paid is kept: call again
-    with ``resume=True`` to go on, or with "auto", which begins where ``out`` holds no run yet. The result has the
+    copy is trained, or what makes one (docs/extending.md). ``callback(queries, metrics)``, or with the student as a
+    third argument, hears every line of metrics.jsonl; metrics that it returns as a mapping join the line. Where it
+    returns True the run stops, where it raises too, and all that is paid is kept: call again with ``resume=True`` to
+    go on, or with "auto", which begins where ``out`` holds no run yet. The result has the
     ``student`` (a torch module), the ``summary`` (that of summary.json), the ``metrics`` and the ``run_dir``.
     What is not given is as in ``recipe``, one of dfme's by its name (``frugal``, ``paper``...) and by default the
     method's; a resumed run keeps its own.
@@ -130,10 +132,22 @@ def extract(
     given |= {
         name: _mapping(each) for name, each in (("estimator", estimator), ("queries", queries)) if each is not None
     }
-    job = _job(below, given, stated, nets)
+    job, hearing = _job(below, given, stated, nets), callback and _with_student(callback)
     from dfme.run.build import run_job
 
-    return run_job(job, teacher=teacher, resume=bool(resume), console=progress, callback=callback, evaluation=images)
+    return run_job(job, teacher=teacher, resume=bool(resume), console=progress, callback=hearing, evaluation=images)
+
+
+def _with_student(callback: Callable[..., object]) -> Callable[..., object]:
+    """The callback as one that is handed the student, too. UserError where it takes neither two values nor three."""
+    with suppress(TypeError, ValueError):
+        form = signature(callback)
+        required = [name for name, each in form.parameters.items() if each.default is each.empty]
+        taken = 3 if "student" in form.parameters or len(required) > 2 else 2
+        form.bind(*range(taken))
+        return lambda *heard: callback(*heard[:taken])
+    expected = "a function of (queries, metrics) or of (queries, metrics, student)"
+    raise UserError(printable(f"callback: expected {expected}, got {callback!r:.80}"))
 
 
 def _name_of_method(method: object) -> str | None:

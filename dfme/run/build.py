@@ -26,7 +26,7 @@ from dfme.oracle.ranked import RankedOracle
 from dfme.randomness import Streams
 from dfme.ranks import ALONE, Ranks, join
 from dfme.report.console import Console, header
-from dfme.report.recorder import Callback, NoRecorder, Recorder
+from dfme.report.recorder import NoRecorder, Recorder
 from dfme.run.checkpoint import fitting
 from dfme.run.components import build_components, build_method, needed_space
 from dfme.run.directory import RunDirectory
@@ -53,7 +53,7 @@ def run_job(
     teacher: Teacher | Callable[..., Any] | None = None,
     resume: bool = False,
     console: bool = True,
-    callback: Callback | None = None,
+    callback: Callable[..., object] | None = None,
     evaluation: ImageSet | None = None,
     announced: bool = False,
     own_process: bool = False,
@@ -88,7 +88,7 @@ def run_job(
         ours = is_local(job) or job.teacher.kind not in KINDS
         free = own_process and ranks.count == 1 and device.type == "cpu" and ours
         run = open_run(job, made, device, held, resume, console, evaluation, ranks, free and not resume)
-        path, run.recorder.callback = run.directory.path, callback
+        path, run.recorder.callback = run.directory.path, callback and partial(run.heard, callback)
         first = [] if announced else [header(document(job))]
         for line in [*first, *run.notes, f"running on {device_name(device)}, recorded in {path}"]:
             run.recorder.note(line)
@@ -103,7 +103,9 @@ def run_job(
                 raise TeacherError(f"{error}; no answer came yet: mend that, and start a new run") from error
             raise TeacherError(f"{error}; all that was paid is kept: {again}") from error
         except KeyboardInterrupt:
-            run.recorder.note(f"stopped at once, all that was paid is kept; go on with:\n  {again}")
+            kept = f"stopped at once, all that was paid is kept; go on with:\n  {again}"
+            began = resume or run.oracle.ledger.requests
+            run.recorder.note(kept if began else "stopped before the first query: nothing is charged, nothing is kept")
             raise
 
 

@@ -12,11 +12,18 @@ from typing import Any
 from dfme.config.yaml_files import sealed
 from dfme.errors import RunError, UserError
 from dfme.files import remove, write_text
+from dfme.oracle.ledger_log import audit
 from dfme.run.lock import LOCK, DirectoryLock
 
 TRACES = (LOCK, "config.yaml.tmp")
 """What a process killed before its config.yaml was whole may have left: not a run, and in nobody's way."""
 
+
+BEFORE_A_CHARGE = (
+    *("config.yaml", "adapter.yaml", "ledger.jsonl", "metrics.jsonl", "watch.jsonl", "checkpoint.pt"),
+    *("checkpoint.previous.pt", "wandb.json", "journal", "samples", "replay", "wandb", LOCK),
+)
+"""What a run may write before it charges anything."""
 
 BEGUN = "# relative paths begin at, from here: "
 """A comment in config.yaml: the directory in which the run was started."""
@@ -36,8 +43,11 @@ def as_begun(config: str, path: str) -> str:
 class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """The files of one run, locked for this process until ``close`` or its end, however it ends.
 
-    Made by ``create`` or ``open_for_resume``; not ``locked``, for who writes nothing into it.
+    Made by ``create`` or ``open_for_resume``; not ``locked``, for who writes nothing into it. That of a new run
+    (``is_new_run``) is gone after a failure before the first charge.
     """
+
+    is_new_run = False
 
     def __init__(self, path: Path, locked: bool = True) -> None:
         self.path = path
@@ -117,12 +127,27 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         """Remove the summary of a run that goes on after its end. Raises RunError where the disk refuses."""
         remove(self.summary)
 
+    def _withdraw(self) -> None:
+        """After a failure before the first charge remove the run's files, and the directory where it is empty then."""
+        if self.ledger.is_file() and audit(self.ledger).requests:
+            return
+        for name in BEFORE_A_CHARGE:
+            if (place := self.path / name).is_dir():
+                shutil.rmtree(place, ignore_errors=True)
+            else:
+                remove(place)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
     def close(self) -> None:
         """Give the lock back; closing twice is no error."""
         if self.lock is not None:
             self.lock.close()
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None = None, *_: object) -> None:
+        if failure is not None and self.is_new_run:
+            with contextlib.suppress(RunError):  # of a full disk, say: the failure itself is told
+                self._withdraw()
         self.close()
 
 

@@ -31,13 +31,14 @@ def open_directory(job: Job, resume: bool, space: int, first: bool = True) -> tu
         return directory, load_checkpoint(directory.checkpoint) if resume and directory.has_checkpoint else {}
     out = Path(job.config.out) if job.config.out else free_name(job, job.method)
     directory = RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
+    directory.is_new_run = not resume
     try:
         if resume:
             return directory, load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
         require_space(out, space)
         directory.write_config(recipe(job))
-    except BaseException:
-        directory.close()
+    except BaseException as error:
+        directory.__exit__(type(error))
         raise
     return directory, {}
 

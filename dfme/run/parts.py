@@ -25,6 +25,7 @@ from dfme.run.checks import keeps_answers
 from dfme.run.components import Nets, build_nets, open_pool
 from dfme.run.evaluation import evaluation_images
 from dfme.run.memory import SMALL, needed_memory
+from dfme.run.recipes import unfit
 from dfme.spec import ImageSpec, Teacher
 from dfme.students.losses import make_distance
 
@@ -44,7 +45,8 @@ def build_parts(
     """
     require_answers_fit(job, teacher)
     spec = teacher.spec
-    for line in weak_differences(job.estimator, spec) if "estimator" in find_method(job.method).sections else ():
+    weak = weak_differences(job.estimator, spec) if "estimator" in find_method(job.method).sections else ()
+    for line in (*unfit(job, spec.shape), *weak):
         tell(line)
     answers = job.config.answers
     call = _require_estimator(job, spec) * answers.times

@@ -125,8 +125,8 @@ def _who(job: Job, teacher: Teacher) -> Iterator[tuple[str, str]]:
 
 def _images(job: Job, spent: Spending) -> Iterator[tuple[str, str]]:
     by_purpose = ", ".join(f"{name} {count:,}" for name, count in spent.images.items() if name != "evaluation")
-    yield "images", f"{spent.charged:,} charged: {by_purpose}"
-    yield "", f"{spent.images['evaluation']:,} more for evaluation, which the budget is not charged for"
+    yield "images", f"{spent.charged:,} would be charged: {by_purpose}"
+    yield "", f"{spent.images['evaluation']:,} more would be asked for evaluation, not charged to the budget"
     yield "iterations", f"{spent.iterations:,}" + ("" if spent.iterations else ": the budget does not reach for one")
     if getattr(job.method_config, "training", "always") != "always":
         yield "", "of the generator at most; in what it does not train, the images are the student's"
@@ -151,7 +151,7 @@ def _price(job: Job, teacher: Teacher, spent: Spending) -> Iterator[tuple[str, s
     if price is None:
         yield "cost", "not known: state the price by --teacher.price-per-1000"
     else:
-        yield "cost", f"{images * price / 1000:,.2f} at {price:g} per 1,000 images, those of evaluation included"
+        yield "cost", f"{images * price / 1000:,.2f} it would be, at {price:g} per 1,000 images, evaluation included"
 
 
 def _memory(needed: dict[str, int], free: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,17 @@ def below(named: str, method: str) -> tuple[str, Content]:
     if not named:
         return f"{own} (default)", content
     return f"{named} over {own}", merged(content, _less(other, "method", "estimator"))
+
+
+def unfit(job: Job, shape: Sequence[int]) -> list[str]:
+    """A warning, where the job's recipe is made for images of another shape than the teacher's."""
+    name = plain_name(job.config.recipe)
+    made_for = load_yaml(shipped()[name]).get("teacher", {}).get("shape", shape) if name in shipped() else shape
+    theirs, ours = ("x".join(map(str, each)) for each in (made_for, shape))
+    return [
+        f"warning: recipe {name} is made for images of {theirs}, this teacher's are {ours}: its budget (now "
+        f"{int(job.config.budget):,} images), networks and rates need not suit; try --recipe frugal"
+    ] * (theirs != ours)
 
 
 def plain_name(text: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from dfme import __version__
-from dfme.compute import DeferredChecks, device_name, held_to
+from dfme.compute import DeferredChecks, device_name, evaluating, held_to
 from dfme.config.settings import Job
 from dfme.errors import BudgetExhausted
 from dfme.methods.base import Method
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import Streams
 from dfme.report import write_report
-from dfme.report.metrics import MetricRecord, read_metrics
+from dfme.report.metrics import MetricRecord, latest_of_callback, read_metrics
 from dfme.report.recorder import Recorder
 from dfme.report.verdict import Classified, baselines, histogram, query_warnings, teacher_warnings, warnings
 from dfme.run import loop
@@ -133,6 +133,11 @@ class Run:
             )
         return self.deliver(finished)
 
+    def heard(self, callback: Callable[..., object], queries: int, metrics: dict[str, float]) -> object:
+        """What the callback returns for a record, with the student as it is then, in eval mode."""
+        with evaluating(self.trainer.delivered) as student:
+            return callback(queries, metrics, student)
+
     def look(self) -> None:
         """Say what the method decided; warn once, while most of the budget is left, if paid answers show one class."""
         for line in self.method.news():
@@ -224,6 +229,7 @@ class Run:
         known = self.progress.scores.get((totals.spent, self.trainer.steps))  # those of the last evaluation
         scores = known or score_all(self.examination, student, self.trainer.vote)
         price, seconds = self.job.teacher.price_per_1000, self.progress.seconds
+        added = latest_of_callback(read_metrics(self.directory.metrics))
         return {
             "method": self.job.method,
             "seed": config.seed,
@@ -248,6 +254,7 @@ class Run:
             "warnings": warnings(seen),
             "student_arch": self.arch,
             "students": len(self.trainer.nets),
+            **({"callback_metrics": added} if added else {}),
             **({"ranks": self.oracle.ranks.count} if self.oracle.ranks.count > 1 else {}),
             "student_steps": self.trainer.steps,
             "wall_seconds": round(seconds, 3),

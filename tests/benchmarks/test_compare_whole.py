@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
 import time
@@ -34,9 +35,10 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_a_comparison_of_one_cell(bench: Bench) -> None:
-    words = ["compare", "--config", "c.yaml", "--methods", "static,dfme", "--label-modes", "label"]
+    words = ["compare", "--config", "c.yaml", "--methods", "static,dfme", "--label-modes", "label", "--format", "pdf"]
     code, out, err = bench.run([*words, "--out", "out"])
     assert code == 0, err
+    assert "[1/1] static-label-2k-seed0" in err, "the cell that is not applicable did not run"
     assert "| static " in out
     assert "not applicable: `dfme` with label: dfme needs answers of" in out
     summary = bench.summary("out/cells/static-label-2k-seed0")
@@ -44,6 +46,15 @@ def test_a_comparison_of_one_cell(bench: Bench) -> None:
     assert f"agreement {summary['agreement']:.2%}" in err
     content = json.loads((bench.folder / "out/comparison.json").read_text())
     assert content["tables"][0]["rows"][0]["agreement"]["mean"] == summary["agreement"]
+    assert (bench.folder / "out/comparison.pdf").read_bytes().startswith(b"%PDF")
+    assert not (bench.folder / "out/comparison.png").exists()
+    with (bench.folder / "out/comparison.csv").open(newline="") as file:
+        done, never = csv.DictReader(file)
+    assert (done["row"], done["state"], float(done["agreement"])) == ("static", "finished", summary["agreement"])
+    assert (never["row"], never["state"], never["agreement"]) == ("dfme", "not applicable", "")
+    assert done.keys() >= {"label_mode", "budget", "seed", "queries_to_90", "seconds"}
+    _, _, err = bench.run(["compare", "--resume", "--out", "out", "--seeds", "0,1"])
+    assert "[1/1] static-label-2k-seed1" in err, "the one that was finished before did not run"
 
 
 @pytest.mark.exhaustive

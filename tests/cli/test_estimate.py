@@ -76,10 +76,10 @@ def test_a_pilot_too_small_for_a_curve_says_so_and_what_to_do(capsys: pytest.Cap
 def test_before_the_first_query_the_pilot_is_said_with_its_price(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = said(f"{DIGITS} --dry-run --price-per-1000 2", capsys)
     assert code == 0
-    assert "pilot: 1,200 of a budget of 12,000 images are asked for and charged" in out
-    assert "1,200 charged: student 1,200" in out
+    assert "pilot: 1,200 of a budget of 12,000 images would be asked for and charged" in out
+    assert "images      1,200 would be charged: student 1,200" in out
     assert "recipe      frugal; method procedural" in out
-    assert "3.12 at 2 per 1,000 images, those of evaluation included" in out  # 1,559 images
+    assert "cost        3.12 it would be, at 2 per 1,000 images, evaluation included" in out  # 1,559 images
     assert not Path("runs").exists()
 
 

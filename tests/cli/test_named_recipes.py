@@ -11,6 +11,8 @@ import pytest
 from command_line import parse, run
 
 import dfme
+from dfme.cli.arguments import Arguments
+from dfme.cli.check import INPUTS as CHECK
 from dfme.cli.compare import plan_of
 from dfme.config.settings import Job
 from dfme.config.values import flatten
@@ -225,3 +227,43 @@ def test_python_resumes_with_what_the_run_has(here: Path, fake_build: list[tuple
 def test_a_goal_goes_with_batches_that_fit_the_budget() -> None:
     job = parse("--budget 30k --until-agreement .9")
     assert (job.config.until_agreement, job.method_config.batch_size) == (0.9, 64)
+
+
+def test_a_row_is_a_recipe_by_its_name(tmp_path: Path) -> None:
+    content = {"methods": ["cheap"], "rows": {"cheap": "frugal"}, "student": {"arch": "cnn_small"}}
+    content |= {"teacher": {"checkpoint": "teachers/checkpoints/digits.safetensors"}}
+    jobs = []
+    for recipe in ("frugal", "configs/frugal.yaml"):
+        Path("c.yaml").write_text(dump_yaml(content | {"rows": {"cheap": recipe}}))
+        jobs.append(plan_of(["--config", "c.yaml", "--out", "out"]).cells[0].job)
+    assert jobs[0] == jobs[1]
+    assert jobs[0].method == "procedural"
+    Path("c.yaml").write_text(dump_yaml(content | {"rows": {"cheap": "frugle"}}))
+    with pytest.raises(UserError, match=r"rows\.cheap: expected a recipe, or its file .*'frugle'; did you mean frugal"):
+        plan_of(["--config", "c.yaml"])
+
+
+@pytest.mark.parametrize("words", ["", "check", "compare"])
+def test_a_file_without_a_teacher_takes_the_digits_as_flags_do(words: str) -> None:
+    Path("mine.yaml").write_text("evaluation: {points: 7}\n" if words != "check" else "")
+    if words == "compare":
+        Path("mine.yaml").write_text("methods: [static]\n")
+        job = plan_of(["--config", "mine.yaml", "--out", "out"]).cells[0].job
+    elif words == "check":
+        assert Arguments(["--config", "mine.yaml"], CHECK).teacher()[1]["checkpoint"].endswith("digits.safetensors")
+        return
+    else:
+        job = parse("--config mine.yaml --budget 5k")
+        assert job.config.evaluation.points == 7
+        assert parse("--config mine.yaml --teacher.checkpoint weights.pt").config.evaluation.dataset == "none"
+    assert job.teacher_options["checkpoint"].endswith("teachers/checkpoints/digits.safetensors")
+    assert job.config.evaluation.dataset == "digits"
+
+
+@pytest.mark.parametrize(("recipe", "warned"), [("cifar10_dfme", True), ("frugal", False)])
+def test_a_recipe_for_images_of_another_shape_is_warned_of(
+    recipe: str, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "warning: recipe cifar10_dfme is made for images of 3x32x32, this teacher's are 1x8x8: its budget (now "
+    assert run(f"--recipe {recipe} --dry-run") == 0
+    assert (text + "20,000,000 images" in " ".join(capsys.readouterr().out.split())) is warned

@@ -28,6 +28,8 @@ def test_the_page_leads_with_what_a_manager_asks(tmp_path: Path) -> None:
     places = [page.text.index(text) for text in order]
     assert places == sorted(places)
     assert page.text[places[0] + 1] == LEADING["warnings"][0] + "."
+    assert page.text[0] == "json, cloned by queries"
+    assert any(text.startswith("json · run · How many queries") for text in page.text)
     assert page.after("Target") == "POST https://api.example/v1, model <b>cats</b>"
     assert page.after("Adapter") == "adapter.yaml (SHA-256 0123456789abcdef...)"
     assert page.after("Authorised by") == "ticket 4711"

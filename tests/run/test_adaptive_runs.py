@@ -118,7 +118,7 @@ def test_a_dry_run_says_what_is_charged_with_all_repeats(capsys: pytest.CaptureF
     assert main(words) == 0
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["spent"] == 498
-    assert "498 charged: student 498" in said
+    assert "498 would be charged: student 498" in said
     assert summary["evaluation_queries"] == 31
     assert f"{summary['requests']:,}, at most 7" in said
 

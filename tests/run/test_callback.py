@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import small_runs
+import torch
 from small_runs import BUDGET, Metered, clone, student
+
+from dfme.errors import UserError
+from dfme.report.metrics import callback_metrics
+from dfme.report.page import write_page
+from dfme.report.run_files import read_run
+from dfme.report.summary_file import read_summary
+from dfme.report.wandb_run import WandbRun
+
+QUARTERS = (100, 200, 300, 400)
 
 
 @pytest.fixture(autouse=True)
@@ -56,3 +68,66 @@ def test_what_it_raises_ends_the_run_once_everything_is_kept(share: float, tmp_p
     assert (first.served, second.served) == (share * BUDGET, BUDGET - share * BUDGET)
     assert student(tmp_path / "run") == student(tmp_path / "whole")
     assert [record["queries"] for record in result.metrics if "requests" in record] == [100, 200, 300, 400]
+
+
+def test_what_it_returns_joins_line_wandb_table_and_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged: list[dict[str, float]] = []
+    monkeypatch.setattr(WandbRun, "log", lambda run, queries, metrics: logged.append(dict(metrics)))
+
+    def scored(queries: int, metrics: dict[str, float], student: torch.nn.Module) -> dict[str, float] | None:
+        assert not student.training
+        return {"my_score": queries / 7} if "requests" in metrics else None
+
+    clone(tmp_path / "whole", Metered())
+    result = clone(tmp_path / "run", Metered(), callback=scored, progress=True)
+    assert [record["my_score"] for record in result.metrics if "my_score" in record] == [n / 7 for n in QUARTERS]
+    assert [each["my_score"] for each in logged if "my_score" in each] == [n / 7 for n in QUARTERS]
+    assert result.summary["callback_metrics"] == {"my_score": BUDGET / 7}
+    shown = capsys.readouterr()
+    assert "my_score          57.14" in shown.out
+    assert "my_score 14.29" in shown.err
+    page = write_page(read_run(tmp_path / "run"), tmp_path / "page.html").read_text()
+    assert page.count("my_score") == 2, "its value, and its row among the metrics"
+    assert student(tmp_path / "run") == student(tmp_path / "whole")
+    assert read_summary(tmp_path / "run" / "summary.json") == result.summary
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        *(({name: 0.5}, "callback: expected names of its own (") for name in ("agreement", "samples", "my score", 3)),
+        ({"a": "0.5"}, "callback: a: expected a number, got '0.5'"),
+        ({"a": True}, "callback: a: expected a number, got True"),
+        ({"a": 10**400}, "callback: a: expected a number, got 1000"),
+        ({"a": torch.zeros(2, 20)}, "callback: a: expected a number, got tensor([[0., 0."),
+    ],
+)
+def test_what_can_be_no_metric_is_one_line_and_all_paid_is_kept(
+    returned: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as caught:
+        clone(tmp_path / "run", first := Metered(), callback=lambda queries, metrics: returned)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+    assert clone(tmp_path / "run", second := Metered(), resume=True).finished
+    assert first.served + second.served == BUDGET
+
+
+@pytest.mark.parametrize("value", [float("nan"), 2, np.float32(2)])
+def test_numbers_of_any_kind_are_metrics(value: float) -> None:
+    (found,) = callback_metrics({"a": value}).values()
+    assert type(found) is float
+    assert found == 2 or not math.isfinite(found)
+
+
+def test_a_callback_of_another_form_is_refused_before_the_first_query(tmp_path: Path) -> None:
+    for callback in (lambda queries: None, lambda *, student: None, 3):
+        with pytest.raises(UserError, match="callback: expected a function of"):
+            clone(tmp_path / "run", teacher := Metered(), callback=callback)
+        assert not teacher.calls
+        assert not (tmp_path / "run").exists()
+    heard: list[object] = []
+    clone(tmp_path / "run", Metered(), callback=lambda queries, metrics, student=None: heard.append(student))
+    assert all(isinstance(each, torch.nn.Module) for each in heard)

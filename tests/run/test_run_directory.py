@@ -6,12 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from damage import file_size_limit
+from small_runs import Metered, break_down, clone
 
-from dfme.errors import RunError, UserError
+from dfme.errors import RunError, TeacherError, UserError
+from dfme.methods.static import Static
 from dfme.run.checkpoint import save_checkpoint
 from dfme.run.directory import RunDirectory, require_space
 
@@ -129,3 +133,33 @@ def test_space_is_asked_for_in_words(tmp_path: Path) -> None:
     require_space(tmp_path, 1)
     with pytest.raises(UserError, match=r"expected 1000000000000.0 MB of free space, got [\d.]+ MB"):
         require_space(tmp_path / "to" / "be made", 10**18)
+
+
+def raising(failure: type[BaseException]) -> Callable[..., NoReturn]:
+    def fail(*_: object) -> NoReturn:
+        raise failure
+
+    return fail
+
+
+@pytest.mark.parametrize("failure", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_run_that_fails_before_its_first_charge_leaves_no_directory(
+    failure: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Static, "prepare", raising(failure))
+    for out in (tmp_path / "run", tmp_path / "run"):  # the second is not told to choose another --out
+        with pytest.raises(failure):
+            clone(out, Metered(), progress=True)
+        assert not out.exists()
+    assert "go on with" not in capsys.readouterr().err
+    monkeypatch.setattr(Static, "prepare", lambda _: (tmp_path / "run" / "own.log").touch() or raising(failure)())
+    with pytest.raises(failure):
+        clone(tmp_path / "run", Metered())
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["own.log"], "what is not the run's stays"
+
+
+def test_a_run_that_fails_after_a_charge_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(TeacherError, match="all that was paid is kept"):
+        clone(tmp_path / "run", Metered({1: break_down}))
+    assert (tmp_path / "run" / "ledger.jsonl").is_file()
+    assert clone(tmp_path / "run", Metered(), resume=True).finished

@@ -109,8 +109,10 @@ def test_a_teacher_of_one_answer_is_told_before_anything_is_paid(
     assert told["agreement"] == told["baselines"]["constant_agreement"] == 1.0
     (line,) = told["warnings"]
     assert "the teacher answers class 3 to all 100 evaluation images, so agreement says nothing" in line
-    # By the logger, as there is no console: when only the evaluation had been asked, and with the result.
-    assert paid == [(100, f"warning: {line}"), (100 + BUDGET, f"warning: {line}")]
+    # By the logger, as there is no console: once, when only the evaluation had been asked.
+    assert paid == [(100, f"warning: {line}")]
+    clone(tmp_path / "run", teacher, resume=True, evaluation={"dataset": "digits", "limit": 100})
+    assert paid[1:] == [(100 + BUDGET, f"warning: {line}")], "who asks for a finished run's result hears it, too"
 
 
 def test_one_class_among_the_paid_is_told_while_most_of_the_budget_is_left(

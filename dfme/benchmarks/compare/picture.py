@@ -30,6 +30,7 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "h")
 
 def draw(findings: ComparisonResult, path: Path) -> bool:
     """One panel per label mode and budget; False, and no picture, where nothing was evaluated yet."""
+    without(path.with_suffix({".png": ".pdf", ".pdf": ".png"}[path.suffix]))
     groups = findings.groups()
     modes, budgets = list(dict.fromkeys(mode for mode, _ in groups)), list(dict.fromkeys(count for _, count in groups))
     shown = best_rows if findings.defended else ComparisonResult.rows

@@ -52,7 +52,8 @@ class ComparisonPlan:
 
     ``options`` is its own file of options, with the flags that were given; ``command`` are the words that asked for it.
     ``jobs`` cells run at once, by ``engine`` with its options; one that is killed is begun again ``retries`` times.
-    ``bills``: what each stack of defences costs honest users. ``stem``: of the names of its tables and its picture.
+    ``bills``: what each stack of defences costs honest users. ``stem``: of the names of its tables and its picture,
+    whose file has this ``format``.
     """
 
     out: Path
@@ -66,11 +67,12 @@ class ComparisonPlan:
     retries: int = 3
     bills: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stem: str = "comparison"
+    format: str = "png"
 
     @property
-    def files(self) -> tuple[Path, Path, Path]:
-        """Its report, its data and its picture."""
-        return self.out / f"{self.stem}.md", self.out / f"{self.stem}.json", self.out / f"{self.stem}.png"
+    def files(self) -> tuple[Path, ...]:
+        """Its report, its data, its picture and its cells."""
+        return tuple(self.out / f"{self.stem}.{suffix}" for suffix in ("md", "json", self.format, "csv"))
 
     @property
     def name(self) -> str:
@@ -131,7 +133,7 @@ def as_asked(job: Job, sharing: int, away: bool) -> Job:
 def own_options(config: CompareConfig, rows: Sequence[str]) -> dict[str, Any]:
     """The comparison's own options in its file."""
     lists = {key: list(getattr(config, key)) for key in ("seeds", "budgets", "label_modes", "defences", "answers")}
-    single = {key: getattr(config, key) for key in ("student_steps", "jobs", "engine", "retries")}
+    single = {key: getattr(config, key) for key in ("student_steps", "jobs", "engine", "retries", "format")}
     return {"methods": list(rows), **lists, **single}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -67,7 +68,9 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
     """
     given = rows.get(row)
     if isinstance(given, str):
-        return _by_file(row, given, shared)
+        if given not in shipped() and not os.path.isfile(locate(given)):
+            raise UserError(f"rows.{row}: {unknown_choice('recipe, or its file', given, names())}")
+        return _by_file(row, str(shipped().get(given, given)), shared)
     if given is None:
         if row not in METHODS and ":" not in row and row not in shipped():
             choices = dict.fromkeys([*rows, *METHODS, *names()])
@@ -76,7 +79,7 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
             return _by_file(row, str(shipped()[row]), shared)
         given = {}
     if not isinstance(given, Mapping):
-        raise UserError(f"rows.{row}: expected sections such as method, or a recipe's file, got {given!r}")
+        raise UserError(f"rows.{row}: expected sections such as method, or a recipe's file or name, got {given!r}")
     own = tidy(given)
     _require_fair(row, own, shared)
     own["method"] = _named(row, own.get("method", {}))

@@ -18,7 +18,7 @@ from dfme.benchmarks.compare.plan import OPTIONS, Cell, ComparisonPlan, as_asked
 from dfme.benchmarks.compare.processes import last_line
 from dfme.benchmarks.compare.rehearsal import rehearse
 from dfme.benchmarks.compare.rows import unequal
-from dfme.benchmarks.compare.table import as_json, markdown, overview
+from dfme.benchmarks.compare.table import as_csv, as_json, markdown, overview
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import DfmeError, UserError
 from dfme.files import make_folder, write_text
@@ -86,6 +86,7 @@ class Session:
         self._unequal = unequal({cell.row: cell.job for cell in plan.cells})
         self._asked: dict[str, int] = {}
         self._again: Counter[str] = Counter()
+        self._due: dict[str, Cell] = {}
         module, _, name = ENGINES[plan.engine].partition(":")
         self._engine: WorkerPool[Cell] = getattr(import_module(module), name)(plan, self._task, line.note)
         self._outcomes = {cell.name: self._before(cell, reasons.get(cell.name)) for cell in plan.runs}
@@ -106,33 +107,31 @@ class Session:
         if kept := sum(outcome.state == "finished" for outcome in self._outcomes.values()):
             self._line.note(f"{kept} cells were finished before and are kept")
         self._write()
-        self._started, self._at_first = time.monotonic(), self._images()
+        self._started, self._due = time.monotonic(), {cell.name: cell for cell in self.waiting}
         self._engine.run(self.waiting, lambda cell, code: self._ended(cell, code, stopped()), stopped, self._watch)
         self._watch(now=True)
         return bool(self.waiting)
 
     def _images(self) -> int:
-        """Charged so far, of all cells, as far as their records tell."""
+        """Charged so far, of all cells that were to be run, as far as their records tell."""
         for cell in self._engine.running:
             try:
                 record = json.loads(last_line(self._plan.directory(cell) / "metrics.jsonl"))
                 self._asked[cell.name] = int(record["queries"])
             except (ValueError, LookupError, TypeError):  # none yet, or half of one
                 continue
-        done = {name: each.figures.spent for name, each in self._outcomes.items() if each.figures}
-        return sum((self._asked | done).values())
+        known = {name: figures.spent for name in self._due if (figures := self._outcomes[name].figures)}
+        return sum((self._asked | known).values())
 
     def _watch(self, now: bool = False) -> None:
-        """Draw how far everything is."""
-        if not self._line.live:
+        """Draw how far the cells are that were to be run."""
+        if not (self._line.live and self._due):
             return
-        states, images = Counter(each.state for each in self._outcomes.values()), self._images()
-        every = sum(each.cell.budget for each in self._outcomes.values() if each.state != "not applicable")
-        running, asked = self._engine.running, images - self._at_first
-        ended = f"{sum(states.values()) - states['waiting']} of {sum(states.values())} cells done"
-        parts = [f"{ended}, {len(running)} running", f"{images:,}/{every:,} images"]
-        if 0 < asked < every - self._at_first:
-            parts.append(f"{duration((time.monotonic() - self._started) * (every - images) / asked)} left")
+        images, every = self._images(), sum(cell.budget for cell in self._due.values())
+        running, ended = self._engine.running, len(self._due) - len(self.waiting)
+        parts = [f"{ended} of {len(self._due)} cells done, {len(running)} running", f"{images:,}/{every:,} images"]
+        if 0 < images < every:
+            parts.append(f"{duration((time.monotonic() - self._started) * (every - images) / images)} left")
         self._line.show(images / every, parts, [cell.name for cell in running], now)
 
     def _before(self, cell: Cell, reason: str | None) -> Outcome:
@@ -167,9 +166,8 @@ class Session:
             self._line.note(f"{cell.name}: {_killed(code)}, and is gone on with (retry {self._again[cell.name]})")
             return True
         outcome = self._outcomes[cell.name] = self._after(cell, code, stopping)
-        states = [each.state for each in self._outcomes.values()]
-        ended = len(states) - states.count("waiting")
-        self._line.note(f"[{ended}/{len(states)}] {outcome.cell.name}: {_in_a_line(outcome)}")
+        ended = len(self._due) - len(self.waiting)
+        self._line.note(f"[{ended}/{len(self._due)}] {outcome.cell.name}: {_in_a_line(outcome)}")
         self._write()
         return False
 
@@ -210,9 +208,10 @@ class Session:
 
     def _write(self) -> None:
         findings = self.findings()
-        report, data, _ = self._plan.files
+        report, data, _, cells = self._plan.files
         write_text(report, markdown(findings))
         write_text(data, as_json(findings))
+        write_text(cells, as_csv(findings))
 
 
 def _killed(code: int) -> str:

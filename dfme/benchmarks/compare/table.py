@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from dfme.benchmarks.compare.defended import LEGEND as OF_DEFENCES
@@ -90,6 +92,28 @@ def as_json(findings: ComparisonResult) -> str:
         {"label_mode": mode, "budget": budget, "rows": _filled([_row_json(*row) for row in rows.items()])}
         for mode, budget, rows in ((*group, findings.rows(*group)) for group in findings.groups())
     ]
+    for each, group in zip(tables, findings.groups(), strict=True) if findings.defended else ():
+        each["defences"] = [asdict(one) for one in defended(findings, *group)]
+    content = {"title": findings.title, "facts": findings.facts, "tables": tables, "cells": _cells(findings)}
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def as_csv(findings: ComparisonResult) -> str:
+    """A line for every cell, with its figures but its curve; empty: not known, or not reached."""
+    lines, written = _cells(findings), io.StringIO()
+    for line in lines:
+        figures = line.pop("figures") or {field.name: None for field in fields(Figures)}
+        reached = figures.pop("queries_to") or {}
+        line |= figures | {f"queries_to_{100 * level:.0f}": reached.get(level) for level in LEVELS}
+        line["reason"] = line["reason"].lstrip("=+-@")  # no formula of a stranger's in a spreadsheet
+    table = csv.DictWriter(written, [name for name in lines[0] if name != "curve"], "", "ignore", lineterminator="\n")
+    table.writeheader()
+    table.writerows(lines)
+    return written.getvalue()
+
+
+def _cells(findings: ComparisonResult) -> list[dict[str, Any]]:
+    """Every cell with its state and its figures."""
     cells = []
     for outcome in findings.outcomes:
         cell, figures = outcome.cell, None if outcome.figures is None else asdict(outcome.figures)
@@ -97,10 +121,7 @@ def as_json(findings: ComparisonResult) -> str:
         named |= {"defence": cell.attempt.defence, "answers": cell.attempt.answers} if findings.defended else {}
         state = {"run": f"cells/{cell.name}", "state": outcome.state, "reason": outcome.reason}
         cells.append(named | state | {"figures": figures})
-    for each, group in zip(tables, findings.groups(), strict=True) if findings.defended else ():
-        each["defences"] = [asdict(one) for one in defended(findings, *group)]
-    content = {"title": findings.title, "facts": findings.facts, "tables": tables, "cells": cells}
-    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+    return cells
 
 
 def _filled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
