@@ -25,7 +25,7 @@ from dfme.teachers import KINDS
 from dfme.teachers.options import ServeConfig, TrainDataConfig, TrainTeacherConfig, check_training
 from dfme.teachers.remote.options import ServiceOptions
 
-Meter = Callable[[Teacher], Teacher]
+Metering = Callable[[Teacher], Teacher]
 """Puts a teacher behind a ledger."""
 
 __all__ = ["KINDS", "ServeConfig", "TrainTeacherConfig", "check_teacher", "check_training", "kind_problems"]
@@ -129,7 +129,7 @@ def label_mode_of(stack: Sequence[str]) -> LabelMode | None:
 
 
 @contextmanager
-def benign_meter(config: TeacherConfig, options: Mapping[str, Any], folder: Path) -> Iterator[Meter | None]:
+def benign_meter(config: TeacherConfig, options: Mapping[str, Any], folder: Path) -> Iterator[Meteringing | None]:
     """A meter for what the owner measures of a teacher of one's own: ledger and journal lie in ``folder``.
 
     Each image is asked once and recorded as ``benign``; what a stopped measurement was answered is not asked again.
@@ -170,7 +170,7 @@ def bills(
     device: str,
     seed: int = 0,
     tell: Callable[[str], None] = lambda line: None,
-    meter: Meter | None = None,
+    meter: Metering | None = None,
 ) -> list[dict[str, Any]]:
     """What stacks of defences or label modes cost honest users, ``none`` first; no image calibrates a gate as well.
 
@@ -219,7 +219,7 @@ def detection(
     seed: int = 0,
     tell: Callable[[str], None] = lambda line: None,
     log: Path | None = None,
-    meter: Meter | None = None,
+    meter: Metering | None = None,
 ) -> dict[str, Any]:
     """What detectors say of honest accounts, of images that they were not calibrated on, and of those in a ``log``."""
     from dfme.benchmarks.audit.detection import share_at_most
