@@ -129,7 +129,7 @@ def label_mode_of(stack: Sequence[str]) -> LabelMode | None:
 
 
 @contextmanager
-def benign_meter(config: TeacherConfig, options: Mapping[str, Any], folder: Path) -> Iterator[Meteringing | None]:
+def benign_meter(config: TeacherConfig, options: Mapping[str, Any], folder: Path) -> Iterator[Metering | None]:
     """A meter for what the owner measures of a teacher of one's own: ledger and journal lie in ``folder``.
 
     Each image is asked once and recorded as ``benign``; what a stopped measurement was answered is not asked again.
