@@ -100,11 +100,16 @@ def test_a_clone_is_scored_under_the_best_renaming_on_images_that_it_was_not_fou
     assert luck is not None and luck < 0.25, "on the half that it was found on it is more"  # noqa: PT018
     assert relabelled(seen(truth(360))) is None
     assert relabelled(seen([1], student=[1])) is None
+
+
+@pytest.mark.exhaustive
+def test_a_renaming_of_two_hundred_classes_is_found_at_once() -> None:
     began = time.process_time()
     assert relabelled(seen(truth(5_000, 200), student=blurred(truth(5_000, 200), 0.5, 200), classes=200)) is not None
     assert time.process_time() - began < 0.5
 
 
+@pytest.mark.exhaustive
 def test_an_order_of_a_thousand_classes_is_found_at_once() -> None:
     labels, order = truth(20_000, 1_000), np.random.default_rng(2).permutation(1_000)
     began = time.process_time()
