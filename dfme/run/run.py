@@ -148,13 +148,19 @@ class Run:
         seen = classified(self.examination, classes, names, student, self.oracle.answered)
         rounds = self.job.config.student.rounds  # whose losses are those of their ends, and tell no fall
         records = [] if student is None or rounds else read_metrics(self.directory.path / "metrics.jsonl")
-        losses = (record.get("replay_loss", record.get("student_loss")) for record in records)
-        learnt = [loss for loss in losses if loss is not None]
-        return replace(seen, training=verdict.Training(self.job.method, self.job.queries.programs, learnt))
+        losses = [record.get("replay_loss", record.get("student_loss")) for record in records]
+        known = [loss for loss in losses if loss is not None]
+        return replace(seen, method=self.job.method, programs=self.job.queries.programs, losses=known)
 
     def _remark_on_budget(self) -> None:
         """Say, before a run's first step, where its budget holds next to no step of the generator."""
         name, budget, cost = self.job.method, self.job.config.images, self.method.cost
+        left = self.method.left_to_default(self.oracle.remaining) if ":" in name else 0
+        if left and not self.trainer.steps:
+            self.recorder.note(
+                f"the last {left:,} of {budget:,} images are too few for a step of {name}; the default finish "
+                "pays for images of the default query_images: where step asks about others, override either"
+            )
         each: int = getattr(self.method.config, "generator_steps", 0)
         steps = budget // cost * each
         if self.trainer.steps or steps >= FEW_STEPS or not (each and hasattr(self.method, "generator_optimizer")):

@@ -12,7 +12,7 @@ import pytest
 from tiers import exhaustive_rows
 
 from dfme.report import verdict
-from dfme.report.verdict import Classified, Training, baselines, best_order, histogram, relabelled, warnings
+from dfme.report.verdict import Classified, baselines, best_order, histogram, relabelled, warnings
 
 
 def seen(teacher: Any, labels: Any = None, student: Any = None, classes: int = 10, **more: Any) -> Classified:
@@ -228,30 +228,37 @@ SPREAD, ONE_SIDED = [100] * 10, [910, *[10] * 9]
 @pytest.mark.parametrize(
     ("queries", "training", "cause", "remedy"),
     [
-        (ONE_SIDED, Training("dfme", losses=FALLS), "one-sided answers: class 0 to 91% of", "procedural; else"),
-        (SPREAD, Training("dfme", losses=FALLS), "images unlike the teacher's own: its answers", "knockoff with a"),
-        (SPREAD, Training("knockoff"), "images unlike", "another --method.pool"),
+        (ONE_SIDED, {"method": "dfme", "losses": FALLS}, "one-sided answers: class 0 to 91% of", "procedural; else"),
         (
             SPREAD,
-            Training("procedural", ("leaves", "strokes"), FALLS[:7]),
+            {"method": "dfme", "losses": FALLS},
+            "images unlike the teacher's own: its answers",
+            "knockoff with a",
+        ),
+        (SPREAD, {"method": "knockoff"}, "images unlike", "another --method.pool"),
+        (
+            SPREAD,
+            {"method": "procedural", "programs": ("leaves", "strokes"), "losses": FALLS[:7]},
             "images unlike",
             "other than leaves,strokes",
         ),
         (
             ONE_SIDED,
-            Training("dfme", losses=FLAT),
+            {"method": "dfme", "losses": FLAT},
             "did not fall (2 at first, 1.95 at last)",
             "a smaller --student.lr,",
         ),
-        (SPREAD, Training("dfme", losses=FLAT[:7]), "images unlike", "or another --student.lr"),
-        (None, Training(), "images unlike", "or another --student.lr"),
+        (SPREAD, {"method": "dfme", "losses": FLAT[:7]}, "images unlike", "or another --student.lr"),
+        (None, {}, "images unlike", "or another --student.lr"),
     ],
 )
-def test_causes_are_told_apart_by_what_is_on_record(queries: Any, training: Training, cause: str, remedy: str) -> None:
+def test_causes_are_told_apart_by_what_is_on_record(
+    queries: Any, training: dict[str, Any], cause: str, remedy: str
+) -> None:
     """0.11.0 blamed the rate and advised frugal, to runs of frugal as well."""
     counts = None if queries is None else np.array(queries)
     teacher, student = truth(359), np.where(np.arange(359) < 3, truth(359), 1)
-    (told,) = warnings(seen(teacher, student=student, queries=counts, training=training))
+    (told,) = warnings(seen(teacher, student=student, queries=counts, **training))
     assert "collapsed" in told
     assert cause in told.split("likely cause: ")[1]
     assert remedy in told.split("; try ")[1]
