@@ -40,8 +40,8 @@ class Classified:
     """Classes (N,) that the teacher and, if there are any, labels and student give to the same images.
 
     ``queries``: how often each of the ``classes`` was the answer to what was paid for (K,). ``names`` and, of the data
-    set's own, ``label_names``: of all classes, or none. ``where``: the images, as a sentence names them. ``method``,
-    the ``programs`` that draw its images and the ``losses`` in order: of a run.
+    set's own, ``label_names``: of all classes, or none. ``where``: the images, as a sentence names them.
+    ``method``, the ``programs`` that draw its images and the ``losses`` in order: of a run.
     """
 
     classes: int

@@ -158,8 +158,8 @@ class Run:
         left = self.method.left_to_default(self.oracle.remaining) if ":" in name else 0
         if left and not self.trainer.steps:
             self.recorder.note(
-                f"the last {left:,} of {budget:,} images are too few for a step of {name}; the default finish "
-                "pays for images of the default query_images: where step asks about others, override either"
+                f"the last {left:,} of {budget:,} images are too few for a step of {name}; the default "
+                "finish pays for images of the default query_images; override either if step asks others"
             )
         each: int = getattr(self.method.config, "generator_steps", 0)
         steps = budget // cost * each
