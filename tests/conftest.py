@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,7 +63,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """A test of the default tier is short, and starts no process and opens no socket."""
+    """A test of the default tier starts no process and opens no socket. Where it was long, a warning names it.
+
+    No test of this tier fails by the clock, which a busy machine moves.
+    """
     global _reached
     if any(item.get_closest_marker(tier) for tier in OTHER_TIERS):
         return (yield)
@@ -78,7 +82,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if seconds > allowed:
         slowness = max(1.0, *(yardstick() / YARDSTICK for _ in range(3)))
         if seconds > allowed * slowness:
-            pytest.fail(f"expected less than a second of CPU time, or the mark exhaustive; took {seconds:.1f} s")
+            words = f"expected less than a second of CPU time, or the mark exhaustive; {item.name} took {seconds:.1f} s"
+            warnings.warn(words, stacklevel=1)
     return result
 
 

@@ -51,7 +51,8 @@ def run(words: Sequence[str]) -> int:
         from dfme.report.console import header
 
         print(header(document(job)), file=sys.stderr, flush=True)
-    alone = "torch" not in sys.modules  # nothing else has happened in this process
+    # Only what we import ourselves is frozen: it is never freed, which an extension may report at the exit.
+    alone = "torch" not in sys.modules and ":" not in job.teacher.kind
     if alone:
         gc.disable()  # what is loaded stays: looking for what can go, over and over, takes a tenth of the time
     from dfme.run.build import run_job

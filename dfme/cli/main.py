@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import errno
-import gc
 import importlib
 import os
 import sys
@@ -47,7 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Errors of ours are one line on stderr. Any other exception is a bug, and keeps its traceback.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    atexit.register(gc.freeze)  # else an exit looks through all of torch once more, which takes half a second
     try:
         code = _dispatch(words)
         sys.stdout.flush()

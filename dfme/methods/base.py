@@ -1,6 +1,7 @@
 """What every method is: what the loop asks of it, what it is given, and what methods share.
 
-A method does no I/O, no logging, no evaluation. A new one is a subclass with ``step`` and its entry.
+A method does no I/O, no logging, no evaluation. A new one is a subclass with its entry, and its
+``query_images`` or its ``step``.
 """
 
 from __future__ import annotations
@@ -176,6 +177,12 @@ class Method(ABC):
     def finish(self, images: int) -> Metrics:
         """What is left of the budget when a whole step no longer fits goes to the students."""
         return self.pay_in_batches(images)
+
+    def left_to_default(self, budget: int) -> int:
+        """Images that the default ``finish`` pays for, and draws, of a method with a ``step`` of its own."""
+        kind = type(self)
+        defaults = kind.finish is Method.finish and kind.query_images is Method.query_images
+        return budget % self.cost if defaults and kind.step is not Method.step else 0
 
     def pay_in_batches(self, images: int, keep_all: bool = True) -> Metrics:
         """Student steps on exactly ``images`` images; the last batch may be smaller, and is held for replay anyhow."""

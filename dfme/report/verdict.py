@@ -28,6 +28,9 @@ SLIGHT = 0.1
 LOPSIDED = 0.5
 """A teacher that gives one class more than this, and twice what the labels do, is not asked as it wants (heuristic)."""
 
+MIN_LOSSES, FALLEN = 8, 0.9
+"""Losses that tell a fall, at least; it takes the last quarter below this share of the first (heuristic)."""
+
 MAX_KEPT, MAX_ORDERED, MAX_NAMED = 1_000, 1_000, 20
 """Classes in summary.json; classes among which another order is looked for; classes that a warning names."""
 
@@ -38,6 +41,7 @@ class Classified:
 
     ``queries``: how often each of the ``classes`` was the answer to what was paid for (K,). ``names`` and, of the data
     set's own, ``label_names``: of all classes, or none. ``where``: the images, as a sentence names them.
+    ``method``, the ``programs`` that draw its images and the ``losses`` in order: of a run.
     """
 
     classes: int
@@ -48,6 +52,9 @@ class Classified:
     names: Sequence[str] = ()
     label_names: Sequence[str] = ()
     where: str = "evaluation images"
+    method: str = ""
+    programs: Sequence[str] = ()
+    losses: Sequence[float] = ()
 
     def name(self, number: int) -> str:
         own = plain(self.names[number]) if self.names else str(number)
@@ -128,7 +135,7 @@ def query_warnings(seen: Classified, when: str = "") -> list[str]:
         return []
     return [
         f"the teacher answered {seen.name(most)} to {share:.1%} of the {total:,} images paid for{when}; likely cause: "
-        "they are unlike its own images, or wrong --teacher.bounds; try --method.name procedural: its images vary more"
+        f"they are unlike its own images, or wrong --teacher.bounds; try {_other_images(seen)}"
     ]
 
 
@@ -136,25 +143,47 @@ def student_warnings(seen: Classified) -> list[str]:
     """A copy that has collapsed, or is not shown to be better than one answer to everything."""
     if seen.student is None or len(seen.teacher) < 2 or not np.ptp(seen.teacher):
         return []
-    images, (usual, constant), (own, share) = (
-        len(seen.teacher),
-        *(map(top, map(seen.counts, (seen.teacher, seen.student)))),
-    )
-    remedy = "try a larger --budget or another --recipe, such as frugal"
+    images = len(seen.teacher)
+    usual, constant = top(seen.counts(seen.teacher))
+    own, share = top(seen.counts(seen.student))
     nearly_one = share == 1 or wilson_interval(share, images)[0] > ALMOST_ALL
     if nearly_one and share > wilson_interval(constant, images)[1]:
         return [
             f"the student has collapsed: it answers {seen.name(own)} to {share:.1%} of the {seen.where}, the teacher "
-            f"to {(seen.teacher == own).mean():.1%}; likely cause: too high a --student.lr or too few queries; {remedy}"
+            f"to {(seen.teacher == own).mean():.1%}; likely cause: {_cause(seen, constant)}"
         ]
     agreement = float((seen.teacher == seen.student).mean())
     low, high = wilson_interval(agreement, images)
     if low > constant:
         return []
+    cause = "too few images to tell" if agreement > constant else _cause(seen, constant)
     return [
         f"agreement of {agreement:.1%} (95% interval {low:.1%} to {high:.1%}) is not above the {constant:.1%} of "
-        f"always answering {seen.name(usual)}; likely cause: too few queries, or too few images to tell; {remedy}"
+        f"always answering {seen.name(usual)}; likely cause: {cause}"
     ]
+
+
+def _cause(seen: Classified, constant: float) -> str:
+    """The likely cause of a student that learnt nothing, by losses, then by paid answers; and the remedy."""
+    losses, enough = seen.losses, len(seen.losses) >= MIN_LOSSES
+    if enough and (last := np.mean(losses[-(len(losses) // 4) :])) >= FALLEN * losses[0]:
+        fall = f"the loss did not fall ({losses[0]:.3g} at first, {last:.3g} at last)"
+        return f"a rate that does not suit: {fall}; try a smaller --student.lr, then a larger one"
+    cause = "images unlike the teacher's own"
+    if seen.queries is not None and seen.queries.any():
+        (most, share), total = top(seen.queries), int(seen.queries.sum())
+        cause += f": its answers to the {total:,} paid for are of many classes, and teach nothing of those"
+        if wilson_interval(share, total)[0] > max(LOPSIDED, 2 * constant):
+            cause = f"one-sided answers: {seen.name(most)} to {share:.0%} of the {total:,} images paid for"
+    return f"{cause}; try {_other_images(seen)}; else a larger --budget or another --student.lr"
+
+
+def _other_images(seen: Classified) -> str:
+    """The ways to other images than those of this run."""
+    pool = "--method.pool (of an audit: --pool) of images like its own"
+    real = f"another {pool}" if seen.method == "knockoff" else f"--method.name knockoff with a {pool}"
+    drawn = f"--queries.programs other than {','.join(seen.programs)}"
+    return f"{real}, or {drawn if seen.method == 'procedural' else '--method.name procedural'}"
 
 
 def _luck(labels: ClassNumbers, seen: Classified) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,9 @@ from dfme.errors import BudgetExhausted
 from dfme.methods.base import Method
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import Streams
-from dfme.report import write_report
+from dfme.report import verdict, write_report
 from dfme.report.metrics import MetricRecord, latest_of_callback, read_metrics
 from dfme.report.recorder import Recorder
-from dfme.report.verdict import Classified, baselines, histogram, query_warnings, teacher_warnings, warnings
 from dfme.run import loop
 from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
 from dfme.run.directory import RunDirectory
@@ -96,7 +95,7 @@ class Run:
             self._remark_on_budget()
         if isinstance(self.examination, EvaluationSet):
             self.examination.prepare()
-            for line in teacher_warnings(self.classified()):
+            for line in verdict.teacher_warnings(self.classified()):
                 self.recorder.note(f"warning: {line}")
         for line in self.method.prepare():
             self.recorder.note(line)
@@ -144,18 +143,29 @@ class Run:
             self.recorder.note(line)
         if not self.looked and self.oracle.ledger.share >= EARLY_SHARE:
             self.looked = True
-            for line in query_warnings(self.classified(), " so far"):
+            for line in verdict.query_warnings(self.classified(), " so far"):
                 self.recorder.note(f"warning: {line}")
 
-    def classified(self, student: nn.Module | None = None) -> Classified:
+    def classified(self, student: nn.Module | None = None) -> verdict.Classified:
         """What teacher, labels, paid answers and ``student`` say by class, as things stand."""
         classes, told = self.oracle.num_classes, self.facts.get("class_names")
         names = told if isinstance(told, list) and len(told) == classes else ()
-        return classified(self.examination, classes, names, student, self.oracle.answered)
+        seen = classified(self.examination, classes, names, student, self.oracle.answered)
+        rounds = self.job.config.student.rounds  # whose losses are those of their ends, and tell no fall
+        records = [] if student is None or rounds else read_metrics(self.directory.path / "metrics.jsonl")
+        losses = [record.get("replay_loss", record.get("student_loss")) for record in records]
+        known = [loss for loss in losses if loss is not None]
+        return replace(seen, method=self.job.method, programs=self.job.queries.programs, losses=known)
 
     def _remark_on_budget(self) -> None:
         """Say, before a run's first step, where its budget holds next to no step of the generator."""
         name, budget, cost = self.job.method, self.job.config.images, self.method.cost
+        left = self.method.left_to_default(self.oracle.remaining) if ":" in name else 0
+        if left and not self.trainer.steps:
+            self.recorder.note(
+                f"the last {left:,} of {budget:,} images are too few for a step of {name}; the default "
+                "finish pays for images of the default query_images; override either if step asks others"
+            )
         each: int = getattr(self.method.config, "generator_steps", 0)
         steps = budget // cost * each
         if self.trainer.steps or steps >= FEW_STEPS or not (each and hasattr(self.method, "generator_optimizer")):
@@ -249,9 +259,9 @@ class Run:
             **{name: value for name, value in scores.items() if name.startswith(("agreement_", "vote_"))},
             **defended,
             "evaluation": evaluated(self.examination),
-            "baselines": baselines(seen),
-            "answers": histogram(seen),
-            "warnings": warnings(seen),
+            "baselines": verdict.baselines(seen),
+            "answers": verdict.histogram(seen),
+            "warnings": verdict.warnings(seen),
             "student_arch": self.arch,
             "students": len(self.trainer.nets),
             **({"callback_metrics": added} if added else {}),

@@ -229,9 +229,10 @@ def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_pat
 @pytest.mark.timeout(300)
 def test_a_method_and_networks_of_ones_own_as_printed(tmp_path):
     printed = run_section("own-parts", tmp_path)
-    entropy, nets = (
-        json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("entropy", "nets")
+    stripes, entropy, nets = (
+        json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("stripes", "entropy", "nets")
     )
+    assert (stripes["method"], stripes["spent"]) == ("my_images:Stripes", 1_000)
     assert (entropy["method"], entropy["spent"]) == ("my_method:Entropy", 12_000)
     assert (nets["student_arch"], nets["spent"]) == ("my_nets:Net", 10_000)
     assert "load_student" in printed

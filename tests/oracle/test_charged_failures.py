@@ -114,7 +114,7 @@ def test_what_is_on_its_way_when_the_oracle_closes_stays_charged(tmp_path: Path)
 
     def wait(scores: Tensor) -> Tensor:
         asked.set()
-        go_on.wait(10)
+        go_on.wait()
         return scores
 
     def ask() -> None:
@@ -126,7 +126,7 @@ def test_what_is_on_its_way_when_the_oracle_closes_stays_charged(tmp_path: Path)
     oracle = Oracle(Server(wait), Ledger(BUDGET, tmp_path / "l"), Journal(tmp_path / "j"))
     thread = threading.Thread(target=ask)
     thread.start()
-    assert asked.wait(10)
+    asked.wait()
     oracle.close()
     oracle.close()
     go_on.set()

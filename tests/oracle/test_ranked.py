@@ -63,7 +63,7 @@ def test_the_first_rank_has_downloaded_and_read_before_the_others_begin(monkeypa
 
     class Waiting(Ranks):
         def share(self, x: Tensor) -> Tensor:
-            assert told.set() is None if self.first else told.wait(10)
+            assert told.set() is None if self.first else told.wait()
             return x
 
     def load(*given: Any) -> None:

@@ -113,9 +113,7 @@ def test_the_holder_beats_and_leaves_another_s_lock_alone(tmp_path: Path, monkey
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
     held, file = DirectoryLock(tmp_path), tmp_path / ".lock"
     os.utime(file, (0, 0))
-    deadline = time.monotonic() + 10
     while file.stat().st_mtime == 0:
-        assert time.monotonic() < deadline
         time.sleep(0.005)
     file.write_text(NODE)  # that host took over: this one had been out of reach
     held.close()

@@ -127,6 +127,19 @@ def test_one_class_among_the_paid_is_told_while_most_of_the_budget_is_left(
     assert "to all 20 held-back queries, so agreement says nothing" in told["warnings"][0]
 
 
+def test_a_student_that_learns_nothing_is_told_why_by_the_runs_own_record(tmp_path: Path) -> None:
+    still: dict[str, Any] = {
+        "student": {"lr": 1e-9, "replay_steps": 1, "replay_batch": 8},
+        "evaluation": {"dataset": "digits", "limit": 50, "points": 20},
+        "method_options": {"batch_size": 20, "student_steps": 1, "latent_size": 16},
+    }
+    told = clone(tmp_path / "still", Metered(), **still).summary
+    assert "a rate that does not suit: the loss did not fall (" in told["warnings"][-1]
+    in_rounds = {**still, "student": {"lr": 1e-9, "steps": 20, "rounds": (0.5, 1.0)}}
+    told = clone(tmp_path / "rounds", Metered(), **in_rounds).summary
+    assert "try --method.name knockoff" in told["warnings"][-1], "losses at the ends of rounds tell no fall"
+
+
 def test_the_command_line_shows_baselines_and_warnings(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "stuck.py").write_text(
         "import torch\n\n\ndef answer(*_):\n    return lambda images: torch.eye(10)[torch.full((len(images),), 3)]\n"

@@ -148,6 +148,7 @@ def test_whatever_comes_is_an_answer_or_unusable(form: Any, mode: str, body: byt
         assert answer.dtype == (torch.int64 if labels else torch.float32)
 
 
+@pytest.mark.exhaustive
 def test_a_long_and_deep_body_takes_no_time() -> None:
     model = ModelSpec(
         ImageSpec(SHAPE, levels=256), ClassNames(tuple(map(str, range(1000)))), LabelMode("probabilities")
