@@ -68,7 +68,7 @@ def test_what_is_asked_outside_a_charge_is_in_the_ledger_before_it_is_asked(tmp_
 def test_a_line_with_another_number_of_images_is_refused(images: str, tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text(f'{{"seq":0,"event":"beside","purpose":"benign","images":{images}}}\n')
-    with pytest.raises(RunError, match="line 1: .*images: expected a whole number"):
+    with pytest.raises(RunError, match=r"line 1: .*images: expected a whole number"):
         audit(path)
 
 
