@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from dfme.benchmarks.audit.examine import MAX_IMAGES, open_twin
 from dfme.benchmarks.audit.options import AuditPlan
 from dfme.benchmarks.audit.transfer import ATTACKS, EPS
 from dfme.benchmarks.compare.plan import Cell, rates_of
-from dfme.benchmarks.compare.processes import cores
+from dfme.benchmarks.compare.processes import cores, threads_each
 from dfme.benchmarks.compare.rehearsal import Rehearsal
 from dfme.compute import choose_device
 from dfme.errors import UserError
@@ -24,14 +25,14 @@ from dfme.run.build import is_local
 from dfme.run.components import build_nets
 from dfme.run.plan import WIDTH
 
-TIMED_STEPS = 3
+TIMED_STEPS = 6
 
 
 @dataclass(frozen=True)
 class Forecast:
     """Images that an audit will ask, by purpose: ``charged`` and ``evaluation`` exactly, the others at most.
 
-    ``seconds``: of the students' steps, or of a service's stated rate; None where nothing tells them.
+    ``training``: seconds of the students' steps; ``asking``: those of a stated rate, 0 without one.
     """
 
     attacks: int
@@ -40,7 +41,9 @@ class Forecast:
     benign: int
     transfer: int
     price_per_1000: float | None
-    seconds: float | None
+    training: float
+    asking: float
+    local: bool
 
     @property
     def total(self) -> int:
@@ -51,7 +54,8 @@ class Forecast:
     def text(self) -> str:
         """The images that --total counts, in a sentence."""
         charged = self.attacks * self.budget
-        text = f"{self.attacks} attacks of {self.budget:,} images may be charged {charged:,} in all"
+        attacks = f"{self.attacks} attack{'s' * (self.attacks != 1)}"
+        text = f"{attacks} of {self.budget:,} images may be charged {charged:,} in all"
         beside = {"as images of honest users": self.benign, "for adversarial transfer": self.transfer}
         return text + "".join(f", and at most {images:,} more {what}" for what, images in beside.items() if images)
 
@@ -69,10 +73,11 @@ class Forecast:
 
     @property
     def time(self) -> str:
-        """Seconds in words."""
-        if self.seconds is None:
-            return "not known: state the rate by --teacher.images-per-second or --teacher.requests-per-second"
-        return f"about {duration(self.seconds)} for the students' training and the service's rate"
+        """The time of the attacks, in words."""
+        text = f"about {duration(self.training)} to train the copies"
+        if self.asking:
+            return f"{text}; at least {duration(self.asking)} to ask, at the rate that is stated"
+        return text if self.local else f"{text}; to ask comes on top, at a rate that nobody states"
 
 
 def forecast(
@@ -95,7 +100,9 @@ def forecast(
         benign=benign,
         transfer=transfer if config.transfer == "true" and not is_local(plan.job) else 0,
         price_per_1000=plan.job.teacher.price_per_1000,
-        seconds=_seconds(plan, cells, rehearsal) if timed and rehearsal else None,
+        training=_training(plan, cells, rehearsal) if timed and rehearsal else 0.0,
+        asking=len(cells) * (config.budget + scored) / rates_of(plan.job).get("images_per_second", math.inf),
+        local=plan.local,
     )
     if config.total is not None and found.total > config.total:
         fewer = "fewer attackers, label modes, defences or seeds"
@@ -122,29 +129,25 @@ def plan_table(plan: AuditPlan, found: Forecast, left_out: Sequence[Mapping[str,
     return "\n".join(lines)
 
 
-def _seconds(plan: AuditPlan, cells: Sequence[Cell], rehearsal: Rehearsal) -> float | None:
-    """Seconds of all students' steps, side by side as the plan has it, or of the rate of a service, if that is more."""
-    rates = rates_of(plan.job)
-    if not plan.local and not rates:
-        return None
+def _training(plan: AuditPlan, cells: Sequence[Cell], rehearsal: Rehearsal) -> float:
+    """Seconds of all students' steps, as many cells side by side as the plan has it."""
     first = {cell.row: cell for cell in reversed(cells)}
+    torch.set_num_threads(threads_each(plan.first.jobs))  # as the cells will have
     seconds = {row: _step_seconds(cell, rehearsal) for row, cell in first.items()}
-    training = sum(seconds[cell.row] * cell.job.config.student.steps for cell in cells)
-    training /= min(plan.first.jobs, cores(), max(1, len(cells)))
-    images = len(cells) * (plan.config.budget + rehearsal.scored)
-    return max(training, images / rates.get("images_per_second", float("inf")))
+    steps = sum(seconds[cell.row] * cell.job.config.student.steps for cell in cells)
+    return steps / min(plan.first.jobs, cores(), len(cells))
 
 
 def _step_seconds(cell: Cell, rehearsal: Rehearsal) -> float:
-    """Seconds of an optimiser step of all of the cell's students, on images of noise."""
+    """Seconds of a step of all of the cell's students, on noise: the least of a few, since others may be at work."""
     student, device = cell.job.config.student, choose_device(cell.job.config.device)
     nets = build_nets(cell.job, rehearsal.spec, rehearsal.num_classes, device).students
     x_BCHW = torch.rand(student.replay_batch, *rehearsal.spec.shape, device=device)
-    began = time.perf_counter()
-    for step in range(TIMED_STEPS + 1):
-        if step == 1:  # the first one pays for what the others find ready
-            began = time.perf_counter()
+    seconds = []
+    for _ in range(TIMED_STEPS):
+        began = time.perf_counter()
         for net in nets:
             net.zero_grad()
             net(x_BCHW).square().mean().backward()
-    return (time.perf_counter() - began) / TIMED_STEPS
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)

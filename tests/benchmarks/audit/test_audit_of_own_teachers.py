@@ -70,7 +70,7 @@ def asked() -> int:
 def test_an_api_is_asked_by_attacks_alone_and_the_bill_is_its_own_count() -> None:
     done = run(*WORDS, "--total", "160", "--out", "a")
     assert done.returncode == 0, done.stderr
-    assert "1 attacks of 160 images may be charged 160 in all; 60 more to score the copies; at" in done.stderr
+    assert "1 attack of 160 images may be charged 160 in all; 60 more to score the copies; at" in done.stderr
     told = json.loads(Path("a/audit.json").read_text())
     ledger = told["ledger"]
     assert asked() == ledger["served"] == 220
@@ -126,7 +126,7 @@ def test_what_failed_attacks_asked_is_paid_for_and_decides_no_limit() -> None:
 def test_a_dry_run_asks_nothing_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     done = run(*WORDS, "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "1 attacks of 160 images may be charged 160 in all" in done.stdout
+    assert "1 attack of 160 images may be charged 160 in all" in done.stdout
     for text in ("cost at most 0.44", "time        about", "left out    defences: ", "attackers   frugal"):
         assert text in done.stdout
     assert (asked(), {path.name for path in Path().iterdir()} - {"__pycache__"}) == (0, {"client.py"})

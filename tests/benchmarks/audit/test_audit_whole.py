@@ -91,7 +91,7 @@ def test_limits_cells_that_fail_and_a_total_have_codes_of_their_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*WORDS, *SMALL, "--total", "100", "--out", "t"]) == 2
-    assert "1 attacks of 200 images may be charged 200 in all, more than 100" in capsys.readouterr().err
+    assert "1 attack of 200 images may be charged 200 in all, more than 100" in capsys.readouterr().err
     assert not Path("t").exists()
     assert main([*WORDS, *SMALL, "--acceptable", "agreement=0.01", "--total", "200", "--out", "a"]) == 4
     (verdict,) = told()["verdicts"]
