@@ -12,7 +12,7 @@ from types import ModuleType
 
 import torch
 
-from dfme.benchmarks.audit.examine import MAX_IMAGES, open_twin
+from dfme.benchmarks.audit.examine import MAX_IMAGES, PROCEDURAL, open_twin
 from dfme.benchmarks.audit.options import AuditPlan
 from dfme.benchmarks.audit.transfer import ATTACKS, EPS
 from dfme.benchmarks.compare.plan import Cell, rates_of
@@ -26,6 +26,9 @@ from dfme.run.components import build_nets
 from dfme.run.plan import WIDTH
 
 TIMED_STEPS = 6
+
+STRANGERS = 4
+"""Sources of adversarial images beside the copies: random signs, an untrained net, a twin and the teacher."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,12 @@ def forecast(
     scored = 0 if rehearsal is None else rehearsal.scored
     own = plan.local and not is_local(plan.job)
     benign = owner.benign_at_most(scored, bool(plan.texts), bool(plan.watch), len(cells)) if own else 0
-    transfer = MAX_IMAGES * len(ATTACKS) * len(next(iter(EPS.values())))
     found = Forecast(
         attacks=len(cells),
         budget=config.budget,
         evaluation=len(cells) * scored,
         benign=benign,
-        transfer=transfer if config.transfer == "true" and not is_local(plan.job) else 0,
+        transfer=_transfer(plan, scored),
         price_per_1000=plan.job.teacher.price_per_1000,
         training=_training(plan, cells, rehearsal) if timed and rehearsal else 0.0,
         asking=len(cells) * (config.budget + scored) / rates_of(plan.job).get("images_per_second", math.inf),
@@ -127,6 +129,16 @@ def plan_table(plan: AuditPlan, found: Forecast, left_out: Sequence[Mapping[str,
     for what, text in rows:
         lines += textwrap.wrap(f"{what:12}{text}", WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False)
     return "\n".join(lines)
+
+
+def _transfer(plan: AuditPlan, scored: int) -> int:
+    """The most images that an examination asks: of a built-in teacher here for each source, of others for all."""
+    here = is_local(plan.job)
+    if plan.config.transfer == "false" or (plan.config.transfer == "auto" and not here):
+        return 0
+    images = min(MAX_IMAGES, scored) * len(ATTACKS) * len(next(iter(EPS.values())))
+    copies = sum(cell.seed == plan.config.seeds[0] for cell in plan.first.cells)
+    return PROCEDURAL + images * (copies + STRANGERS) if here else images
 
 
 def _training(plan: AuditPlan, cells: Sequence[Cell], rehearsal: Rehearsal) -> float:
