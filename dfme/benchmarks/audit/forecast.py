@@ -59,7 +59,7 @@ class Forecast:
         charged = self.attacks * self.budget
         attacks = f"{self.attacks} attack{'s' * (self.attacks != 1)}"
         text = f"{attacks} of {self.budget:,} images may be charged {charged:,} in all"
-        beside = {"as images of honest users": self.benign, "for adversarial transfer": self.transfer}
+        beside = {"as images of honest users": self.benign, "to examine the copies": self.transfer}
         return text + "".join(f", and at most {images:,} more {what}" for what, images in beside.items() if images)
 
     @property
