@@ -51,7 +51,9 @@ class RetryPolicy:
             return False
         self._failed_at = time.monotonic()
         self._tell(error.reason, f"{error}; asking again" + (f" in {round(asked, 1):,g} s" if asked else ""))
-        return (asked or 0.0) if is_about_pace(error) else True  # the pace sees to it that there is a pause
+        if isinstance(error, Refused) and is_about_pace(error):
+            return asked or 0.0  # the pace sees to it that there is a pause
+        return True
 
     def since_failure(self) -> float:
         """Seconds since the last failure; 0 before the first attempt."""
