@@ -2,9 +2,9 @@
 
 Additive increase, multiplicative decrease (Chiu and Jain, Computer Networks and ISDN Systems 17, 1989), with the rate
 measured between two refusals in place of a blind halving: between two moments at which a token bucket was empty, or a
-window full, as many requests passed as the service allows. A service may also refuse at random. So after a few falls the
-share of refusals is judged: where it did not fall with the pace, the pace rises again whatever is refused, until a higher
-pace shows a higher share. The constants are heuristic: on buckets and windows of 1 to 1000 a second they refuse 2 % of the
+window full, as many requests passed as the service allows. A service may also refuse at random. So after some falls the
+share of refusals is judged: where it did not fall with the pace, the pace rises whatever is refused, until a higher one
+shows a higher share. The constants are heuristic: on buckets and windows of 1 to 1000 a second they refuse 2 % of the
 requests and use 90 % of what is allowed (tests/oracle/test_pace.py).
 """
 

@@ -97,7 +97,7 @@ def test_top_k_of_more_classes_than_there_are() -> None:
 
 
 def test_at_exact_ties_every_mode_names_the_first_class() -> None:
-    """``torch.topk`` names class 2 of four equal ones, and eight of ten; a softmax in float32 makes more of them equal."""
+    """``torch.topk`` names class 2 of four equal ones; a softmax in float32 makes more of them equal."""
     for classes in (3, 4, 10, 100):
         rows = [[0.0] * classes, [-1.0] + [0.5] * (classes - 1), [0.1] * (classes - 1) + [0.1 + 1e-8]]
         labels = restricted(Fixed(rows), "label")(torch.empty(3)).tolist()
