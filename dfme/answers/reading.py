@@ -94,9 +94,9 @@ def as_tensor(raw: object) -> Tensor:
 
 
 def largest(scores_BK: Tensor, k: int) -> Tensor:
-    """Where the ``k`` largest known scores of a row are; among equal scores the first classes win, as in an argmax."""
+    """Where the ``k`` largest known scores of a row are; among equal ones the first classes win, as in argmax."""
     known_BK = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    least_B1 = known_BK.topk(k, dim=1).values[:, -1:]  # topk promises no order of equal scores, so its indices are none
+    least_B1 = known_BK.topk(k, dim=1).values[:, -1:]  # its indices follow no order among equal scores
     above_BK, level_BK = known_BK > least_B1, known_BK == least_B1
     return above_BK | (level_BK & (level_BK.cumsum(1) <= k - above_BK.sum(1, keepdim=True)))
 
@@ -107,7 +107,7 @@ def keep_largest(scores_BK: Tensor, k: int, values_BK: Tensor) -> Tensor:
 
 
 def top_class(answers: Tensor) -> Tensor:
-    """The class a teacher answered, (B,), from scores of any mode or from labels; among equal scores the first."""
+    """The class a teacher answered, (B,), from labels or scores of any mode; among equal ones the first."""
     return answers if answers.ndim == 1 else answers.nan_to_num(nan=-math.inf).argmax(dim=1)
 
 

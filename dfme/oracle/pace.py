@@ -2,10 +2,10 @@
 
 Additive increase, multiplicative decrease (Chiu and Jain, Computer Networks and ISDN Systems 17, 1989), with the rate
 measured between two refusals in place of a blind halving: between two moments at which a token bucket was empty, or a
-window full, as many requests passed as the service allows. A service may also refuse at random. So after some falls the
-share of refusals is judged: where it did not fall with the pace, the pace rises whatever is refused, until a higher one
-shows a higher share. The constants are heuristic: on buckets and windows of 1 to 1000 a second they refuse 2 % of the
-requests and use 90 % of what is allowed (tests/oracle/test_pace.py).
+window full, as many requests passed as the service allows. A service may also refuse at random. So after some
+falls the share of refusals is judged: where it did not fall with the pace, the pace rises whatever is refused,
+until a higher one shows a higher share. The constants are heuristic: on buckets and windows of 1 to 1000 a second
+they refuse 2 % of the requests and use 90 % of what is allowed (tests/oracle/test_pace.py).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Pace:
         self._free_at = max(self._free_at, now + self._pause)
 
     def _judge_falls(self) -> None:
-        """Before a further fall: slowing down is in vain where the share of refusals is neither small nor half."""
+        """Slowing down is in vain where the share of refusals is neither small nor half of what it was."""
         if self._learnt is not None and self._falls == FALLS:
             share = self._outcomes[1] / sum(self._outcomes)
             few = FEW * min(STEP, STEP_PER_SECOND / self._learnt[0])

@@ -92,7 +92,8 @@ class JsonAdapter(Adapter):
         if self._kind == "scores":
             scores_BK = table(values, batch, len(classes))
         else:
-            scores_BK = np.array([classes.row(self._pairs(value)) for value in values]).reshape(batch, len(classes))
+            rows = [classes.row(self._pairs(value)) for value in values]
+            scores_BK = np.array(rows).reshape(batch, len(classes))
         settled = settle(scores_BK / self._scale, self._model.mode)
         self._require_scale(np.nan_to_num(scores_BK, posinf=0.0, neginf=0.0))
         return settled
@@ -107,8 +108,8 @@ class JsonAdapter(Adapter):
             cure = "without it" if scale != 1 else "with answer.scale: 100 for percentages"
             raise Unusable(
                 f"answer.scale: the class {self._model.classes.names[top]!r} has {scores_BK[row, top]:g} of "
-                f"{sums_B[row]:g}, where scores were expected that add up to {scale:g}; start a new run {cure}, or "
-                "start a new run with --teacher.label-mode logits",
+                f"{sums_B[row]:g}, where scores were expected that add up to {scale:g}; start a new run {cure}, "
+                "or start a new run with --teacher.label-mode logits",
                 "wrong scale",
             )
 

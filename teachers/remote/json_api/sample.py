@@ -128,7 +128,8 @@ def _pairs(entries: list[Any]) -> Found | None:
         return None
     score = max(scores, key=lambda path: (bool(_SCORES.search(path)), isinstance(leaves[0][path], float)))
     labels.sort(key=lambda path: not _LABELS.search(path))
-    labels += [path for path in scores if path != score and _IDS.search(path) and type(leaves[0][path]) is int]
+    numbered = [path for path in scores if path != score and _IDS.search(path)]
+    labels += [path for path in numbered if type(leaves[0][path]) is int]
     label = next((path for path in labels if len({each[path] for each in leaves}) == len(leaves)), None)
     if label is None:
         return None
