@@ -122,7 +122,7 @@ def _hidden(name: str, value: str) -> str:
 
 
 def _service(kind: str, options: Mapping[str, Any], teacher: Teacher) -> dict[str, Any]:
-    """A service's address without its query, which may be a secret, its model, and its answers before any cut."""
+    """A service's address without its query, which may be secret, its model, and its answers before any cut."""
     url = urlsplit(options["url"] or (load_adapter(options["adapter"]).description.url if kind == "json" else ""))
     model = {name: options[name] for name in ("model", "version") if options.get(name)}
     uncut = getattr(teacher, "uncut_mode", teacher.label_mode)

@@ -19,9 +19,9 @@ def reveal(scores_BK: Tensor, given: LabelMode, wanted: LabelMode) -> Tensor:
     """What ``wanted`` reveals of an answer of the form ``given``.
 
     Probabilities are the softmax of logits. Under top_k the classes not revealed are NaN: unknown, not zero.
-    The k revealed are chosen before softmax and rounding, which make more scores equal. Labels are int64. Among
-    equal scores the first classes win, in every mode. An image whose scores are NaN, though all should be known,
-    has the label ``NO_LABEL``, which no oracle takes.
+    The k revealed are chosen before softmax and rounding, which make more scores equal. Labels are int64.
+    Among equal scores the first classes win, in every mode. An image whose scores are NaN, though all should
+    be known, has the label ``NO_LABEL``, which no oracle takes.
     """
     if given == wanted:
         return scores_BK
@@ -50,7 +50,7 @@ def two_classes(score_B1: Tensor, mode: LabelMode) -> Tensor:
 
 
 class Wrapper:
-    """A teacher with the call and limits of the one it wraps. ``uncut_mode``: of its answers before any cut."""
+    """A teacher with the call and limits of the one it wraps. ``uncut_mode``: its answers before any cut."""
 
     def __init__(self, teacher: Teacher) -> None:
         if hasattr(teacher, "witness"):

@@ -94,7 +94,7 @@ def as_tensor(raw: object) -> Tensor:
 
 
 def largest(scores_BK: Tensor, k: int) -> Tensor:
-    """Where the ``k`` largest known scores of a row are; among equal ones the first classes win, as in argmax."""
+    """Where the ``k`` largest known scores of a row are; among equal ones the first classes win."""
     known_BK = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     least_B1 = known_BK.topk(k, dim=1).values[:, -1:]  # its indices follow no order among equal scores
     above_BK, level_BK = known_BK > least_B1, known_BK == least_B1

@@ -3,9 +3,9 @@
 Additive increase, multiplicative decrease (Chiu and Jain, Computer Networks and ISDN Systems 17, 1989), with the rate
 measured between two refusals in place of a blind halving: between two moments at which a token bucket was empty, or a
 window full, as many requests passed as the service allows. A service may also refuse at random. So after some
-falls the share of refusals is judged: where it did not fall with the pace, the pace rises whatever is refused,
-until a higher one shows a higher share. The constants are heuristic: on buckets and windows of 1 to 1000 a second
-they refuse 2 % of the requests and use 90 % of what is allowed (tests/oracle/test_pace.py).
+falls the share of refusals is judged: where it did not fall with the pace, this rises whatever is refused,
+until a higher one shows a higher share. The constants are heuristic: on buckets and windows of 1 to 1000 a
+second they refuse 2 % of the requests and use 90 % of what is allowed (tests/oracle/test_pace.py).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ STEP, STEP_PER_SECOND = 0.002, 0.01  # most that a request that passed, and that
 TO_REGAIN = 10  # times so much below nine tenths of the pace that was refused
 OVERSHOT = 0.7  # of the first pace that was refused
 MAX_STEP = 0.1  # also while no pace was refused yet
-LEAST_PAUSE, MAX_PAUSE = 0.1, 30.0  # seconds, unless the service asks for more
+MIN_PAUSE, MAX_PAUSE = 0.1, 30.0  # seconds, unless the service asks for more
 SLOWEST, FASTEST = 1e-3, 1e6  # a second, of what is learnt
 FALLS = 4  # of the pace, after which the share of refusals is judged
 FEW = 40  # steps up, times the share of refusals: above it the falls outweigh the steps
 FREE_STEP, FREE_PAUSE = 0.5, 0.001  # of the pace and in seconds, where slowing down is in vain
 DOUBTS, MORE = 3, 1.5  # the share of refusals rose: so many beyond so many times the share before
-MOST = 0.5  # share of refusals that may be in vain
+IN_VAIN = 0.5  # largest share of refusals that is taken for chance
 MEMORY = 200  # outcomes, beyond which half of them are forgotten
 
 
@@ -92,7 +92,7 @@ class Pace:
                 self._learn(now - self._since)
             self._since, self._passed = now, [0, 0]
         rate = FASTEST if self._learnt is None else self._learnt[0]
-        least = FREE_PAUSE if self._in_vain else max(LEAST_PAUSE, min(1.0, 1 / rate))
+        least = FREE_PAUSE if self._in_vain else max(MIN_PAUSE, min(1.0, 1 / rate))
         self._pause = asked or min(least * 2 ** min(self._in_a_row - 1, 20), MAX_PAUSE)
         self._free_at = max(self._free_at, now + self._pause)
 
@@ -111,7 +111,7 @@ class Pace:
     def _judge_freedom(self) -> None:
         """Slow down again where the share of refusals rose with the pace."""
         outcomes = sum(self._outcomes)
-        if self._outcomes[1] > DOUBTS + MORE * min(self._share, MOST) * outcomes:
+        if self._outcomes[1] > DOUBTS + MORE * min(self._share, IN_VAIN) * outcomes:
             self._share = self._outcomes[1] / outcomes
             self._in_vain = False
             self._falls = 0

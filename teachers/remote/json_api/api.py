@@ -108,8 +108,8 @@ class JsonAdapter(Adapter):
             cure = "without it" if scale != 1 else "with answer.scale: 100 for percentages"
             raise Unusable(
                 f"answer.scale: the class {self._model.classes.names[top]!r} has {scores_BK[row, top]:g} of "
-                f"{sums_B[row]:g}, where scores were expected that add up to {scale:g}; start a new run {cure}, "
-                "or start a new run with --teacher.label-mode logits",
+                f"{sums_B[row]:g}, where scores were expected that add up to {scale:g}; "
+                f"start a new run {cure}, or start a new run with --teacher.label-mode logits",
                 "wrong scale",
             )
 
