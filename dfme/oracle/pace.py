@@ -22,8 +22,8 @@ MAX_STEP = 0.1  # also while no pace was refused yet
 MIN_PAUSE, MAX_PAUSE = 0.1, 30.0  # seconds, unless the service asks for more
 SLOWEST, FASTEST = 1e-3, 1e6  # a second, of what is learnt
 FALLS = 4  # of the pace, after which the share of refusals is judged
-FEW = 40  # steps up, times the share of refusals: above it the falls outweigh the steps
-FREE_STEP, FREE_PAUSE = 0.5, 0.001  # of the pace and in seconds, where slowing down is in vain
+FEW = 25  # steps up, times the share of refusals: above it the falls outweigh the steps
+FREE_STEP, FREE_PAUSE = 1.0, 0.001  # of the pace and in seconds, where slowing down is in vain
 DOUBTS, MORE = 3, 1.5  # the share of refusals rose: so many beyond so many times the share before
 IN_VAIN = 0.5  # largest share of refusals that is taken for chance
 MEMORY = 200  # outcomes, beyond which half of them are forgotten
@@ -82,7 +82,7 @@ class Pace:
         if new:
             self._refused_at = now
             self._in_a_row += 1
-        self._outcomes[1] += self._in_vain or (new and self._in_a_row == 1)
+        self._outcomes[1] += self._in_vain or new
         if self._in_vain:
             self._judge_freedom()
         if new and self._since is not None and self._passed[0]:
