@@ -24,7 +24,7 @@ SLOWEST, FASTEST = 1e-3, 1e6  # a second, of what is learnt
 FALLS = 4  # of the pace, after which the share of refusals is judged
 FEW = 25  # steps up, times the share of refusals: above it the falls outweigh the steps
 FREE_STEP, FREE_PAUSE = 1.0, 0.001  # of the pace and in seconds, where slowing down is in vain
-DOUBTS, MORE = 3, 1.5  # the share of refusals rose: so many beyond so many times the share before
+DOUBTS, MORE = 2, 1.5  # the share of refusals rose: so many beyond so many times the share before
 IN_VAIN = 0.5  # largest share of refusals that is taken for chance
 MEMORY = 200  # outcomes, beyond which half of them are forgotten
 
