@@ -155,9 +155,10 @@ def _weight(values: list[float], key: str) -> float:
     return 2.0 + 3.0 * _is_distribution(values) + bool(_SCORES.search(key))
 
 
-def _scale(values: list[float]) -> float:
-    """What the scores are to be divided by: 100 where they add up to that, or nearly; a heuristic."""
-    return 100.0 if values and min(values) >= 0 and 50 < sum(values) <= 100 * (1 + _NEAR_ONE) else 1.0
+def _scale(values: list[float], form: str = "") -> float:
+    """What the scores are to be divided by: 100 where they add up to that, of pairs to half of it; a heuristic."""
+    least = 50.0 if form == "pairs" else 100 * (1 - _NEAR_ONE)
+    return 100.0 if values and min(values) >= 0 and least <= sum(values) <= 100 * (1 + _NEAR_ONE) else 1.0
 
 
 def _is_distribution(values: list[float]) -> bool:
@@ -197,7 +198,7 @@ def adapter_text(found: Found) -> str:
         f"  path: {_text(found.path)}",
         f"  form: {found.form}",
         *([f"  label: {_text(found.label)}", f"  score: {_text(found.score)}"] if found.label else []),
-        *(["  scale: 100 # they add up to nearly that: percentages"] if _scale(found.values) != 1 else []),
+        *(["  scale: 100 # they add up to nearly that: percentages"] if _scale(found.values, found.form) != 1 else []),
     ]
     if names:
         left = "" if known else " # TODO all the classes, in the order of the student's; or a file with one a line"
@@ -216,7 +217,7 @@ def _mode(found: Found) -> str:
     """The label mode that the values show."""
     if not found.values:
         return "label"
-    if min(found.values) < 0 or sum(found.values) / _scale(found.values) > 1 + _NEAR_ONE:
+    if min(found.values) < 0 or sum(found.values) / _scale(found.values, found.form) > 1 + _NEAR_ONE:
         return "logits"
     return (
         f"top_k:{len(found.values)}" if found.form == "pairs" or not _is_distribution(found.values) else "probabilities"

@@ -48,6 +48,7 @@ SAMPLES: dict[str, tuple[Any, str, dict[str, float] | list[float] | str | int, s
     "a number alone": ({"model": "m", "class": 2}, "number", 2, "label"),
     "percentages": (PERCENT, *("pairs", {"a": 0.83, "b": 0.17}, "top_k:2")),
     "percentages of all classes": ({"scores": [83, 10.5, 6.5]}, "scores", [0.83, 0.105, 0.065], "probabilities"),
+    "large logits": ({"scores": [30.5, 20, 10]}, "scores", [30.5, 20, 10], "logits"),
     "two images": ({"predictions": [[0.1, 0.2, 0.7]] * 2}, "scores", [0.1, 0.2, 0.7], "probabilities"),
     "two images by name": ([{"s": {"a": 75, "b": 25}}] * 2, "mapping", {"a": 0.75, "b": 0.25}, "probabilities"),
     "labels of two images": ({"labels": ["dog", "dog"]}, "name", "dog", "label"),
