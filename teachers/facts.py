@@ -60,7 +60,7 @@ def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> di
         "label_mode": str(teacher.label_mode),
         **({"defences": [str(text) for text in defences]} if defences else {}),
         **({"precision": options["precision"]} if kind in KINDS and "precision" in options else {}),
-        **(_service(kind, options) if kind in KINDS and "url" in options else {}),
+        **(_service(kind, options, teacher) if kind in KINDS and "url" in options else {}),
         **(
             {"class_names": [str(name)[:100] for name in names[:MAX_NAMES]]}
             if isinstance(names, list | tuple) and names
@@ -121,11 +121,13 @@ def _hidden(name: str, value: str) -> str:
     return HIDDEN if _SECRET.search(name) and value and not PLACEHOLDER.search(value) else value
 
 
-def _service(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a service is, without a query, which may be a secret; its model."""
+def _service(kind: str, options: Mapping[str, Any], teacher: Teacher) -> dict[str, Any]:
+    """A service's address without its query, which may be secret, its model, and its answers before any cut."""
     url = urlsplit(options["url"] or (load_adapter(options["adapter"]).description.url if kind == "json" else ""))
     model = {name: options[name] for name in ("model", "version") if options.get(name)}
-    return {"url": f"{url.scheme}://{url.netloc}{url.path}", **model}
+    uncut = getattr(teacher, "uncut_mode", teacher.label_mode)
+    form = {"uncut_label_mode": str(uncut)} if uncut != teacher.label_mode else {}
+    return {"url": f"{url.scheme}://{url.netloc}{url.path}", **model, **form}
 
 
 def _source(kind: str) -> dict[str, Any]:

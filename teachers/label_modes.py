@@ -19,8 +19,9 @@ def reveal(scores_BK: Tensor, given: LabelMode, wanted: LabelMode) -> Tensor:
     """What ``wanted`` reveals of an answer of the form ``given``.
 
     Probabilities are the softmax of logits. Under top_k the classes not revealed are NaN: unknown, not zero.
-    The k revealed are chosen before rounding. Labels are int64; among equal scores the first class wins, and
-    an image whose scores are NaN, though all should be known, has the label ``NO_LABEL``, which no oracle takes.
+    The k revealed are chosen before softmax and rounding, which make more scores equal. Labels are int64.
+    Among equal scores the first classes win, in every mode. An image whose scores are NaN, though all should
+    be known, has the label ``NO_LABEL``, which no oracle takes.
     """
     if given == wanted:
         return scores_BK
@@ -31,7 +32,7 @@ def reveal(scores_BK: Tensor, given: LabelMode, wanted: LabelMode) -> Tensor:
     answer_BK = p_BK if wanted.decimals is None else p_BK.round(decimals=wanted.decimals)
     if wanted.k is None:
         return answer_BK
-    return keep_largest(p_BK, wanted.k, answer_BK)
+    return keep_largest(scores_BK, wanted.k, answer_BK)
 
 
 def as_classes(scores: Tensor, num_classes: int, mode: LabelMode) -> Tensor:
@@ -49,7 +50,7 @@ def two_classes(score_B1: Tensor, mode: LabelMode) -> Tensor:
 
 
 class Wrapper:
-    """A teacher with the same call and the same limits as the one it wraps."""
+    """A teacher with the call and limits of the one it wraps. ``uncut_mode``: its answers before any cut."""
 
     def __init__(self, teacher: Teacher) -> None:
         if hasattr(teacher, "witness"):
@@ -59,6 +60,7 @@ class Wrapper:
         self.spec = teacher.spec
         self.num_classes = teacher.num_classes
         self.label_mode = teacher.label_mode
+        self.uncut_mode: LabelMode = getattr(teacher, "uncut_mode", teacher.label_mode)
         self.max_batch: int | None = getattr(teacher, "max_batch", None)
         self.class_names: tuple[str, ...] | None = getattr(teacher, "class_names", None)
         self.device: torch.device = getattr(teacher, "device", torch.device("cpu"))

@@ -97,14 +97,21 @@ def as_tensor(raw: object) -> Tensor:
         ) from error
 
 
+def largest(scores_BK: Tensor, k: int) -> Tensor:
+    """Where the ``k`` largest known scores of a row are; among equal ones the first classes win."""
+    known_BK = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    least_B1 = known_BK.topk(k, dim=1).values[:, -1:]  # its indices follow no order among equal scores
+    above_BK, level_BK = known_BK > least_B1, known_BK == least_B1
+    return above_BK | (level_BK & (level_BK.cumsum(1) <= k - above_BK.sum(1, keepdim=True)))
+
+
 def keep_largest(scores_BK: Tensor, k: int, values_BK: Tensor) -> Tensor:
     """``values_BK`` where the ``k`` largest known scores of a row are, NaN elsewhere."""
-    kept_Bk = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).topk(k, dim=1).indices
-    return torch.full_like(values_BK, torch.nan).scatter(1, kept_Bk, values_BK.gather(1, kept_Bk))
+    return values_BK.masked_fill(~largest(scores_BK, k), torch.nan)
 
 
 def top_class(answers: Tensor) -> Tensor:
-    """The class a teacher answered, (B,), from scores of any mode or from labels."""
+    """The class a teacher answered, (B,), from labels or scores of any mode; among equal ones the first."""
     return answers if answers.ndim == 1 else answers.nan_to_num(nan=-math.inf).argmax(dim=1)
 
 

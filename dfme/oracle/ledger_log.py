@@ -205,6 +205,8 @@ def _name(run: object) -> str:
 def require_same_teacher(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """UserError naming, with both values, every fact that is not as on record; compared as JSON has them."""
     left_out = {*TOLD_ONLY, *(name for name in ADDED if name not in recorded)}
+    if (uncut := "uncut_label_mode") in {**recorded, **now}:  # it is on record where something is cut
+        recorded, now = ({uncut: facts.get("label_mode"), **facts} for facts in (recorded, now))
     before, now = ({name: each[name] for name in each if name not in left_out} for each in (recorded, now))
     if isinstance(before.get("class_names"), str):  # of 0.6.0, which kept the beginning of their JSON
         now |= {"class_names": json.dumps(now.get("class_names"))[:1_000]}

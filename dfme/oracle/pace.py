@@ -2,8 +2,10 @@
 
 Additive increase, multiplicative decrease (Chiu and Jain, Computer Networks and ISDN Systems 17, 1989), with the rate
 measured between two refusals in place of a blind halving: between two moments at which a token bucket was empty, or a
-window full, as many requests passed as the service allows. The constants are heuristic: on buckets and windows of 1 to
-1000 a second they refuse 2 % of the requests and use 90 % of what is allowed (tests/oracle/test_pace.py).
+window full, as many requests passed as the service allows. A service may also refuse at random. So after some
+falls the share of refusals is judged: where it did not fall with the pace, this rises whatever is refused,
+until a higher one shows a higher share. The constants are heuristic: on buckets and windows of 1 to 1000 a
+second they refuse 2 % of the requests and use 90 % of what is allowed (tests/oracle/test_pace.py).
 """
 
 from __future__ import annotations
@@ -14,10 +16,17 @@ from dfme.spec import RequestPolicy
 
 MARGIN = 0.95  # of the rate that was measured
 STEP, STEP_PER_SECOND = 0.002, 0.01  # most that a request that passed, and that a second, add to the pace
-TO_FIND, TO_REGAIN = 50, 10  # times so much while no pace was refused yet, and below nine tenths of the one that was
+TO_REGAIN = 10  # times so much below nine tenths of the pace that was refused
 OVERSHOT = 0.7  # of the first pace that was refused
-MAX_STEP = 0.1
-MAX_PAUSE = 30.0  # seconds, unless the service asks for more
+MAX_STEP = 0.1  # also while no pace was refused yet
+MIN_PAUSE, MAX_PAUSE = 0.1, 30.0  # seconds, unless the service asks for more
+SLOWEST, FASTEST = 1e-3, 1e6  # a second, of what is learnt
+FALLS = 4  # of the pace, after which the share of refusals is judged
+FEW = 25  # steps up, times the share of refusals: above it the falls outweigh the steps
+FREE_STEP, FREE_PAUSE = 1.0, 0.001  # of the pace and in seconds, where slowing down is in vain
+DOUBTS, MORE = 2, 1.5  # the share of refusals rose: so many beyond so many times the share before
+IN_VAIN = 0.5  # largest share of refusals that is taken for chance
+MEMORY = 200  # outcomes, beyond which half of them are forgotten
 
 
 class Pace:
@@ -39,6 +48,10 @@ class Pace:
         self._passed = [0, 0]
         self._refused_at = -math.inf
         self._in_a_row = 0
+        self._falls = 0  # since the share of refusals was judged
+        self._outcomes = [0.0, 0.0]  # requests that passed and that were refused since then
+        self._share = 0.0  # of refusals, as it was judged
+        self._in_vain = False  # whether slowing down did not lower it
 
     def claim(self, now: float, arrived: float, images: int) -> float:
         """Seconds to wait before asking again for leave, since ``arrived``; 0 or less: the request leaves now."""
@@ -54,16 +67,10 @@ class Pace:
             self._in_a_row = 0
             self._free_at = min(self._free_at, now + self._interval(images))
         self._passed = [self._passed[0] + 1, self._passed[1] + images]
-        if self._learnt is not None:
-            rate = self._learnt[0]
-            step = min(STEP, STEP_PER_SECOND / rate) * max(1.0, self._reference / rate)
-            if self._ceiling == math.inf:
-                step *= TO_FIND
-            elif rate < 0.9 * self._ceiling:
-                step *= TO_REGAIN
-            else:
-                step /= max(1.0, self._pause)  # what is dear is tried seldom
-            self._learnt = [rate * (1 + min(step, MAX_STEP)) for rate in self._learnt]
+        self._outcomes[0] += 1
+        if self._learnt is not None and self._learnt[0] < FASTEST:
+            growth = self._growth(self._learnt[0])
+            self._learnt = [rate * (1 + growth) for rate in self._learnt]
 
     def refused(self, now: float, left: float, asked: float | None) -> None:
         """A request that ``left`` was refused for the pace; the service ``asked`` to wait so many seconds, or not.
@@ -71,14 +78,54 @@ class Pace:
         Nothing leaves meanwhile, and then one request alone until one has passed. Requests that left before the latest
         refusal came tell nothing new.
         """
-        if left > self._refused_at:
+        new = left > self._refused_at
+        if new:
             self._refused_at = now
             self._in_a_row += 1
-            if self._since is not None and self._passed[0]:
-                self._learn(now, now - self._since)
-        least = max(0.2 if asked is None else 0.01, min(1.0, 1 / self._learnt[0]) if self._learnt else 0.0)
-        self._pause = max(asked or 0.0, min(least * 2 ** (self._in_a_row - 1), MAX_PAUSE))
+        self._outcomes[1] += self._in_vain or new
+        if self._in_vain:
+            self._judge_freedom()
+        if new and self._since is not None and self._passed[0]:
+            if not self._in_vain:
+                self._judge_falls()
+            if not self._in_vain:
+                self._learn(now - self._since)
+            self._since, self._passed = now, [0, 0]
+        rate = FASTEST if self._learnt is None else self._learnt[0]
+        least = FREE_PAUSE if self._in_vain else max(MIN_PAUSE, min(1.0, 1 / rate))
+        self._pause = asked or min(least * 2 ** min(self._in_a_row - 1, 20), MAX_PAUSE)
         self._free_at = max(self._free_at, now + self._pause)
+
+    def _judge_falls(self) -> None:
+        """Slowing down is in vain where the share of refusals is neither small nor half of what it was."""
+        if self._learnt is not None and self._falls == FALLS:
+            share = self._outcomes[1] / sum(self._outcomes)
+            few = FEW * min(STEP, STEP_PER_SECOND / self._learnt[0])
+            self._in_vain = share > max(few, self._share / 2)
+            self._share = max(share, self._share) if self._in_vain else share
+            self._falls = 0
+        if self._falls == 0:
+            self._outcomes = [0.0, 0.0]
+        self._falls += 1
+
+    def _judge_freedom(self) -> None:
+        """Slow down again where the share of refusals rose with the pace."""
+        outcomes = sum(self._outcomes)
+        if self._outcomes[1] > DOUBTS + MORE * min(self._share, IN_VAIN) * outcomes:
+            self._share = self._outcomes[1] / outcomes
+            self._in_vain = False
+            self._falls = 0
+        elif outcomes > MEMORY:
+            self._outcomes = [count / 2 for count in self._outcomes]
+
+    def _growth(self, rate: float) -> float:
+        """What a request that passed adds to the pace, as a share of it."""
+        if self._in_vain:
+            return FREE_STEP
+        if self._ceiling == math.inf:
+            return MAX_STEP
+        times = TO_REGAIN if rate < 0.9 * self._ceiling else 1
+        return min(times * min(STEP, STEP_PER_SECOND / rate) * max(1.0, self._reference / rate), MAX_STEP)
 
     def _interval(self, images: int) -> float:
         """Seconds from a request of so many images to the next one."""
@@ -88,7 +135,7 @@ class Pace:
         seconds = min(learnt) if self._unit is None else learnt[self._unit]
         return max(seconds, *stated, self._pause if self._in_a_row else 0.0, 0.0)
 
-    def _learn(self, now: float, seconds: float) -> None:
+    def _learn(self, seconds: float) -> None:
         """Take what passed since the refusal before, in so many seconds, for what the service allows."""
         if self._learnt is None:
             self._learnt = [MARGIN * passed / max(seconds, 1.0) for passed in self._passed]
@@ -102,6 +149,5 @@ class Pace:
             changes = [abs(math.log(new / old)) for new, old in zip(measured, self._learnt, strict=True)]
             unit = changes.index(min(changes)) if max(changes) - min(changes) > 0.1 else self._unit
             if unit != self._unit:  # what was refused was said in the other unit
-                self._unit, self._ceiling = unit, math.inf
-            self._learnt = [MARGIN * rate for rate in found]
-        self._since, self._passed = now, [0, 0]
+                self._unit, self._ceiling, self._reference = unit, math.inf, 0.0
+            self._learnt = [max(MARGIN * rate, SLOWEST) for rate in found]

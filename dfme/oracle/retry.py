@@ -11,6 +11,11 @@ from dfme.oracle.pace import Pace
 from dfme.spec import RequestPolicy
 
 
+def is_about_pace(refused: Refused) -> bool:
+    """Whether a slower pace may help: the service has too much to do, or wishes us to wait."""
+    return refused.reason in ("429", "503") or refused.retry_after is not None
+
+
 class RetryPolicy:
     """Decides after each failure of one request whether, and when, ``stamina`` makes it again.
 
@@ -46,7 +51,9 @@ class RetryPolicy:
             return False
         self._failed_at = time.monotonic()
         self._tell(error.reason, f"{error}; asking again" + (f" in {round(asked, 1):,g} s" if asked else ""))
-        return True if asked is None else asked  # where it says at once, the pace sees to it that there is a pause
+        if isinstance(error, Refused) and is_about_pace(error):
+            return asked or 0.0  # the pace sees to it that there is a pause
+        return True
 
     def since_failure(self) -> float:
         """Seconds since the last failure; 0 before the first attempt."""
@@ -101,13 +108,13 @@ class RateLimiter:
         return now
 
     def learn(self, left: float, images: int, error: BaseException | None = None) -> None:
-        """What became of a request that ``wait`` let leave then: a 429 or a wish to wait are about the pace."""
+        """What became of a request that ``wait`` let leave then."""
         now = time.monotonic()
         with self._lock:
-            if not isinstance(error, Refused):
-                self._pace.passed(now, images)
-            elif error.reason == "429" or error.retry_after is not None:
+            if isinstance(error, Refused) and is_about_pace(error):
                 self._pace.refused(now, left, error.retry_after)
+            elif not isinstance(error, Refused):
+                self._pace.passed(now, images)
 
     def add_wait(self, seconds: float) -> None:
         """Add to ``waited``."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from dfme.answers.reading import top_class
+from dfme.answers.reading import largest, top_class
 from dfme.compute import evaluating
 from dfme.data import ImageSet
 from dfme.precision import ieee_fp32
@@ -46,7 +46,7 @@ def compare(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> dict[str, fl
     top_N, many = top_class(answers), max(1, COMPARED // scores_NK.shape[1])
     result = {"agreement": (scores_NK.argmax(dim=1) == top_N).double().mean().item()}
     if scores_NK.shape[1] >= MANY_CLASSES:
-        among_N = (scores_NK.topk(5, dim=1).indices == top_N[:, None]).any(dim=1)
+        among_N = largest(scores_NK, 5).gather(1, top_N[:, None])
         result["agreement_top5"] = among_N.double().mean().item()
     if mode.soft:
         pairs = zip(scores_NK.split(many), answers.split(many), strict=True)

@@ -76,7 +76,7 @@ def asked(
 
     def refuse(now: float, images: int, left: float, wish: float | None) -> None:
         pace.refused(now, left, wish)
-        at(now + (wish or 0.2), lambda then: want(images, then)(then))
+        at(now + (wish or 0.0), lambda then: want(images, then)(then))
 
     for _ in range(in_flight):
         at(0.0, lambda now: want(next(sizes), now)(now))
@@ -183,15 +183,57 @@ def test_a_service_that_is_away_is_tried_seldom_and_once_it_is_back_it_is_asked_
     assert sum(200 < moment < 300 for moment, _ in heard.served) > 0.8 * 50 * 100
 
 
-@pytest.mark.parametrize("hint", ["no hint", "at once"])
-def test_a_service_that_refuses_whatever_the_pace_is_not_asked_ever_more_slowly(hint: str) -> None:
-    """One request in twenty: going slower is no use, and growth holds what is taken away."""
+@dataclass
+class Moody:
+    """A service that refuses so large a share of the requests, whatever their pace."""
 
-    class Moody:
-        rng = random.Random(0)
+    share: float
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def admit(self, now: float, units: int) -> float | None:
+        return 0.0 if self.rng.random() < self.share else None
+
+
+FREE = [("no hint", 1, 0.02), ("at once", 4, 0.1)]
+SLOW = [("no hint", 1, 0.3), ("at once", 4, 1.0)]
+
+
+@pytest.mark.parametrize("row", [*FREE, *exhaustive(*SLOW)], ids=str)
+@pytest.mark.parametrize(("share", "left"), [(0.02, 0.5), (0.05, 0.5), (1 / 3, 0.25)])
+def test_a_service_that_refuses_whatever_the_pace_is_not_asked_ever_more_slowly(
+    share: float, left: float, row: tuple[str, int, float]
+) -> None:
+    hint, in_flight, latency = row
+    seconds = 2_000 * latency / in_flight
+    heard = asked(Pace(RequestPolicy()), Moody(share), HINTS[hint], in_flight, latency, seconds=seconds)
+    assert len(heard.served) > left * 2_000
+    later = sum(moment > seconds / 2 for moment, _ in heard.served)
+    assert later > 0.4 * len(heard.served), "nor much slower in the second half"
+
+
+def test_of_a_service_that_states_its_pauses_little_more_than_these_is_waited() -> None:
+    """Every sixth request is answered 503 with Retry-After: 0, every other sixth 429 with Retry-After: 1."""
+
+    class Stated:
+        number = 0
 
         def admit(self, now: float, units: int) -> float | None:
-            return 0.1 if self.rng.random() < 0.05 else None
+            self.number += 1
+            return {3: 0.0, 0: 1.0}.get(self.number % 6)
 
-    heard = asked(Pace(RequestPolicy()), Moody(), HINTS[hint], 1, seconds=2_000)
-    assert sum(moment > 1_000 for moment, _ in heard.served) > 1_000
+    heard = asked(Pace(RequestPolicy()), Stated(), HINTS["exact"], 1, 0.1, seconds=45)
+    assert len(heard.served) >= 6_000 / 96
+
+
+def test_a_limit_is_met_after_a_time_of_refusals_at_random_as_well() -> None:
+    class Changed(Bucket):
+        moody = Moody(1 / 3)
+
+        def admit(self, now: float, units: int) -> float | None:
+            return self.moody.admit(now, units) if now < 60 else super().admit(now, units)
+
+    heard = asked(Pace(RequestPolicy()), Changed(5, 5), HINTS["seconds"], seconds=300)
+    refused = sum(moment > 60 for moment in heard.refused)
+    served = sum(moment > 60 for moment, _ in heard.served)
+    assert served > 0.8 * 5 * 240
+    assert refused < 0.2 * (refused + served)

@@ -94,3 +94,17 @@ def test_no_restriction_reveals_more_decimals_or_classes(given: str, wanted: str
 def test_top_k_of_more_classes_than_there_are() -> None:
     with pytest.raises(UserError, match="only 3 classes"):
         restricted(Fixed([[0.1, 0.5, 0.4]]), "top_k:4")
+
+
+def test_at_exact_ties_every_mode_names_the_first_class() -> None:
+    """``torch.topk`` names class 2 of four equal ones; a softmax in float32 makes more of them equal."""
+    for classes in (3, 4, 10, 100):
+        rows = [[0.0] * classes, [-1.0] + [0.5] * (classes - 1), [0.1] * (classes - 1) + [0.1 + 1e-8]]
+        labels = restricted(Fixed(rows), "label")(torch.empty(3)).tolist()
+        assert labels[:2] == [0, 1]
+        for mode in ("top_k:1", "top_k:1:2"):
+            revealed = ~restricted(Fixed(rows), mode)(torch.empty(3)).isnan()
+            assert revealed.sum(1).tolist() == [1, 1, 1]
+            assert revealed.int().argmax(1).tolist() == labels, mode
+        two = ~restricted(Fixed(rows), "top_k:2")(torch.empty(3)).isnan()
+        assert [row.nonzero().flatten().tolist() for row in two[:2]] == [[0, 1], [1, 2]]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.calibration import binned_gaps
-from dfme.answers.reading import top_class
+from dfme.answers.reading import largest, top_class
 from dfme.benchmarks.audit.findings import Entry
 from dfme.report.facts import wilson_interval
 from dfme.run.scores import COMPARED, MANY_CLASSES, compare
@@ -32,7 +32,7 @@ def figures(answers: Tensor, mode: LabelMode, scores_NK: Tensor) -> Entry:
         found["l1"] = (p_NK - scores_NK.double().softmax(1)).abs().sum(1).mean().item()
         found["kendall_tau"] = tau if (tau := kendall_tau(answers, scores_NK).nanmean().item()) > -2 else None
         if scores_NK.shape[1] > 3:
-            own_N3 = answers.gather(1, scores_NK.topk(3).indices).sort(1, descending=True).values
+            own_N3 = answers[largest(scores_NK, 3)].reshape(-1, 3).sort(1, descending=True).values
             found["top3_equal"] = (own_N3 == answers.topk(3).values).all(1).double().mean().item()
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ def problems(description: Description) -> Iterator[str]:
         ImageSpec(teacher.shape or (1, 1, 1), teacher.bounds or (0.0, 1.0), teacher.levels)
         mode = LabelMode.parse(teacher.label_mode or "label")
         values = description.answer.values
+        if description.answer.scale is not None and mode.kind == "logits":
+            yield "answer.scale: expected none for label_mode: logits, which have no scale"
         if values is not None and mode.kind != "label" and (mode.kind == "logits") != (values == "logits"):
             yield f"answer.values: expected none or what teacher.label_mode says, {mode}, got {values}"
     except UserError as error:
@@ -91,8 +94,11 @@ def _answer_problems(description: Description) -> Iterator[str]:
             yield f"answer.{key}: expected a path without [*], got {path.text!r}"
     if answer.form == "name" and answer.classes is None:
         yield "answer.classes: expected the names of the classes, for form: name"
-    if answer.form in ("name", "number") and answer.values is not None:
-        yield f"answer.values: expected none for form: {answer.form}, which tells no scores"
+    for key in ("values", "scale"):
+        if answer.form in ("name", "number") and getattr(answer, key) is not None:
+            yield f"answer.{key}: expected none for form: {answer.form}, which tells no scores"
+    if answer.scale is not None and not 0 < answer.scale < math.inf:
+        yield f"answer.scale: expected a positive number such as 100, got {answer.scale:g}"
 
 
 def secrets_of(description: Description, url: str) -> list[str]:

@@ -68,7 +68,7 @@ class JsonAdapter(Adapter):
         self._model = model
         self._path, self._error = JsonPath.read(answer.path, "answer.path"), JsonPath.read(answer.error)
         label, score = JsonPath.read(answer.label, "answer.label"), JsonPath.read(answer.score, "answer.score")
-        self._kind = answer.form
+        self._kind, self._scale = answer.form, answer.scale or 1.0
         self._pair = lambda entry: (label.values(entry)[0], score.values(entry)[0])
 
     def encode(self, images_BCHW: Tensor) -> Query:
@@ -90,9 +90,28 @@ class JsonAdapter(Adapter):
         if self._kind == "name":
             return labels([classes.index(value) for value in values], len(classes))
         if self._kind == "scores":
-            return settle(table(values, batch, len(classes)), self._model.mode)
-        rows = [classes.row(self._pairs(value)) for value in values]
-        return settle(np.array(rows).reshape(batch, len(classes)), self._model.mode)
+            scores_BK = table(values, batch, len(classes))
+        else:
+            rows = [classes.row(self._pairs(value)) for value in values]
+            scores_BK = np.array(rows).reshape(batch, len(classes))
+        settled = settle(scores_BK / self._scale, self._model.mode)
+        self._require_scale(np.nan_to_num(scores_BK, posinf=0.0, neginf=0.0))
+        return settled
+
+    def _require_scale(self, scores_BK: Array) -> None:
+        """Unusable, with a class's name, where the sum of an image's scores is far from ``answer.scale``."""
+        kind, scale, sums_B = self._model.mode.kind, self._scale, scores_BK.sum(1)
+        odd_B = (sums_B > 1.5 * scale) | ((sums_B < 0.5 * scale) & (kind == "probabilities"))
+        if odd_B.any() and kind in ("probabilities", "top_k"):
+            row = int(odd_B.argmax())
+            top = int(scores_BK[row].argmax())
+            cure = "without it" if scale != 1 else "with answer.scale: 100 for percentages"
+            raise Unusable(
+                f"answer.scale: the class {self._model.classes.names[top]!r} has {scores_BK[row, top]:g} of "
+                f"{sums_B[row]:g}, where scores were expected that add up to {scale:g}; "
+                f"start a new run {cure}, or start a new run with --teacher.label-mode logits",
+                "wrong scale",
+            )
 
     def most_bytes(self, batch: int) -> int:
         name = 0 if self._kind in ("scores", "number") else self._model.classes.longest
@@ -139,13 +158,13 @@ def encode_images(images_BCHW: Tensor, form: ImageForm, spec: ImageSpec) -> list
         x_BHWC = eight_bit(images_BCHW, spec.bounds)
         x = x_BHWC.transpose(0, 3, 1, 2) if form.layout == "nchw" and not form.picture else x_BHWC
     else:
-        x_BCHW = _scaled(images_BCHW, form.scale, spec)
+        x_BCHW = _pixels(images_BCHW, form.scale, spec)
         x = x_BCHW if form.layout == "nchw" else x_BCHW.transpose(0, 2, 3, 1)
     encode = ENCODINGS[form.encoding]
     return [encode(image.reshape(-1) if form.flat else image) for image in x]
 
 
-def _scaled(images_BCHW: Tensor, scale: tuple[float, float] | None, spec: ImageSpec) -> Array:
+def _pixels(images_BCHW: Tensor, scale: tuple[float, float] | None, spec: ImageSpec) -> Array:
     """The pixels as little-endian float32, moved from the teacher's bounds to ``scale``."""
     x_BCHW = images_BCHW.detach().cpu().numpy()
     if scale is None or scale == spec.bounds:

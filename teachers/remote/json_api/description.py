@@ -76,6 +76,8 @@ class AnswerForm:
     numbers"""
     values: Literal["probabilities", "logits"] | None = None
     """what the scores are; none: as the label mode says"""
+    scale: float | None = None
+    """what the scores are divided by, such as 100 of percentages; none: they stay as they are"""
     error: str = "error"
     """path of a text that stands in answers that are none, and is shown"""
 

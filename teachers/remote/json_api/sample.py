@@ -22,6 +22,7 @@ _MAX_DEPTH = 16
 _PLAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _SCORES = re.compile("score|prob|confidence|logit|predict|output|result", re.IGNORECASE)
 _LABELS = re.compile("label|class|name|tag|categor|predict|result", re.IGNORECASE)
+_IDS = re.compile(r"label|class|categor|(^|[._])(id|index|idx)$", re.IGNORECASE)
 _NEAR_ONE = 0.02  # how far a sum of rounded probabilities may be from one
 
 
@@ -35,6 +36,7 @@ class Found(NamedTuple):
     names: list[str]
     label: str = ""
     score: str = ""
+    images: int = 1
 
 
 def write_adapter(sample: str, path: str) -> str:
@@ -70,10 +72,7 @@ def recognise(document: object) -> Found:
             f"--sample: expected an answer with scores or a label in it, got {outline(document)[:300]}; "
             "docs/adapters.md has the forms that can be read"
         )
-    best = max(candidates, key=lambda found: found.weight)
-    if best.values and min(best.values) >= 0 and abs(sum(best.values) - 100) < 100 * _NEAR_ONE:
-        raise UserError(f"--sample: the scores at {best.path or 'the top'} are percentages, which no adapter can read")
-    return best
+    return max(candidates, key=lambda found: found.weight)
 
 
 def _read(path: Path) -> object:
@@ -108,8 +107,9 @@ def _candidates(value: Any, path: str, depth: int) -> Iterator[Found]:
             yield pairs._replace(path=path)
         elif len(value) > 1 and all(map(_is_number, value)):
             yield Found(_weight(list(map(float, value)), key), path, "scores", list(map(float, value)), [])
-        elif len(value) == 1 and "[*]" not in path:
-            yield from _candidates(value[0], f"{path}[*]", depth + 1)
+        elif value and "[*]" not in path and all(_is_like(value[0], item) for item in value):
+            for found in _candidates(value[0], f"{path}[*]", depth + 1):
+                yield found._replace(images=len(value))
     elif isinstance(value, str) and _is_name(value) and _LABELS.search(key):
         yield Found(1.0, path, "name", [], [value])
     elif type(value) is int and value >= 0 and _LABELS.search(key):
@@ -124,14 +124,15 @@ def _pairs(entries: list[Any]) -> Found | None:
     shared = [path for path in leaves[0] if all(path in each for each in leaves)]
     labels = [path for path in shared if all(isinstance(each[path], str) and _is_name(each[path]) for each in leaves)]
     scores = [path for path in shared if all(_is_number(each[path]) for each in leaves)]
-    labels = [path for path in labels if len({each[path] for each in leaves}) == len(leaves)]
     if not scores:
         return None
     score = max(scores, key=lambda path: (bool(_SCORES.search(path)), isinstance(leaves[0][path], float)))
-    ids = [path for path in scores if path != score and all(type(each[path]) is int for each in leaves)]
-    if not labels and not ids:
+    labels.sort(key=lambda path: not _LABELS.search(path))
+    numbered = [path for path in scores if path != score and _IDS.search(path)]
+    labels += [path for path in numbered if type(leaves[0][path]) is int]
+    label = next((path for path in labels if len({each[path] for each in leaves}) == len(leaves)), None)
+    if label is None:
         return None
-    label = max(labels, key=lambda path: bool(_LABELS.search(path))) if labels else ids[0]
     values, names = [float(each[score]) for each in leaves], [str(each[label]) for each in leaves]
     return Found(6.0 + _weight(values, score), "", "pairs", values, names, label, score)
 
@@ -154,8 +155,21 @@ def _weight(values: list[float], key: str) -> float:
     return 2.0 + 3.0 * _is_distribution(values) + bool(_SCORES.search(key))
 
 
+def _scale(values: list[float], form: str = "") -> float:
+    """What the scores are to be divided by: 100 where they add up to that, of pairs to half of it; a heuristic."""
+    least = 50.0 if form == "pairs" else 100 * (1 - _NEAR_ONE)
+    return 100.0 if values and min(values) >= 0 and least <= sum(values) <= 100 * (1 + _NEAR_ONE) else 1.0
+
+
 def _is_distribution(values: list[float]) -> bool:
-    return min(values) >= 0 and abs(sum(values) - 1) <= _NEAR_ONE
+    return min(values) >= 0 and abs(sum(values) / _scale(values) - 1) <= _NEAR_ONE
+
+
+def _is_like(first: object, other: object) -> bool:
+    """Whether both may be answers of one form."""
+    if isinstance(first, dict) and isinstance(other, dict):
+        return first.keys() == other.keys()
+    return type(first) is type(other)
 
 
 def _is_number(value: object) -> bool:
@@ -176,13 +190,15 @@ def adapter_text(found: Found) -> str:
         'url: "" # TODO where images are posted, or --teacher.url',
         "image:",
         "  encoding: png_base64 # how an image travels: also png, data_url, raw, raw_base64, list",
+        *([f"batch: {found.images} # TODO the most images in one request"] if found.images > 1 else []),
         "request: # TODO as your request has it: json, bytes or multipart",
         "  json:",
-        "    image: ${image}",
+        '    images: ["${image}"] # repeated for each image' if found.images > 1 else "    image: ${image}",
         "answer:",
         f"  path: {_text(found.path)}",
         f"  form: {found.form}",
         *([f"  label: {_text(found.label)}", f"  score: {_text(found.score)}"] if found.label else []),
+        *(["  scale: 100 # they add up to nearly that: percentages"] if _scale(found.values, found.form) != 1 else []),
     ]
     if names:
         left = "" if known else " # TODO all the classes, in the order of the student's; or a file with one a line"
@@ -201,7 +217,7 @@ def _mode(found: Found) -> str:
     """The label mode that the values show."""
     if not found.values:
         return "label"
-    if min(found.values) < 0 or sum(found.values) > 1 + _NEAR_ONE:
+    if min(found.values) < 0 or sum(found.values) / _scale(found.values, found.form) > 1 + _NEAR_ONE:
         return "logits"
     return (
         f"top_k:{len(found.values)}" if found.form == "pairs" or not _is_distribution(found.values) else "probabilities"

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from clients import described
+from http_runs import command, finished, words
 from protocols import V2, answer, tensor
 from service import Request, Service
 
@@ -110,3 +111,19 @@ def test_what_is_told_within_it_stays_as_it_is_in_silence(kind: str, mode: str |
 def test_a_label_is_taken_from_scores_where_the_user_says_so(kind: str, tmp_path: Path) -> None:
     answers, _ = asked(kind, None, "label", SCORES, tmp_path)
     assert answers.tolist() == [2] * 4
+
+
+@pytest.mark.parametrize("flag", [(), ("--teacher.label-mode", "label")])
+def test_a_service_that_announces_logits_from_one_day_on_is_refused_on_resume(
+    flag: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Also where the logits would be cut to the form that the run was begun with; and the old service goes on."""
+    reply, _, _ = v2("probabilities", SCORES, tmp_path)
+    with Service(reply) as service:
+        finished(command(words(service.url, tmp_path / "run", *flag, budget=16)))
+        service.what, asked = v2("logits", SCORES, tmp_path)[0], len(service.posted)
+        ended = command(["--resume", "--out", str(tmp_path / "run"), "--budget", "32"])
+        assert (ended.code, len(service.posted)) == (2, asked)
+        assert "uncut_label_mode probabilities (now logits)" in ended.line
+        service.what = reply
+        finished(command(["--resume", "--out", str(tmp_path / "run"), "--budget", "32"]))

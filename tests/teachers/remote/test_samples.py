@@ -11,7 +11,7 @@ import torch
 
 from dfme.cli.main import main
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import Unusable, UserError
 from dfme.spec import LabelMode
 from dfme.teachers.remote.endpoint import Reply
 from dfme.teachers.remote.json_api.adapter_file import load_adapter, model_spec
@@ -46,6 +46,12 @@ SAMPLES: dict[str, tuple[Any, str, dict[str, float] | list[float] | str | int, s
     "lists of lists": ([[0.1, 0.2, 0.7]], "scores", [0.1, 0.2, 0.7], "probabilities"),
     "a label alone": ({"data": {"predicted class": "dog"}}, "name", "dog", "label"),
     "a number alone": ({"model": "m", "class": 2}, "number", 2, "label"),
+    "percentages": (PERCENT, *("pairs", {"a": 0.83, "b": 0.17}, "top_k:2")),
+    "percentages of all classes": ({"scores": [83, 10.5, 6.5]}, "scores", [0.83, 0.105, 0.065], "probabilities"),
+    "large logits": ({"scores": [30.5, 20, 10]}, "scores", [30.5, 20, 10], "logits"),
+    "two images": ({"predictions": [[0.1, 0.2, 0.7]] * 2}, "scores", [0.1, 0.2, 0.7], "probabilities"),
+    "two images by name": ([{"s": {"a": 75, "b": 25}}] * 2, "mapping", {"a": 0.75, "b": 0.25}, "probabilities"),
+    "labels of two images": ({"labels": ["dog", "dog"]}, "name", "dog", "label"),
     "odd names": ({"my-model": {"2 out": {"ä b": 1.5, "c": -2.0}}}, "mapping", {"ä b": 1.5, "c": -2.0}, "logits"),
 }
 
@@ -63,7 +69,9 @@ def test_the_client_reads_the_samples_scores_with_the_adapter_that_was_written(n
     names = api.classes.names if api.classes else tuple(map(str, range(number or 3)))
     model = model_spec(api, TeacherConfig(shape=(3, 8, 8), num_classes=number if api.classes is None else None))
     reader = JsonAdapter(api.description.image, lambda images: (b"", {}), api.description.answer, model)
-    read = reader.decode(Reply(200, {}, json.dumps(answer).encode()), 1)
+    images = 2 if "two images" in name else 1
+    assert api.description.batch == images
+    read = reader.decode(Reply(200, {}, json.dumps(answer).encode()), images)
     if mode == "label":
         assert names[int(read[0])] == truth if isinstance(truth, str) else int(read[0]) == truth
         return
@@ -95,7 +103,6 @@ def test_what_is_found_is_what_the_adapters_in_configs_say(name: str, tmp_path: 
         (b'{"a": ' * 20 + b'{"label": "x"}' + b"}" * 20, "expected an answer with scores or a label"),
         (b'{"message": "hello\\u001b[2J", "ok": true}', r'got {"message": str, "ok": bool}'),
         (b'{"a\\u001b[2J": {"b": [1]}}', r'got {"a\\u001b\[2J"'),
-        (json.dumps(PERCENT).encode(), "percentages"),
         (b'{"scores": [1e999, 2]}', "expected an answer with scores"),
         (b'{"scores": {"a ": 0.5, "b\\n": 0.5}}', "expected an answer with scores"),
         (b'[{"label": "${HOME}", "score": 0.5}, {"label": "x: [", "score": 0.5}]', ""),
@@ -134,3 +141,36 @@ def test_no_file_is_written_over_and_both_flags_are_asked_for(
     assert "--sample: cannot read" in capsys.readouterr().err
     assert main(["check", "--teacher", "json", "--teacher.adapter", str(made)]) == 2
     assert f"neither the flag nor {made} says where the service is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("scale", "scores", "words"),
+    [
+        (
+            "",
+            {"cat": 83, "dog": 17},
+            "the class 'cat' has 83 of 100, .* add up to 1; start a new run with answer.scale: 100",
+        ),
+        ("scale: 100", {"cat": 0.17, "dog": 0.83}, "the class 'dog' has 0.83 of 1, .* add up to 100; .* without it"),
+    ],
+)
+def test_a_wrong_scale_is_a_sentence_with_the_class(
+    scale: str, scores: dict[str, float], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "url: http://h/x\nrequest: {json: {i: '${image}'}}\n"
+        f"answer: {{form: mapping, classes: [cat, dog], {scale}}}\nteacher: {{shape: [3, 8, 8]}}\n"
+    )
+    api = load_adapter(tmp_path / "a.yaml")
+    reader = JsonAdapter(
+        api.description.image, lambda images: (b"", {}), api.description.answer, model_spec(api, TeacherConfig())
+    )
+    with pytest.raises(Unusable, match=words):
+        reader.decode(Reply(200, {}, json.dumps(scores).encode()), 1)
+
+
+@pytest.mark.parametrize("text", ["scale: 0", "scale: -1", "scale: .nan", "scale: .inf", "scale: 100, form: number"])
+def test_a_scale_that_is_none_is_refused_with_the_file(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"request: {{json: {{i: '${{image}}'}}}}\nanswer: {{{text}}}\n")
+    with pytest.raises(UserError, match=r"answer\.scale"):
+        load_adapter(tmp_path / "a.yaml")
