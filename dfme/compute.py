@@ -76,7 +76,7 @@ def device_name(device: torch.device) -> str:
 
 
 THREADS_GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables by which a person, a scheduler or torchrun says how many threads torch takes."""
+"""Variables by which a person or a scheduler says how many threads torch takes."""
 
 WORTH = 0.75
 """Share of what twice the threads could give that they must give to be taken. Heuristic: two threads must make a step

@@ -15,7 +15,6 @@ from dfme.cli.teacher_side import check_teacher, price_problems
 from dfme.config.fields import CONFIG, Basic
 from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, Job
-from dfme.config.torchrun import rank_problems, world
 from dfme.run.checks import find_problems
 from dfme.run.directory import is_run
 from dfme.run.job import document, resume_command
@@ -40,14 +39,12 @@ def run(words: Sequence[str]) -> int:
     asked = Arguments(words, INPUTS)
     job, only_planned = _job(asked), asked.settings(ExtractOptions).dry_run
     check_teacher(job.teacher, job.teacher_options)
-    first = world()[0] == 0
     if only_planned:
         from dfme.run.plan import plan
 
-        if first:
-            print(plan(job))
+        print(plan(job))
         return 0
-    if waited_for := first and sys.stderr.isatty():  # what takes seconds to load comes after the first word
+    if waited_for := sys.stderr.isatty():  # what takes seconds to load comes after the first word
         from dfme.report.console import header
 
         print(header(document(job)), file=sys.stderr, flush=True)
@@ -60,8 +57,8 @@ def run(words: Sequence[str]) -> int:
     if alone:
         gc.enable()
         gc.freeze()
-    result = run_job(job, resume=bool(job.config.resume), console=first, announced=waited_for, own_process=True)
-    if result.finished or not first:
+    result = run_job(job, resume=bool(job.config.resume), announced=waited_for, own_process=True)
+    if result.finished:
         return 0
     print(
         f"stopped and kept after {result.summary['spent']:,} queries; go on with:\n"
@@ -100,4 +97,4 @@ def _job(asked: Arguments, of_a_cell: bool = False) -> Job:
         return job
     planned = bool(config.resume) and asked.settings(ExtractOptions).dry_run
     resumed = [Problem("dry_run", "expected no --resume with it, which goes on with what is planned")] * planned
-    return checked(asked, config, lambda job: [*rank_problems(job), *resumed])
+    return checked(asked, config, lambda job: resumed)

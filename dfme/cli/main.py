@@ -6,7 +6,6 @@ import errno
 import importlib
 import os
 import sys
-import time
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -15,7 +14,6 @@ from dfme.cli.arguments import Arguments
 from dfme.cli.flags import HELP
 from dfme.cli.help import command_help, overview
 from dfme.config.messages import did_you_mean, printable
-from dfme.config.torchrun import world
 from dfme.errors import DfmeError, UserError
 
 VERBS = (
@@ -23,9 +21,6 @@ VERBS = (
     *("audit", "utility", "detect", "gradients", "bench"),
 )
 """The commands; extract is meant when none is named."""
-
-ITS_OWN_ERROR = 10.0
-"""Seconds after which the error of a rank is none that the first rank has as well."""
 
 MAX_SAID = 10_000
 """Letters of the longest error that is shown."""
@@ -51,8 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except DfmeError as error:
         said = " ".join(str(error).split())[:MAX_SAID]
-        if world()[0]:  # the first rank says it, and torchrun then ends this one; or else:
-            time.sleep(ITS_OWN_ERROR)
         # it may quote a file, and what a stranger wrote does not steer the terminal
         sys.stderr.write(f"dfme: {printable(said)}\n")
         return error.exit_code
@@ -83,8 +76,10 @@ def _dispatch(words: list[str]) -> int:
             hint = did_you_mean(name, VERBS)
             raise UserError(f"expected a command ({', '.join(VERBS)}) or a flag, got {name!r}{hint}")
     verb = find(name)
-    if name != "extract" and world()[1] > 1:
-        raise UserError(f"torchrun starts the processes of one run; {name} is none: start it without torchrun")
+    size = os.environ.get("WORLD_SIZE", "")
+    if size not in ("", "0", "1"):
+        refusal = "torchrun is not supported; use compare --engine"
+        raise UserError(f"WORLD_SIZE: expected 1 process, got {size}; {refusal}")
     if not set(HELP) & set(words):
         return int(verb.run(words))
     options = verb.options(words) if hasattr(verb, "options") else Arguments(words, verb.INPUTS).in_force

@@ -111,12 +111,6 @@ class Method(ABC):
         """The student that the generator works against: of several, the first."""
         return self.students.net
 
-    def replicated(self) -> list[Tensor]:
-        """What is the same on every rank of a run: the weights of students and generator, and the random streams."""
-        nets = [*self.students.nets, *([] if self._generator is None else [self._generator])]
-        random = self.rng.state_dict()
-        return [*(weight for net in nets for weight in net.parameters()), *random["streams"].values(), random["global"]]
-
     @property
     def cost(self) -> int:
         """Images that the next ``step`` pays for, exactly; it may differ from step to step."""

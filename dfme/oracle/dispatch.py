@@ -75,7 +75,6 @@ class Dispatcher:
         self._fits = False  # whether an answer came yet that has the form that is read
         self.tell: Callable[[str], None] = lambda line: None
         self.teacher = teacher
-        self.charged: Callable[[Part], object] = lambda part: None  # called once a part is charged, before it is sent
         self.seconds = 0.0
 
     def witness(self, part_BCHW: Tensor, record: Record, purpose: Purpose) -> None:
@@ -203,7 +202,6 @@ class Dispatcher:
             self._require_open()
             seq = self._ledger.charge(len(part.query_BCHW), purpose)
             self._asked.add(seq)
-        self.charged(part)
         started = time.perf_counter()
         try:
             ask = self._ask if purpose in CHARGED else self._ask_truth

@@ -230,17 +230,6 @@ class Ledger:
             "lost": self.lost,
         }
 
-    @property
-    def counts(self) -> list[int]:
-        """Budget and counters as whole numbers. Where set, this ledger counts what another one has on file."""
-        return [self.budget, self.position, self.requests, self.refused, self.failed, self.lost, *self._images.values()]
-
-    @counts.setter
-    def counts(self, counts: list[int]) -> None:
-        self._wanted_budget, self.position, self.requests, self.refused, self.failed, self.lost, *images = counts
-        self._images = dict(zip(PURPOSES, images, strict=True))
-        self.spent = sum(self.spent_by_purpose.values())
-
     def sync(self) -> None:
         """Wait until the file is on the disk; done before a checkpoint, which must not be ahead of it."""
         if self._file is not None:

@@ -22,7 +22,6 @@ from dfme.oracle import defended
 from dfme.oracle.dispatch import Answered, Dispatcher, Part
 from dfme.oracle.journal import Journal, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
-from dfme.ranks import ALONE, Ranks
 from dfme.spec import Teacher
 
 __all__ = ["BudgetExhausted", "Ledger", "Oracle"]
@@ -41,8 +40,6 @@ class Oracle:
     ``reader``: what is asked for an image that is charged, and made of the answers (``label_mode``); those of an
     evaluation are as the teacher gives them (``told``). Ledger and journal see every image that is sent.
     """
-
-    ranks: Ranks = ALONE
 
     def __init__(
         self,
@@ -165,7 +162,6 @@ class Oracle:
             "ledger": self.ledger.state_dict(),
             "journal": None if self._journal is None else self._journal.state_dict(),
             "answered": self.answered,
-            "ranks": self.ranks.count,
             **defended.state_of(self._dispatcher.teacher),
         }
 
@@ -258,7 +254,7 @@ class Oracle:
     def _mismatch(self, journal: Journal, seq: int, images: int, purpose: Purpose) -> RunError:
         return RunError(
             f"the resumed run asks something else ({images} images, {purpose}) than request {seq} "
-            "on record: code, libraries, threads, ranks or device changed or do not repeat exactly: restore them"
+            "on record: code, libraries, threads or device changed or do not repeat exactly: restore them"
             f", or delete {journal.folder} to pay again for what was answered since the checkpoint"
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from dfme.nets.generators import DrawImages, GeneratorNet
 from dfme.queries.evolution import Evolution
 from dfme.queries.selection import choose
 from dfme.randomness import Streams
-from dfme.ranks import ALONE, Ranks
 from dfme.spec import ImageSpec
 
 CHUNK = 4_096
@@ -40,7 +38,6 @@ class QuerySampler:
         streams: Streams,
         batch_size: int,
         evolution: Evolution | None = None,
-        ranks: Ranks = ALONE,
         trained: Callable[[], bool] = lambda: True,
     ) -> None:
         self._config = config
@@ -50,7 +47,8 @@ class QuerySampler:
         self._students = students
         self._streams = streams
         self._batch_size = batch_size
-        self._evolution, self._ranks, self._trained = evolution, ranks, trained
+        self._evolution = evolution
+        self._trained = trained
 
     @property
     def by_students(self) -> bool:
@@ -108,7 +106,7 @@ class QuerySampler:
 
     def _scores(self, x_NCHW: Tensor) -> Tensor:
         """Every student's scores (E, N, K), by its frozen statistics."""
-        return torch.stack([self._ranks.by_rows(partial(self._scores_of, net), x_NCHW) for net in self._students])
+        return torch.stack([self._scores_of(net, x_NCHW) for net in self._students])
 
     def _scores_of(self, net: nn.Module, x_NCHW: Tensor) -> Tensor:
         with evaluating(net):

@@ -137,18 +137,6 @@ class Recorder(AbstractContextManager["Recorder"]):
                 remove(path)
 
 
-class NoRecorder(Recorder):
-    """Records nothing and says nothing: that of every rank but the first."""
-
-    def __init__(self) -> None: ...
-
-    def step(self, queries: int, metrics: Mapping[str, float]) -> None: ...
-
-    def note(self, line: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def to_pixels(images_NCHW: NDArray[np.floating]) -> NDArray[np.uint8]:
     """Images in [0, 1] as 8-bit pixels, rounded to nearest; what lies outside is clipped."""
     pixels: NDArray[np.uint8] = np.rint(np.clip(images_NCHW, 0.0, 1.0) * 255.0).astype(np.uint8)

@@ -69,7 +69,7 @@ ADAPTER = _has(file=_is_text, sha256=_is_text)
 
 FORMS: dict[str, FieldCheck] = {
     **dict.fromkeys(("budget", "spent", "evaluation_queries", "requests", "refused", "failed", "lost"), is_count),
-    **dict.fromkeys(("seed", "student_steps", "students", "ranks"), is_count),
+    **dict.fromkeys(("seed", "student_steps", "students"), is_count),
     **dict.fromkeys(("teacher_accuracy", "accuracy", "agreement", "agreement_top5"), _or_none(_is_share)),
     **dict.fromkeys(AGREEMENTS, _or_none(_is_share)),
     "defences": _is_list_of(lambda text: _is_text(text) and text.isprintable()),

@@ -15,32 +15,30 @@ from dfme.answers.asking import Reader
 from dfme.compute import DeferredChecks, choose_device, deterministic, device_name, held_to, within_memory
 from dfme.config.settings import Job
 from dfme.data import ImageSet
-from dfme.errors import Misfit, RunError, ShapeUnknown, TeacherError, UserError
+from dfme.errors import Misfit, ShapeUnknown, TeacherError, UserError
 from dfme.files import write_text
 from dfme.graphs import GraphedForward, release
 from dfme.oracle.defended import take_up_state
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.oracle.ranked import RankedOracle
 from dfme.randomness import Streams
-from dfme.ranks import ALONE, Ranks, join
 from dfme.report.console import Console, header
-from dfme.report.recorder import NoRecorder, Recorder
+from dfme.report.recorder import Recorder
 from dfme.run.checkpoint import fitting
 from dfme.run.components import build_components, build_method, needed_space
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import examination_of, shape_of
 from dfme.run.goal import goal_of
 from dfme.run.interrupt import Interrupt
-from dfme.run.job import config_hash, document, resume_command
+from dfme.run.job import document, resume_command
 from dfme.run.loop import Progress
 from dfme.run.memory import mirrored, require_memory
 from dfme.run.opening import finished_result, open_directory, recipe, tell_finished
 from dfme.run.parts import build_parts, take_threads
 from dfme.run.resuming import changed_source, require_same_adapter, require_same_run, take_up_threads
 from dfme.run.run import Result, Run
-from dfme.spec import RequestPolicy, Teacher
+from dfme.spec import Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.build import make_teacher, wrap_callable
 from dfme.teachers.facts import ADAPTER_FILE, resolved_adapter, teacher_facts, teacher_files
@@ -62,19 +60,15 @@ def run_job(
 
     ``teacher`` takes the place of the one the job describes: any callable from images to answers; ``evaluation`` that
     of its evaluation set; ``announced``: the run's first line was said before torch was loaded; ``own_process``: this
-    process is there for the run alone, so processes that torchrun started share it, and it chooses its threads.
-    Whatever is wrong with the job raises UserError before the first query. A finished run that is resumed without a
-    larger budget gives its result again. Global random state is as it was afterwards.
+    process is there for the run alone, so it chooses its threads. Whatever is wrong with the job raises
+    UserError before the first query. A finished run that is resumed without a larger budget gives its result
+    again. Global random state is as it was afterwards.
     """
     if resume and (result := finished_result(job)) is not None:
         _require_same_run(job, result.run_dir)
         tell_finished(job, result, Console(result.summary["budget"], quiet=not console))
         return result
-    device, ranks = choose_device(job.config.device), ALONE
-    if own_process:
-        patience = job.teacher_options.get("patience") or RequestPolicy.patience
-        start = f"a {'resumed' if resume else 'new'} run of configuration {config_hash(job)}"
-        device, ranks = join(device, patience, start)
+    device = choose_device(job.config.device)
     gpus = [device] if device.type == "cuda" else []
     held = ExitStack()
     with within_memory(device), deterministic(job.config.deterministic, device), torch.random.fork_rng(gpus), held:
@@ -82,12 +76,12 @@ def run_job(
         held.callback(torch.set_num_threads, torch.get_num_threads())
         if resume:  # before another file than the run's is loaded, and found to be of another form
             _require_same_run(job, Path(job.config.out or ""))
-        made = build_teacher(job, teacher, device) if ranks.count == 1 else ranked_teacher(job, device, ranks)
+        made = build_teacher(job, teacher, device)
         if teacher is None:
             held.callback(getattr(made, "close", lambda: None))
         ours = is_local(job) or job.teacher.kind not in KINDS
-        free = own_process and ranks.count == 1 and device.type == "cpu" and ours
-        run = open_run(job, made, device, held, resume, console, evaluation, ranks, free and not resume)
+        free = own_process and device.type == "cpu" and ours
+        run = open_run(job, made, device, held, resume, console, evaluation, free and not resume)
         path, run.recorder.callback = run.directory.path, callback and partial(run.heard, callback)
         first = [] if announced else [header(document(job))]
         for line in [*first, *run.notes, f"running on {device_name(device)}, recorded in {path}"]:
@@ -136,21 +130,6 @@ def build_teacher(
     return wrap_callable(teacher, **{name: getattr(job.teacher, name) for name in names})
 
 
-def ranked_teacher(job: Job, device: torch.device, ranks: Ranks) -> Teacher:
-    """The job's teacher on one of several ranks: a model on all of them; of any other, the first alone may ask it."""
-    if is_local(job):
-        with ranks.first_goes_first():
-            return build_teacher(job, None, device)
-    made = build_teacher(job, None, device) if ranks.first else None
-    told = made and {
-        **{name: getattr(made.spec, name) for name in ("shape", "bounds", "levels")},
-        **{"num_classes": made.num_classes, "label_mode": str(made.label_mode)},
-        "max_batch": getattr(made, "max_batch", None),  # which decides the memory that a run needs
-    }
-    described = ranks.said(told)[0]
-    return made or wrap_callable(lambda images: images, **described)
-
-
 def facts_of(job: Job, teacher: Teacher) -> dict[str, Any]:
     """What the run's record says of its teacher."""
     return teacher_facts(teacher, job.teacher.kind, job.teacher_options)
@@ -164,7 +143,6 @@ def open_run(
     resume: bool,
     console: bool,
     evaluation: ImageSet | None = None,
-    ranks: Ranks = ALONE,
     choose_threads: bool = False,
 ) -> Run:
     """Put the parts together; all that can be wrong is found before the run directory is made or touched.
@@ -173,22 +151,22 @@ def open_run(
     """
     config, spec = job.config, teacher.spec
     deferred, streams, notes = DeferredChecks(), Streams(config.seed, device), list[str]()
-    facts = facts_of(job, teacher) if ranks.first else {}
+    facts = facts_of(job, teacher)
 
     def begin(ledger: Ledger) -> None:
         notes.extend([*take_up_threads(ledger, device), *changed_source(ledger.teacher, facts)])
 
     def open_record(space: int = 0) -> tuple[RunDirectory, dict[str, Any], Oracle]:
-        directory, state = open_directory(job, resume, space, ranks.first)
+        directory, state = open_directory(job, resume, space)
         held.enter_context(directory)
-        notes.extend(filter(None, [getattr(directory.lock, "note", None)]))
+        notes.extend([directory.lock.note] if directory.lock.note else [])
         with fitting(directory.checkpoint) if state else nullcontext():
-            oracle = build_oracle(job, teacher, directory, state, deferred, facts, begin, ranks)
+            oracle = build_oracle(job, teacher, directory, state, deferred, facts, begin)
         return directory, state, held.enter_context(closing(oracle))
 
     # Another teacher than the record's is refused as such, before anything else is judged by it.
     record = open_record() if resume else None
-    data, pool, nets, needed = ranks.first_goes_first()(build_parts)(job, teacher, device, evaluation, notes.append)
+    data, pool, nets, needed = build_parts(job, teacher, device, evaluation, notes.append)
     require_memory(needed, device)
     notes += take_threads(job, nets, spec) if choose_threads else []
     directory, state, oracle = record or open_record(needed_space(job, nets, teacher, Path(config.out or "runs")))
@@ -202,8 +180,9 @@ def open_run(
         held.callback(replay.close)
         notes += mirrored(replay, oracle.label_mode.answer_bytes(oracle.num_classes), needed, device)
     told = document(job) | {"resolved": {"teacher": facts, "student_arch": nets.arch, "device": device_name(device)}}
-    opened = partial(Recorder.open, path, int(config.budget), told, config.wandb, resume_at=at, quiet=not console)
-    recorder = held.enter_context(opened(bounds=spec.bounds) if ranks.first else NoRecorder())
+    budget = int(config.budget)
+    log = Recorder.open(path, budget, told, config.wandb, bounds=spec.bounds, resume_at=at, quiet=not console)
+    recorder = held.enter_context(log)
     oracle.report_to(recorder.note)
     if not resume and (inferred := getattr(teacher, "inferred", ())):
         notes.append(f"inferred, since nobody says: {'; '.join(inferred)}")
@@ -214,9 +193,9 @@ def open_run(
     if state:
         with fitting(directory.checkpoint):
             run.load_state_dict(state)
-    if ranks.first and (adapter := resolved_adapter(job.teacher.kind, job.teacher_options)):
+    if adapter := resolved_adapter(job.teacher.kind, job.teacher_options):
         write_text(directory.adapter, adapter)
-    if resume and ranks.first:
+    if resume:
         directory.withdraw_summary()
         directory.write_config(recipe(job))
     return run
@@ -236,7 +215,6 @@ def build_oracle(
     deferred: DeferredChecks,
     facts: dict[str, Any] | None = None,
     begin: Callable[[Ledger], None] = lambda ledger: None,
-    ranks: Ranks = ALONE,
 ) -> Oracle:
     """The oracle with its ledger and journal, as a checkpoint left them or new; ``facts``: the teacher's, to be kept.
 
@@ -245,39 +223,24 @@ def build_oracle(
     A network of ours on a GPU needs no journal: it gives its answers again for nothing, while writing each
     one down would make the GPU wait for the host at every step. A resumed run then asks again what it asked
     since the checkpoint, and the ledger says so (``lost``); the state of its defences is that of the checkpoint alone.
-    A teacher of one's own may cost money on any device. Of several ranks the first alone asks a teacher with defences,
-    since what they answer depends on all that was asked before.
+    A teacher of one's own may cost money on any device.
     """
     counted = place = None
     state = state["oracle"] if state else {}
     if state:
         counted = held_to(Ledger(1).state_dict(), state["ledger"], "ledger")
         place = state["journal"] and held_to(RecordPosition(0, 0)._asdict(), state["journal"], "journal")
-    split = is_local(job) and not hasattr(teacher, "witness")
     on_gpu = torch.device(getattr(teacher, "device", None) or "cpu").type == "cuda"
-    if not ranks.first:
-        ledger, journal = Ledger(int(job.config.budget), None, counted), None
-    else:
-        ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts, job.config.fsync)
-        begin(ledger)
-        free = on_gpu and job.teacher.kind in KINDS and (split or ranks.count == 1)
-        journal = None if free else Journal(directory.journal, place, job.config.fsync)
-    if journal is not None and journal.replaying and state and (before := state.get("ranks", 1)) != ranks.count:
-        raise RunError(
-            f"--resume: {before} ranks of torchrun asked what was answered since the checkpoint, which {ranks.count} "
-            f"cannot repeat; resume with --nproc-per-node {before}, or delete {journal.folder} to pay for it again"
-        )
-    parts = teacher, ledger, journal, deferred
+    ledger = Ledger(int(job.config.budget), directory.ledger, counted, facts, job.config.fsync)
+    begin(ledger)
+    free = on_gpu and job.teacher.kind in KINDS
+    journal = None if free else Journal(directory.journal, place, job.config.fsync)
     reader = Reader(job.config.answers, teacher.label_mode, teacher.num_classes, job.config.seed)
-    one = ranks.count == 1
-    oracle = Oracle(*parts, reader=reader) if one else RankedOracle(*parts, ranks, split, reader)
+    oracle = Oracle(teacher, ledger, journal, deferred, reader=reader)
     if uncharged := getattr(teacher, "uncharged", None):
         uncharged.report_to(ledger.record_beside)
-    if ranks.count > 1:  # the last bits of a CPU's sums depend on them
-        torch.set_num_threads(int(ranks.share(torch.tensor(torch.get_num_threads()))))
     if state:
         oracle.take_up_answered(state.get("answered"))
-    if state and ranks.first:
         take_up_state(teacher, state)
     _ = reader.recovery  # which takes seconds, and is there before the first image is asked
     return oracle

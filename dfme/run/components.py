@@ -30,7 +30,6 @@ from dfme.queries.pool import ImageSource
 from dfme.queries.programs import ProceduralImages
 from dfme.queries.sampler import QuerySampler
 from dfme.randomness import Streams, derived_seed
-from dfme.ranks import ALONE, Ranks
 from dfme.run.checkpoint import space_for_checkpoints
 from dfme.run.checks import keeps_answers, students_of
 from dfme.run.evaluation import held_back_bytes
@@ -151,12 +150,11 @@ def build_trainer(
     share: Callable[[], float],
     rng: Streams,
     fresh: Callable[[int], list[nn.Module]] | None = None,
-    ranks: Ranks = ALONE,
 ) -> StudentTrainer:
     """The students' training on answers in ``mode``; ``share``: of the budget that is spent."""
     distance = make_distance(config.answers.loss(config.student.loss), mode)
     config = replace(config, student=fitting(config.student, mode))
-    return StudentTrainer(config, students, distance, replay, share, rng["augment"], fresh, ranks)
+    return StudentTrainer(config, students, distance, replay, share, rng["augment"], fresh)
 
 
 def build_components(
@@ -182,8 +180,7 @@ def build_components(
     def share() -> float:
         return oracle.reached / oracle.ledger.budget
 
-    students = build_trainer(config, nets.students, mode, replay, share, rng, nets.fresh, oracle.ranks)
-    oracle.ranks.require_no_chance(nets.students)
+    students = build_trainer(config, nets.students, mode, replay, share, rng, nets.fresh)
     if config.graphs:
         students.use_graphs()
         if nets.generator is not None:
@@ -200,7 +197,6 @@ def build_components(
         rng,
         job.method_config.batch_size,
         evolution,
-        oracle.ranks,
         trained=lambda: students.steps > 0,
     )
     torch.manual_seed(derived_seed(config.seed, "global"))
@@ -222,8 +218,6 @@ def build_components(
 
 def build_method(job: Job, components: Components) -> Method:
     method: Method = find_method(job.method).load()(job.method_config, components)
-    if hasattr(method, "generator_optimizer"):
-        method.generator_optimizer.ranks = components.oracle.ranks
     return method
 
 

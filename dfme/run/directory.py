@@ -43,13 +43,13 @@ def as_begun(config: str, path: str) -> str:
 class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """The files of one run, locked for this process until ``close`` or its end, however it ends.
 
-    Made by ``create`` or ``open_for_resume``; not ``locked``, for who writes nothing into it. That of a new run
-    (``is_new_run``) is gone after a failure before the first charge.
+    Made by ``create`` or ``open_for_resume``. That of a new run (``is_new_run``) is gone after a failure
+    before the first charge.
     """
 
     is_new_run = False
 
-    def __init__(self, path: Path, locked: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.yaml"
         self.adapter = path / "adapter.yaml"
@@ -63,7 +63,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         self.samples = path / "samples"
         self.summary = path / "summary.json"
         self.report = path / "report.html"
-        self.lock = DirectoryLock(path) if locked else None
+        self.lock = DirectoryLock(path)
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
@@ -141,8 +141,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     def close(self) -> None:
         """Give the lock back; closing twice is no error."""
-        if self.lock is not None:
-            self.lock.close()
+        self.lock.close()
 
     def __exit__(self, failure: type[BaseException] | None = None, *_: object) -> None:
         if failure is not None and self.is_new_run:

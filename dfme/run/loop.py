@@ -118,10 +118,11 @@ def run(
     a copy costs that is good early is known. ``price``: of a thousand images, if they have one. ``keep`` saves a
     checkpoint. ``look`` is called at each evaluation.
     """
-    ledger, trainer, ranks, times, read = oracle.ledger, method.students, oracle.ranks, oracle.times, MetricReader()
+    ledger, trainer, times = oracle.ledger, method.students, oracle.times
+    read = MetricReader()
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
-    while oracle.remaining + trainer.steps_left > 0 and not (goal and ranks.agree(goal.reached) and oracle.remaining):
+    while oracle.remaining + trainer.steps_left > 0 and not (goal and goal.reached and oracle.remaining):
         # Take the student steps that are due; else pay for one step of the method, or for what is left of the budget.
         before, training = oracle.reached, trainer.steps_due_under(ledger.budget // times, ledger.spent // times) > 0
         metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, oracle)
@@ -132,7 +133,7 @@ def run(
         done, due = (spent * points // ledger.budget for spent in (before, oracle.reached))
         early = [halvings(spent, ledger.budget, points) for spent in (before, oracle.reached)]
         even = due > done or (training and not trainer.steps_due)
-        if ranks.first and (even or early[1] < early[0]):
+        if even or early[1] < early[0]:
             deferred.verify()
             new = progress.scores[ledger.spent, trainer.steps] = score_all(examination, trainer.delivered, trainer.vote)
             metrics |= new | (goal.look(trainer.delivered, metrics | new) if goal else {})
@@ -154,10 +155,9 @@ def run(
             progress.seconds = time.monotonic() - started
             keep()
             kept = time.monotonic()
-        # Stop if asked to; of several ranks, the first one decides.
-        if ranks.agree(stopped(), method.replicated) and oracle.remaining + trainer.steps_left > 0:
+        # Stop if asked to.
+        if stopped() and oracle.remaining + trainer.steps_left > 0:
             break
-    ranks.require_same(method.replicated)
     progress.seconds = time.monotonic() - started
     deferred.verify()
     keep()

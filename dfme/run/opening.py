@@ -20,15 +20,11 @@ from dfme.run.run import Result
 from dfme.run.student_file import load_student
 
 
-def open_directory(job: Job, resume: bool, space: int, first: bool = True) -> tuple[RunDirectory, dict[str, Any]]:
+def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, dict[str, Any]]:
     """The run's directory, locked, and the state of its checkpoint; empty without one.
 
-    UserError where a new run would find fewer than ``space`` bytes of free disk. Not the ``first`` of several ranks: it
-    reads the checkpoint, and touches nothing.
+    UserError where a new run would find fewer than ``space`` bytes of free disk.
     """
-    if not first:
-        directory = RunDirectory(Path(job.config.out or "runs"), locked=False)
-        return directory, load_checkpoint(directory.checkpoint) if resume and directory.has_checkpoint else {}
     out = Path(job.config.out) if job.config.out else free_name(job, job.method)
     directory = RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
     directory.is_new_run = not resume

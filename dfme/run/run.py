@@ -179,10 +179,9 @@ class Run:
 
     def keep(self) -> None:
         """Save a checkpoint; the journal then lets go of what the checkpoint covers."""
-        if self.oracle.ranks.first:
-            self.oracle.keep_watch(self.directory.watch)
-            save_checkpoint(self.directory.checkpoint, self.state_dict())
-            self.oracle.checkpointed()
+        self.oracle.keep_watch(self.directory.watch)
+        save_checkpoint(self.directory.checkpoint, self.state_dict())
+        self.oracle.checkpointed()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -214,8 +213,6 @@ class Run:
     def deliver(self, finished: bool) -> Result:
         """Write the student and, at the end of the budget, everything that says how it went; the summary last."""
         student = self.trainer.delivered.eval()
-        if not self.oracle.ranks.first:
-            return Result(student, {}, self.directory.path, finished)
         self.oracle.ledger.end()
         save_student(self.directory.student, student, self.arch, self.oracle.spec, self.oracle.num_classes)
         summary = self.summary(student) | self._end(finished)
@@ -265,7 +262,6 @@ class Run:
             "student_arch": self.arch,
             "students": len(self.trainer.nets),
             **({"callback_metrics": added} if added else {}),
-            **({"ranks": self.oracle.ranks.count} if self.oracle.ranks.count > 1 else {}),
             "student_steps": self.trainer.steps,
             "wall_seconds": round(seconds, 3),
             "queries_per_second": round(totals.spent / seconds, 1) if seconds else None,

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from dfme.compute import held_to
 from dfme.config.settings import StudentConfig
-from dfme.ranks import ALONE, Ranks
 from dfme.spec import LabelMode
 
 
@@ -38,12 +37,7 @@ def make_optimizer(net: nn.Module, config: StudentConfig) -> torch.optim.Optimiz
 
 
 class ScheduledOptimizer:
-    """A torch optimiser whose learning rate is its own times ``lr_factor()``, asked at every step.
-
-    ``ranks``: those whose gradients must be the same before a step.
-    """
-
-    ranks: Ranks = ALONE
+    """A torch optimiser whose learning rate is its own times ``lr_factor()``, asked at every step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, lr_factor: Callable[[], float]) -> None:
         self._optimizer = optimizer
@@ -66,7 +60,6 @@ class ScheduledOptimizer:
 
     def step(self) -> None:
         """One step at the learning rate of now."""
-        self.ranks.same_gradients(self._parameters)
         self.set_lr()
         self.take_step()
 

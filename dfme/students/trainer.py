@@ -15,7 +15,6 @@ from dfme.compute import held_to, take_up
 from dfme.config.settings import ExtractConfig
 from dfme.graphs import Captured, GraphedForward, refuse
 from dfme.precision import autocast
-from dfme.ranks import ALONE, Ranks
 from dfme.students.augment import augment
 from dfme.students.average import MovingAverage
 from dfme.students.ensemble import Ensemble, Vote
@@ -36,7 +35,7 @@ class StudentTrainer:
 
     Several students learn from the same batches, each by its own loss; one optimiser minimises the sum. ``share``
     gives the share of the budget spent: learning rate and number of steps are functions of it. ``rng`` draws the
-    augmentations. ``fresh`` gives the nets that a round of training begins with. ``ranks`` share the rows of a batch.
+    augmentations. ``fresh`` gives the nets that a round of training begins with.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class StudentTrainer:
         share: Callable[[], float],
         rng: torch.Generator,
         fresh: FreshNets | None = None,
-        ranks: Ranks = ALONE,
     ) -> None:
         self.nets = list(nets)
         self.distance = distance
@@ -59,7 +57,7 @@ class StudentTrainer:
         self._schedule, self._precision = config.schedule, config.precision
         self._share = share
         self._rng = rng
-        self._fresh, self._ranks = fresh, ranks
+        self._fresh = fresh
         self._whole = self.nets[0] if len(self.nets) == 1 else Ensemble(self.nets)
         self._optimizer = ScheduledOptimizer(make_optimizer(self._whole, config.student), self._lr_factor)
         self._average = None
@@ -210,17 +208,14 @@ class StudentTrainer:
         if len(images_BCHW) == 1:  # batch normalisation refuses a lone value per channel; doubled, its mean is the same
             images_BCHW, targets = torch.cat([images_BCHW] * 2), torch.cat([targets] * 2)
         self._optimizer.zero_grad()
-        images = len(images_BCHW)
-        rows = self._ranks.rows(images)
-        with autocast(images_BCHW.device, self._precision), self._ranks.wrap(rows):
-            scores = self._whole(images_BCHW[rows])
-        losses_B = self._losses(scores.float(), targets[rows])
-        (losses_B.mean() if len(losses_B) == images else losses_B.sum() / images).backward()
-        losses_B = self._ranks.sum_gradients(self._whole, losses_B.detach(), rows, images)
+        with autocast(images_BCHW.device, self._precision):
+            scores = self._whole(images_BCHW)
+        losses_B = self._losses(scores.float(), targets)
+        losses_B.mean().backward()
         self._optimizer.take_step()
         if self._average is not None and averaged >= 0:
             self._average.update_parameters(self._whole)
-        return losses_B, *(parameter.grad for parameter in self._optimizer.learning)
+        return losses_B.detach(), *(parameter.grad for parameter in self._optimizer.learning)
 
     def _losses(self, scores: Tensor, targets: Tensor) -> Tensor:
         """The loss of each image (B,), summed over the students."""

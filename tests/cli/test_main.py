@@ -136,6 +136,17 @@ def test_interruption_and_errors_have_their_exit_codes(
         main(["extract"])
 
 
+@pytest.mark.parametrize("words", ["--budget 100 --dry-run", "compare --dry-run"])
+def test_one_of_several_processes_of_torchrun_is_refused(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run(words) == 2
+    assert capsys.readouterr().err == (
+        "dfme: WORLD_SIZE: expected 1 process, got 2; torchrun is not supported; use compare --engine\n"
+    )
+
+
 @pytest.mark.integration
 def test_a_closed_pipe_is_quiet() -> None:
     words = f"{sys.executable} {PROJECT / 'run.py'} extract --help | head -n 1"

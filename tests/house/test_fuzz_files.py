@@ -59,7 +59,6 @@ def test_a_checkpoint_of_any_bytes_that_its_trailer_vouches_for(tmp_path: Path, 
 UNREAD = {
     *(("oracle", "ledger", name) for name in ("requests", "refused", "lost")),  # the ledger's lines say them
     ("oracle", "answered"),  # a run begun before 0.7.0 goes on without
-    ("oracle", "ranks"),  # one begun before 0.8.0, too
     ("trainer", "rounds"),  # one that trains in no rounds, begun before 0.9.0, too
     ("goal",),  # none was set
     ("examination", "answers"),  # none are held back yet

@@ -159,7 +159,6 @@ def known_flags() -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_flag_that_is_named_exists(page):
     own = {"teacher.sharpness", "teacher.factor"}
-    own |= {"nproc_per_node", "nnodes", "max_restarts", "rdzv_endpoint"}  # torchrun's
     named = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w.-]*\w)", TEXT[page])}
     assert named - known_flags() - own == set()
 

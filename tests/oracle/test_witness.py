@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,14 +16,12 @@ from gradient_toys import job
 from torch import Tensor, nn
 from toys import LinearTeacher, small_net
 
-from dfme.compute import DeferredChecks
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BudgetExhausted, Refused, Unanswered
 from dfme.oracle.defended import state_of
 from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.ranks import Ranks
 from dfme.run import build
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.build import wrap_callable
@@ -111,18 +108,6 @@ def test_names_that_mean_something_else_to_a_teacher_without_witness_are_left_al
     assert len(oracle(images(3), "evaluation")) == 3
     assert (state_of(teacher), oracle.defences) == ({}, {})
     assert state_of(LinearTeacher(ImageSpec(SHAPE))) == {}
-
-
-@pytest.mark.parametrize(("teacher", "split"), [(taken(Counting()), False), (LinearTeacher(ImageSpec(SHAPE)), True)])
-def test_of_several_ranks_the_first_alone_asks_a_teacher_with_defences(
-    teacher: Teacher, split: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = replace(job(), teacher=TeacherConfig("torch"))
-    monkeypatch.setattr(Ranks, "share", lambda self, x: x)
-    monkeypatch.setattr(build, "RankedOracle", lambda *parts: SimpleNamespace(split=parts[5]))
-    directory: Any = SimpleNamespace(ledger=tmp_path / "l", journal=tmp_path / "j")
-    oracle: Any = build.build_oracle(asked, teacher, directory, {}, DeferredChecks(), ranks=Ranks(0, 2))
-    assert oracle.split is split
 
 
 def test_graphs_replay_the_network_inside_and_never_an_answer() -> None:

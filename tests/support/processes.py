@@ -31,7 +31,7 @@ class Meter:
 
     def __call__(self, images):
         os.write(self._log, f"{len(images)}\\n".encode())
-        time.sleep(float(os.environ.get("METER_PAUSE", "0.01")))
+        time.sleep(0.01)
         return (3 * (images - 0.5).flatten(1) @ self._weight).softmax(dim=1)
 '''
 
