@@ -70,7 +70,10 @@ def asked() -> int:
 def test_an_api_is_asked_by_attacks_alone_and_the_bill_is_its_own_count() -> None:
     done = run(*WORDS, "--total", "160", "--out", "a")
     assert done.returncode == 0, done.stderr
-    assert "1 attack of 160 images may be charged 160 in all; 60 more to score the copies; at" in done.stderr
+    assert (
+        "1 attack of 160 images may be charged 160 in all; 60 more to score the copies; cost at most 0.44"
+        in done.stderr
+    )
     told = json.loads(Path("a/audit.json").read_text())
     ledger = told["ledger"]
     assert asked() == ledger["served"] == 220
@@ -129,7 +132,7 @@ def test_a_dry_run_asks_nothing_and_writes_nothing(capsys: pytest.CaptureFixture
     assert "1 attack of 160 images may be charged 160 in all" in done.stdout
     for text in ("cost at most 0.44", "time        about", "left out    defences: ", "attackers   frugal"):
         assert text in done.stdout
-    assert (asked(), {path.name for path in Path().iterdir()} - {"__pycache__"}) == (0, {"client.py"})
+    assert (asked(), {path.name for path in Path().iterdir()} - {"__pycache__", "meter"}) == (0, {"client.py"})
 
 
 def test_utility_asks_only_who_is_said_to_answer_for_nothing_and_counts_it() -> None:
