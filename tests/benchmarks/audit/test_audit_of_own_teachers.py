@@ -70,10 +70,8 @@ def asked() -> int:
 def test_an_api_is_asked_by_attacks_alone_and_the_bill_is_its_own_count() -> None:
     done = run(*WORDS, "--total", "160", "--out", "a")
     assert done.returncode == 0, done.stderr
-    assert (
-        "1 attack of 160 images may be charged 160 in all; 60 more to score the copies; cost at most 0.44"
-        in done.stderr
-    )
+    line = "1 attack of 160 images may be charged 160 in all; 60 more to score the copies; cost at most 0.44"
+    assert line in done.stderr
     told = json.loads(Path("a/audit.json").read_text())
     ledger = told["ledger"]
     assert asked() == ledger["served"] == 220
