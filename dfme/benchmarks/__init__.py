@@ -1,1 +1,1 @@
-"""What is measured of the project itself: methods side by side, gradients, speed."""
+"""Comparisons of methods, attackers and defences, and audits of a teacher."""

@@ -18,7 +18,7 @@ from dfme.errors import DfmeError, UserError
 
 VERBS = (
     *("extract", "estimate", "compare", "retrain", "train-teacher", "evaluate", "export", "check", "serve", "report"),
-    *("audit", "utility", "detect", "gradients", "bench"),
+    *("audit", "utility", "detect"),
 )
 """The commands; extract is meant when none is named."""
 
@@ -72,6 +72,8 @@ def _dispatch(words: list[str]) -> int:
     name = "extract"
     if words and not words[0].startswith("-"):
         name, words = words[0], words[1:]
+        if name in ("gradients", "bench"):
+            raise UserError(f"{name} is a script of a checkout now: python -m research.{name} (research/README.md)")
         if name not in VERBS:
             hint = did_you_mean(name, VERBS)
             raise UserError(f"expected a command ({', '.join(VERBS)}) or a flag, got {name!r}{hint}")

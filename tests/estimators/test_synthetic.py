@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,14 @@ import torch
 from tiers import exhaustive
 from torch import Tensor
 from toy_objectives import agreement, point, rng
-from toys import LinearTeacher, make_method, make_parts, small_net
+from toys import LinearTeacher, make_method, make_parts
 
-from dfme.benchmarks.gradients.measure import Sizes
-from dfme.benchmarks.gradients.synthetic_course import PICTURE, SHARES, TITLE, course, synthetic_section
 from dfme.config.estimator_settings import EstimatorConfig
-from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.estimators import FiniteDifference, Objective, make_estimator
 from dfme.estimators.synthetic import PAID_FIRST, Synthetic
-from dfme.methods.configs import DfmeConfig
 from dfme.run.checkpoint import load_checkpoint, save_checkpoint
 from dfme.spec import ImageSpec
-from dfme.teachers.local.pytorch import TorchTeacher
-from dfme.teachers.local.white_box import TorchWhiteBox
 
 SPEC = ImageSpec((1, 4, 4), (-1.0, 1.0))
 LAB_SPEC = ImageSpec((1, 8, 8), (-1.0, 1.0))
@@ -239,52 +232,3 @@ def test_a_method_pays_what_it_says_and_predicts_in_between():
 def test_arguments_out_of_range_are_refused(every, lr, named):
     with pytest.raises(UserError, match=named):
         Synthetic(FiniteDifference(), every, lr, torch.tanh, SPEC, 0)
-
-
-# Over a run, beside the truth
-
-
-@pytest.fixture(scope="module")
-def box() -> TorchWhiteBox:
-    return TorchWhiteBox(TorchTeacher(small_net(LAB_SPEC, seed=1).eval(), LAB_SPEC, 3))
-
-
-def recipe() -> Job:
-    config = ExtractConfig(
-        budget=600, student=StudentConfig(arch="cnn_small"), evaluation=EvaluationConfig(dataset="none")
-    )
-    method = DfmeConfig(batch_size=8, student_steps=2, latent_size=8)
-    return Job(config, TeacherConfig(), {}, "dfme", method, EstimatorConfig(kind="synthetic", every=3))
-
-
-@pytest.mark.exhaustive
-def test_the_course_compares_with_what_the_inner_estimator_gives_and_charges_nobody(box):
-    first, last = course(box, recipe(), Sizes(3, 64, 0), (0.4, 1.0))
-    assert (first.queries, last.queries) == (256, 600), "whole steps of 32, and the budget to its end"
-    # One direction of D has a mean cosine of about sqrt(2 / (pi D)), wherever student and teacher are.
-    expected = math.sqrt(2 / (math.pi * LAB_SPEC.numel))
-    assert first.paid == pytest.approx(expected, abs=0.02)
-    assert last.paid == pytest.approx(expected, abs=0.02)
-    for moment in (first, last):
-        assert -1 <= moment.predicted <= 1
-        assert 0 < moment.length < 1, "a conditional mean is shorter than an estimate with its noise"
-        assert moment.paid_weights_sd > 0
-        assert moment.predicted_weights_sd > 0
-
-
-@pytest.mark.exhaustive
-def test_looking_does_not_change_the_course(box):
-    alone = list(course(box, recipe(), Sizes(2, 16, 0), (1.0,)))[-1]
-    watched = list(course(box, recipe(), Sizes(2, 16, 0), (0.4, 0.7, 1.0)))[-1]
-    assert alone == watched
-
-
-@pytest.mark.exhaustive
-def test_the_section_has_a_row_per_moment_and_its_picture(box, tmp_path: Path):
-    title, text = synthetic_section(box, recipe(), Sizes(2, 16, 0), tmp_path)
-    assert title == TITLE
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert 2 < len(rows) <= 2 + len(SHARES)
-    assert rows[-1].split("|")[1].strip() == "600"
-    assert "67% fewer images" in text
-    assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")

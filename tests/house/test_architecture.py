@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path for room in ("dfme", "teachers") for path in (ROOT / room).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
+RESEARCH = sorted((ROOT / "research").rglob("*.py"))
 DOORS = {"dfme/run/build.py", "dfme/cli/teacher_side.py"}
 """The files of the auditor's side that may import the owner's."""
 FACE = {"dfme", "dfme.__main__"}
@@ -110,7 +111,7 @@ def loaded_by(statement: str) -> set[str]:
 @pytest.fixture(scope="module", autouse=True)
 def read_once() -> None:
     """Parse every file before the first test, whose time is limited."""
-    for path in [*SOURCES, *TESTS]:
+    for path in [*SOURCES, *TESTS, *RESEARCH]:
         tree(path)
     for path in SOURCES:
         imported(path)
@@ -166,6 +167,10 @@ def test_the_owners_side_imports_only_what_both_sides_share():
     assert foreign == []
 
 
+def test_nothing_that_is_installed_imports_the_scripts_of_research():
+    assert [name(path) for path in SOURCES if any(belongs(each, "research") for each in imported(path))] == []
+
+
 def test_estimators_and_the_preflight_check_know_no_oracle():
     above = ("dfme.oracle", "dfme.methods", "dfme.run")
     found = [f"{name(path)}: {each}" for path in inside("dfme/estimators/") for each in imported(path)]
@@ -196,7 +201,7 @@ def test_the_command_line_loads_nothing_heavy_before_it_must(words):
 
 @pytest.mark.integration
 def test_what_a_run_is_made_of_loads_nothing_optional():
-    modules = "dfme.run.build, dfme.benchmarks.speed, dfme.teachers.training.train, dfme.teachers.local.pytorch"
+    modules = "dfme.run.build, dfme.teachers.training.train, dfme.teachers.local.pytorch"
     assert loaded_by(f"import {modules}") == {"torch"}
     for module in ("torchvision", "wandb"):
         assert [name(path) for path in SOURCES if any(belongs(m, module) for m in imported(path, True))] == []
@@ -207,7 +212,7 @@ def test_what_a_run_is_made_of_loads_nothing_optional():
 
 def test_no_file_and_no_function_is_too_long():
     files, functions = {}, {}
-    for path in [*SOURCES, *TESTS]:
+    for path in [*SOURCES, *TESTS, *RESEARCH]:
         files[name(path)] = len(path.read_text(encoding="utf-8").splitlines())
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

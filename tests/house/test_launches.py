@@ -6,8 +6,6 @@ import pytest
 import torch
 from accelerator import Launches, pretended
 
-from dfme.benchmarks.options import BenchConfig
-from dfme.benchmarks.speed import CASES, Work
 from dfme.compute import DeferredChecks
 from dfme.methods.base import Ask
 from dfme.nets.batch_norm import SteadyBatchNorm2d
@@ -15,6 +13,8 @@ from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import Streams
 from dfme.run.components import build_components, build_method
+from research.options import BenchConfig
+from research.speed import CASES, Work
 
 MOST = 1_473
 """Operations of ATen, counted by dispatch, that are neither views nor reserve memory; 2,196 in 0.7.0 by this count.

@@ -17,7 +17,7 @@ import pytest
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.benchmarks.audit.options import AuditConfig
-from dfme.benchmarks.options import BenchConfig, CompareConfig, GradientsConfig
+from dfme.benchmarks.options import CompareConfig
 from dfme.cli.check import CheckConfig
 from dfme.cli.detect import DetectConfig
 from dfme.cli.estimate import EstimateOptions
@@ -36,10 +36,11 @@ from dfme.run.checks import POOLS
 from dfme.spec import ImageSpec
 from dfme.teachers import KINDS
 from dfme.teachers.options import ServeConfig, TrainTeacherConfig
+from research.options import BenchConfig, GradientsConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES_PAGE = ROOT / "configs" / "README.md"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), RECIPES_PAGE]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "research" / "README.md", RECIPES_PAGE]
 TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
 ALL = "\n".join(TEXT.values())
 RECIPES = sorted(path for path in (ROOT / "configs").glob("*.yaml") if not path.name.startswith(("compare_", "audit")))

@@ -5,9 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS
-from dfme.benchmarks.gradients.measure import GradientRow, Sizes, measure
-from dfme.benchmarks.gradients.stages import Stage
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.methods.configs import DfmeConfig
@@ -16,6 +13,9 @@ from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import make_distance
 from dfme.teachers.local.pytorch import TorchTeacher
 from dfme.teachers.local.white_box import TorchWhiteBox
+from research.candidates import CANDIDATES
+from research.measure import GradientRow, Sizes, measure
+from research.truth import Stage
 
 SPEC = ImageSpec((1, 8, 8), (-1.0, 1.0))
 
@@ -36,7 +36,7 @@ def net(seed: int, sharpness: float = 3.0) -> nn.Module:
 
 def figures(box: TorchWhiteBox, stage: Stage, condition: str, *names: str, batches: int = 3) -> dict[str, GradientRow]:
     candidates = {name: CANDIDATES[name] for name in names}
-    rows = measure(box, stage, condition, CONDITIONS[condition], candidates, Sizes(batches, 64, 0))
+    rows = measure(box, stage, condition, candidates, Sizes(batches, 64, 0))
     return {row.estimator: row for row in rows}
 
 

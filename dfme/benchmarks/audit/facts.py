@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 
 import torch
 
 from dfme import __version__
 from dfme.benchmarks.audit.findings import Entry
 from dfme.benchmarks.audit.options import AuditPlan
-from dfme.benchmarks.gpu_suite import said
 from dfme.report.console import teacher_name
 from dfme.report.page import embedded
 from dfme.run.job import PROJECT, document
@@ -31,9 +31,23 @@ def target(plan: AuditPlan, example: Entry) -> Entry:
 
 def tool() -> Entry:
     """Versions, and the commit of a checkout."""
-    commit = said("git describe --always --dirty") if (PROJECT / ".git").exists() else ""
     versions = {"dfme": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    return versions | {"commit": commit or None}
+    return versions | {"commit": commit() or None}
+
+
+def commit() -> str:
+    """The commit of a checkout and a mark of changed files; empty outside a checkout."""
+    return first_line("git describe --always --dirty") if (PROJECT / ".git").exists() else ""
+
+
+def first_line(command: str) -> str:
+    """The first line that a program prints; empty where the program is missing or fails."""
+    words = command.split()
+    try:
+        done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, timeout=20)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout.partition("\n")[0].strip()
 
 
 def pictures(plan: AuditPlan, attacker: str | None) -> Entry:

@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from dfme.benchmarks.gradients.measure import arithmetic
-from dfme.benchmarks.options import require_local
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.precision import arithmetic
 from dfme.run.job import PROJECT
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.build import make_teacher
@@ -62,9 +60,3 @@ def test_arithmetic_that_is_asked_for_holds_inside_and_nowhere_else(images):
     assert coarse.dtype == torch.float32
     assert not torch.is_autocast_enabled("cpu")
     torch.testing.assert_close(box.logits(images).detach(), exact, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("kind", ["my_module:MyTeacher", "v2"])
-def test_only_a_network_on_this_machine_has_gradients(kind):
-    with pytest.raises(UserError, match=rf"--teacher {kind}: expected a network on this machine .*run.py check"):
-        require_local(kind)

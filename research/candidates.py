@@ -1,4 +1,4 @@
-"""The estimators under test, and what stands between them and the truth. No torch: the command line reads the names."""
+"""The estimators under test, and the conditions that they are tested under. No torch: options are checked by them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,11 @@ class Condition:
     arithmetic: FloatArithmetic = "ieee"
 
     @property
-    def exact(self) -> bool:
-        """Whether nothing is lost that float32 carries."""
-        return (self.levels, self.mode, self.arithmetic) == (None, "probabilities", "ieee")
-
-    @property
     def facts(self) -> frozenset[Fact]:
-        """What rows ask for; answers that are in part hidden count as rounded."""
-        facts: set[Fact] = {"exact" if self.exact else "inexact"}
-        facts.add("unrounded" if self.mode == "probabilities" else "rounded")
+        """Facts that rows ask for; answers that are in part hidden count as rounded."""
+        exact = (self.levels, self.mode, self.arithmetic) == (None, "probabilities", "ieee")
+        rounded = self.mode != "probabilities"
+        facts: set[Fact] = {"exact" if exact else "inexact", "rounded" if rounded else "unrounded"}
         return frozenset(facts | ({"lattice"} if self.levels is not None else set()))
 
 
@@ -55,7 +51,7 @@ PUBLISHED = "sphere"
 """The row that all others are compared with: DFME's own estimator."""
 
 LIMIT = "limit"
-"""The row of what more queries tend to: the gradient, by autograd, of the loss on the answers as they are rounded."""
+"""The row that more queries tend to: the gradient, by autograd, of the loss on the answers as they are rounded."""
 
 LIMITS = (LIMIT, f"{LIMIT}_l1", f"{LIMIT}_kl")
 """That row for the student's own loss, and for another objective where a row has one."""
@@ -67,7 +63,7 @@ def loss_of(objective: ObjectiveName, own: str) -> str:
 
 
 def limit_of(loss: str, own: str) -> str:
-    """The name of the row of what more queries tend to with this loss."""
+    """The name of the row that more queries tend to with this loss."""
     return LIMIT if loss == own else f"{LIMIT}_{loss}"
 
 
@@ -86,7 +82,7 @@ class Candidate:
     drawn: bool = False
 
     def fits(self, condition: Condition) -> bool:
-        """Whether the row belongs under the condition."""
+        """True where the row belongs under the condition."""
         return condition.facts.issuperset(self.where)
 
 

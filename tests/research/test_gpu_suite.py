@@ -11,16 +11,29 @@ from typing import Any
 import pytest
 import torch
 
-from dfme.benchmarks import gpu_suite, speed
-from dfme.benchmarks.gpu_figures import PLAIN, SAME, SLOPES, TIMES, Bench, Measured
-from dfme.benchmarks.gpu_suite import ARITHMETICS, COMPILED, DATA, OPTIONS, PLAN, PLANS, REPORT, Row, judged, rows
-from dfme.benchmarks.options import BenchConfig
-from dfme.benchmarks.speed import CASES
-from dfme.cli.main import main
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.settings import ExtractConfig
 from dfme.config.values import options_of
+from dfme.errors import DfmeError, UserError
 from dfme.run.loop import Progress
+from research import bench, gpu_suite, speed
+from research.gpu_rows import (
+    ARITHMETICS,
+    COMPILED,
+    OPTIONS,
+    PLAIN,
+    PLAN,
+    PLANS,
+    SLOPES,
+    TIMES,
+    Bench,
+    Measured,
+    Row,
+    rows,
+)
+from research.gpu_suite import DATA, REPORT, judged
+from research.options import BenchConfig
+from research.speed import CASES
 
 CPU = torch.device("cpu")
 Stubs = dict[str, Callable[[], Measured]]
@@ -29,18 +42,18 @@ Stubs = dict[str, Callable[[], Measured]]
 @pytest.fixture(autouse=True)
 def no_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not request.node.get_closest_marker("integration"):
-        monkeypatch.setattr(gpu_suite, "said", lambda command: "")  # what git says
+        monkeypatch.setattr(gpu_suite, "commit", lambda: "")
 
 
 @pytest.fixture
-def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, dict[str, Any]]]:
-    """Runs the suite with rows of ours; its exit code and what it kept."""
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Runs the suite with rows of ours; what it kept."""
 
-    def run(stubs: Stubs, *words: str, seconds: float = 1.0) -> tuple[int, dict[str, Any]]:
+    def run(stubs: Stubs, *words: str, seconds: float = 1.0) -> dict[str, Any]:
         made = [Row(name, measure, {"speed": 2.0}, seconds) for name, measure in stubs.items()]
         monkeypatch.setattr(gpu_suite, "rows", lambda bench: iter(made))
-        code = main(["bench", "--suite", "gpu", "--device", "cpu", "--out", str(tmp_path / "out"), *words])
-        return code, json.loads((tmp_path / "out" / DATA).read_text())
+        bench.run(["--suite", "gpu", "--device", "cpu", "--out", str(tmp_path / "out"), *words])
+        return json.loads((tmp_path / "out" / DATA).read_text())
 
     return run
 
@@ -58,7 +71,7 @@ def test_every_row_is_named_once_and_every_bar_of_the_issue_stands_on_one() -> N
     assert len({row.name for row in every}) == len(every)
     bars = {(name, least) for row in every for name, least in row.bars.items()}
     published, bare = TIMES + "the published loop", TIMES + "the same kernels bare, as one CUDA graph"
-    assert bars >= {(published, 1.7), (published, 3.0), (SLOPES, 0.9), (bare, 0.9), (SAME, 1.0)}
+    assert bars >= {(published, 1.7), (published, 3.0), (SLOPES, 0.9), (bare, 0.9)}
     assert all(row.seconds <= 60 for row in every)
 
 
@@ -78,8 +91,7 @@ def test_rows_are_kept_as_they_come_and_one_that_fails_stops_nothing(suite, tmp_
         return {"speed": 3.0}
 
     stubs = {"first": lambda: {"speed": 1.5}, "second": second, "third": fails, "fourth": lambda: {"x": float("nan")}}
-    code, kept = suite(stubs)
-    assert code == 0
+    kept = suite(stubs)
     assert set(kept) == {"note", "made_on", "clocks", "date", "rows", "missing"}
     assert kept["missing"] == []
     assert "say nothing about a GPU" in kept["note"]
@@ -97,83 +109,80 @@ def test_rows_are_kept_as_they_come_and_one_that_fails_stops_nothing(suite, tmp_
 
 
 def test_what_is_missing_or_failed_is_measured_on_resume_and_nothing_else(suite, capsys) -> None:
-    asked: list[str] = []
+    measured: list[str] = []
 
-    def say(name: str) -> Callable[[], Measured]:
-        return lambda: asked.append(name) or {"speed": 1.0}
+    def note(name: str) -> Callable[[], Measured]:
+        return lambda: measured.append(name) or {"speed": 1.0}
 
-    code, kept = suite({"a": say("a"), "b": fails}, "--minutes", "0.05")
-    assert (code, asked, kept["missing"]) == (0, ["a"], [])
-    code, kept = suite({"a": never, "b": say("b"), "c": say("c")}, "--resume")
-    assert (code, asked) == (0, ["a", "c", "b"])  # what failed comes last
+    kept = suite({"a": note("a"), "b": fails}, "--minutes", "0.05")
+    assert (measured, kept["missing"]) == (["a"], [])
+    kept = suite({"a": never, "b": note("b"), "c": note("c")}, "--resume")
+    assert measured == ["a", "c", "b"], "a row that failed comes last"
     assert [(row["name"], row["error"]) for row in kept["rows"]] == [("a", ""), ("b", ""), ("c", "")]
 
 
 def test_a_row_for_which_there_is_no_time_is_left(tmp_path, monkeypatch, capsys) -> None:
-    long, short = Row("long", never, {}, 90.0), Row("short", lambda: {"speed": 1.0}, {}, 5.0)
+    long = Row("long", never, {}, 90.0)
+    short = Row("short", lambda: {"speed": 1.0}, {}, 5.0)
     monkeypatch.setattr(gpu_suite, "rows", lambda bench: iter([long, short]))
     out = tmp_path / "timed"
-    assert main(["bench", "--suite=gpu", "--device=cpu", "--minutes=1", f"--out={out}"]) == 0
+    bench.run(["--suite=gpu", "--device=cpu", "--minutes=1", f"--out={out}"])
     kept = json.loads((out / DATA).read_text())
     assert ([row["name"] for row in kept["rows"]], kept["missing"]) == (["short"], ["long"])
-    assert f"1 rows are left: run.py bench --suite gpu --resume --out {out}" in capsys.readouterr().out
+    assert f"1 rows are left: python -m research.bench --suite gpu --resume --out {out}" in capsys.readouterr().out
     assert "Not measured yet: long." in (out / REPORT).read_text()
 
 
-def test_where_nothing_can_be_measured_the_exit_code_says_so(suite, capsys) -> None:
-    code, kept = suite({"only": fails})
-    assert (code, kept["rows"][0]["figures"]) == (1, {})
-    assert "nothing could be measured" in capsys.readouterr().err
+def test_where_nothing_can_be_measured_it_is_an_error(suite) -> None:
+    with pytest.raises(DfmeError, match="nothing could be measured"):
+        suite({"only": fails})
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"made_on": {"machine": "another GPU"}}, "measured with machine another GPU, and this is cpu"),
         ({"rows": [{"name": "a"}]}, "expected a suite to go on with"),
         ({"rows": [{"name": "a", "figures": {"x": "1; rm"}, "bars": {}, "seconds": 1}]}, "expected a suite to go on"),
-        ({"unknown": 1}, "expected a suite to go on with"),
     ],
 )
-def test_rows_of_another_machine_or_of_no_suite_are_refused(suite, tmp_path, capsys, change, said) -> None:
-    _, kept = suite({"a": lambda: {"speed": 1.0}})
+def test_rows_of_another_machine_or_of_no_suite_are_refused(suite, tmp_path, change, message) -> None:
+    kept = suite({"a": lambda: {"speed": 1.0}})
     (tmp_path / "out" / DATA).write_text(json.dumps(kept | change))
-    assert main(["bench", "--suite=gpu", "--device=cpu", "--resume", f"--out={tmp_path / 'out'}"]) == 2
-    assert said in capsys.readouterr().err
+    with pytest.raises(UserError, match=message):
+        suite({"a": never}, "--resume")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        (["--suite", "unknown"], "--suite: expected one of none, gpu, got 'unknown'"),
-        (["--suite", "gpu", "--minutes", "0"], "--minutes: expected"),
         (["--suite", "gpu", "--out", "TAKEN"], "--out: expected a new or empty directory"),
         (["--suite", "gpu", "--resume"], "--resume: expected --out as well"),
         (["--suite", "gpu", "--resume", "--out", "TAKEN"], "expected a suite to go on with"),
         (["--suite", "gpu", "--cases", "resnet"], "--cases: of no effect with --suite gpu"),
         (["--minutes", "3"], "--minutes: of effect with --suite gpu alone"),
-        (["--suite", "gpu", "--device", "cuda:7"], "CUDA devices; choose another, or cpu"),
+        (["--seconds", "0"], "--seconds: expected a positive number"),
+        (["--cases", "digit"], "did you mean digits?"),
     ],
 )
-def test_what_cannot_be_meant_is_said_in_one_line(tmp_path, capsys, words, said) -> None:
-    (tmp_path / "note.txt").write_text("kept")
-    assert main(["bench", *(str(tmp_path) if word == "TAKEN" else word for word in words)]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+def test_a_mistake_is_named(tmp_path, words, message) -> None:
+    (tmp_path / "note.txt").write_text("a file of the user")
+    with pytest.raises(UserError) as caught:
+        bench.run([str(tmp_path) if word == "TAKEN" else word for word in words])
+    assert message in str(caught.value)
 
 
 def test_good_differences_correlate_with_the_true_slopes_and_rounded_answers_do_not() -> None:
     """The truth is autograd's, in float64; the answers are then rounded to what bf16 carries."""
-    bench = Bench(CPU)
-    bench.images = 128
-    work = bench._work(CASES["digits_paper"], {})
+    toy = Bench(CPU)
+    toy.images = 128
+    work = toy._work(CASES["digits_paper"], {})
     with work.opened(Progress()) as (method, run):
         run(2)
         estimated = method.approximate_gradients
-        assert bench._slopes(work, method, estimated) > 0.999
+        assert toy._slopes(work, method, estimated) > 0.999
         work.teacher.precision = "bf16"
-        assert abs(bench._slopes(work, method, estimated)) < 0.5
+        assert abs(toy._slopes(work, method, estimated)) < 0.5
 
 
 def test_what_is_switched_on_is_an_option() -> None:
@@ -189,13 +198,11 @@ def test_what_is_switched_on_is_an_option() -> None:
 @pytest.mark.timeout(600)
 def test_on_a_cpu_every_row_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but compiling, which would take longer than all else."""
-    out, killed = tmp_path / "out", Bench.killed
-    # Of so small a budget the default batch is 16, and the run that is killed a long one.
-    monkeypatch.setattr(Bench, "killed", lambda bench, *options: killed(bench, *options, "--method.batch-size=64"))
+    out = tmp_path / "out"
     gc.freeze()  # the suite collects after every row: not what pytest and all tests before hold
     try:
         with torch.compiler.set_stance("force_eager"):
-            assert main(["bench", "--suite", "gpu", "--device", "cpu", "--minutes", "30", "--out", str(out)]) == 0
+            bench.run(["--suite", "gpu", "--device", "cpu", "--minutes", "30", "--out", str(out)])
     finally:
         gc.unfreeze()
     kept = json.loads((out / DATA).read_text())
@@ -203,5 +210,4 @@ def test_on_a_cpu_every_row_is_measured_once(tmp_path: Path, monkeypatch: pytest
     assert {row["name"]: row["error"] for row in kept["rows"] if row["error"]} == {}
     assert kept["missing"] == []
     assert all(value == value for row in kept["rows"] for value in row["figures"].values())
-    assert next(row for row in kept["rows"] if SAME in row["figures"])["figures"][SAME] == 1.0
     assert {met for row in kept["rows"] for met in row["bars"].values()} == {None}

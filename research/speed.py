@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dfme.benchmarks.options import BenchConfig
-from dfme.benchmarks.published import PublishedLoop
 from dfme.compute import DeferredChecks, choose_device, deterministic, device_name
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.messages import unknown_choice
@@ -41,6 +39,8 @@ from dfme.run.build import build_oracle
 from dfme.run.components import build_components, build_method, build_nets
 from dfme.run.directory import RunDirectory
 from dfme.spec import ImageSpec, LabelMode
+from research.options import BenchConfig
+from research.published import PublishedLoop
 
 
 class Case(NamedTuple):
@@ -76,7 +76,10 @@ class _NetTeacher:
     label_mode = LabelMode("probabilities")
 
     def __init__(self, net: nn.Module, spec: ImageSpec, device: torch.device, precision: Any) -> None:
-        self.net, self.spec, self.device, self.precision = net.to(device).eval(), spec, device, precision
+        self.net = net.to(device).eval()
+        self.spec = spec
+        self.device = device
+        self.precision = precision
         if device.type == "cuda":  # as a teacher of dfme's own does
             net.to(memory_format=torch.channels_last)
 
@@ -102,7 +105,9 @@ class Work:
     """
 
     def __init__(self, case: Case, config: BenchConfig, device: torch.device, changes: Mapping[str, Any] = {}) -> None:
-        self.case, self.device, self.spec = case, device, ImageSpec(case.shape)
+        self.case = case
+        self.device = device
+        self.spec = ImageSpec(case.shape)
         self.batch = config.batch_size or (case.cpu_batch if device.type == "cpu" else 256)
         self.method_config = find_method(case.method).config(batch_size=self.batch)
         values = {
@@ -111,7 +116,8 @@ class Work:
             **{name: getattr(config, name) for name in ("precision", "channels_last", "compile")},
             **changes,
         }
-        settings, estimator = build(ExtractConfig, values), build(EstimatorConfig, values, "estimator.")
+        settings = build(ExtractConfig, values)
+        estimator = build(EstimatorConfig, values, "estimator.")
         self.job = Job(settings, TeacherConfig(), {}, case.method, self.method_config, estimator)
         self.teacher = _NetTeacher(
             build_net(case.teacher, case.shape, CLASSES), self.spec, device, values.get("teacher.precision", "auto")
@@ -123,8 +129,9 @@ class Work:
 
     @contextmanager
     def opened(self, progress: loop.Progress) -> Iterator[tuple[Method, Callable[[int], None]]]:
-        """The method in a run directory that is removed afterwards, and what runs so many iterations of its loop on."""
-        streams, deferred = Streams(0, self.device), DeferredChecks()
+        """The method in a run directory that is removed afterwards, and a function that runs iterations of its loop."""
+        streams = Streams(0, self.device)
+        deferred = DeferredChecks()
         job = replace(self.job, config=replace(self.job.config, budget=UNSPENT))
         with (
             deterministic(job.config.deterministic, self.device),
@@ -153,7 +160,8 @@ class Work:
         z_BZ = torch.randn(self.batch, self.method_config.latent_size, device=self.device)
         x_BCHW = torch.rand(self.batch, *self.spec.shape, device=self.device)
         probes_NCHW = torch.cat([x_BCHW, x_BCHW])
-        ones_BCHW, ones_BK = torch.ones_like(x_BCHW), torch.ones(self.batch, CLASSES, device=self.device)
+        ones_BCHW = torch.ones_like(x_BCHW)
+        ones_BK = torch.ones(self.batch, CLASSES, device=self.device)
         for _ in range(iterations):
             gen_op = generator(z_BZ)
             with torch.no_grad(), ieee_fp32():
@@ -194,42 +202,39 @@ def _row(name: str, config: BenchConfig, device: torch.device) -> str:
 
     On an accelerator that share includes the wait for what the steps before had queued.
     """
-    work, progress = Work(CASES[name], config, device), loop.Progress()
+    work = Work(CASES[name], config, device)
+    progress = loop.Progress()
     other = published(work) if config.against == "published" else work.bare
     with work.opened(progress) as (_, ours):
-        own, beside, ratio = time_in_turn(ours, other, config.rounds, config.seconds, device)
-    figures = f"{own * 1e3:.1f} | {beside * 1e3:.1f} | {work.queries / own:,.0f} | {ratio:.3f}"
+        seconds, other_seconds, ratio = time_in_turn(ours, other, config.rounds, config.seconds, device)
+    figures = f"{seconds * 1e3:.1f} | {other_seconds * 1e3:.1f} | {work.queries / seconds:,.0f} | {ratio:.3f}"
     return f"| {name} | {work.batch} | {figures} | {100 * progress.logging / progress.seconds:.2f} |"
 
 
 def published(work: Work) -> Callable[[int], None]:
-    """What runs so many iterations of the published loop with the same networks."""
+    """A function that runs so many iterations of the published loop with the same networks."""
     return PublishedLoop(work.spec, work.case.teacher, work.case.student, CLASSES, work.batch, work.device).run
 
 
 def time_in_turn(
     ours: Callable[[int], None], other: Callable[[int], None], rounds: int, seconds: float, device: torch.device
 ) -> tuple[float, float, float]:
-    """Seconds an iteration of the two, medians over ``rounds``, and the median of the ratios, the other's by ours."""
-    pairs = timings((ours, other), rounds, seconds, device)
-    own, beside = (statistics.median(each) for each in zip(*pairs, strict=True))
-    return own, beside, statistics.median(after / before for before, after in pairs)
+    """Seconds an iteration of the two, medians over ``rounds``, and the median of the ratios, the other's by ours.
 
-
-def timings(
-    loops: Sequence[Callable[[int], None]], rounds: int, seconds: float, device: torch.device
-) -> list[list[float]]:
-    """Seconds an iteration of each loop, timed in turn in every round; one timing takes about ``seconds``."""
+    The two are timed in turn in every round; one timing takes about ``seconds``.
+    """
 
     def timed(run: Callable[[int], None], iterations: int) -> float:
         started = clock(device)
         run(iterations)
         return (clock(device) - started) / iterations
 
-    for run in loops:
+    for run in (ours, other):
         run(WARM_UP if device.type == "cuda" else 1)
-    iterations = max(1, round(seconds / min(timed(run, 1) for run in loops)))
-    return [[timed(run, iterations) for run in loops] for _ in range(rounds)]
+    iterations = max(1, round(seconds / min(timed(ours, 1), timed(other, 1))))
+    pairs = [(timed(ours, iterations), timed(other, iterations)) for _ in range(rounds)]
+    ours_seconds, other_seconds = map(statistics.median, zip(*pairs, strict=True))
+    return ours_seconds, other_seconds, statistics.median(after / before for before, after in pairs)
 
 
 def _backward(net: nn.Module, output: Tensor, upstream: Tensor) -> None:

@@ -12,10 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.benchmarks.gradients.candidates import Candidate, Condition, FloatArithmetic, limit_of, loss_of
-from dfme.benchmarks.gradients.stages import Stage, WhiteBox
-from dfme.benchmarks.gradients.truth import Truth, beside_truth, cosine, limit_gradient, true_gradients
-from dfme.benchmarks.speed import clock
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
 from dfme.estimators.approximate import CHUNK, REMEMBERED
 from dfme.estimators.base import Objective
@@ -27,13 +23,17 @@ from dfme.precision import arithmetic
 from dfme.randomness import Streams
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
+from dfme.teachers.local.white_box import TorchWhiteBox
+from research.candidates import CONDITIONS, Candidate, Condition, FloatArithmetic, limit_of, loss_of
+from research.speed import clock
+from research.truth import Stage, Truth, beside_truth, cosine, limit_gradient, true_gradients
 
 UNLIMITED = 2**62
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured, and with which loss between student and teacher; not auto."""
+    """Counts of a measurement, and the loss between student and teacher; not auto."""
 
     batches: int
     batch_size: int
@@ -48,9 +48,9 @@ class GradientRow:
     ``objective``: the loss that the row is the gradient of, and whose truth it is compared with. ``cosine``: to the
     truth at the generator's output, mean over the images. ``scale``: <estimate, truth> / <truth, truth> over the
     batch, 1 without bias along the truth. ``weights_cosine``: of the generator's weight gradient. ``sum_cosine``: of
-    that gradient summed over all batches, what an optimiser that averages sees: noise leaves it, bias stays.
-    ``queries``: images the meter counted, per image of the batch. ``settings``: what was estimated with, choices of
-    auto included. A row ``limit`` is no estimator: see ``limit_gradient``.
+    that gradient summed over all batches, as an optimiser that averages sees it: noise leaves it, bias stays.
+    ``queries``: images the meter counted, per image of the batch. ``settings``: of the estimator, choices of auto
+    included. A row ``limit`` is no estimator: see ``limit_gradient``.
     """
 
     share: float
@@ -94,7 +94,7 @@ class _Tally:
 class Setting:
     """Student and teacher under one condition, with a meter that never refuses."""
 
-    def __init__(self, box: WhiteBox, stage: Stage, condition: Condition, sizes: Sizes) -> None:
+    def __init__(self, box: TorchWhiteBox, stage: Stage, condition: Condition, sizes: Sizes) -> None:
         self.stage = stage
         mode = LabelMode.parse(condition.mode)
         api = box.as_seen(condition.levels, mode, partial(arithmetic, condition.arithmetic, box.device))
@@ -110,7 +110,7 @@ class Setting:
         return self.oracle.ledger.spent_by_purpose["generator"]
 
     def resolve(self, config: EstimatorConfig, reuse: bool) -> EstimatorConfig:
-        """The settings with what the pre-flight probe chooses where they leave it open."""
+        """The settings with the pre-flight probe's choices where they leave it open."""
         if not needs_preflight(config):
             return config
         oracle = self.oracle
@@ -119,7 +119,7 @@ class Setting:
         return choose(config, finding, self.oracle.spec, reuse)
 
     def value_of(self, objective: ObjectiveName) -> Callable[[Tensor, Tensor], Tensor]:
-        """What a generator minimises by an objective of this name: images and answers -> minus the distance (N,)."""
+        """The value that a generator minimises: images and answers -> minus the objective's distance (N,)."""
         distance = make_distance(loss_of(objective, self._loss), self.oracle.label_mode)
         return lambda x_NCHW, answers: -distance(self.net(x_NCHW).double(), answers.double())
 
@@ -130,8 +130,9 @@ class Setting:
 
     @torch.no_grad()
     def _remember(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """As many answers as a method keeps for estimates to look at."""
-        generator, batches = self.stage.generator, []
+        """Images and answers, as many as a method keeps for estimates to look at."""
+        generator = self.stage.generator
+        batches = []
         for _ in range(REMEMBERED):
             u_BCHW = generator(generator.draw(batch_size, self.streams["remembered"]))
             batches.append(self.oracle.spec.quantise(generator.squash(u_BCHW)))
@@ -140,11 +141,13 @@ class Setting:
 
 
 def measure(
-    box: WhiteBox, stage: Stage, name: str, condition: Condition, candidates: Mapping[str, Candidate], sizes: Sizes
+    box: TorchWhiteBox, stage: Stage, name: str, candidates: Mapping[str, Candidate], sizes: Sizes
 ) -> list[GradientRow]:
-    """Every candidate that fits the condition, at the same points with the same random draws, then the limits."""
+    """Every candidate that fits the condition ``name``, at the same points and random draws, then the limits."""
+    condition = CONDITIONS[name]
     setting = Setting(box, stage, condition, sizes)
-    tallies = {key: _candidate(setting, each, sizes) for key, each in candidates.items() if each.fits(condition)}
+    fitting = {key: candidate for key, candidate in candidates.items() if candidate.fits(condition)}
+    tallies = {key: _candidate(setting, candidate, sizes) for key, candidate in fitting.items()}
     objectives: dict[str, ObjectiveName] = {tally.loss: tally.settings["objective"] for tally in tallies.values()}
     tallies |= {limit_of(loss, sizes.loss): _limit(setting, box, loss, by) for loss, by in objectives.items()}
     distances = {loss: make_distance(loss, LabelMode("logits")) for loss in objectives}
@@ -173,21 +176,22 @@ def _candidate(setting: Setting, candidate: Candidate, sizes: Sizes) -> _Tally:
     return _Tally(loss_of(settings.objective, sizes.loss), make, asdict(settings), candidate.reuse)
 
 
-def _limit(setting: Setting, box: WhiteBox, loss: str, objective: ObjectiveName) -> _Tally:
-    generator, spec, value = setting.stage.generator, setting.oracle.spec, setting.value_of(objective)
-    ask = partial(setting.oracle, purpose="evaluation")
-    return _Tally(loss, lambda truth, _: limit_gradient(box, generator, truth.gen_op, spec, ask, value), {})
+def _limit(setting: Setting, box: TorchWhiteBox, loss: str, objective: ObjectiveName) -> _Tally:
+    value = setting.value_of(objective)
+    return _Tally(loss, lambda truth, _: limit_gradient(box, setting.stage, truth.gen_op, setting.oracle, value), {})
 
 
 def _observe(setting: Setting, tally: _Tally, truth: Truth, rng: torch.Generator, device: torch.device) -> None:
-    """One gradient of one row, and how it compares."""
-    batch, asked = len(truth.gen_op), setting.queries
+    """One gradient of one row, compared with the truth."""
+    batch = len(truth.gen_op)
+    before = setting.queries
     started = clock(device)
     grad_BCHW = tally.make(truth, rng)
     seconds = clock(device) - started
-    paid = setting.queries - asked - (batch if tally.reuse else 0)
+    paid = setting.queries - before - (batch if tally.reuse else 0)
     weights_P, cosines = beside_truth(setting.stage, truth, grad_BCHW)
-    along, whole = (grad_BCHW.double() * truth.grad_BCHW).sum(), truth.grad_BCHW.double().square().sum()
+    along = (grad_BCHW.double() * truth.grad_BCHW).sum()
+    whole = truth.grad_BCHW.double().square().sum()
     figures = {"queries": paid / batch, "scale": float(along / whole), "milliseconds": 1e3 * seconds}
     for name, value in (figures | cosines).items():
         tally.figures[name].append(value)

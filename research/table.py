@@ -6,15 +6,13 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dfme.benchmarks.gradients.candidates import CANDIDATES, CONDITIONS, LIMITS, PUBLISHED
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.values import leaves
 from dfme.report.markdown import table
-
-if TYPE_CHECKING:
-    from dfme.benchmarks.gradients.measure import GradientRow
+from research.candidates import CANDIDATES, CONDITIONS, LIMITS, PUBLISHED
+from research.measure import GradientRow
 
 WHITE_BOX = (
     "White box: the teacher's own gradients are computed on this machine, to measure estimates against. "
@@ -86,55 +84,55 @@ def details(stage: StageFacts, condition: str, rows: Sequence[GradientRow]) -> s
     return f"### {CONDITIONS[condition].title}: {stage}\n\n{table(heads, lines)}"
 
 
-def overview(findings: GradientsResult) -> str:
+def overview(result: GradientsResult) -> str:
     """The cosine of the weights' gradient, estimators by conditions, one table per stage, best rows named."""
     parts = []
-    for stage in findings.stages:
-        rows = [row for row in findings.rows if row.share == stage.share]
+    for stage in result.stages:
+        rows = [row for row in result.rows if row.share == stage.share]
         conditions = list(dict.fromkeys(row.condition for row in rows))
-        found = {(row.estimator, row.condition): row for row in rows}
+        by_place = {(row.estimator, row.condition): row for row in rows}
         lines = []
         for estimator in _in_order(rows):
-            here = [found.get((estimator, condition)) for condition in conditions]
-            queries = dict.fromkeys(f"{row.queries:g}" for row in here if row)
-            objectives = dict.fromkeys(row.objective for row in here if row)
-            cells = [_weights(row) if row else "" for row in here]
+            line = [by_place.get((estimator, condition)) for condition in conditions]
+            queries = dict.fromkeys(f"{row.queries:g}" for row in line if row)
+            objectives = dict.fromkeys(row.objective for row in line if row)
+            cells = [_weights(row) if row else "" for row in line]
             lines.append((estimator, " or ".join(objectives), " or ".join(queries), *cells))
         heads = ("estimator", "objective", "queries", *(CONDITIONS[name].title for name in conditions))
         parts.append(f"### Weights' cosine: {stage}\n\n{table(heads, lines)}")
         if best := _best_rows(rows):
             parts.append(best)
-    return "\n\n".join([*parts, BEST.format(published=PUBLISHED, clear=CLEAR), _bound(findings.pixels)])
+    return "\n\n".join([*parts, BEST.format(published=PUBLISHED, clear=CLEAR), _bound(result.pixels)])
 
 
-def markdown(findings: GradientsResult) -> str:
+def markdown(result: GradientsResult) -> str:
     """The whole report."""
-    facts = "\n".join(f"- {name}: {value}" for name, value in findings.facts.items())
+    facts = "\n".join(f"- {name}: {value}" for name, value in result.facts.items())
     measured = [
         details(stage, condition, chosen)
-        for stage in findings.stages
+        for stage in result.stages
         for condition in CONDITIONS
-        if (chosen := [row for row in findings.rows if (row.share, row.condition) == (stage.share, condition)])
+        if (chosen := [row for row in result.rows if (row.share, row.condition) == (stage.share, condition)])
     ]
-    further = [f"## {title}\n\n{text}" for title, text in findings.sections]
+    further = [f"## {title}\n\n{text}" for title, text in result.sections]
     parts = [
-        *("# Estimated gradients beside the true ones", WHITE_BOX, facts, "## Overview", overview(findings), *further),
-        *("## The estimators", _glossary(findings.rows), "## Every figure", LEGEND, *measured),
+        *("# Estimated gradients beside the true ones", WHITE_BOX, facts, "## Overview", overview(result), *further),
+        *("## The estimators", _glossary(result.rows), "## Every figure", LEGEND, *measured),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def as_json(findings: GradientsResult) -> str:
+def as_json(result: GradientsResult) -> str:
     """Facts, stages and rows; a figure that is no number is null."""
 
     def finite(value: Any) -> Any:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     content = {
-        "facts": findings.facts,
-        "pixels": findings.pixels,
-        "stages": [asdict(stage) for stage in findings.stages],
-        "rows": [{name: finite(value) for name, value in asdict(row).items()} for row in findings.rows],
+        "facts": result.facts,
+        "pixels": result.pixels,
+        "stages": [asdict(stage) for stage in result.stages],
+        "rows": [{name: finite(value) for name, value in asdict(row).items()} for row in result.rows],
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
@@ -166,7 +164,7 @@ def _best(here: Iterable[GradientRow], published: GradientRow, exact: GradientRo
 
 
 def _bound(pixels: int) -> str:
-    """What chance allows: the mean cosine of one random direction to anything fixed; and what a subspace does."""
+    """The mean cosine that chance allows one random direction, and the effect of a subspace."""
     one = math.exp(math.lgamma(pixels / 2) - math.lgamma((pixels + 1) / 2)) / math.sqrt(math.pi)
     return (
         f"In the {pixels} dimensions of an image, one random direction has a mean cosine of {one:.3f} to any gradient "
@@ -179,15 +177,15 @@ def _bound(pixels: int) -> str:
 
 
 def _glossary(rows: Sequence[GradientRow]) -> str:
-    """What each row is, as settings that depart from the published ones."""
+    """The settings of each row that depart from the published ones."""
     plain = leaves(EstimatorConfig())
     lines = []
-    for name in (each for each in _in_order(rows) if each in CANDIDATES):
+    for name in (name for name in _in_order(rows) if name in CANDIDATES):
         candidate = CANDIDATES[name]
         changed = {key: value for key, value in leaves(candidate.config).items() if value != plain[key]}
         settings = ", ".join(f"{key} {value}" for key, value in changed.items()) or "as published: DFME's estimator"
         lines.append(f"- `{name}`: {settings}{', answers at the point reused' if candidate.reuse else ''}")
-    for row in rows:  # what auto settled on, once per condition and stage
+    for row in rows:  # the choices of auto, once per condition and stage
         if row.estimator in CANDIDATES and CANDIDATES[row.estimator].config.kind == "auto":
             chosen = {key: row.settings[key] for key in ("objective", "space", "direction", "form", "directions")}
             text = ", ".join(f"{key} {value}" for key, value in chosen.items()) + f", step {row.settings['step']:.3g}"

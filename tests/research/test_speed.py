@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dfme.benchmarks import speed
-from dfme.benchmarks.options import BenchConfig
-from dfme.benchmarks.published import PublishedLoop
 from dfme.errors import UserError
 from dfme.report.metrics import read_metrics
 from dfme.run import loop
 from dfme.spec import ImageSpec
+from research import speed
+from research.options import BenchConfig
+from research.published import PublishedLoop
 
 
 def test_the_loop_is_timed_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,31 @@
+"""Help and errors of the scripts, in the form that the commands of dfme have. No torch here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from dfme.cli.arguments import Arguments, CommandInputs
+from dfme.cli.flags import HELP
+from dfme.cli.help import command_help
+from dfme.config.messages import printable
+from dfme.errors import DfmeError
+
+
+def run_script(name: str, summary: str, inputs: CommandInputs, run: Callable[[Sequence[str]], None]) -> int:
+    """Run a script on the words of the command line; the exit code is that of a command of dfme."""
+    words = sys.argv[1:]
+    try:
+        if set(HELP) & set(words):
+            options = Arguments(words, inputs).in_force
+            text = command_help(name, summary, options, everything="--help-all" in words)
+            print(text.replace(f"run.py {name}", f"python -m research.{name}"))
+        else:
+            run(words)
+    except DfmeError as error:
+        message = " ".join(str(error).split())
+        sys.stderr.write(f"research.{name}: {printable(message)}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0

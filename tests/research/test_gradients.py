@@ -1,0 +1,217 @@
+"""Estimated gradients beside the true ones: the truth by hand, figures against theory, stages, tables and the files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from gradient_toys import CPU, L1, SPEC, TEACHER, figures, job, net, untrained, white_box
+from tiers import exhaustive
+from torch import Tensor
+
+from dfme.errors import UserError
+from dfme.estimators.base import Objective
+from dfme.randomness import Streams
+from dfme.run.directory import LOCK
+from dfme.spec import LabelMode
+from dfme.students.losses import make_distance
+from dfme.teachers.local.white_box import TorchWhiteBox
+from research.candidates import CANDIDATES, CONDITIONS, LIMIT, PUBLISHED
+from research.gradients import FILES, compare_gradients, require_local, run
+from research.measure import GradientRow, Setting, Sizes
+from research.options import GradientsConfig
+from research.synthetic_course import PICTURE, course
+from research.table import GradientsResult, StageFacts, as_json, overview
+from research.truth import Stage, TrueGradient, stages, true_gradients, weights_gradient
+
+
+@pytest.fixture(scope="module")
+def box() -> TorchWhiteBox:
+    return white_box()
+
+
+@pytest.fixture(scope="module")
+def stage() -> Stage:
+    return untrained()
+
+
+def weights(stage: Stage) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in stage.student.parameters()])
+
+
+def test_the_truth_is_the_slope_of_the_objective_written_out_by_hand(box, stage):
+    truth = true_gradients(box, stage, {"l1": L1}, 4, Streams(0, CPU)["latent"])["l1"]
+    student = net(2).double()
+    teacher = net(1, TEACHER).double()
+    u_BCHW = truth.gen_op.detach().double()
+    v_BCHW = torch.randn(4, *SPEC.shape, dtype=torch.double)
+
+    def objective(u: Tensor) -> Tensor:
+        log_p = teacher(u.tanh()).softmax(1).log()
+        return -(student(u.tanh()) - (log_p - log_p.mean(1, keepdim=True))).abs().mean(1)
+
+    slope_B = (objective(u_BCHW + 1e-7 * v_BCHW) - objective(u_BCHW - 1e-7 * v_BCHW)) / 2e-7
+    torch.testing.assert_close((truth.grad_BCHW * v_BCHW).sum((1, 2, 3)), slope_B, rtol=1e-3, atol=1e-4)
+
+    # In place of an estimate it is the same, whatever a query would answer.
+    distance = make_distance("l1", LabelMode("probabilities"))
+    known = Objective(pytest.fail, lambda x, answers: -distance(net(2)(x).double(), answers))
+    estimate = TrueGradient(box, torch.tanh).estimate(known, truth.gen_op.detach(), Streams(0, CPU)["directions"])
+    torch.testing.assert_close((estimate.grad_BCHW * v_BCHW).sum((1, 2, 3)), slope_B, rtol=1e-3, atol=1e-4)
+    assert estimate.queries == 0
+
+
+def test_the_weights_gradient_is_what_the_seam_leaves_in_the_weights(stage):
+    gen_op = stage.generator(torch.randn(6, 16))
+    grad_BCHW = torch.randn_like(gen_op)
+    weights_P = weights_gradient(stage.generator, gen_op, grad_BCHW)
+    gen_op.backward(grad_BCHW / 6)
+    expected_P = torch.cat([parameter.grad.flatten() for parameter in stage.generator.parameters()])
+    stage.generator.zero_grad()
+    torch.testing.assert_close(weights_P, expected_P)
+
+
+def test_random_directions_do_as_well_as_theory_says(box, stage):
+    rows = figures(box, stage, "exact", "sphere", "sphere_9", "sphere_reused")
+    assert rows["sphere"].cosine == pytest.approx(math.sqrt(2 / (math.pi * 64)), rel=0.2)
+    assert rows["sphere_9"].scale == pytest.approx(1.0, abs=0.5)
+    assert [rows[name].queries for name in ("sphere", "sphere_reused", "sphere_9")] == [2, 2, 10]
+    assert rows["sphere"].weights_cosine < rows["sphere_9"].weights_cosine < rows["sphere_9"].sum_cosine
+    assert rows[LIMIT].cosine == pytest.approx(1.0, abs=1e-4)
+
+
+def test_lost_precision_kills_the_published_step_and_its_remedies_survive(box, stage):
+    exact = figures(box, stage, "exact", "sphere")["sphere"]
+    rows = figures(box, stage, "8bit", "sphere", "lattice")
+    assert abs(rows["sphere"].cosine) < 0.4 * exact.cosine < 0.7 * exact.cosine < rows["lattice"].cosine
+    rows = figures(box, stage, "2decimals", "sphere", "dct_kl", "auto")
+    objectives = {name: row.objective for name, row in rows.items()}
+    assert objectives == {"sphere": "l1", "dct_kl": "kl", "auto": "kl", LIMIT: "l1", f"{LIMIT}_kl": "kl"}
+    assert rows[f"{LIMIT}_kl"].cosine > 0.99 > 0.98 > rows[LIMIT].cosine, "kl outlives the rounding, l1 does not"
+
+
+TELLING = ["range_reused", "neighbour_prior", "lattice_student_prior", "lattice_dct_kl"]
+
+
+@pytest.mark.parametrize("name", [*TELLING, *exhaustive(*(name for name in CANDIDATES if name not in TELLING))])
+def test_every_row_can_be_estimated(box, stage, name):
+    condition = next(key for key, entry in CONDITIONS.items() if CANDIDATES[name].fits(entry))
+    row = figures(box, stage, condition, name, batches=2)[name]
+    assert math.isfinite(row.cosine)
+    assert row.queries == (10 if name.endswith("_9") else 2), "all the others at the published price"
+
+
+def test_the_conditions_are_what_they_are_called(box, stage):
+    oracles = {name: Setting(box, stage, entry, Sizes(2, 8, 0)).oracle for name, entry in CONDITIONS.items()}
+    x_BCHW = 2 * torch.rand(8, *SPEC.shape) - 1
+    answers = {name: oracle(x_BCHW) for name, oracle in oracles.items() if name != "tf32"}
+    torch.testing.assert_close(answers["4decimals"], answers["exact"].round(decimals=4))
+    torch.testing.assert_close(answers["8bit"], oracles["exact"](oracles["8bit"].spec.quantise(x_BCHW)))
+    assert int(answers["top3"].isnan().sum()) == 8 * 2
+    assert 1e-6 < (answers["bf16"] - answers["exact"]).abs().max() < 0.1
+
+
+def test_stages_are_copies_taken_on_the_way_and_a_free_gradient_asks_for_nothing(box):
+    first = list(stages(box, job(), (0.0, 0.3, 1.0)))
+    assert [stage.queries for stage in first] == [0, 64, 200], "whole steps of 32, and the budget to its end"
+    assert torch.equal(weights(first[2]), weights(next(stages(box, job(), (1.0,)))))
+    assert not torch.equal(weights(first[1]), weights(first[2]))
+    free = list(stages(box, job(), (0.35, 1.0), lambda squash: TrueGradient(box, squash)))
+    assert [stage.queries for stage in free] == [80, 200], "whole steps of 2 x 8 for the student alone"
+
+
+def row(name: str, weights_cosine: float, queries: float = 2.0, spread: float = 0.01, condition: str = "exact"):
+    rest = (queries, 0.1, 0.01, 1.0, 0.1, weights_cosine, spread, 0.2, 1.0, {})
+    return GradientRow(0.0, condition, name, "kl" if "kl" in name else "l1", *rest)
+
+
+def best_rows(rows: list[GradientRow]) -> dict[str, list[str]]:
+    """The cells of the overview's table of best rows, by condition."""
+    text = overview(GradientsResult({}, 64, [StageFacts(0.0, 0, 0.1)], rows, [])).partition("best row")[2]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    return {line[0]: line[1:] for line in lines if len(line) == 8}
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([row("sphere", 0.1), row("dct", 0.25), row("sphere_9", 0.9, 10.0), row(LIMIT, 1.0, 0.0)], ("dct", "2.5")),
+        ([row("sphere", 0.001, spread=0.02), row("dct", 0.3)], ("dct", "noise")),
+        ([row("sphere", -0.1, spread=0.2), row("dct", 0.1, spread=0.2)], ("none is clear", "")),
+    ],
+)
+def test_the_best_row_is_named_at_the_published_price(rows, expected):
+    best = best_rows(rows)["exact"]
+    assert (best[0], best[4]) == expected
+
+
+def test_the_best_row_is_compared_with_the_published_one_here_and_where_nothing_is_lost():
+    rounded = "4decimals"
+    rows = [row(PUBLISHED, 0.2), row(PUBLISHED, 0.05, condition=rounded), row("dct_kl", 0.3, condition=rounded)]
+    expected = ["dct_kl", "kl", "0.300 +- 0.010", "0.050 +- 0.010", "6.0", "0.200 +- 0.010", "1.5"]
+    assert best_rows(rows)["4 decimals"] == expected
+    assert best_rows(rows[1:])["4 decimals"] == [*expected[:5], "", ""], "exact was not measured"
+
+
+def test_a_figure_that_is_no_number_is_null_in_the_file():
+    result = GradientsResult({}, 64, [StageFacts(0.0, 0, 0.1)], [row("sphere", math.nan)], [])
+    assert json.loads(as_json(result))["rows"][0]["weights_cosine"] is None
+
+
+@pytest.mark.exhaustive
+def test_the_course_of_synthetic_gradients_charges_nobody_and_changes_nothing(box):
+    synthetic = job(kind="synthetic", every=3)
+    alone = list(course(box, synthetic, Sizes(2, 16, 0), (1.0,)))[-1]
+    watched = list(course(box, synthetic, Sizes(2, 16, 0), (0.4, 1.0)))[-1]
+    assert alone == watched
+    assert alone["queries"] == 200
+    assert 0 < alone["length"] < 1, "a conditional mean is shorter than an estimate with its noise"
+
+
+@pytest.mark.exhaustive
+def test_a_comparison_keeps_what_it_prints(box, tmp_path: Path, capsys):
+    out = tmp_path / "out"
+    names = ("sphere", "lattice", "lattice_dct_kl")
+    conditions = ("exact", "8bit_4decimals")
+    config = GradientsConfig(
+        batches=2, batch_size=16, stages=(0.0, 0.5), conditions=conditions, estimators=names, free=True, out=str(out)
+    )
+    assert compare_gradients(box, job(kind="synthetic", every=3), config) == out
+    assert capsys.readouterr().out.startswith("White box: the teacher's own gradients")
+    assert {path.name for path in out.iterdir()} == {*FILES, PICTURE, LOCK}
+    content = json.loads((out / "gradients.json").read_text())
+    rows = {(entry["share"], entry["condition"], entry["estimator"]): entry for entry in content["rows"]}
+    kinds = {("exact", "sphere"), ("exact", LIMIT)}
+    kinds |= {("8bit_4decimals", name) for name in (*names, LIMIT, f"{LIMIT}_kl")}
+    assert set(rows) == {(share, *kind) for share in (0.0, 0.5) for kind in kinds}
+    text = (out / "gradients.md").read_text()
+    assert "- `lattice`: step 1.0, space lattice" in text
+    section = text.partition("## The true gradient for nothing")[2].splitlines()
+    cells = [cell.strip() for cell in section[4].strip("|").split("|")]
+    assert (cells[0], cells[1]) == ("0%", cells[2]), "nothing was learnt yet"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--conditions", "exakt"], "--conditions: expected a condition (all, exact"),
+        (["--method", "knockoff"], "--method: expected a method with a generator, whose gradients are measured"),
+        (["--stages", "0.5,0.1"], "--stages: expected increasing shares of the budget from 0 to 1, got 0.5,0.1"),
+        (["--teacher.label-mode", "label"], "--teacher.label-mode: expected scores"),
+        (["--conditions", "tf32", "--device", "cpu"], "--conditions tf32: expected a CUDA device"),
+        (["--free", "true", "--method", "static"], "--free: expected a method that estimates gradients, got static"),
+    ],
+)
+def test_a_mistake_is_named(flags, message):
+    with pytest.raises(UserError) as caught:
+        run(flags)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["my_module:MyTeacher", "v2"])
+def test_only_a_network_on_this_machine_has_gradients(kind):
+    with pytest.raises(UserError, match=rf"--teacher {kind}: expected a network on this machine .*run.py check"):
+        require_local(kind)
