@@ -39,10 +39,10 @@ def draw(result: GradientsResult, path: Path) -> None:
         rows = [row for row in result.rows if row.share == stage.share and math.isfinite(row.weights_cosine)]
         for place, condition in enumerate(conditions):
             _group(axes, place, [row for row in rows if row.condition == condition], names)
-            if place:
-                axes.axvline(place - 0.5, color="#e6e6e6", linewidth=0.8)
         axes.set_title(str(stage), loc="left", fontsize=9)
         axes.axhline(0.0, color=GREY, linewidth=0.8)
+        for place in range(1, len(conditions)):
+            axes.axvline(place - 0.5, color="#e6e6e6", linewidth=0.8)
         axes.set_xlim(-0.5, len(conditions) - 0.5)
         frame(axes, "y")
         axes.tick_params(axis="x", length=0)
