@@ -152,6 +152,8 @@ def _from_arrays(path: Path, request: DatasetRequest) -> ImageSet:
     images, labels = arrays.get(f"{prefix}images"), arrays.get(f"{prefix}labels")
     if images is None or (request.split == "train" and (not prefix or labels is None)):
         wanted = "expected arrays images and labels (or train_images, train_labels, test_images and test_labels)"
+        if images is not None:
+            wanted = "expected a part to train on, the arrays train_images and train_labels, beside those of the test"
         raise UserError(f"data set {path}: {wanted}, got {', '.join(arrays) or 'none'}")
     return _image_set(path.stem, images, labels, f"data set {path}")
 

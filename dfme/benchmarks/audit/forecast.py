@@ -27,6 +27,9 @@ from dfme.run.plan import WIDTH
 
 TIMED_STEPS = 6
 
+MAX_SECONDS = 3.0
+"""After which no further step is timed."""
+
 STRANGERS = 4
 """Sources of adversarial images beside the copies: random signs, an untrained net, a twin and the teacher."""
 
@@ -155,8 +158,8 @@ def _step_seconds(cell: Cell, rehearsal: Rehearsal) -> float:
     student, device = cell.job.config.student, choose_device(cell.job.config.device)
     nets = build_nets(cell.job, rehearsal.spec, rehearsal.num_classes, device).students
     x_BCHW = torch.rand(student.replay_batch, *rehearsal.spec.shape, device=device)
-    seconds = []
-    for _ in range(TIMED_STEPS):
+    seconds: list[float] = []
+    while len(seconds) < TIMED_STEPS and sum(seconds) < MAX_SECONDS:
         began = time.perf_counter()
         for net in nets:
             net.zero_grad()
