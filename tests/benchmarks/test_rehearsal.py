@@ -80,11 +80,11 @@ def planned(words: str, **changes: object) -> ComparisonPlan:
     return replace(plan_of([*shared.split(), *words.split()]), **changes)  # type: ignore[arg-type]
 
 
-def rehearsed(words: str, **changes: object) -> tuple[int, str]:
+def rehearsed(words: str, ask: bool = True, **changes: object) -> tuple[int, str]:
     """How many cells ask a service at once, and what is said."""
     told = list[str]()
     plan = planned(words, **changes)
-    rehearsal = rehearse(plan, plan.cells, told.append)
+    rehearsal = rehearse(plan, plan.cells, told.append, ask)
     assert rehearsal is not None
     return rehearsal.sharing, "\n".join(told)
 
@@ -95,12 +95,12 @@ def refusal(words: str, **changes: object) -> str:
     return str(caught.value)
 
 
-def test_what_fits_is_told_in_a_line_and_a_teacher_of_one_s_own_is_not_asked(calls: Callable[[], list[int]]) -> None:
-    own = "teacher owned:Local: 1x8x8, 10 classes, probabilities; not asked before the cells"
-    assert rehearsed("--teacher owned:Local") == (0, own)
+def test_what_fits_is_told_in_a_line_and_costs_one_image(calls: Callable[[], list[int]]) -> None:
+    own = "teacher owned:Local: 1x8x8, 10 classes, probabilities; "
+    assert rehearsed("--teacher owned:Local", ask=False) == (0, f"{own}not asked before the cells")
     assert calls() == []
-    sharing, told = rehearsed(DIGITS)
-    assert (sharing, told.rpartition("; ")[2]) == (0, "it answers (one image, charged to no run)")
+    assert rehearsed("--teacher owned:Local") == (0, f"{own}it answers (one image, charged to no run)")
+    assert calls() == [1]
     assert not Path("out").exists()
 
 

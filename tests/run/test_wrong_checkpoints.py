@@ -164,7 +164,9 @@ with no_pictures():
 def test_short_moments_never_reach_a_kernel(setup: str, part: str, name: str, wrong: str, tmp_path: Path) -> None:
     """In a process of its own: it was killed by a segmentation fault, or its memory was damaged."""
     command = [sys.executable, "-W", "ignore", "-c", CRASH, setup, part, name, wrong, str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env={"PYTHONPATH": ":".join(sys.path)})
+    # Beside other work two threads wait for each other, and a Ctrl-C that is not heeded soon is insisted on.
+    environment = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == 1, done.stderr
     assert done.stderr.splitlines()[-1].startswith("dfme.errors.RunError: ")
     assert f"{part}_optimizer.0.{name}: expected torch.float32" in done.stderr

@@ -41,6 +41,7 @@ from dfme.oracle.ledger_log import Totals
 from dfme.oracle.ledger_log import audit as add_up
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
+from dfme.run.build import is_local
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import resume_command
 from dfme.run.lock import DirectoryLock
@@ -114,7 +115,8 @@ class Audit:
         defended = [{each.cell.name: each.cell for each in _to_run(one)} for one in then]
         cells = max((known | more for more in defended), key=len, default=known)
         waiting = {cell.name: cell for session in (first, *then) for cell in session.waiting}
-        rehearsal = rehearse(plan.first, [*waiting.values()], self._line.note, ask=not dry)
+        free = is_local(plan.job) and not dry  # any other teacher's count is to be that of the ledgers
+        rehearsal = rehearse(plan.first, [*waiting.values()], self._line.note, ask=free)
         found = forecast(plan, [*cells.values()], rehearsal, self._owner, timed=dry)
         if rehearsal:
             first.sharing = rehearsal.sharing

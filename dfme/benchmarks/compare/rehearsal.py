@@ -45,8 +45,8 @@ def rehearse(
 ) -> Rehearsal | None:
     """Make the teacher of the cells that wait, and of every row what its runs are made of; a line about the teacher.
 
-    A built-in teacher in this process is asked for one image, if ``ask``. A service and a teacher of one's own are not:
-    their own count and the cells' ledgers must be equal. None where no cell waits.
+    A teacher in this process is asked for one image, if ``ask``. A service is not: its count and the cells' ledgers must
+    be equal. None where no cell waits.
 
     Raises:
         UserError: one line that names everything that cannot work, or a service whose rate nobody states.
@@ -76,7 +76,8 @@ def rehearse(
                     needed += _space(cell, teacher, plan.engine in EXTRAS) * len(of_mode) // len(alike)
                 except UserError as error:
                     problems.setdefault(str(error), {})[cell.row] = None
-            if local and ask and not problems:
+            asks = ask and not service
+            if asks and not problems:
                 grey_BCHW = torch.full((1, *teacher.spec.shape), sum(teacher.spec.bounds) / 2)
                 Oracle(teacher, Ledger(1))(grey_BCHW, purpose="check")
         finally:
@@ -84,7 +85,7 @@ def rehearse(
         told = ["x".join(map(str, teacher.spec.shape)), f"{teacher.num_classes} classes", str(teacher.label_mode)]
         told += getattr(teacher, "inferred", ())  # from the weights or the evaluation, where nobody says
         told += [f"defended by {defence}"] if defence != NO_DEFENCE else []
-        asked = "it answers (one image, charged to no run)" if local else "not asked before the cells"
+        asked = "it answers (one image, charged to no run)" if asks else "not asked before the cells"
         asked = f"a service, {asked}" if service else asked
         if not problems:
             tell(f"teacher {named}: {', '.join(told)}; {asked}")
