@@ -45,8 +45,8 @@ def rehearse(
 ) -> Rehearsal | None:
     """Make the teacher of the cells that wait, and of every row what its runs are made of; a line about the teacher.
 
-    A teacher in this process is asked for one image, if ``ask``. A service is not: its count and the cells' ledgers must
-    be equal. None where no cell waits.
+    A teacher in this process is asked for one image, if ``ask``. A service is not: its count and the cells' ledgers
+    must be equal. None where no cell waits.
 
     Raises:
         UserError: one line that names everything that cannot work, or a service whose rate nobody states.
