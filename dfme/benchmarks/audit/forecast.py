@@ -80,7 +80,7 @@ class Forecast:
     @property
     def time(self) -> str:
         """The time of the attacks, in words."""
-        text = f"about {duration(self.training)} to train the copies"
+        text = f"at least {duration(self.training)} to train the copies"
         if self.asking:
             return f"{text}; at least {duration(self.asking)} to ask, at the rate that is stated"
         return text if self.local else f"{text}; to ask comes on top, at a rate that nobody states"

@@ -128,7 +128,7 @@ def test_a_dry_run_asks_nothing_and_writes_nothing(capsys: pytest.CaptureFixture
     done = run(*WORDS, "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
     assert "1 attack of 160 images may be charged 160 in all" in done.stdout
-    for text in ("cost at most 0.44", "time        about", "left out    defences: ", "attackers   frugal"):
+    for text in ("cost at most 0.44", "time        at least", "left out    defences: ", "attackers   frugal"):
         assert text in done.stdout
     assert (asked(), {path.name for path in Path().iterdir()} - {"__pycache__", "meter"}) == (0, {"client.py"})
 
