@@ -139,7 +139,6 @@ def benign_meter(config: TeacherConfig, options: Mapping[str, Any], folder: Path
         yield None
         return
     from dfme.compute import DeferredChecks
-    from dfme.files import make_folder
     from dfme.run.build import build_oracle, facts_of
     from dfme.run.directory import RunDirectory
     from dfme.teachers.asked_once import AskedOnce
