@@ -1,7 +1,5 @@
 """The device of a run, its threads, its memory, checks that are read later, and states from files."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil
@@ -21,15 +19,16 @@ MAX_PENDING = 4_096
 
 
 def on_accelerator(device: torch.device) -> bool:
-    """Whether work on the device is queued: whoever reads one of its values waits for all that was queued before."""
+    """True if the device queues work, so that reading one value waits for everything queued before."""
     return device.type != "cpu"
 
 
 class DeferredChecks:
-    """Checks at once on the CPU; on an accelerator collects the flags and reads them by one transfer in ``verify``.
+    """Check at once on the CPU; on an accelerator collect flags and read them in one go in ``verify``.
 
     Reading one flag per step would stall a GPU's queue. The loop calls ``verify`` before anything that lasts
-    (a log line, a checkpoint, the student's file), so a broken value is never kept, only noticed a little later.
+    (a log line, a checkpoint, the student's file), so a broken value is never kept, only noticed a little
+    later.
     """
 
     def __init__(self) -> None:
@@ -47,17 +46,19 @@ class DeferredChecks:
 
     def verify(self) -> None:
         """Read every pending flag and raise the first error there is."""
-        pending, self._pending = self._pending, []
+        pending = self._pending
+        self._pending = []
         if not pending:
             return
-        flags = torch.stack([ok.to(pending[0][0].device) for ok, _ in pending]).tolist()  # a hundred are one kernel
+        # a hundred are one kernel
+        flags = torch.stack([ok.to(pending[0][0].device) for ok, _ in pending]).tolist()
         for ok, (_, error) in zip(flags, pending, strict=True):
             if not ok:
                 raise error()
 
 
 def choose_device(name: str) -> torch.device:
-    """The device by name; ``auto`` is a GPU where there is one. UserError if it is none, or not on this machine."""
+    """Device by name; ``auto`` is a GPU if present. UserError for unknown or missing ones."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -79,11 +80,14 @@ THREADS_GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables by which a person or a scheduler says how many threads torch takes."""
 
 WORTH = 0.75
-"""Share of what twice the threads could give that they must give to be taken. Heuristic: two threads must make a step
-1.5 times as fast. What gives less on an idle machine loses by far on a busy one, where threads wait for each other."""
+"""Share of what twice the threads could give that they must give to be taken. Heuristic: two threads must
+make a step 1.5 times as fast. What gives less on an idle machine loses by far on a busy one, where threads
+wait for each other."""
 
 LONG_STEP = 0.25  # seconds of one core, from which on a step's operations keep every thread at work
-ROUNDS, ROUND_SECONDS, ROUNDS_SECONDS = 3, 0.015, 0.1
+ROUNDS = 3
+ROUND_SECONDS = 0.015
+ROUNDS_SECONDS = 0.1
 PILOT_IMAGES = 8
 
 
@@ -94,17 +98,18 @@ def worthwhile_threads(
     wall: Callable[[], float] = time.perf_counter,
     busy: Callable[[], float] = time.process_time,
 ) -> int:
-    """How many threads of torch, from 1 to ``most``, are worth taking for steps on so many ``images``, by taking some.
+    """Choose the number of torch threads, 1 to ``most``, by timing some steps on so many ``images``.
 
     ``step`` works on the number of images that it is given. The threads are doubled for as long as that pays
-    (``WORTH``): the usual pace of the more is held against the best of the fewer, so that a gain that comes and goes is
-    none. A step longer than ``LONG_STEP`` is not measured: it is worth all. ``wall``, ``busy``: seconds gone by, and of
-    those on a core. torch's number is as it was afterwards.
+    (``WORTH``): the usual pace of the more is held against the best of the fewer, so that a gain that comes
+    and goes is none. A step longer than ``LONG_STEP`` is not measured: it is worth all. ``wall``, ``busy``:
+    seconds gone by, and of those on a core. torch's number is as it was afterwards.
     """
 
     def pace(threads: int) -> float:
         torch.set_num_threads(threads)
-        started, steps = wall(), 0
+        started = wall()
+        steps = 0
         while (taken := wall() - started) < ROUND_SECONDS or not steps:
             step(images)
             steps += 1
@@ -119,9 +124,11 @@ def worthwhile_threads(
         step(few)
         if (busy() - began) * images / few > LONG_STEP:
             return most
-        threads, started = 1, wall()
+        threads = 1
+        started = wall()
         while threads < most:
-            more, paces = min(2 * threads, most), list[tuple[float, float]]()
+            more = min(2 * threads, most)
+            paces = list[tuple[float, float]]()
             while len(paces) < ROUNDS and (not paces or wall() - started < ROUNDS_SECONDS):
                 paces.append((pace(threads), pace(more)))
             fewer, doubled = zip(*paces, strict=True)
@@ -149,30 +156,43 @@ def require_compiler(device: torch.device) -> None:
 def deterministic(on: bool, device: torch.device) -> Iterator[None]:
     """Where ``on``, a GPU's kernels give the same bits every time; a CPU's do so anyway. Undone on exit.
 
-    UserError where cuBLAS, which looks once, as CUDA starts, cannot; DfmeError for an operation without such a kernel.
+    UserError where cuBLAS, which looks once, as CUDA starts, cannot; DfmeError for an operation without such
+    a kernel.
     """
     if not on or device.type != "cuda":
         yield
         return
-    name, fit, cudnn = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8"), torch.backends.cudnn
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    fit = (":4096:8", ":16:8")
+    cudnn = torch.backends.cudnn
     found = os.environ.get(name)
     if found not in fit and (found is not None or torch.cuda.is_initialized()):
-        raise UserError(f"--deterministic: expected {name}={fit[0]} before CUDA starts, got {found}; set it to that")
+        raise UserError(
+            f"--deterministic: expected {name}={fit[0]} before CUDA starts, got {found}; set it to that"
+        )
     was = torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark
     torch.set_deterministic_debug_mode("error")
-    cudnn.deterministic, cudnn.benchmark = True, False
+    cudnn.deterministic = True
+    cudnn.benchmark = False
     os.environ[name] = found or fit[0]
     try:
         yield
     except RuntimeError as error:
         if "does not have a deterministic implementation" not in (said := str(error)):
             raise
-        raise DfmeError(f"--deterministic: {said.partition(', but')[0]}; start a new run without it") from error
+        raise DfmeError(
+            f"--deterministic: {said.partition(', but')[0]}; start a new run without it"
+        ) from error
     finally:
         torch.set_deterministic_debug_mode(was[0])
         cudnn.deterministic, cudnn.benchmark = was[1:]
         if found is None:
             del os.environ[name]
+
+
+def copied(state: dict[str, Any]) -> dict[str, Any]:
+    """Plain data and tensors as they are now, on the CPU."""
+    return {name: each.cpu().clone() if isinstance(each, Tensor) else each for name, each in state.items()}
 
 
 LARGE = "--method.batch-size, --student.replay-batch or --student.replay-capacity"
@@ -188,60 +208,54 @@ def within_memory(device: torch.device, large: str = LARGE) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:  # on a CPU torch raises a plain RuntimeError
         text = str(error)
-        if not isinstance(error, MemoryError) and "out of memory" not in text and "allocate memory" not in text:
+        if (
+            not isinstance(error, MemoryError)
+            and "out of memory" not in text
+            and "allocate memory" not in text
+        ):
             raise
-        said = ". ".join(text.splitlines()[0].split(". ")[:3]) if text else "no more to be had"  # CUDA says much more
-        raise DfmeError(f"out of memory on {device}: {said}; start a new run with a smaller {large}") from error
+        # CUDA says much more
+        said = ". ".join(text.splitlines()[0].split(". ")[:3]) if text else "no more to be had"
+        raise DfmeError(
+            f"out of memory on {device}: {said}; start a new run with a smaller {large}"
+        ) from error
 
 
-def plain_tensor(found: Any, name: str) -> Tensor:
-    """``found``, from a file, if it is an ordinary tensor: every element has a place of its own in memory.
+def validate_like(own: Any, found: Any, name: str) -> None:
+    """Raise ValueError, naming the entry, unless ``found``, from a file, has the form of ``own``.
 
-    Kernels work on memory as if every tensor were so. ValueError, with ``name``, for anything else.
+    A dict has at least the same keys, a tensor the same shape and dtype, a number the same type; tensors are
+    finite and numbers lie between 0 and 2^63. None stands for anything, a tensor without rows for one with
+    some, and lists may differ in length.
     """
-    if type(found) is not Tensor or found.layout != torch.strided or found.is_meta or found.is_neg() or found.is_conj():
-        raise ValueError(f"{name}: expected a plain tensor, got {_form(found)}")
-    if torch.empty_like(found, device="meta").stride() != found.stride():
-        raise ValueError(f"{name}: expected a tensor with memory of its own, got a view of {_form(found)}")
-    return found.detach()
-
-
-def held_to(own: Any, found: Any, name: str) -> Any:
-    """``found``, from a file, once it has the form of ``own``, whose place it takes: no more and no less.
-
-    A dict has the same keys, a list the same length. A tensor has the same shape and dtype, is plain and finite; a
-    number has the same type and lies between 0 and 2^63. Raises ValueError, naming the entry, for anything else.
-    """
+    if own is None:
+        return
     if isinstance(own, dict):
-        if isinstance(found, dict) and found.keys() == own.keys():
-            return {key: held_to(value, found[key], f"{name}.{key}") for key, value in own.items()}
+        fits = isinstance(found, dict) and found.keys() >= own.keys()
     elif isinstance(own, list):
-        if isinstance(found, list) and len(found) == len(own):
-            return [held_to(*pair, f"{name}.{place}") for place, pair in enumerate(zip(own, found, strict=True))]
+        fits = isinstance(found, list)
     elif isinstance(own, Tensor):
-        found = plain_tensor(found, name)
-        if (found.shape, found.dtype) == (own.shape, own.dtype):
-            if not found.isfinite().all():  # nothing heals: what is paid for from here on would be lost
-                raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
-            return found
-    elif type(found) is type(own) and (not isinstance(own, int | float) or 0 <= found < 2**63):
-        return found
-    expected = f"{type(own).__name__} from 0 up" if type(own) in (int, float) else _form(own)
-    raise ValueError(f"{name}: expected {expected}, got {_form(found)}")
-
-
-def take_up(part: Any, found: Any, name: str) -> None:
-    """Load the state ``found``, from a file, into a net or an optimiser of ours. ValueError, naming the entry."""
-    if isinstance(part, nn.Module):
-        part.load_state_dict(held_to(part.state_dict(), found, name))
+        grows = 1 if own.ndim and not len(own) else 0
+        fits = isinstance(found, Tensor) and found.dtype == own.dtype
+        fits = fits and found.ndim == own.ndim and found.shape[grows:] == own.shape[grows:]
+        fits = fits and bool(found.isfinite().all())
     else:
-        part.load_state_dict(found, name)
+        fits = type(found) is type(own) and (not isinstance(own, int | float) or 0 <= found < 2**63)
+    if not fits:
+        finite = "finite " if isinstance(own, Tensor) else ""
+        raise ValueError(f"{name}: expected {finite}{_form(own)}, got {_form(found)}")
+    if isinstance(own, list):
+        own, found = (dict(enumerate(each)) for each in (own, found))
+    for key in own.keys() & found.keys() if isinstance(own, dict) else ():
+        validate_like(own[key], found[key], f"{name}.{key}")
 
 
 def _form(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"{value.dtype} {tuple(value.shape)} ({value.layout}, {value.device})"
-    return f"{type(value).__name__} of {len(value)}" if isinstance(value, dict | list) else repr(value)[:60]
+        return f"{value.dtype} {tuple(value.shape)}"
+    if isinstance(value, dict):
+        return f"entries {', '.join(map(str, value))}"[:100]
+    return f"list of {len(value)}" if isinstance(value, list) else f"{type(value).__name__} {value!r}"[:60]
 
 
 @contextmanager
@@ -256,7 +270,7 @@ def evaluating(net: nn.Module) -> Iterator[nn.Module]:
 
 
 def _set_mode(net: nn.Module, *, training: bool) -> None:
-    """``net.train(training)`` in a tenth of its time, which for a ResNet-18 is that of some dozen launches."""
+    """``net.train(training)`` in a tenth of its time, which for ResNet-18 equals a dozen launches."""
     modules = [net]
     while modules:
         module = modules.pop()

@@ -47,17 +47,22 @@ class SeamError(ValueError, DfmeError):
 class Refused(DfmeError):  # noqa: N818 (an outcome, not a fault of the program)
     """The service says, or it is plain, that it did not serve a request: nothing is owed for it.
 
-    ``reason``: a few words for the ledger, such as ``429`` or ``connection refused``; never a secret. ``retry``:
-    whether asking again can help. ``retry_after``: seconds that the service asks to wait. ``body``: the start of what
-    the service said, which may repeat secrets and is never shown. A teacher of one's own may raise it too.
+    ``reason``: a few words for the ledger, such as ``429`` or ``connection refused``; never a secret.
+    ``retry``: whether asking again can help. ``retry_after``: seconds that the service asks to wait.
+    ``body``: the start of what the service said, which may repeat secrets and is never shown. A teacher of
+    one's own may raise it too.
     """
 
     exit_code = 3
     body: bytes = b""
 
-    def __init__(self, message: str, reason: str, retry: bool = True, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, reason: str, retry: bool = True, retry_after: float | None = None
+    ) -> None:
         super().__init__(message)
-        self.reason, self.retry, self.retry_after = reason, retry, retry_after
+        self.reason = reason
+        self.retry = retry
+        self.retry_after = retry_after
 
 
 class BatchTooLarge(Refused):
@@ -82,13 +87,14 @@ class Unanswered(DfmeError):  # noqa: N818 (an outcome, too)
 
 
 class Unusable(Unanswered):
-    """An answer came that cannot be one: garbage, another shape, NaN, too long. Asked again a few times only."""
+    """An impossible answer: garbage, another shape, NaN, too long. Asked again a few times."""
 
 
 class Misfit(Unusable):
     """A whole answer came that has another form than is read: the same question would get the same again.
 
-    It is not asked again before the service has once answered in the form that is read; ``for_good``: nor afterwards.
+    It is not asked again before the service has once answered in the form that is read; ``for_good``: nor
+    afterwards.
     """
 
     def __init__(self, message: str, reason: str, for_good: bool = False) -> None:

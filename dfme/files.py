@@ -39,7 +39,9 @@ NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EISDIR)
 def disk_error(action: str, path: Path, error: OSError) -> RunError:
     """The error for a disk that is full, read-only or out of reach, with what to do about it."""
     if error.errno in NO_FILE:
-        return RunError(f"cannot {action} {path}: it is a link, a pipe or a folder, and no file; put it elsewhere")
+        return RunError(
+            f"cannot {action} {path}: it is a link, a pipe or a folder, and no file; put it elsewhere"
+        )
     return RunError(
         f"cannot {action} {path}: {error.strerror or error}; "
         "nothing recorded is lost: make the disk writable or free some space, then resume, or begin again"
@@ -47,7 +49,7 @@ def disk_error(action: str, path: Path, error: OSError) -> RunError:
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a file, or what a link leads to, to be read. OSError, without waiting, for a pipe, a device, a folder."""
+    """Open a file, or a link's target, for reading. OSError at once for pipes, devices, folders."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -86,12 +88,13 @@ class AppendFile:
     """A file that only grows, by whole appends: one that fails is taken back before the error is raised.
 
     ``size`` is what an existing file is cut (or zero-padded) to on opening: the end of its last whole record.
-    ``fsync``: an append is on the disk when it returns. ``mode``: of a new file. RunError where it cannot be opened or
-    written.
+    ``fsync``: an append is on the disk when it returns. ``mode``: of a new file. RunError where it cannot be
+    opened or written.
     """
 
     def __init__(self, path: Path, size: int = 0, fsync: bool = False, mode: int = 0o644) -> None:
-        self.path, self._fsync = path, fsync
+        self.path = path
+        self._fsync = fsync
         self._fd = -1
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -195,8 +198,8 @@ def _sync_folder(folder: Path) -> None:
 def read_npz(path: Path, most: int, inflation: int | None = None) -> dict[str, NDArray[Any]]:
     """The arrays of a file by name; ``most``: their bytes together; ``inflation``: those for one of the file.
 
-    Raises ValueError, in words, for larger ones, for Python objects, and for whatever is no such file; OSError
-    where it cannot be read.
+    Raises ValueError, in words, for larger ones, for Python objects, and for whatever is no such file;
+    OSError where it cannot be read.
     """
     try:
         with open_file(path) as file, zipfile.ZipFile(file) as archive:
@@ -217,14 +220,17 @@ def read_npz(path: Path, most: int, inflation: int | None = None) -> dict[str, N
 def archive_entries(file: IO[bytes], end: int, unpacked: int = 0) -> dict[str, tuple[int, int]]:
     """Where each entry of a zip archive begins, and its bytes; ``end``: where the archive ends in the file.
 
-    PyTorch's reader is not Python's: each looks for the list of entries in its own way, and one takes names that differ
-    in case for the same. So there may be nothing here that can be read in two ways, nor what PyTorch does not write.
-    Compressed entries, which only its programs have, may unpack to ``unpacked`` bytes together.
+    PyTorch's reader is not Python's: each looks for the list of entries in its own way, and one takes names
+    that differ in case for the same. So there may be nothing here that can be read in two ways, nor what
+    PyTorch does not write. Compressed entries, which only its programs have, may unpack to ``unpacked`` bytes
+    together.
 
     Raises ValueError, in words, for everything else.
     """
     file.seek(max(end - 98, 0))
-    wide_end, locator, last = file.read(56), file.read(20), file.read(22)
+    wide_end = file.read(56)
+    locator = file.read(20)
+    last = file.read(22)
     entries: dict[str, tuple[int, int]] = {}
     try:
         wide = locator[:4] == b"PK\6\7"
@@ -234,16 +240,24 @@ def archive_entries(file: IO[bytes], end: int, unpacked: int = 0) -> dict[str, t
         if not fine or not agree or length > MAX_LISTING:
             raise ValueError("its end is not that of an archive which PyTorch wrote")
         with zipfile.ZipFile(file) as archive:
-            listed, spans = archive.infolist(), [(begin, end)]
+            listed = archive.infolist()
+            spans = [(begin, end)]
             if archive.start_dir != begin:
                 raise ValueError("its list of entries is not where it should be")
         for entry in listed:
             file.seek(entry.header_offset)
             mark, method, name_bytes, extra_bytes = struct.unpack("<4s4xH16x2H", file.read(30))
-            start, stored = entry.header_offset + 30 + name_bytes + extra_bytes, method == zipfile.ZIP_STORED
+            start = entry.header_offset + 30 + name_bytes + extra_bytes
+            stored = method == zipfile.ZIP_STORED
             name = file.read(name_bytes).decode("utf-8" if entry.flag_bits & 0x800 else "cp437")
-            alike = (mark, method, name, name) == (b"PK\3\4", entry.compress_type, entry.filename, entry.orig_filename)
-            only_sizes = struct.pack("<HH", 1, len(entry.extra) - 4) if entry.extra else b""  # and no other field
+            alike = (mark, method, name, name) == (
+                b"PK\3\4",
+                entry.compress_type,
+                entry.filename,
+                entry.orig_filename,
+            )
+            # and no other field
+            only_sizes = struct.pack("<HH", 1, len(entry.extra) - 4) if entry.extra else b""
             wider = entry.extra[:4] == only_sizes
             known = entry.compress_size == entry.file_size if stored else method == zipfile.ZIP_DEFLATED
             if not (alike and wider and known) or entry.flag_bits & 1:
@@ -254,8 +268,12 @@ def archive_entries(file: IO[bytes], end: int, unpacked: int = 0) -> dict[str, t
     except (zipfile.BadZipFile, NotImplementedError, struct.error, UnicodeDecodeError) as problem:
         raise ValueError(f"it is no archive that PyTorch wrote: {problem}") from problem
     if unpacked < 0:
-        raise ValueError("its entries are compressed, as only those of TorchScript may be, or unpack to too much")
-    if len({name.lower() for name in entries}) != len(listed) or any(a[1] > b[0] for a, b in pairwise(sorted(spans))):
+        raise ValueError(
+            "its entries are compressed, as only those of TorchScript may be, or unpack to too much"
+        )
+    if len({name.lower() for name in entries}) != len(listed) or any(
+        a[1] > b[0] for a, b in pairwise(sorted(spans))
+    ):
         raise ValueError("two of its entries share a name or a place")
     return entries
 
@@ -272,8 +290,11 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
             raise ValueError(f"{entry.filename}: expected an array of version 1 or 2, got {version}")
         shape, _, dtype = headers[version](file)
         if dtype.hasobject:
-            raise ValueError(f"{entry.filename}: holds Python objects, which are not loaded: that could run any code")
-        claimed, held = math.prod(shape) * dtype.itemsize, entry.file_size - file.tell()
+            raise ValueError(
+                f"{entry.filename}: holds Python objects, which are not loaded: that could run any code"
+            )
+        claimed = math.prod(shape) * dtype.itemsize
+        held = entry.file_size - file.tell()
         if claimed != held:
             raise ValueError(f"{entry.filename}: claims to be an array of {claimed} bytes, but holds {held}")
     with archive.open(entry) as file:

@@ -1,11 +1,9 @@
-"""Steps captured as CUDA graphs: the host starts one graph in place of hundreds of kernels, and the numbers stay.
+"""Steps as CUDA graphs: the host launches one graph instead of many kernels; same numbers.
 
-A graph reads and writes the addresses that it was captured with. So inputs are copied into buffers of its own, outputs
-are overwritten by the next replay, and weights, buffers and moments keep their places: checkpoints and rounds copy
-into them. What Python decides, or draws from the run's streams, is done outside.
+A graph reads and writes the addresses that it was captured with. So inputs are copied into buffers of its
+own, outputs are overwritten by the next replay, and weights, buffers and moments keep their places:
+checkpoints and rounds copy into them. What Python decides, or draws from the run's streams, is done outside.
 """
-
-from __future__ import annotations
 
 import logging
 from collections import deque
@@ -21,8 +19,11 @@ from torch import Tensor, nn
 from dfme.errors import UserError
 from dfme.precision import in_force
 
-WARM_UP, RECENT, MOST = 3, 64, 8
-"""A form is captured after so many calls, steps like any other, among the last so many; so many graphs of a part."""
+WARM_UP = 3
+RECENT = 64
+MAX_GRAPHS = 8
+"""A form is captured after so many calls, steps like any other, among the last so many; so many graphs of a
+part."""
 
 Pass = Callable[..., tuple[Tensor, ...]]
 graphed_callable: Callable[..., Any] = torch.cuda.make_graphed_callables
@@ -36,7 +37,7 @@ def require_gpu(device: torch.device) -> None:
 
 
 class Graph:
-    """One captured call of ``run``, whose outputs every call fills anew. Tests put another ``record`` in place."""
+    """One captured call of ``run``, with outputs refilled by every call. Tests replace ``record``."""
 
     def __init__(self, run: Pass, given: Sequence[Any]) -> None:
         self._buffers = [each.clone() if isinstance(each, Tensor) else each for each in given]
@@ -60,8 +61,8 @@ class Graph:
 class Captured:
     """A function of tensors, captured once for each form of its arguments and replayed from then on.
 
-    ``run`` maps tensors and plain values to tensors, which a later call overwrites; it changes the tensors ``state``.
-    A form that is seen too seldom runs as it is, and all do for good where a capture fails.
+    ``run`` maps tensors and plain values to tensors, which a later call overwrites; it changes the tensors
+    ``state``. A form that is seen too seldom runs as it is, and all do for good where a capture fails.
     """
 
     part: str
@@ -73,44 +74,57 @@ class Captured:
     _off: bool = False
 
     def __call__(self, *given: Any) -> tuple[Tensor, ...]:
-        shapes = [(each.shape, each.stride(), each.dtype) if isinstance(each, Tensor) else each for each in given]
+        shapes = [
+            (each.shape, each.stride(), each.dtype) if isinstance(each, Tensor) else each for each in given
+        ]
         form = in_force(), *shapes
         if replay := self._replays.get(form):
             return replay(*given)
         self._recent.append(form)
         device: torch.device = given[0].device
-        if self._off or len(self._replays) == MOST or self._recent.count(form) <= WARM_UP:
-            with beside(device):
+        if self._off or len(self._replays) == MAX_GRAPHS or self._recent.count(form) <= WARM_UP:
+            with on_side_stream(device):
                 return self.run(*given)
         try:
-            with torch.random.fork_rng([device] if device.type == "cuda" else []), beside(device, self.state()):
+            with (
+                torch.random.fork_rng([device] if device.type == "cuda" else []),
+                on_side_stream(device, self.state()),
+            ):
                 self._replays[form] = self.make(self.run, given)
         except Exception as error:  # whatever somebody's own net does that a graph cannot
             self._off = True
-            refuse(self.part, f"it cannot be captured ({type(error).__name__}: {str(error)[:120]})")
+            warn_not_captured(
+                self.part, f"it cannot be captured ({type(error).__name__}: {str(error)[:120]})"
+            )
         return self(*given)
 
 
 class GraphedForward:
-    """A net's forward as graphs, in the place of its own until ``release``; what comes out is the caller's to keep.
+    """A net's forward as graphs in place of its own until ``release``; outputs are the caller's.
 
-    Passes without a gradient are replayed, and of a net in train mode ``with_gradient`` those with one, backward pass
-    included, unless the last such still waits for its backward pass. Nets that a hook watches run as they are.
+    Passes without a gradient are replayed, and of a net in train mode ``with_gradient`` those with one,
+    backward pass included, unless the last such still waits for its backward pass. Nets that a hook watches
+    run as they are.
     """
 
     def __init__(self, net: nn.Module, part: str, with_gradient: bool = False) -> None:
-        self.net, self._part, self._modules, self._waiting = net, part, list(net.modules()), False
+        self.net = net
+        self._part = part
+        self._modules = list(net.modules())
+        self._waiting = False
         self._plain: Callable[..., Any] = net.forward
         self.before: Any = vars(net).get("forward")
         if net._compiled_call_impl is not None:  # compiled, but inside the graph
-            net._compiled_call_impl, self._plain = None, torch.compile(net.forward)
+            net._compiled_call_impl = None
+            self._plain = torch.compile(net.forward)
         given = part, lambda x, _: (self._plain(x),), lambda: list(net.buffers())
-        self._still, self._learning = Captured(*given), Captured(*given, self._graphed) if with_gradient else None
+        self._still = Captured(*given)
+        self._learning = Captured(*given, self._graphed) if with_gradient else None
         vars(net)["forward"] = self
 
     def __call__(self, x: Tensor) -> Any:
         if any(module._forward_hooks for module in self._modules):
-            refuse(self._part, "a hook watches what its layers read")
+            warn_not_captured(self._part, "a hook watches what its layers read")
         elif not (torch.is_grad_enabled() or x.requires_grad):
             return self._still(x, self.net.training)[0].clone()
         elif self._learning is not None and self.net.training and not (x.requires_grad or self._waiting):
@@ -138,26 +152,27 @@ class GraphedForward:
 
 
 def release(nets: Iterable[nn.Module | None]) -> None:
-    """The nets as they were, for whoever keeps, copies or saves one; the memory of their graphs is free again."""
+    """The plain nets, to store, copy or save; the memory of their graphs is freed."""
     for net in filter(None, nets):
         if isinstance(graphed := vars(net).pop("forward", None), GraphedForward) and graphed.before:
             net.forward = graphed.before
 
 
 @cache
-def refuse(part: str, reason: str) -> None:
+def warn_not_captured(part: str, reason: str) -> None:
     """Say, once, why a part of a run goes on kernel by kernel."""
     logging.getLogger("dfme").warning("--graphs: %s goes on without, since %s", part, reason)
 
 
 @contextmanager
-def beside(device: torch.device, state: Sequence[Tensor] = ()) -> Iterator[None]:
-    """On a stream of its own, where alone one can capture; ``state`` is afterwards what it was, whatever happened."""
+def on_side_stream(device: torch.device, state: Sequence[Tensor] = ()) -> Iterator[None]:
+    """Run on a stream of its own, as capturing needs; ``state`` is restored whatever happens."""
     with ExitStack() as undo:
         if state := [each.data for each in state]:  # whose version, unlike theirs, no backward pass heeds
             undo.callback(torch._foreach_copy_, state, [each.clone() for each in state])
         if device.type == "cuda":
-            current, side = torch.cuda.current_stream(device), _side(device)
+            current = torch.cuda.current_stream(device)
+            side = _side(device)
             side.wait_stream(current)
             undo.callback(current.wait_stream, side)
             undo.enter_context(torch.cuda.stream(side))

@@ -4,13 +4,11 @@ A finite difference subtracts two nearly equal numbers, so it needs every bit th
 cuDNN's convolutions use unless told otherwise, keeps 10 of its 23: enough to train, and enough to
 turn the estimate into noise without any sign of it.
 
-PyTorch has two sets of switches for this. The older (``set_float32_matmul_precision``, ``allow_tf32``) exists
-in every release; from 2.9 on there is also ``fp32_precision``, kept per backend and operation, where an unset
-operation inherits from its backend and that from ``generic``. The newer decides, and some readers of the
-older raise an error when the two disagree, so for matrix products both are kept in step here.
+PyTorch has two sets of switches for this: the older ``set_float32_matmul_precision`` and ``allow_tf32``, and
+``fp32_precision``, kept per backend and operation, where an unset operation inherits from its backend and
+that from ``generic``. The newer decides, and some readers of the older raise an error when the two disagree,
+so for matrix products both are kept in step here.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -33,33 +31,25 @@ def ieee_fp32() -> Iterator[None]:
 
     All settings are as they were on exit, also after an exception. They belong to the process, except
     autocast, which belongs to the thread: what other threads compute meanwhile is IEEE fp32 too. Nesting is
-    harmless. Where there is ``fp32_precision``, reading the older ``cudnn.allow_tf32`` inside may raise.
+    harmless. Reading the older ``cudnn.allow_tf32`` inside may raise.
     """
     with ExitStack() as undo:
         for device_type in _AUTOCAST_DEVICES:
             if torch.is_autocast_enabled(device_type):
                 undo.enter_context(torch.autocast(device_type, enabled=False))
-        if has_fp32_precision():
-            _pin_each_operation(undo)
-        else:
-            _pin_older_switches(undo)
+        _pin_each_operation(undo)
         yield
 
 
 @contextmanager
 def tf32() -> Iterator[None]:
-    """Run CUDA's fp32 matrix products and convolutions in TF32: what ``ieee_fp32`` prevents, to measure it."""
+    """Run CUDA fp32 products and convolutions in TF32, which ``ieee_fp32`` prevents, to measure it."""
     with ieee_fp32(), ExitStack() as undo:
-        if not has_fp32_precision():
-            for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
-                undo.callback(setattr, backend, "allow_tf32", False)
-                setattr(backend, "allow_tf32", True)  # noqa: B010 (the stubs know it of one of the two only)
-        else:
-            # The backend first: operations that follow it then read as TF32 and stay unset.
-            for operation in ("all", *_OPERATIONS):
-                if _read(key := ("cuda", operation)) != "tf32":
-                    undo.callback(_write, key, "ieee")
-                    _write(key, "tf32")
+        # The backend first: operations that follow it then read as TF32 and stay unset.
+        for operation in ("all", *_OPERATIONS):
+            if _read(key := ("cuda", operation)) != "tf32":
+                undo.callback(_write, key, "ieee")
+                _write(key, "tf32")
         yield
 
 
@@ -67,7 +57,8 @@ def tf32() -> Iterator[None]:
 def arithmetic(name: Literal["auto", "ieee", "tf32", "bf16"], device: torch.device) -> Iterator[None]:
     """Run what is inside in IEEE fp32, TF32 or under bf16 autocast, whatever holds outside; all is put back.
 
-    ``auto`` is what holds outside, without autocast. TF32 is a GPU's: on a CPU it is IEEE fp32 (``has_tf32``).
+    ``auto`` is what holds outside, without autocast. TF32 is a GPU's: on a CPU it is IEEE fp32
+    (``has_tf32``).
     """
     pinned = nullcontext() if name == "auto" else tf32() if name == "tf32" else ieee_fp32()
     with pinned, torch.autocast(device.type, torch.bfloat16, enabled=name == "bf16"):
@@ -75,7 +66,7 @@ def arithmetic(name: Literal["auto", "ieee", "tf32", "bf16"], device: torch.devi
 
 
 def has_tf32(device: torch.device) -> bool:
-    """Whether fp32 products on ``device`` can run in TF32: NVIDIA's GPUs from Ampere on."""
+    """True if fp32 products on ``device`` can run in TF32: NVIDIA's GPUs from Ampere on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -90,22 +81,8 @@ def autocast(device: torch.device | str, precision: Precision) -> AbstractContex
 
 
 def in_force() -> tuple[object, ...]:
-    """What decides in which arithmetic CUDA's kernels run that are started now."""
-    if has_fp32_precision():
-        return _read(("cuda", "matmul")), _read(("cuda", "conv"))
-    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-
-
-def has_fp32_precision() -> bool:
-    """Whether this PyTorch has the switches per backend and operation (2.9 and later)."""
-    return hasattr(torch._C, "_get_fp32_precision_getter")
-
-
-def _pin_older_switches(undo: ExitStack) -> None:
-    undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-    torch.set_float32_matmul_precision("highest")
-    undo.callback(setattr, torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
-    torch.backends.cudnn.allow_tf32 = False
+    """Settings that decide in which arithmetic CUDA's kernels run that are started now."""
+    return _read(("cuda", "matmul")), _read(("cuda", "conv"))
 
 
 def _pin_each_operation(undo: ExitStack) -> None:
@@ -141,7 +118,7 @@ def _pin_older_matmul(undo: ExitStack) -> None:
 
 
 def _own_value(key: PrecisionSwitch, parent: PrecisionSwitch) -> str:
-    """What ``key`` itself is set to, ``none`` where it inherits; leaves the parent at IEEE.
+    """Own setting of ``key``, ``none`` if it inherits; leaves the parent at IEEE.
 
     The getter answers with what is in force, inherited or not: two different parents tell the two apart.
     """

@@ -1,13 +1,9 @@
 """One random stream per purpose, so that a change in one place does not shift the draws of another."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 
 import torch
-
-from dfme.compute import held_to
 
 
 def derived_seed(seed: int, purpose: str) -> int:
@@ -43,10 +39,7 @@ class Streams:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what ``state_dict`` gave. ValueError for states that are none, or lack a stream in use."""
-        own = self.state_dict()
-        own["streams"] |= {purpose: self[purpose].get_state() for purpose in state["streams"]}
-        state = held_to(own, state, "random")
+        """Take up what ``state_dict`` gave."""
         for purpose, stream_state in state["streams"].items():
             self[purpose].set_state(stream_state)
         torch.set_rng_state(state["global"])

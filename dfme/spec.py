@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from dfme.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
+    from torch.nn import Module
 
 Shape = tuple[int, int, int]
 """Channels, height and width of an image."""
 
 AT_ONCE = 25_000_000
-"""Numbers in a batch of images larger than 64x64, at most: 100 MB, and what a network makes of them some GB."""
+"""Numbers in a batch of images larger than 64x64, at most: 100 MB, and what a network makes of them some
+GB."""
 
 LabelKind = Literal["logits", "probabilities", "top_k", "label"]
 LABEL_KINDS: tuple[LabelKind, ...] = ("logits", "probabilities", "top_k", "label")
@@ -54,12 +58,12 @@ class ImageSpec:
         return math.prod(self.shape)
 
     def at_once(self, most: int) -> int:
-        """How many images to work on together: ``most``; of images larger than 64x64 as many as take no more memory."""
+        """Batch size: ``most``; for images larger than 64x64 as many as take equal memory."""
         pixels = math.prod(self.shape[1:])
         return most if pixels <= 64 * 64 else max(1, min(most * 64 * 64 // pixels, AT_ONCE // self.numel))
 
     def quantise(self, x_BCHW: Tensor) -> Tensor:
-        """The image as the wire carries it: clamped to the bounds and rounded to the lattice, if there is one."""
+        """The image as the wire carries it: clamped to the bounds, rounded to the lattice if any."""
         low, high = self.bounds
         x_BCHW = x_BCHW.clamp(low, high)
         if self.levels is None:
@@ -97,26 +101,29 @@ class LabelMode:
 
     def __post_init__(self) -> None:
         if self.decimals is not None and (self.kind not in ("probabilities", "top_k") or self.decimals < 1):
-            raise UserError(f"label mode {self.kind}: decimals must be at least 1 and belong to probabilities")
+            raise UserError(
+                f"label mode {self.kind}: decimals must be at least 1 and belong to probabilities"
+            )
         if (self.kind == "top_k") != (self.k is not None) or (self.k is not None and self.k < 1):
             raise UserError(f"label mode {self.kind}: expected top_k:K with K of at least 1, got k={self.k}")
 
     @property
     def soft(self) -> bool:
-        """Whether every class gets a score."""
+        """True if every class gets a score."""
         return self.kind in ("logits", "probabilities")
 
     def answer_bytes(self, classes: int) -> int:
-        """What a kept answer takes: a label int64, scores float32."""
+        """Bytes of a kept answer: a label is int64, scores are float32."""
         return 8 if self.kind == "label" else 4 * classes
 
     @classmethod
     def parse(cls, text: str) -> LabelMode:
-        """Read ``logits``, ``probabilities``, ``probabilities:4``, ``top_k:3``, ``top_k:3:4`` or ``label``."""
+        """Parse ``logits``, ``probabilities``, ``probabilities:4``, ``top_k:3``, ``top_k:3:4``, ``label``."""
         kind, *numbers = text.replace("-", "_").split(":")
         if kind not in LABEL_KINDS or not all(number.isdigit() for number in numbers):
             raise UserError(
-                f"label mode: expected logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label, got {text!r}"
+                "label mode: expected logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label, got "
+                f"{text!r}"
             )
         values = [int(number) for number in numbers]
         if kind == "top_k" and len(values) in (1, 2):
@@ -124,55 +131,23 @@ class LabelMode:
         if kind == "probabilities" and len(values) <= 1:
             return cls(kind="probabilities", decimals=values[0] if values else None)
         if values or kind == "top_k":
-            raise UserError(f"label mode: expected top_k:K[:DECIMALS] or {kind} without numbers, got {text!r}")
+            raise UserError(
+                f"label mode: expected top_k:K[:DECIMALS] or {kind} without numbers, got {text!r}"
+            )
         return cls(kind=kind)
 
     def __str__(self) -> str:
         return ":".join(str(part) for part in (self.kind, self.k, self.decimals) if part is not None)
 
 
-@runtime_checkable
-class Teacher(Protocol):
-    """A classifier behind an API. The auditor's side holds one only inside an oracle.
-
-    ``__call__`` takes (B, C, H, W) float32 images within ``spec.bounds`` and answers scores (B, K), float, or
-    labels (B,), int64, as ``label_mode`` says. Mean/std normalisation is the teacher's own business.
-    Optional attributes are honoured: ``max_batch`` (the most images in one call; None: any number),
-    ``device`` (where it wants its images; absent: the CPU), ``class_names`` (in the order of its classes), ``wire``
-    (how a service wants to be asked: ``RequestPolicy``), and ``ask(images, key)`` in place of the call, with a key that
-    is the same for every attempt at one request. To be charged rightly it raises ``dfme.errors.Refused`` or
-    ``Unanswered``.
-
-    A teacher with defences has ``witness``, by which it is known, and may have the others:
-
-    - ``witness(images, answers)``: go on as if these images had been asked now and so answered, as they were before the
-      run was resumed. Called for every request on record, in the order of the answers. ValueError, in words, where it
-      would answer otherwise.
-    - ``state_dict()`` and ``load_state_dict(state)``: all that its next answers depend on but the images, as plain data
-      and tensors; loaded before anything is asked. It comes from a file: ValueError for what cannot be its own. A call
-      that raises must leave the state as it was.
-    - ``truth``: the same teacher undefended, with the same label mode. Evaluation images are asked of it, so scoring
-      neither meets the defence nor moves its state; no student learns from it.
-    - ``served(images)``: what an honest user would be answered now; the state stays as it is.
-    - ``defences``: what is switched on, as texts, and ``report()``: what it stored or counted, both for summary.json.
-    - ``watch``: what looks at those who ask, whose ``report()`` is for summary.json and ``drain()`` for watch.jsonl.
-    """
-
-    spec: ImageSpec
-    num_classes: int
-    label_mode: LabelMode
-
-    def __call__(self, images: Tensor, /) -> Tensor: ...
-
-
 @dataclass(frozen=True)
 class RequestPolicy:
-    """What the oracle keeps to when it asks a service; a remote teacher carries one as its ``wire``.
+    """Limits within which the oracle may ask a service.
 
     ``in_flight``: requests at once. ``attempts``: most sends of one request that may have been served, each
-    of them paid for. ``unusable``: most sends of one request whose answers cannot be used. ``patience``: seconds
-    that one request may take with all its attempts and waits. ``images_per_second`` and ``requests_per_second``:
-    most of either, by the client's own clock; None: no limit.
+    of them paid for. ``unusable``: most sends of one request whose answers cannot be used. ``patience``:
+    seconds that one request may take with all its attempts and waits. ``images_per_second`` and
+    ``requests_per_second``: most of either, by the client's own clock; None: no limit.
     """
 
     in_flight: int = 1
@@ -181,3 +156,88 @@ class RequestPolicy:
     patience: float = 300.0
     images_per_second: float | None = None
     requests_per_second: float | None = None
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """A service. ``ask`` replaces the call; every attempt at one request has the same ``key``."""
+
+    wire: RequestPolicy
+
+    def ask(self, images: Tensor, key: str, /) -> Tensor: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """The state of a teacher whose answers depend on what it was asked before, such as a defended one.
+
+    ``replay_answer`` moves the state past images that an interrupted run asked, in the order of their
+    answers; ValueError where it would answer otherwise. ``state_dict`` is plain data and tensors.
+    ``load_state_dict`` gets what a file holds; ValueError for what cannot be its own. ``report`` is for
+    summary.json. A call of the teacher that raises leaves the state as it was.
+    """
+
+    def replay_answer(self, images: Tensor, answers: Tensor, /) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Any, /) -> None: ...
+
+    def report(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class TeacherInfo:
+    """Facts of a teacher beside its answers.
+
+    ``device``: where it wants its images. ``max_batch``: most images in one call, None for any number.
+    ``inferred``: what nobody stated of it. ``uncut_mode``: its answers before a label mode cut them.
+    ``undefended``: the same teacher without defences, for evaluation images; ``preview`` gives what an
+    honest user would be answered now, and changes no state. ``watch`` has ``report()`` for summary.json and
+    ``drain()`` for watch.jsonl. ``network`` is one of ours in this process. ``report_uncharged`` is given
+    what records images that no ledger charges.
+    """
+
+    device: str = "cpu"
+    max_batch: int | None = None
+    class_names: tuple[str, ...] | None = None
+    inferred: tuple[str, ...] = ()
+    uncut_mode: LabelMode | None = None
+    remote: Remote | None = None
+    defences: tuple[str, ...] = ()
+    stateful: Stateful | None = None
+    undefended: Teacher | None = None
+    preview: Callable[[Tensor], Tensor] | None = None
+    watch: Any = None
+    network: Module | None = None
+    report_uncharged: Callable[[Callable[[int], object]], None] | None = None
+
+    @property
+    def wire(self) -> RequestPolicy:
+        """Limits within which it may be asked."""
+        return self.remote.wire if self.remote else RequestPolicy()
+
+    def close(self) -> None:
+        """Let go of a service's connections."""
+        if self.remote:
+            self.remote.close()
+
+
+@runtime_checkable
+class Teacher(Protocol):
+    """A classifier behind an API. The auditor's side holds one only inside an oracle.
+
+    ``__call__`` takes (B, C, H, W) float32 images within ``spec.bounds`` and answers scores (B, K), float, or
+    labels (B,), int64, as ``label_mode`` says. Mean/std normalisation is the teacher's own business. To be
+    charged rightly it raises ``dfme.errors.Refused`` or ``Unanswered``. A user's own callable needs none of
+    this: ``dfme.teachers.custom`` completes it.
+    """
+
+    spec: ImageSpec
+    num_classes: int
+    label_mode: LabelMode
+    info: TeacherInfo
+
+    def __call__(self, images: Tensor, /) -> Tensor: ...

@@ -1,6 +1,4 @@
-"""The estimators under test, and the conditions that they are tested under. No torch: options are checked by them."""
-
-from __future__ import annotations
+"""Estimators under test and their conditions. No torch: options are checked by them."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,7 +15,8 @@ class Condition:
     """One state of the wire and of the arithmetic on both sides of it.
 
     ``levels``: values a pixel can have, None: floats. ``mode``: the answers, as ``LabelMode.parse`` reads it.
-    ``arithmetic``: of student and teacher inside the objective: IEEE fp32, TF32 (CUDA only), or bf16 autocast.
+    ``arithmetic``: of student and teacher inside the objective: IEEE fp32, TF32 (CUDA only), or bf16
+    autocast.
     """
 
     title: str
@@ -51,7 +50,8 @@ PUBLISHED = "sphere"
 """The row that all others are compared with: DFME's own estimator."""
 
 LIMIT = "limit"
-"""The row that more queries tend to: the gradient, by autograd, of the loss on the answers as they are rounded."""
+"""The row that more queries tend to: the gradient, by autograd, of the loss on the answers as they are
+rounded."""
 
 LIMITS = (LIMIT, f"{LIMIT}_l1", f"{LIMIT}_kl")
 """That row for the student's own loss, and for another objective where a row has one."""
@@ -71,9 +71,10 @@ def limit_of(loss: str, own: str) -> str:
 class Candidate:
     """One row of the table.
 
-    ``where``: facts that a condition must have for the row to say something under it; none: anywhere. ``reuse``:
-    the answer at the point itself is paid for by the student, whose first batch it is (``method.reuse``), so it is
-    not among the queries of the estimate. ``drawn``: has its place in the picture.
+    ``where``: facts that a condition must have for the row to say something under it; none: anywhere.
+    ``reuse``: the answer at the point itself is paid for by the student, whose first batch it is
+    (``method.reuse``), so it is not among the queries of the estimate. ``drawn``: has its place in the
+    picture.
     """
 
     config: Config
@@ -102,7 +103,9 @@ CANDIDATES: dict[str, Candidate] = {
     "range": Candidate(Config(direction="range"), _EXACT, drawn=True),
     "range_reused": Candidate(Config(direction="range", directions=2), _EXACT, reuse=True),
     "student_prior": Candidate(Config(kind="prior_guided", prior="student"), _EXACT, drawn=True),
-    "neighbour_prior": Candidate(Config(kind="prior_guided", prior="neighbours", space="image"), _EXACT, drawn=True),
+    "neighbour_prior": Candidate(
+        Config(kind="prior_guided", prior="neighbours", space="image"), _EXACT, drawn=True
+    ),
     # Ten queries an image:
     "sphere_9": Candidate(Config(directions=9), _EXACT),
     "orthogonal_9": Candidate(Config(directions=9, direction="orthogonal"), _EXACT),
@@ -114,18 +117,24 @@ CANDIDATES: dict[str, Candidate] = {
     "dct_step_0.1": Candidate(Config(direction="dct", step=0.1), _COARSE, drawn=True),
     "dct_step_0.1_reused": Candidate(Config(direction="dct", step=0.1, directions=2), _COARSE, reuse=True),
     "range_step_0.1": Candidate(Config(direction="range", step=0.1), _COARSE, drawn=True),
-    "range_step_0.1_reused": Candidate(Config(direction="range", step=0.1, directions=2), _COARSE, reuse=True),
+    "range_step_0.1_reused": Candidate(
+        Config(direction="range", step=0.1, directions=2), _COARSE, reuse=True
+    ),
     "lattice": Candidate(_LEVEL, ("lattice",)),
     "lattice_dct": Candidate(replace(_LEVEL, direction="dct"), ("lattice",), drawn=True),
     "lattice_dct_reused": Candidate(replace(_LEVEL, direction="dct", directions=2), _LATTICE, reuse=True),
     "lattice_range": Candidate(replace(_LEVEL, direction="range"), _LATTICE, drawn=True),
     "lattice_range_reused": Candidate(replace(_LEVEL, direction="range", directions=2), _LATTICE, reuse=True),
-    "lattice_student_prior": Candidate(replace(_LEVEL, kind="prior_guided", prior="student"), _LATTICE, drawn=True),
+    "lattice_student_prior": Candidate(
+        replace(_LEVEL, kind="prior_guided", prior="student"), _LATTICE, drawn=True
+    ),
     "lattice_neighbour_prior": Candidate(
         replace(_LEVEL, kind="prior_guided", prior="neighbours"), _LATTICE, drawn=True
     ),
     "sphere_kl": Candidate(Config(objective="kl"), ("rounded",)),
     "dct_kl": Candidate(Config(objective="kl", direction="dct", step=0.1), ("rounded",), drawn=True),
-    "lattice_dct_kl": Candidate(replace(_LEVEL, objective="kl", direction="dct"), ("lattice", "rounded"), drawn=True),
+    "lattice_dct_kl": Candidate(
+        replace(_LEVEL, objective="kl", direction="dct"), ("lattice", "rounded"), drawn=True
+    ),
     "auto": Candidate(Config(kind="auto", step="auto"), drawn=True),
 }

@@ -1,19 +1,18 @@
 """Measure estimated gradients against the true ones of a teacher of one's own: train, stop, measure, keep."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from dfme import __version__
-from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
-from dfme.cli.files import default_recipe
+from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
+from dfme.cli.flags import default_recipe
 from dfme.compute import device_name, within_memory
 from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, Job
-from dfme.config.values import build, leaves
+from dfme.config.values import narrowed
 from dfme.errors import UserError
 from dfme.files import write_text
 from dfme.methods import SECTIONS, find_method
@@ -25,28 +24,49 @@ from dfme.run.opening import free_name
 from dfme.run.recipes import fitted
 from dfme.spec import LabelMode
 from dfme.students.losses import AUTO_LOSS, FITTING_LOSSES
-from dfme.teachers.local.white_box import TorchWhiteBox
+from dfme.teachers.local.pytorch import TorchTeacher
 from research.candidates import CANDIDATES, CONDITIONS, Condition
 from research.measure import Sizes, measure
 from research.options import EVERYTHING, GradientsConfig
 from research.picture import draw
 from research.script import run_script
 from research.synthetic_course import synthetic_section
-from research.table import WHITE_BOX, GradientsResult, Section, StageFacts, as_json, details, markdown, overview
+from research.table import (
+    WHITE_BOX,
+    GradientsResult,
+    Section,
+    StageFacts,
+    as_json,
+    details,
+    markdown,
+    overview,
+)
 from research.truth import TrueGradient, stages
 
 SUMMARY = "measure estimated gradients against the true ones of a teacher of your own"
-HEEDED = {"budget", "seed", "device", "channels_last", "schedule", "student", "evaluation", "method", *SECTIONS}
-INPUTS = CommandInputs(GradientsConfig, teacher=True, method=True, recipe=default_recipe, ignored=RECIPE_ONLY - HEEDED)
+HEEDED = {
+    "budget",
+    "seed",
+    "device",
+    "channels_last",
+    "schedule",
+    "student",
+    "evaluation",
+    "method",
+    *SECTIONS,
+}
+INPUTS = CommandInputs(
+    GradientsConfig, teacher=True, method=True, recipe=default_recipe, ignored=RECIPE_ONLY - HEEDED
+)
 FILES = ("gradients.md", "gradients.json", "gradients.png")
 
 
 def run(words: Sequence[str]) -> None:
     """Measure, and print as it goes. UserError: one line that names everything wrong."""
-    arguments = Arguments(words, INPUTS)
+    arguments = arguments_of(words, INPUTS)
     require_local(arguments.kind)
-    config = arguments.settings(GradientsConfig)
-    job = arguments.job(build(ExtractConfig, {key: value for key, value in leaves(config).items() if key != "out"}))
+    config: GradientsConfig = arguments.config
+    job = arguments.job(replace(narrowed(ExtractConfig, config), out=None))
     arguments.finish([*_problems(config, job), *find_problems(job, arguments.says)])
     job = fitted(job)
     compare_gradients(white_box(job), job, config)
@@ -56,7 +76,8 @@ def require_local(kind: str) -> None:
     """UserError for a kind of teacher whose gradients are not on this machine."""
     if kind != "torch":
         raise UserError(
-            f"--teacher {kind}: expected a network on this machine (kind torch, --teacher.checkpoint), since estimates "
+            f"--teacher {kind}: expected a network on this machine (kind torch, --teacher.checkpoint), "
+            "since estimates "
             "are measured against the teacher's own gradients; run.py check probes a teacher behind an API"
         )
 
@@ -76,14 +97,14 @@ def _problems(config: GradientsConfig, job: Job) -> Iterator[Problem]:
         yield Problem("free", f"expected a method that estimates gradients, got {job.method}")
 
 
-def compare_gradients(box: TorchWhiteBox, job: Job, config: GradientsConfig) -> Path:
+def compare_gradients(box: TorchTeacher, job: Job, config: GradientsConfig) -> Path:
     """Measure every estimator under every condition at every stage; the directory of table, JSON and picture.
 
     Rows are printed as they come, and kept stage by stage. Global random state is as it was afterwards.
 
     Raises:
-        UserError: a condition that this machine or teacher does not have, or a directory that is taken or cannot be
-            written.
+        UserError: a condition that this machine or teacher does not have, or a directory that is taken or
+            cannot be written.
     """
     print(WHITE_BOX, flush=True)
     loss = AUTO_LOSS["probabilities"] if config.student.loss == "auto" else config.student.loss
@@ -113,7 +134,7 @@ def compare_gradients(box: TorchWhiteBox, job: Job, config: GradientsConfig) -> 
     return out
 
 
-def _free_section(result: GradientsResult, box: TorchWhiteBox, job: Job, config: GradientsConfig) -> Section:
+def _free_section(result: GradientsResult, box: TorchTeacher, job: Job, config: GradientsConfig) -> Section:
     """Run the recipe once more with the true gradient in place of every estimate."""
     free = stages(box, job, config.stages, lambda squash: TrueGradient(box, squash))
     lines = [
@@ -130,7 +151,7 @@ def _add(result: GradientsResult, section: Section, out: Path) -> None:
     _write(result, out)
 
 
-def _conditions(config: GradientsConfig, box: TorchWhiteBox, loss: str) -> list[str]:
+def _conditions(config: GradientsConfig, box: TorchTeacher, loss: str) -> list[str]:
     """The conditions asked for; of all, those that there can be here."""
     lacking = {name: reason for name, entry in CONDITIONS.items() if (reason := _lacking(entry, box, loss))}
     for name in config.conditions:
@@ -140,7 +161,7 @@ def _conditions(config: GradientsConfig, box: TorchWhiteBox, loss: str) -> list[
     return [name for name in CONDITIONS if name in names and name not in lacking]
 
 
-def _lacking(condition: Condition, box: TorchWhiteBox, loss: str) -> str:
+def _lacking(condition: Condition, box: TorchTeacher, loss: str) -> str:
     """The reason why there can be no such condition here; empty if there can."""
     mode = LabelMode.parse(condition.mode)
     if condition.arithmetic == "tf32" and box.device.type != "cuda":
@@ -152,12 +173,13 @@ def _lacking(condition: Condition, box: TorchWhiteBox, loss: str) -> str:
     return ""
 
 
-def _facts(job: Job, config: GradientsConfig, box: TorchWhiteBox) -> dict[str, str]:
+def _facts(job: Job, config: GradientsConfig, box: TorchTeacher) -> dict[str, str]:
     teacher = job.teacher_options.get("checkpoint", job.teacher.kind)
     shape = "x".join(map(str, box.spec.shape))
     return {
         "teacher": f"{Path(str(teacher)).name}, {box.num_classes} classes, images {shape}",
-        "students": f"by the method {job.method} with a budget of {int(job.config.budget):,}, seed {config.seed}",
+        "students": f"by the method {job.method} with a budget of {int(job.config.budget):,}, seed "
+        f"{config.seed}",
         "measured": f"{config.batches} batches of {config.batch_size} images",
         "machine": f"{device_name(box.device)}, {torch.get_num_threads()} threads",
         "versions": f"torch {torch.__version__}, dfme {__version__}",

@@ -1,7 +1,5 @@
 """Estimates beside the truth, under one condition: direction, scale, queries and time of every candidate."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -23,7 +21,8 @@ from dfme.precision import arithmetic
 from dfme.randomness import Streams
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
-from dfme.teachers.local.white_box import TorchWhiteBox
+from dfme.teachers.local.pytorch import TorchTeacher
+from research.behind_api import as_seen
 from research.candidates import CONDITIONS, Candidate, Condition, FloatArithmetic, limit_of, loss_of
 from research.speed import clock
 from research.truth import Stage, Truth, beside_truth, cosine, limit_gradient, true_gradients
@@ -45,12 +44,14 @@ class Sizes:
 class GradientRow:
     """One estimator under one condition at one stage; means over batches, ``_sd`` their standard deviation.
 
-    ``objective``: the loss that the row is the gradient of, and whose truth it is compared with. ``cosine``: to the
-    truth at the generator's output, mean over the images. ``scale``: <estimate, truth> / <truth, truth> over the
-    batch, 1 without bias along the truth. ``weights_cosine``: of the generator's weight gradient. ``sum_cosine``: of
-    that gradient summed over all batches, as an optimiser that averages sees it: noise leaves it, bias stays.
-    ``queries``: images the meter counted, per image of the batch. ``settings``: of the estimator, choices of auto
-    included. A row ``limit`` is no estimator: see ``limit_gradient``.
+    ``objective``: the loss that the row is the gradient of, and whose truth it is compared with. ``cosine``:
+    to the truth at the generator's output, mean over the images. ``scale``: <estimate, truth> / <truth,
+    truth> over the batch, 1 without bias along the truth. ``weights_cosine``: of the generator's weight
+    gradient.
+    ``sum_cosine``: of that gradient summed over all batches, as an optimiser that averages sees it: noise
+    leaves it, bias stays.
+    ``queries``: images the meter counted, per image of the batch. ``settings``: of the estimator, choices of
+    auto included. A row ``limit`` is no estimator: see ``limit_gradient``.
     """
 
     share: float
@@ -81,7 +82,7 @@ def within(net: nn.Module, kind: FloatArithmetic, device: torch.device) -> Calla
 
 @dataclass
 class _Tally:
-    """One row's figures so far, a list entry per batch. ``make`` gives the gradient of ``loss`` at a batch."""
+    """Figures of one row, a list entry per batch; ``make`` gives the gradient of ``loss``."""
 
     loss: str
     make: Callable[[Truth, torch.Generator], Tensor]
@@ -94,10 +95,10 @@ class _Tally:
 class Setting:
     """Student and teacher under one condition, with a meter that never refuses."""
 
-    def __init__(self, box: TorchWhiteBox, stage: Stage, condition: Condition, sizes: Sizes) -> None:
+    def __init__(self, box: TorchTeacher, stage: Stage, condition: Condition, sizes: Sizes) -> None:
         self.stage = stage
         mode = LabelMode.parse(condition.mode)
-        api = box.as_seen(condition.levels, mode, partial(arithmetic, condition.arithmetic, box.device))
+        api = as_seen(box, condition.levels, mode, partial(arithmetic, condition.arithmetic, box.device))
         self.oracle = Oracle(api, Ledger(UNLIMITED))
         self.net = within(stage.student, condition.arithmetic, box.device)
         self._loss = sizes.loss
@@ -114,7 +115,9 @@ class Setting:
         if not needs_preflight(config):
             return config
         oracle = self.oracle
-        channel = Channel(partial(oracle, purpose="check"), oracle.spec, oracle.label_mode, oracle.ledger.remaining)
+        channel = Channel(
+            partial(oracle, purpose="check"), oracle.spec, oracle.label_mode, oracle.ledger.remaining
+        )
         finding = run_preflight(channel, self.stage.generator, self.value_of, config, self.streams["check"])
         return choose(config, finding, self.oracle.spec, reuse)
 
@@ -141,14 +144,16 @@ class Setting:
 
 
 def measure(
-    box: TorchWhiteBox, stage: Stage, name: str, candidates: Mapping[str, Candidate], sizes: Sizes
+    box: TorchTeacher, stage: Stage, name: str, candidates: Mapping[str, Candidate], sizes: Sizes
 ) -> list[GradientRow]:
-    """Every candidate that fits the condition ``name``, at the same points and random draws, then the limits."""
+    """Every candidate of condition ``name``, at equal points and random draws, then the limits."""
     condition = CONDITIONS[name]
     setting = Setting(box, stage, condition, sizes)
     fitting = {key: candidate for key, candidate in candidates.items() if candidate.fits(condition)}
     tallies = {key: _candidate(setting, candidate, sizes) for key, candidate in fitting.items()}
-    objectives: dict[str, ObjectiveName] = {tally.loss: tally.settings["objective"] for tally in tallies.values()}
+    objectives: dict[str, ObjectiveName] = {
+        tally.loss: tally.settings["objective"] for tally in tallies.values()
+    }
     tallies |= {limit_of(loss, sizes.loss): _limit(setting, box, loss, by) for loss, by in objectives.items()}
     distances = {loss: make_distance(loss, LabelMode("logits")) for loss in objectives}
     totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
@@ -176,12 +181,16 @@ def _candidate(setting: Setting, candidate: Candidate, sizes: Sizes) -> _Tally:
     return _Tally(loss_of(settings.objective, sizes.loss), make, asdict(settings), candidate.reuse)
 
 
-def _limit(setting: Setting, box: TorchWhiteBox, loss: str, objective: ObjectiveName) -> _Tally:
+def _limit(setting: Setting, box: TorchTeacher, loss: str, objective: ObjectiveName) -> _Tally:
     value = setting.value_of(objective)
-    return _Tally(loss, lambda truth, _: limit_gradient(box, setting.stage, truth.gen_op, setting.oracle, value), {})
+    return _Tally(
+        loss, lambda truth, _: limit_gradient(box, setting.stage, truth.gen_op, setting.oracle, value), {}
+    )
 
 
-def _observe(setting: Setting, tally: _Tally, truth: Truth, rng: torch.Generator, device: torch.device) -> None:
+def _observe(
+    setting: Setting, tally: _Tally, truth: Truth, rng: torch.Generator, device: torch.device
+) -> None:
     """One gradient of one row, compared with the truth."""
     batch = len(truth.gen_op)
     before = setting.queries
@@ -200,7 +209,9 @@ def _observe(setting: Setting, tally: _Tally, truth: Truth, rng: torch.Generator
 
 def _row(tally: _Tally, total_P: Tensor, share: float, condition: str, estimator: str) -> GradientRow:
     figures = tally.figures
-    means = {name: statistics.fmean(figures[name]) for name in ("queries", "cosine", "scale", "weights_cosine")}
+    means = {
+        name: statistics.fmean(figures[name]) for name in ("queries", "cosine", "scale", "weights_cosine")
+    }
     means |= {f"{name}_sd": statistics.stdev(figures[name]) for name in ("cosine", "scale", "weights_cosine")}
     means |= {"sum_cosine": float(cosine(tally.weights_P, total_P))}
     means |= {"milliseconds": statistics.median(figures["milliseconds"])}

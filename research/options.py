@@ -1,16 +1,24 @@
 """Options of the scripts. No torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import field
-from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from dfme.config.fields import CONFIG, Basic, Count, Device, Expected, Images, Natural, Positive, Seed, accepted_by
+from dfme.config.fields import (
+    CONFIG,
+    Basic,
+    Count,
+    Device,
+    Expected,
+    Images,
+    Natural,
+    Positive,
+    Seed,
+    accepted_by,
+)
 from dfme.config.messages import listed, unknown_choice
 from dfme.config.settings import EvaluationConfig, ScheduleConfig, StudentConfig
 from dfme.errors import UserError
@@ -24,11 +32,11 @@ class BenchConfig:
     """Options of ``research.bench``."""
 
     cases: tuple[str, ...] = ("digits", "digits_paper", "resnet")
-    """what to time: digits (cnn_small on 1x8x8, four replay steps a batch), digits_paper (the same without replay) and
-    resnet (ResNet-34-8x to ResNet-18-8x on 3x32x32, without replay)"""
+    """what to time: digits (cnn_small on 1x8x8, four replay steps a batch), digits_paper (the same without
+    replay) and resnet (ResNet-34-8x to ResNet-18-8x on 3x32x32, without replay)"""
     against: Literal["bare", "published"] = "bare"
-    """what the loop is timed beside: bare (the kernels of the same work) or published (the published loop, which has no
-    replay, written anew from its description: TF32 throughout, probes made on the host)"""
+    """what the loop is timed beside: bare (the kernels of the same work) or published (the published loop,
+    which has no replay, written anew from its description: TF32 throughout, probes made on the host)"""
     rounds: Count = 5
     """pairs of timings; the median of the ratios is reported"""
     seconds: Positive = 5.0
@@ -43,19 +51,16 @@ class BenchConfig:
     """memory format of convolutions; auto picks it where it is faster"""
     compile: bool = False
     """run student and generator through torch.compile"""
-    suite: Literal["none", "gpu"] = "none"
-    """gpu: measure everything at once, beside the published loop, each option alone and together; a toy on a CPU"""
-    minutes: Positive = 9.0
-    """of the suite: rows for which there is no time are left for --resume"""
-    out: str | None = None
-    """of the suite: the directory of its table and its figures; by default a free name under runs/"""
-    resume: bool = False
-    """of the suite: go on with the one in --out"""
+    options: tuple[str, ...] = ()
+    """options of a run that the loop is timed with, such as graphs=true,teacher.precision=bf16"""
 
 
 def _require_stages(shares: tuple[float, ...]) -> None:
-    if not shares or min(shares) < 0 or max(shares) > 1 or not all(left < right for left, right in pairwise(shares)):
-        raise UserError(f"expected increasing shares of the budget from 0 to 1, got {listed(shares) or 'none'}")
+    inside = shares and min(shares) >= 0 and max(shares) <= 1
+    if not inside or sorted(set(shares)) != list(shares):
+        raise UserError(
+            f"expected increasing shares of the budget from 0 to 1, got {listed(shares) or 'none'}"
+        )
 
 
 def _some_of(kind: str, known: Iterable[str]) -> AfterValidator:
@@ -81,16 +86,16 @@ class GradientsConfig:
     batch_size: Basic[Count] = 256
     """images per batch"""
     stages: Basic[Annotated[tuple[float, ...], accepted_by(_require_stages)]] = (0.0, 0.04, 1.0)
-    """shares of the budget at which student and generator are taken, increasing, within 0 and 1; the recipe's own
-    method trains them up to there"""
+    """shares of the budget at which student and generator are taken, increasing, within 0 and 1; the recipe's
+    own method trains them up to there"""
     conditions: Basic[Annotated[tuple[str, ...], _some_of("condition", CONDITIONS)]] = (EVERYTHING,)
-    """all that the machine has, or some of exact, 8bit, 6decimals, 4decimals, 3decimals, 2decimals, 8bit_4decimals,
-    top3, tf32 (CUDA only), bf16"""
+    """all that the machine has, or some of exact, 8bit, 6decimals, 4decimals, 3decimals, 2decimals,
+    8bit_4decimals, top3, tf32 (CUDA only), bf16"""
     estimators: Basic[Annotated[tuple[str, ...], _some_of("row", CANDIDATES)]] = (EVERYTHING,)
     """all, or names of rows such as sphere (the published one), dct, lattice_dct, dct_kl, auto"""
     free: Basic[bool] = False
-    """run the recipe once more with the true gradient for nothing in place of every estimate: no estimate is worth
-    more"""
+    """run the recipe once more with the true gradient for nothing in place of every estimate: no estimate is
+    worth more"""
     out: Basic[str | None] = None
     """directory of table and picture; by default a free name under runs/"""
     budget: Basic[Images] = 1_000_000

@@ -1,6 +1,4 @@
-"""The picture of a comparison: how much of the truth reaches the generator's weights, condition by condition."""
-
-from __future__ import annotations
+"""Picture of a comparison: share of the true gradient at the generator's weights."""
 
 import math
 from collections.abc import Sequence
@@ -16,9 +14,17 @@ from research.candidates import CANDIDATES, CONDITIONS, LIMITS
 from research.measure import GradientRow
 from research.table import GradientsResult
 
-# Distinct for colour-blind readers (Okabe and Ito): the shape is the direction, the colour the way to send it.
+# Distinct for colour-blind readers (Okabe and Ito): the shape is the direction, the colour the way to send
+# it.
 SHAPES = {"sphere": "o", "orthogonal": "h", "dct": "s", "range": "D", "student": "^", "neighbours": "v"}
-PLAIN, LONGER, LATTICE, KL, LATTICE_KL, AUTO = "#000000", "#999999", "#0072b2", "#d55e00", "#cc79a7", "#009e73"
+PLAIN, LONGER, LATTICE, KL, LATTICE_KL, AUTO = (
+    "#000000",
+    "#999999",
+    "#0072b2",
+    "#d55e00",
+    "#cc79a7",
+    "#009e73",
+)
 LIMIT_LINES = {"l1": "-", "kl": "--", "cross_entropy": ":"}
 WIDTH = 0.72
 """Share of the room between two conditions that a group of marks takes."""

@@ -1,11 +1,9 @@
-"""The published training loop of DFME (Truong et al. 2021), written anew from its description, to time ours beside it.
+"""DFME's published training loop (Truong et al. 2021), rewritten from its description.
 
-What differs from ours in cost: fp32 work is in TF32 where the device has it, probes included; directions are drawn by
-numpy in double precision, and probes are made and squashed, on the host; cuDNN is held to deterministic algorithms;
-optimisers are not fused; there is no ledger, log or check.
+What differs from ours in cost: fp32 work is in TF32 where the device has it, probes included; directions are
+drawn by numpy in double precision, and probes are made and squashed, on the host; cuDNN is held to
+deterministic algorithms; optimisers are not fused; there is no ledger, log or check.
 """
-
-from __future__ import annotations
 
 from contextlib import ExitStack
 
@@ -25,18 +23,23 @@ BOUNDS = (-1.0, 1.0)
 
 
 class PublishedLoop:
-    """One forward difference on the unit sphere for the generator, then the student's steps; the paper's values."""
+    """One forward difference on the unit sphere, then student steps; the paper's values."""
 
     def __init__(
         self, spec: ImageSpec, teacher: str, student: str, num_classes: int, batch: int, device: torch.device
     ) -> None:
         config = DfmeConfig()
-        self.latent_size, self.student_steps = config.latent_size, config.student_steps
-        self.spec, self.batch, self.device = ImageSpec(spec.shape, BOUNDS), batch, device
+        self.latent_size = config.latent_size
+        self.student_steps = config.student_steps
+        self.spec = ImageSpec(spec.shape, BOUNDS)
+        self.batch = batch
+        self.device = device
         self.teacher = build_net(teacher, spec.shape, num_classes).to(device).eval()
         self.student = build_net(student, spec.shape, num_classes).to(device)
         self.generator = Generator(self.latent_size, self.spec).to(device)
-        self.student_optimizer = torch.optim.SGD(self.student.parameters(), 0.1, momentum=0.9, weight_decay=5e-4)
+        self.student_optimizer = torch.optim.SGD(
+            self.student.parameters(), 0.1, momentum=0.9, weight_decay=5e-4
+        )
         self.generator_optimizer = torch.optim.Adam(self.generator.parameters(), 1e-4)
         self.rng = np.random.default_rng(0)
 
@@ -59,7 +62,9 @@ class PublishedLoop:
         v_BCHW = torch.from_numpy(drawn_BD).float().view(point_BCHW.shape)
         probes_NCHW = torch.tanh(torch.cat([point_BCHW, point_BCHW + STEP * v_BCHW])).to(self.device)
         with torch.no_grad(), evaluating(self.student):
-            here_B, there_B = -self._distance(self.student(probes_NCHW), self._answers(probes_NCHW)).view(2, -1)
+            here_B, there_B = -self._distance(self.student(probes_NCHW), self._answers(probes_NCHW)).view(
+                2, -1
+            )
         slope_B = (there_B - here_B) * (self.spec.numel / STEP)
         self.generator_optimizer.zero_grad()
         gen_op.backward(slope_B.view(-1, 1, 1, 1) * v_BCHW.to(self.device) / self.batch)

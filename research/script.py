@@ -1,11 +1,9 @@
 """Help and errors of the scripts, in the form that the commands of dfme have. No torch here."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 
-from dfme.cli.arguments import Arguments, CommandInputs
+from dfme.cli.arguments import CommandInputs, arguments_of
 from dfme.cli.flags import HELP
 from dfme.cli.help import command_help
 from dfme.config.messages import printable
@@ -17,7 +15,7 @@ def run_script(name: str, summary: str, inputs: CommandInputs, run: Callable[[Se
     words = sys.argv[1:]
     try:
         if set(HELP) & set(words):
-            options = Arguments(words, inputs).in_force
+            options = arguments_of(words, inputs).in_force
             text = command_help(name, summary, options, everything="--help-all" in words)
             print(text.replace(f"run.py {name}", f"python -m research.{name}"))
         else:

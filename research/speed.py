@@ -1,22 +1,20 @@
 """The framework's own loop beside the bare kernels of the same work, or the published loop, timed in turn.
 
-The loop is ``loop.run`` with everything it does in a run: ledger, journal and log on disk, checks, losses, optimisers,
-replay. The bare work is the forward and backward passes of teacher, student and generator at the same sizes,
-counts, memory format and precision, and nothing else. Ratio = bare seconds / loop seconds; 1 is the most there is.
-The published loop (``published.py``) may take longer than ours.
+The loop is ``loop.run`` with everything it does in a run: ledger, journal and log on disk, checks, losses,
+optimisers, replay. The bare work is the forward and backward passes of teacher, student and generator at the
+same sizes, counts, memory format and precision, and nothing else. Ratio = bare seconds / loop seconds; 1 is
+the most there is. The published loop (``published.py``) may take longer than ours.
 """
-
-from __future__ import annotations
 
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +23,11 @@ from dfme.compute import DeferredChecks, choose_device, deterministic, device_na
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.messages import unknown_choice
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
-from dfme.config.values import build
+from dfme.config.values import build, options_of
 from dfme.errors import UserError
 from dfme.graphs import GraphedForward
-from dfme.methods import find_method
 from dfme.methods.base import Method
+from dfme.methods.configs import DfmeConfig
 from dfme.nets import build_net
 from dfme.precision import arithmetic, autocast, ieee_fp32
 from dfme.randomness import Streams
@@ -39,6 +37,8 @@ from dfme.run.build import build_oracle
 from dfme.run.components import build_components, build_method, build_nets
 from dfme.run.directory import RunDirectory
 from dfme.spec import ImageSpec, LabelMode
+from dfme.teachers.label_modes import restrict
+from dfme.teachers.local.pytorch import TorchTeacher
 from research.options import BenchConfig
 from research.published import PublishedLoop
 
@@ -51,7 +51,6 @@ class Case(NamedTuple):
     student: str
     replay_steps: int
     cpu_batch: int
-    method: str = "dfme"
 
 
 CLASSES = 10
@@ -69,28 +68,6 @@ CASES = {
 }
 
 
-class _NetTeacher:
-    """A network as it was initialised, behind the API: its answers are worthless, its time is not."""
-
-    num_classes = CLASSES
-    label_mode = LabelMode("probabilities")
-
-    def __init__(self, net: nn.Module, spec: ImageSpec, device: torch.device, precision: Any) -> None:
-        self.net = net.to(device).eval()
-        self.spec = spec
-        self.device = device
-        self.precision = precision
-        if device.type == "cuda":  # as a teacher of dfme's own does
-            net.to(memory_format=torch.channels_last)
-
-    def __call__(self, images: Tensor, /) -> Tensor:
-        return self.scores(images).float().softmax(dim=1)
-
-    def scores(self, images: Tensor) -> Tensor:
-        with arithmetic(self.precision, self.device):
-            return self.net(images)  # type: ignore[no-any-return]
-
-
 class _NoExamination:
     """An examination that costs nothing."""
 
@@ -99,37 +76,41 @@ class _NoExamination:
 
 
 class Work:
-    """One case's networks, to be run through the loop or bare.
+    """One case's networks, to be run through the loop or bare."""
 
-    ``changes``: options of a run by dotted key, and the teacher's precision, which win over those of ``config``.
-    """
-
-    def __init__(self, case: Case, config: BenchConfig, device: torch.device, changes: Mapping[str, Any] = {}) -> None:
+    def __init__(self, case: Case, config: BenchConfig, device: torch.device) -> None:
         self.case = case
         self.device = device
         self.spec = ImageSpec(case.shape)
         self.batch = config.batch_size or (case.cpu_batch if device.type == "cpu" else 256)
-        self.method_config = find_method(case.method).config(batch_size=self.batch)
+        self.method_config = DfmeConfig(batch_size=self.batch)
         values = {
             **{"student.arch": case.student, "student.replay_steps": case.replay_steps},
             **{"student.replay_batch": self.batch, "schedule.kind": "constant"},
             **{name: getattr(config, name) for name in ("precision", "channels_last", "compile")},
-            **changes,
+            **dict(text.split("=", 1) for text in config.options),
         }
-        settings = build(ExtractConfig, values)
-        estimator = build(EstimatorConfig, values, "estimator.")
-        self.job = Job(settings, TeacherConfig(), {}, case.method, self.method_config, estimator)
-        self.teacher = _NetTeacher(
-            build_net(case.teacher, case.shape, CLASSES), self.spec, device, values.get("teacher.precision", "auto")
-        )
+        precision = values.pop("teacher.precision", "auto")
+        options = (*options_of(ExtractConfig), *options_of(EstimatorConfig, "estimator."))
+        known = [option.key for option in options]
+        for name in set(values).difference(known):
+            raise UserError(f"--options: {unknown_choice('option of a run', name, known)}")
+        settings, wrong = build(ExtractConfig, values)
+        estimator, also_wrong = build(EstimatorConfig, values, "estimator.")
+        for problem in (*wrong, *also_wrong):
+            raise UserError(f"--options {problem.key}: {problem.text}")
+        self.job = Job(settings, TeacherConfig(), {}, "dfme", self.method_config, estimator)
+        # A network as it was initialised: its answers are worthless, its time is not.
+        net = build_net(case.teacher, case.shape, CLASSES)
+        self.network = TorchTeacher(net, self.spec, CLASSES, device=device, precision=precision)
+        self.teacher = restrict(self.network, LabelMode("probabilities"))
         self.nets = build_nets(self.job, self.spec, CLASSES, device)
         self.student = self.nets.students[0]
-        estimated = 2 * self.batch if "estimator" in find_method(case.method).sections else 0
-        self.queries = estimated + self.batch * self.method_config.student_steps
+        self.queries = self.batch * (2 + self.method_config.student_steps)
 
     @contextmanager
     def opened(self, progress: loop.Progress) -> Iterator[tuple[Method, Callable[[int], None]]]:
-        """The method in a run directory that is removed afterwards, and a function that runs iterations of its loop."""
+        """The method in a temporary run directory, and a function that runs its iterations."""
         streams = Streams(0, self.device)
         deferred = DeferredChecks()
         job = replace(self.job, config=replace(self.job.config, budget=UNSPENT))
@@ -142,10 +123,12 @@ class Work:
             method = build_method(job, build_components(job, self.nets, oracle, streams, deferred))
             assert method.cost == self.queries
             if job.config.graphs:
-                GraphedForward(self.teacher.net, "the teacher")
+                GraphedForward(self.network.network, "the teacher")
             method.prepare()
-            with Recorder.open(directory.path, UNSPENT, {}, job.config.wandb, quiet=True) as recorder:
-                run = partial(loop.run, method, oracle, _NoExamination(), recorder, progress, deferred, points=1)
+            with Recorder(directory.path, UNSPENT, {}, job.config.wandb, quiet=True) as recorder:
+                run = partial(
+                    loop.run, method, oracle, _NoExamination(), recorder, progress, deferred, points=1
+                )
 
                 def run_on(iterations: int) -> None:
                     left = iter(range(iterations - 1, -1, -1))
@@ -167,13 +150,13 @@ class Work:
             with torch.no_grad(), ieee_fp32():
                 with arithmetic("tf32" if self.job.estimator.arithmetic == "tf32" else "ieee", self.device):
                     self.student.eval()(probes_NCHW)
-                self.teacher.scores(probes_NCHW)
+                self.teacher(probes_NCHW)
             _backward(generator, gen_op, ones_BCHW)
             self.student.train()
             for _ in range(self.method_config.student_steps):
                 with torch.no_grad():
                     generator.squash(generator(z_BZ))
-                    self.teacher.scores(x_BCHW)
+                    self.teacher(x_BCHW)
                 for _ in range(1 + self.job.config.student.replay_steps):
                     with autocast(self.device, self.job.config.precision):
                         scores_BK = self.student(x_BCHW)
@@ -181,7 +164,7 @@ class Work:
 
 
 def run_bench(config: BenchConfig) -> str:
-    """Time every case and give the table, with machine and versions, as Markdown. UserError for an unknown case."""
+    """Time every case; a Markdown table with machine and versions. UserError if unknown."""
     for name in config.cases:
         if name not in CASES:
             raise UserError(f"--cases: {unknown_choice('case', name, CASES)}")
@@ -189,7 +172,8 @@ def run_bench(config: BenchConfig) -> str:
             fitting = ", ".join(name for name, case in CASES.items() if not case.replay_steps)
             raise UserError(f"--against published: it has no replay, {name} has; choose --cases {fitting}")
     device = choose_device(config.device)
-    head = f"{device_name(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, {config.precision}"
+    options = ", ".join((config.precision, *config.options))
+    head = f"{device_name(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, {options}"
     columns = f"case | batch | loop ms | {config.against} ms | queries/s | {config.against} / loop | log %"
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
@@ -204,22 +188,24 @@ def _row(name: str, config: BenchConfig, device: torch.device) -> str:
     """
     work = Work(CASES[name], config, device)
     progress = loop.Progress()
-    other = published(work) if config.against == "published" else work.bare
+    case = work.case
+    other = work.bare
+    if config.against == "published":
+        other = PublishedLoop(work.spec, case.teacher, case.student, CLASSES, work.batch, device).run
     with work.opened(progress) as (_, ours):
         seconds, other_seconds, ratio = time_in_turn(ours, other, config.rounds, config.seconds, device)
     figures = f"{seconds * 1e3:.1f} | {other_seconds * 1e3:.1f} | {work.queries / seconds:,.0f} | {ratio:.3f}"
     return f"| {name} | {work.batch} | {figures} | {100 * progress.logging / progress.seconds:.2f} |"
 
 
-def published(work: Work) -> Callable[[int], None]:
-    """A function that runs so many iterations of the published loop with the same networks."""
-    return PublishedLoop(work.spec, work.case.teacher, work.case.student, CLASSES, work.batch, work.device).run
-
-
 def time_in_turn(
-    ours: Callable[[int], None], other: Callable[[int], None], rounds: int, seconds: float, device: torch.device
+    ours: Callable[[int], None],
+    other: Callable[[int], None],
+    rounds: int,
+    seconds: float,
+    device: torch.device,
 ) -> tuple[float, float, float]:
-    """Seconds an iteration of the two, medians over ``rounds``, and the median of the ratios, the other's by ours.
+    """Median seconds per iteration of both over ``rounds``, and the median ratio to ours.
 
     The two are timed in turn in every round; one timing takes about ``seconds``.
     """

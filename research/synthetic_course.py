@@ -1,6 +1,4 @@
-"""Synthetic gradients over a run: predictions for nothing beside estimates that are paid for, against the truth."""
-
-from __future__ import annotations
+"""Synthetic gradients over a run: free predictions and paid estimates against the truth."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -16,7 +14,7 @@ from dfme.report.curves import BLUE, ORANGE, query_axis, save_figure
 from dfme.report.markdown import table as markdown_table
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
-from dfme.teachers.local.white_box import TorchWhiteBox
+from dfme.teachers.local.pytorch import TorchTeacher
 from research.candidates import Condition, loss_of
 from research.measure import Setting, Sizes
 from research.table import Section
@@ -27,10 +25,11 @@ SHARES = tuple(number / 20 for number in range(1, 21))
 PICTURE = "synthetic.png"
 TITLE = "Synthetic gradients over the run"
 LEGEND = """\
-Cosines to the truth, each the mean over {batches} batches of {batch_size} images: `predicted` by the network, for
-nothing, and `paid`, by the estimator that it learns from, at the same points. In the first pair per image at the
-generator's output, in the second of the resulting gradient in the generator's weights, with its standard deviation
-over the batches. `length` is that of the weights' gradient that a prediction gives, in lengths of a paid one's."""
+Cosines to the truth, each the mean over {batches} batches of {batch_size} images: `predicted` by the network,
+for nothing, and `paid`, by the estimator that it learns from, at the same points. In the first pair per image
+at the generator's output, in the second of the resulting gradient in the generator's weights, with its
+standard deviation over the batches. `length` is that of the weights' gradient that a prediction gives, in
+lengths of a paid one's."""
 
 
 Moment = dict[str, Any]
@@ -40,20 +39,20 @@ Moment = dict[str, Any]
 """
 
 
-def synthetic_section(box: TorchWhiteBox, job: Job, sizes: Sizes, out: Path) -> Section:
-    """Run the recipe once more, measure on the way, draw ``PICTURE`` into ``out``; the table for the report."""
+def synthetic_section(box: TorchTeacher, job: Job, sizes: Sizes, out: Path) -> Section:
+    """Run the recipe, measure on the way, draw ``PICTURE`` into ``out``; the report's table."""
     moments = list(course(box, job, sizes, SHARES))
     draw(moments, out / PICTURE)
     legend = LEGEND.format(batches=sizes.batches, batch_size=sizes.batch_size)
     every = job.estimator.every
     saved = (
-        f"One step of the generator in {every} is paid for, besides the first few: in the long run it asks for "
-        f"{1 - 1 / every:.0%} fewer images."
+        f"One step of the generator in {every} is paid for, besides the first few: in the long run it asks "
+        f"for {1 - 1 / every:.0%} fewer images."
     )
     return TITLE, f"{legend}\n\n{table(moments)}\n\n{saved}\n\n![{TITLE}]({PICTURE})"
 
 
-def course(box: TorchWhiteBox, job: Job, sizes: Sizes, shares: Sequence[float]) -> Iterator[Moment]:
+def course(box: TorchTeacher, job: Job, sizes: Sizes, shares: Sequence[float]) -> Iterator[Moment]:
     """Predictions of the recipe's own network when so much of the budget is spent; ``shares`` within 0 and 1.
 
     The estimates that are paid for here, to compare with, are charged to nobody and learnt from by nobody.
@@ -65,7 +64,7 @@ def course(box: TorchWhiteBox, job: Job, sizes: Sizes, shares: Sequence[float]) 
             yield _moment(box, setting, stage.estimator, job, sizes)
 
 
-def _moment(box: TorchWhiteBox, setting: Setting, estimator: Synthetic, job: Job, sizes: Sizes) -> Moment:
+def _moment(box: TorchTeacher, setting: Setting, estimator: Synthetic, job: Job, sizes: Sizes) -> Moment:
     stage = setting.stage
     loss = loss_of(job.estimator.objective, sizes.loss)
     distances = {loss: make_distance(loss, LabelMode("logits"))}
@@ -88,7 +87,9 @@ def _moment(box: TorchWhiteBox, setting: Setting, estimator: Synthetic, job: Job
         for name, value in batch.items():
             figures.setdefault(name, []).append(value)
     means = {name: statistics.fmean(column) for name, column in figures.items()}
-    spreads = {f"{name}_sd": statistics.stdev(figures[name]) for name in ("predicted_weights", "paid_weights")}
+    spreads = {
+        f"{name}_sd": statistics.stdev(figures[name]) for name in ("predicted_weights", "paid_weights")
+    }
     return {"queries": stage.queries, "agreement": stage.agreement} | means | spreads
 
 
@@ -96,8 +97,8 @@ def table(moments: Sequence[Moment]) -> str:
     """The course in Markdown."""
     heads = ("queries", "agreement", "predicted", "paid", "weights, predicted", "weights, paid", "length")
     line = (
-        "{queries:,}|{agreement:.1%}|{predicted:.3f}|{paid:.3f}|{predicted_weights:.3f} +- {predicted_weights_sd:.3f}|"
-        "{paid_weights:.3f} +- {paid_weights_sd:.3f}|{length:.2f}"
+        "{queries:,}|{agreement:.1%}|{predicted:.3f}|{paid:.3f}|{predicted_weights:.3f} +- "
+        "{predicted_weights_sd:.3f}|{paid_weights:.3f} +- {paid_weights_sd:.3f}|{length:.2f}"
     )
     lines = [line.format(**moment).split("|") for moment in moments]
     return markdown_table(heads, lines)
@@ -113,7 +114,9 @@ def draw(moments: Sequence[Moment], path: Path) -> None:
         weights = [moment[f"{kind}_weights"] for moment in moments]
         spread = [moment[f"{kind}_weights_sd"] for moment in moments]
         at_output.plot(queries, cosines, color=colour, marker=marker, markersize=3, label=kind)
-        in_weights.errorbar(queries, weights, yerr=spread, color=colour, marker=marker, markersize=3, elinewidth=0.8)
+        in_weights.errorbar(
+            queries, weights, yerr=spread, color=colour, marker=marker, markersize=3, elinewidth=0.8
+        )
     for axes, title in ((at_output, "generator's output, per image"), (in_weights, "generator's weights")):
         axes.set_title(f"cosine to the truth: {title}", loc="left", fontsize=9)
         axes.axhline(0.0, color="black", linewidth=0.6)

@@ -1,7 +1,5 @@
 """The figures as text: an overview, a table per stage and condition, and all of it as JSON. No torch."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -19,20 +17,20 @@ WHITE_BOX = (
     "No extraction does that."
 )
 LEGEND = """\
-Per image of a batch, `queries` are what the meter counted. `cosine` is that of estimate and truth at the generator's
-output, mean over images; `scale` the projection of the estimate on the truth, 1 where nothing is lost on average;
-`weights` the cosine of the resulting gradient in the generator's weights, which is what trains it; `weights, summed`
-the same after summing over all batches: noise averages out there, bias stays. Means over batches +- their standard
-deviation; `ms` is the median time of an estimate for a whole batch. Each row is the gradient of its own `objective`
-and is compared with the truth of that objective: rows of kl with kl's, on exact answers. A row `*_reused` has the
-answer at the point itself for nothing, since the student's first batch pays for it (`method.reuse`). Rows `limit` are
-no estimators: they are the gradient, by autograd, of the loss on the answers as the wire rounds them; what they lack,
-more queries do not find."""
+Per image of a batch, `queries` are what the meter counted. `cosine` is that of estimate and truth at the
+generator's output, mean over images; `scale` the projection of the estimate on the truth, 1 where nothing is
+lost on average; `weights` the cosine of the resulting gradient in the generator's weights, which is what
+trains it; `weights, summed` the same after summing over all batches: noise averages out there, bias stays.
+Means over batches +- their standard deviation; `ms` is the median time of an estimate for a whole batch. Each
+row is the gradient of its own `objective` and is compared with the truth of that objective: rows of kl with
+kl's, on exact answers. A row `*_reused` has the answer at the point itself for nothing, since the student's
+first batch pays for it (`method.reuse`). Rows `limit` are no estimators: they are the gradient, by autograd,
+of the loss on the answers as the wire rounds them; what they lack, more queries do not find."""
 BEST = """\
-Best rows are those that ask no more than the published one ({published}); `times` is the ratio of their weights'
-cosine to its: under the same condition, and where nothing is lost. `noise`: the published cosine is within one
-standard deviation of 0; `none is clear`: the best is within {clear:g} of its own. A row of kl is held against kl's
-truth there too."""
+Best rows are those that ask no more than the published one ({published}); `times` is the ratio of their
+weights' cosine to its: under the same condition, and where nothing is lost. `noise`: the published cosine is
+within one standard deviation of 0; `none is clear`: the best is within {clear:g} of its own. A row of kl is
+held against kl's truth there too."""
 
 CLEAR = 2.0
 """Standard deviations from zero at which the best of many rows is more than luck (heuristic)."""
@@ -50,7 +48,11 @@ class StageFacts:
     agreement: float
 
     def __str__(self) -> str:
-        trained = f"after {self.queries:,} queries ({self.share:.0%} of the budget)" if self.queries else "untrained"
+        trained = (
+            f"after {self.queries:,} queries ({self.share:.0%} of the budget)"
+            if self.queries
+            else "untrained"
+        )
         return f"student {trained}, agreement {self.agreement:.1%}"
 
 
@@ -116,7 +118,14 @@ def markdown(result: GradientsResult) -> str:
     ]
     further = [f"## {title}\n\n{text}" for title, text in result.sections]
     parts = [
-        *("# Estimated gradients beside the true ones", WHITE_BOX, facts, "## Overview", overview(result), *further),
+        *(
+            "# Estimated gradients beside the true ones",
+            WHITE_BOX,
+            facts,
+            "## Overview",
+            overview(result),
+            *further,
+        ),
         *("## The estimators", _glossary(result.rows), "## Every figure", LEGEND, *measured),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -138,14 +147,25 @@ def as_json(result: GradientsResult) -> str:
 
 
 def _best_rows(rows: Iterable[GradientRow]) -> str:
-    """Condition by condition, the best row that asks no more than the published one, beside the published figures."""
+    """Per condition the best row at no more images than the published one, and its figures."""
     by_condition: dict[str, list[GradientRow]] = {}
     for row in rows:
         if row.estimator in CANDIDATES and math.isfinite(row.weights_cosine):
             by_condition.setdefault(row.condition, []).append(row)
-    published = {name: row for name, here in by_condition.items() for row in here if row.estimator == PUBLISHED}
+    published = {
+        name: row for name, here in by_condition.items() for row in here if row.estimator == PUBLISHED
+    }
     lines = [_best(by_condition[name], row, published.get("exact")) for name, row in published.items()]
-    heads = ("condition", "best row", "objective", "weights", "published here", "times", "published, exact", "times")
+    heads = (
+        "condition",
+        "best row",
+        "objective",
+        "weights",
+        "published here",
+        "times",
+        "published, exact",
+        "times",
+    )
     return table(heads, lines) if lines else ""
 
 
@@ -167,12 +187,12 @@ def _bound(pixels: int) -> str:
     """The mean cosine that chance allows one random direction, and the effect of a subspace."""
     one = math.exp(math.lgamma(pixels / 2) - math.lgamma((pixels + 1) / 2)) / math.sqrt(math.pi)
     return (
-        f"In the {pixels} dimensions of an image, one random direction has a mean cosine of {one:.3f} to any gradient "
-        f"(about sqrt(2 / (pi D))), and m of them have at most about sqrt(m / D): more needs directions that are not "
-        "random, or more queries. Directions of a subspace (dct, range) find that part of the gradient sooner and "
-        "nothing else ever: their cosine at the output tends to at most the root of the share of the gradient's "
-        "energy within it, and what that part is worth to the weights `weights, summed` shows, the more batches the "
-        "closer."
+        f"In the {pixels} dimensions of an image, one random direction has a mean cosine of {one:.3f} to any "
+        "gradient (about sqrt(2 / (pi D))), and m of them have at most about sqrt(m / D): more needs "
+        "directions that are not random, or more queries. Directions of a subspace (dct, range) find that "
+        "part of the gradient sooner and nothing else ever: their cosine at the output tends to at most the "
+        "root of the share of the gradient's energy within it, and what that part is worth to the weights "
+        "`weights, summed` shows, the more batches the closer."
     )
 
 
@@ -183,13 +203,22 @@ def _glossary(rows: Sequence[GradientRow]) -> str:
     for name in (name for name in _in_order(rows) if name in CANDIDATES):
         candidate = CANDIDATES[name]
         changed = {key: value for key, value in leaves(candidate.config).items() if value != plain[key]}
-        settings = ", ".join(f"{key} {value}" for key, value in changed.items()) or "as published: DFME's estimator"
+        settings = (
+            ", ".join(f"{key} {value}" for key, value in changed.items()) or "as published: DFME's estimator"
+        )
         lines.append(f"- `{name}`: {settings}{', answers at the point reused' if candidate.reuse else ''}")
     for row in rows:  # the choices of auto, once per condition and stage
         if row.estimator in CANDIDATES and CANDIDATES[row.estimator].config.kind == "auto":
-            chosen = {key: row.settings[key] for key in ("objective", "space", "direction", "form", "directions")}
-            text = ", ".join(f"{key} {value}" for key, value in chosen.items()) + f", step {row.settings['step']:.3g}"
-            lines.append(f"- `{row.estimator}` under {CONDITIONS[row.condition].title} at {row.share:.0%}: {text}")
+            chosen = {
+                key: row.settings[key] for key in ("objective", "space", "direction", "form", "directions")
+            }
+            text = (
+                ", ".join(f"{key} {value}" for key, value in chosen.items())
+                + f", step {row.settings['step']:.3g}"
+            )
+            lines.append(
+                f"- `{row.estimator}` under {CONDITIONS[row.condition].title} at {row.share:.0%}: {text}"
+            )
     return "\n".join(lines)
 
 

@@ -1,9 +1,7 @@
-"""Students and generators on the way of a recipe, and the true gradient there, by autograd through the teacher.
+"""Students and generators along a recipe, and the true gradient by autograd.
 
 The only place beyond ``teachers/`` that looks through the API: it is handed a white box, and no method is.
 """
-
-from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 
 from dfme.compute import DeferredChecks
 from dfme.config.settings import Job
-from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
+from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.spaces import Squash, carried
 from dfme.methods.base import Method
 from dfme.methods.dfme import Dfme
@@ -28,7 +26,8 @@ from dfme.run.evaluation import evaluation_images
 from dfme.run.scores import scores
 from dfme.spec import LabelMode
 from dfme.students.losses import Distance
-from dfme.teachers.local.white_box import TorchWhiteBox
+from dfme.teachers.local.pytorch import TorchTeacher
+from research.behind_api import as_seen
 
 LossOfAnswers = Callable[[Tensor, Tensor], Tensor]
 """Images and answers -> one number per image: ``Objective.value``."""
@@ -42,8 +41,8 @@ class Stage:
     """A student and its generator after ``queries`` images, copies in eval and in train mode.
 
     ``agreement``: share of the evaluation set on which student and teacher have the same top class.
-    ``estimator``: a copy of the recipe's own, with its state; none before the first step, and where the method has
-    none.
+    ``estimator``: a copy of the recipe's own, with its state; none before the first step, and where the
+    method has none.
     """
 
     share: float
@@ -55,7 +54,10 @@ class Stage:
 
 
 def stages(
-    box: TorchWhiteBox, job: Job, shares: Sequence[float], gradient: Callable[[Squash], Estimator] | None = None
+    box: TorchTeacher,
+    job: Job,
+    shares: Sequence[float],
+    gradient: Callable[[Squash], Estimator] | None = None,
 ) -> Iterator[Stage]:
     """Run the recipe's method, through its own API, and stop at each share of its budget to copy what it has.
 
@@ -67,7 +69,7 @@ def stages(
     ledger = method.oracle.ledger
     gradients = method.approximate_gradients if isinstance(method, Dfme) else None
     if gradient and gradients is not None:
-        gradients.stand_in(gradient(method.generator.squash))
+        gradients.override(gradient(method.generator.squash))
     images_NCHW = _evaluation_images(box, job, method.generator)
     with torch.no_grad():
         teacher_N = torch.cat([box.logits(part).argmax(1) for part in images_NCHW.split(GENERATED)])
@@ -90,17 +92,19 @@ def stages(
         )
 
 
-def _method(box: TorchWhiteBox, job: Job, deferred: DeferredChecks) -> Method:
+def _method(box: TorchTeacher, job: Job, deferred: DeferredChecks) -> Method:
     """The recipe's method as in a run, without files."""
     streams = Streams(job.config.seed, box.device)
     mode = LabelMode.parse(job.teacher.label_mode or "probabilities")
     ledger = Ledger(int(job.config.budget))
-    oracle = Oracle(box.as_seen(job.teacher.levels, mode, ieee_fp32), ledger, None, deferred)
+    oracle = Oracle(as_seen(box, job.teacher.levels, mode, ieee_fp32), ledger, None, deferred)
     nets = build_nets(job, oracle.spec, box.num_classes, box.device)
-    return build_method(job, build_components(job, nets, oracle, streams, deferred, pool=open_pool(job, oracle.spec)))
+    return build_method(
+        job, build_components(job, nets, oracle, streams, deferred, pool=open_pool(job, oracle.spec))
+    )
 
 
-def _evaluation_images(box: TorchWhiteBox, job: Job, generator: GeneratorNet) -> Tensor:
+def _evaluation_images(box: TorchTeacher, job: Job, generator: GeneratorNet) -> Tensor:
     """The evaluation set's images; without one, images of the untrained generator."""
     data = evaluation_images(job.config.evaluation, box.spec, box.num_classes)
     if data is not None:
@@ -114,8 +118,8 @@ def _evaluation_images(box: TorchWhiteBox, job: Job, generator: GeneratorNet) ->
 class Truth:
     """One batch: the generator's output with its graph, and the true gradients there and in the weights.
 
-    ``features_BFHW``: the input of the generator's last convolution. ``grad_BCHW``: d f / d gen_op for each image by
-    itself. ``weights_P``: the gradient of the mean of f in all weights of the generator, in one row.
+    ``features_BFHW``: the input of the generator's last convolution. ``grad_BCHW``: d f / d gen_op for each
+    image by itself. ``weights_P``: the gradient of the mean of f in all weights of the generator, in one row.
     """
 
     gen_op: Tensor
@@ -125,9 +129,9 @@ class Truth:
 
 
 def true_gradients(
-    box: TorchWhiteBox, stage: Stage, distances: Mapping[str, Distance], batch_size: int, rng: torch.Generator
+    box: TorchTeacher, stage: Stage, distances: Mapping[str, Distance], batch_size: int, rng: torch.Generator
 ) -> dict[str, Truth]:
-    """The truth at a fresh batch by each distance: images not rounded, the teacher's logits themselves, IEEE fp32.
+    """True gradients at a fresh batch: images not rounded, exact logits, IEEE fp32.
 
     ``distances`` are for answers that are logits. The generator is in train mode, as in training.
     """
@@ -152,18 +156,14 @@ def true_gradients(
 class TrueGradient(Estimator):
     """The truth in place of an estimate: it asks for nothing, and no estimate is worth more."""
 
-    def __init__(self, box: TorchWhiteBox, squash: Squash) -> None:
+    def __init__(self, box: TorchTeacher, squash: Squash) -> None:
         self._box = box
         self._squash = squash
-
-    def cost(self, batch: int, ahead: int = 0) -> int:
-        return 0
 
     def calls(self, batch: int, ahead: int = 0) -> list[int]:
         return []
 
-    def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
-        assert isinstance(objective, Objective), "its value must be known of any answers"
+    def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         u_BCHW = point_BCHW.detach().requires_grad_()
         x_BCHW = self._squash(u_BCHW)
         value_B = objective.value(x_BCHW, self._box.logits(x_BCHW).double().softmax(dim=1))
@@ -171,11 +171,13 @@ class TrueGradient(Estimator):
         return Estimate(grad_BCHW, value_B.detach(), value_B.new_zeros(len(u_BCHW), 0), 0)
 
 
-def limit_gradient(box: TorchWhiteBox, stage: Stage, gen_op: Tensor, oracle: Oracle, value: LossOfAnswers) -> Tensor:
+def limit_gradient(
+    box: TorchTeacher, stage: Stage, gen_op: Tensor, oracle: Oracle, value: LossOfAnswers
+) -> Tensor:
     """The limit of more queries: the gradient (B, C, H, W) of ``value`` on the answers as they come.
 
-    Rounding, of images and of answers, lets the gradient pass as if it were not there. What is lost against the
-    truth is then lost by the loss where answers do not tell: a class whose probability was rounded to 0.
+    Rounding, of images and of answers, lets the gradient pass as if it were not there. What is lost against
+    the truth is then lost by the loss where answers do not tell: a class whose probability was rounded to 0.
     """
     u_BCHW = gen_op.detach().requires_grad_()
     with ieee_fp32():
@@ -189,7 +191,7 @@ def limit_gradient(box: TorchWhiteBox, stage: Stage, gen_op: Tensor, oracle: Ora
 
 
 def beside_truth(stage: Stage, truth: Truth, grad_BCHW: Tensor) -> tuple[Tensor, dict[str, float]]:
-    """The weights' gradient (P,) that a gradient at the generator's output gives, and both cosines to the truth."""
+    """Weights' gradient (P,) of a gradient at the output, and both cosines to the truth."""
     weights_P = weights_gradient(stage.generator, truth.gen_op, grad_BCHW)
     at_output = float(cosine(grad_BCHW.flatten(1), truth.grad_BCHW.flatten(1)).mean())
     return weights_P, {"cosine": at_output, "weights_cosine": float(cosine(weights_P, truth.weights_P))}
@@ -204,7 +206,7 @@ def cosine(left: Tensor, right: Tensor) -> Tensor:
 
 
 def weights_gradient(generator: GeneratorNet, gen_op: Tensor, grad_BCHW: Tensor) -> Tensor:
-    """The generator's gradient in one row (P,) as ``gen_op.backward(grad / B)`` gives it; no ``grad`` is touched."""
+    """Generator's gradient (P,) of ``gen_op.backward(grad / B)``; no ``grad`` is touched."""
     upstream_grads = (grad_BCHW / len(gen_op)).to(gen_op.dtype)
     parameters = list(generator.parameters())
     with ieee_fp32():

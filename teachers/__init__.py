@@ -1,9 +1,7 @@
 """The owner's side of the API: models, the form of their answers, how a teacher is made. No torch here."""
 
-from __future__ import annotations
-
-import importlib
 from collections.abc import Iterator, Mapping
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from dfme.config.settings import TeacherConfig
@@ -31,11 +29,11 @@ class Source(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A built-in kind of teacher: its options, ``module:function`` of its loader, what it reads from this machine.
+    """A built-in kind of teacher: its options, ``module:function`` of its loader, its files.
 
-    The loader is called with the options, the ``TeacherConfig`` and the torch device. ``check`` is called before
-    anything heavy is loaded, with the ``TeacherConfig`` and the options as a mapping; it raises UserError, and may give
-    the line that a run says first.
+    The loader is called with the options, the ``TeacherConfig`` and the torch device. ``check`` is called
+    before anything heavy is loaded, with the ``TeacherConfig`` and the options as a mapping; it raises
+    UserError, and may give the line that a run says first.
     """
 
     options: type[Any]
@@ -45,29 +43,31 @@ class Kind(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether the model runs in this process."""
+        """True if the model runs in this process."""
         return self.loader.startswith("dfme.teachers.local.")
 
 
 SERVICE = "dfme.teachers.remote.checks:check_service"
-PLAIN_SERVICE = "dfme.teachers.remote.checks:check_plain_service"
 TRUSTED = "dfme.teachers.options:require_trust"
 JSON_FILE = "dfme.teachers.remote.checks:check_json"
+JSON_LOADER = "dfme.teachers.remote.json_api.api:connect_json"
 
 WEIGHTS = Source("checkpoint", "; give --teacher.checkpoint, or make one with run.py train-teacher")
 ADAPTER = Source("adapter", "; configs/adapters has examples")
 ONNX = Source("model", "; export one with torch.onnx.export")
 PROGRAM = Source("program", "; save one with torch.export.save")
 ARCHIVE = Source("program", "; TorchScript archives are written by torch.jit.save")
-HF_FOLDER = Source("folder", "; save one with the model's and the image processor's save_pretrained", folder=True)
+HF_FOLDER = Source(
+    "folder", "; save one with the model's and the image processor's save_pretrained", folder=True
+)
 TIMM_FOLDER = Source("folder", "; save one with timm.models.save_for_hf", folder=True)
 
 KINDS: dict[str, Kind] = {
     "torch": Kind(TorchOptions, "dfme.teachers.local.pytorch:load_torch", WEIGHTS),
     "v2": Kind(V2Options, "dfme.teachers.open_inference.client:connect_v2", check=SERVICE),
-    "tf-serving": Kind(TfServingOptions, "dfme.teachers.remote.tf_serving:connect_tf_serving", check=PLAIN_SERVICE),
-    "hf-api": Kind(HfApiOptions, "dfme.teachers.remote.hf_api:connect_hf_api", check=PLAIN_SERVICE),
-    "json": Kind(JsonOptions, "dfme.teachers.remote.json_api.api:connect_json", ADAPTER, JSON_FILE),
+    "tf-serving": Kind(TfServingOptions, JSON_LOADER, ADAPTER, JSON_FILE),
+    "hf-api": Kind(HfApiOptions, JSON_LOADER, ADAPTER, JSON_FILE),
+    "json": Kind(JsonOptions, JSON_LOADER, ADAPTER, JSON_FILE),
     "onnx": Kind(OnnxOptions, "dfme.teachers.local.onnx_runtime:load_onnx", ONNX),
     "pt2": Kind(Pt2Options, "dfme.teachers.local.exported:load_pt2", PROGRAM, TRUSTED),
     "torchscript": Kind(
@@ -82,7 +82,7 @@ KINDS: dict[str, Kind] = {
 
 
 def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> str:
-    """Check a teacher before anything heavy is loaded: its defences, its watch, and the options of a built-in kind.
+    """Check a teacher without torch: defences, watch, and the options of a built-in kind.
 
     What a run is to say first, if anything. May raise UserError.
     """
@@ -93,23 +93,35 @@ def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> str:
     check = KINDS[config.kind].check if config.kind in KINDS else None
     if check is None:
         return ""
-    module, _, function = check.partition(":")
-    said: str | None = getattr(importlib.import_module(module), function)(config, options)
+    said: str | None = resolve_name(check)(config, options)
     return said or ""
 
 
 def _watch_problems(teacher: TeacherConfig, local: bool) -> Iterator[str]:
-    names, benign = ",".join(teacher.watch), teacher.benign
+    names = ",".join(teacher.watch)
+    benign = teacher.benign
     needing = ", ".join(name for name in teacher.watch if name in NEED_FEATURES)
     if names and not local:
-        yield f"--teacher.watch: a service is watched where it runs: run.py serve --watch {names}; leave it out here"
+        yield (
+            f"--teacher.watch: a service is watched where it runs: run.py serve --watch {names}; leave "
+            "it out here"
+        )
         return
     if names and benign is None:
-        yield f"--teacher.benign: expected held-out labelled images to calibrate {names} on, such as digits or FOLDER"
+        yield (
+            f"--teacher.benign: expected held-out labelled images to calibrate {names} on, such as "
+            "digits or FOLDER"
+        )
     if needing and teacher.kind != "torch":
-        yield f"--teacher.watch: {needing}: look into the network of a teacher of kind torch, got {teacher.kind}"
+        yield (
+            f"--teacher.watch: {needing}: look into the network of a teacher of kind torch, got "
+            f"{teacher.kind}"
+        )
     if teacher.on_alarm == "label" and teacher.label_mode == "logits":
-        yield "--teacher.on-alarm label: expected --teacher.label-mode probabilities, top_k or label, got logits"
+        yield (
+            "--teacher.on-alarm label: expected --teacher.label-mode probabilities, top_k or label, got "
+            "logits"
+        )
     try:
         if benign is not None:
             check_dataset(benign, download=False)

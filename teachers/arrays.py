@@ -1,7 +1,5 @@
 """Arrays of numbers, as they travel between a teacher and those who ask it. No torch here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

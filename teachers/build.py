@@ -1,18 +1,16 @@
 """From the configuration to a teacher: a built-in kind, or a custom one."""
 
-from __future__ import annotations
-
 import dataclasses
-import importlib
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dfme.config.defence_texts import parse_defences
+from dfme.config.defences import parse_defences
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
@@ -48,10 +46,10 @@ def make_teacher(
     recorded: bool = False,
     meter: Callable[[Teacher], Teacher] | None = None,
 ) -> Teacher:
-    """The teacher that a configuration describes, answering in its label mode; ``options`` are those of its kind.
+    """The teacher of a configuration, in its label mode; ``options`` are those of its kind.
 
-    A built-in kind that gives logits answers probabilities by default. ``recorded``: behind a watch, maybe without
-    detectors, that can record what it sees. ``meter`` wraps a custom teacher,
+    A built-in kind that gives logits answers probabilities by default. ``recorded``: behind a watch, maybe
+    without detectors, that can record what it sees. ``meter`` wraps a custom teacher,
     below its defences. UserError for an unknown kind, options that do not fit, and a label mode
     that tells more than the teacher gives.
     """
@@ -63,35 +61,44 @@ def make_teacher(
     raise UserError(f"--teacher: expected {', '.join(KINDS)} or module:Class, got {config.kind!r}{hint}")
 
 
-def _built_in(config: TeacherConfig, options: Mapping[str, Any], device: torch.device, recorded: bool) -> Teacher:
+def _built_in(
+    config: TeacherConfig, options: Mapping[str, Any], device: torch.device, recorded: bool
+) -> Teacher:
     kind = KINDS[config.kind]
     checked = from_mapping(kind.options, options, prefix="--teacher.")
     check_teacher(config, vars(checked))
-    module, _, function = kind.loader.partition(":")
-    load: Callable[..., Teacher] = getattr(importlib.import_module(module), function)
-    teacher = load(checked, config, device)
+    teacher: Teacher = resolve_name(kind.loader)(checked, config, device)
     if getattr(checked, "precision", "auto") == "tf32" and not has_tf32(device):
-        LOGGER.warning("teacher: --teacher.precision tf32 is idle on %s, which has no TF32: IEEE fp32", device)
+        LOGGER.warning(
+            "teacher: --teacher.precision tf32 is idle on %s, which has no TF32: IEEE fp32", device
+        )
     return _as_configured(teacher, config, recorded)
 
 
 def _as_configured(teacher: Teacher, config: TeacherConfig, recorded: bool, logits: bool = False) -> Teacher:
-    """Behind the configuration's watch and defences, in its label mode; by default ``logits`` stay, or are cut."""
+    """Wrap in watch and defences, in the label mode; by default ``logits`` stay, or are cut."""
     cut = teacher.label_mode.kind == "logits" and not logits
     default = LabelMode("probabilities") if cut else teacher.label_mode
     mode = LabelMode.parse(config.label_mode) if config.label_mode else default
     if not (config.defences or config.watch or recorded):
         return restrict(teacher, mode)
     look = partial(Watch, names=config.watch, data=config.benign, on_alarm=config.on_alarm, recorded=recorded)
-    return Defended(teacher, parse_defences(config.defences), mode, look if config.watch or recorded else None)
+    return Defended(
+        teacher, parse_defences(config.defences), mode, look if config.watch or recorded else None
+    )
 
 
 def _custom(
-    config: TeacherConfig, options: Mapping[str, Any], recorded: bool, meter: Callable[[Teacher], Teacher] | None
+    config: TeacherConfig,
+    options: Mapping[str, Any],
+    recorded: bool,
+    meter: Callable[[Teacher], Teacher] | None,
 ) -> Teacher:
     """A teacher from ``module:name``. Parameters named like a common key receive its value, and give it."""
     common = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "kind"}
-    shared = {name: value for name, value in common.items() if value is not None and accepts(config.kind, name)}
+    shared = {
+        name: value for name, value in common.items() if value is not None and accepts(config.kind, name)
+    }
     given = {**shared, **options}
     described = {name: given.get(name, value) for name, value in common.items() if name not in NOT_DESCRIBING}
     wrapped = bool(config.defences or config.watch or recorded or meter)
@@ -110,7 +117,7 @@ class _Normalised(Wrapper):
 
     def __init__(self, teacher: Teacher, config: TeacherConfig) -> None:
         super().__init__(teacher)
-        self._normalise = Normalise(config.mean, config.std, self.spec.shape[0], self.device)
+        self._normalise = Normalise(config.mean, config.std, self.spec.shape[0], self.info.device)
 
-    def __call__(self, images: Tensor, /) -> Tensor:
-        return self._teacher(self._normalise(images.to(self.device)))
+    def _answers(self, images: Tensor, ask: Callable[[Tensor], Tensor]) -> Tensor:
+        return ask(self._normalise(images.to(self.info.device)))

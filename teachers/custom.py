@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,47 +15,38 @@ from torch import Tensor, nn
 from dfme.answers.reading import CHARGED, NEGATIVE, as_tensor
 from dfme.config.imports import find_target, what_and_where
 from dfme.errors import DfmeError, TeacherError, UserError
-from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher
+from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher, TeacherInfo
 from dfme.teachers.label_modes import as_classes, restrict
 
 PROBABILITIES = LabelMode("probabilities")
 
-STATED = ("spec", "shape", "bounds", "levels", "num_classes", "label_mode", "max_batch")
+STATED = ("spec", "shape", "bounds", "levels", "num_classes", "label_mode")
 """Attributes by which a user's object describes itself."""
 
 
 class Uncharged:
-    """A count of the images that a teacher of one's own is asked outside a ledger's charges.
+    """Images that a teacher of one's own is asked outside a ledger's charges: of a watch, or shown again.
 
-    Such are the images that calibrate a watch, and recorded ones that a resumed run shows to defences. The count waits
-    for a ledger, and from then on tells it of each request before the request is made.
+    Their numbers wait for a ledger, which from then on hears of each request before it is made.
     """
 
     def __init__(self) -> None:
-        self._waiting = 0
-        self._record: Callable[[int], object] | None = None
+        self._waiting = list[int]()
+        self.record: Callable[[int], object] = self._waiting.append
 
     def report_to(self, record: Callable[[int], object]) -> None:
-        """Call ``record`` with the number of images so far, if there are any, and with that of each later request."""
-        self._record = record
+        """Call ``record`` with the number of images so far, if any, and of each later request."""
+        self.record = record
         if self._waiting:
-            record(self._waiting)
-            self._waiting = 0
-
-    def add(self, images: Any) -> None:
-        """Count images that are about to be asked, unless they are charged."""
-        if CHARGED.get():
-            return
-        if self._record is None:
-            self._waiting += len(images)
-        else:
-            self._record(len(images))
+            record(sum(self._waiting))
+            self._waiting.clear()
 
 
 class CustomTeacher:
-    """A callable of the user's behind the same call as every teacher; on its ``device``, its parameters', or the CPU.
+    """A user's callable as a teacher, described by ``info``.
 
-    Answers may be tensors, arrays or nested lists; with two classes, a lone probability or logit is that of class 1.
+    Answers may be tensors, arrays or nested lists; with two classes, a lone probability or logit is that of
+    class 1.
     """
 
     def __init__(
@@ -61,38 +55,46 @@ class CustomTeacher:
         spec: ImageSpec,
         num_classes: int,
         label_mode: LabelMode,
-        max_batch: int | None,
+        info: TeacherInfo,
     ) -> None:
         self.spec = spec
         self.num_classes = num_classes
         self.label_mode = label_mode
-        self.max_batch = max_batch
-        names = getattr(call, "class_names", None)
-        self.class_names = tuple(names) if isinstance(names, list | tuple) else None
-        device = getattr(call, "device", None)
-        if device is None and isinstance(call, nn.Module):
-            device = next((parameter.device for parameter in call.parameters()), None)
-        self.device = torch.device(device or "cpu")
-        self.wire: RequestPolicy | None = getattr(call, "wire", None)
+        self.wire = info.wire
         self._call = call
-        self.uncharged = Uncharged()
-        ask: Callable[[Tensor, str], Any] | None = getattr(call, "ask", None)
-        self.ask = None if ask is None else lambda images, key: self._read(ask(images, key))
-
-        own: Any = call if hasattr(call, "witness") else None  # it has defences: see dfme.spec.Teacher
-        for name in {"witness", "state_dict", "load_state_dict", "defences", "report", "watch"}.intersection(dir(own)):
-            setattr(self, name, getattr(own, name))
-        if hasattr(own, "served"):
-            self.served = lambda images: self._read(self._counted(own.served, images))
-        if hasattr(own, "truth"):
-            self.truth = CustomTeacher(own.truth, spec, num_classes, label_mode, max_batch)
+        self._ask = info.remote.ask if info.remote else None
+        self._uncharged = Uncharged()
+        self.info = TeacherInfo(info.device, info.max_batch, info.class_names)
+        self.info = replace(
+            self.info,
+            remote=self if info.remote else None,
+            defences=info.defences,
+            stateful=info.stateful,
+            undefended=self._answering(info.undefended),
+            preview=self._answering(info.preview),
+            watch=info.watch,
+            report_uncharged=self._uncharged.report_to,
+        )
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        return self._read(self._counted(self._call, images))
+        if not CHARGED.get():
+            self._uncharged.record(len(images))
+        return self._read(self._call(images))
 
-    def _counted(self, call: Callable[[Tensor], Any], images: Tensor) -> Any:
-        self.uncharged.add(images)
-        return call(images)
+    def ask(self, images: Tensor, key: str, /) -> Tensor:
+        assert self._ask is not None, "only a service is asked with a key"
+        return self._read(self._ask(images, key))
+
+    def close(self) -> None:
+        """Do nothing: who made the connection closes it."""
+
+    def _answering(self, call: Callable[[Tensor], Any] | None) -> CustomTeacher | None:
+        """The same teacher with the answers of ``call``."""
+        if call is None:
+            return None
+        other = copy(self)
+        other._call = call
+        return other
 
     def _read(self, answer: object) -> Tensor:
         scores = as_tensor(answer)
@@ -102,6 +104,51 @@ class CustomTeacher:
         if classes is not scores and self.label_mode.kind == "probabilities":
             _require_probability(scores)
         return classes
+
+
+def complete(own: Any, max_batch: int | None = None) -> TeacherInfo:
+    """Facts of a user's object: its ``info``, or else what single attributes say.
+
+    ``wire`` or ``ask`` make it a service, ``witness`` a teacher with defences.
+    """
+    info = getattr(own, "info", None)
+    if not isinstance(info, TeacherInfo):
+        device = getattr(own, "device", None)
+        if device is None and isinstance(own, nn.Module):
+            device = next((parameter.device for parameter in own.parameters()), None)
+        names = getattr(own, "class_names", None)
+        info = TeacherInfo(
+            str(torch.device(device or "cpu")),
+            getattr(own, "max_batch", None),
+            tuple(names) if isinstance(names, list | tuple) else None,
+            remote=_remote(own),
+            **_defended(own),
+        )
+    return info if info.max_batch is not None else replace(info, max_batch=max_batch)
+
+
+def _remote(own: Any) -> Any:
+    """A user's service, which is called where it has no ``ask``; None for another teacher."""
+    wire = getattr(own, "wire", None)
+    ask = getattr(own, "ask", None)
+    if wire is None and ask is None:
+        return None
+    return SimpleNamespace(wire=wire or RequestPolicy(), ask=ask or (lambda images, key: own(images)))
+
+
+def _defended(own: Any) -> dict[str, Any]:
+    """The parts of a user's teacher that has defences; one without ``witness`` has none."""
+    if not hasattr(own, "witness"):
+        return {}
+    stateful = SimpleNamespace(
+        replay_answer=own.witness,
+        state_dict=getattr(own, "state_dict", dict),
+        load_state_dict=getattr(own, "load_state_dict", lambda state: None),
+        report=getattr(own, "report", dict),
+    )
+    parts = {"undefended": "truth", "preview": "served", "watch": "watch"}
+    found = {name: getattr(own, old, None) for name, old in parts.items()}
+    return {**found, "stateful": stateful, "defences": tuple(getattr(own, "defences", ()))}
 
 
 def wrap_callable(
@@ -116,9 +163,10 @@ def wrap_callable(
 ) -> Teacher:
     """A teacher from a callable images (B, C, H, W) -> scores.
 
-    The object's attributes (``spec``, or ``shape``, ``bounds`` and ``levels``; ``num_classes``, ``label_mode``,
-    ``max_batch``, ``device``, ``wire``) win over the arguments; UserError where shape or classes are given twice and
-    differ, or not at all. ``label_mode`` restricts the object's, or says what it answers, by default probabilities.
+    The object's attributes (``spec``, or ``shape``, ``bounds`` and ``levels``; ``num_classes``,
+    ``label_mode``, ``max_batch``, ``device``, ``wire``) win over the arguments; UserError where shape or
+    classes are given twice and differ, or not at all. ``label_mode`` restricts the object's, or says what it
+    answers, by default probabilities.
     """
     if not callable(function_or_object) or isinstance(function_or_object, type):
         raise UserError(f"the teacher: expected a callable images -> scores, got {function_or_object!r}")
@@ -138,19 +186,20 @@ def wrap_callable(
     if classes < 2:
         expected = "expected at least 2 (a binary model with one output has 2)"
         raise UserError(f"the teacher's num_classes: {expected}, got {classes}")
-    wanted, declared = _mode(label_mode), _mode(stated["label_mode"])
+    wanted = _mode(label_mode)
+    declared = _mode(stated["label_mode"])
     teacher = CustomTeacher(
         function_or_object,
         spec,
         classes,
         declared or (wanted if wanted and wanted.kind == "logits" else PROBABILITIES),
-        max_batch if stated["max_batch"] is None else stated["max_batch"],
+        complete(function_or_object, max_batch),
     )
     return restrict(teacher, wanted) if wanted else teacher
 
 
 def make_custom(target: str, options: Mapping[str, Any]) -> Any:
-    """What the class or function that ``module:name`` names makes of the user's options; another object as it is.
+    """Build the class or function of ``module:name`` with the user's options; objects stay.
 
     UserError for options that do not fit the signature, and for whatever it raises.
     """
@@ -160,7 +209,11 @@ def make_custom(target: str, options: Mapping[str, Any]) -> Any:
     try:
         inspect.signature(make).bind(**options)
     except TypeError as error:
-        hint = "" if isinstance(make, type) else " (a function named here makes the teacher, it is not the teacher)"
+        hint = (
+            ""
+            if isinstance(make, type)
+            else " (a function named here makes the teacher, it is not the teacher)"
+        )
         signature = f"{getattr(make, '__name__', 'teacher')}{inspect.signature(make)}"
         raise UserError(f"--teacher {target}: {error}; it is {signature}{hint}") from None
     try:
@@ -172,7 +225,7 @@ def make_custom(target: str, options: Mapping[str, Any]) -> Any:
 
 
 def accepts(target: str, name: str) -> bool:
-    """Whether the signature behind ``module:name`` has a parameter of this name."""
+    """True if the signature behind ``module:name`` has a parameter of this name."""
     return name in inspect.signature(find_target(target)).parameters
 
 
@@ -196,9 +249,9 @@ def _require_probability(scores: Tensor) -> None:
     low, high = (float(value) for value in scores.aminmax())
     if low < -NEGATIVE or high > 1 + NEGATIVE:
         raise TeacherError(
-            f"teacher: expected one probability per image, that of class 1, got values from {low:.4g} to {high:.4g}; "
-            "if these are logits, start a new run with --teacher.label-mode logits, or give the teacher an attribute "
-            "label_mode = 'logits'"
+            f"teacher: expected one probability per image, that of class 1, got values from {low:.4g} to "
+            f"{high:.4g}; if these are logits, start a new run with --teacher.label-mode logits, or give the "
+            "teacher an attribute label_mode = 'logits'"
         )
 
 

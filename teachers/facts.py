@@ -1,6 +1,4 @@
-"""What a teacher is, for a run's record: as it is known once it answers, with the digests of the files that make it."""
-
-from __future__ import annotations
+"""Facts of a teacher for a run's record, once it answers, with its files' digests."""
 
 import dataclasses
 import hashlib
@@ -21,14 +19,16 @@ from dfme.spec import Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.local.huggingface import PROCESSOR
 from dfme.teachers.local.model_folder import CONFIG, INDEX, WEIGHTS, read_config
-from dfme.teachers.remote.json_api.adapter_file import load_adapter
+from dfme.teachers.remote.json_api.adapter_file import JsonApi, load_adapter
+from dfme.teachers.remote.options import JsonOptions
 from dfme.teachers.remote.secrets import HIDDEN, PLACEHOLDER
 
 MODELS = (
     *(".safetensors", ".pt", ".pth", ".ckpt", ".pt2", ".ts", ".onnx", ".npz", ".npy", ".h5", ".keras", ".pb"),
     *(".tflite", ".pkl", ".pickle", ".joblib", ".bin"),
 )
-"""Of the files that the options of somebody's own teacher name, those that are looked at: into others it may write."""
+"""Of the files that the options of somebody's own teacher name, those that are looked at: into others it may
+write."""
 
 ADAPTER_FILE = "adapter.yaml"
 """The name, in a run directory, of the adapter as it was read."""
@@ -40,17 +40,20 @@ _SECRET = re.compile("auth|key|token|secret|passw|cookie|sign", re.IGNORECASE)
 """In the name of a header, a field or a parameter that carries a secret."""
 
 _EXTERNAL = re.compile(rb"\n\x08location\x12(.)", re.DOTALL)
-"""In an ONNX model, what stands before the name of a file of weights beside it: the last byte is the name's length."""
+"""In an ONNX model, what stands before the name of a file of weights beside it: the last byte is the name's
+length."""
 
 
 def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run's record says of its teacher, as plain data that JSON gives back unchanged.
+    """Facts of a teacher for a run's record, as plain data that JSON gives back unchanged.
 
-    ``kind`` and ``options`` are the configuration's; ``files`` are their SHA-256; ``target`` is a line for people.
-    ``adapter`` is the digest of what ``resolved_adapter`` gives. Raises UserError for a file that cannot be read.
+    ``kind`` and ``options`` are the configuration's; ``files`` are their SHA-256; ``target`` is a line for
+    people. ``adapter`` is the digest of what ``resolved_adapter`` gives. Raises UserError for a file that
+    cannot be read.
     """
-    spec, names = teacher.spec, getattr(teacher, "class_names", None)
-    defences = getattr(teacher, "defences", ()) if hasattr(teacher, "witness") else ()
+    spec = teacher.spec
+    names = teacher.info.class_names
+    defences = teacher.info.defences
     facts: dict[str, Any] = {
         "kind": kind,
         "shape": [int(size) for size in spec.shape],
@@ -61,11 +64,7 @@ def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> di
         **({"defences": [str(text) for text in defences]} if defences else {}),
         **({"precision": options["precision"]} if kind in KINDS and "precision" in options else {}),
         **(_service(kind, options, teacher) if kind in KINDS and "url" in options else {}),
-        **(
-            {"class_names": [str(name)[:100] for name in names[:MAX_NAMES]]}
-            if isinstance(names, list | tuple) and names
-            else {}
-        ),
+        **({"class_names": [str(name)[:100] for name in names[:MAX_NAMES]]} if names else {}),
         "files": teacher_files(kind, options),
         **_source(kind),
     }
@@ -74,8 +73,17 @@ def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> di
     return facts | {"target": _target(facts, options)}
 
 
+def _is_adapted(kind: str) -> bool:
+    """True if an adapter file describes the service."""
+    return kind in KINDS and issubclass(KINDS[kind].options, JsonOptions)
+
+
+def _adapter(options: Mapping[str, Any]) -> JsonApi:
+    return load_adapter(options["adapter"], options.get("classes"))
+
+
 def _target(facts: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """What is asked, on one line: a service by its URL and model, a file or a module by its name and digest."""
+    """The teacher in one line: a service by URL and model, a file or module by its digest."""
     files: Mapping[str, str] = facts["files"]
     if "url" in facts:
         parts = (f"{name} {facts[name]}" for name in ("model", "version") if facts.get(name))
@@ -91,13 +99,13 @@ def _target(facts: Mapping[str, Any], options: Mapping[str, Any]) -> str:
 
 
 def resolved_adapter(kind: str, options: Mapping[str, Any]) -> str:
-    """The adapter of a service with every default, its class names and the URL in use written out; else nothing.
+    """A service's adapter with defaults, class names and URL written out; else empty.
 
     ``${NAME}`` stays as it is; what stands in the place of a secret without being one of these is not shown.
     """
-    if kind != "json":
+    if not _is_adapted(kind):
         return ""
-    api = load_adapter(options["adapter"])
+    api = _adapter(options)
     plain = json.loads(json.dumps(dataclasses.asdict(api.description), default=str))
     shown: dict[str, Any] = _without_secrets(plain)
     url = urlsplit(options["url"] or api.description.url)
@@ -122,16 +130,16 @@ def _hidden(name: str, value: str) -> str:
 
 
 def _service(kind: str, options: Mapping[str, Any], teacher: Teacher) -> dict[str, Any]:
-    """A service's address without its query, which may be secret, its model, and its answers before any cut."""
-    url = urlsplit(options["url"] or (load_adapter(options["adapter"]).description.url if kind == "json" else ""))
+    """A service's address without its query, its model, and its answers before any cut."""
+    url = urlsplit(options["url"] or _adapter(options).description.url)
     model = {name: options[name] for name in ("model", "version") if options.get(name)}
-    uncut = getattr(teacher, "uncut_mode", teacher.label_mode)
-    form = {"uncut_label_mode": str(uncut)} if uncut != teacher.label_mode else {}
+    uncut = teacher.info.uncut_mode
+    form = {"uncut_label_mode": str(uncut)} if uncut and uncut != teacher.label_mode else {}
     return {"url": f"{url.scheme}://{url.netloc}{url.path}", **model, **form}
 
 
 def _source(kind: str) -> dict[str, Any]:
-    """Of a class or a function of one's own, the file of its module and its digest."""
+    """File and digest of the module of a user's own class or function."""
     file = getattr(sys.modules.get(kind.partition(":")[0]), "__file__", None)
     if ":" not in kind or file is None or not os.path.isfile(file):
         return {}
@@ -144,22 +152,29 @@ def teacher_files(kind: str, options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _files(kind: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
-    """The files that decide what a teacher answers, by the option that names them or, beside others, their own name."""
-    if kind not in KINDS or (source := KINDS[kind].file) is None:
-        texts = {name: Path(value) for name, value in options.items() if isinstance(value, str | PurePath)}
-        wanted = {name for name, path in texts.items() if path.suffix in MODELS} if kind not in KINDS else {"classes"}
-        yield from ((name, path) for name, path in texts.items() if name in wanted and os.path.isfile(path))
+    """Files that decide a teacher's answers, by option or, beside others, by their name."""
+    if kind not in KINDS:
+        paths = ((name, Path(value)) for name, value in options.items() if isinstance(value, str | PurePath))
+        yield from ((name, path) for name, path in paths if path.suffix in MODELS and os.path.isfile(path))
         return
-    path, beside = Path(options[source.option]).expanduser(), set[str]()
+    if (source := KINDS[kind].file) is None:
+        return
+    path = Path(options[source.option]).expanduser()
+    beside = set[str]()
     if source.folder:
         parts = {} if (path / WEIGHTS).is_file() else read_config(path, INDEX)["weight_map"]
-        path, beside = path / CONFIG, {PROCESSOR, WEIGHTS, INDEX, *parts.values()}
+        path = path / CONFIG
+        beside = {PROCESSOR, WEIGHTS, INDEX, *parts.values()}
     elif kind == "onnx":
         with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             names = [content[each.end() : each.end() + each[1][0]] for each in _EXTERNAL.finditer(content)]
         beside = {name.decode(errors="replace") for name in names}
-    elif kind == "json" and isinstance(classes := load_adapter(path).description.answer.classes, str):
-        beside = {classes}
+    elif _is_adapted(kind):
+        classes = options.get("classes")
+        if isinstance(classes, str) and os.path.isfile(classes):
+            yield "classes", Path(classes)
+        elif classes is None and isinstance(named := _adapter(options).description.answer.classes, str):
+            beside = {named}
     yield CONFIG if source.folder else source.option, path
     yield from ((name, path.parent / name) for name in sorted(beside) if os.path.isfile(path.parent / name))
 
@@ -169,4 +184,6 @@ def _digest(path: Path) -> str:
         with open_file(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise UserError(f"{path}: expected a file of the teacher, but cannot read it: {error.strerror}") from error
+        raise UserError(
+            f"{path}: expected a file of the teacher, but cannot read it: {error.strerror}"
+        ) from error

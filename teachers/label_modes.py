@@ -3,20 +3,20 @@
 A mode only ever reveals less: logits > probabilities > rounded probabilities > top_k > label.
 """
 
-from __future__ import annotations
-
+import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from dfme.answers.reading import NO_LABEL, keep_largest
 from dfme.errors import UserError
-from dfme.spec import LABEL_KINDS, LabelMode, RequestPolicy, Teacher
+from dfme.spec import LABEL_KINDS, LabelMode, Teacher
 
 
 def reveal(scores_BK: Tensor, given: LabelMode, wanted: LabelMode) -> Tensor:
-    """What ``wanted`` reveals of an answer of the form ``given``.
+    """Cut an answer of the form ``given`` to what ``wanted`` reveals.
 
     Probabilities are the softmax of logits. Under top_k the classes not revealed are NaN: unknown, not zero.
     The k revealed are chosen before softmax and rounding, which make more scores equal. Labels are int64.
@@ -36,7 +36,7 @@ def reveal(scores_BK: Tensor, given: LabelMode, wanted: LabelMode) -> Tensor:
 
 
 def as_classes(scores: Tensor, num_classes: int, mode: LabelMode) -> Tensor:
-    """Scores as they are; a binary model's lone ones, (B, 1), (B,) or a number, as those of its ``two_classes``."""
+    """Scores as they are; a binary model's (B, 1), (B,) or number as ``two_classes``."""
     lone = scores.ndim < 2 or (scores.ndim == 2 and scores.shape[1] == 1)
     if num_classes != 2 or not lone or not scores.is_floating_point():
         return scores
@@ -50,50 +50,81 @@ def two_classes(score_B1: Tensor, mode: LabelMode) -> Tensor:
 
 
 class Wrapper:
-    """A teacher with the call and limits of the one it wraps. ``uncut_mode``: its answers before any cut."""
+    """A teacher with all that the one it wraps has; a subclass changes its answers, or its images."""
 
     def __init__(self, teacher: Teacher) -> None:
-        if hasattr(teacher, "witness"):
+        if teacher.info.stateful:
             last = "a label mode, a normalisation and other defences are its own business, too"
-            raise UserError(f"the teacher has defences of its own, which come last: {last}; leave these options out")
+            raise UserError(
+                f"the teacher has defences of its own, which come last: {last}; leave these options out"
+            )
         self._teacher = teacher
         self.spec = teacher.spec
         self.num_classes = teacher.num_classes
         self.label_mode = teacher.label_mode
-        self.uncut_mode: LabelMode = getattr(teacher, "uncut_mode", teacher.label_mode)
-        self.max_batch: int | None = getattr(teacher, "max_batch", None)
-        self.class_names: tuple[str, ...] | None = getattr(teacher, "class_names", None)
-        self.device: torch.device = getattr(teacher, "device", torch.device("cpu"))
-        self.wire: RequestPolicy | None = getattr(teacher, "wire", None)
-        for name in ("class_names", "inferred", "peak_bytes", "network", "uncharged"):  # of local teachers
-            if hasattr(teacher, name):
-                setattr(self, name, getattr(teacher, name))
+        remote = self if teacher.info.remote else None
+        self.info = replace(teacher.info, remote=remote)
+        self.wire = teacher.info.wire
+        self.close = teacher.info.close
+
+    def __call__(self, images: Tensor, /) -> Tensor:
+        return self._answers(images, self._teacher)
+
+    def ask(self, images: Tensor, key: str, /) -> Tensor:
+        remote = self._teacher.info.remote
+        assert remote is not None, "only a service is asked with a key"
+        return self._answers(images, lambda asked_BCHW: remote.ask(asked_BCHW, key))
+
+    def _answers(self, images: Tensor, ask: Callable[[Tensor], Tensor]) -> Tensor:
+        """The answers to images, which ``ask`` gets of the wrapped teacher."""
+        raise NotImplementedError
 
 
 class Restricted(Wrapper):
     """A teacher that answers in ``label_mode``, which must reveal no more than the teacher it wraps does.
 
-    Answers that are labels already pass as they are; so do the probabilities of a service, which the oracle cuts.
+    Answers that are labels already pass as they are; so do the probabilities of a service, which the oracle
+    cuts.
     """
 
     def __init__(self, teacher: Teacher, label_mode: LabelMode) -> None:
         if not _reveals_less(teacher.label_mode, label_mode):
-            raise UserError(f"label mode {label_mode}: the teacher gives only {teacher.label_mode}, which tells less")
+            raise UserError(
+                f"label mode {label_mode}: the teacher gives only {teacher.label_mode}, which tells less"
+            )
         if label_mode.k is not None and label_mode.k > teacher.num_classes:
             raise UserError(f"label mode {label_mode}: the teacher has only {teacher.num_classes} classes")
         super().__init__(teacher)
         self.label_mode = label_mode
-        ask: Callable[[Tensor, str], Tensor] | None = getattr(teacher, "ask", None)
-        self.close: Callable[[], None] = getattr(teacher, "close", lambda: None)
-        self.ask = None if ask is None else lambda images, key: self._cut(ask(images, key))
+        self.info = replace(self.info, uncut_mode=teacher.info.uncut_mode or teacher.label_mode)
 
-    def __call__(self, images: Tensor, /) -> Tensor:
-        return self._cut(self._teacher(images))
-
-    def _cut(self, scores_BK: Tensor) -> Tensor:
-        given, wanted = self._teacher.label_mode, self.label_mode
-        as_it_is = self.wire is not None and given.kind != "logits" and wanted.kind != "label"
+    def _answers(self, images: Tensor, ask: Callable[[Tensor], Tensor]) -> Tensor:
+        scores_BK = ask(images)
+        given = self._teacher.label_mode
+        wanted = self.label_mode
+        as_it_is = self.info.remote and given.kind != "logits" and wanted.kind != "label"
         return scores_BK if scores_BK.ndim == 1 or as_it_is else reveal(scores_BK, given, wanted)
+
+
+class AskedOnce(Wrapper):
+    """The same answers as ``teacher``, asked through ``metered`` and never twice about an image.
+
+    The answers are kept in memory, some bytes an image and a number a class.
+    """
+
+    def __init__(self, teacher: Teacher, metered: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(teacher)
+        self._metered = metered
+        self._known: dict[bytes, Tensor] = {}
+
+    def _answers(self, images: Tensor, ask: Callable[[Tensor], Tensor]) -> Tensor:
+        pixels = images.cpu().contiguous().numpy()
+        digests = [hashlib.sha256(image.tobytes()).digest() for image in pixels]
+        new = {digest: place for place, digest in enumerate(digests) if digest not in self._known}
+        if new:
+            answers = self._metered(images[list(new.values())]).cpu()
+            self._known.update(zip(new, answers, strict=True))
+        return torch.stack([self._known[digest] for digest in digests]).to(images.device)
 
 
 def restrict(teacher: Teacher, mode: LabelMode) -> Teacher:
@@ -102,11 +133,13 @@ def restrict(teacher: Teacher, mode: LabelMode) -> Teacher:
 
 
 def _reveals_less(given: LabelMode, wanted: LabelMode) -> bool:
-    """Whether ``wanted`` can be computed from ``given`` without knowing more."""
+    """True if ``wanted`` can be computed from ``given`` without knowing more."""
     if LABEL_KINDS.index(wanted.kind) < LABEL_KINDS.index(given.kind):
         return False
     if wanted.kind == "label":
         return True
-    fewer_decimals = given.decimals is None or (wanted.decimals is not None and wanted.decimals <= given.decimals)
+    fewer_decimals = given.decimals is None or (
+        wanted.decimals is not None and wanted.decimals <= given.decimals
+    )
     fewer_classes = given.k is None or (wanted.k is not None and wanted.k <= given.k)
     return fewer_decimals and fewer_classes

@@ -1,9 +1,7 @@
-"""The options of each built-in kind of teacher, and of training or serving one; the text below a field is its help.
+"""Options of each built-in kind of teacher, and of training or serving one, with help.
 
 No torch here: the command line reads this before anything heavy loads.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -37,11 +35,12 @@ TeacherPrecision = Literal["auto", "ieee", "tf32", "bf16"]
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class LocalOptions:
-    """What every kind has in common that PyTorch runs in this process."""
+    """Options of every kind that PyTorch runs in this process."""
 
     precision: TeacherPrecision = "auto"
-    """what it multiplies in: auto (as whoever asks: IEEE fp32 in finite differences), or always ieee (fp32), tf32 (a
-    GPU's) or bf16 (autocast); in the last two a large network's finite differences are mostly noise"""
+    """what it multiplies in: auto (as whoever asks: IEEE fp32 in finite differences), or always ieee (fp32),
+    tf32 (a GPU's) or bf16 (autocast); in the last two a large network's finite differences are mostly
+    noise"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -89,7 +88,8 @@ class TorchScriptOptions(LocalOptions):
     program: Basic[str]
     """the archive, usually .pt or .ts"""
     trust: Basic[bool] = False
-    """it is a program that loading may already run, and that can write files; say true for one whose maker you trust"""
+    """it is a program that loading may already run, and that can write files; say true for one whose maker
+    you trust"""
     answers: Basic[Literal["logits", "probabilities"]] = "logits"
     """what the program answers: logits, or probabilities where it ends in a softmax or a sigmoid"""
 
@@ -112,7 +112,7 @@ class TimmOptions(LocalOptions):
 
 @dataclass(frozen=True, config=CONFIG)
 class TrainDataConfig:
-    """What a teacher is trained and scored on."""
+    """Data that a teacher is trained and scored on."""
 
     name: str = "digits"
     """digits, shapes, letters, mnist, fashion_mnist, cifar10, cifar100, svhn, or a FOLDER of class folders"""
@@ -126,7 +126,7 @@ class TrainDataConfig:
 
 @dataclass(frozen=True, config=CONFIG)
 class TrainTeacherConfig:
-    """How a teacher is trained: the fields of the recipes in configs/teachers."""
+    """Options of training a teacher: the fields of the recipes in configs/teachers."""
 
     data: TrainDataConfig = field(default_factory=TrainDataConfig)
     """what it is trained and scored on"""
@@ -188,8 +188,8 @@ class ServeConfig:
     max_batch: Count | None = None
     """most images in one request; none: the teacher's own limit"""
     api_key_env: str | None = None
-    """name of the environment variable with the key that clients must send, or several joined by a comma: each key is
-    an account; none: no key"""
+    """name of the environment variable with the key that clients must send, or several joined by a comma:
+    each key is an account; none: no key"""
     images_per_second: Rate | None = None
     """most images served per second; more is refused with 429"""
     requests_per_second: Rate | None = None
@@ -199,11 +199,13 @@ class ServeConfig:
     threads: Annotated[int, Field(ge=0, le=1_024)] = 0
     """CPU threads of the model; 0: as many as torch uses"""
     watch: WatchText = ()
-    """detectors that see what every account asks, such as pairs,sequential (docs/watch.md); as --teacher.watch"""
+    """detectors that see what every account asks, such as pairs,sequential (docs/watch.md); as
+    --teacher.watch"""
     benign: str | None = None
     """held-out labelled images of the owner on which they are calibrated: a data set's name, or FOLDER"""
     on_alarm: OnAlarm = "log"
-    """what follows an alarm for that account: log (answers stay as they are), refuse, or label (the top class alone)"""
+    """what follows an alarm for that account: log (answers stay as they are), refuse, or label (the top class
+    alone)"""
     alarm_file: str | None = None
     """file to which each alarm is appended as JSON: time, account, detector, statistic, threshold, image"""
     record: str | None = None
@@ -236,6 +238,6 @@ def require_trust(config: TeacherConfig, options: Mapping[str, Any]) -> None:
     """UserError for a program that may do anything, unless its maker is trusted."""
     if not options.get("trust"):
         raise UserError(
-            "--teacher.trust: expected true, since loading such a program runs code that is in it; say so where you "
-            "trust its maker"
+            "--teacher.trust: expected true, since loading such a program runs code that is in it; say so "
+            "where you trust its maker"
         )

@@ -1,6 +1,4 @@
-"""What defences cost honest users: answers y with them beside p without, both as probabilities; time; memory."""
-
-from __future__ import annotations
+"""Cost of defences to honest users: answers y against p without; time; memory."""
 
 import statistics
 import time
@@ -13,17 +11,19 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 from torch.utils._pytree import tree_leaves
 
-from dfme.answers.calibration import binned_gaps
+from dfme.answers.asking import binned_gaps
 from dfme.data import ImageSet
 from dfme.errors import Refused
 from dfme.spec import ImageSpec, LabelMode
 
-BATCH, MIN_ROUNDS, ROUNDS_SECONDS = 256, 9, 0.4
+BATCH = 256
+MIN_ROUNDS = 9
+ROUNDS_SECONDS = 0.4
 MIN_SCORE = 1e-12  # what a right class that was answered with zero counts as in the NLL: 27.6
 
 
 def as_probabilities(answers: Tensor, mode: LabelMode, classes: int) -> Tensor:
-    """Answers (B, K) or (B,) as float64 (B, K) on the host: labels one-hot, what top_k hides spread evenly."""
+    """Answers (B, K) or (B,) as float64 (B, K): labels one-hot, hidden mass spread evenly."""
     if mode.kind == "label":
         return one_hot(answers, classes).double()
     y_BK = answers.double().softmax(1) if mode.kind == "logits" else answers.double()
@@ -33,7 +33,7 @@ def as_probabilities(answers: Tensor, mode: LabelMode, classes: int) -> Tensor:
 
 
 def figures(p_NK: Tensor, y_NK: Tensor, labels_N: Tensor | None) -> dict[str, Any]:
-    """What changes for users who are answered y in place of p; without labels only what needs none."""
+    """Changes for users who are answered y in place of p; without labels only what needs none."""
     if not len(y_NK):
         return {"answered": 0}
     l1_N = (y_NK - p_NK).abs().sum(1)
@@ -45,7 +45,8 @@ def figures(p_NK: Tensor, y_NK: Tensor, labels_N: Tensor | None) -> dict[str, An
     }
     if labels_N is None:
         return found
-    was_N, right_N = p_NK.argmax(1) == labels_N, served_N == labels_N
+    was_N = p_NK.argmax(1) == labels_N
+    right_N = served_N == labels_N
     return found | {
         "accuracy": right_N.double().mean().item(),
         "accuracy_drop": (was_N.double().mean() - right_N.double().mean()).item(),
@@ -58,13 +59,14 @@ def figures(p_NK: Tensor, y_NK: Tensor, labels_N: Tensor | None) -> dict[str, An
 
 
 def calibration_error(scores_N: Tensor, right_N: Tensor) -> float:
-    """|accuracy - mean score| in 15 equal bins of the score, by images (Guo et al. 2017, arXiv 1706.04599, 3)."""
+    """Mean |accuracy - score| over 15 equal bins of the score (Guo et al. 2017, arXiv 1706.04599, 3)."""
     return (binned_gaps(scores_N, right_N).sum(0).abs().sum() / len(scores_N)).item()
 
 
 def confidence_auroc(scores_N: Tensor, right_N: Tensor) -> float | None:
     """P(the score of a right answer > that of a wrong one), equal ones half; None without both."""
-    right_R, wrong_W = scores_N[right_N], scores_N[~right_N].sort().values
+    right_R = scores_N[right_N]
+    wrong_W = scores_N[~right_N].sort().values
     if not len(right_R) or not len(wrong_W):
         return None
     below_R = torch.searchsorted(wrong_W, right_R) + torch.searchsorted(wrong_W, right_R, right=True)
@@ -72,17 +74,22 @@ def confidence_auroc(scores_N: Tensor, right_N: Tensor) -> float | None:
 
 
 def corrupted(x_BCHW: Tensor, spec: ImageSpec, rng: torch.Generator) -> Tensor:
-    """In turn: moved by a pixel, .7 to 1.3 times as bright, with noise (.05 of the range), blurred by 1, 2, 1."""
-    (low, high), (height, width) = spec.bounds, x_BCHW.shape[2:]
+    """In turn: moved by a pixel, .7 to 1.3 times as bright, noise of .05, blurred by 1, 2, 1."""
+    (low, high) = spec.bounds
+    (height, width) = x_BCHW.shape[2:]
     y_BCHW = (x_BCHW - low) / (high - low)
     around_BCHW = pad(y_BCHW, (1, 1, 1, 1), "replicate")
     places = ((1, 0), (1, 2), (0, 1), (2, 1), (1, 1), (0, 0), (0, 2), (2, 0), (2, 2))
-    moved = torch.stack([around_BCHW[..., down : down + height, over : over + width] for down, over in places])
+    moved = torch.stack(
+        [around_BCHW[..., down : down + height, over : over + width] for down, over in places]
+    )
     first = torch.arange(0, len(y_BCHW), 4)
     y_BCHW[0::4] = moved[torch.randint(4, (len(first),), generator=rng), first]
     y_BCHW[1::4] *= 0.7 + 0.6 * torch.rand((len(y_BCHW[1::4]), 1, 1, 1), generator=rng)
     y_BCHW[2::4] += 0.05 * torch.randn(y_BCHW[2::4].shape, generator=rng)
-    y_BCHW[3::4] = torch.einsum("nbchw,n->bchw", moved[:, 3::4], torch.tensor([2, 2, 2, 2, 4, 1, 1, 1, 1]) / 16)
+    y_BCHW[3::4] = torch.einsum(
+        "nbchw,n->bchw", moved[:, 3::4], torch.tensor([2, 2, 2, 2, 4, 1, 1, 1, 1]) / 16
+    )
     return y_BCHW * (high - low) + low
 
 
@@ -94,14 +101,16 @@ def bills(
     every: int = 1,
     timed: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """The bill of each teacher beside the first, which has no defence: ``figures`` by stream, if ``timed`` ms an image.
+    """Bill of each teacher against the first, undefended one: ``figures``, and ms if ``timed``.
 
-    Streams are held-out images in random order (of ``every`` so many the last), the same corrupted, and as many of an
-    attack, which ``draw`` makes. Each stream, and each timing, finds a defence as cold as it came.
+    Streams are held-out images in random order (of ``every`` so many the last), the same corrupted, and as
+    many of an attack, which ``draw`` makes. Each stream, and each timing, finds a defence as cold as it came.
     """
     base = teachers[0]
-    batch = min(base.spec.at_once(BATCH), getattr(base, "max_batch", None) or BATCH)
-    order_N = torch.randperm(len(data) // every, generator=torch.Generator().manual_seed(seed)) * every + every - 1
+    batch = min(base.spec.at_once(BATCH), base.info.max_batch or BATCH)
+    order_N = (
+        torch.randperm(len(data) // every, generator=torch.Generator().manual_seed(seed)) * every + every - 1
+    )
 
     def images(stream: str) -> Iterator[Tensor]:
         rng = torch.Generator().manual_seed(seed)
@@ -112,11 +121,16 @@ def bills(
     plain = {stream: _asked(base, images(stream)) for stream in ("held_out", "corrupted", "data_free")}
     timed_BCHW = data.batch(order_N.repeat(-(-batch // len(order_N)))[:batch])
     for teacher in teachers:
-        bill, cold = dict[str, Any](), getattr(teacher, "state_dict", dict[str, Any])()
+        bill = dict[str, Any]()
+        stateful = teacher.info.stateful
+        cold = stateful.state_dict() if stateful else {}
         for stream, p_NK in plain.items():
             y_NK = _asked(teacher, images(stream), cold)
-            labels_N = None if data.labels is None or stream == "data_free" else data.labels[order_N][: len(y_NK)]
-            report, state = (getattr(teacher, each, dict[str, Any])() for each in ("report", "state_dict"))
+            labels_N = (
+                None if data.labels is None or stream == "data_free" else data.labels[order_N][: len(y_NK)]
+            )
+            report = stateful.report() if stateful else {}
+            state = stateful.state_dict() if stateful else {}
             held = sum(getattr(each, "nbytes", 8) for each in tree_leaves(state)) / 1e6
             bill[stream] = figures(p_NK[: len(y_NK)], y_NK, labels_N) | {"state_mb": held, "report": report}
             if "pow" in report and len(y_NK):
@@ -129,23 +143,26 @@ def bills(
 
 def _timed(base: Any, teacher: Any, cold: Any, x_BCHW: Tensor) -> dict[str, float]:
     """Milliseconds an image, and how many times the undefended ones: medians of calls in turn."""
-    plain, own, began = list[float](), list[float](), time.perf_counter()
+    plain = list[float]()
+    own = list[float]()
+    began = time.perf_counter()
     while len(own) < MIN_ROUNDS or time.perf_counter() - began < ROUNDS_SECONDS:
         for each, seconds in ((base, plain), (teacher, own)):
             if cold:
-                teacher.load_state_dict(cold)
+                teacher.info.stateful.load_state_dict(cold)
             started = time.perf_counter()
             with suppress(Refused):
                 _call(each, x_BCHW)
             seconds.append(time.perf_counter() - started)
-    count, median = len(x_BCHW), statistics.median(own)
+    count = len(x_BCHW)
+    median = statistics.median(own)
     return {f"ms_{count}": 1000 * median / count, f"times_{count}": median / statistics.median(plain)}
 
 
 def _asked(teacher: Any, stream: Iterator[Tensor], cold: Any = None) -> Tensor:
     """The answers (N, K) of a teacher in the state ``cold``, up to the first batch that is refused."""
     if cold:
-        teacher.load_state_dict(cold)
+        teacher.info.stateful.load_state_dict(cold)
     rows = [torch.empty(0, teacher.num_classes, dtype=torch.float64)]
     with suppress(Refused):
         for x_BCHW in stream:
@@ -156,4 +173,4 @@ def _asked(teacher: Any, stream: Iterator[Tensor], cold: Any = None) -> Tensor:
 def _call(teacher: Any, x_BCHW: Tensor) -> Any:
     """The answers on the host, so that an accelerator is waited for."""
     with torch.no_grad():
-        return teacher(x_BCHW.to(getattr(teacher, "device", "cpu"), copy=True)).cpu()
+        return teacher(x_BCHW.to(teacher.info.device, copy=True)).cpu()

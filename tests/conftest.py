@@ -1,6 +1,4 @@
-"""The tiers' rules, and runs that several test files start from; made once a module, when a test asks for them."""
-
-from __future__ import annotations
+"""The tiers' rules, and runs that several test files start from."""
 
 import os
 import re
@@ -20,7 +18,8 @@ for name in [name for name in os.environ if name.startswith("WANDB_")]:
 
 OTHER_TIERS = ("integration", "exhaustive", "cluster", "gpu", "network")
 SECONDS = 2.0
-"""CPU time a test of the default tier may take, on a machine that does ``yardstick`` in ``YARDSTICK`` seconds.
+"""CPU time a test of the default tier may take, on a machine that does ``yardstick`` in ``YARDSTICK``
+seconds.
 
 Twice what it should take: a machine that others use as well counts more for the same work.
 """
@@ -55,7 +54,7 @@ def yardstick() -> float:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The default tier does not import what only files of other tiers need: onnx, transformers, timm, uvicorn."""
+    """The default tier does not import what only files of other tiers need: onnx, transformers, timm."""
     if "not integration" not in config.option.markexpr or collection_path.suffix != ".py":
         return None
     return True if WHOLE_FILE.search(collection_path.read_text(encoding="utf-8")) else None
@@ -63,7 +62,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """A test of the default tier starts no process and opens no socket. Where it was long, a warning names it.
+    """A test of the default tier starts no process and opens no socket.
 
     No test of this tier fails by the clock, which a busy machine moves.
     """
@@ -82,7 +81,10 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if seconds > allowed:
         slowness = max(1.0, *(yardstick() / YARDSTICK for _ in range(3)))
         if seconds > allowed * slowness:
-            words = f"expected less than a second of CPU time, or the mark exhaustive; {item.name} took {seconds:.1f} s"
+            words = (
+                f"expected less than a second of CPU time, or the mark exhaustive; {item.name} took "
+                f"{seconds:.1f} s"
+            )
             warnings.warn(words, stacklevel=1)
     return result
 

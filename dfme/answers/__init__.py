@@ -1,1 +1,1 @@
-"""What a teacher answers, on both sides: how it is read, how a defence changes it, what of it can be recovered."""
+"""Teacher answers, on both sides: how they are read, what a defence changes, what can be recovered."""

@@ -1,23 +1,21 @@
-"""What defences make of probabilities: tensors in, tensors out, float64. The owner answers so; an attacker knows it.
+"""Defences as maps of probabilities, float64: the owner applies them, and an attacker can know them.
 
-p are the model's probabilities (B images, K classes) and m = argmax p; q those of a surrogate student. At zero strength
-every map returns p bit for bit. A row's answer does not depend on the other rows of its batch.
+p are the model's probabilities (B images, K classes) and m = argmax p; q those of a surrogate student. At
+zero strength every map returns p bit for bit. A row's answer does not depend on the other rows of its batch.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad
 
-from dfme.answers import l1_ball
 from dfme.config import defences
 
 LEAD = 2e-7
-"""By how much a top score that is kept lies above all others at least: float32 tells them apart everywhere below 1."""
+"""By how much a top score that is kept lies above all others at least: float32 tells them apart everywhere
+below 1."""
 
 ALL_SETS = 10
 """Classes up to which MAD tries every set that holds the top class."""
@@ -26,8 +24,9 @@ ALL_SETS = 10
 def lattice(p_BK: Tensor, n: int) -> Tensor:
     """The nearest multiples of 1/n that sum to one, by largest remainders; a tie goes to the top class.
 
-    Where another class comes level with the top one, a unit moves up from the one that has most (of several, the one
-    whose p is least), so that the top class is ahead. Scores keep their order; float32 tells them apart up to n = 2^22.
+    Where another class comes level with the top one, a unit moves up from the one that has most (of several,
+    the one whose p is least), so that the top class is ahead. Scores keep their order; float32 tells them
+    apart up to n = 2^22.
     """
     p_BK = p_BK.double()
     top_BK = one_hot(p_BK.argmax(-1), p_BK.shape[-1]).bool()
@@ -55,9 +54,9 @@ def temperature(p_BK: Tensor, t: float) -> Tensor:
 
 
 def modelguard_w(p_BK: Tensor, epsilon: float, margin: float) -> Tensor:
-    """ModelGuard-W: the answer that minimises <log(p + 1e-6), y> within the ball, the top class kept by the margin."""
+    """ModelGuard-W: minimise <log(p + 1e-6), y> within the ball, keeping the top class by the margin."""
     p_BK = p_BK.double()
-    return l1_ball.minimise((p_BK + 1e-6).log(), p_BK, epsilon, max(margin, LEAD))
+    return minimise((p_BK + 1e-6).log(), p_BK, epsilon, max(margin, LEAD))
 
 
 def reverse_sigmoid(p_BK: Tensor, beta: float, gamma: float) -> Tensor:
@@ -68,7 +67,8 @@ def reverse_sigmoid(p_BK: Tensor, beta: float, gamma: float) -> Tensor:
     p_BK = p_BK.double()
     if 0 in (beta, gamma):
         return p_BK.clone()
-    taken_BK = beta * (1 / (1 + (-gamma * torch.logit(p_BK, eps=1e-12)).exp()) - 0.5)  # sigmoid, whatever the batch
+    # sigmoid, whatever the batch
+    taken_BK = beta * (1 / (1 + (-gamma * torch.logit(p_BK, eps=1e-12)).exp()) - 0.5)
     y_BK = _normalised((p_BK - taken_BK).clamp(min=0))
     if max(beta, gamma) > 1:
         return y_BK
@@ -78,13 +78,14 @@ def reverse_sigmoid(p_BK: Tensor, beta: float, gamma: float) -> Tensor:
 def mad(p_BK: Tensor, q_BK: Tensor, epsilon: float, vertices: Literal["argmax", "extreme"]) -> Tensor:
     """MAD (Orekondy et al. 2020) with the Jacobian of the last layer, by which the features cancel.
 
-    Takes the vertex y* whose gradient q - y* has the largest angle to q - p, and goes from p as far towards it as the
-    ball allows.
+    Takes the vertex y* whose gradient q - y* has the largest angle to q - p, and goes from p as far towards
+    it as the ball allows.
     ``argmax``: y* is uniform over a set of classes with the top one (and 1e-5 more on it): all of these up to
-    ``ALL_SETS`` classes, above that only those that take the classes by q - p, which are enough for uniform q.
-    ``extreme``: y* is any one class. A vertex without a gradient, y* = q, turns nothing and is not taken.
+    ``ALL_SETS`` classes, above that only those that take the classes by q - p, which are enough for uniform
+    q. ``extreme``: y* is any one class. A vertex without a gradient, y* = q, turns nothing and is not taken.
     """
-    p_BK, q_BK = p_BK.double(), q_BK.double()
+    p_BK = p_BK.double()
+    q_BK = q_BK.double()
     if epsilon == 0:
         return p_BK.clone()
     if vertices == "extreme":
@@ -99,13 +100,13 @@ def mad(p_BK: Tensor, q_BK: Tensor, epsilon: float, vertices: Literal["argmax", 
 
 
 def grad2(p_BK: Tensor, q_BK: Tensor, epsilon: float, margin: float | None) -> Tensor:
-    """GRAD^2 (Mazeika et al. 2022) at the last layer: the least inner product of gradients, so the cost p - q."""
+    """GRAD^2 (Mazeika et al. 2022) at the last layer: the least inner product of gradients, cost p - q."""
     margin = None if margin is None else max(margin, LEAD)
-    return l1_ball.minimise(p_BK.double() - q_BK.double(), p_BK, epsilon, margin)
+    return minimise(p_BK.double() - q_BK.double(), p_BK, epsilon, margin)
 
 
 def noise(p_BK: Tensor, z_BK: Tensor, sigma: float, keep_top: bool) -> Tensor:
-    """max(0, p + sigma z), normalised; z is standard normal. Where nothing is above zero, the greatest gets all.
+    """max(0, p + sigma z), normalised, z standard normal; without a positive entry the greatest gets all.
 
     ``keep_top``: the largest score changes places with that of the top class.
     """
@@ -125,10 +126,10 @@ def noise(p_BK: Tensor, z_BK: Tensor, sigma: float, keep_top: bool) -> Tensor:
 
 
 def map_of(options: defences.DefenceOptions, rng: torch.Generator) -> Callable[[Tensor], Tensor] | None:
-    """The map that an attacker computes who knows a defence's name and options, and neither its key nor its nets.
+    """Return the map that an attacker can compute from a defence's name and options, without key or nets.
 
-    q is taken for uniform, noise is drawn from ``rng``. None: there is no such map, the answer depends on a key, on the
-    image or on what was asked before, or is p as it is.
+    q is taken for uniform, noise is drawn from ``rng``. None: there is no such map, the answer depends on a
+    key, on the image or on what was asked before, or is p as it is.
     """
     match options:
         case defences.Lattice(n=n):
@@ -157,17 +158,21 @@ def _best_set(p_BK: Tensor, q_BK: Tensor, top_BK: Tensor) -> Tensor:
     """Uniform over the set of classes with the top one that turns the gradient most."""
     gain_BK = q_BK - p_BK
     order_BK = gain_BK.masked_fill(top_BK.bool(), float("inf")).argsort(dim=-1, descending=True, stable=True)
-    gain_BK, q_sorted_BK = gain_BK.gather(-1, order_BK), q_BK.gather(-1, order_BK)
+    gain_BK = gain_BK.gather(-1, order_BK)
+    q_sorted_BK = q_BK.gather(-1, order_BK)
     sizes_S = _over_sets(p_BK.new_ones(1, p_BK.shape[-1]))[0]
-    cosines_BS = _cosines(p_BK, q_BK, -_over_sets(gain_BK) / sizes_S, _over_sets(q_sorted_BK) / sizes_S, 1 / sizes_S)
-    best_B1, places_K = cosines_BS.argmin(-1, keepdim=True), torch.arange(p_BK.shape[-1], device=p_BK.device)
+    cosines_BS = _cosines(
+        p_BK, q_BK, -_over_sets(gain_BK) / sizes_S, _over_sets(q_sorted_BK) / sizes_S, 1 / sizes_S
+    )
+    best_B1 = cosines_BS.argmin(-1, keepdim=True)
+    places_K = torch.arange(p_BK.shape[-1], device=p_BK.device)
     every = len(places_K) <= ALL_SETS
     member_BK = ((2 * best_B1 + 1) >> places_K) & 1 if every else (places_K <= best_B1).long()
     return _normalised(torch.zeros_like(p_BK).scatter_(-1, order_BK, member_BK.double()))
 
 
 def _over_sets(values_BK: Tensor) -> Tensor:
-    """Sums over each set that holds the first class: set s holds class k where bit k of 2s + 1 is set; or prefixes."""
+    """Sums over each set with the first class: set s holds class k if bit k of 2s + 1 is set; or prefixes."""
     if values_BK.shape[-1] > ALL_SETS:
         return values_BK.cumsum(-1)
     sums_BS = values_BK[:, :1]
@@ -177,7 +182,7 @@ def _over_sets(values_BK: Tensor) -> Tensor:
 
 
 def _cosines(p_BK: Tensor, q_BK: Tensor, loss_BS: Tensor, q_BS: Tensor, square_S: Tensor | float) -> Tensor:
-    """Cosines of q - y and q - p up to the length of q - p; of vertices y, <y, p - q>, <y, q> and <y, y> are known."""
+    """Cosines of q - y and q - p up to the length of q - p, from <y, p - q>, <y, q>, <y, y> of vertices y."""
     inner_BS = _sum(q_BK * (q_BK - p_BK)) + loss_BS
     squares_BS = _sum(q_BK * q_BK) - 2 * q_BS + square_S
     # One that cannot turn anything; squares this small are what rounding leaves of nothing.
@@ -202,3 +207,98 @@ def _sum(values_BK: Tensor) -> Tensor:
 
 def _normal(p_BK: Tensor, rng: torch.Generator) -> Tensor:
     return torch.randn(p_BK.shape, generator=rng, dtype=torch.float64, device=rng.device).to(p_BK.device)
+
+
+ROUNDS = 44
+"""Times the range of the top score is halved: to 6e-14."""
+
+ROWS = 512
+"""Answers solved at once: what is held of them fits a processor's cache."""
+
+
+def minimise(cost_BK: Tensor, p_BK: Tensor, epsilon: float, margin: float | None) -> Tensor:
+    """The y_BK that minimises <cost, y> over the simplex where |y - p|_1 <= epsilon; float64.
+
+    ``margin``: y_m >= y_k + margin for every other class k, where m = argmax p. Where the ball holds no such
+    y, the largest margin that it holds takes its place; this is p itself where epsilon is 0. None: the top is
+    not held.
+
+    The least cost is convex in the top score t = y_m, so t is searched. With t fixed, everything above t -
+    margin is cut, and what else may move goes from the dearest classes to the cheapest: sorted cumulative
+    sums find how much.
+    """
+    p_BK = p_BK.double().contiguous()
+    cost_BK = cost_BK.double().contiguous()
+    if epsilon == 0:
+        return p_BK.clone()
+    if len(p_BK) > ROWS:
+        parts = zip(cost_BK.split(ROWS), p_BK.split(ROWS), strict=True)
+        return torch.cat([minimise(cost, p, epsilon, margin) for cost, p in parts])
+    half = epsilon / 2
+    total_B1 = p_BK.sum(-1, keepdim=True)
+    if margin is None:
+        order_BK = cost_BK.argsort(dim=-1, stable=True)
+        sorted_BK = p_BK.gather(-1, order_BK)
+        none_B1 = torch.zeros_like(total_B1)
+        y_BK = _exchange(sorted_BK, total_B1 - sorted_BK, none_B1, none_B1, half)
+        return torch.empty_like(p_BK).scatter_(-1, order_BK, y_BK)
+    top_B1 = p_BK.argmax(-1, keepdim=True)
+    # all but the top
+    order_BO = cost_BK.scatter(-1, top_B1, float("inf")).argsort(dim=-1, stable=True)[:, :-1]
+    others_BO = p_BK.gather(-1, order_BO)
+    top_p_B1 = p_BK.gather(-1, top_B1)
+    tops_cost_B1 = cost_BK.gather(-1, top_B1)
+    cost_B1O = cost_BK.gather(-1, order_BO)[:, None]
+    sum_B11 = others_BO.cumsum(-1)[:, None, -1:]
+    low_B1, high_B1, margin_B1 = _range_of_top(others_BO, top_p_B1, total_B1, half, margin)
+    quarters = torch.linspace(0, 1, 5, dtype=p_BK.dtype, device=p_BK.device)
+    for _ in range(ROUNDS):
+        t_B5 = low_B1.lerp(high_B1, quarters)
+        t_B31 = t_B5[:, 1:-1, None]
+        cap_B31 = t_B31 - margin_B1[..., None]
+        kept_B3O = others_BO[:, None].minimum(cap_B31)
+        rise_B31 = t_B31 - top_p_B1[..., None]
+        cut_B31 = sum_B11 - kept_B3O.cumsum(-1)[..., -1:] - rise_B31.clamp(max=0)
+        y_B3O = _exchange(kept_B3O, cap_B31 - kept_B3O, cut_B31, rise_B31.clamp(min=0), half)
+        value_B3 = (cost_B1O * y_B3O).cumsum(-1)[..., -1] + tops_cost_B1 * t_B31[..., 0]
+        best_B1 = value_B3.argmin(-1, keepdim=True)
+        low_B1 = t_B5.gather(-1, best_B1)
+        high_B1 = t_B5.gather(-1, best_B1 + 2)
+    y_BO = y_B3O.gather(1, best_B1[..., None].expand(-1, 1, order_BO.shape[-1]))[:, 0]
+    y_BK = torch.empty_like(p_BK).scatter_(-1, order_BO, y_BO)
+    return y_BK.scatter_(-1, top_B1, t_B5.gather(-1, best_B1 + 1))
+
+
+def _range_of_top(
+    others_BO: Tensor, top_p_B1: Tensor, total_B1: Tensor, half: float, margin: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the least and greatest top score in the ball, and the margin, at most the ball's largest."""
+    high_B1 = (top_p_B1 + half).minimum(total_B1)
+    others = others_BO.shape[-1]
+    margin_B1 = (high_B1 - _level(others_BO, high_B1 - top_p_B1)).clamp(max=margin)
+    low_B1 = _level(torch.cat([others_BO + margin_B1, top_p_B1], dim=-1), torch.full_like(total_B1, half))
+    low_B1 = low_B1.maximum((total_B1 + others * margin_B1) / (others + 1))
+    return low_B1.minimum(high_B1), high_B1, margin_B1
+
+
+def _level(heights_BK: Tensor, volume_B1: Tensor) -> Tensor:
+    """The level to which heights must be cut for ``volume`` to come off in all."""
+    counts_K = torch.arange(1, heights_BK.shape[-1] + 1, dtype=heights_BK.dtype, device=heights_BK.device)
+    sums_BK = heights_BK.sort(-1, descending=True).values.cumsum(-1)
+    return ((sums_BK - volume_B1) / counts_K).amax(-1, keepdim=True)
+
+
+def _exchange(kept: Tensor, room: Tensor, cut: Tensor, rise: Tensor, half: float) -> Tensor:
+    """Scores after the best exchange, classes (last axis) in the order of their cost.
+
+    ``cut`` has come off already and ``rise`` has been given to the top already; the rest of the cut goes to
+    the cheapest classes, as far as they have room, the rest of the rise comes from the dearest. Then mass
+    moves from the dearest to the cheapest until they meet, or ``half`` has moved in all.
+    """
+    room_before = pad(room.cumsum(-1), (1, 0))
+    kept_after = pad(kept.flip(-1).cumsum(-1).flip(-1), (0, 1))
+    meet = (room_before + rise).minimum(kept_after + cut).amax(-1, keepdim=True)
+    moved = meet.maximum(cut).maximum(rise).clamp(max=half)
+    taken = (moved - cut - kept_after[..., 1:]).clamp_(min=0).minimum(kept)
+    given = (moved - rise - room_before[..., :-1]).clamp_(min=0).minimum(room)
+    return kept + given - taken

@@ -1,7 +1,5 @@
 """What a teacher may answer: every answer is held to its label mode before anything is learnt from it."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable
@@ -44,8 +42,8 @@ def read_answers(
     """A teacher's raw answer to ``batch`` images as a tensor of our own on ``device``.
 
     Scores come back float32 (B, K), labels int64 (B,), detached and copied: a teacher may use its buffer
-    again. Arrays and lists are taken as well. Conditions on values go through the deferred. What tells more than
-    ``mode`` reveals is cut to it, and on a CPU ``more`` is called.
+    again. Arrays and lists are taken as well. Conditions on values go through the deferred. What tells more
+    than ``mode`` reveals is cut to it, and on a CPU ``more`` is called.
 
     Raises TeacherError, with what was expected and what came, for an answer of another kind, shape or dtype,
     for NaN and infinities, probabilities that are none, and labels out of range.
@@ -63,15 +61,15 @@ def read_answers(
         tolerance = SUM + rounding + eps
         answers = answers.detach().to(device, torch.float32, copy=True)
         if mode.kind == "logits":
-            (ok, found), expected = _logits(answers), "finite logits"
+            (ok, found) = _logits(answers)
+            expected = "finite logits"
         elif mode.kind == "probabilities":
-            (ok, found), expected = _probabilities(answers, tolerance), _sums("of one each", tolerance)
+            (ok, found) = _probabilities(answers, tolerance)
+            expected = _sums("of one each", tolerance)
         else:
             hidden = max(classes - (mode.k or classes), 0)
-            (ok, found), expected = (
-                _top_k(answers, hidden, tolerance),
-                f"at most {hidden} NaN (unrevealed) per row, the others ",
-            )
+            (ok, found) = _top_k(answers, hidden, tolerance)
+            expected = f"at most {hidden} NaN (unrevealed) per row, the others "
             expected += _sums("of at most one", tolerance)
     deferred.expect(ok, lambda: TeacherError(f"teacher: expected {expected}, got {found()}"))
     if mode.decimals is None and mode.k is None:
@@ -83,7 +81,7 @@ def read_answers(
 
 
 def as_tensor(raw: object) -> Tensor:
-    """An ordinary tensor as it is, an array or a list of numbers as a tensor; TeacherError for anything else."""
+    """Return a plain tensor as it is, an array or a list of numbers as a tensor; else raise TeacherError."""
     try:
         if not isinstance(raw, Tensor):
             return torch.as_tensor(raw)
@@ -101,7 +99,8 @@ def largest(scores_BK: Tensor, k: int) -> Tensor:
     """Where the ``k`` largest known scores of a row are; among equal ones the first classes win."""
     known_BK = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     least_B1 = known_BK.topk(k, dim=1).values[:, -1:]  # its indices follow no order among equal scores
-    above_BK, level_BK = known_BK > least_B1, known_BK == least_B1
+    above_BK = known_BK > least_B1
+    level_BK = known_BK == least_B1
     return above_BK | (level_BK & (level_BK.cumsum(1) <= k - above_BK.sum(1, keepdim=True)))
 
 
@@ -116,7 +115,7 @@ def top_class(answers: Tensor) -> Tensor:
 
 
 def cut_to(scores_BK: Tensor, mode: LabelMode) -> Tensor:
-    """What ``mode`` reveals of probabilities; as they are, bit by bit, where that is all."""
+    """Cut probabilities to what ``mode`` reveals; unchanged, bit by bit, if it reveals everything."""
     cut_BK = scores_BK
     if mode.decimals is not None and mode.decimals <= 45:  # beyond them a float32 has none
         scale = 10.0**mode.decimals  # in double precision: a float32 times 10^7 has no decimals left to round
@@ -125,7 +124,7 @@ def cut_to(scores_BK: Tensor, mode: LabelMode) -> Tensor:
 
 
 def _tells_more(scores_BK: Tensor, cut_BK: Tensor, eps: float) -> bool:
-    """Whether more was cut than numbers of this precision round off."""
+    """True if more was cut than numbers of this precision round off."""
     hidden_BK = scores_BK.isnan() != cut_BK.isnan()
     return bool((hidden_BK | ((scores_BK - cut_BK).abs() > 4 * eps * scores_BK.abs())).any())
 
@@ -149,7 +148,8 @@ def _require_scores(answers: Tensor, batch: int, classes: int, mode: LabelMode) 
         if shape == (batch,):
             hint = "; if these are labels, start a new run with --teacher.label-mode label"
         elif shape == (batch, 1):
-            hint = "; if it is a binary model, start a new run with --teacher.num-classes 2" if classes != 2 else ""
+            two = "; if it is a binary model, start a new run with --teacher.num-classes 2"
+            hint = two if classes != 2 else ""
         elif len(shape) == 2 and shape[0] == batch:
             hint = f"; if it has {shape[1]} classes, start a new run with --teacher.num-classes {shape[1]}"
         raise TeacherError(
@@ -166,7 +166,8 @@ def _logits(scores_BK: Tensor) -> Verdict:
 
 
 def _probabilities(scores_BK: Tensor, tolerance: float) -> Verdict:
-    low, off = scores_BK.amin(), (scores_BK.sum(1) - 1).abs_().amax()
+    low = scores_BK.amin()
+    off = (scores_BK.sum(1) - 1).abs_().amax()
     return (low >= -NEGATIVE) & (off <= tolerance), lambda: _describe(float(low), 1 + float(off), float(off))
 
 
@@ -174,25 +175,24 @@ def _top_k(scores_BK: Tensor, hidden: int, tolerance: float) -> Verdict:
     unknown = scores_BK.isnan()
     fewest, most = unknown.sum(1).aminmax()
     revealed = scores_BK.masked_fill(unknown, 0.0)
-    low, total = revealed.amin(), revealed.sum(1).amax()
-    ok = (most <= hidden) & (low >= -NEGATIVE) & (total <= 1 + tolerance)
-    return (
-        ok,
-        lambda: (
-            f"{int(fewest)} to {int(most)} NaN per row, a smallest value of {float(low):.4g} and a largest "
-            f"sum of {float(total):.4g}"
-        ),
-    )
+    low = revealed.amin()
+    total = revealed.sum(1).amax()
+
+    def found() -> str:
+        known = f"a smallest value of {float(low):.4g} and a largest sum of {float(total):.4g}"
+        return f"{int(fewest)} to {int(most)} NaN per row, {known}"
+
+    return (most <= hidden) & (low >= -NEGATIVE) & (total <= 1 + tolerance), found
 
 
 def _labels(labels_B: Tensor, classes: int) -> Verdict:
     low, high = labels_B.aminmax()
-    return (low >= 0) & (high < classes), lambda: _describe_labels(int(low), int(high))
 
+    def found() -> str:
+        hint = f" ({NO_LABEL}: its scores were NaN)" if low == NO_LABEL else ""
+        return f"labels from {int(low)} to {int(high)}{hint}"
 
-def _describe_labels(low: int, high: int) -> str:
-    hint = f" ({NO_LABEL}: its scores were NaN)" if low == NO_LABEL else ""
-    return f"labels from {low} to {high}{hint}"
+    return (low >= 0) & (high < classes), found
 
 
 def _sums(sum_of: str, tolerance: float) -> str:
@@ -211,37 +211,40 @@ def _describe(low: float, total: float, off: float) -> str:
 class TeacherCall:
     """Asks ``teacher`` once at a time or from several threads; answers come to ``device``, checked.
 
-    ``run`` is a name of the run, which tells its requests from those of other runs. ``tells_more``: whether an answer
-    told more than the label mode.
+    ``run`` is a name of the run, which tells its requests from those of other runs. ``tells_more``: whether
+    an answer told more than the label mode.
     """
 
     tells_more = False
 
     def __init__(self, teacher: Teacher, deferred: DeferredChecks, run: str, device: torch.device) -> None:
-        self._teacher, self._deferred, self._run, self._device = teacher, deferred, run, device
-        self._is_service = getattr(teacher, "wire", None) is not None
-        self._ask_with_key: Callable[[Tensor, str], object] | None = getattr(teacher, "ask", None)
+        self._teacher = teacher
+        self._deferred = deferred
+        self._run = run
+        self._device = device
+        self._remote = teacher.info.remote
 
     @property
     def needs_key(self) -> bool:
-        """Whether requests carry a key, and so need their digest."""
-        return self._ask_with_key is not None
+        """True if requests carry a key, and so need their digest."""
+        return self._remote is not None
 
     def __call__(self, query_BCHW: Tensor, position: int, code: bytes) -> Tensor:
         """The answers to the images that follow ``position`` others of the run and have the digest ``code``.
 
         Raises:
-            Refused, Unanswered: as the teacher does; Unusable also for an answer of a service that its label mode
-                rules out.
+            Refused, Unanswered: as the teacher does; Unusable also for an answer of a service that its label
+                mode rules out.
             TeacherError: for such an answer of any other teacher, and for whatever it raises.
         """
         raw = self._call(query_BCHW, position, code)
         teacher = self._teacher
+        mode = teacher.label_mode
         try:
-            classes, mode, batch = teacher.num_classes, teacher.label_mode, len(query_BCHW)
-            return read_answers(raw, batch, classes, mode, self._deferred, self._device, self._more)
+            shape = len(query_BCHW), teacher.num_classes
+            return read_answers(raw, *shape, mode, self._deferred, self._device, self._more)
         except TeacherError as error:
-            if self._is_service:
+            if self._remote:
                 whole = isinstance(raw, Tensor) and bool(raw.isfinite().all())
                 raise (Misfit if whole else Unusable)(str(error), error.reason) from error
             raise
@@ -257,21 +260,21 @@ class TeacherCall:
         try:
             with torch.no_grad(), torch.autocast(query_BCHW.device.type, enabled=False):
                 asked_BCHW = query_BCHW.clone()  # a teacher may write into it, and be asked again
-                if self._ask_with_key is None:
+                if self._remote is None:
                     return self._teacher(asked_BCHW)
-                return self._ask_with_key(asked_BCHW, self._key(position, code))
+                return self._remote.ask(asked_BCHW, self._key(position, code))
         except BaseException as error:  # a client may give up the whole process: it is not its own here
             if isinstance(error, DfmeError | KeyboardInterrupt) and not isinstance(error, BudgetExhausted):
                 raise
             name = type(error).__name__[:80]
             raise TeacherError(
-                f"teacher: expected answers to {len(query_BCHW)} images {tuple(query_BCHW.shape)}, but it raised "
-                f"{name}: {' '.join(str(error).split())[:500]}",
+                f"teacher: expected answers to {len(query_BCHW)} images {tuple(query_BCHW.shape)}, but it "
+                f"raised {name}: {' '.join(str(error).split())[:500]}",
                 f"raised {name}",
             ) from error
         finally:
             CHARGED.reset(before)
 
     def _key(self, position: int, code: bytes) -> str:
-        """The same for every attempt at the same images at the same place of the same run, and for nothing else."""
+        """Seed that is the same for every attempt at the same images at the same place of the same run."""
         return hashlib.sha256(f"{self._run} {position} {code.hex()}".encode()).hexdigest()[:32]

@@ -1,10 +1,8 @@
-"""Probabilities recovered from defended answers, by what an attacker knows of the defence: its name and options.
+"""Probabilities recovered from defended answers by an attacker who knows the defence and its options.
 
-Probabilities p are drawn as a classifier may have them, and what the defence makes of them, y. Then either the y
-nearest to an answer say what its p was (``Table``), or a small network learns it (``trained_net``).
+Probabilities p are drawn as a classifier may have them, and what the defence makes of them, y. Then either
+the y nearest to an answer say what its p was (``Table``), or a small network learns it (``trained_net``).
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,8 +14,7 @@ from torch.nn.functional import cross_entropy
 from dfme.answers.maps import map_of
 from dfme.answers.reading import cut_to
 from dfme.config.answer_settings import AnswersConfig
-from dfme.config.defence_texts import parse_defences
-from dfme.config.defences import stated
+from dfme.config.defences import parse_defences, stated
 from dfme.errors import UserError
 from dfme.randomness import derived_seed
 from dfme.spec import LabelMode
@@ -25,64 +22,80 @@ from dfme.spec import LabelMode
 Recovery = Callable[[Tensor], Tensor]
 """From answers (B, K) to the probabilities (B, K) that the model may have had."""
 
-ENTRIES, NUMBERS, TOLERANCE = 100_000, 1 << 22, 0.01
-"""Pairs that are drawn, fewer of more than 41 classes, so many numbers in all; and the L1 distance up to which an
-entry's y counts as the answer (ModelGuard's Bayes attack)."""
+ENTRIES = 100_000
+NUMBERS = 1 << 22
+TOLERANCE = 0.01
+"""Pairs that are drawn, fewer of more than 41 classes, so many numbers in all; and the L1 distance up to
+which an entry's y counts as the answer (ModelGuard's Bayes attack)."""
 
-AT_ONCE, PART = 1 << 22, 4_096
+AT_ONCE = 1 << 22
+PART = 4_096
 """Numbers that answers are compared with, and probabilities that a map is given, at once: bounds memory."""
 
-HIDDEN, PAIRS, EPOCHS, BATCH = (128, 64), 20_000, 200, 2_000
-"""Of the net: hidden units, pairs in an epoch (picked anew from all that are drawn), epochs, pairs in a step."""
+HIDDEN = (128, 64)
+PAIRS = 20_000
+EPOCHS = 200
+BATCH = 2_000
+"""Of the net: hidden units, pairs in an epoch (picked anew from all that are drawn), epochs, pairs in a
+step."""
 
 
-def known_map(config: AnswersConfig, told: LabelMode, rng: torch.Generator) -> Recovery:
-    """What the defences that ``knows`` names, and the rounding of the answers, make of probabilities (N, K).
+def known_map(config: AnswersConfig, raw_mode: LabelMode, rng: torch.Generator) -> Recovery:
+    """Map of the defences that ``knows`` names, and of the answers' rounding, on probabilities (N, K).
 
     ``rng`` draws the noise of random ones. UserError for a defence that is no map of probabilities.
     """
     maps = {str(options): map_of(options, rng) for options in parse_defences(config.knows)}
     for text, each in maps.items():
         if each is None:
-            raise UserError(f"--answers.knows {text}: expected a defence whose answers follow from p; leave it out")
+            raise UserError(
+                f"--answers.knows {text}: expected a defence whose answers follow from p; leave it out"
+            )
 
     def defended(p_NK: Tensor) -> Tensor:
         for each in filter(None, maps.values()):
             p_NK = each(p_NK)
-        return p_NK if told.decimals is None else cut_to(p_NK, told)
+        return p_NK if raw_mode.decimals is None else cut_to(p_NK, raw_mode)
 
     return defended
 
 
-def make_recovery(config: AnswersConfig, told: LabelMode, classes: int, seed: int) -> Recovery:
-    """The table or the net that ``config`` asks for, against the defence it knows; the same for the same seed."""
+def make_recovery(config: AnswersConfig, raw_mode: LabelMode, classes: int, seed: int) -> Recovery:
+    """Return the table or net that ``config`` asks for, against its defence; the same for the same seed."""
     rng = torch.Generator().manual_seed(derived_seed(seed, "recovery"))
     facts = stated(parse_defences(config.knows), classes)
     draws = config.times if facts.random else 1  # whose average will be read
-    defended, p_NK = known_map(config, told, rng), drawn(min(ENTRIES, NUMBERS // classes), classes, rng)
-    y_NK = torch.cat([sum((defended(part) for _ in range(draws)), 0 * part) / draws for part in p_NK.split(PART)])
+    defended = known_map(config, raw_mode, rng)
+    p_NK = drawn(min(ENTRIES, NUMBERS // classes), classes, rng)
+    y_NK = torch.cat(
+        [sum((defended(part) for _ in range(draws)), 0 * part) / draws for part in p_NK.split(PART)]
+    )
     if config.recover == "net":
         return trained_net(p_NK.float(), y_NK.float(), seed, rng)
-    return Table(p_NK, y_NK, told.decimals is None and facts.keeps_top == "yes")
+    return Table(p_NK, y_NK, raw_mode.decimals is None and facts.keeps_top == "yes")
 
 
 def drawn(count: int, classes: int, rng: torch.Generator) -> Tensor:
-    """softmax(s N(0, I)), s uniform from 1 to 8 (heuristic), float64 (N, K). Row i has the top class i mod K."""
+    """softmax(s N(0, I)), s uniform in 1 to 8 (heuristic), float64 (N, K); row i has top class i mod K."""
     sharpness_N1 = 1 + 7 * torch.rand(count, 1, generator=rng, dtype=torch.float64)
     p_NK = (sharpness_N1 * torch.randn(count, classes, generator=rng, dtype=torch.float64)).softmax(dim=1)
-    rows, wanted, top = torch.arange(count), torch.arange(count) % classes, p_NK.argmax(dim=1)
+    rows = torch.arange(count)
+    wanted = torch.arange(count) % classes
+    top = p_NK.argmax(dim=1)
     p_NK[rows, top], p_NK[rows, wanted] = p_NK[rows, wanted], p_NK[rows, top]
     return p_NK
 
 
 class Table:
-    """The mean of log p, normalised, over the entries whose y is within TOLERANCE of the answer, or is the nearest.
+    """Mean of log p, normalised, over entries whose y is within TOLERANCE of the answer, or else nearest.
 
-    ``by_class``: the defence keeps the top class, so an answer is compared with the entries of its own class alone.
+    ``by_class``: the defence keeps the top class, so an answer is compared with the entries of its own class
+    alone.
     """
 
     def __init__(self, p_NK: Tensor, y_NK: Tensor, by_class: bool) -> None:
-        self._by_class, groups = by_class, p_NK.shape[1] if by_class else 1
+        self._by_class = by_class
+        groups = p_NK.shape[1] if by_class else 1
         pairs_2NK = torch.stack([y_NK, p_NK.log()]).float()[:, : len(p_NK) // groups * groups]
         self._pairs_2GNK = pairs_2NK.unflatten(1, (-1, groups)).transpose(1, 2).contiguous()
 
@@ -92,10 +105,13 @@ class Table:
         return torch.cat([self._read(part) for part in answers_BK.split(at_once)])
 
     def _read(self, answers_BK: Tensor) -> Tensor:
-        (y, log_p), answers = self._pairs_2GNK, answers_BK[None]
+        (y, log_p) = self._pairs_2GNK
+        answers = answers_BK[None]
         if self._by_class:
             top_B = answers_BK.argmax(dim=1)
-            y, log_p, answers = y[top_B], log_p[top_B], answers_BK[:, None]
+            y = y[top_B]
+            log_p = log_p[top_B]
+            answers = answers_BK[:, None]
         distances = torch.cdist(answers, y, p=1)
         near = (distances <= distances.amin(dim=-1, keepdim=True).clamp_min(TOLERANCE)).float()
         log_p_BK: Tensor = (near @ log_p / near.sum(dim=-1, keepdim=True)).flatten(0, 1)

@@ -1,1 +1,1 @@
-"""What stands behind ``dfme.cli.main``: from words and files to configurations, one file per command beside it."""
+"""Behind ``dfme.cli.main``: words and files become configurations; one file per command."""

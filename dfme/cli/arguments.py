@@ -1,12 +1,11 @@
-"""What a command is asked for: its recipe, its kind of teacher and its method, so all its options, and their values.
+"""Arguments of a command: its recipe, kind of teacher, method, options and their values.
 
-Precedence: a flag, then the YAML file, then the recipe of dfme that lies below both (``dfme.run.recipes``), then the
-field's default; wandb's own variables come between flag and file. A file's teacher section belongs to the file's kind,
-its method section to the file's method: a flag that names another kind or method sets it aside. Who allowed a service
-to be asked, and which secrets may go there, is never a file's to say: ``Arguments._as_the_user_says``.
+Precedence: a flag, then the YAML file, then the recipe of dfme that lies below both (``dfme.run.recipes``),
+then the field's default; wandb's own variables come between flag and file. A file's teacher section belongs
+to the file's kind, its method section to the file's method: a flag that names another kind or method sets it
+aside. Who allowed a service to be asked, and which secrets may go there, is never a file's to say:
+``Arguments._as_the_user_says``.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import os
@@ -15,20 +14,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dfme.cli.files import Recipe, RecipeFinder, asks_to_resume, read_recipe
-from dfme.cli.flags import split_flags
+from dfme.cli.flags import Flag, Recipe, RecipeFinder, asks_to_resume, read_recipe, split_flags
 from dfme.cli.teacher_side import KINDS, kind_problems
 from dfme.config.imports import find_target, own_options
 from dfme.config.messages import Problem, did_you_mean, nearest, spelled_flag
-from dfme.config.settings import ExtractConfig, Job, TeacherConfig
-from dfme.config.tracking import wandb_environment
-from dfme.config.values import Option, build, flatten, options_of, validate
+from dfme.config.settings import ExtractConfig, Job, TeacherConfig, wandb_environment
+from dfme.config.values import Option, build, flatten, options_of, read_value
 from dfme.config.yaml_files import is_record
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.run import recipes
 from dfme.run.checks import teacher_problems
-from dfme.run.directory import as_begun
+from dfme.run.directory import resolve_from_run_start
 from dfme.run.job import comes_with_dfme, is_plain, locate
 
 T = TypeVar("T")
@@ -42,20 +39,10 @@ MAX_SHOWN = 8
 MAX_LETTERS = 550
 """Of one problem; of a longer one the middle is left out."""
 
-REMOVED: dict[str, Any] = {
-    "student.distil_share": 0.0,
-    "student.replay_order": "uniform",
-    "student.replay_precision": "float32",
-    "queries.generators": 1,
-    "queries.ceiling": 1.0,
-    "estimator.control": "auto",
-}
-"""Options of 0.4.0 that are gone, and the values at which a file may still have them: they changed nothing."""
-
 
 @dataclasses.dataclass(frozen=True)
 class CommandInputs:
-    """What a command reads: the model of its options, a teacher, a method.
+    """Inputs of a command: the model of its options, a teacher, a method.
 
     ``recipe`` finds the file to read where no --config is given; ``ignored`` are sections of such files that
     are other commands' business.
@@ -69,15 +56,15 @@ class CommandInputs:
 
 
 class Arguments:
-    """One command's words, with the options that hold for them, their values, and what is wrong with those.
+    """One command's flags, with the options that hold for them, their values, and what is wrong with those.
 
     Raises:
-        UserError: for words that are no flags, a recipe that cannot be read, an unknown kind or method.
+        UserError: for a recipe that cannot be read, an unknown kind or method.
     """
 
-    def __init__(self, words: Sequence[str], inputs: CommandInputs, recipe: Recipe | None = None) -> None:
-        """``recipe``: what stands in the place of a file's, whatever the words name."""
-        flags = split_flags(words)
+    def __init__(self, flags: Sequence[Flag], inputs: CommandInputs, recipe: Recipe | None = None) -> None:
+        """``recipe``: recipe content used instead of --config."""
+        self._root = inputs.root
         self._flags = {flag.key: flag for flag in flags if flag.key != "config"}
         self._file, content = recipe or read_recipe(flags, inputs.recipe)
         self._typed_file = any(flag.key == "config" for flag in flags)
@@ -96,12 +83,11 @@ class Arguments:
         self._own = self._own_options() if inputs.teacher else []
         self.options = {option.key: option for option in self._all_options(inputs)}
         self._below = {key: value for key, value in flatten(below, self.options) if key in self.options}
-        pairs = flatten(self._content, self.options)
-        self._in_file = {key: value for key, value in pairs if REMOVED.get(key, pairs) != value}
+        self._in_file = dict(flatten(self._content, self.options))
 
     @cached_property
-    def values(self) -> dict[str, Any]:
-        """What is given, each checked by itself; what is wrong is said when ``finish`` is called."""
+    def given(self) -> dict[str, Any]:
+        """The value of every option that somebody gave, as it was written; unknown names are reported."""
         tracking = wandb_environment(self._in_file.get("wandb.mode")).items()
         by_environment = {f"wandb.{name}": text for name, text in tracking if f"wandb.{name}" in self.options}
         given = {**self._in_file, **by_environment}
@@ -114,13 +100,22 @@ class Arguments:
         if "recipe" in self.options:
             given["recipe"] = self._recipe
         given |= {key: value for key, value in self._below.items() if key not in given}
-        values, problems = validate(self.options, given, self._unknown)
+        self.report(Problem(key, self._unknown(key)) for key in given if key not in self.options)
+        return given
+
+    @cached_property
+    def config(self) -> Any:
+        """The command's own model; what is wrong with its values is said when ``finish`` is called."""
+        return self._build(self._root)
+
+    def _build(self, model: type[T], prefix: str = "", given: Mapping[str, Any] | None = None) -> T:
+        built, problems = build(model, self.given if given is None else given, prefix)
         self.report(problems)
-        return values
+        return built
 
     @property
     def has_budget(self) -> bool:
-        """Whether the user named a budget: by a flag, in a file, or when a run that is gone on with was begun."""
+        """True if the user named a budget: by a flag, in a file, or when the resumed run was started."""
         return "budget" in self._flags or ("budget" in self._in_file and not self._is_shipped)
 
     @property
@@ -131,9 +126,10 @@ class Arguments:
         return [dataclasses.replace(option, default=held[key]) for key, option in self.options.items()]
 
     def says(self, key: str) -> bool:
-        """Whether a flag or a file of the user's own gives this option; no shipped recipe and no run's record does.
+        """True if a flag or the user's own file sets this option, not a shipped recipe or a run's record.
 
-        A file may hold what flags of the same section make idle, and how a tracking that is off would be done.
+        A file may hold what flags of the same section make idle, and how a tracking that is off would be
+        done.
         """
         section = key.partition(".")[0]
         changed = section == "wandb" or any(other.startswith(f"{section}.") for other in self._flags)
@@ -144,48 +140,57 @@ class Arguments:
         for key, text in problems:
             name = f"{self._file}: {key}" if key in self._in_file else spelled_flag(key)
             name = f"--{self._flags[key].name}" if key in self._flags else name
-            short = text if len(text) <= MAX_LETTERS else f"{text[:400]} ... {text[-100:]}"  # a number of 500 digits
+            # a number of 500 digits
+            short = text if len(text) <= MAX_LETTERS else f"{text[:400]} ... {text[-100:]}"
             self._problems.setdefault(key, f"{name}: {short}")
 
     def finish(self, problems: Iterable[Problem] = ()) -> None:
         """Raise one UserError that names everything wrong, if anything is; of a great many, the first."""
         self.report(problems)
         if self._problems:
-            shown, more = [*self._problems.values()][:MAX_SHOWN], len(self._problems) - MAX_SHOWN
+            shown = [*self._problems.values()][:MAX_SHOWN]
+            more = len(self._problems) - MAX_SHOWN
             raise UserError("; ".join(shown) + (f"; and {more} more like these" if more > 0 else ""))
-
-    def settings(self, model: type[T]) -> T:
-        """The command's own model; a text that must be given and is not is empty in it."""
-        missing = {key: "" for key, option in self.options.items() if option.required}
-        return build(model, missing | self.values)
 
     def teacher(self) -> tuple[TeacherConfig, dict[str, Any]]:
         """The teacher's common keys and its kind's options; a parameter named like a common key is both."""
-        common = _common()
-        values = {key: self.values[key] for key in common if key in self.values} | {"teacher.kind": self.kind}
-        own: dict[str, Any] = {}
-        for key, option in ((option.key, option) for option in self._own):
-            value = self.values.get(key, None if option.required else option.default)
-            if key in self.values or (not option.required and is_plain(value)):
-                own[option.name] = value
-            if key in common and value is not None:
-                # As the common key of its name has it; None where it has another meaning there.
-                values[key] = validate({key: common[key]}, {key: value})[0].get(key)
-        if self.kind in KINDS and "allow_env" in own:
+        given = self.given | {"teacher.kind": self.kind}
+        kind = KINDS.get(self.kind)
+        own = self._own_values(given) if kind is None else dict(vars(self._build(kind.options, "teacher.")))
+        if kind is not None and "allow_env" in own:
             own |= self._as_the_user_says(own)
-        file = KINDS[self.kind].file if self.kind in KINDS else None
-        if file is not None and isinstance(own.get(file.option), str):
-            path = locate(own[file.option])
-            of_file = f"teacher.{file.option}" in self._in_file and f"teacher.{file.option}" not in self._flags
-            own[file.option] = as_begun(self._file, path) if of_file and not os.path.exists(path) else path
-        teacher = build(TeacherConfig, values, "teacher.")
+        if kind is not None and kind.file is not None and isinstance(own.get(kind.file.option), str):
+            key = f"teacher.{kind.file.option}"
+            path = locate(own[kind.file.option])
+            of_file = key in self._in_file and key not in self._flags and not os.path.exists(path)
+            own[kind.file.option] = resolve_from_run_start(self._file, path) if of_file else path
+        teacher = self._build(TeacherConfig, "teacher.", given)
         self.report([*teacher_problems(teacher), *kind_problems(self.kind, own)])
         return teacher, own
 
-    def _as_the_user_says(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """The consent and the variables that may be sent by a service's options: what flags or environment say alone.
+    def _own_values(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Parameters of a teacher of one's own; of ``given`` stays what fits the common key of its name."""
+        shared = _common()
+        own: dict[str, Any] = {}
+        for option in self._own:
+            value = None if option.required else option.default
+            if option.key in self.given:
+                value, problems = read_value(option, given.pop(option.key))
+                self.report(problems)
+            elif option.required:
+                self.report([Problem(option.key, f"missing; expected {option.help or 'a value'}")])
+            if option.key in self.given or is_plain(value):
+                own[option.name] = value
+            common = None if value is None or option.key not in shared else shared[option.key]
+            if common is not None and (read := read_value(common, value)[0]) is not None:
+                given[option.key] = read
+        return own
 
-        A file may come from the one who owns the host that it names. What a run's own file says of them is a record.
+    def _as_the_user_says(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Consent and variables that a service may be sent, from flags or the environment alone.
+
+        A file may come from the one who owns the host that it names. What a run's own file says of them is a
+        record.
         """
         said = {name: own[name] for name in own if f"teacher.{name}" in self._flags}
         key = said.get("api_key_env")
@@ -198,8 +203,8 @@ class Arguments:
         """The job of these settings with the teacher and the method that are asked for."""
         teacher, options = self.teacher()
         entry = find_method(self.method)
-        method = build(entry.config, self.values, "method.")
-        sections = {name: build(entry.section(name), self.values, f"{name}.") for name in SECTIONS}
+        method = self._build(entry.config, "method.")
+        sections = {name: self._build(entry.section(name), f"{name}.") for name in SECTIONS}
         return Job(config, teacher, options, self.method, method, **sections)
 
     def _unknown(self, key: str) -> str:
@@ -208,8 +213,6 @@ class Arguments:
         group = [known for known in self.options if known.startswith(key + ".")]
         if group:
             return f"a group of options; expected one of its own such as {', '.join(map(spelled, group[:3]))}"
-        if key in REMOVED:
-            return "this option was removed; leave it out"
         section = key.partition(".")[0]
         of = f" of teacher {self.kind}" if section == "teacher" and self.kind else ""
         of = f" of method {self.method}" if section in ("method", *SECTIONS) and self.method else of
@@ -222,15 +225,20 @@ class Arguments:
 
         Nothing lies below a run's own file, which says all, or what stands in the place of a file.
         """
-        flag, written, file = self._flags.get("recipe"), str(self._content.pop("recipe", None) or ""), self._file
+        flag = self._flags.get("recipe")
+        written = str(self._content.pop("recipe", None) or "")
+        file = self._file
         asked = (flag.text or "") if flag else ""
         named = recipes.plain_name(asked or written)
         if self._is_whole:
             if named != recipes.plain_name(written):
-                raise UserError(f"--recipe: a run's own file says every option (recipe {written}); leave it out")
+                why = f"a run's own file says every option (recipe {written})"
+                raise UserError(f"--recipe: {why}; leave it out")
             return self._choose("method", "name", "dfme"), written, {}
         if asked and not self._typed_file:  # the file that was found is there for its teacher alone
-            self._content = {name: self._content[name] for name in ("teacher", "evaluation") if name in self._content}
+            self._content = {
+                name: self._content[name] for name in ("teacher", "evaluation") if name in self._content
+            }
             file = ""
         method = self._choose("method", "name", recipes.by_name(named or recipes.GENERAL)["method"]["name"])
         found, below = recipes.below(named, method)
@@ -264,8 +272,8 @@ class Arguments:
         hint = did_you_mean(self.kind, KINDS)
         if os.path.isfile(self.kind):
             hint = "; for a file of weights say --teacher.checkpoint"
-        choices = ", ".join(KINDS)
-        raise UserError(f"--teacher: expected {choices}, module:Class or module:function, got {self.kind!r}{hint}")
+        choices = f"{', '.join(KINDS)}, module:Class or module:function"
+        raise UserError(f"--teacher: expected {choices}, got {self.kind!r}{hint}")
 
     def _all_options(self, inputs: CommandInputs) -> list[Option]:
         options = options_of(inputs.root)
@@ -274,11 +282,18 @@ class Arguments:
             options += [*(option for key, option in _common().items() if key not in own), *self._own]
         if inputs.method:
             entry = find_method(self.method)
-            options.append(Option("method.name", str, "dfme", f"{', '.join(METHODS)}, or module:Class of your own"))
+            names = f"{', '.join(METHODS)}, or module:Class of your own"
+            options.append(Option("method.name", str, "dfme", names))
             for option in options_of(entry.config, "method."):
                 options.append(dataclasses.replace(option, basic=option.basic or ":" in self.method))
-            options += (option for name in entry.sections for option in options_of(entry.section(name), f"{name}."))
+            for name in entry.sections:
+                options += options_of(entry.section(name), f"{name}.")
         return options
+
+
+def arguments_of(words: Sequence[str], inputs: CommandInputs) -> Arguments:
+    """The arguments that the words after a command give. UserError for words that are no flags."""
+    return Arguments(split_flags(words), inputs)
 
 
 def _common() -> dict[str, Option]:

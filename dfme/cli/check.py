@@ -1,7 +1,5 @@
 """``run.py check``: ask a teacher a few hundred images, and say what its answers are good for."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,8 +8,8 @@ from functools import partial
 from pydantic.dataclasses import dataclass
 
 from dfme.cli import teacher_side
-from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
-from dfme.cli.files import default_recipe
+from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
+from dfme.cli.flags import default_recipe
 from dfme.config.fields import CONFIG, Count, Device, Seed
 from dfme.config.messages import Problem
 
@@ -21,32 +19,37 @@ class CheckConfig:
     """One look at a teacher."""
 
     images: Count = 16
-    """random images to ask for, twice each; some 200 to 400 go into trying finite differences besides, and a paid API
-    charges for all"""
+    """random images to ask for, twice each; some 200 to 400 go into trying finite differences besides, and a
+    paid API charges for all"""
     seed: Seed = 0
     """seed of the images"""
     device: Device = "auto"
     """auto, cpu, cuda or cuda:N; where a teacher of kind torch runs"""
     sample: str | None = None
-    """a file with one answer of a JSON API, of which write_adapter makes a first adapter; nothing is asked then"""
+    """a file with one answer of a JSON API, of which write_adapter makes a first adapter; nothing is asked
+    then"""
     write_adapter: str | None = None
     """the YAML file to write, which must not be there yet"""
 
 
 SUMMARY = "ask a teacher a few hundred images and say what its answers are good for"
-INPUTS = CommandInputs(CheckConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY - {"seed", "device"})
+INPUTS = CommandInputs(
+    CheckConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY - {"seed", "device"}
+)
 
 
 def run(words: Sequence[str]) -> int:
     """Ask, and print what was seen."""
-    asked = Arguments(words, INPUTS)
-    config = asked.settings(CheckConfig)
+    asked = arguments_of(words, INPUTS)
+    config = asked.config
     if config.sample or config.write_adapter:
         given = {"sample": config.sample, "write_adapter": config.write_adapter}
-        asked.finish(Problem(key, "expected both --sample and --write-adapter") for key in given if not given[key])
+        asked.finish(
+            Problem(key, "expected both --sample and --write-adapter") for key in given if not given[key]
+        )
         print(teacher_side.write_adapter(str(config.sample), str(config.write_adapter)))
-        file = shlex.quote(str(config.write_adapter))
-        print(f"then look at the service: run.py check --teacher json --teacher.adapter {file} --teacher.url URL")
+        words = f"--teacher json --teacher.adapter {shlex.quote(str(config.write_adapter))} --teacher.url URL"
+        print(f"then look at the service: run.py check {words}")
         return 0
     teacher, kind_options = asked.teacher()
     asked.finish()

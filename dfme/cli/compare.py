@@ -1,7 +1,5 @@
 """``run.py compare``: which rows, seeds, budgets and label modes, and what every cell of them is as a job."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -9,16 +7,20 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dfme.benchmarks.compare.attackers import Attempt, attempt
-from dfme.benchmarks.compare.checks import ELSEWHERE, directory_of, elsewhere_problems, own_problems, require_same
-from dfme.benchmarks.compare.engines import EXTRAS
-from dfme.benchmarks.compare.plan import OPTIONS, ComparisonPlan, cells_of, own_options
-from dfme.benchmarks.compare.rows import parted, row_contents
-from dfme.benchmarks.options import CompareConfig
+from dfme.audits.compare.attackers import Attempt, attempt
+from dfme.audits.compare.checks import (
+    ELSEWHERE,
+    directory_of,
+    elsewhere_problems,
+    own_problems,
+    require_same,
+)
+from dfme.audits.compare.engines import EXTRAS
+from dfme.audits.compare.plan import OPTIONS, CompareConfig, ComparisonPlan, cells_of, own_options
+from dfme.audits.compare.rows import Parts, parted, row_contents
 from dfme.cli import extract, teacher_side
 from dfme.cli.arguments import Arguments, CommandInputs
-from dfme.cli.files import Recipe, asks_to_resume, read_recipe, resumed
-from dfme.cli.flags import Flag, last_text, split_flags
+from dfme.cli.flags import Flag, Recipe, asks_to_resume, last_text, read_recipe, resumed, split_flags
 from dfme.cli.teacher_side import check_teacher, price_problems
 from dfme.config.fields import parse_count
 from dfme.config.messages import nearest
@@ -30,7 +32,9 @@ from dfme.run.job import PACKAGE, SAID_BY_THE_USER, comes_with_dfme, locate
 from dfme.run.recipes import Content, tidy
 from dfme.spec import LabelMode
 
-SUMMARY = "run methods x seeds x budgets x label modes, defences x attackers, side by side: one table, one picture"
+SUMMARY = (
+    "run methods x seeds x budgets x label modes, defences x attackers, side by side: one table, one picture"
+)
 DEFAULT = PACKAGE / "configs" / "compare_digits.yaml"
 
 OWN = {option.key: option for option in options_of(CompareConfig)}
@@ -45,11 +49,13 @@ def options(words: Sequence[str]) -> Iterable[Option]:
 def with_shared(words: Sequence[str], own: Mapping[str, Option], recipe: Recipe) -> list[Option]:
     """Options of a command's ``own``, then those that all of the cells of its ``recipe`` share."""
     file, content = recipe
-    _, _, _, shared = parted(file, tidy(content), own)
-    of_runs = [flag.word for flag in split_flags(words) if flag.key not in own and flag.key != "config"]
+    of_runs = [flag for flag in split_flags(words) if flag.key not in own and flag.key != "config"]
+    shared = parted(file, tidy(content), own).shared
     every = Arguments(of_runs, extract.INPUTS, (file, shared)).options
     taken = {*own, *ELSEWHERE, "wandb.name"}
-    of_cells = [key for key in every if key not in taken and key.partition(".")[0] not in ("method", "answers")]
+    of_cells = [
+        key for key in every if key not in taken and key.partition(".")[0] not in ("method", "answers")
+    ]
     return [*own.values(), *(every[key] for key in of_cells)]
 
 
@@ -59,15 +65,16 @@ def run(words: Sequence[str]) -> int:
     job = plan.cells[0].job  # whose teacher is every cell's
     check_teacher(job.teacher, job.teacher_options)
     plan = replace(plan, bills=_bills(plan))
-    from dfme.benchmarks.compare.session import compare
+    from dfme.audits.compare.session import compare
     from dfme.report.terminal import StatusLine, columns
 
     return compare(plan, StatusLine(sys.stderr), print, columns(sys.stdout))
 
 
 def _bills(plan: ComparisonPlan) -> dict[str, Mapping[str, Any]]:
-    """What every stack of defences costs honest users; nothing where there is none, or no images of theirs."""
-    job, config = plan.cells[0].job, plan.cells[0].job.config
+    """Cost of every stack of defences to honest users; empty without defences or honest images."""
+    job = plan.cells[0].job
+    config = plan.cells[0].job.config
     every = dict.fromkeys(cell.attempt.stack for cell in plan.cells)
     stacks = [stack for stack in every if stack != "none"]
     if not stacks or config.evaluation.dataset == "none":
@@ -76,55 +83,69 @@ def _bills(plan: ComparisonPlan) -> dict[str, Mapping[str, Any]]:
         why = "not measured of a teacher of your own; run.py utility --own-teacher local measures it"
         print(f"honest users: {why}", file=sys.stderr)
         return {}
-    teacher, texts = replace(job.teacher, defences=()), [tuple(stack.split("+")) for stack in stacks]
+    teacher = replace(job.teacher, defences=())
+    texts = [tuple(stack.split("+")) for stack in stacks]
     measured = teacher, job.teacher_options, texts, config.evaluation, config.device
     found = teacher_side.bills(*measured, tell=lambda line: print(f"honest users, {line}", file=sys.stderr))
     return dict(zip(["none", *stacks], found, strict=True))
 
 
-def plan_of(words: Sequence[str], recipe: Recipe | None = None) -> ComparisonPlan:
-    """The comparison that the words after ``compare`` describe, every cell checked as far as that goes without torch.
-
-    ``recipe`` stands in the place of a file's, for who has checked price and directory by itself.
+def plan_of(words: Sequence[str]) -> ComparisonPlan:
+    """Build the comparison described after ``compare``, and check every cell without torch.
 
     Raises:
         UserError: one line that names everything wrong.
     """
     flags = split_flags(words)
-    typed = [flag for flag in flags if flag.key != "config"]
-    file, content = recipe or read_recipe(flags, _recipe)
-    rows, overrides, written, shared = parted(file, tidy(content), OWN)
-    if "engine_options" in written:  # hosts to connect to, and what runs there
-        raise UserError(f"{file}: engine_options: say --engine-options on the command line; a file cannot")
-    own = own_arguments(CompareConfig, file, written, typed)
-    config = own.settings(CompareConfig)
-    own.finish(own_problems(config, tuple(rows)))
-    given = split_flags([Flag(*pair).word for pair in overrides.items()])  # as each cell will read them
-    # What were flags is now a file's to say, which for these is a record or a wish.
-    wished = {flag.key: flag.text or "" for flag in given if flag.key in SAID_BY_THE_USER}
-    flags = [*(flag for flag in given if flag.key not in wished), *(flag for flag in typed if flag.key not in OWN)]
-    _require_for_all(file, shared, flags)
-    priced = recipe is not None or any(flag.key == "budgets" for flag in typed)
+    file, content = read_recipe(flags, _recipe)
+    parts = parted(file, tidy(content), OWN)
+    own = own_arguments(CompareConfig, file, parts.written, flags)
+    config: CompareConfig = own.config
+    own.finish(own_problems(config, tuple(parts.rows)))
+    of_cells = [flag for flag in flags if flag.key not in (*OWN, "config")]
+    priced = any(flag.key == "budgets" for flag in flags)
     if not priced and comes_with_dfme(Path(locate(file))) is not None:
-        unpriced = [*price_problems(last_text(flags, "teacher.kind") or "", "budgets")]
-        if unpriced:
-            raise UserError(f"--budgets: {unpriced[0].text}")
-    out = Path(config.out or "") if recipe else directory_of(config.out, config.resume, Path(file).stem or "compare")
+        for problem in price_problems(said(of_cells, parts, "teacher.kind") or "", "budgets"):
+            raise UserError(f"--budgets: {problem.text}")
+    out = directory_of(config.out, config.resume, Path(file).stem or "compare")
+    return planned(config, out, file, parts, of_cells, ("python", "run.py", "compare", *words))
+
+
+def planned(
+    config: CompareConfig, out: Path, file: str, parts: Parts, typed: Sequence[Flag], command: tuple[str, ...]
+) -> ComparisonPlan:
+    """Build every cell of a comparison whose own options have been checked; ``typed``: flags of all cells."""
+    _require_for_all(file, parts, typed)
+    # What were flags is now a file's to say, which for these is a record or a wish.
+    wished = {key: text for key, text in parts.overrides.items() if Flag(key, text).key in SAID_BY_THE_USER}
+    flags = [Flag(key, text) for key, text in parts.overrides.items() if key not in wished]
+    flags = [*flags, *typed]
+    shared = tidy(parts.shared | wished)
     arch = last_text(flags, "student.arch")
-    contents = row_contents(config.methods or tuple(rows), rows, shared | wished, arch, file)
+    contents = row_contents(config.methods or tuple(parts.rows), parts.rows, shared, arch, file)
     modes = [str(LabelMode.parse(text)) for text in config.label_modes]
     places = product(modes, config.defences, config.answers)
     asked = [(mode, attempt(defence, answers, mode)) for mode, defence, answers in places]
     jobs = _jobs(contents, asked, [*flags, Flag("student.steps", str(config.student_steps))], file)
     overrides = wished | {flag.key: "true" if flag.text is None else flag.text for flag in flags}
-    paper = {**own_options(config, list(contents)), "rows": rows, "overrides": overrides} | shared
+    paper = {**own_options(config, list(contents)), "rows": parts.rows, "overrides": overrides} | parts.shared
     cells = cells_of(jobs, config.seeds, [parse_count(text) for text in config.budgets], out)
     at_once = config.jobs or (len(cells) if config.engine in EXTRAS else 1)
     engine = config.engine, dict(text.split("=", 1) for text in config.engine_options), config.retries
-    command = ("python", "run.py", "compare", *words)
-    plan = ComparisonPlan(out, config.student_steps, at_once, cells, paper, command, *engine, format=config.format)
+    plan = ComparisonPlan(
+        out, config.student_steps, at_once, cells, paper, command, *engine, format=config.format
+    )
     require_same(plan)
     return plan
+
+
+def said(flags: Sequence[Flag], parts: Parts, key: str) -> str | None:
+    """Value of an option that all cells share, by the last flag, or the file."""
+    section, _, name = key.partition(".")
+    in_section = parts.shared.get(section)
+    written = in_section.get(name) if isinstance(in_section, dict) else None
+    found = (last_text(flags, key), parts.overrides.get(key), written)
+    return next((str(text) for text in found if text is not None), None)
 
 
 def _recipe(flags: Sequence[Flag]) -> Path:
@@ -137,15 +158,14 @@ def _recipe(flags: Sequence[Flag]) -> Path:
 def own_arguments(model: type[Any], file: str, written: Content, flags: Sequence[Flag]) -> Arguments:
     """A command's own options. In a file a list may be a single value: ``seeds: 0``, ``budgets: 30k``."""
     lists = {option.key: isinstance(option.default, tuple) for option in options_of(model)}
-    listed = {
-        name: [value] if lists[name] and isinstance(value, int | float) else value for name, value in written.items()
-    }
-    return Arguments([flag.word for flag in flags if flag.key in lists], CommandInputs(model), (file, listed))
+    single = [name for name, value in written.items() if lists[name] and isinstance(value, int | float)]
+    listed = written | {name: [written[name]] for name in single}
+    return Arguments([flag for flag in flags if flag.key in lists], CommandInputs(model), (file, listed))
 
 
-def _require_for_all(file: str, shared: Content, flags: Sequence[Flag]) -> None:
-    """UserError for options that a comparison says otherwise, and for flags whose nearest name is one of its own."""
-    said = elsewhere_problems(shared, [flag.key for flag in flags])
+def _require_for_all(file: str, parts: Parts, flags: Sequence[Flag]) -> None:
+    """Reject single-run options and misspelt compare options with a UserError."""
+    said = elsewhere_problems(parts.shared, [*parts.overrides, *(flag.key for flag in flags)])
     problems = [text if text.startswith("--") else f"{file}: {text}" for text in said]
     for flag in flags:
         close = nearest(flag.key, [*OWN, *OF_RUNS]) if "." not in flag.key else None
@@ -163,16 +183,14 @@ def _jobs(
     problems: dict[str, dict[str, None]] = {}
     for (mode, here), (row, content) in product(asked, contents.items()):
         others = set(SECTIONS) - set(find_method(content["method"]["name"]).sections)
-        words = [flag.word for flag in flags if flag.key.partition(".")[0] not in others]
+        heeded = [flag for flag in flags if flag.key.partition(".")[0] not in others]
+        heeded += [Flag(*pair) for pair in {"teacher.label-mode": mode, **here.flags}.items()]
         try:
-            words_of_mode = [*words, f"--teacher.label-mode={mode}"]
-            words_of_mode += [f"--{key}={value}" for key, value in here.flags.items()]
-            jobs[row, mode, here] = extract.parse_extract(words_of_mode, (file, {**content, "recipe": row}))
+            jobs[row, mode, here] = extract.job_of_cell(heeded, (file, {**content, "recipe": row}))
         except UserError as error:
             problems.setdefault(str(error), {})[row] = None
     if problems:
-        shown = [
-            (text, "" if len(rows) == len(contents) else f"{', '.join(rows)}: ") for text, rows in problems.items()
-        ]
-        raise UserError("; ".join(rows + text for text, rows in shown))
+        some = {text: [] if len(rows) == len(contents) else [*rows] for text, rows in problems.items()}
+        shown = [": ".join(filter(None, (", ".join(rows), text))) for text, rows in some.items()]
+        raise UserError("; ".join(shown))
     return jobs

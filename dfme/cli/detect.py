@@ -1,6 +1,4 @@
-"""``run.py detect``: what detectors say of the accounts in a log of ``serve --record``; nobody is asked anything."""
-
-from __future__ import annotations
+"""``run.py detect``: detectors over the accounts in a log of ``serve --record``; asks nothing."""
 
 import json
 import math
@@ -16,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from dfme.cli import teacher_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
-from dfme.cli.files import default_recipe
+from dfme.cli.flags import Flag, default_recipe, split_flags
 from dfme.config.fields import CONFIG, Basic, OwnTeacher
 from dfme.config.settings import EvaluationConfig
 from dfme.config.watch_texts import DETECTORS
@@ -26,21 +24,27 @@ from dfme.run.checks import dataset_problems, fresh_directory_problems
 
 @dataclass(frozen=True, config=CONFIG)
 class DetectConfig:
-    """One log, beside honest accounts; --teacher.watch names detectors, else all look that the log can feed."""
+    """One log, beside honest accounts; --teacher.watch names detectors, by default all it can feed."""
 
     log: Basic[str]
-    """folder that run.py serve --record wrote; it may stand first and alone: run.py detect LOG --benign digits"""
+    """folder that run.py serve --record wrote; it may stand first and alone: run.py detect LOG --benign
+    digits"""
     benign: Basic[str]
-    """held-out labelled images of the owner, which calibrate the detectors by one half: a data set's name, or FOLDER"""
+    """held-out labelled images of the owner, which calibrate the detectors by one half: a data set's name, or
+    FOLDER"""
     other: str | None = None
     """other images that honest users may send, a fifth stream: a data set's name, or FOLDER"""
     own_teacher: Basic[OwnTeacher] = "api"
-    """of a class or function of your own (module:name): local, where it answers on this machine for nothing"""
+    """of a class or function of your own (module:name): local, where it answers on this machine for
+    nothing"""
     out: Basic[str | None] = None
     """directory of the tables; by default a free name under runs/"""
 
 
-SUMMARY = "say which accounts in a log of serve --record look like an extraction (run.py detect LOG --benign digits)"
+SUMMARY = (
+    "say which accounts in a log of serve --record look like an extraction (run.py detect LOG "
+    "--benign digits)"
+)
 INPUTS = CommandInputs(DetectConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY)
 FILES = ("detection.md", "detection.json")
 ACCOUNT = ("account", "images", "sent before", "detector", "largest", "threshold", "first alarm")
@@ -48,9 +52,10 @@ ACCOUNT = ("account", "images", "sent before", "detector", "largest", "threshold
 
 def run(words: Sequence[str]) -> int:
     """Look through the log, print the tables, and keep them."""
-    first = [f"--log={word}" for word in words[:1] if not word.startswith("-")]
-    asked = Arguments([*first, *words[len(first) :]], INPUTS)
-    config, (teacher, kind_options) = asked.settings(DetectConfig), asked.teacher()
+    first = [Flag("log", word) for word in words[:1] if not word.startswith("-")]
+    asked = Arguments([*first, *split_flags(words[len(first) :])], INPUTS)
+    config = asked.config
+    (teacher, kind_options) = asked.teacher()
     for name in ("benign", "other")[: 1 + (config.other is not None)]:
         asked.report(dataset_problems(name, getattr(config, name), "datasets", False))
     own = teacher_side.own_problems(asked.kind, config.own_teacher)
@@ -59,10 +64,13 @@ def run(words: Sequence[str]) -> int:
     from dfme.files import write_text
     from dfme.run.directory import RunDirectory
 
-    given = (replace(teacher, benign=config.benign), kind_options, teacher.watch or DETECTORS, EvaluationConfig())
-    tell, command = partial(print, file=sys.stderr, flush=True), shlex.join(["python", "run.py", "detect", *words])
+    owned = replace(teacher, benign=config.benign)
+    given = owned, kind_options, teacher.watch or DETECTORS, EvaluationConfig()
+    tell = partial(print, file=sys.stderr, flush=True)
+    command = shlex.join(["python", "run.py", "detect", *words])
     found = teacher_side.detection(*given, "auto", config.other, tell=tell, log=Path(config.log))
-    told, shown = {"command": command, "dfme": __version__, **found}, tables(found)
+    told = {"command": command, "dfme": __version__, **found}
+    shown = tables(found)
     with RunDirectory.create(Path(config.out or RunDirectory.free_name(Path("runs/detect")))) as out:
         write_text(out.path / FILES[0], f"# What a log says\n\n{command}\n\n{shown}\n")
         write_text(out.path / FILES[1], json.dumps(told, indent=1, allow_nan=False) + "\n")
@@ -72,7 +80,8 @@ def run(words: Sequence[str]) -> int:
 
 def tables(found: Mapping[str, Any]) -> str:
     """Accounts and, beside each, its stream thinned; honest accounts; what was not looked at."""
-    lines, rows = list[list[str]](), {each["name"]: [each["name"]] for each in found["detectors"]}
+    lines = list[list[str]]()
+    rows = {each["name"]: [each["name"]] for each in found["detectors"]}
     thinned = [f"1/{every}" for every in found["accounts"][0]["thinned"]]
     for account in found["accounts"]:
         for name, of in account["thinned"][1].items():
@@ -89,7 +98,8 @@ def tables(found: Mapping[str, Any]) -> str:
     parts = [
         "First alarms, in images that the account asked (an evaluation too), and of those left when thinned:",
         table([*ACCOUNT, *thinned[1:]], lines),
-        f"Honest accounts of {found['session']} images that rang (alarms in 10,000 images < 95 % upper bound):",
+        f"Honest accounts of {found['session']} images with an alarm (alarms in 10,000 images < 95 % upper "
+        "bound):",
         table(["detector", *dict.fromkeys(each["stream"] for each in found["benign"])], [*rows.values()]),
     ]
     return "\n\n".join([*parts, *(f"Not looked at: {each}." for each in unseen)])

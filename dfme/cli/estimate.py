@@ -1,21 +1,20 @@
 """``run.py estimate``: what a clone will cost, from a pilot run on a share of the budget."""
 
-from __future__ import annotations
-
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from dfme import __version__
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.extract import ExtractOptions, checked, settled
-from dfme.cli.files import asks_to_resume, default_recipe
-from dfme.cli.flags import last_text, split_flags
+from dfme.cli.flags import Flag, asks_to_resume, default_recipe, last_text, split_flags
 from dfme.cli.teacher_side import check_teacher
 from dfme.config.fields import CONFIG, Basic
 from dfme.config.messages import Problem
@@ -24,9 +23,9 @@ from dfme.config.values import Option
 from dfme.files import write_text
 from dfme.report.console import duration
 from dfme.report.facts import queries_to_reach
-from dfme.report.learning_curve import GOALS, LAW, MIN_SCORES, REACH, pace, scores_after_training, start_of
 from dfme.report.markdown import table
 from dfme.report.metrics import MetricRecord, read_metrics
+from dfme.report.run_files import Series
 from dfme.run.checks import HELD_BACK_EVERY, keeps_answers
 from dfme.run.job import resume_command
 
@@ -38,7 +37,8 @@ class EstimateOptions(ExtractOptions):
     """The settings of a run, and how much of its budget the pilot may spend."""
 
     pilot: Basic[Annotated[float, Field(gt=0, lt=1)]] = 0.1
-    """share of the budget that the pilot spends; it is charged, and the run that is recommended goes on from it"""
+    """share of the budget that the pilot spends; it is charged, and the run that is recommended goes on from
+    it"""
 
 
 INPUTS = CommandInputs(EstimateOptions, teacher=True, method=True, recipe=default_recipe)
@@ -52,23 +52,27 @@ def options(words: Sequence[str]) -> Iterable[Option]:
 def run(words: Sequence[str]) -> int:
     """Say what the pilot costs, run it, and print what its curve says."""
     asked = _asked(words)
-    given, flags = asked.settings(EstimateOptions), split_flags(words)
+    given = asked.config
+    flags = split_flags(words)
     job, budget = _job(asked, of_the_run=asks_to_resume(flags) and last_text(flags, "budget") is None)
     check_teacher(job.teacher, job.teacher_options)
     if given.dry_run or not job.config.resume:
         from dfme.run.plan import plan
 
         verb = "would be" if given.dry_run else "are"
-        print(f"pilot: {int(job.config.budget):,} of a budget of {budget:,} images {verb} asked for and charged")
+        of = f"{int(job.config.budget):,} of a budget of {budget:,} images"
+        print(f"pilot: {of} {verb} asked for and charged")
         print(plan(job), flush=True)
     if given.dry_run:
         return 0
     from dfme.run.build import run_job
 
     result = run_job(job, resume=bool(job.config.resume))
-    out, again = result.run_dir, f"{resume_command(result.run_dir, job, 'estimate')} --pilot {given.pilot:g}"
+    out = result.run_dir
+    again = f"{resume_command(result.run_dir, job, 'estimate')} --pilot {given.pilot:g}"
     if not result.finished:
-        print(f"stopped and kept after {result.summary['spent']:,} queries; go on with:\n  {again} --budget {budget}")
+        spent = f"{result.summary['spent']:,} queries"
+        print(f"stopped and kept after {spent}; go on with:\n  {again} --budget {budget}")
         return 130
     found = estimate(job, result.summary, read_metrics(out / "metrics.jsonl"), budget)
     write_text(out / "estimate.json", json.dumps(found, indent=2, allow_nan=False) + "\n")
@@ -83,43 +87,55 @@ def run(words: Sequence[str]) -> int:
 def _asked(words: Sequence[str]) -> Arguments:
     flags = split_flags(words)
     named = asks_to_resume(flags) or any(flag.key in ("config", "recipe", "method.name") for flag in flags)
-    return Arguments([*words, *([] if named else ["--recipe=frugal"])], INPUTS)
+    return Arguments([*flags, *([] if named else [Flag("recipe", "frugal")])], INPUTS)
 
 
 def _job(asked: Arguments, of_the_run: bool) -> tuple[Job, int]:
-    """The pilot's job, checked, and the budget it is a share of; ``of_the_run``: the pilot's is the run's own."""
-    config, share = settled(asked), asked.settings(EstimateOptions).pilot
+    """The pilot's checked job, and its share of the budget; ``of_the_run``: the run's own job."""
+    config = settled(asked)
+    share = asked.config.pilot
     given = int(config.budget)
     pilot, budget = (given, round(given / share)) if of_the_run else (math.ceil(given * share), given)
-    return checked(asked, replace(config, budget=pilot), _problems), budget
+    return checked(asked, dataclasses.replace(config, budget=pilot), _problems), budget
 
 
 def _problems(job: Job) -> Iterator[Problem]:
-    """What keeps a pilot from being gone on with, or from showing a curve."""
-    config, student, batch = job.config, job.config.student, job.method_config.batch_size
+    """Reasons why a pilot cannot be resumed, or cannot show a curve."""
+    config = job.config
+    student = job.config.student
+    batch = job.method_config.batch_size
     afterwards = keeps_answers(job) and not (student.steps or student.replay_steps)
     if student.is_planned:
-        yield Problem("student.steps", "expected --student.rounds as well: else they are planned over the pilot alone")
+        text = "expected --student.rounds as well: else they are planned over the pilot alone"
+        yield Problem("student.steps", text)
     elif afterwards or 0 < len(student.rounds) < MIN_SCORES:
-        text = f"expected students that are trained and scored {MIN_SCORES} times or more while the budget is spent"
-        yield Problem("method.name" if afterwards else "student.rounds", text)
+        text = f"expected students that are trained and scored {MIN_SCORES} times or more"
+        key = "method.name" if afterwards else "student.rounds"
+        yield Problem(key, f"{text} while the budget is spent")
     if config.until_agreement is not None:
         yield Problem("until_agreement", "leave it out: a pilot spends all of its budget")
-    least = math.ceil(
-        HELD_BACK_EVERY * batch / (student.rounds[-MIN_SCORES] if len(student.rounds) >= MIN_SCORES else 0.5)
-    )
-    if config.evaluation.dataset == "none" and int(config.budget) < least:
-        text = f"expected one, or a pilot (--budget, --pilot) of {least:,} images or more, got {int(config.budget):,}"
-        yield Problem("evaluation.dataset", f"{text}: without one, one paid batch of {batch} in 20 is scored on")
+    first = student.rounds[-MIN_SCORES] if len(student.rounds) >= MIN_SCORES else 0.5
+    least = math.ceil(HELD_BACK_EVERY * batch / first)
+    budget = int(config.budget)
+    if config.evaluation.dataset == "none" and budget < least:
+        text = f"expected one, or a pilot (--budget, --pilot) of {least:,} images or more, got {budget:,}"
+        why = f"without one, one paid batch of {batch} in 20 is scored on"
+        yield Problem("evaluation.dataset", f"{text}: {why}")
 
 
-def estimate(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecord], budget: int) -> dict[str, Any]:
+def estimate(
+    job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecord], budget: int
+) -> dict[str, Any]:
     """The contents of estimate.json: of three numbers the lower end, the expected one and the upper end."""
-    points, spent, student = scores_after_training(records), int(summary["spent"]), job.config.student
+    points = scores_after_training(records)
+    spent = int(summary["spent"])
+    student = job.config.student
     constant = summary.get("baselines", {}).get("constant_agreement") or 0.0
     start = start_of(points, summary["evaluation"]["images"]) if points and points[-1][1] > constant else None
-    (of_query, of_step), rate = pace(records), job.teacher_options.get("images_per_second")
-    price, beside = job.teacher.price_per_1000, summary["evaluation_queries"] + summary["lost"]
+    (of_query, of_step) = pace(records)
+    rate = job.teacher_options.get("images_per_second")
+    price = job.teacher.price_per_1000
+    beside = summary["evaluation_queries"] + summary["lost"]
 
     def to_go(queries: float) -> tuple[float, float]:
         """Seconds of queries and of rounds from the pilot's end on."""
@@ -127,14 +143,17 @@ def estimate(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecor
         rounds = of_step * student.steps * coming / max(len(student.rounds), 1)
         return (queries - spent) * max(of_query, 1 / rate if rate else 0.0), rounds
 
-    levels, within = [], budget
+    levels = []
+    within = budget
     for goal in GOALS:
         reached = queries_to_reach(points, goal)
         known = [None] * 3 if start is None or reached is not None else start.queries_to(LAW, goal)
         queries = [each and math.ceil(each) for each in known]
         times = [each and round(summary["wall_seconds"] + sum(to_go(each)), 1) for each in queries]
         costs = [each and price and round((each + beside) * price / 1000, 6) for each in queries]
-        levels.append({"agreement": goal, "reached": reached, "queries": queries, "seconds": times, "cost": costs})
+        levels.append(
+            {"agreement": goal, "reached": reached, "queries": queries, "seconds": times, "cost": costs}
+        )
         if queries[1] and queries[1] <= budget:
             within = min(queries[2] or budget, budget)
     asking, training = to_go(budget)
@@ -153,14 +172,22 @@ def estimate(job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecor
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """What estimate.json says, for people."""
-    on, there, scores = found["evaluation"], found["agreement_there"], found["scores"]
-    what = "paid queries that were held back, not of images of yours" if on["held_back"] else f"images of {on['name']}"
+    """Content of estimate.json, for people."""
+    on = found["evaluation"]
+    there = found["agreement_there"]
+    scores = found["scores"]
+    what = (
+        "paid queries that were held back, not of images of yours"
+        if on["held_back"]
+        else f"images of {on['name']}"
+    )
     scored = f"{scores[-1][1]:.1%} of {on['images']:,} {what}" if scores else "not known"
     yield f"the pilot's agreement after {found['pilot']:,} queries: {scored}"
     if there is None:
         why = (
-            "does not rise above one answer to everything" if len(scores) >= MIN_SCORES else f"has {len(scores)} scores"
+            "does not rise above one answer to everything"
+            if len(scores) >= MIN_SCORES
+            else f"has {len(scores)} scores"
         )
         yield f"no estimate: its learning curve {why}"
         return
@@ -170,8 +197,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield table(["agreement", "queries", "time", "cost"][: 1 + len(known)], rows)
     low, expected, high = (f"{share:.1%}" for share in there)
     yield f"beyond: after {found['farthest']:,} queries {expected} are expected ({low} to {high})"
-    yield "in brackets: 90 % intervals. The logit of the agreement is drawn on over the logarithm of the queries; the"
-    yield "interval is what recorded curves departed from that (docs/evaluation.md)"
+    yield "in brackets: 90 % intervals. The logit of the agreement is drawn on over the logarithm of the"
+    yield "queries; the interval is what recorded curves departed from that (docs/evaluation.md)"
     if (training := found["training_share"]) is not None:
         yield f"of the time to go, training takes {training:.0%}, the queries {1 - training:.0%}"
 
@@ -181,3 +208,98 @@ def _cell(level: Mapping[str, Any], name: str, form: Callable[[Any], str]) -> st
         return f"{level['reached']:,}, in the pilot" if name == "queries" else ""
     low, expected, high = ("beyond" if each is None else form(each) for each in level[name])
     return f"{expected} ({low} to {high})" if low != "beyond" else "beyond"
+
+
+GOALS = (0.8, 0.9, 0.95)
+"""Agreements whose price is estimated."""
+
+REACH = 10
+"""Times the pilot's queries up to which the recorded curves go, and so the estimate."""
+
+MIN_SCORES = 3
+"""Scores that an estimate needs."""
+
+GROWTH = 0.25
+"""Of the interval's width as the queries grow e-fold, in units of that at the pilot's end; heuristic."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """Law of curves: ``base`` and ``bend`` of the rise, and the departures that bound the interval."""
+
+    base: float
+    bend: float
+    low: float
+    high: float
+
+
+LAW = Law(1.013, 0.272, -0.708, 0.86)
+"""Made by: python tests/support/recorded_curves.py docs/results/curves.csv"""
+
+
+def logit(share: float) -> float:
+    return math.log(share / (1 - share))
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Start of a forecast after ``queries``: the agreement's logit, and its interval's width."""
+
+    queries: int
+    level: float
+    width: float
+
+    def lines(self, law: Law) -> list[tuple[float, float]]:
+        """Level and slope of the lower end, of the expected value and of the upper end."""
+        rise = max(law.base - law.bend * self.level, 0.05)  # a curve that is high already still rises
+        return [(self.level + z * self.width, rise + z * GROWTH) for z in (law.low, 0.0, law.high)]
+
+    def agreement(self, law: Law, queries: float) -> list[float]:
+        """Lower end, expected value and upper end after so many queries."""
+        distance = math.log(queries / self.queries)
+        return [1 / (1 + math.exp(-level - rise * distance)) for level, rise in self.lines(law)]
+
+    def queries_to(self, law: Law, agreement: float) -> list[float | None]:
+        """Lower end, expected value, upper end of reaching it; None beyond ``REACH`` times the pilot's."""
+        found: list[float | None] = []
+        for level, rise in reversed(self.lines(law)):
+            missing = max(0.0, logit(agreement) - level)
+            reached = missing <= max(rise, 0.0) * math.log(REACH)
+            found.append(self.queries * math.exp(missing / rise if missing else 0.0) if reached else None)
+        return found
+
+
+def start_of(points: Series, images: int) -> Start | None:
+    """Start of a forecast from scores on so many images, weighted by queries; None without a rise."""
+    if len(points) < MIN_SCORES:
+        return None
+    least = 0.5 / images
+    queries = np.array([each for each, _ in points])
+    shares = [min(max(share, least), 1 - least) for _, share in points]
+    weights = np.sqrt(queries / queries[-1])
+    last = shares[-1]
+    slope, level = np.polyfit(np.log(queries / queries[-1]), [*map(logit, shares)], 1, w=weights)
+    # and the counting error of the last logit, by the delta method
+    width = 1 + (images * last * (1 - last)) ** -0.5
+    return Start(int(queries[-1]), float(level), width) if slope > 0 else None
+
+
+def scores_after_training(records: Iterable[Mapping[str, float | None]]) -> Series:
+    """(queries, agreement) of a run's records wherever the student had learnt since the last score."""
+    found: dict[float, tuple[int, float]] = {}
+    for record in records:
+        queries, agreement, steps = (record.get(name) for name in ("queries", "agreement", "student_steps"))
+        if queries and agreement is not None and steps:
+            found.setdefault(steps, (int(queries), agreement))
+    return [*found.values()]
+
+
+def pace(records: Iterable[Mapping[str, float | None]]) -> tuple[float, float]:
+    """Seconds per query, and per student step if some queries had none; else steps are in the first."""
+    at = ([record.get(name) or 0.0 for name in ("queries", "student_steps", "seconds")] for record in records)
+    scored = [[0.0] * 3, *(each for each in at if each[2])]
+    gone = [[now - then for then, now in zip(*pair, strict=True)] for pair in pairwise(scored)]
+    idle = [each for each in gone if each[0] and not each[1]]
+    of_query = math.fsum(each[2] for each in idle or gone) / math.fsum(each[0] for each in idle or gone)
+    queries, steps, seconds = scored[-1]
+    return of_query, max(0.0, seconds - of_query * queries) / steps if idle and steps else 0.0

@@ -1,7 +1,5 @@
 """``run.py evaluate``: which student is scored, against which teacher, on what."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -10,9 +8,8 @@ from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
-from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
-from dfme.cli.files import default_recipe
-from dfme.cli.flags import Flag, last_text
+from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
+from dfme.cli.flags import Flag, default_recipe, last_text
 from dfme.cli.help import aligned
 from dfme.cli.teacher_side import check_teacher
 from dfme.config.fields import CONFIG, Device
@@ -43,7 +40,8 @@ def _recipe(flags: Sequence[Flag]) -> Path | None:
 
 
 SUMMARY = "score a student against its teacher: accuracy, agreement, divergence"
-INPUTS = CommandInputs(EvaluateConfig, teacher=True, recipe=_recipe, ignored=RECIPE_ONLY - {"device", "evaluation"})
+IGNORED = RECIPE_ONLY - {"device", "evaluation"}
+INPUTS = CommandInputs(EvaluateConfig, teacher=True, recipe=_recipe, ignored=IGNORED)
 
 
 def run(words: Sequence[str]) -> int:
@@ -64,8 +62,9 @@ def plan_of(words: Sequence[str]) -> tuple[Path, Job]:
     Raises:
         UserError: one line that names everything wrong.
     """
-    asked = Arguments(words, INPUTS)
-    config, (teacher, kind_options) = asked.settings(EvaluateConfig), asked.teacher()
+    asked = arguments_of(words, INPUTS)
+    config = asked.config
+    (teacher, kind_options) = asked.teacher()
     student = Path(config.student)
     weights = student / "student.safetensors" if student.is_dir() else student
     asked.report(file_problems("student", str(weights)))
@@ -76,4 +75,6 @@ def plan_of(words: Sequence[str]) -> tuple[Path, Job]:
 
 def table(scores: Mapping[str, float | str]) -> str:
     """One line per score."""
-    return aligned((name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in scores.items())
+    return aligned(
+        (name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in scores.items()
+    )

@@ -1,14 +1,12 @@
 """``run.py export``: which student becomes a file of which kind."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
-from dfme.cli.arguments import Arguments, CommandInputs
+from dfme.cli.arguments import CommandInputs, arguments_of
 from dfme.cli.help import aligned
 from dfme.config.fields import CONFIG
 from dfme.run.checks import file_problems
@@ -32,8 +30,8 @@ INPUTS = CommandInputs(ExportConfig)
 
 def run(words: Sequence[str]) -> int:
     """Export, and print what the file takes and answers."""
-    asked = Arguments(words, INPUTS)
-    config = asked.settings(ExportConfig)
+    asked = arguments_of(words, INPUTS)
+    config = asked.config
     given = Path(config.student)
     weights = given / "student.safetensors" if given.is_dir() else given
     asked.finish(file_problems("student", str(weights)))

@@ -1,20 +1,18 @@
 """``run.py extract``: clone a teacher by its answers alone."""
 
-from __future__ import annotations
-
-import gc
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from pydantic.dataclasses import dataclass
 
-from dfme.cli.arguments import Arguments, CommandInputs
-from dfme.cli.files import Recipe, default_recipe
+from dfme.cli.arguments import Arguments, CommandInputs, arguments_of
+from dfme.cli.flags import Flag, Recipe, default_recipe
 from dfme.cli.teacher_side import check_teacher, price_problems
 from dfme.config.fields import CONFIG, Basic
 from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, Job
+from dfme.config.values import narrowed
 from dfme.run.checks import find_problems
 from dfme.run.directory import is_run
 from dfme.run.job import document, resume_command
@@ -36,10 +34,10 @@ INPUTS = CommandInputs(ExtractOptions, teacher=True, method=True, recipe=default
 
 def run(words: Sequence[str]) -> int:
     """Extract, to the end of the budget or to the first interruption."""
-    asked = Arguments(words, INPUTS)
-    job, only_planned = _job(asked), asked.settings(ExtractOptions).dry_run
+    asked = arguments_of(words, INPUTS)
+    job = _job(asked)
     check_teacher(job.teacher, job.teacher_options)
-    if only_planned:
+    if asked.config.dry_run:
         from dfme.run.plan import plan
 
         print(plan(job))
@@ -48,15 +46,8 @@ def run(words: Sequence[str]) -> int:
         from dfme.report.console import header
 
         print(header(document(job)), file=sys.stderr, flush=True)
-    # Only what we import ourselves is frozen: it is never freed, which an extension may report at the exit.
-    alone = "torch" not in sys.modules and ":" not in job.teacher.kind
-    if alone:
-        gc.disable()  # what is loaded stays: looking for what can go, over and over, takes a tenth of the time
     from dfme.run.build import run_job
 
-    if alone:
-        gc.enable()
-        gc.freeze()
     result = run_job(job, resume=bool(job.config.resume), announced=waited_for, own_process=True)
     if result.finished:
         return 0
@@ -67,34 +58,38 @@ def run(words: Sequence[str]) -> int:
     return 130
 
 
-def parse_extract(words: Sequence[str], recipe: Recipe | None = None) -> Job:
+def parse_extract(words: Sequence[str]) -> Job:
     """The job that the words after ``extract`` describe, checked as far as that goes without torch.
 
-    ``recipe`` stands in the place of a file's. UserError is one line that names everything wrong.
+    UserError is one line that names everything wrong.
     """
-    return _job(Arguments(words, INPUTS, recipe), of_a_cell=recipe is not None)
+    return _job(arguments_of(words, INPUTS))
+
+
+def job_of_cell(flags: Sequence[Flag], recipe: Recipe) -> Job:
+    """The job of one cell of a comparison: its complete recipe, and the flags above it."""
+    asked = Arguments(flags, INPUTS, recipe)
+    job = asked.job(settled(asked))
+    asked.finish(find_problems(job))
+    return job
 
 
 def settled(asked: Arguments) -> ExtractConfig:
-    """The settings of a run. Whether it goes on with one is settled: with ``resume`` of auto, where there is one."""
-    config = asked.settings(ExtractConfig)
+    """Settings of a run, with ``resume`` resolved: auto means True where there is a run."""
+    config = narrowed(ExtractConfig, asked.config)
     return replace(config, resume=is_run(config.out)) if config.resume == "auto" and config.out else config
 
 
 def checked(asked: Arguments, config: ExtractConfig, own: Callable[[Job], Iterable[Problem]]) -> Job:
-    """The job of these settings, fitted to its budget. UserError with all that is wrong, the command's ``own`` too."""
+    """Build the job of these settings, fitted to its budget. UserError with all problems, ``own`` too."""
     job = fitted(asked.job(config), asked.says)
     priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
     asked.finish([*priced, *find_problems(job, asked.says), *own(job)])
     return job
 
 
-def _job(asked: Arguments, of_a_cell: bool = False) -> Job:
+def _job(asked: Arguments) -> Job:
     config = settled(asked)
-    if of_a_cell:  # a comparison's, which have budgets of their own
-        job = asked.job(config)
-        asked.finish(find_problems(job))
-        return job
-    planned = bool(config.resume) and asked.settings(ExtractOptions).dry_run
-    resumed = [Problem("dry_run", "expected no --resume with it, which goes on with what is planned")] * planned
-    return checked(asked, config, lambda job: resumed)
+    planned = bool(config.resume) and asked.config.dry_run
+    text = "expected no --resume with it, which goes on with what is planned"
+    return checked(asked, config, lambda job: [Problem("dry_run", text)] * planned)

@@ -1,7 +1,5 @@
 """Help texts: the commands, and the options of one."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Mapping
 
@@ -12,7 +10,8 @@ TITLES: dict[str, str] = {
     "": "options",
     "schedule": "schedule (learning rates)",
     "evaluation": "evaluation (what the student is scored on)",
-    "answers": "answers (what an attacker who knows a defence recovers; nothing hides, splits or disguises a client)",
+    "answers": "answers (what an attacker who knows a defence recovers; nothing hides, splits or disguises "
+    "a client)",
     "wandb": "wandb (experiment tracking)",
     "teacher": "teacher (a module:Class of your own adds its own options)",
 }
@@ -24,7 +23,7 @@ CONFIG_FILE = Option("config", str, None, "YAML file of options; flags beat it")
 
 
 def command_help(command: str, summary: str, options: Iterable[Option], everything: bool) -> str:
-    """The help of one command: its options by group; of many, those that a beginner needs, or ``everything``."""
+    """Help of one command: options by group, the important ones or ``everything``."""
     listed = list(options)
     shown = [option for option in listed if option.basic or everything or len(listed) <= FEW]
     lines = [f"usage: run.py {command} {'[FLAGS]' if listed else 'RUN'}", "", summary]
@@ -32,7 +31,8 @@ def command_help(command: str, summary: str, options: Iterable[Option], everythi
     for option in [CONFIG_FILE, *shown] if shown else []:
         groups.setdefault(option.key.rpartition(".")[0], []).append(option)
     for group, members in groups.items():
-        lines += ["", f"{TITLES.get(group, group)}:", *(line for option in members for line in _lines(option))]
+        lines += ["", f"{TITLES.get(group, group)}:"]
+        lines += [line for option in members for line in _lines(option)]
     if len(shown) < len(listed):
         lines += ["", f"{len(listed) - len(shown)} more options: run.py {command} --help-all"]
     return "\n".join(lines)
@@ -40,11 +40,11 @@ def command_help(command: str, summary: str, options: Iterable[Option], everythi
 
 def _lines(option: Option) -> list[str]:
     flag = "  --" + option.key.replace("_", "-")
-    value = (
-        "" if option.key == "config" else "; required" if option.required else f"; default: {_shown(option.default)}"
-    )
+    value = "; required" if option.required else f"; default: {_shown(option.default)}"
+    value = "" if option.key == "config" else value
     text = f"{option.help or 'no description'} ({expected(option.type)}{value})"
-    return [flag, *textwrap.wrap(text, 110, initial_indent=" " * 8, subsequent_indent=" " * 8, break_on_hyphens=False)]
+    lines = textwrap.wrap(text, 102, break_on_hyphens=False)
+    return [flag, *(f"{'':8}{line}" for line in lines)]
 
 
 def _shown(default: object) -> str:
@@ -63,7 +63,7 @@ def aligned(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def overview(commands: Mapping[str, str]) -> str:
-    """What ``run.py --help`` says: the commands and the flags most people need."""
+    """Text of ``run.py --help``: the commands and the flags most people need."""
     listed = textwrap.indent(aligned(commands.items()), "  ")
     return f"""usage: run.py [COMMAND] [FLAGS]
 
@@ -80,5 +80,5 @@ first steps:
   run.py --config FILE.yaml --seed 1 --out runs/x   a recipe; flags beat it
   run.py --resume --out runs/x                      go on with an interrupted run
 
-run.py COMMAND --help lists the flags that matter first, --help-all all of them; with --teacher or --method, those of
-that one."""
+run.py COMMAND --help lists the flags that matter first, --help-all all of them; with --teacher or --method,
+those of that one."""

@@ -1,6 +1,4 @@
-"""The command line: which commands there are, their help, and how errors end. No torch until a command runs."""
-
-from __future__ import annotations
+"""The command line: commands, their help, and how errors end. No torch until a command runs."""
 
 import errno
 import importlib
@@ -10,14 +8,25 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from dfme import __version__
-from dfme.cli.arguments import Arguments
+from dfme.cli.arguments import arguments_of
 from dfme.cli.flags import HELP
 from dfme.cli.help import command_help, overview
 from dfme.config.messages import did_you_mean, printable
 from dfme.errors import DfmeError, UserError
 
 VERBS = (
-    *("extract", "estimate", "compare", "retrain", "train-teacher", "evaluate", "export", "check", "serve", "report"),
+    *(
+        "extract",
+        "estimate",
+        "compare",
+        "retrain",
+        "train-teacher",
+        "evaluate",
+        "export",
+        "check",
+        "serve",
+        "report",
+    ),
     *("audit", "utility", "detect"),
 )
 """The commands; extract is meant when none is named."""
@@ -54,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # files say so themselves: what is left is where the output goes
         if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise
-        if error.errno != errno.EPIPE:  # the reader of a pipe has gone: stop quietly, also at the flush on exit
+        # the reader of a pipe has gone: stop quietly, also at the flush on exit
+        if error.errno != errno.EPIPE:
             sys.stderr.write(
                 f"dfme: cannot write the output: {error.strerror}; send it elsewhere, or free some space\n"
             )
@@ -71,9 +81,8 @@ def _dispatch(words: list[str]) -> int:
         return 0
     name = "extract"
     if words and not words[0].startswith("-"):
-        name, words = words[0], words[1:]
-        if name in ("gradients", "bench"):
-            raise UserError(f"{name} is a script of a checkout now: python -m research.{name} (research/README.md)")
+        name = words[0]
+        words = words[1:]
         if name not in VERBS:
             hint = did_you_mean(name, VERBS)
             raise UserError(f"expected a command ({', '.join(VERBS)}) or a flag, got {name!r}{hint}")
@@ -84,6 +93,6 @@ def _dispatch(words: list[str]) -> int:
         raise UserError(f"WORLD_SIZE: expected 1 process, got {size}; {refusal}")
     if not set(HELP) & set(words):
         return int(verb.run(words))
-    options = verb.options(words) if hasattr(verb, "options") else Arguments(words, verb.INPUTS).in_force
+    options = verb.options(words) if hasattr(verb, "options") else arguments_of(words, verb.INPUTS).in_force
     print(command_help(name, verb.SUMMARY, options, everything="--help-all" in words))
     return 0

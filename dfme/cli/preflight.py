@@ -1,6 +1,4 @@
-"""A look at a teacher before anything is built on it: its answers, and which finite differences survive them."""
-
-from __future__ import annotations
+"""Look at a teacher before anything is built: its answers, and which differences survive them."""
 
 import time
 from collections.abc import Callable
@@ -71,7 +69,7 @@ def examine(teacher: Teacher, images: int, seed: int, tell: Callable[[str], None
 
 
 def _probe(oracle: Oracle, seed: int) -> Finding:
-    """What differences would do for a student that knows nothing yet."""
+    """Worth of differences for a student that knows nothing yet."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = build_net(auto_net(oracle.spec.shape), oracle.spec.shape, oracle.num_classes)
@@ -81,20 +79,22 @@ def _probe(oracle: Oracle, seed: int) -> Finding:
         distance = make_distance("auto" if objective == "student" else objective, oracle.label_mode)
         return lambda x_NCHW, answers: -distance(student(x_NCHW).double(), answers.double())
 
-    channel = Channel(partial(oracle, purpose="check"), oracle.spec, oracle.label_mode, oracle.ledger.remaining)
+    ask = partial(oracle, purpose="check")
+    channel = Channel(ask, oracle.spec, oracle.label_mode, oracle.ledger.remaining)
     with evaluating(student):
         return run_preflight(channel, generator, value_of, OPEN, torch.Generator().manual_seed(seed))
 
 
 def _differences(finding: Finding, oracle: Oracle) -> list[str]:
-    """What candidate steps are worth, as a table, and the flags to take."""
+    """Table of what candidate steps are worth, and the flags to take."""
     if not finding.candidates:
-        return [f"finite differences see nothing of {finding.answers}: take a method whose generator needs none"]
+        remedy = "take a method whose generator needs none"
+        return [f"finite differences see nothing of {finding.answers}: {remedy}"]
     chosen = choose(OPEN, finding, oracle.spec, reuse=False)
     unit = "levels" if finding.space == "lattice" else "step"
     table = [
-        f"finite differences of an untrained student's loss at {POINTS} images, space {finding.space}, direction "
-        f"{finding.direction}; predicted correlation with the true slope:",
+        f"finite differences of an untrained student's loss at {POINTS} images, space {finding.space}, "
+        f"direction {finding.direction}; predicted correlation with the true slope:",
         f"{unit:>10}{'signal':>12}{'noise':>12}{'carried':>10}{'forward':>10}{'central':>10}",
         *(
             f"{each.step:>10g}{each.signal:>12.2g}{each.noise:>12.2g}"
@@ -102,15 +102,15 @@ def _differences(finding: Finding, oracle: Oracle) -> list[str]:
             for each in finding.candidates
         ),
     ]
-    warned = warning(finding, chosen)
-    return [*table, explain(finding, chosen)[1], *([warned] if warned else []), f"recommended: {flags(chosen)}"]
+    said = [explain(finding, chosen)[1], warning(finding, chosen), f"recommended: {flags(chosen)}"]
+    return [*table, *filter(None, said)]
 
 
 def _images(teacher: Teacher) -> str:
     spec = teacher.spec
     low, high = spec.bounds
     carried = "floats" if spec.levels is None else f"{spec.levels} levels"
-    limit = getattr(teacher, "max_batch", None)
+    limit = teacher.info.max_batch
     most = "any number" if limit is None else f"at most {limit}"
     return f"{'x'.join(map(str, spec.shape))} within {low:g} and {high:g}, as {carried}, {most} in one call"
 

@@ -1,11 +1,9 @@
 """``run.py report``: draw a run, or an audit, again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
-from dfme.benchmarks.audit.options import DATA, PAGE, read_object
+from dfme.audits.audit.options import DATA, PAGE, read_object
 from dfme.errors import UserError
 
 SUMMARY = "draw the curves and the report of a run again, or the page of an audit"
@@ -17,10 +15,10 @@ def options(words: Sequence[str]) -> tuple[()]:
 
 
 def run(words: Sequence[str]) -> int:
-    """Draw the curves, the sample sheets and report.html again, from the run's files; of an audit its page."""
+    """Redraw curves, sample sheets and report.html from the run's files; the page of an audit."""
     path = run_directory(words)
     if (path / DATA).is_file():
-        from dfme.benchmarks.audit.page import write_page
+        from dfme.audits.audit.page import write_page
 
         print(write_page(read_object(path / DATA), path / PAGE))
         return 0
@@ -38,5 +36,7 @@ def run_directory(words: Sequence[str]) -> Path:
         )
     path = Path(words[0])
     if not any((path / name).is_file() for name in ("config.yaml", DATA)):
-        raise UserError(f"report: expected a run directory, but {words[0]!r} has no config.yaml, and no {DATA}")
+        raise UserError(
+            f"report: expected a run directory, but {words[0]!r} has no config.yaml, and no {DATA}"
+        )
     return path

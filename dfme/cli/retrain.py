@@ -1,24 +1,22 @@
 """``run.py retrain``: whose answers a fresh student learns from, and how."""
 
-from __future__ import annotations
-
-import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic.dataclasses import dataclass
 
-from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
+from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import Flag, last_text
 from dfme.cli.help import aligned
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.fields import CONFIG, Basic, Device, Seed
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig
-from dfme.config.values import build, leaves
+from dfme.config.values import narrowed
 from dfme.report.console import constant_answer
 from dfme.run.checks import answers_problems, evaluation_problems, fresh_directory_problems, net_problems
 from dfme.run.directory import RunDirectory
@@ -45,13 +43,13 @@ class RetrainConfig:
     """memory format of convolutions; auto picks it where it is faster"""
     compile: bool = False
     """run the student through torch.compile"""
-    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """learning-rate schedule, over the steps"""
-    student: StudentConfig = dataclasses.field(default_factory=StudentConfig)
+    student: StudentConfig = field(default_factory=StudentConfig)
     """the student"""
-    answers: AnswersConfig = dataclasses.field(default_factory=AnswersConfig)
+    answers: AnswersConfig = field(default_factory=AnswersConfig)
     """what is made of the answers; recover and knows of a run that kept them as the teacher gave them"""
-    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """the run's evaluation set, whose recorded answers the student is scored on"""
 
 
@@ -62,20 +60,21 @@ def _recipe(flags: Sequence[Flag]) -> Path | None:
 
 
 SUMMARY = "train a fresh student on the answers that a run paid for, asking nothing"
-OWN = {field.name for field in dataclasses.fields(RetrainConfig)} - {"run", "out"}
+OWN = {each.name for each in fields(RetrainConfig)} - {"run", "out"}
 INPUTS = CommandInputs(RetrainConfig, recipe=_recipe, ignored=(RECIPE_ONLY | {"teacher"}) - OWN)
 
 
 def run(words: Sequence[str]) -> int:
     """Train, and print what came of it."""
-    asked = Arguments(words, INPUTS)
-    config = asked.settings(RetrainConfig)
+    asked = arguments_of(words, INPUTS)
+    config = asked.config
     asked.finish(_problems(config))
     from dfme.run.retrain import retrain
 
-    out = Path(config.out) if config.out else RunDirectory.free_name(Path(f"{config.run.rstrip('/')}-retrained"))
-    settings = build(ExtractConfig, {key: value for key, value in leaves(config).items() if key not in ("run", "out")})
-    print(table(retrain(Path(config.run), out, settings, tell=partial(print, file=sys.stderr, flush=True)), out))
+    out = Path(config.out or RunDirectory.free_name(Path(f"{config.run.rstrip('/')}-retrained")))
+    settings = replace(narrowed(ExtractConfig, config), out=None)
+    tell = partial(print, file=sys.stderr, flush=True)
+    print(table(retrain(Path(config.run), out, settings, tell=tell), out))
     return 0
 
 
@@ -89,20 +88,20 @@ def _problems(config: RetrainConfig) -> Iterator[Problem]:
 
 
 def table(summary: Mapping[str, Any], out: Path) -> str:
-    """What came of it, beside what the run itself had come to."""
+    """Result, beside what the run itself had come to."""
     source = summary["source"]
-    shares = [
-        (label, f"{summary[name]:.2%}" + (f" (the run's own student: {source[name]:.2%})" if source.get(name) else ""))
-        for label, name in (("student accuracy", "accuracy"), ("agreement", "agreement"))
-        if summary.get(name) is not None
-    ]
-    votes = [("agreement of the vote", f"{summary['vote_agreement']:.2%}")] if "vote_agreement" in summary else []
+    shares = {"teacher_accuracy": "teacher accuracy", "accuracy": "student accuracy"}
+    shares |= {"agreement": "agreement", "vote_agreement": "agreement of the vote"}
+    own = {name: source.get(name) for name in ("accuracy", "agreement")}
+    beside = {name: f" (the run's own student: {share:.2%})" for name, share in own.items() if share}
     rows = [
         ("answers", f"{summary['answers']:,} of {source['run']} ({source['method']}); no query was asked"),
         ("student", f"{summary['student_arch']}, {summary['student_steps']:,} steps"),
-        *([] if summary["teacher_accuracy"] is None else [("teacher accuracy", f"{summary['teacher_accuracy']:.2%}")]),
-        *shares,
-        *votes,
+        *(
+            (label, f"{summary[name]:.2%}{beside.get(name, '')}")
+            for name, label in shares.items()
+            if summary.get(name) is not None
+        ),
         *constant_answer(summary),
         ("time", f"{summary['wall_seconds']:,.1f} s"),
         ("weights", str(out / "student.safetensors")),

@@ -1,7 +1,5 @@
 """A student's score beside its teacher, outside a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,8 +20,8 @@ from dfme.run.student_file import load_student_of_run
 def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) -> dict[str, float | str]:
     """Accuracy, agreement and KL of the student in a file, by the job's teacher on the job's evaluation set.
 
-    The teacher is asked about every image once; as in a run, that is counted but not charged. ``tell`` hears a line,
-    now and then, while a service makes trouble.
+    The teacher is asked about every image once; as in a run, that is counted but not charged. ``tell`` hears
+    a line, now and then, while a service makes trouble.
 
     Raises:
         UserError: if student, teacher and evaluation set do not go together.
@@ -35,11 +33,13 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
         taken, asked = (_facts(each) for each in (net, teacher))
         raise UserError(f"--student {student}: it is for {taken}, but the teacher takes {asked}")
     ledger = Ledger(budget=1)  # the evaluation uses nothing of it
-    names = getattr(teacher, "class_names", None)
+    names = teacher.info.class_names
     hear = tell or (lambda line: None)
     data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names, tell=hear)
     oracle = Oracle(teacher, ledger, tell=tell)
-    examination = examination_of(data, oracle.spec, oracle.label_mode, device, partial(oracle, purpose="evaluation"))
+    examination = examination_of(
+        data, oracle.spec, oracle.label_mode, device, partial(oracle, purpose="evaluation")
+    )
     assert isinstance(examination, EvaluationSet), "without an evaluation set there is no job"
     examination.prepare()
     scores = examination.score(net.to(device))
@@ -50,7 +50,9 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
     return {
         "student": str(student),
         "evaluation set": f"{examination.name}, {len(examination)} images",
-        **({} if examination.labels is not None else dict.fromkeys(("teacher accuracy", "accuracy"), NO_LABELS)),
+        **dict.fromkeys(
+            () if examination.labels is not None else ("teacher accuracy", "accuracy"), NO_LABELS
+        ),
         **{name.replace("_", " "): value for name, value in scores.items()},
         **{name.replace("_", " "): share for name, share in shares.items() if share is not None},
         "evaluation queries": str(ledger.evaluation_queries),

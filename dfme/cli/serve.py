@@ -1,7 +1,5 @@
 """``run.py serve``: which teacher is served, where, under what name and limits."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import os
@@ -12,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dfme.cli import teacher_side
-from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
-from dfme.cli.files import default_recipe
+from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
+from dfme.cli.flags import default_recipe
 from dfme.cli.teacher_side import ServeConfig
 from dfme.config.messages import Problem
 from dfme.config.settings import TeacherConfig
@@ -30,26 +28,31 @@ def run(words: Sequence[str]) -> int:
     """Serve until interrupted."""
     config, teacher, kind_options = plan_of(words)
     teacher_side.check_teacher(teacher, kind_options)
-    # Between requests torch's threads sleep, not spin: client and server often share a machine. Read as torch loads.
+    # Between requests torch's threads sleep, not spin: client and server often share a machine. Read as torch
+    # loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     print(teacher_side.serve(config, teacher, kind_options, tell=partial(print, flush=True)))
     return 0
 
 
 def plan_of(words: Sequence[str]) -> tuple[ServeConfig, TeacherConfig, dict[str, Any]]:
-    """How to serve, the model's name included, and the teacher.
+    """Plan of a server, the model's name included, and the teacher.
 
     Raises:
         UserError: one line that names everything wrong, or the extra that is not installed.
     """
-    asked = Arguments(words, INPUTS)
-    config, (teacher, kind_options) = asked.settings(ServeConfig), asked.teacher()
+    asked = arguments_of(words, INPUTS)
+    config = asked.config
+    (teacher, kind_options) = asked.teacher()
     asked.finish(_problems(config, teacher))
     if not all(importlib.util.find_spec(module) for module in ("starlette", "uvicorn")):
-        raise UserError("serve needs starlette and uvicorn, which are not installed: pip install starlette uvicorn")
+        raise UserError(
+            "serve needs starlette and uvicorn, which are not installed: pip install starlette uvicorn"
+        )
     named = dataclasses.replace(config, model=config.model or default_name(teacher, kind_options))
     own = {name: getattr(config, name) for name in ("watch", "benign", "on_alarm")}
-    return named, dataclasses.replace(teacher, **own) if config.watch or config.benign else teacher, kind_options
+    watched = dataclasses.replace(teacher, **own) if config.watch or config.benign else teacher
+    return named, watched, kind_options
 
 
 def default_name(teacher: TeacherConfig, kind_options: Mapping[str, Any]) -> str:
@@ -64,7 +67,9 @@ def _problems(config: ServeConfig, teacher: TeacherConfig) -> Iterator[Problem]:
     for name in (name for name, key in keys.items() if not key):
         yield Problem("api_key_env", f"the environment variable {name} is not set; it holds the key")
     if config.api_key_env is not None and (not keys or len({*keys.values()}) < len(config.key_names)):
-        yield Problem("api_key_env", "expected names of environment variables, joined by commas, with different keys")
+        yield Problem(
+            "api_key_env", "expected names of environment variables, joined by commas, with different keys"
+        )
     if config.watch and teacher.watch:
         yield Problem("watch", "expected either it or --teacher.watch")
     if not config.watch and config.on_alarm != "log":
@@ -75,7 +80,10 @@ def _problems(config: ServeConfig, teacher: TeacherConfig) -> Iterator[Problem]:
         yield Problem("benign", "expected --watch with it, or --record of a teacher of kind torch")
     if config.record and config.retain_days is None:
         yield Problem(
-            "retain_days", "expected days after which it is deleted, such as 30: what is recorded is personal data"
+            "retain_days",
+            "expected days after which it is deleted, such as 30: what is recorded is personal data",
         )
     if not config.record and (config.retain_days or config.record_images):
-        yield Problem("retain_days" if config.retain_days else "record_images", "expected --record FOLDER with it")
+        yield Problem(
+            "retain_days" if config.retain_days else "record_images", "expected --record FOLDER with it"
+        )

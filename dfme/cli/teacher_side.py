@@ -1,6 +1,4 @@
-"""The owner's side, as the command line reaches it: the one file of cli/ that imports ``teachers``. No torch here."""
-
-from __future__ import annotations
+"""The owner's side for the command line: the one file of cli/ that imports ``teachers``. No torch."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dfme import teachers
-from dfme.config.defence_texts import parse_defences
-from dfme.config.defences import Facts, stated
+from dfme.audits.audit.model import Metering
+from dfme.config.defences import Facts, parse_defences, stated
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.config.watch_texts import NEED_FEATURES
@@ -25,20 +23,29 @@ from dfme.teachers import KINDS
 from dfme.teachers.options import ServeConfig, TrainDataConfig, TrainTeacherConfig, check_training
 from dfme.teachers.remote.options import ServiceOptions
 
-Metering = Callable[[Teacher], Teacher]
-"""Puts a teacher behind a ledger."""
-
-__all__ = ["KINDS", "ServeConfig", "TrainTeacherConfig", "check_teacher", "check_training", "kind_problems"]
+__all__ = [
+    "KINDS",
+    "ServeConfig",
+    "TrainTeacherConfig",
+    "benign_at_most",
+    "benign_meter",
+    "bills",
+    "check_teacher",
+    "check_training",
+    "detection",
+    "kind_problems",
+    "train_twin",
+]
 
 
 def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> None:
-    """Check a teacher before anything heavy is loaded, and say, as a command's first line, which secrets go where."""
+    """Check a teacher without torch, and print which secrets go where as a command's first line."""
     if said := teachers.check_teacher(config, options):
         print(said, file=sys.stderr, flush=True)
 
 
 def kind_problems(kind: str, options: Mapping[str, Any]) -> Iterator[Problem]:
-    """What a built-in kind reads from this machine and is not there."""
+    """Problems of a built-in kind that reads from this machine what is not there."""
     file = KINDS[kind].file if kind in KINDS else None
     if file is not None:
         yield from file_problems(f"teacher.{file.option}", options.get(file.option), file.remedy, file.folder)
@@ -54,10 +61,15 @@ def write_adapter(sample: str, path: str) -> str:
 
 
 def price_problems(kind: str, key: str) -> Iterator[Problem]:
-    """What is said where nobody named a budget, option ``key``, and every image may cost money."""
+    """Problem of option ``key`` if nobody named a budget, and every image may cost money."""
     if kind in KINDS and issubclass(KINDS[kind].options, ServiceOptions):
-        text = f"expected how many images the service may be asked for, such as --{key} 10k; for a service there is no "
-        yield Problem(key, f"{text}default, since each may cost money (--teacher.price-per-1000 PRICE shows how much)")
+        text = (
+            f"expected how many images the service may be asked for, such as --{key} 10k; for a service "
+            "there is no "
+        )
+        yield Problem(
+            key, f"{text}default, since each may cost money (--teacher.price-per-1000 PRICE shows how much)"
+        )
 
 
 def make(config: TeacherConfig, options: Mapping[str, Any], device: str) -> Teacher:
@@ -69,13 +81,15 @@ def make(config: TeacherConfig, options: Mapping[str, Any], device: str) -> Teac
 
 
 def train(config: TrainTeacherConfig, show: Callable[[dict[str, float]], None]) -> Any:
-    """What comes of training a teacher: its path, its card, its seconds."""
+    """Train a teacher; its path, its card, its seconds."""
     from dfme.teachers.training.train import train_teacher
 
     return train_teacher(config, show)
 
 
-def serve(config: ServeConfig, teacher: TeacherConfig, options: Mapping[str, Any], tell: Callable[[str], None]) -> str:
+def serve(
+    config: ServeConfig, teacher: TeacherConfig, options: Mapping[str, Any], tell: Callable[[str], None]
+) -> str:
     """Serve until interrupted; a last line. UserError where another server records into the folder."""
     with ExitStack() as held:
         if config.record:
@@ -90,13 +104,18 @@ def serve(config: ServeConfig, teacher: TeacherConfig, options: Mapping[str, Any
 
 
 def train_twin(job: Job, run: Path, path: Path, tell: Callable[[str], None]) -> Path:
-    """A net like the student of ``run``, plainly trained on the data's train part; UserError for data without one."""
+    """Train a net like the student of ``run`` on the data's train part; UserError without one."""
     from dfme.nets import is_own
     from dfme.run.student_file import student_facts
 
-    (arch, spec, _), of, config = student_facts(run), job.config.evaluation, job.config
-    data, arch = TrainDataConfig(of.dataset, of.root, of.download, spec.shape), "auto" if is_own(arch) else arch
-    plain = TrainTeacherConfig(data, arch, 10, 64, lr=0.05, seed=config.seed, device=config.device, out=str(path))
+    (arch, spec, _) = student_facts(run)
+    of = job.config.evaluation
+    config = job.config
+    data = TrainDataConfig(of.dataset, of.root, of.download, spec.shape)
+    arch = "auto" if is_own(arch) else arch
+    plain = TrainTeacherConfig(
+        data, arch, 10, 64, lr=0.05, seed=config.seed, device=config.device, out=str(path)
+    )
     if not path.exists():
         tell(f"a twin, trained in {train(plain, lambda metrics: None).seconds:.1f} s")
     return path
@@ -110,30 +129,33 @@ def own_problems(kind: str, own_teacher: str) -> Iterator[Problem]:
 
 
 def benign_at_most(images: int, stacks: bool, detectors: bool, cells: int) -> int:
-    """The most ``benign`` images that an audit asks a teacher of one's own, of so many images of the evaluation.
+    """Most ``benign`` images that an audit asks a teacher of one's own, for so many evaluation images.
 
-    ``stacks``: there are some to bill; ``detectors``: there are some to measure. Each of the ``cells`` calibrates a
-    watch and asks what honest users are answered.
+    ``stacks``: there are some to bill; ``detectors``: there are some to measure. Each of the ``cells``
+    calibrates a watch and asks what honest users are answered.
     """
     from dfme.teachers.watch.detection import SESSIONS
     from dfme.teachers.watch.streams import AGAIN, SESSION
 
-    sessions = round(SESSIONS * SESSION * (1 + AGAIN))  # corrupted images, and repeats that are moved by a pixel
+    # corrupted images, and repeats that are moved by a pixel
+    sessions = round(SESSIONS * SESSION * (1 + AGAIN))
     return 3 * images * stacks + (2 * images + sessions) * detectors + (2 * images + 1) * cells
 
 
 def label_mode_of(stack: Sequence[str]) -> LabelMode | None:
-    """The label mode that stands as a row in the place of defences, or None. UserError for one that is none."""
+    """Label mode that stands for a row of defences, or None. UserError for an unknown one."""
     modes = (text for text in stack if text.partition(":")[0].replace("-", "_") in LABEL_KINDS)
     return next(map(LabelMode.parse, modes), None)
 
 
 @contextmanager
-def benign_meter(config: TeacherConfig, options: Mapping[str, Any], folder: Path) -> Iterator[Metering | None]:
+def benign_meter(
+    config: TeacherConfig, options: Mapping[str, Any], folder: Path
+) -> Iterator[Metering | None]:
     """A meter for what the owner measures of a teacher of one's own: ledger and journal lie in ``folder``.
 
-    Each image is asked once and recorded as ``benign``; what a stopped measurement was answered is not asked again.
-    None for a built-in kind, which answers on this machine for nothing.
+    Each image is asked once and recorded as ``benign``; what a stopped measurement was answered is not asked
+    again. None for a built-in kind, which answers on this machine for nothing.
     """
     if config.kind in KINDS:
         yield None
@@ -141,7 +163,7 @@ def benign_meter(config: TeacherConfig, options: Mapping[str, Any], folder: Path
     from dfme.compute import DeferredChecks
     from dfme.run.build import build_oracle, facts_of
     from dfme.run.directory import RunDirectory
-    from dfme.teachers.asked_once import AskedOnce
+    from dfme.teachers.label_modes import AskedOnce
 
     job = Job(ExtractConfig(budget=1), config, dict(options), "none", None)
     checks = DeferredChecks()
@@ -171,7 +193,7 @@ def bills(
     tell: Callable[[str], None] = lambda line: None,
     meter: Metering | None = None,
 ) -> list[dict[str, Any]]:
-    """What stacks of defences or label modes cost honest users, ``none`` first; no image calibrates a gate as well.
+    """Cost of stacks of defences or label modes to honest users, ``none`` first, on uncalibrated images.
 
     Milliseconds are not measured behind a ``meter``, where answers come from memory.
     """
@@ -193,10 +215,12 @@ def bills(
     base, *others = map(made, ((), *stacks))  # what does not fit is said before anything is measured
     halved = any(f"data={evaluation.dataset}" in each.split(":") for stack in stacks for each in stack)
     if halved and evaluation.limit:
-        raise UserError("--evaluation.limit: expected 0, since a gate is calibrated on every second of all the images")
-    data = evaluation_images(evaluation, base.spec, base.num_classes, getattr(base, "class_names", None), tell=tell)
+        why = "a gate is calibrated on every second of all the images"
+        raise UserError(f"--evaluation.limit: expected 0, since {why}")
+    data = evaluation_images(evaluation, base.spec, base.num_classes, base.info.class_names, tell=tell)
     assert data is not None, "without images nothing can be measured"
-    found, draw = [], ProceduralImages(base.spec, ("leaves", "strokes")).draw
+    found = []
+    draw = ProceduralImages(base.spec, ("leaves", "strokes")).draw
     measured = utility.bills([base, *others], data, draw, seed, 1 + halved, timed=meter is None)
     for stack, bill in zip(((), *stacks), measured, strict=True):
         told = {} if label_mode_of(stack) else _in_words(stated(parse_defences(stack), base.num_classes))
@@ -220,15 +244,16 @@ def detection(
     log: Path | None = None,
     meter: Metering | None = None,
 ) -> dict[str, Any]:
-    """What detectors say of honest accounts, of images that they were not calibrated on, and of those in a ``log``."""
-    from dfme.benchmarks.audit.detection import share_at_most
+    """Detectors over honest accounts, on images that calibrated none of them, and over a ``log``."""
+    from dfme.audits.audit.detection import share_at_most
     from dfme.compute import choose_device
     from dfme.teachers.build import make_teacher
     from dfme.teachers.watch.detection import detect
 
-    data, blind = config.benign or evaluation.dataset, NEED_FEATURES if config.kind != "torch" else ()
-    seen = replace(config, watch=tuple(name for name in names if name not in blind), benign=data, on_alarm="log")
-    plain = replace(seen, defences=(), label_mode=None)
+    data = config.benign or evaluation.dataset
+    blind = NEED_FEATURES if config.kind != "torch" else ()
+    seeing = tuple(name for name in names if name not in blind)
+    plain = replace(config, watch=seeing, benign=data, on_alarm="log", defences=(), label_mode=None)
     teacher = make_teacher(plain, options, choose_device(device), meter=meter)
     found = detect(teacher, data, other, seed, tell, log)
     found["left_out"] |= {name: "it looks into a network of kind torch" for name in names if name in blind}
@@ -239,8 +264,9 @@ def detection(
 
 
 def _in_words(facts: Facts) -> dict[str, str]:
-    """What a stack of defences states, for people."""
+    """Statements of a stack of defences, for people."""
     bound = "no bound" if facts.l1 is None else f"{facts.l1:g}"
     flags = {"state": facts.stateful, "random": facts.random}
     words = {name: "yes" if holds else "no" for name, holds in flags.items()}
-    return {"top_kept": facts.keeps_top, "l1_at_most": bound, **words, "needs": ", ".join(facts.needs) or "nothing"}
+    needs = {"needs": ", ".join(facts.needs) or "nothing"}
+    return {"top_kept": facts.keeps_top, "l1_at_most": bound} | words | needs

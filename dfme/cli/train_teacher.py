@@ -1,13 +1,11 @@
 """``run.py train-teacher``: a teacher to practise on."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from dfme.cli import teacher_side
-from dfme.cli.arguments import Arguments, CommandInputs
+from dfme.cli.arguments import CommandInputs, arguments_of
 from dfme.cli.teacher_side import TrainTeacherConfig
 from dfme.run.checks import dataset_problems, net_problems
 
@@ -17,8 +15,8 @@ INPUTS = CommandInputs(TrainTeacherConfig)
 
 def run(words: Sequence[str]) -> int:
     """Train, and print where the weights are."""
-    asked = Arguments(words, INPUTS)
-    config = asked.settings(TrainTeacherConfig)
+    asked = arguments_of(words, INPUTS)
+    config = asked.config
     data = dataset_problems("data.name", config.data.name, config.data.root, config.data.download)
     asked.finish([*data, *net_problems("arch", config.arch)])
     teacher_side.check_training(config)
@@ -31,7 +29,8 @@ def show_epoch(metrics: dict[str, float]) -> None:
     """One line per epoch on stderr; on a terminal it is written over the last one."""
     named = {"loss": "loss {:.4f}", "train_accuracy": "train {:.1%}", "test_accuracy": "test {:.1%}"}
     parts = [text.format(metrics[name]) for name, text in named.items() if name in metrics]
-    epoch, epochs = metrics["epoch"], metrics["epochs"]
+    epoch = metrics["epoch"]
+    epochs = metrics["epochs"]
     line = f"epoch {epoch:.0f}/{epochs:.0f}  {'  '.join(parts)}  {metrics['seconds']:.0f} s"
     terminal = sys.stderr.isatty()
     sys.stderr.write(f"\r{line:<78}" + ("\n" if epoch >= epochs else "") if terminal else line + "\n")

@@ -1,32 +1,33 @@
 """The settings of what an attacker makes of a defended teacher's answers. No torch here."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from dfme.config.defence_texts import DefencesText
+from dfme.config.defences import DefencesText
 from dfme.config.fields import CONFIG, Count
 from dfme.spec import LabelMode
 
 
 @dataclass(frozen=True, config=CONFIG)
 class AnswersConfig:
-    """What an attacker who knows the defence makes of its answers: recovery of what they still tell, nothing else.
+    """Recovery of what defended answers still reveal, by an attacker who knows the defence.
 
     Nothing here hides, splits or disguises a client.
     """
 
     learn: Literal["auto", "scores", "kl", "label"] = "auto"
-    """what the students learn: auto (as student.loss says), scores (L1 of logits), kl, or label (the top class)"""
+    """what the students learn: auto (as student.loss says), scores (L1 of logits), kl, or label (the top
+    class)"""
     repeat: Count = 1
-    """times that every image is asked, and charged; the answers are averaged, of labels the most frequent counts"""
+    """times that every image is asked, and charged; the answers are averaged, of labels the most frequent
+    counts"""
     vote: Annotated[int, Field(ge=1, le=9)] = 1
     """shifts by up to a pixel of which every image is asked, and charged, and the answers averaged"""
     recover: Literal["none", "table", "net"] = "none"
-    """undo the defence that knows names: by a table of answers to probabilities that were drawn, or a trained net"""
+    """undo the defence that knows names: by a table of answers to probabilities that were drawn, or a trained
+    net"""
     knows: DefencesText = ()
     """the defence that is undone, with its options"""
 
@@ -40,7 +41,7 @@ class AnswersConfig:
         return {"scores": "l1", "kl": "kl", "label": "cross_entropy"}.get(self.learn, own)
 
     def mode(self, told: LabelMode) -> LabelMode:
-        """The form of the answers that students learn from, of a teacher whose answers have the form ``told``."""
+        """Form of the answers that students learn from, for a teacher whose answers have form ``told``."""
         if self.learn == "label":
             return LabelMode("label")
         return told if self.recover == "none" else LabelMode("probabilities")

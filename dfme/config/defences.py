@@ -1,22 +1,23 @@
-"""The defences of a teacher's answers: their names, their options, and what each of them states. No torch here.
+"""Defences of a teacher's answers: names, options, and the facts each states. No torch.
 
-The owner's side carries them out (``dfme.teachers.defences``); the auditor's side knows them by name, as an attacker
+The owner's side carries them out (``dfme.teachers.defences``); the auditor's side knows them by name, as an
+attacker
 may: only keys, the weights of a surrogate and what a defence has stored are secret. A defence is written
 ``modelguard_w:epsilon=1``; several work one after the other, ``modelguard_w:epsilon=1+temperature:t=2``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from dfme.config.fields import CONFIG, Count, Expected, NotNegative, Positive, Share
-from dfme.config.values import leaves
+from dfme.config.messages import unknown_choice
+from dfme.config.values import from_mapping, leaves
+from dfme.errors import UserError
 
 L1Bound = Annotated[float, Field(ge=0, le=2), Expected("an L1 distance from 0 to 2")]
 EnvironmentName = Annotated[str, Field(pattern=r"^\w+$"), Expected("the name of an environment variable")]
@@ -24,12 +25,12 @@ EnvironmentName = Annotated[str, Field(pattern=r"^\w+$"), Expected("the name of 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a defence states of its answers y to probabilities p, and what it works with.
+    """Statements of a defence about its answers y to probabilities p, and what it works with.
 
-    ``keeps_top``: whether argmax y = argmax p: yes, no, or where the top probability is at least 1/2. ``l1``: the most
-    that sum |y - p| can be; None: no bound below 2. ``stateful``: an answer may depend on what was asked before.
-    ``random``: the same image may get another answer. ``needs``, besides options and answers: a key, a surrogate
-    (a student's network), the owner's network, the owner's data.
+    ``keeps_top``: whether argmax y = argmax p: yes, no, or where the top probability is at least 1/2. ``l1``:
+    the most that sum |y - p| can be; None: no bound below 2. ``stateful``: an answer may depend on what was
+    asked before. ``random``: the same image may get another answer. ``needs``, besides options and answers: a
+    key, a surrogate (a student's network), the owner's network, the owner's data.
     """
 
     keeps_top: Literal["yes", "no", "p_top>=1/2"] = "yes"
@@ -40,7 +41,7 @@ class Facts:
 
 
 class DefenceOptions(ABC):
-    """What every defence's options have in common; ``facts`` may depend on them and on the number of classes."""
+    """Common options of defences; ``facts`` may depend on them and on the number of classes."""
 
     name: ClassVar[str]
 
@@ -49,7 +50,7 @@ class DefenceOptions(ABC):
 
     @property
     def margin_kept(self) -> float | None:
-        """By how much the top score lies above all others where the defence sees to that; a rounding may undo it."""
+        """Guaranteed margin of the top score over all others, if any; rounding may undo it."""
         return None
 
     def __str__(self) -> str:
@@ -97,7 +98,7 @@ class Temperature(DefenceOptions):
 
 @dataclass(frozen=True, config=CONFIG)
 class ModelGuardW(DefenceOptions):
-    """ModelGuard-W: the answer that tells the least of p within an L1 ball, the top class kept by a margin."""
+    """ModelGuard-W: the answer least informative of p within an L1 ball, top class kept by a margin."""
 
     name: ClassVar[str] = "modelguard_w"
     epsilon: L1Bound = 1.0
@@ -115,7 +116,7 @@ class ModelGuardW(DefenceOptions):
 
 @dataclass(frozen=True, config=CONFIG)
 class ModelGuardS(DefenceOptions):
-    """ModelGuard-S: the first stored answer of the same top class within an L1 ball; else p, which is then stored."""
+    """ModelGuard-S: the first stored answer of the same top class within an L1 ball; else p, stored."""
 
     name: ClassVar[str] = "modelguard_s"
     epsilon: L1Bound = 1.0
@@ -151,7 +152,8 @@ class Mad(DefenceOptions):
     epsilon: L1Bound = 1.0
     """most that an answer changes, in L1"""
     vertices: Literal["argmax", "extreme"] = "argmax"
-    """argmax (uniform over a set of classes with the top one) or extreme (any one class, which changes the top one)"""
+    """argmax (uniform over a set of classes with the top one) or extreme (any one class, which changes the
+    top one)"""
     q: Literal["uniform", "net"] = "uniform"
     """answers of the surrogate student: uniform, or those of an untrained network"""
 
@@ -189,15 +191,16 @@ class Misinform(DefenceOptions):
 
     name: ClassVar[str] = "misinform"
     gate: Literal["softmax", "entropy", "mahalanobis"] = "softmax"
-    """score of an image that is at home, within 0 and 1: softmax (the top probability), entropy (1 - entropy / log K),
-    or mahalanobis (share of data's held-out images that lie further from their class; of kind torch)"""
+    """score of an image that is at home, within 0 and 1: softmax (the top probability), entropy (1 - entropy
+    / log K), or mahalanobis (share of data's held-out images that lie further from their class; of kind
+    torch)"""
     tau: Share | None = None
     """images below are strange; none: .9, and .01 of mahalanobis"""
     nu: Positive = 1000.0
     """steepness of the change from right to wrong"""
     wrong: Literal["permute", "net", "roll"] = "permute"
-    """permute (classes in an order drawn by key and image), net (an untrained network), or roll (classes moved on by
-    one, which anybody undoes: for comparison)"""
+    """permute (classes in an order drawn by key and image), net (an untrained network), or roll (classes
+    moved on by one, which anybody undoes: for comparison)"""
     data: str = ""
     """of mahalanobis: the owner's labelled images, by name or FOLDER"""
     key_env: EnvironmentName | None = None
@@ -209,7 +212,9 @@ class Misinform(DefenceOptions):
 
     def facts(self, classes: int) -> Facts:
         wrong: dict[str, Any] = {"permute": ("key",), "net": ("key", "surrogate"), "roll": ()}
-        return Facts("no", needs=(*wrong[self.wrong], *(("network", "data") if self.gate == "mahalanobis" else ())))
+        return Facts(
+            "no", needs=(*wrong[self.wrong], *(("network", "data") if self.gate == "mahalanobis" else ()))
+        )
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -235,7 +240,7 @@ class Noise(DefenceOptions):
 
 @dataclass(frozen=True, config=CONFIG)
 class Watermark(DefenceOptions):
-    """DAWN: a share of images, chosen by a key, is answered wrongly, always in the same way: proof, not prevention."""
+    """DAWN: a share of images, chosen by a key, is always answered wrongly: proof, not prevention."""
 
     name: ClassVar[str] = "watermark"
     rate: Share = 0.005
@@ -249,7 +254,7 @@ class Watermark(DefenceOptions):
 
 @dataclass(frozen=True, config=CONFIG)
 class ProofOfWork(DefenceOptions):
-    """Proof of work that grows with what an account has learnt: answers untouched, its price worked out, no client."""
+    """Proof of work growing with what an account has learnt: answers stay, its price is computed."""
 
     name: ClassVar[str] = "pow"
     base: Annotated[float, Field(ge=1), Expected("at least 1")] = 1.0075
@@ -271,9 +276,10 @@ DEFENCES: dict[str, type[DefenceOptions]] = {
 
 
 def stated(stack: Sequence[DefenceOptions], classes: int) -> Facts:
-    """What defences that work one after the other state together; without any: that nothing changes."""
+    """Joint statement of defences that work one after the other; without any: that nothing changes."""
     every = [each.facts(classes) for each in stack]
-    tops, bounds = {each.keeps_top for each in every} - {"yes"}, [each.l1 for each in every]
+    tops = {each.keeps_top for each in every} - {"yes"}
+    bounds = [each.l1 for each in every]
     return Facts(
         "yes" if not tops else "p_top>=1/2" if len(every) == 1 and "no" not in tops else "no",
         None if None in bounds else min(2.0, sum(filter(None, bounds))),
@@ -285,3 +291,53 @@ def stated(stack: Sequence[DefenceOptions], classes: int) -> Facts:
 
 def _text(value: object) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
+def parse_defences(given: object) -> tuple[DefenceOptions, ...]:
+    """Defences in a text (``a:x=1+b``) or a list of mappings ({name: a, x: 1}) or texts, in order.
+
+    UserError for unknown names and options and values out of range.
+    """
+    if isinstance(given, str):
+        if "," in given:
+            raise UserError(
+                f"expected defences joined by +, such as modelguard_w:epsilon=1+lattice, got {given!r}"
+            )
+        given = [] if given.strip().lower() in ("", "none") else given.split("+")
+    if isinstance(given, Mapping):
+        given = [given]
+    if not isinstance(given, list | tuple):
+        raise UserError(f"expected a list of defences, got {given!r}")
+    return tuple(each for one in given for each in _one_or_several(one))
+
+
+def _one_or_several(given: object) -> tuple[DefenceOptions, ...]:
+    if isinstance(given, str) and "+" in given:
+        return parse_defences(given)
+    if isinstance(given, str):
+        name, *pairs = (part.strip() for part in given.split(":"))
+        options: dict[str, Any] = {}
+        for pair in pairs:
+            key, equals, text = pair.partition("=")
+            if not equals:
+                raise UserError(f"expected NAME:OPTION=VALUE, got {given!r}")
+            options[key.strip().replace("-", "_")] = text.strip()
+    elif isinstance(given, Mapping):
+        options = {str(key).replace("-", "_"): value for key, value in given.items()}
+        name = str(options.pop("name", None))
+    else:
+        raise UserError(f"expected a mapping such as {{name: lattice, n: 10}}, got {given!r}")
+    if name not in DEFENCES:
+        raise UserError(unknown_choice("defence", name, [*DEFENCES]))
+    return (from_mapping(DEFENCES[name], options, prefix=f"{name}:"),)
+
+
+def _canonical(given: object) -> tuple[str, ...]:
+    try:
+        return tuple(str(each) for each in parse_defences(given))
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
+DefencesText = Annotated[str | tuple[str, ...], Expected("defences joined by +"), BeforeValidator(_canonical)]
+"""A stack of defences as an option: a text or a list, kept as texts with every option written out."""

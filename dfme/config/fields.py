@@ -1,6 +1,4 @@
-"""How an option is declared: its type with its range, and the mark of those that a beginner needs. No torch here."""
-
-from __future__ import annotations
+"""Declaring an option: its type with its range, and the mark of important ones. No torch."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +27,7 @@ Basic = Annotated[T, BASIC]
 
 
 class Expected(NamedTuple):
-    """What a message says was expected, where the type and its range do not say it well."""
+    """Words for what was expected, where the type and its range do not say it well."""
 
     words: str
 
@@ -39,7 +37,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def problem_of(error: UserError) -> str:
-    """What an error says is wrong, less the subject that it begins with: the option's name stands there."""
+    """Text of an error without the subject that it begins with: the option's name stands there."""
     return _SUBJECT.sub("", str(error))
 
 

@@ -1,9 +1,7 @@
-"""``module:Class`` and ``module:function`` of one's own: they are found; a teacher's signature says its options.
+"""Find ``module:Class`` and ``module:function`` of users; a teacher's signature gives its options.
 
 Their types, defaults and help are its author's. No torch here.
 """
-
-from __future__ import annotations
 
 import importlib
 import inspect
@@ -24,7 +22,7 @@ from dfme.errors import UserError
 
 
 def find_target(target: str, flag: str = "--teacher") -> Callable[..., Any]:
-    """What ``module:name``, the value of ``flag``, names; the current directory is searched after all installed.
+    """Import ``module:name``, the value of ``flag``; the current directory is searched last.
 
     Raises:
         UserError: if the module is not there or fails on import, or has no callable of that name.
@@ -38,7 +36,9 @@ def find_target(target: str, flag: str = "--teacher") -> Callable[..., Any]:
         return found  # type: ignore[no-any-return]
     callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     problem = (
-        f"no {name!r} in it" if found is None else f"{name} is of type {type(found).__name__}, no class or function"
+        f"no {name!r} in it"
+        if found is None
+        else f"{name} is of type {type(found).__name__}, no class or function"
     )
     place = getattr(module, "__file__", None) or module_name
     raise UserError(f"{flag} {target}: {place}: {problem}{did_you_mean(name, callables)}")
@@ -77,7 +77,9 @@ def _import(name: str, subject: str) -> ModuleType:
 
 
 _ARGUMENT = re.compile(
-    r"^(?P<indent>[ \t]*)(?::param )?(?P<name>\w+)(?: ?\([^)\n]*\))?: +(?P<text>\S.*(?:\n(?P=indent)[ \t]+\S.*)*)", re.M
+    r"^(?P<indent>[ \t]*)(?::param )?(?P<name>\w+)(?: ?\([^)\n]*\))?: +(?P<text>\S.*(?:\n(?P=indent)[ "
+    r"\t]+\S.*)*)",
+    re.M,
 )
 """An argument in a docstring in Google's or Sphinx' style, with the lines that are indented below it."""
 
@@ -101,16 +103,20 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
     undescribed = f"an argument of {what}" + ", which makes the teacher" * inspect.isroutine(target)
     options: list[Option] = []
     for parameter, hint in _parameters(target):
-        name, default = parameter.name, parameter.default
+        name = parameter.name
+        default = parameter.default
         if name == "kind" or parameter.kind is parameter.POSITIONAL_ONLY:
             if default is parameter.empty:
                 raise UserError(f"--teacher: {what}'s parameter {name!r} cannot be a flag; rename it")
             continue
         known = common.get(f"teacher.{name}")
         kind = _readable(hint) if hint is not None else known.type if known else Any
-        kind = kind | None if default is None and kind is not Any else kind  # `token: str = None`, as people write it
+        # `token: str = None`, as people write it
+        kind = kind | None if default is None and kind is not Any else kind
         text = texts.get(name) or (known.help if known else undescribed)
-        options.append(Option(f"teacher.{name}", kind, REQUIRED if default is parameter.empty else default, text))
+        options.append(
+            Option(f"teacher.{name}", kind, REQUIRED if default is parameter.empty else default, text)
+        )
     return options
 
 
@@ -137,7 +143,10 @@ def _parameters(target: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter,
             hints = {name: hint for name, hint in raw.items() if not isinstance(hint, str)}
         parameters = inspect.signature(function).parameters.values()
         for parameter in parameters:
-            if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) and parameter.name not in seen:
+            if (
+                parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+                and parameter.name not in seen
+            ):
                 seen.add(parameter.name)
                 yield parameter, hints.get(parameter.name)
         if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):

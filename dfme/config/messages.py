@@ -25,7 +25,7 @@ TYPE_WORDS: dict[Any, tuple[str, str, tuple[str, ...]]] = {
 
 
 class Problem(NamedTuple):
-    """What is wrong with the option of this dotted key: what was expected and what came."""
+    """Problem with the option of this dotted key: what was expected and what came."""
 
     key: str
     text: str
@@ -68,13 +68,13 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 
 def unknown_choice(what: str, name: str, choices: Iterable[str]) -> str:
-    """What to say of a name that is none of the choices: all of them, and the nearest."""
+    """Message for a name that is none of the choices: all of them, and the nearest."""
     known = list(choices)
     return f"expected a {what} ({', '.join(known)}), got {name!r}{did_you_mean(name, known)}"
 
 
 def fault_text(kind: Any, value: Any, faults: Sequence[ErrorDetails]) -> str:
-    """What pydantic found wrong with one value of this type, which may be several things if there are alternatives."""
+    """Pydantic's problems with one value of this type, several if there are alternatives."""
     said = [fault["ctx"]["error"] for fault in faults if fault["type"] == "value_error"]
     if said:
         return str(said[0])
@@ -87,7 +87,12 @@ def fault_text(kind: Any, value: Any, faults: Sequence[ErrorDetails]) -> str:
         plain = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         many = any(get_origin(member) in (tuple, list) for member in members(kind))
         return f"expected {_range(bounds, many)}, got {plain}"
-    choices = [str(choice) for member in members(kind) for choice in get_args(member) if get_origin(member) is Literal]
+    choices = [
+        str(choice)
+        for member in members(kind)
+        for choice in get_args(member)
+        if get_origin(member) is Literal
+    ]
     return f"expected {expected(kind)}, got {got}{did_you_mean(str(value), choices)}"
 
 
@@ -101,16 +106,18 @@ def members(kind: Any) -> tuple[Any, ...]:
 
 
 def expected(kind: Any) -> str:
-    """What a value of this type looks like, in words for a person."""
+    """Description of a value of this type, in words for a person."""
     kinds = members(kind)
     said = dict(_bounds(kind)).get("words") if kinds[0] is str else None
-    if said and any(get_origin(other) is tuple for other in kinds[1:]):  # the text's words are those of the list, too
+    # the text's words are those of the list, too
+    if said and any(get_origin(other) is tuple for other in kinds[1:]):
         return str(said)
     return " or ".join([said, *map(_one_expected, kinds[1:])] if said else map(_one_expected, kinds))
 
 
 def _one_expected(kind: Any) -> str:
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    arguments = get_args(kind)
     if origin is Literal:
         return f"{'one of ' * (len(arguments) > 1)}{', '.join(map(str, arguments))}"
     if origin in (tuple, list) and arguments:
@@ -122,7 +129,7 @@ def _one_expected(kind: Any) -> str:
 
 
 def _bounds(kind: Any) -> Iterator[tuple[str, Any]]:
-    """What limits a type: bounds by their names in pydantic, and ``words`` if it says them itself."""
+    """Limits of a type: bounds by their names in pydantic, and ``words`` if it says them itself."""
     for part in get_args(kind):
         yield from _bounds(part)
     for mark in getattr(kind, "__metadata__", ()):
@@ -134,7 +141,9 @@ def _range(bounds: Mapping[str, Any], many: bool) -> str:
     if "words" in bounds:
         return str(bounds["words"])
     number = "numbers" if many else "a number"
-    high = f" to {bounds['le']:g}" if "le" in bounds else f" to below {bounds['lt']:g}" if "lt" in bounds else ""
+    high = (
+        f" to {bounds['le']:g}" if "le" in bounds else f" to below {bounds['lt']:g}" if "lt" in bounds else ""
+    )
     if high:
         low = f"above {bounds['gt']:g}" if "gt" in bounds else f"from {bounds.get('ge', 0):g}"
         return f"{number} {low}{high}"

@@ -11,9 +11,9 @@ import enum
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, TypeVar, cast, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -23,13 +23,16 @@ from dfme.config.messages import Problem, did_you_mean, fault_text, members
 from dfme.config.yaml_files import parse_yaml
 from dfme.errors import UserError
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 REQUIRED: Any = dataclasses.MISSING
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One field of a model: ``key`` is dotted, with underscores; ``default`` is REQUIRED where there is none."""
+    """One field of a model: ``key`` is dotted, with underscores; ``default`` REQUIRED if none."""
 
     key: str
     type: Any
@@ -47,7 +50,7 @@ class Option:
 
     @property
     def is_switch(self) -> bool:
-        """Whether the flag alone means true."""
+        """True if the flag alone means true."""
         return bool in members(self.type)
 
 
@@ -72,7 +75,7 @@ def _help(model: type[Any], name: str) -> str:
 
 @functools.cache
 def _texts(module: str) -> dict[tuple[str, str], str]:
-    """The texts below the fields of a module's classes; pydantic's own reading of them costs 3 ms a class on import.
+    """Texts below the fields of a module's classes; pydantic's reading takes 3 ms a class.
 
     Before Python 3.13 it also misses one now and then.
     """
@@ -82,19 +85,61 @@ def _texts(module: str) -> dict[tuple[str, str], str]:
         if isinstance(model, ast.ClassDef)
         for field, text in pairwise(model.body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+        if isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
     }
 
 
-def build(model: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """The model whose values are given by dotted key; other fields keep their default."""
-    arguments: dict[str, Any] = {}
-    for name, info in cast(Any, model).__pydantic_fields__.items():
-        if dataclasses.is_dataclass(info.annotation):
-            arguments[name] = build(cast("type[Any]", info.annotation), values, f"{prefix}{name}.")
-        elif prefix + name in values:
-            arguments[name] = values[prefix + name]
-    return model(**arguments)
+def build(model: type[T], given: Mapping[str, Any], prefix: str = "") -> tuple[T, list[Problem]]:
+    """Build the model from values by dotted key; other fields, and those that are wrong, keep their default.
+
+    A required text that is missing or wrong is empty. What is wrong is returned beside the model.
+    """
+    options = {option.key: option for option in options_of(model, prefix)}
+    values = {key: spelled(option.type, given[key]) for key, option in options.items() if key in given}
+    problems: list[Problem] = []
+    while True:
+        try:
+            return reader(model).validate_python(_nested(values, prefix)), problems
+        except ValidationError as error:
+            faults: dict[str, list[ErrorDetails]] = {}
+            for fault in error.errors(include_url=False):
+                faults.setdefault(_key_of(fault["loc"], prefix, options), []).append(fault)
+        for key, found in faults.items():
+            option = options[key]
+            problems.append(Problem(key, _fault(option, given.get(key), found)))
+            values.pop(key, None)
+            values |= {key: ""} if option.required else {}
+
+
+def _fault(option: Option, value: object, faults: Sequence[ErrorDetails]) -> str:
+    if faults[0]["type"] == "missing" and value is None:
+        return f"missing; expected {option.help or 'a value'}"
+    return fault_text(option.type, value, faults)
+
+
+def _nested(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.removeprefix(prefix).split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    return tree
+
+
+def _key_of(loc: Sequence[int | str], prefix: str, options: Mapping[str, Option]) -> str:
+    """Return the key of the option in which pydantic found a fault: its place begins with that key."""
+    keys = (prefix + ".".join(map(str, loc[:parts])) for parts in range(1, len(loc) + 1))
+    return next(key for key in keys if key in options)
+
+
+def narrowed(model: type[T], config: Any) -> T:
+    """The model with the values of another one that has fields of the same names."""
+    names = [name for name in cast(Any, model).__pydantic_fields__ if hasattr(config, name)]
+    return model(**{name: getattr(config, name) for name in names})
 
 
 def leaves(config: Any) -> dict[str, Any]:
@@ -120,34 +165,27 @@ def from_mapping(model: type[T], mapping: Mapping[str, Any], prefix: str = "") -
     Raises:
         UserError: naming, with ``prefix``, every unknown name (with the nearest) and every wrong value.
     """
-    options = {option.key: option for option in options_of(model)}
-    values, problems = validate(options, dict(flatten(mapping, options)))
-    if problems:
-        raise UserError("; ".join(f"{prefix}{key}: {text}" for key, text in problems))
-    return build(model, values)
+    options = [option.key for option in options_of(model)]
+    given = dict(flatten(mapping, options))
+    problems = [
+        Problem(key, f"unknown option{did_you_mean(key, options)}") for key in given if key not in options
+    ]
+    made, wrong = build(model, given)
+    if problems or wrong:
+        raise UserError("; ".join(f"{prefix}{key}: {text}" for key, text in (*problems, *wrong)))
+    return made
 
 
-def validate(
-    options: Mapping[str, Option], given: Mapping[str, Any], unknown: Callable[[str], str] | None = None
-) -> tuple[dict[str, Any], list[Problem]]:
-    """The given values in the types of their options, and what is wrong with all that are left out.
-
-    ``unknown`` words what is said of a key that is no option.
-    """
-    name_of = unknown or (lambda key: f"unknown option{did_you_mean(key, options)}")
-    values: dict[str, Any] = {}
-    problems = [Problem(key, name_of(key)) for key in given if key not in options]
-    for key, kind in [(key, options[key].type) for key in given if key in options]:
-        try:
-            values[key] = reader(kind).validate_python(spelled(kind, given[key]))
-        except ValidationError as error:
-            problems.append(Problem(key, fault_text(kind, given[key], error.errors(include_url=False))))
-    missing = [option for key, option in options.items() if option.required and key not in given]
-    return values, problems + [Problem(each.key, f"missing; expected {each.help or 'a value'}") for each in missing]
+def read_value(option: Option, given: object) -> tuple[Any, list[Problem]]:
+    """Return a value in the type of an option that is in no model, or None and what is wrong with it."""
+    try:
+        return reader(option.type).validate_python(spelled(option.type, given)), []
+    except ValidationError as error:
+        return None, [Problem(option.key, _fault(option, given, error.errors(include_url=False)))]
 
 
 def reader(kind: Any) -> TypeAdapter[Any]:
-    """What checks a value of this type; PydanticUserError or NameError if pydantic has no idea of it."""
+    """Checker of values of this type; PydanticUserError or NameError if pydantic has no idea of it."""
     return TypeAdapter(kind, config=None if hasattr(kind, "__pydantic_fields__") else CONFIG)
 
 

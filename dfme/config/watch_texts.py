@@ -1,6 +1,4 @@
-"""The watch over a teacher's clients, as options name it: which detectors look, and what follows an alarm. No torch."""
-
-from __future__ import annotations
+"""Options of the watch over a teacher's clients: detectors and reactions. No torch."""
 
 from typing import Annotated, Literal
 

@@ -1,10 +1,8 @@
 """Recipes: YAML files of options, read safely and written so that any reader takes them the same way.
 
-Safely: no tag makes an object, a file of more than ``MOST_BYTES`` is not read, and none may refer to itself (a few
-aliases of aliases would stand for more values than any memory holds).
+Safely: no tag makes an object, a file of more than ``MOST_BYTES`` is not read, and none may refer to itself
+(a few aliases of aliases would stand for more values than any memory holds).
 """
-
-from __future__ import annotations
 
 import hashlib
 import re
@@ -14,14 +12,20 @@ from typing import Any
 
 import yaml
 
-from dfme.errors import RunError, UserError
-from dfme.files import whole_lines
+from dfme.errors import UserError
 
 MAX_BYTES = 200_000
 """Bytes of the longest file; ours have a few thousand, and reading takes seconds per million."""
 
-SEAL = "# sha256 of the lines above: "
-"""Begins the last line, a comment, of a file of options that a run or a comparison wrote into its directory."""
+RELEASE = "0.13"
+"""The release whose runs and comparisons are resumed; it changes when one of their files changes its form."""
+
+SEAL = f"# dfme {RELEASE}, sha256 of the lines above: "
+"""Begins the last line, a comment, of a file of options that a run or a comparison wrote into its
+directory."""
+
+ANY_SEAL = re.compile(r"^# (?:dfme (\S+), )?sha256 of the lines above: ", re.MULTILINE)
+"""The same line of any release; before 0.13 it did not name the release."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -84,11 +88,12 @@ def sealed(text: str) -> str:
 def load_yaml(path: str | Path, own: bool = False) -> dict[str, Any]:
     """The mapping in a YAML file; an empty file is an empty mapping.
 
-    ``own``: the file is the record of a run or a comparison, taken because it lies in its directory: it must be as it
-    was written. One of 0.5.0 says nothing of that, and neither does its ledger of the teacher.
+    ``own``: the file is the record of a run or a comparison, taken because it lies in its directory: it must
+    be as this release wrote it.
 
     Raises:
-        UserError: if there is no such file, it cannot be read, is no YAML, holds no mapping, or was changed.
+        UserError: if there is no such file, it cannot be read, is no YAML, holds no mapping, was changed, or
+            is the record of another release.
     """
     try:
         with Path(path).open("rb") as file:
@@ -96,11 +101,8 @@ def load_yaml(path: str | Path, own: bool = False) -> dict[str, Any]:
         if len(content) > MAX_BYTES:
             raise UserError(f"{path}: expected a YAML file of options, got more than {MAX_BYTES:,} bytes")
         text = content.decode()
-        if own and not _is_as_written(text, Path(path)):
-            raise UserError(
-                f"{path}: expected the file as the run wrote it, but it was changed since; restore it and give what is "
-                f"to change as flags, or start a new run with --config {path}"
-            )
+        if own:
+            _require_as_written(text, path)
         loaded = parse_yaml(text)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected a YAML file of options") from None
@@ -108,14 +110,13 @@ def load_yaml(path: str | Path, own: bool = False) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UserError(f"{path}: expected a YAML file of options, but cannot read it: {reason}") from error
     except yaml.YAMLError as error:
-        problem = " ".join(str(error).split())
-        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-            problem = f"line {error.problem_mark.line + 1}: {error.problem or error.context}"
-        raise UserError(f"{path}: expected YAML: {problem}") from error
+        raise UserError(f"{path}: expected YAML: {_place(error)}") from error
     except RecursionError:
         raise UserError(f"{path}: expected a YAML file of options, got one nested too deeply") from None
     except (ValueError, LookupError, AttributeError) as error:  # which PyYAML lets pass
-        raise UserError(f"{path}: expected YAML, but a value does not fit its tag: {str(error)[:200]}") from error
+        raise UserError(
+            f"{path}: expected YAML, but a value does not fit its tag: {str(error)[:200]}"
+        ) from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
@@ -123,17 +124,29 @@ def load_yaml(path: str | Path, own: bool = False) -> dict[str, Any]:
     return {str(name): value for name, value in loaded.items()}
 
 
+def _place(error: yaml.YAMLError) -> str:
+    """Line and kind of an error of the YAML parser."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem or error.context}"
+    return " ".join(str(error).split())
+
+
 def is_record(path: str | Path) -> bool:
-    """Whether a file that was read has the last line of what a run or a comparison wrote, be it as it was or not."""
-    return SEAL in Path(path).read_text(encoding="utf-8", errors="replace")
+    """True if a file ends in the last line that a run or comparison wrote, edited or not."""
+    return ANY_SEAL.search(Path(path).read_text(encoding="utf-8", errors="replace")) is not None
 
 
-def _is_as_written(text: str, path: Path) -> bool:
-    """Whether the last line is that of ``sealed``; without one, whether the directory's ledger is of 0.5.0 or none."""
-    above, seal, _ = text.rpartition(SEAL)
-    if seal:
-        return text == sealed(above)
-    try:
-        return b'"teacher":' not in next(whole_lines(path.with_name("ledger.jsonl")), b"")
-    except (OSError, RunError):
-        return True
+def _require_as_written(text: str, path: str | Path) -> None:
+    """Raise UserError unless the text ends in the line of ``sealed``."""
+    if text == sealed(text.rpartition(SEAL)[0]):
+        return
+    seal = ANY_SEAL.search(text)
+    if seal and seal[1] != RELEASE:
+        raise UserError(
+            f"{path}: expected a file of dfme {RELEASE}, got one of dfme {seal[1] or 'before 0.13'}; go on "
+            f"with that release, or start a new run with --config {path}"
+        )
+    raise UserError(
+        f"{path}: expected the file as the run wrote it, but it was changed since; restore it and give what "
+        f"is to change as flags, or start a new run with --config {path}"
+    )

@@ -1,12 +1,10 @@
 """Images by name or folder, to score students on and to train teachers with. Nothing heavy loads here."""
 
-from __future__ import annotations
-
 import difflib
-import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet, Split
 from dfme.errors import UserError
@@ -14,7 +12,8 @@ from dfme.spec import Shape
 
 __all__ = ["DATASETS", "DRAWN", "ImageSet", "check_dataset", "load_dataset"]
 
-# name -> "module:loader"; a loader takes a DatasetRequest. Any other name is that of a folder or an .npz file.
+# name -> "module:loader"; a loader takes a DatasetRequest. Any other name is that of a folder or an .npz
+# file.
 DATASETS: dict[str, str] = {
     "digits": "dfme.data.digits:load",
     "shapes": "dfme.data.shapes:load",
@@ -56,8 +55,8 @@ def check_dataset(
     near = difflib.get_close_matches(name, DATASETS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UserError(
-        f"data set: unknown name {name!r}; {hint}Expected {', '.join(DATASETS)}, a folder of images (one folder per "
-        "class), or an .npz file of images and labels"
+        f"data set: unknown name {name!r}; {hint}Expected {', '.join(DATASETS)}, a folder of images (one "
+        "folder per class), or an .npz file of images and labels"
     )
 
 
@@ -72,17 +71,17 @@ def load_dataset(
     handed_over: ImageSet | None = None,
     lazy: bool = False,
 ) -> ImageSet:
-    """One part of a data set, or what was handed over in its place. ``shape`` (C, H, W) is what the images must have.
+    """One part of a data set, or an object in its place. ``shape`` (C, H, W): required images.
 
     Drawn ones are made at that size and a folder's images are resized to it; for any other set whose own size
-    differs this raises a UserError that names both, as it does where files are missing or unreadable. ``lazy``: a
-    folder's pictures are read when they are looked at (``ImageSet.batch``), and then found to be readable.
+    differs this raises a UserError that names both, as it does where files are missing or unreadable.
+    ``lazy``: a folder's pictures are read when they are looked at (``ImageSet.batch``), and then found to be
+    readable.
     """
     check_dataset(name, root, download=download, download_flag=download_flag)
     if name.startswith(HANDED_OVER) and handed_over is None:
         raise UserError("these images were handed over in Python: hand them over again, or name a data set")
-    module, function = DATASETS.get(name, FROM_DISK).split(":")
-    loader: Callable[[DatasetRequest], ImageSet] = getattr(importlib.import_module(module), function)
+    loader: Callable[[DatasetRequest], ImageSet] = resolve_name(DATASETS.get(name, FROM_DISK))
     images = handed_over or loader(DatasetRequest(name, split, shape, root, download, download_flag, lazy))
     if shape is not None and images.shape != tuple(shape):
         found, wanted = ("x".join(map(str, sizes)) for sizes in (images.shape, shape))

@@ -1,7 +1,5 @@
 """The names of classes: read from an option, and a data set's labels put in the order of the teacher's."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -25,14 +23,16 @@ def numbered(
 ) -> ImageSet:
     """The images with labels that are a teacher's numbers of their classes, of which it has ``num_classes``.
 
-    The order is ``given``, as --evaluation.classes is, else that of the names the teacher has ``announced``, else the
-    data set's own. UserError for names that do not fit; of announced ones, only where those here are a ``folder``'s.
+    The order is ``given``, as --evaluation.classes is, else that of the names the teacher has ``announced``,
+    else the data set's own. UserError for names that do not fit; of announced ones, only where those here are
+    a ``folder``'s.
     """
-    own, names = data.class_names, _telling(announced, num_classes)
+    own = data.class_names
+    names = _telling(announced, num_classes)
     if data.num_classes > num_classes:
         raise UserError(
-            f"--evaluation.dataset: {data.name} has {data.num_classes} classes{_list(own)}, but the teacher answers "
-            f"{num_classes}{_list(names)}; choose the data set the teacher was made for"
+            f"--evaluation.dataset: {data.name} has {data.num_classes} classes{_list(own)}, but the teacher "
+            f"answers {num_classes}{_list(names)}; choose the data set the teacher was made for"
         )
     chosen = names if given is None else read_names(given, "--evaluation.classes")
     if chosen is None or (given is None and not own):
@@ -40,20 +40,21 @@ def numbered(
     ordered = in_order(data, chosen)
     if given is not None and (ordered is None or len(chosen) != len(own)):
         raise UserError(
-            f"--evaluation.classes: expected each class of {data.name} once{_list(own) or ', which names none'}, got "
+            f"--evaluation.classes: expected each class of {data.name} "
+            f"once{_list(own) or ', which names none'}, got "
             f"{shown_names(chosen)}{_odd('left out', own, chosen)}{_odd('not there', chosen, own)}"
         )
     if ordered is None and folder:
         raise UserError(
             f"--evaluation.dataset: the classes of {data.name} are {shown_names(own)}, but the teacher's are "
-            f"{shown_names(chosen)}{_odd('not among these', own, chosen)}; name the folders as the teacher does, or "
-            "give --evaluation.classes: the folders' names in the teacher's order"
+            f"{shown_names(chosen)}{_odd('not among these', own, chosen)}; name the folders as the teacher "
+            "does, or give --evaluation.classes: the folders' names in the teacher's order"
         )
     return ordered or data
 
 
 def in_order(data: ImageSet, names: Sequence[str]) -> ImageSet | None:
-    """The same images with labels that are numbers into ``names``; None where a class of theirs is none of these.
+    """The images with labels that index ``names``; None if one of their classes is missing.
 
     Case, and what stands between two words, makes no difference.
     """
@@ -67,10 +68,14 @@ def in_order(data: ImageSet, names: Sequence[str]) -> ImageSet | None:
 
 
 def _telling(names: Sequence[str] | None, num_classes: int) -> tuple[str, ...] | None:
-    """The names a teacher announces; None where they are missing, or say no more than the number of their class."""
+    """Names that a teacher announces; None if missing or if they only number the classes."""
     if names is None or len(names) != num_classes or not all(isinstance(name, str) for name in names):
         return None
-    return None if all(re.fullmatch(rf"(LABEL_|class_?)?0*{n}", name) for n, name in enumerate(names)) else tuple(names)
+    return (
+        None
+        if all(re.fullmatch(rf"(LABEL_|class_?)?0*{n}", name) for n, name in enumerate(names))
+        else tuple(names)
+    )
 
 
 def _list(names: Sequence[str] | None) -> str:
@@ -95,15 +100,19 @@ def _plain(name: str) -> str:
 
 
 def read_names(given: Sequence[str] | str, option: str, folder: Path | None = None) -> tuple[str, ...]:
-    """Class names from a list, a text with commas, or a text file with one name a line; UserError names ``option``.
+    """Class names from a list, a comma-separated text or a text file; UserError names ``option``.
 
     ``folder``: where a file has to lie, at any depth; None: anywhere.
     """
-    names = _from_text(given, option, folder) if isinstance(given, str) else [str(name).strip() for name in given]
+    names = (
+        _from_text(given, option, folder) if isinstance(given, str) else [str(name).strip() for name in given]
+    )
     if len(names) < 2:
         raise UserError(f"{option}: expected at least two classes, got {len(names)}")
     if "" in names:
-        raise UserError(f"{option}: expected a name for each class, got an empty one as number {names.index('') + 1}")
+        raise UserError(
+            f"{option}: expected a name for each class, got an empty one as number {names.index('') + 1}"
+        )
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise UserError(f"{option}: expected each class once, got {twice[0]!r} twice")
@@ -115,7 +124,9 @@ def _from_text(given: str, option: str, folder: Path | None) -> list[str]:
     if not _is_file(path):
         if "," in given:
             return [name.strip() for name in given.split(",")]
-        raise UserError(f"{option}: expected names separated by commas, or a text file with one a line; no file {path}")
+        raise UserError(
+            f"{option}: expected names separated by commas, or a text file with one a line; no file {path}"
+        )
     if folder is not None and not path.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{option}: expected a file in {folder}, got {given}")
     try:

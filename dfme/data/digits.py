@@ -1,6 +1,4 @@
-"""The embedded digits: 1,797 real handwritten digits of 8x8 grey pixels; digits.md has source and citation."""
-
-from __future__ import annotations
+"""Embedded digits: 1,797 real handwritten digits, 8x8 grey pixels; digits.md has the source."""
 
 from pathlib import Path
 
@@ -17,6 +15,7 @@ def load(request: DatasetRequest) -> ImageSet:
     """One part of the fixed split stored with the images (1,438 to train with, 359 held out), in [0, 1]."""
     with np.load(FILE, allow_pickle=False) as arrays:
         wanted = arrays["held_out"] if request.split == "test" else ~arrays["held_out"]
-        pixels, labels = arrays["images"][wanted], arrays["labels"][wanted]
+        pixels = arrays["images"][wanted]
+        labels = arrays["labels"][wanted]
     images = torch.from_numpy(pixels).unsqueeze(1).float().div_(FULL)
     return ImageSet("digits", images, torch.from_numpy(labels).long(), tuple("0123456789"))

@@ -1,9 +1,7 @@
-"""What the drawn tasks share: one figure an image, turned, scaled, placed and coloured at random, on a ground.
+"""Common to the drawn tasks: one figure an image, randomly turned, scaled, placed, coloured.
 
 Points of an image are in units of the figure's own radius. How hard a task is, is a setting: ``DrawnConfig``.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,18 +19,20 @@ SMALLEST = 8  # pixels of a side
 CHUNK = 1 << 22  # points worked on at once
 
 Inside = Callable[[Tensor, Tensor, Tensor, torch.Generator], Tensor]
-"""From labels (N,) and points u, v (N, H, W), in radii from the centre, to whether each lies inside the figure."""
+"""From labels (N,) and points u, v (N, H, W), in radii from the centre, to whether each lies inside the
+figure."""
 
 
 @dataclass(frozen=True)
 class DrawnConfig:
-    """How many images, of what size, and how hard they are to tell apart.
+    """Number and size of the images, and how hard they are to tell apart.
 
     Args:
         shape: images as C,H,W, with C of 1 or 3
         count: images
         rotation: largest turn to either side in degrees; 180 turns freely
-        contrast: least difference, in the channel where it is largest, between figure and ground, within 0 and 1
+        contrast: least difference, in the channel where it is largest, between figure and ground, within 0
+            and 1
         texture: amplitude of a random wave added to the ground
         noise: standard deviation of the noise added to every pixel
         seed: seed of everything random
@@ -50,13 +50,17 @@ class DrawnConfig:
     def __post_init__(self) -> None:
         channels, height, width = self.shape
         if channels not in (1, 3) or min(height, width) < SMALLEST:
-            raise UserError(f"{self.name}: expected 1 or 3 channels and sides of 8 pixels or more, got {self.shape}")
+            raise UserError(
+                f"{self.name}: expected 1 or 3 channels and sides of 8 pixels or more, got {self.shape}"
+            )
         if not 0 < self.contrast <= 1 or self.count < 1 or self.texture < 0 or self.noise < 0:
-            raise UserError(f"{self.name}: contrast must be in (0, 1], count positive, the rest not negative: {self}")
+            raise UserError(
+                f"{self.name}: contrast must be in (0, 1], count positive, the rest not negative: {self}"
+            )
 
     @classmethod
     def asked(cls, request: DatasetRequest) -> Self:
-        """The default difficulty at the size asked for: 20,000 images to train with, 2,000 others held out."""
+        """Default difficulty at the given size: 20,000 images to train with, 2,000 others held out."""
         count, seed = (20_000, 0) if request.split == "train" else (2_000, 1)
         return cls(shape=request.shape or cls.shape, count=count, seed=seed)
 
@@ -71,8 +75,9 @@ def draw(config: DrawnConfig, classes: Sequence[str], inside: Inside) -> ImageSe
 
 
 def _coverage(labels: Tensor, inside: Inside, config: DrawnConfig, rng: torch.Generator) -> Tensor:
-    """How much of each pixel the figure covers, (N, 1, H, W) within [0, 1]."""
-    count, (_, height, width) = len(labels), config.shape
+    """Share of each pixel the figure covers, (N, 1, H, W) within [0, 1]."""
+    count = len(labels)
+    (_, height, width) = config.shape
     half_side = min(height, width) / 2
     radius = half_side * (0.65 + 0.3 * torch.rand(count, 1, 1, generator=rng))
     middle_v = height / 2 + (torch.rand(count, 1, 1, generator=rng) * 2 - 1) * (height / 2 - radius)
@@ -80,18 +85,25 @@ def _coverage(labels: Tensor, inside: Inside, config: DrawnConfig, rng: torch.Ge
     angle = (torch.rand(count, 1, 1, generator=rng) * 2 - 1) * math.radians(config.rotation)
     rows = (torch.arange(height * SUBPIXELS).add(0.5) / SUBPIXELS).view(1, -1, 1)
     columns = (torch.arange(width * SUBPIXELS).add(0.5) / SUBPIXELS).view(1, 1, -1)
-    x, y = (columns - middle_u) / radius, (rows - middle_v) / radius
-    u, v = x * angle.cos() + y * angle.sin(), y * angle.cos() - x * angle.sin()
+    x = (columns - middle_u) / radius
+    y = (rows - middle_v) / radius
+    u = x * angle.cos() + y * angle.sin()
+    v = y * angle.cos() - x * angle.sin()
     return torch.nn.functional.avg_pool2d(inside(labels, u, v, rng).float().unsqueeze(1), SUBPIXELS)
 
 
 def _paint(coverage_N1HW: Tensor, config: DrawnConfig, rng: torch.Generator) -> Tensor:
     """Colours: the difference of figure and ground is drawn first, then a ground that leaves room for it."""
-    count, (channels, height, width) = len(coverage_N1HW), config.shape
+    count = len(coverage_N1HW)
+    (channels, height, width) = config.shape
     direction = torch.rand(count, channels, 1, 1, generator=rng) * 2 - 1
     direction = direction / direction.abs().amax(1, keepdim=True).clamp_min(1e-6)
-    difference = direction * (config.contrast + (1 - config.contrast) * torch.rand(count, 1, 1, 1, generator=rng))
-    ground = torch.rand(count, channels, 1, 1, generator=rng) * (1 - difference.abs()) - difference.clamp_max(0)
+    difference = direction * (
+        config.contrast + (1 - config.contrast) * torch.rand(count, 1, 1, 1, generator=rng)
+    )
+    ground = torch.rand(count, channels, 1, 1, generator=rng) * (1 - difference.abs()) - difference.clamp_max(
+        0
+    )
     wave = config.texture * _waves(count, height, width, rng) * (1 - coverage_N1HW)
     noise = config.noise * torch.randn(count, channels, height, width, generator=rng)
     image = ground + difference * coverage_N1HW + wave + noise
@@ -99,8 +111,9 @@ def _paint(coverage_N1HW: Tensor, config: DrawnConfig, rng: torch.Generator) -> 
 
 
 def _waves(count: int, height: int, width: int, rng: torch.Generator) -> Tensor:
-    """A sinusoid per image, of any direction and phase and 2 to 4 periods over the shorter side: (N, 1, H, W)."""
+    """Sinusoids of random direction and phase, 2 to 4 periods over the shorter side: (N, 1, H, W)."""
     angle, phase = (2 * math.pi * torch.rand(2, count, 1, 1, 1, generator=rng)).unbind()
     periods = (2 + 2 * torch.rand(count, 1, 1, 1, generator=rng)) / min(height, width)
-    rows, columns = torch.arange(height).view(1, 1, -1, 1), torch.arange(width).view(1, 1, 1, -1)
+    rows = torch.arange(height).view(1, 1, -1, 1)
+    columns = torch.arange(width).view(1, 1, 1, -1)
     return torch.sin(2 * math.pi * periods * (rows * angle.sin() + columns * angle.cos()) + phase)

@@ -1,7 +1,5 @@
 """Images of one's own, labelled or not: a folder of pictures, an .npz file of arrays, or tensors."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +21,8 @@ from dfme.spec import Shape
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
-"""What a picture may be inside, whatever its name: Pillow knows formats that other programs are started to read."""
+"""What a picture may be inside, whatever its name: Pillow knows formats that other programs are started to
+read."""
 
 AT_ONCE = 64  # pictures that are decoded together
 
@@ -38,12 +37,13 @@ MAX_CLASSES = 100_000
 def load(request: DatasetRequest) -> ImageSet:
     """One part of a folder or an .npz file, its test part with labels or without.
 
-    A folder of two folders or more has one per class; pictures that lie in it, or below a lone folder, have no labels.
-    Where a folder holds ``train`` and ``test``, or a file ``train_images`` and so on, each part is its own.
-    Otherwise all images are the test part, and there is nothing to train with. Classes are numbered in the
-    order of their folders' names. A folder's images are resized (bilinear) to the shape asked for, or to the
-    size of the first; those of a file are taken as they are, channels first or last. Links are followed, so a
-    folder of links is a data set too: what a folder's owner links to is read, as a picture and nothing else.
+    A folder of two folders or more has one per class; pictures that lie in it, or below a lone folder, have
+    no labels. Where a folder holds ``train`` and ``test``, or a file ``train_images`` and so on, each part is
+    its own. Otherwise all images are the test part, and there is nothing to train with. Classes are numbered
+    in the order of their folders' names. A folder's images are resized (bilinear) to the shape asked for, or
+    to the size of the first; those of a file are taken as they are, channels first or last. Links are
+    followed, so a folder of links is a data set too: what a folder's owner links to is read, as a picture and
+    nothing else.
 
     Raises:
         UserError: for a layout, a picture or an array that is none of these, named.
@@ -55,8 +55,8 @@ def load(request: DatasetRequest) -> ImageSet:
 def read_images(path: Path, shape: Shape) -> Tensor:
     """Images (N, C, H, W) without labels: every picture under a folder, or the array of an .npz file.
 
-    Where there are both parts, ``train`` and ``test``, it is the former. A folder's pictures may lie in it or in any
-    folders below, and are resized to ``shape``; an array is taken as it is.
+    Where there are both parts, ``train`` and ``test``, it is the former. A folder's pictures may lie in it or
+    in any folders below, and are resized to ``shape``; an array is taken as it is.
 
     Raises:
         UserError: for a folder without pictures, a picture that is none, or an array of another kind.
@@ -72,16 +72,21 @@ def read_images(path: Path, shape: Shape) -> Tensor:
     folder = path / "train" if both else path
     files = _pictures(folder)
     if not files:
-        raise UserError(f"data set {folder}: expected images ({', '.join(sorted(SUFFIXES))}) in it, found none")
+        raise UserError(
+            f"data set {folder}: expected images ({', '.join(sorted(SUFFIXES))}) in it, found none"
+        )
     return _stacked(files, shape, slice(None))
 
 
 def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
-    folder, parts = path, [path / "train", path / "test"]
+    folder = path
+    parts = [path / "train", path / "test"]
     if all(part.is_dir() for part in parts):
         folder = path / request.split
     elif request.split == "train":
-        raise UserError(f"data set {path}: expected the folders train and test in it, each with a folder per class")
+        raise UserError(
+            f"data set {path}: expected the folders train and test in it, each with a folder per class"
+        )
     else:
         parts = [path]
     # Both parts name the classes: one that is absent from a part must not shift the numbers of the others.
@@ -90,7 +95,8 @@ def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
     files = [(file, label) for label, name in enumerate(classes) for file in _pictures(folder / name)]
     if request.split == "test" and (len(classes) < 2 or not files):
         hidden = {file for entry in folder.glob(".*/") for file in _pictures(entry)}
-        classes, files = [], [(file, -1) for file in _pictures(folder) if file not in hidden]
+        classes = []
+        files = [(file, -1) for file in _pictures(folder) if file not in hidden]
     if not files:
         wanted = f"expected images ({', '.join(sorted(SUFFIXES))}), labelled ones in one folder per class"
         raise UserError(f"data set {folder}: {wanted}, found none")
@@ -115,7 +121,7 @@ def _stacked(files: Sequence[Path], shape: Shape, index: slice | Tensor) -> Tens
 
 
 def _pictures(folder: Path) -> list[Path]:
-    """In the order of their names, so that a run is the same on every file system; none where there is no folder."""
+    """Folders by name, so that a run is equal on every file system; empty without a folder."""
     return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
 
 
@@ -149,17 +155,23 @@ def _opened(file: Path) -> Any:
 def _from_arrays(path: Path, request: DatasetRequest) -> ImageSet:
     arrays = _arrays(path)
     prefix = f"{request.split}_" if f"{request.split}_images" in arrays else ""
-    images, labels = arrays.get(f"{prefix}images"), arrays.get(f"{prefix}labels")
+    images = arrays.get(f"{prefix}images")
+    labels = arrays.get(f"{prefix}labels")
     if images is None or (request.split == "train" and (not prefix or labels is None)):
-        wanted = "expected arrays images and labels (or train_images, train_labels, test_images and test_labels)"
+        wanted = (
+            "expected arrays images and labels (or train_images, train_labels, test_images and test_labels)"
+        )
         if images is not None:
-            wanted = "expected a part to train on, the arrays train_images and train_labels, beside those of the test"
+            wanted = (
+                "expected a part to train on, the arrays train_images and train_labels, beside those "
+                "of the test"
+            )
         raise UserError(f"data set {path}: {wanted}, got {', '.join(arrays) or 'none'}")
     return _image_set(path.stem, images, labels, f"data set {path}")
 
 
 def handed_over(images: Any, labels: Any = None) -> ImageSet:
-    """Images as a Python program has them, with labels or without: tensors or arrays, as those of an .npz file are.
+    """Images from Python, with or without labels: tensors or arrays as in an .npz file.
 
     Its name has a digest of both. UserError for anything else.
     """
@@ -178,7 +190,7 @@ def handed_over(images: Any, labels: Any = None) -> ImageSet:
 
 
 def _image_set(name: str, pixels: NDArray[Any], labels: NDArray[Any] | None, where: str) -> ImageSet:
-    """Images and, if there are any, labels, which are mere numbers; ``where`` they are from, for a message."""
+    """Images and, if present, labels, as plain numbers; ``where`` is their origin for messages."""
     images = _image_tensor(pixels, where)
     if labels is None:
         return ImageSet(name, images)
@@ -205,8 +217,8 @@ def _image_tensor(pixels: NDArray[Any], where: str) -> Tensor:
     floating = pixels.dtype.kind == "f"
     if pixels.ndim != 4 or not pixels.size or not (floating or pixels.dtype == np.uint8):
         raise UserError(
-            f"{where}: expected images (N, H, W), (N, H, W, C) with 1 or 3 channels, or (N, C, H, W), uint8 or "
-            f"floating-point, got {pixels.dtype} {pixels.shape}"
+            f"{where}: expected images (N, H, W), (N, H, W, C) with 1 or 3 channels, or (N, C, H, W), uint8 "
+            f"or floating-point, got {pixels.dtype} {pixels.shape}"
         )
     if floating and not (pixels.min() >= 0 and pixels.max() <= 1):
         raise UserError(f"{where}: expected floating-point pixels within 0 and 1, or uint8")

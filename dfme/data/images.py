@@ -1,4 +1,4 @@
-"""What a data set is to the rest of the project: images and, where they are known, labels and the classes' names."""
+"""A data set for the rest of the project: images and, if known, labels and class names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from dfme.errors import UserError
-from dfme.spec import Shape
+from dfme.spec import ImageSpec, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ HANDED_OVER = "tensors:"
 
 @dataclass(frozen=True)
 class DatasetRequest:
-    """What a loader is asked for. ``download_flag`` is the flag to name when files are missing.
+    """Request to a loader. ``download_flag`` is the flag to name when files are missing.
 
     ``shape`` is the (C, H, W) wanted; loaders that can make any size heed it, the others answer as they are.
     ``lazy``: pictures may stay in their files until they are looked at.
@@ -37,10 +37,11 @@ class DatasetRequest:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images (N, C, H, W), uint8 or float32 within [0, 1]; ``labels`` (N,) int64, None where nobody knows them.
+    """Images (N, C, H, W), uint8 or float32 within [0, 1]; ``labels`` (N,) int64 or None.
 
-    ``class_names`` are in the order of the labels; none where labels are mere numbers. ``read``, where there is one,
-    gives those at an index each time that they are looked at, and ``images`` say no more than their shape.
+    ``class_names`` are in the order of the labels; none where labels are mere numbers. ``read``, where there
+    is one, gives those at an index each time that they are looked at, and ``images`` say no more than their
+    shape.
     """
 
     name: str
@@ -51,14 +52,16 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         assert self.images.ndim == 4, f"images must be (N, C, H, W), got {tuple(self.images.shape)}"
-        assert self.labels is None or len(self) == len(self.labels), f"{len(self)} images, {len(self.labels)} labels"
+        assert self.labels is None or len(self) == len(self.labels), (
+            f"{len(self)} images, {len(self.labels)} labels"
+        )
 
     def __len__(self) -> int:
         return len(self.images)
 
     @property
     def num_classes(self) -> int:
-        """How many classes the labels are of, as far as they tell; 0 without labels."""
+        """Number of classes that the labels show; 0 without labels."""
         return len(self.class_names) or (0 if self.labels is None else int(self.labels.max()) + 1)
 
     @property
@@ -75,24 +78,69 @@ class ImageSet:
         return channels, height, width
 
     def batch(self, index: slice | Tensor) -> Tensor:
-        """The images at a slice or a tensor of indices, as float32 within [0, 1]: 8-bit pixels are divided by 255."""
+        """Images at a slice or index tensor, float32 within [0, 1]: 8-bit pixels are divided by 255."""
         images_BCHW = self.images[index] if self.read is None else self.read(index)
         if images_BCHW.is_floating_point():
             return images_BCHW.float()
         return images_BCHW.float().div_(255)
 
     def subset(self, limit: int) -> ImageSet:
-        """``limit`` images spread evenly over the set, so that one sorted by class keeps all; 0 keeps every image."""
+        """``limit`` images spread evenly over the set, which may be sorted by class; 0: every image."""
         if not 0 < limit < len(self):
             return self
         import torch
 
         picked = [index * len(self) // limit for index in range(limit)]
         labels = None if self.labels is None else self.labels[picked]
-        own, picked_M = self.read, torch.tensor(picked)
+        own = self.read
+        picked_M = torch.tensor(picked)
         read = None if own is None else lambda index: own(picked_M[index])
         return replace(self, images=self.images[picked], labels=labels, read=read)
 
     def split(self, count: int) -> Iterator[Tensor]:
         """So many at a time, as ``batch`` gives them."""
         return (self.batch(slice(start, start + count)) for start in range(0, len(self), count))
+
+
+LUMA = (0.299, 0.587, 0.114)
+"""What red, green and blue weigh in a grey: ITU-R BT.601, as pictures read from files are turned grey."""
+
+CHUNK = 1024  # images turned to floats at once, fewer of large ones
+
+
+def fitted(images_NCHW: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Images (N, C, H, W), uint8 or float32 within [0, 1], in another shape and the same type.
+
+    Grey becomes colour by repetition, colour grey by its luma; sizes change bilinearly, smoothed when they
+    shrink.
+
+    Raises:
+        UserError: for other numbers of channels that differ.
+    """
+    if tuple(images_NCHW.shape[1:]) == tuple(shape):
+        return images_NCHW
+    from torch.nn.functional import interpolate
+
+    result = images_NCHW.new_empty(len(images_NCHW), *shape)
+    channels, height, width = images_NCHW.shape[1:]
+    chunk = min(ImageSpec(each).at_once(CHUNK) for each in ((channels, height, width), shape))
+    for source, target in zip(images_NCHW.split(chunk), result.split(chunk), strict=True):
+        floats = _recoloured(source.float(), shape[0])
+        if floats.shape[2:] != shape[1:]:
+            floats = interpolate(floats, shape[1:], mode="bilinear", antialias=True)
+        target.copy_(floats if target.is_floating_point() else floats.round_())
+    return result
+
+
+def _recoloured(images_NCHW: Tensor, channels: int) -> Tensor:
+    have = images_NCHW.shape[1]
+    if have == channels:
+        return images_NCHW
+    if have == 1:
+        return images_NCHW.repeat(1, channels, 1, 1)
+    if (have, channels) != (3, 1):
+        raise UserError(
+            f"images of {have} channels cannot become images of {channels}: only 1 and 3 are converted"
+        )
+    weights_311 = images_NCHW.new_tensor(LUMA).view(3, 1, 1)
+    return (images_NCHW * weights_311).sum(1, keepdim=True)

@@ -1,10 +1,8 @@
 """Letters: a procedural task of the 26 capitals in one grey line each, of any size, from a seed and no file.
 
-It is there to try recipes on that were made without it: ``dfme.queries.programs.strokes`` shares no code, no range
-and no figure with it, and no option of any recipe was chosen by it. Keep it so.
+It is there to try recipes on that were made without it: ``dfme.queries.programs.strokes`` shares no code, no
+range and no figure with it, and no option of any recipe was chosen by it. Keep it so.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,16 +24,19 @@ S 41 30 10 01 02 13 33 44 45 36 16 05; T 00 40, 20 26; U 00 05 16 36 45 40; V 00
 W 00 16 22 36 40; X 00 46, 40 06; Y 00 23 40, 23 26; Z 00 40 06 46
 """
 LINES = dict(entry.split(" ", 1) for entry in TABLE.strip().replace("\n", "; ").split("; "))
-"""From a letter to its lines, each a row of points "column row": columns from 0 to 4, rows from 0 at the top to 6."""
+"""From a letter to its lines, each a row of points "column row": columns from 0 to 4, rows from 0 at the top
+to 6."""
 
 # Of a letter and of its lines, in radii; the ranges are heuristic.
-HALF_HEIGHT, HALF_WIDTHS, HALF_LINES = 0.85, (0.45, 0.7), (0.1, 0.2)
+HALF_HEIGHT = 0.85
+HALF_WIDTHS = (0.45, 0.7)
+HALF_LINES = (0.1, 0.2)
 SLANTS = (-0.25, 0.25)  # to the left, for each radius of height
 
 
 @dataclass(frozen=True)
 class LettersConfig(DrawnConfig):
-    """How many letters, of what size, and how hard they are to tell apart."""
+    """Number and size of the letters, and how hard they are to tell apart."""
 
     name = "letters"
     shape: tuple[int, int, int] = (1, 12, 12)
@@ -59,7 +60,7 @@ def segments(letter: str) -> Iterator[tuple[tuple[float, float], tuple[float, fl
 
 
 def _inside(labels: Tensor, u: Tensor, v: Tensor, rng: torch.Generator) -> Tensor:
-    """Whether a point is nearer to one of its letter's lines than half of the line's width."""
+    """True if a point is nearer to one of its letter's lines than half of the line's width."""
     half_width, slant, half_line = (
         low + (high - low) * torch.rand(len(labels), 1, 1, generator=rng)
         for low, high in (HALF_WIDTHS, SLANTS, HALF_LINES)
@@ -67,10 +68,15 @@ def _inside(labels: Tensor, u: Tensor, v: Tensor, rng: torch.Generator) -> Tenso
     inside = torch.zeros_like(u, dtype=torch.bool)
     for index, letter in enumerate(LINES):
         chosen = (labels == index).nonzero().squeeze(1)
-        (x, y), width, lean = (u[chosen], v[chosen]), half_width[chosen], HALF_HEIGHT * slant[chosen]
+        x = u[chosen]
+        y = v[chosen]
+        width = half_width[chosen]
+        lean = HALF_HEIGHT * slant[chosen]
         for (u0, v0), (u1, v1) in segments(letter):
-            du, dv = (u1 - u0) * width + (v1 - v0) * lean, (v1 - v0) * HALF_HEIGHT
-            off_u, off_v = x - (u0 * width + v0 * lean), y - v0 * HALF_HEIGHT
+            du = (u1 - u0) * width + (v1 - v0) * lean
+            dv = (v1 - v0) * HALF_HEIGHT
+            off_u = x - (u0 * width + v0 * lean)
+            off_v = y - v0 * HALF_HEIGHT
             along = ((off_u * du + off_v * dv) / (du * du + dv * dv)).clamp_(0, 1)
             squared = (off_u - along * du) ** 2 + (off_v - along * dv) ** 2
             inside[chosen] |= squared < half_line[chosen] ** 2

@@ -4,8 +4,6 @@ Every image has one shape, turned, scaled, placed and coloured at random, on a p
 hard it is, is a setting: ``ShapesConfig``. Points of an image are in units of the shape's own radius.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from dfme.data.images import DatasetRequest, ImageSet
 
 @dataclass(frozen=True)
 class ShapesConfig(DrawnConfig):
-    """How many shapes, of what size, and how hard they are to tell apart."""
+    """Number and size of the shapes, and how hard they are to tell apart."""
 
     name = "shapes"
 

@@ -1,6 +1,4 @@
-"""MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 and SVHN, read by torchvision, which is imported when one is loaded."""
-
-from __future__ import annotations
+"""MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100, SVHN, by torchvision, imported when needed."""
 
 from http.client import HTTPException
 from pathlib import Path
@@ -9,12 +7,14 @@ from typing import Any, NamedTuple
 from dfme.data.images import DatasetRequest, ImageSet
 from dfme.errors import UserError
 
-IDX_FILES = tuple(f"raw/{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
+IDX_FILES = tuple(
+    f"raw/{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+)
 CIFAR10_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta")
 
 
 class TorchvisionSource(NamedTuple):
-    """A set's class in ``torchvision.datasets``, its folder under the root, and the files that must lie in it."""
+    """A set's class in ``torchvision.datasets``, its folder below the root, and its files."""
 
     reader: str
     folder: str
@@ -31,7 +31,7 @@ SOURCES: dict[str, TorchvisionSource] = {
 
 
 def check_files(name: str, root: str, download_flag: str) -> None:
-    """Raise a UserError that names folder, files and flag if files of one of these sets are missing under root."""
+    """Raise a UserError with folder, files and flag if files of a set are missing below root."""
     if name not in SOURCES:
         return
     source = SOURCES[name]
@@ -51,10 +51,12 @@ def load(request: DatasetRequest) -> ImageSet:
     dataset = _read(request, Path(request.root).expanduser())
     images = torch.as_tensor(dataset.data)
     if request.name == "svhn":
-        labels, class_names = dataset.labels, tuple(str(digit) for digit in range(10))
+        labels = dataset.labels
+        class_names = tuple(str(digit) for digit in range(10))
     else:
         images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)
-        labels, class_names = dataset.targets, tuple(dataset.classes)
+        labels = dataset.targets
+        class_names = tuple(dataset.classes)
     return ImageSet(request.name, images.contiguous(), torch.as_tensor(labels).long(), class_names)
 
 
@@ -73,7 +75,11 @@ def _read(request: DatasetRequest, root: Path) -> Any:
         ) from error
     except (OSError, HTTPException, RuntimeError, ValueError, TypeError, EOFError, AssertionError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        doing, remedy = "read it", f"remove its files there and fetch them again with {request.download_flag}"
+        doing = "read it"
+        remedy = f"remove its files there and fetch them again with {request.download_flag}"
         if request.download:
-            doing, remedy = "fetch or read it", "check the network and the disk, or put its files there by hand"
-        raise UserError(f"data set {request.name}: could not {doing} in {root}: {reason}; {remedy}") from error
+            doing = "fetch or read it"
+            remedy = "check the network and the disk, or put its files there by hand"
+        raise UserError(
+            f"data set {request.name}: could not {doing} in {root}: {reason}; {remedy}"
+        ) from error

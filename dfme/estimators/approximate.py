@@ -1,6 +1,4 @@
-"""The generator's gradient, approximated as a run's settings say: the estimator, its pre-flight check, its metrics."""
-
-from __future__ import annotations
+"""The approximated generator gradient of a run: estimator, pre-flight check, metrics."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import evaluating, held_to
+from dfme.compute import evaluating
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
-from dfme.estimators.arithmetic import OwnArithmetic
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight import (
@@ -27,7 +24,9 @@ from dfme.estimators.preflight import (
     run_preflight,
     warning,
 )
+from dfme.estimators.preflight.diagnostics import ObjectiveOfAnswers
 from dfme.nets.generators import GeneratorNet
+from dfme.precision import arithmetic, has_tf32
 from dfme.randomness import derived_seed
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import Distance, make_distance
@@ -37,7 +36,8 @@ CHUNK = 8_192
 """Most images in one evaluation of an objective: bounds memory while probing; fewer where they are large."""
 
 REMEMBERED = 5
-"""Student batches whose answers are kept for an estimate to look at, where one does; fewer of large images."""
+"""Student batches whose answers are kept for an estimate to look at, where one does; fewer of large
+images."""
 
 Disagreement = Callable[[Distance, Tensor, Tensor], Tensor]
 """A distance, images and answers -> one number per image, which the generator minimises; it asks nothing."""
@@ -46,9 +46,9 @@ Disagreement = Callable[[Distance, Tensor, Tensor], Tensor]
 class ApproximateGradients:
     """d objective / d gen_op from answers alone, by the estimator that the settings describe.
 
-    ``students``: the generator works against the first, and drives up the distance that it learns by unless the
-    settings name another objective. ``label_mode``: of the answers. ``seed``: the run's.
-    Settings that are left to the pre-flight check (``needs_preflight``) are settled by ``prepare``.
+    ``students``: the generator works against the first, and drives up the distance that it learns by unless
+    the settings name another objective. ``label_mode``: of the answers. ``seed``: the run's. Settings that
+    are left to the pre-flight check (``needs_preflight``) are settled by ``prepare``.
     """
 
     def __init__(
@@ -62,9 +62,13 @@ class ApproximateGradients:
     ) -> None:
         self.settings = settings
         self.distance = self._own_distance = students.distance
-        self._spec, self._label_mode, self._seed = spec, label_mode, seed
-        self._generator, self._student = generator, students.net
-        self.arithmetic = OwnArithmetic(settings.arithmetic, next(self._student.parameters()).device)
+        self._spec = spec
+        self._label_mode = label_mode
+        self._seed = seed
+        self._generator = generator
+        self._student = students.net
+        self._device = next(self._student.parameters()).device
+        self._in_tf32 = settings.arithmetic == "tf32" and has_tf32(self._device)
         self._features_BFHW: Tensor | None = None
         self._estimator: Estimator | None = None
         if not needs_preflight(settings):
@@ -76,7 +80,7 @@ class ApproximateGradients:
         assert self._estimator is not None, "prepare comes first"
         return self._estimator
 
-    def stand_in(self, estimator: Estimator) -> None:
+    def override(self, estimator: Estimator) -> None:
         """From now on this one in place of what the settings say."""
         self._estimator = estimator
 
@@ -87,7 +91,7 @@ class ApproximateGradients:
         return self._spec.at_once(REMEMBERED) if looks_back else 1
 
     def calls(self, batch: int, ahead: int = 0) -> list[int]:
-        """Images in each call by the next estimate at ``batch`` points, or by the one ``ahead`` estimates later."""
+        """Images in each call by the next estimate at ``batch`` points, or ``ahead`` estimates later."""
         return self.estimator.calls(batch, ahead)
 
     def prepare(
@@ -98,24 +102,25 @@ class ApproximateGradients:
         ``reuse``: the student pays for the answers at the points themselves.
         """
         if self._estimator is not None:
-            return self.arithmetic.lines()
+            return self._arithmetic_lines()
 
-        def value_of(objective: ObjectiveName) -> Callable[[Tensor, Tensor], Tensor]:
-            return self.arithmetic.value(partial(disagreement, self._distance_of(objective)))
+        def value_of(objective: ObjectiveName) -> ObjectiveOfAnswers:
+            return self._in_arithmetic(partial(disagreement, self._distance_of(objective)))
 
         with evaluating(self._student):
             finding = run_preflight(channel, self._generator, value_of, self.settings, rng)
         self._settle(choose(self.settings, finding, self._spec, reuse))
         warned = warning(finding, self.settings)
-        return (*self.arithmetic.lines(), *explain(finding, self.settings), *([warned] if warned else []))
+        return (*self._arithmetic_lines(), *explain(finding, self.settings), *([warned] if warned else []))
 
     def __call__(self, objective: Objective, gen_op: Tensor, rng: torch.Generator) -> Estimate:
-        """Estimate d objective / d gen_op for every image by itself; ``gen_op`` (B, C, H, W) carries no graph."""
-        objective = dataclasses.replace(objective, features_BFHW=self._features_BFHW)
-        return self.arithmetic.estimate(self.estimator, objective, gen_op, rng)
+        """Estimate d objective / d gen_op, image by image; ``gen_op`` (B, C, H, W) has no graph."""
+        value = self._in_arithmetic(objective.value)
+        objective = dataclasses.replace(objective, value=value, features_BFHW=self._features_BFHW)
+        return self.estimator.estimate(objective, gen_op, rng)
 
     def metrics(self, objective: Objective, gen_op: Tensor, estimate: Estimate) -> Metrics:
-        """What an estimate that was paid for shows of itself; a function is called when somebody reads it."""
+        """Metrics of an estimate that was paid for; a function is called when somebody reads it."""
         if estimate.queries == 0:
             return {}
         features_BFHW = self._features_BFHW
@@ -124,23 +129,27 @@ class ApproximateGradients:
             "difference_zero_share": lambda: (estimate.differences_BM == 0).float().mean(),
             "difference_snr": lambda: self._snr(objective, estimate),
             "probe_alignment": lambda: probe_alignment(
-                self.settings, self._spec, self._generator.squash, gen_op, self._scratch(gen_op), features_BFHW
+                self.settings,
+                self._spec,
+                self._generator.squash,
+                gen_op,
+                self._scratch(gen_op),
+                features_BFHW,
             ),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        measured = {"arithmetic": self.arithmetic.state_dict()} if self.settings.arithmetic == "auto" else {}
-        return {"settings": dataclasses.asdict(self.settings), "estimator": self.estimator.state_dict()} | measured
+        if self._estimator is None:
+            return {"settings": {}, "estimator": {}}
+        return {"settings": dataclasses.asdict(self.settings), "estimator": self.estimator.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Of the settings only what the pre-flight check chose is taken up; the rest is the configuration's."""
+        """Take up only what the pre-flight check chose; the rest is the configuration's."""
         if self._estimator is None:
             names = ("objective", "form", "step") if self.settings.kind == "auto" else ("step",)
-            chosen = {name: held_to(1.0 if name == "step" else "", state["settings"][name], name) for name in names}
+            chosen = {name: state["settings"][name] for name in names}
             self._settle(dataclasses.replace(default_settings(self.settings, self._spec), **chosen))
         self.estimator.load_state_dict(state["estimator"])
-        if self.settings.arithmetic == "auto":  # else there is nothing to go on with
-            self.arithmetic.load_state_dict(state["arithmetic"])
 
     def _settle(self, settings: EstimatorConfig) -> None:
         if settings.direction == "range" and self._estimator is None:
@@ -150,8 +159,20 @@ class ApproximateGradients:
         seed = derived_seed(self._seed, "estimator")
         self._estimator = make_estimator(settings, self._spec, self._generator.squash, CHUNK, seed)
 
+    def _in_arithmetic(self, value: ObjectiveOfAnswers) -> ObjectiveOfAnswers:
+        """``value`` in the chosen precision; IEEE fp32 is pinned around a difference by the estimator."""
+        return arithmetic("tf32", self._device)(value) if self._in_tf32 else value
+
+    def _arithmetic_lines(self) -> tuple[str, ...]:
+        if self.settings.arithmetic == "ieee":
+            return ()
+        if self._in_tf32:
+            return ("arithmetic: TF32 in differences, whatever that leaves of them",)
+        idle = f"--estimator.arithmetic tf32 is idle on {self._device}, which has no TF32"
+        return (f"arithmetic: IEEE fp32; {idle}",)
+
     def _watch_generator(self) -> None:
-        """From now on note what the generator's last convolution reads: directions of ``range`` are made of it."""
+        """Record inputs of the generator's last convolution, from which ``range`` directions are made."""
 
         def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             self._features_BFHW = inputs[0].detach()
@@ -166,10 +187,13 @@ class ApproximateGradients:
         count = len(estimate.differences_BM)
         x_BCHW, answers = (rows[:count] for rows in objective.asked[0])
         with torch.no_grad(), evaluating(self._student):
-            scores_BK = self._student(x_BCHW).double()  # once, for the answers as they are and as they might have been
+            # once, for the answers as they are and as they might have been
+            scores_BK = self._student(x_BCHW).double()
         given = x_BCHW, answers, Resolution.seen(answers), self._scratch(x_BCHW)
-        return difference_snr(estimate.differences_BM, lambda _, each: self.distance(scores_BK, each.double()), *given)
+        return difference_snr(
+            estimate.differences_BM, lambda _, each: self.distance(scores_BK, each.double()), *given
+        )
 
     def _scratch(self, near: Tensor) -> torch.Generator:
-        """Chance for what is only looked at: nothing that is learnt from depends on how often somebody looks."""
+        """A separate generator for metrics, so that logging never changes training."""
         return torch.Generator(near.device).manual_seed(self._seed)

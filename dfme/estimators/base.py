@@ -1,7 +1,5 @@
 """What an estimator takes and gives: pure mathematics that knows no teacher, no budget and no label mode."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,16 +13,16 @@ ImageFunction = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """f(x) = value(x, observe(x)), one number per image: the API's part, which costs, and our own, which is free.
+    """f(x) = value(x, observe(x)), one number per image: the API's paid part and our free part.
 
     ``query``: images (N, C, H, W) -> answers, one row per image; N images are paid for; no gradient.
     ``value``: images and answers -> (N,); it asks for nothing, and autograd goes through both its arguments.
-    ``carry``: points -> the images that ``query`` and ``value`` are given. Estimators set it to the generator's
-    squashing and the wire's rounding, so that an image is rounded once for both.
+    ``carry``: points -> the images that ``query`` and ``value`` are given. Estimators set it to the
+    generator's squashing and the wire's rounding, so that an image is rounded once for both.
     ``features_BFHW``: what the generator's last convolution read to make the points; none if nobody needs it.
     ``remembered``: batches of (images, answers) paid for before. ``scores``: images -> the student's scores
-    (N, K), free and differentiable; none where there is no student.
-    ``asked`` collects every (images, answers) that was paid for, in the order asked.
+    (N, K), free and differentiable; none where there is no student. ``asked`` collects every (images,
+    answers) that was paid for, in the order asked.
     """
 
     query: ImageFunction
@@ -51,7 +49,7 @@ class Objective:
         return self.value(self.carry(point_NCHW), answers)
 
     def first_asked(self, count: int) -> tuple[Tensor, Tensor]:
-        """The first ``count`` images asked about and their answers: of forward differences, the points themselves."""
+        """The first ``count`` images asked and their answers; for forward differences, the points."""
         images, answers = zip(*self.asked, strict=True)
         return torch.cat(images)[:count], torch.cat(answers)[:count]
 
@@ -63,7 +61,8 @@ class Estimate:
     ``grad_BCHW``: d objective / d point for each image by itself, NOT averaged over the batch.
     ``value_B``: the objective at the point or, with central differences, the mean over the pairs around it.
     ``differences_BM``: f(u + h v) - f(u), with central differences f(u + h v) - f(u - h v), undivided, in the
-    objective's own dtype; no columns where nothing was asked. ``queries``: images the objective was asked for.
+    objective's own dtype; no columns where nothing was asked. ``queries``: images the objective was asked
+    for.
     """
 
     grad_BCHW: Tensor
@@ -75,24 +74,24 @@ class Estimate:
 class Estimator(Protocol):
     """Estimates the gradient of something that only gives values.
 
-    Forward differences ask at the points themselves first, in order, so that whoever watches ``observe`` finds
-    the answers to the points among the first B rows asked.
+    Forward differences ask at the points themselves first, in order, so that whoever watches ``observe``
+    finds the answers to the points among the first B rows asked.
     """
 
     def cost(self, batch: int, ahead: int = 0) -> int:
-        """Images asked for at ``batch`` points by the next estimate, or by the one ``ahead`` estimates later."""
-        ...
+        """Images asked at ``batch`` points by the next estimate, or the one ``ahead`` estimates later."""
+        return sum(self.calls(batch, ahead))
 
     def calls(self, batch: int, ahead: int = 0) -> list[int]:
-        """Images in each call of the objective by that estimate; they add up to its cost."""
+        """Images in each call of the objective by that estimate."""
         ...
 
-    def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
+    def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         """Estimate d objective / d point with exactly ``cost(B)`` images; all chance comes from ``rng``."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next estimate depends on besides its arguments: nothing, for most."""
+        """State that the next estimate depends on besides its arguments: nothing, for most."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

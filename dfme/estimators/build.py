@@ -1,28 +1,34 @@
-"""From settings to an estimator of d objective / d gen_op: the one place that knows every kind and every space."""
+"""Build an estimator of d objective / d gen_op from settings: knows every kind and space."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from dataclasses import fields
 
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.errors import UserError
 from dfme.estimators.base import Estimator
+from dfme.estimators.differences import Probing
 from dfme.estimators.finite_difference import FiniteDifference
 from dfme.estimators.prior_guided import PriorGuided
 from dfme.estimators.spaces import SPACES, Squash
 from dfme.estimators.synthetic import Synthetic
 from dfme.spec import ImageSpec
 
-Maker = Callable[[EstimatorConfig, float, tuple[float, float] | None, float | None, int | None], Estimator]
-"""Settings, step, bounds, lattice and chunk -> the estimator that asks in the settings' space."""
+MAKERS: dict[str, type[Probing]] = {
+    "finite_difference": FiniteDifference,
+    "prior_guided": PriorGuided,
+    "synthetic": FiniteDifference,
+}
+"""Kind -> the estimator that asks; its fields are options of ``EstimatorConfig`` with the same names."""
 
 
-def make_estimator(config: EstimatorConfig, spec: ImageSpec, squash: Squash, chunk: int | None, seed: int) -> Estimator:
+def make_estimator(
+    config: EstimatorConfig, spec: ImageSpec, squash: Squash, chunk: int | None, seed: int
+) -> Estimator:
     """The estimator that ``config`` describes.
 
-    Its ``estimate(objective, u, rng)`` takes an objective over images within ``spec.bounds`` and the generator's
-    output u before ``squash`` (B, C, H, W), and gives d objective / d u. ``chunk``: most images in one call of
-    the objective, fewer of large ones. ``seed``: of weights that an estimator may have of its own.
+    Its ``estimate(objective, u, rng)`` takes an objective over images within ``spec.bounds`` and the
+    generator's output u before ``squash`` (B, C, H, W), and gives d objective / d u. ``chunk``: most images
+    in one call of the objective, fewer of large ones. ``seed``: of weights that an estimator may have of its
+    own.
 
     Raises:
         UserError: an option is still auto, or does not fit the teacher's images
@@ -30,7 +36,9 @@ def make_estimator(config: EstimatorConfig, spec: ImageSpec, squash: Squash, chu
     if config.kind not in MAKERS:
         raise UserError(f"--estimator.kind: expected {', '.join(MAKERS)}, got {config.kind!r}")
     if isinstance(config.step, str):
-        raise UserError(f"--estimator.step: expected a number by now, got {config.step!r}; the check resolves it")
+        raise UserError(
+            f"--estimator.step: expected a number by now, got {config.step!r}; the check resolves it"
+        )
     if config.kind == "prior_guided" and config.prior == "neighbours" and config.space == "pre_squash":
         raise UserError(
             "--estimator.prior neighbours: expected --estimator.space image or lattice, got pre_squash; "
@@ -40,7 +48,10 @@ def make_estimator(config: EstimatorConfig, spec: ImageSpec, squash: Squash, chu
     bounds = None if config.space == "pre_squash" else spec.bounds
     lattice = _lattice(config.step, spec) if config.space == "lattice" else None
     try:
-        inner = MAKERS[config.kind](config, config.step, bounds, lattice, chunk)
+        maker = MAKERS[config.kind]
+        of_config = {each.name for each in fields(maker)} & {each.name for each in fields(config)}
+        options = {name: getattr(config, name) for name in of_config}
+        inner = maker(**options, bounds=bounds, lattice=lattice, chunk=chunk)
         estimator = SPACES[config.space](inner, squash, spec)
         if config.kind != "synthetic":
             return estimator
@@ -50,32 +61,12 @@ def make_estimator(config: EstimatorConfig, spec: ImageSpec, squash: Squash, chu
         raise UserError(f"--estimator.{error}") from None
 
 
-def _differences(
-    config: EstimatorConfig, step: float, bounds: tuple[float, float] | None, lattice: float | None, chunk: int | None
-) -> Estimator:
-    form, direction, frequencies = config.form, config.direction, config.frequencies
-    return FiniteDifference(config.directions, step, form, direction, bounds, chunk, lattice, frequencies)
-
-
-def _prior_guided(
-    config: EstimatorConfig, step: float, bounds: tuple[float, float] | None, lattice: float | None, chunk: int | None
-) -> Estimator:
-    return PriorGuided(config.prior, config.directions, step, config.form, bounds, lattice, chunk)
-
-
-MAKERS: dict[str, Maker] = {
-    "finite_difference": _differences,
-    "prior_guided": _prior_guided,
-    "synthetic": _differences,
-}
-
-
 def _lattice(step: float, spec: ImageSpec) -> float:
     """The distance between two levels. UserError where there are none, or not enough for the step."""
     if spec.levels is None:
         raise UserError(
-            "--estimator.space lattice: expected a teacher that declares --teacher.levels (256 for 8-bit images), "
-            "got one that takes any number; use --estimator.space pre_squash or image"
+            "--estimator.space lattice: expected a teacher that declares --teacher.levels (256 for 8-bit "
+            "images), got one that takes any number; use --estimator.space pre_squash or image"
         )
     most = (spec.levels - 1) // 2
     if most < 1:

@@ -1,4 +1,4 @@
-"""Probing along given directions: where the two ends lie, what is asked there, and how long the way really was.
+"""Probing along directions: both ends, the images asked, and the length actually moved.
 
 In whole numbers of levels (``lattice``) every end is an image that an 8-bit wire carries as it is. The centre
 is the point rounded to the lattice and moved inwards, where it must be, so that no end is clipped: a clipped
@@ -6,21 +6,18 @@ end would be shorter on one side, and the estimate would lean towards it. Each p
 levels, by the sign of the direction there; of an isotropic direction that is +-1 with equal chances.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from dfme.errors import UserError
-from dfme.estimators.base import ImageFunction
-
-Form = Literal["forward", "central"]
+from dfme.compute import DeferredChecks
+from dfme.config.estimator_settings import Form
+from dfme.errors import SeamError, UserError
+from dfme.estimators.base import Estimator, ImageFunction
 
 # Images per direction; forward differences need one at the point itself besides.
 FORMS: dict[Form, int] = {"forward": 1, "central": 2}
@@ -30,8 +27,9 @@ FORMS: dict[Form, int] = {"forward": 1, "central": 2}
 class Probe:
     """A direction, and the objective at the two ends of the way made along it.
 
-    ``v_BCHW``: the direction; on the lattice that of the way really made, at unit length. ``made_B``: the way's
-    length in units of v. ``plus_B``, ``minus_B``: values; the latter is at the centre with forward differences.
+    ``v_BCHW``: the direction; on the lattice that of the way really made, at unit length. ``made_B``: the
+    way's length in units of v. ``plus_B``, ``minus_B``: values; the latter is at the centre with forward
+    differences.
     """
 
     v_BCHW: Tensor
@@ -50,71 +48,63 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Probing:
-    """How to probe: how far, to which sides, within what limits, in calls of what size.
+class Probing(Estimator):
+    """Base of the estimators by differences: how far they probe, to which sides, and in calls of what size.
 
     Args:
+        directions: directions per image (m)
         step: the h of u + h v: the length of a probe's way on the sphere, else its size per coordinate; on a
             lattice whole levels that every coordinate moves by
         form: forward or central
         bounds: lowest and highest legal value, where the point is an image; the centre of the differences is
             moved inwards by the largest reach of a probe, so that none is clipped. None: any number is legal
-        lattice: distance between the values a pixel can have on the wire, from the lower bound on, so that the
-            wire changes no probe. None: all values between the bounds exist
-        chunk: most images in one call of the objective; it changes no direction, and no result beyond the noise
-            of floating-point sums. About as many probes are in memory at a time. None: all at once
-        reach: no coordinate of a direction is larger than this; of no effect on a lattice
+        lattice: distance between the values a pixel can have on the wire, from the lower bound on, so that
+            the wire changes no probe. None: all values between the bounds exist
+        chunk: most images in one call of the objective; it changes no direction, and no result beyond the
+            noise of floating-point sums. About as many probes are in memory at a time. None: all at once
 
     Raises:
         UserError: an argument is out of range, or the step does not fit between the bounds
     """
 
-    step: float
+    directions: int = 1
+    step: float = 1e-3
     form: Form = "forward"
     bounds: tuple[float, float] | None = None
     lattice: float | None = None
     chunk: int | None = None
-    reach: float = 1.0
+
+    @property
+    def reach(self) -> float:
+        """No coordinate of a direction is larger than this; of no effect on a lattice."""
+        return 1.0
 
     def __post_init__(self) -> None:
+        if self.directions < 1:
+            raise UserError(f"directions: expected at least 1, got {self.directions}")
         if not (math.isfinite(self.step) and self.step > 0):
             raise UserError(f"step: expected a positive number, got {self.step}")
         if self.form not in FORMS:
             raise UserError(f"form: expected {' or '.join(FORMS)}, got {self.form!r}")
-        if self.chunk is not None and self.chunk < 1:
-            raise UserError(f"chunk: expected at least 1 image a call, got {self.chunk}")
-        if self.lattice is None:
-            longest = self.step * self.reach
-            if self.bounds is not None and not 2 * longest < self.bounds[1] - self.bounds[0]:
-                raise UserError(
-                    f"step {self.step}: expected probes that reach less than half of the bounds {self.bounds}, "
-                    f"got a reach of {longest} with these directions; take a smaller step"
-                )
+        if self.lattice is not None or self.bounds is None:
             return
-        if self.bounds is None:
-            raise UserError("lattice: expected bounds with it, which its levels are counted from, got none")
-        if not 0 < self.lattice <= self.bounds[1] - self.bounds[0]:
-            text = f"expected a distance that fits between the bounds {self.bounds}, got {self.lattice}"
-            raise UserError(f"lattice: {text}")
-        if not (self.step >= 1 and self.step % 1 == 0):
-            raise UserError(f"step {self.step}: expected a whole number of levels, such as 1 or 4, on a lattice")
-        highest = self._highest
-        if 2 * self.step > highest:
+        longest = self.step * self.reach
+        if not 2 * longest < self.bounds[1] - self.bounds[0]:
             raise UserError(
-                f"step {self.step:g}: expected at most {highest // 2} of {highest + 1} levels, so that no probe is "
-                "clipped; take a smaller step"
+                f"step {self.step}: expected probes that reach less than half of the bounds {self.bounds}, "
+                f"got a reach of {longest} with these directions; take a smaller step"
             )
 
-    def cost(self, batch: int, directions: int) -> int:
-        """Images asked for: B (m + 1) forward, 2 B m central."""
-        return batch * (directions * FORMS[self.form] + (self.form == "forward"))
+    def calls(self, batch: int, ahead: int = 0) -> list[int]:
+        return self.probe_calls(batch)
 
-    def calls(self, batch: int, directions: int, centre: bool = True) -> list[int]:
+    def probe_calls(self, batch: int, centre: bool = True) -> list[int]:
         """Images in each call that ``along`` makes; ``centre``: it asks at the points themselves, too."""
-        group, sizes = self._group(batch, directions), list[int]()
-        for start in range(0, directions, group):
+        group = self._group(batch)
+        sizes = list[int]()
+        for start in range(0, self.directions, group):
             first = self.form == "forward" and centre and start == 0
-            rows = min(group, directions - start) * FORMS[self.form] + first
+            rows = min(group, self.directions - start) * FORMS[self.form] + first
             sizes += in_parts(rows * batch, self.chunk)
         return sizes
 
@@ -126,45 +116,39 @@ class Probing:
         if self.lattice is None:
             return point_BCHW.clamp(low + self.step * self.reach, high - self.step * self.reach)
         index_BCHW = ((point_BCHW - low) / self.lattice).round_()
-        return self._carried(index_BCHW.clamp_(self.step, self._highest - self.step))
-
-    def ends(self, centre_BCHW: Tensor, v_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """The two points that a direction's difference is taken between, (plus, minus); nothing is asked."""
-        plus_BCHW = self._end(centre_BCHW, v_BCHW, self.step)
-        return plus_BCHW, self._end(centre_BCHW, v_BCHW, -self.step) if self.form == "central" else centre_BCHW
+        return self._carried(index_BCHW.clamp_(self.step, round((high - low) / self.lattice) - self.step))
 
     def along(
         self,
         objective: ImageFunction,
         centre_BCHW: Tensor,
-        directions: Iterator[Tensor],
-        count: int,
+        stream: Iterator[Tensor],
         base_B: Tensor | None = None,
     ) -> Iterator[Probe]:
-        """Probe along the next ``count`` directions, drawn as they are needed; for callers under ``no_grad``.
+        """Probe along the next m directions, drawn as they are needed; for callers under ``no_grad``.
 
         Forward differences ask at the centre first, unless ``base_B`` says what the objective is there. About
         ``chunk`` probes, and at least one batch of them, are in memory at a time.
         """
         batch = len(centre_BCHW)
-        group = self._group(batch, count)
-        for start in range(0, count, group):
-            fitting = min(group, count - start)
-            vs = list(islice(directions, fitting))
-            ends = [self.ends(centre_BCHW, v_BCHW) for v_BCHW in vs]
-            plus, minus = [end[0] for end in ends], [end[1] for end in ends]
+        group = self._group(batch)
+        for start in range(0, self.directions, group):
+            vs = list(islice(stream, min(group, self.directions - start)))
+            plus = [self._end(centre_BCHW, v_BCHW, self.step) for v_BCHW in vs]
             if self.form == "central":
-                rows_RB = self.ask(objective, plus + minus).view(-1, batch)
-                plus_MB, minus_MB = rows_RB[:fitting], rows_RB[fitting:]
+                minus = [self._end(centre_BCHW, v_BCHW, -self.step) for v_BCHW in vs]
+                plus_MB, minus_MB = self._ask(objective, plus + minus).view(2, -1, batch)
             else:
+                minus = [centre_BCHW] * len(vs)
                 first = [centre_BCHW] if base_B is None else []
-                rows_RB = self.ask(objective, first + plus).view(-1, batch)
+                rows_RB = self._ask(objective, first + plus).view(-1, batch)
                 base_B = rows_RB[0] if base_B is None else base_B
-                plus_MB, minus_MB = rows_RB[-fitting:], base_B.expand(fitting, batch)
+                plus_MB = rows_RB[-len(vs) :]
+                minus_MB = base_B.expand(len(vs), batch)
             for v_BCHW, high, low, plus_B, minus_B in zip(vs, plus, minus, plus_MB, minus_MB, strict=True):
                 yield Probe(*self._way(high, low, v_BCHW), plus_B, minus_B)
 
-    def ask(self, objective: ImageFunction, rows: list[Tensor]) -> Tensor:
+    def _ask(self, objective: ImageFunction, rows: list[Tensor]) -> Tensor:
         """The objective at all images of ``rows`` (N,), in calls of at most ``chunk`` images."""
         images_NCHW = torch.cat(rows) if len(rows) > 1 else rows[0]
         values = []
@@ -178,19 +162,12 @@ class Probing:
             values.append(value_N)
         return torch.cat(values)
 
-    def _group(self, batch: int, directions: int) -> int:
+    def _group(self, batch: int) -> int:
         """Directions that are probed together."""
-        return directions if self.chunk is None else max(1, self.chunk // (batch * FORMS[self.form]))
-
-    @property
-    def _highest(self) -> int:
-        """Number of the highest level, the lowest being 0."""
-        assert self.bounds is not None
-        assert self.lattice is not None
-        return round((self.bounds[1] - self.bounds[0]) / self.lattice)
+        return self.directions if self.chunk is None else max(1, self.chunk // (batch * FORMS[self.form]))
 
     def _carried(self, index_BCHW: Tensor) -> Tensor:
-        """The values of these levels, by the operations of ``ImageSpec.quantise``, so that it changes no bit."""
+        """Values of these levels, by the operations of ``ImageSpec.quantise``, bit for bit."""
         assert self.bounds is not None
         assert self.lattice is not None
         low, high = self.bounds
@@ -234,3 +211,52 @@ def check_point(point_BCHW: Tensor) -> None:
             f"point: expected float32 or float64, got {point_BCHW.dtype}: too coarse for a difference; "
             "keep the generator out of autocast"
         )
+
+
+def check_upstream(output: Tensor, upstream_grads: Tensor, deferred: DeferredChecks | None = None) -> None:
+    """Refuse, in words, a gradient that autograd must not be handed at ``output``.
+
+    ``upstream_grads``, d loss / d output, has exactly the output's shape, dtype and device. With
+    ``deferred``, non-finite values on an accelerator are reported by its ``verify`` instead of stalling the
+    queue here; on the CPU, or without it, they are reported at once.
+
+    Raises:
+        SeamError: the output has no graph, or the gradient does not fit it or is not finite
+    """
+    if output.grad_fn is None:
+        raise SeamError(
+            "generator output: expected a tensor with a graph behind it, "
+            f"got requires_grad={output.requires_grad} and no grad_fn; "
+            "was it detached, or made under no_grad? Hand over the output itself"
+        )
+    advice = {
+        "shape": "give one number per element, without broadcasting",
+        "dtype": "convert it with .to(output.dtype)",
+        "device": "move it with .to(output.device)",
+    }
+    unlike = [name for name in advice if getattr(output, name) != getattr(upstream_grads, name)]
+    if unlike:
+        raise SeamError(
+            f"upstream gradient: expected {_describe(output)} like the output, got "
+            f"{_describe(upstream_grads)}; "
+            f"{' and '.join(unlike)} must match: {'; '.join(advice[name] for name in unlike)}"
+        )
+    finite = torch.isfinite(upstream_grads).sum()
+    total = upstream_grads.numel()
+    described = _describe(upstream_grads)
+
+    def error() -> Exception:  # keeps a count, not the tensor, until it is read
+        return SeamError(
+            f"upstream gradient: expected finite numbers for an output of {described}, got "
+            f"{total - int(finite)} of {total} that are NaN or infinite in a gradient of {described}; "
+            "look at the objective's values, the step and the learning rates"
+        )
+
+    checker = deferred if deferred is not None else DeferredChecks()
+    checker.expect(finite == total, error)
+    if deferred is None:
+        checker.verify()
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)}, dtype {tensor.dtype}, device {tensor.device}"

@@ -3,31 +3,27 @@
 sphere, gaussian, rademacher: independent draws over all of R^D. sphere is DFME's (Truong et al., CVPR 2021).
 
 orthogonal: each direction uniform on the unit sphere, all of an image at right angles to each other, which
-    takes their overlaps out of the estimate's variance and makes D of them exact for a linear objective
-    (Choromanski et al., Structured Evolution with Compact Architectures, ICML 2018).
+takes their overlaps out of the estimate's variance and makes D of them exact for a linear objective
+(Choromanski et al., Structured Evolution with Compact Architectures, ICML 2018).
 
 dct: a Gaussian combination of the low frequencies of the orthonormal DCT-II, per channel (Guo, Frank,
-    Weinberger, Low Frequency Adversarial Perturbation, UAI 2019). The estimate is one of the gradient's
-    projection on that subspace: fewer dimensions to search, at the price of what lies outside.
+Weinberger, Low Frequency Adversarial Perturbation, UAI 2019). The estimate is one of the gradient's
+projection on that subspace: fewer dimensions to search, at the price of what lies outside.
 
 range: the answer of the generator's last convolution to random kernels, each image's its own. Heuristic of
-    ours: the generator's weights move by J^T g alone, and what no kernel can bring about, J^T does not see.
+ours: the generator's weights move by J^T g alone, and what no kernel can bring about, J^T does not see.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
+from dfme.config.estimator_settings import DirectionName
 from dfme.errors import UserError
-
-DirectionName = Literal["sphere", "gaussian", "rademacher", "orthogonal", "dct", "range"]
 
 # Gaussian draws are cut here so that the reach of a probe is known; it touches 2 draws in a thousand million.
 GAUSSIAN_REACH = 6.0
@@ -68,8 +64,8 @@ Stream = Callable[[PerturbedPoint, torch.Generator], Iterator[Tensor]]
 class Direction:
     """One family of random directions v in R^D.
 
-    ``scale(place)``: the s with s * E[v v^T] = I, so that s * (v . g) * v has the mean g; for dct the projection
-    on its subspace stands in place of I, for range no s does so and D is used.
+    ``scale(place)``: the s with s * E[v v^T] = I, so that s * (v . g) * v has the mean g; for dct the
+    projection on its subspace stands in place of I, for range no s does so and D is used.
     ``reach``: no coordinate of v is larger than this in size.
     """
 
@@ -105,7 +101,8 @@ def _orthogonal(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]
 
     Keeps the directions drawn so far, B m D numbers. After D of them it starts anew.
     """
-    batch, size = len(place.like_BCHW), place.size
+    batch = len(place.like_BCHW)
+    size = place.size
     earlier_BJD = place.like_BCHW.new_empty(batch, 0, size)
     while True:
         v_BD = _normal(place.like_BCHW, rng).view(batch, size)
@@ -128,14 +125,16 @@ def _cosines(size: int, device: torch.device) -> Tensor:
 
 
 def low_frequencies(place: PerturbedPoint) -> Tensor:
-    """The patterns of lowest frequency (P, H W), orthonormal: those of least i / H + j / W, or i + j in a square.
+    """Patterns of lowest frequency (P, H W), orthonormal: least i / H + j / W, or i + j in a square.
 
     Among equals the one nearest to the diagonal comes first, so that neither axis is preferred.
     """
     height, width = place.like_BCHW.shape[2:]
     device = place.like_BCHW.device
-    i_H1, j_1W = torch.arange(height, device=device).unsqueeze(1), torch.arange(width, device=device)
-    sum_HW, apart_HW = i_H1 * width + j_1W * height, (i_H1 * width - j_1W * height).abs()
+    i_H1 = torch.arange(height, device=device).unsqueeze(1)
+    j_1W = torch.arange(width, device=device)
+    sum_HW = i_H1 * width + j_1W * height
+    apart_HW = (i_H1 * width - j_1W * height).abs()
     # Both are below 2 H W, so that one number sorts by the first and then by the second.
     order_N = (sum_HW * (2 * height * width) + apart_HW).flatten().argsort(stable=True)
     chosen_P = order_N[: place.patterns]
@@ -146,7 +145,8 @@ def low_frequencies(place: PerturbedPoint) -> Tensor:
 
 
 def _dct(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
-    like_BCHW, patterns_PN = place.like_BCHW, low_frequencies(place)
+    like_BCHW = place.like_BCHW
+    patterns_PN = low_frequencies(place)
     while True:
         weights_BCP = _normal(like_BCHW.new_empty(*like_BCHW.shape[:2], len(patterns_PN)), rng)
         yield _unit((weights_BCP @ patterns_PN).view(like_BCHW.shape))
@@ -176,7 +176,9 @@ def _range(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
 
 DIRECTIONS: dict[DirectionName, Direction] = {
     "sphere": Direction(
-        _independent(lambda like, rng: _unit(_normal(like, rng))), scale=lambda place: float(place.size), reach=1.0
+        _independent(lambda like, rng: _unit(_normal(like, rng))),
+        scale=lambda place: float(place.size),
+        reach=1.0,
     ),
     "gaussian": Direction(
         _independent(lambda like, rng: _normal(like, rng).clamp_(-GAUSSIAN_REACH, GAUSSIAN_REACH)),

@@ -11,25 +11,24 @@ evolution strategies (Salimans et al. 2017, arXiv 1703.03864). On a lattice, wit
     g = (D/m) sum_j (f(u + delta_j) - f(u)) / |delta_j|^2 * delta_j
 
 which is unbiased to the same order where the signs of the directions are independent and even, as of sphere,
-gaussian, rademacher and orthogonal ones; with dct and range D is a heuristic. M directions, N images in one call.
+gaussian, rademacher and orthogonal ones; with dct and range D is a heuristic. M directions, N images in one
+call.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dfme.errors import UserError
-from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
-from dfme.estimators.differences import Form, Probing, check_point
-from dfme.estimators.directions import DIRECTIONS, DirectionName, PerturbedPoint
+from dfme.config.estimator_settings import DirectionName
+from dfme.estimators.base import Estimate, ImageFunction, Objective
+from dfme.estimators.differences import Probing, check_point
+from dfme.estimators.directions import DIRECTIONS, PerturbedPoint
 from dfme.precision import ieee_fp32
 
 
 @dataclass(frozen=True)
-class FiniteDifference(Estimator):
+class FiniteDifference(Probing):
     """Estimates a gradient from the objective's values at nearby points.
 
     The step divided by is the one really made along v after rounding, <u + h v - u, v> / <v, v>: near 1,
@@ -38,43 +37,17 @@ class FiniteDifference(Estimator):
     sphere a coordinate of h v is only about h / sqrt(D), and what rounding does to the *direction* stays,
     whatever one divides by: 0.1 % of the derivative at h 1e-3, 1.4 % at 1e-4, 15 % at 1e-5.
 
-    Args:
-        directions: random directions per image (m)
+    Args besides those of ``Probing``, which has the errors, too:
         direction: a name in DIRECTIONS
         frequencies: share of the frequencies that dct directions are made of
-        step, form, bounds, chunk, lattice: as of ``Probing``
-
-    Raises:
-        UserError: an argument is out of range, or the step does not fit between the bounds
     """
 
-    directions: int = 1
-    step: float = 1e-3
-    form: Form = "forward"
     direction: DirectionName = "sphere"
-    bounds: tuple[float, float] | None = None
-    chunk: int | None = None
-    lattice: float | None = None
     frequencies: float = 0.125
-    probing: Probing = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        if self.directions < 1:
-            raise UserError(f"directions: expected at least 1, got {self.directions}")
-        if self.direction not in DIRECTIONS:
-            raise UserError(f"direction: expected {', '.join(DIRECTIONS)}, got {self.direction!r}")
-        if not 0 < self.frequencies <= 1:
-            raise UserError(f"frequencies: expected a share above 0 and up to 1, got {self.frequencies}")
-        reach = DIRECTIONS[self.direction].reach
-        probing = Probing(self.step, self.form, self.bounds, self.lattice, self.chunk, reach)
-        object.__setattr__(self, "probing", probing)
-
-    def cost(self, batch: int, ahead: int = 0) -> int:
-        """Images the objective is asked for, the same every time: B (m + 1) forward, 2 B m central."""
-        return self.probing.cost(batch, self.directions)
-
-    def calls(self, batch: int, ahead: int = 0) -> list[int]:
-        return self.probing.calls(batch, self.directions)
+    @property
+    def reach(self) -> float:
+        return DIRECTIONS[self.direction].reach
 
     def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         """Estimate d objective / d point for every image by itself.
@@ -82,21 +55,22 @@ class FiniteDifference(Estimator):
         ``objective`` is called under ``no_grad`` and IEEE fp32, with at most ``chunk`` images. Directions are
         drawn on the point's device, where ``rng`` must live too, one after the other for all images. Nothing
         here waits for an accelerator. A step too small to move any coordinate gives NaN, which
-        ``estimators.upstream`` refuses.
+        ``check_upstream`` refuses.
 
         Raises:
-            UserError: the point or the objective's answer has another form than stated in ``estimators.base``,
-                or the directions need features and the objective has none that fit
+            UserError: the point or the objective's answer has another form than stated in
+                ``estimators.base``, or the directions need features and the objective has none that fit
         """
         check_point(point_BCHW)
-        family, probing = DIRECTIONS[self.direction], self.probing
+        family = DIRECTIONS[self.direction]
         with torch.no_grad(), ieee_fp32():
-            centre_BCHW = probing.centre(point_BCHW)
+            centre_BCHW = self.centre(point_BCHW)
             features_BFHW = objective.features_BFHW if isinstance(objective, Objective) else None
             place = PerturbedPoint(centre_BCHW, features_BFHW, self.frequencies)
             grad_BCHW = torch.zeros_like(centre_BCHW)
-            values, differences = [], []
-            for probe in probing.along(objective, centre_BCHW, family.stream(place, rng), self.directions):
+            values = []
+            differences = []
+            for probe in self.along(objective, centre_BCHW, family.stream(place, rng)):
                 slope_B = probe.slope_B.to(grad_BCHW.dtype)
                 grad_BCHW.addcmul_(probe.v_BCHW, slope_B.view(-1, 1, 1, 1))
                 differences.append(probe.difference_B)

@@ -1,23 +1,20 @@
 """Where to perturb: an objective is about images x = squash(u), gen_op needs the gradient by u.
 
-Both wrappers take an objective over images and a point u (B, C, H, W), and give d objective / d u. Here, and nowhere
-else on the way to the teacher, an image is rounded to what the wire carries: both parts of an ``Objective`` see it so.
-An objective that is one function is asked as it is.
+Both wrappers take an objective over images and a point u (B, C, H, W), and give d objective / d u. Here, and
+nowhere else on the way to the teacher, an image is rounded to what the wire carries: both parts of an
+``Objective`` see it so.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
+from dfme.config.estimator_settings import Space
+from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.spec import ImageSpec
 
-Space = Literal["pre_squash", "image", "lattice"]
 Squash = Callable[[Tensor], Tensor]
 
 
@@ -28,24 +25,15 @@ def carried(x_NCHW: Tensor, spec: ImageSpec) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _InSpace:
+class _InSpace(Estimator):
     """An estimator of the gradient by u, made of ``inner``; ``squash`` maps u to an image of ``spec``."""
 
     inner: Estimator
     squash: Squash
     spec: ImageSpec
 
-    def cost(self, batch: int, ahead: int = 0) -> int:
-        return self.inner.cost(batch, ahead)
-
     def calls(self, batch: int, ahead: int = 0) -> list[int]:
         return self.inner.calls(batch, ahead)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state)
 
 
 class BeforeSquash(_InSpace):
@@ -54,22 +42,19 @@ class BeforeSquash(_InSpace):
     Answers remembered from before belong to images that nobody knows the u of, so they are not passed on.
     """
 
-    def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
-        if isinstance(objective, Objective):
-            objective = replace(objective, carry=lambda u: carried(self.squash(u), self.spec), remembered=())
-            return self.inner.estimate(objective, point_BCHW, rng)
-        return self.inner.estimate(lambda u_NCHW: objective(self.squash(u_NCHW)), point_BCHW, rng)
+    def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
+        objective = replace(objective, carry=lambda u: carried(self.squash(u), self.spec), remembered=())
+        return self.inner.estimate(objective, point_BCHW, rng)
 
 
 class AfterSquash(_InSpace):
-    """The inner estimator perturbs the image; the chain rule through the squashing follows by autograd, exactly."""
+    """The inner estimator perturbs the image; autograd continues through the squashing exactly."""
 
-    def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
+    def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         with torch.enable_grad():
             u_BCHW = point_BCHW.detach().requires_grad_()
             x_BCHW = self.squash(u_BCHW)
-        if isinstance(objective, Objective):
-            objective = replace(objective, carry=lambda x: carried(x, self.spec))
+        objective = replace(objective, carry=lambda x: carried(x, self.spec))
         over_images = self.inner.estimate(objective, x_BCHW.detach(), rng)
         (grad_BCHW,) = torch.autograd.grad(x_BCHW, u_BCHW, over_images.grad_BCHW)
         return replace(over_images, grad_BCHW=grad_BCHW)

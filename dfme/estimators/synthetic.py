@@ -1,7 +1,8 @@
 """Synthetic gradients: between the estimates that are paid for, a network that has learnt from them predicts.
 
 Decoupled Neural Interfaces (Jaderberg et al., ICML 2017, arXiv 1608.05343) train a small network to say what
-gradient will come back, from what went forward, so that nobody has to wait for it. Here nobody has to pay for it.
+gradient will come back, from what went forward, so that nobody has to wait for it. Here nobody has to pay for
+it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, relu
 
-from dfme.compute import held_to, take_up
-from dfme.errors import RunError, UserError
-from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
+from dfme.compute import validate_like
+from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.spaces import Squash
 from dfme.spec import ImageSpec, Shape
 from dfme.students.optimizers import ScheduledOptimizer
@@ -24,12 +24,12 @@ PAID_FIRST = 8
 """Estimates at the start that are all paid for: there must be something to predict from."""
 
 
-class Synthetic:
+class Synthetic(Estimator):
     """Pays ``inner`` for every n-th estimate, learns from it, and predicts the others, which ask for nothing.
 
     A predicted estimate has ``queries`` 0, no columns of differences, and a ``value_B`` of zeros that means
-    nothing: what the objective is cannot be known without asking. Its network's initial weights come from ``seed``,
-    all other chance from ``rng``. Everything it holds follows the point to its device.
+    nothing: what the objective is cannot be known without asking. Its network's initial weights come from
+    ``seed``, all other chance from ``rng``. Everything it holds follows the point to its device.
 
     Args:
         inner: what is paid; over images, it gives the gradient at the generator's output u
@@ -38,66 +38,64 @@ class Synthetic:
         squash: from u to the image
         spec: the images
         seed: of the network's initial weights
-
-    Raises:
-        UserError: ``every`` or ``lr`` is out of range
     """
 
-    def __init__(self, inner: Estimator, every: int, lr: float, squash: Squash, spec: ImageSpec, seed: int) -> None:
-        if every < 1:
-            raise UserError(f"every: expected at least 1, got {every}")
-        if not 0 < lr < float("inf"):
-            raise UserError(f"synthetic_lr: expected a positive number, got {lr}")
-        self.inner, self._every, self._squash, self._spec = inner, every, squash, spec
+    def __init__(
+        self, inner: Estimator, every: int, lr: float, squash: Squash, spec: ImageSpec, seed: int
+    ) -> None:
+        self.inner = inner
+        self._every = every
+        self._squash = squash
+        self._spec = spec
         self._predictor = GradientPredictor(spec.shape, lr, seed)
         self._made = 0
 
-    def cost(self, batch: int, ahead: int = 0) -> int:
-        """What ``inner`` costs where the estimate is paid for, nothing where it is predicted."""
-        return sum(self.calls(batch, ahead))
-
     def calls(self, batch: int, ahead: int = 0) -> list[int]:
+        """The calls of ``inner`` where the estimate is paid for, none where it is predicted."""
         number = self._made + ahead
-        return self.inner.calls(batch, self._paid(number) - self._paid(self._made)) if self._pays(number) else []
+        if not self._pays(number):
+            return []
+        return self.inner.calls(batch, self._paid(number) - self._paid(self._made))
 
-    def estimate(self, objective: ImageFunction, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
+    def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         """A paid estimate, which is learnt from, or a predicted one; ``cost`` says beforehand which."""
         paid = self._pays(self._made)
         self._made += 1
         if not paid:
             nothing_B = point_BCHW.new_zeros(len(point_BCHW))
-            return Estimate(self.predict(objective, point_BCHW), nothing_B, nothing_B.new_empty(len(nothing_B), 0), 0)
+            return Estimate(
+                self.predict(objective, point_BCHW), nothing_B, nothing_B.new_empty(len(nothing_B), 0), 0
+            )
         estimate = self.inner.estimate(objective, point_BCHW, rng)
         if self._every > 1:  # else nothing is ever predicted
             self._predictor.learn(self._inputs(objective, point_BCHW), estimate.grad_BCHW, rng)
         return estimate
 
-    def predict(self, objective: ImageFunction, point_BCHW: Tensor) -> Tensor:
-        """What the network says the gradient is, (B, C, H, W); of the objective it looks at ``scores`` alone."""
+    def predict(self, objective: Objective, point_BCHW: Tensor) -> Tensor:
+        """The network's gradient (B, C, H, W), of the objective that looks at ``scores`` alone."""
         prediction_BCHW = self._predictor.predict(self._inputs(objective, point_BCHW))
         return prediction_BCHW.to(point_BCHW.dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"inner": self.inner.state_dict(), "made": self._made, "lessons": self._predictor.state_dict()}
+        return {"made": self._made, "lessons": self._predictor.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state["inner"])
-        self._made = held_to(0, state["made"], "estimates made")
+        self._made = state["made"]
         self._predictor.load_state_dict(state["lessons"])
 
     def _pays(self, number: int) -> bool:
         return number < PAID_FIRST or number % self._every == 0
 
     def _paid(self, before: int) -> int:
-        """How many of the first estimates are paid for."""
+        """Number of the first estimates that are paid for."""
         return min(before, PAID_FIRST) + max(0, -(-before // self._every) + PAID_FIRST // -self._every)
 
     @torch.no_grad()
-    def _inputs(self, objective: ImageFunction, point_BCHW: Tensor) -> Inputs:
+    def _inputs(self, objective: Objective, point_BCHW: Tensor) -> Inputs:
         low, high = self._spec.bounds
         x_BCHW = self._squash(point_BCHW)
         chances_BK = point_BCHW.new_empty(len(point_BCHW), 0)
-        if isinstance(objective, Objective) and objective.scores is not None:
+        if objective.scores is not None:
             chances_BK = objective.scores(x_BCHW).softmax(dim=1)
         scaled_BCHW = (2 * x_BCHW - (low + high)) / (high - low)
         return Inputs(point_BCHW.float(), scaled_BCHW.float(), chances_BK.float())
@@ -107,7 +105,7 @@ WIDTH = 16
 
 
 class Inputs(NamedTuple):
-    """What is free to see at a point u: u itself, its image scaled to -1 to 1, the student's probabilities there."""
+    """Free inputs at a point u: u itself, its image scaled to -1 to 1, student probabilities."""
 
     point_NCHW: Tensor
     image_NCHW: Tensor
@@ -117,9 +115,9 @@ class Inputs(NamedTuple):
 class GradientNet(nn.Module):
     """Predicts a gradient (N, C, H, W) from ``Inputs``.
 
-    Four 3x3 convolutions, with the probabilities, through a linear layer, added to every pixel of the first one's
-    output. Small, since paid estimates are few and nearly all noise. The last layer starts at zero: a network that
-    has learnt nothing predicts nothing.
+    Four 3x3 convolutions, with the probabilities, through a linear layer, added to every pixel of the first
+    one's output. Small, since paid estimates are few and nearly all noise. The last layer starts at zero: a
+    network that has learnt nothing predicts nothing.
     """
 
     def __init__(self, channels: int, classes: int) -> None:
@@ -158,14 +156,16 @@ class GradientPredictor:
     """A network and the paid estimates that it learns from.
 
     It learns by squared error on the estimates as they are: each has the gradient for its mean, so that
-    E|p - estimate|^2 = |p - gradient|^2 + a variance that p has no part in, and the minimiser is the gradient's
-    mean given the inputs. Estimates are divided by their running root mean square, so that one learning rate
-    serves objectives of any size. Steps draw from the latest ``KEPT`` images; a moving average of the weights
-    predicts, which takes out part of the noise that single steps put in.
+    E|p - estimate|^2 = |p - gradient|^2 + a variance that p has no part in, and the minimiser is the
+    gradient's mean given the inputs. Estimates are divided by their running root mean square, so that one
+    learning rate serves objectives of any size. Steps draw from the latest ``KEPT`` images; a moving average
+    of the weights predicts, which takes out part of the noise that single steps put in.
     """
 
     def __init__(self, shape: Shape, lr: float, seed: int) -> None:
-        self._shape, self._lr, self._seed = shape, lr, seed
+        self._shape = shape
+        self._lr = lr
+        self._seed = seed
         self._kept = ImageSpec(shape).at_once(KEPT)
         self._net: _TrainedNet | None = None
         self._inputs: Inputs | None = None
@@ -173,8 +173,9 @@ class GradientPredictor:
         self._mean_square = torch.zeros(())
 
     def learn(self, inputs: Inputs, estimate_BCHW: Tensor, rng: torch.Generator) -> None:
-        """Keep a batch of paid estimates, and take ``STEPS`` steps on batches of that size drawn from all kept."""
-        net, batch = self._net_for(inputs), len(estimate_BCHW)
+        """Store a batch of paid estimates, and take ``STEPS`` steps on such batches of all stored."""
+        net = self._net_for(inputs)
+        batch = len(estimate_BCHW)
         kept = self._keep(inputs, estimate_BCHW.detach().float())
         for _ in range(STEPS):
             index_B = torch.randint(len(self._estimates_NCHW), (batch,), generator=rng, device=rng.device)
@@ -187,7 +188,8 @@ class GradientPredictor:
 
         It is handed over as it is: a conditional mean, far shorter than an estimate with its noise, so that a
         generator's Adam makes small steps of it. Made as long as a paid estimate is, its errors, which do not
-        average out from step to step as noise does, cost the student 2 points of agreement on digits (3 seeds).
+        average out from step to step as noise does, cost the student 2 points of agreement on digits (3
+        seeds).
         """
         prediction_NCHW: Tensor = self._net_for(inputs).average(*inputs)
         return prediction_NCHW * self._length()
@@ -203,25 +205,27 @@ class GradientPredictor:
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device | None = None) -> None:
-        """Take over what ``state_dict`` gave, on ``device`` (None: where it lies). ValueError for anything else."""
+        """Load what ``state_dict`` gave, to ``device`` (None: as stored). ValueError for anything else."""
         if state == {}:
-            self._net, self._inputs = None, None
+            self._net = None
+            self._inputs = None
             return
-        kept, classes = max(1, len(state["estimates"])), state["inputs"][-1].shape[1]
-        like_NCHW, like_NK = torch.empty(kept, *self._shape, device="meta"), torch.empty(kept, classes, device="meta")
-        inputs = held_to([like_NCHW, like_NCHW, like_NK], state["inputs"], "estimates, inputs")
-        self._inputs = Inputs(*(each.to(device) for each in inputs))
-        self._estimates_NCHW = held_to(like_NCHW, state["estimates"], "estimates").to(device)
-        self._mean_square = held_to(torch.zeros(()), state["mean_square"], "mean square").to(device)
+        kept = max(1, len(state["estimates"]))
+        classes = state["inputs"][-1].shape[1]
+        like_NCHW = torch.empty(kept, *self._shape, device="meta")
+        like_NK = torch.empty(kept, classes, device="meta")
+        likes = {"inputs": [like_NCHW, like_NCHW, like_NK], "estimates": like_NCHW}
+        validate_like({**likes, "mean_square": torch.zeros(())}, state, "estimates")
+        self._inputs = Inputs(*(each.to(device) for each in state["inputs"]))
+        self._estimates_NCHW = state["estimates"].to(device)
+        self._mean_square = state["mean_square"].to(device)
         self._net = _TrainedNet(self._inputs, self._lr, self._seed)
         self._net.load_state_dict(state["pupil"])
 
     def _net_for(self, inputs: Inputs) -> _TrainedNet:
-        """The network, made when the first batch shows how many classes there are, and where the inputs are."""
+        """The network, built when the first batch shows the number of classes and the device."""
         if self._net is None:
             self._net = _TrainedNet(inputs, self._lr, self._seed)
-        elif self._inputs is not None and self._inputs.chances_NK.shape[1] != inputs.chances_NK.shape[1]:
-            raise RunError("the checkpoint's estimates are of other classes than the student's; restore the run's own")
         elif self._estimates_NCHW.device != inputs.point_NCHW.device:
             self.load_state_dict(self.state_dict(), inputs.point_NCHW.device)
         return self._net
@@ -230,9 +234,13 @@ class GradientPredictor:
         """Add a batch to what is kept, and to the running mean square, which starts at the first batch's."""
         mean_square = estimate_BCHW.square().mean()
         if self._inputs is None:
-            kept, self._estimates_NCHW, self._mean_square = inputs, estimate_BCHW, mean_square
+            kept = inputs
+            self._estimates_NCHW = estimate_BCHW
+            self._mean_square = mean_square
         else:
-            kept = Inputs(*(torch.cat(pair)[-self._kept :] for pair in zip(self._inputs, inputs, strict=True)))
+            kept = Inputs(
+                *(torch.cat(pair)[-self._kept :] for pair in zip(self._inputs, inputs, strict=True))
+            )
             self._estimates_NCHW = torch.cat([self._estimates_NCHW, estimate_BCHW])[-self._kept :]
             self._mean_square = self._mean_square.lerp(mean_square, 1 - RECENT)
         self._inputs = kept
@@ -247,7 +255,8 @@ class _TrainedNet:
     """The network with its optimiser and the moving average of its weights."""
 
     def __init__(self, inputs: Inputs, lr: float, seed: int) -> None:
-        channels, device = inputs.point_NCHW.shape[1], inputs.point_NCHW.device
+        channels = inputs.point_NCHW.shape[1]
+        device = inputs.point_NCHW.device
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             self.net = GradientNet(channels, inputs.chances_NK.shape[1]).to(device)
@@ -271,4 +280,4 @@ class _TrainedNet:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, part in self._parts.items():
-            take_up(part, state[name], f"gradient net, {name}")
+            part.load_state_dict(state[name])

@@ -1,10 +1,8 @@
-"""The extraction methods by name, and those of one's own. A new one here is one file, one configuration, one line."""
-
-from __future__ import annotations
+"""Extraction methods by name, and users' own. A new one is a file, a configuration, a line."""
 
 import dataclasses
 import functools
-import importlib
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from pydantic.dataclasses import dataclass as as_model
@@ -55,13 +53,14 @@ class MethodEntry(NamedTuple):
 
     def load(self) -> Any:
         """The class of the implementation."""
-        module, _, name = self.implementation.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return resolve_name(self.implementation)
 
 
 METHODS: dict[str, MethodEntry] = {
     "dfme": MethodEntry(DfmeConfig, "dfme.methods.dfme:Dfme", ("estimator", "queries")),
-    "maze": MethodEntry(MazeConfig, "dfme.methods.maze:Maze", ("estimator", "queries"), estimator=MazeEstimatorConfig),
+    "maze": MethodEntry(
+        MazeConfig, "dfme.methods.maze:Maze", ("estimator", "queries"), estimator=MazeEstimatorConfig
+    ),
     "disguide": MethodEntry(DisguideConfig, "dfme.methods.disguide:Disguide", students=2),
     "dual_students": MethodEntry(DualStudentsConfig, "dfme.methods.dual_students:DualStudents", students=2),
     "dfms": MethodEntry(DfmsConfig, "dfme.methods.dfms:Dfms"),
@@ -72,10 +71,12 @@ METHODS: dict[str, MethodEntry] = {
 
 
 def find_method(name: str) -> MethodEntry:
-    """The entry of a method by its name, or of one's own by ``module:Class``; UserError where there is none."""
+    """Entry of a method by name, or by ``module:Class``; UserError where there is none."""
     if ":" not in name:
         if name not in METHODS:
-            raise UserError(f"--method.name: {unknown_choice('method', name, [*METHODS, 'module:Class of your own'])}")
+            raise UserError(
+                f"--method.name: {unknown_choice('method', name, [*METHODS, 'module:Class of your own'])}"
+            )
         return METHODS[name]
     try:
         return _own_entry(find_target(name, "--method.name"))._replace(implementation=name)
@@ -90,9 +91,12 @@ def _own_entry(method: Any) -> MethodEntry:
 
     if not isinstance(method, type) or not issubclass(method, Method):
         raise ValueError("expected a class derived from dfme.Method")
-    entry, kinds = getattr(method, "entry", None), getattr(method, "label_modes", ())
+    entry = getattr(method, "entry", None)
+    kinds = getattr(method, "label_modes", ())
     if not isinstance(entry, MethodEntry) or not dataclasses.is_dataclass(entry.config):
-        raise ValueError("expected entry = dfme.MethodEntry(Config) on the class, Config a dataclass of its options")
+        raise ValueError(
+            "expected entry = dfme.MethodEntry(Config) on the class, Config a dataclass of its options"
+        )
     if not kinds or not {*kinds, *entry.sections} <= {*LABEL_KINDS, *SECTIONS}:
         choices = f"label_modes among {', '.join(LABEL_KINDS)} and sections among {', '.join(SECTIONS)}"
         raise ValueError(f"expected {choices}, got {kinds} and {entry.sections}")
@@ -101,5 +105,7 @@ def _own_entry(method: Any) -> MethodEntry:
         config = as_model(config=CONFIG, frozen=config.__dataclass_params__.frozen)(config)
     options = {option.key: option.required for option in options_of(config)}
     if "batch_size" not in options or "name" in options or any(options.values()):
-        raise ValueError(f"expected options with defaults in {config.__name__}, one called batch_size and none name")
+        raise ValueError(
+            f"expected options with defaults in {config.__name__}, one called batch_size and none name"
+        )
     return entry._replace(config=config)

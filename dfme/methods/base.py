@@ -4,8 +4,6 @@ A method does no I/O, no logging, no evaluation. A new one is a subclass with it
 ``query_images`` or its ``step``.
 """
 
-from __future__ import annotations
-
 from abc import ABC
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import DeferredChecks, plain_tensor, take_up
+from dfme.compute import DeferredChecks
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.settings import QueriesConfig
 from dfme.nets.generators import GeneratorNet
@@ -30,20 +28,21 @@ from dfme.students.optimizers import ScheduledOptimizer, gradient_norm
 from dfme.students.trainer import Metrics, StudentTrainer
 
 AT_ONCE = 1 << 23
-"""Numbers in the images of several student batches that are asked about in one call, at most: bounds memory."""
+"""Numbers in the images of several student batches that are asked about in one call, at most: bounds
+memory."""
 
 __all__ = ["Ask", "Components", "Method", "Metrics", "in_batches"]
 
 
 @dataclass(frozen=True)
 class Components:
-    """What ``dfme.run.components`` puts together for a method.
+    """Parts that ``dfme.run.components`` puts together for a method.
 
-    ``generator``: of methods whose configuration has a latent size. ``queries``: the images to pay for, of methods
-    that heed that section. ``rng``: the run's random streams by purpose. ``lr_factor``: the learning-rate schedule
-    at the share of the budget spent so far. ``pool``: images of the method's own ``open_pool``. ``hold_out`` may
-    take a paid batch out of training, to score the students on; says whether it did. ``seed``: the run's,
-    for weights that a method initialises itself.
+    ``generator``: of methods whose configuration has a latent size. ``queries``: the images to pay for, of
+    methods that heed that section. ``rng``: the run's random streams by purpose. ``lr_factor``: the
+    learning-rate schedule at the share of the budget spent so far. ``pool``: images of the method's own
+    ``open_pool``. ``hold_out`` may take a paid batch out of training, to score the students on; says whether
+    it did. ``seed``: the run's, for weights that a method initialises itself.
     """
 
     oracle: Oracle
@@ -75,8 +74,8 @@ def in_batches(purpose: Purpose, images: int, size: int) -> list[Ask]:
 class Method(ABC):
     """One extraction method; this class is the simplest one, which pays for images with its students alone.
 
-    ``label_modes``: answers that it can learn from. ``entry``: a MethodEntry; ours stand in METHODS. A method that
-    trains its generator sets ``generator_optimizer``; both are then part of its state.
+    ``label_modes``: answers that it can learn from. ``entry``: a MethodEntry; ours stand in METHODS. A method
+    that trains its generator sets ``generator_optimizer``; both are then part of its state.
     """
 
     label_modes: ClassVar[tuple[LabelKind, ...]]
@@ -97,7 +96,7 @@ class Method(ABC):
 
     @staticmethod
     def open_pool(config: Any, spec: ImageSpec, budget: int) -> ImageSource | None:
-        """Images that the method reads from disk; UserError, before anything is asked, where they are missing."""
+        """Images that the method reads from disk; UserError before any query if they are missing."""
         return None
 
     @property
@@ -118,7 +117,7 @@ class Method(ABC):
         return cost
 
     def asks(self, ahead: int = 0) -> list[Ask]:
-        """Every batch that the step ``ahead`` steps from now asks about, in order; they add up to its cost."""
+        """Every batch asked by the step ``ahead`` steps from now, in order; they sum to its cost."""
         return self.student_asks(self.cost)
 
     def student_asks(self, images: int) -> list[Ask]:
@@ -129,9 +128,9 @@ class Method(ABC):
     def batches_at_once(self) -> int:
         """Student batches that one call asks about: the same images in the same order in fewer calls.
 
-        More than one where the teacher is a network on this process's GPU, which launches as many kernels for one
-        batch as for many, and nothing that is asked or planned depends on the steps in between. The share of the
-        budget spent, and with it the learning rate, is then that after the last of them.
+        More than one where the teacher is a network on this process's GPU, which launches as many kernels for
+        one batch as for many, and nothing that is asked or planned depends on the steps in between. The share
+        of the budget spent, and with it the learning rate, is then that after the last of them.
         """
         batch_size: int = self.config.batch_size
         planned = self.students.plan.during is not None
@@ -145,7 +144,7 @@ class Method(ABC):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the method adds to the run's summary."""
+        """Facts that the method adds to the run's summary."""
         return {}
 
     @property
@@ -154,32 +153,22 @@ class Method(ABC):
         return self.recent_batches[-1] if self.recent_batches else None
 
     def prepare(self) -> tuple[str, ...]:
-        """What must be done and asked before the first step, charged as ``check`` or ``seed``; lines for the user.
+        """Ask what must precede the first step, charged as ``check`` or ``seed``; lines for the user.
 
         It comes once before the first step, and after a resumed run has its state.
         """
         return ()
 
-    def news(self) -> tuple[str, ...]:
-        """What the method decided by itself since it was last asked, in lines for the user."""
-        return ()
-
     def step(self) -> Metrics:
-        """One iteration, which pays for exactly ``cost`` images. Names of metrics are those of ``report.metrics``."""
+        """One iteration, which pays for exactly ``cost`` images. Returns metrics of ``report.metrics``."""
         return self.pay_in_batches(self.cost)
 
     def finish(self, images: int) -> Metrics:
-        """What is left of the budget when a whole step no longer fits goes to the students."""
+        """Give the students what is left of the budget when a whole step no longer fits."""
         return self.pay_in_batches(images)
 
-    def left_to_default(self, budget: int) -> int:
-        """Images that the default ``finish`` pays for, and draws, of a method with a ``step`` of its own."""
-        kind = type(self)
-        defaults = kind.finish is Method.finish and kind.query_images is Method.query_images
-        return budget % self.cost if defaults and kind.step is not Method.step else 0
-
     def pay_in_batches(self, images: int, keep_all: bool = True) -> Metrics:
-        """Student steps on exactly ``images`` images; the last batch may be smaller, and is held for replay anyhow."""
+        """Student steps on exactly ``images`` images; a smaller last batch is stored for replay too."""
         metrics: Metrics = {}
         for x_BCHW, answers in self.paid_batches(images):
             images -= len(x_BCHW)
@@ -187,18 +176,14 @@ class Method(ABC):
         return metrics
 
     def paid_batches(self, images: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """So many images to learn from in batches, the last of which may be smaller, and the answers paid for them."""
+        """Batches of so many images to learn from, the last perhaps smaller, and their paid answers."""
         batch_size = self.config.batch_size
         for call in self.student_asks(images):
-            drawn = [self.query_images(part.images) for part in in_batches("student", call.images, batch_size)]
+            drawn = [
+                self.query_images(part.images) for part in in_batches("student", call.images, batch_size)
+            ]
             answers = self.oracle(drawn[0] if len(drawn) == 1 else torch.cat(drawn), "student")
             yield from zip(drawn, answers.split(batch_size), strict=True)
-
-    def student_step(self, count: int, keep: bool = True) -> Metrics:
-        """Pay for the answers to ``count`` images, and let the students learn from them."""
-        x_BCHW = self.query_images(count)
-        answers = self.oracle(x_BCHW, "student")
-        return self.learn(x_BCHW, answers, keep)
 
     def query_images(self, count: int) -> Tensor:
         """``count`` images (B, C, H, W) to pay for, as the wire carries them."""
@@ -220,7 +205,7 @@ class Method(ABC):
         return self.generator.squash(self.generator(self.generator.draw(count, self.rng["latent"])))
 
     def generator_metrics(self, upstream_grads: Tensor | None) -> Metrics:
-        """What a step of the generator logs; norms are worked out when somebody reads them."""
+        """Metrics of a step of the generator; norms are worked out when somebody reads them."""
         assert upstream_grads is not None
         return {
             "generator_lr": self.generator_optimizer.lr,
@@ -235,11 +220,10 @@ class Method(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, part in self._parts_with_state.items():
-            take_up(part, state[name], name)
+            part.load_state_dict(state[name])
         device = next(self.student.parameters()).device
         for images, answers in state["recent"]:
-            pair = plain_tensor(images, "recent images"), plain_tensor(answers, "recent answers")
-            self.recent_batches.append((pair[0].to(device), pair[1].to(device)))
+            self.recent_batches.append((images.to(device), answers.to(device)))
 
     @property
     def _parts_with_state(self) -> dict[str, GeneratorNet | ScheduledOptimizer]:

@@ -1,4 +1,4 @@
-"""One frozen configuration per method. No torch here: the command line reads it before anything heavy loads."""
+"""One frozen configuration per method. No torch: the command line reads it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ class StaticConfig(ProceduralConfig):
     latent_size: Count = 256
     """size of the generator's input"""
     generator: str = "auto"
-    """auto (that of DFME's paper), or module:Net of your own: latents (B, latent_size) to images before tanh"""
+    """auto (that of DFME's paper), or module:Net of your own: latents (B, latent_size) to images before
+    tanh"""
 
 
 @dataclass(frozen=True, config=CONFIG)
 class GeneratorConfig:
-    """What methods that train a generator have in common."""
+    """Options of all methods that train a generator."""
 
     batch_size: BatchSize = 256
     """images per batch, of the generator and of the student, or auto: halved until it fits the budget"""
@@ -48,21 +49,19 @@ class GeneratorConfig:
     latent_size: Count = 256
     """size of the generator's input"""
     generator: str = "auto"
-    """auto (that of DFME's paper), or module:Net of your own: latents (B, latent_size) to images before tanh"""
+    """auto (that of DFME's paper), or module:Net of your own: latents (B, latent_size) to images before
+    tanh"""
     generator_lr: Positive = 1e-4
     """learning rate of the generator's Adam"""
 
 
 @dataclass(frozen=True, config=CONFIG)
 class EstimatingConfig(GeneratorConfig):
-    """What methods have in common whose generator learns by gradients that are estimated through the API."""
+    """Options of methods whose generator learns by gradients that are estimated through the API."""
 
     learn_from: Literal["students", "all"] = "students"
-    """whose answers the students learn from: those paid for with them, or all, the generator's images and their
-    neighbours too"""
-    training: Literal["always", "while_it_pays"] = "always"
-    """of the generator: in every iteration, or while_it_pays: in trials of 12 iterations, with pauses after those that
-    did not make its images so much harder for the student than a program's as their neighbours cost"""
+    """whose answers the students learn from: those paid for with them, or all, the generator's images and
+    their neighbours too"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -70,8 +69,8 @@ class DfmeConfig(EstimatingConfig):
     """Data-Free Model Extraction (Truong et al., CVPR 2021, arXiv 2011.14779)."""
 
     reuse: bool = False
-    """let the answers at the generator's own batch, paid for by forward differences, be the student's first batch (as
-    MAZE does): batch_size fewer images per iteration"""
+    """let the answers at the generator's own batch, paid for by forward differences, be the student's first
+    batch (as MAZE does): batch_size fewer images per iteration"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -96,13 +95,13 @@ class MazeConfig(EstimatingConfig):
     generator_weight_decay: NotNegative = 5e-4
     """of the generator's SGD"""
     reuse: bool = True
-    """let the answers at the generator's own batch, paid for by forward differences, be the student's first batch:
-    batch_size fewer images per iteration"""
+    """let the answers at the generator's own batch, paid for by forward differences, be the student's first
+    batch: batch_size fewer images per iteration"""
     store: Literal["last", "all"] = "last"
     """what is held for replay of an iteration: its last student batch, or all"""
     partial_data: str | None = None
-    """real images that the generator's shall resemble: a data set (digits, shapes, mnist, cifar10, ...), a FOLDER of
-    images, an .npz file, or procedural; none: MAZE proper"""
+    """real images that the generator's shall resemble: a data set (digits, shapes, mnist, cifar10, ...), a
+    FOLDER of images, an .npz file, or procedural; none: MAZE proper"""
     root: str = "datasets"
     """where torchvision's data sets lie"""
     download: bool = False
@@ -121,7 +120,7 @@ class MazeConfig(EstimatingConfig):
 
 @dataclass(frozen=True, config=CONFIG)
 class TwoStudentsConfig(GeneratorConfig):
-    """What methods that play students against each other have in common."""
+    """Options of methods that play students against each other."""
 
     batch_size: BatchSize = 256
     """images per batch, of the generator and of the students, or auto: halved until it fits the budget"""
@@ -140,7 +139,8 @@ class DisguideConfig(TwoStudentsConfig):
     diversity: NotNegative = 0.2
     """weight of the class-diversity term (lambda)"""
     grey_every: Natural = 8
-    """every so many-th colour image of a batch is made grey, one of its channels in place of all three; 0: none"""
+    """every so many-th colour image of a batch is made grey, one of its channels in place of all three; 0:
+    none"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -148,13 +148,13 @@ class DualStudentsConfig(TwoStudentsConfig):
     """Dual Students (Beetham et al., ICLR 2023): two students, a generator of what they differ on."""
 
     before_tanh: bool = False
-    """in the generator's step show the students its output before the squashing, as the published code does, in place
-    of the image"""
+    """in the generator's step show the students its output before the squashing, as the published code does,
+    in place of the image"""
 
 
 @dataclass(frozen=True, config=CONFIG)
 class DfmsConfig(GeneratorConfig):
-    """DFMS: a GAN of proxy images (Sanyal et al., CVPR 2022, arXiv 2204.11022); HL on labels, SL on scores."""
+    """DFMS: a GAN of proxy images (Sanyal et al., CVPR 2022, arXiv 2204.11022); labels or scores."""
 
     batch_size: BatchSize = 128
     """images per batch, of the networks and of the student, or auto: halved until it fits the budget"""
@@ -166,8 +166,8 @@ class DfmsConfig(GeneratorConfig):
     discriminator_lr: Positive = 2e-4
     """learning rate of the discriminator's Adam"""
     proxy: str = "procedural"
-    """images that the generator's shall resemble: procedural (by queries.programs), a data set (digits, shapes, mnist,
-    cifar10, ...), a FOLDER of images or an .npz file"""
+    """images that the generator's shall resemble: procedural (by queries.programs), a data set (digits,
+    shapes, mnist, cifar10, ...), a FOLDER of images or an .npz file"""
     root: str = "datasets"
     """where torchvision's data sets lie"""
     download: bool = False
@@ -188,17 +188,17 @@ class DfmsConfig(GeneratorConfig):
 
 @dataclass(frozen=True, config=CONFIG)
 class KnockoffConfig:
-    """Knockoff Nets, random strategy (Orekondy et al., CVPR 2019, arXiv 1812.02766): other images, each paid once."""
+    """Knockoff Nets, random strategy (Orekondy et al., CVPR 2019, arXiv 1812.02766)."""
 
     batch_size: BatchSize = 256
     """images per query batch, or auto: halved until it fits the budget"""
     pool: str = "procedural"
-    """procedural (leaves, without end), a data set (digits, shapes, mnist, cifar10, ...), a FOLDER of images or an .npz
-    file; without end or with at least as many images as the budget"""
+    """procedural (leaves, without end), a data set (digits, shapes, mnist, cifar10, ...), a FOLDER of images
+    or an .npz file; without end or with at least as many images as the budget"""
     root: str = "datasets"
     """where torchvision's data sets lie"""
     download: bool = False
     """let torchvision fetch a missing data set"""
     epochs: Count = 100
-    """passes over all that was paid for, once the budget has run out, of a student whose configuration plans neither
-    steps nor replay steps"""
+    """passes over all that was paid for, once the budget has run out, of a student whose configuration plans
+    neither steps nor replay steps"""

@@ -1,6 +1,4 @@
-"""DFMS: data-free model stealing in a hard-label setting (Sanyal, Addepalli, Babu; CVPR 2022; arXiv 2204.11022)."""
-
-from __future__ import annotations
+"""DFMS (Sanyal, Addepalli, Babu; CVPR 2022; arXiv 2204.11022): stealing with hard labels."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -8,11 +6,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dfme.compute import held_to
 from dfme.methods.base import Components, Method, Metrics
 from dfme.methods.configs import DfmsConfig
-from dfme.methods.gan import CrossEntropy, Discriminator
-from dfme.methods.generator_losses import class_diversity, predict
+from dfme.methods.generator_losses import CrossEntropy, Discriminator, class_diversity, predict
 from dfme.queries.pool import ImageSource, Passes, by_programs, open_pool
 from dfme.spec import LABEL_KINDS, ImageSpec, LabelKind
 from dfme.students.optimizers import ScheduledOptimizer
@@ -22,38 +18,40 @@ BETAS = (0.5, 0.999)
 
 
 class Dfms(Method):
-    """A GAN of proxy images, drawn away from what all look alike to the student: DFMS-HL on labels, -SL on scores.
+    """A GAN of proxy images with class diversity by the student: DFMS-HL (labels), -SL (scores).
 
     First, without a query, ``gan_steps`` steps of a DCGAN on the proxy images. Then every iteration is
-    ``student_steps`` batches for the student, cost = B * d images: of proxy images, each once, up to ``proxy_share``
-    of the budget; of generated ones from then on, followed by ``generator_steps`` steps of generator and
-    discriminator, which ask nothing. The generator minimises
+    ``student_steps`` batches for the student, cost = B * d images: of proxy images, each once, up to
+    ``proxy_share`` of the budget; of generated ones from then on, followed by ``generator_steps`` steps of
+    generator and discriminator, which ask nothing. The generator minimises
 
         BCE(D(G(z)), 1) + w * sum_k pbar_k log pbar_k - adversarial * distance(S(G(z)), T(G(z))),
 
-    pbar the student's mean probabilities over the batch, w = ``diversity``, from ``later_from`` of the budget on
-    ``diversity_later``. The last term's gradient goes through the student alone, at the answers that the student's
-    last batch, then the generator's own, was paid for: how these change with the images it does not see, so that it
-    is no gradient of the disagreement while the teacher's slopes are the steeper ones.
+    pbar the student's mean probabilities over the batch, w = ``diversity``, from ``later_from`` of the budget
+    on ``diversity_later``. The last term's gradient goes through the student alone, at the answers that the
+    student's last batch, then the generator's own, was paid for: how these change with the images it does not
+    see, so that it is no gradient of the disagreement while the teacher's slopes are the steeper ones.
 
     Differences from the paper and its published code, with their values where we know them:
 
-    - proxy images are ``procedural`` unless ``proxy`` names a set; the paper has other sets or coloured shapes;
-    - its five stages are three: the generator has its diversity term (w of 10, later 500) as soon as its images are
-      paid for, not after a training of its own, and what was answered is trained on again by replay (``student``),
-      not in stages; when w changes is ours;
-    - answers are to images as they are, which replays may augment (``student.augment``): one answer serves many steps;
-      the generator steps on a batch of its own, but for ``adversarial``. Published: the alternating stage asks
-      about the generator's own augmented batch and steps on that batch;
-    - the generator is DFME's, for images of any size; its normalisations undo the scale of its first weights. The
-      discriminator is DCGAN's. Published: transposed convolutions, weights from N(0, .02), ``latent_size`` 100;
-    - both learn by the published Adam (2e-4; beta .5 is DCGAN's), at a constant rate until the first query and on the
-      run's schedule from then on. Their batch is DCGAN's 128, the student's too. Published: 64;
-    - the student's training is one stage, by ``student`` and ``schedule``, its moving average has one decay, and
-      nothing is held out or chosen by a score (``configs/cifar10_dfms.yaml``). Published: SGD of .1 by a cosine, then
-      .01 with a warm-up; the average is the best of seven decays on held-out generated images;
-    - -SL here is the same with soft answers; the term that the student's slope estimates (``adversarial``) is off by
-      default, and its weight is ours;
+    - proxy images are ``procedural`` unless ``proxy`` names a set; the paper has other sets or coloured
+      shapes;
+    - its five stages are three: the generator has its diversity term (w of 10, later 500) as soon as its
+      images are paid for, not after a training of its own, and what was answered is trained on again by
+      replay (``student``), not in stages; when w changes is ours;
+    - answers are to images as they are, which replays may augment (``student.augment``): one answer serves
+      many steps; the generator steps on a batch of its own, but for ``adversarial``. Published: the
+      alternating stage asks about the generator's own augmented batch and steps on that batch;
+    - the generator is DFME's, for images of any size; its normalisations undo the scale of its first weights.
+      The discriminator is DCGAN's. Published: transposed convolutions, weights from N(0, .02),
+      ``latent_size`` 100;
+    - both learn by the published Adam (2e-4; beta .5 is DCGAN's), at a constant rate until the first query
+      and on the run's schedule from then on. Their batch is DCGAN's 128, the student's too. Published: 64;
+    - the student's training is one stage, by ``student`` and ``schedule``, its moving average has one decay,
+      and nothing is held out or chosen by a score (``configs/cifar10_dfms.yaml``). Published: SGD of .1 by a
+      cosine, then .01 with a warm-up; the average is the best of seven decays on held-out generated images;
+    - -SL here is the same with soft answers; the term that the student's slope estimates (``adversarial``) is
+      off by default, and its weight is ours;
     - the student's loss is an option; the last student is reported, never the best on the evaluation set.
     """
 
@@ -62,7 +60,8 @@ class Dfms(Method):
 
     def __init__(self, config: DfmsConfig, components: Components) -> None:
         super().__init__(config, components)
-        self._pretrained, scheduled = False, components.lr_factor
+        self._pretrained = False
+        scheduled = components.lr_factor
         components = replace(components, lr_factor=lambda: scheduled() if self._pretrained else 1.0)
         adam = torch.optim.Adam(self.generator.parameters(), config.generator_lr, betas=BETAS, fused=True)
         self.generator_optimizer = ScheduledOptimizer(adam, components.lr_factor)
@@ -82,7 +81,9 @@ class Dfms(Method):
             return ()
         for _ in range(self.config.gan_steps):
             gen_op = self._gen_op()
-            self._generator_descends(gen_op, self._discriminator.generator_loss(self.generator.squash(gen_op)))
+            self._generator_descends(
+                gen_op, self._discriminator.generator_loss(self.generator.squash(gen_op))
+            )
             self.discriminator_step()
         self._pretrained = True
         return (f"gan: {self.config.gan_steps} steps on images of {self._proxy.name}, which asked nothing",)
@@ -100,11 +101,14 @@ class Dfms(Method):
 
     @property
     def batches_at_once(self) -> int:
-        return 1 if self.config.adversarial > 0 else super().batches_at_once  # the last batch is the generator's own
+        # the last batch is the generator's own
+        return 1 if self.config.adversarial > 0 else super().batches_at_once
 
     def generator_step(self, pays: bool) -> Metrics:
-        """One step of the generator; one that ``pays`` first asks about its own batch, which the students learn."""
-        gen_op, metrics, answers = self._gen_op(), Metrics(), None
+        """One generator step; one that ``pays`` first asks its own batch, which the students learn."""
+        gen_op = self._gen_op()
+        metrics = Metrics()
+        answers = None
         if pays:
             x_BCHW = self.oracle.spec.quantise(self.generator.squash(gen_op.detach()))
             answers = self.oracle(x_BCHW, "student")
@@ -112,7 +116,7 @@ class Dfms(Method):
         return metrics | self._generator_descends(gen_op, self.generator_loss(gen_op, answers))
 
     def generator_loss(self, gen_op: Tensor, answers: Tensor | None = None) -> Tensor:
-        """What the generator minimises; its last term only where the answers are known."""
+        """Loss of the generator; its last term only where the answers are known."""
         x_BCHW = self.generator.squash(gen_op)
         scores_EBK = predict(self.students.nets, x_BCHW)
         later = self.oracle.ledger.share >= self.config.later_from
@@ -129,14 +133,17 @@ class Dfms(Method):
 
     def _generator_descends(self, gen_op: Tensor, loss: Tensor) -> Metrics:
         self.generator_optimizer.zero_grad()
-        loss.backward(inputs=[gen_op, *self.generator.parameters()])  # neither students nor discriminator get one
+        # neither students nor discriminator get one
+        loss.backward(inputs=[gen_op, *self.generator.parameters()])
         self.generator_optimizer.step()
         return self.generator_metrics(gen_op.grad) | {"generator_loss": loss.detach()}
 
     def discriminator_step(self) -> Metrics:
         """A step of the discriminator, on proxy images and as many of the generator's."""
         real_BCHW = self._passes.draw(self.config.batch_size, self.rng["proxy"])
-        return {"discriminator_loss": self._discriminator.learn(real_BCHW, self.generate(self.config.batch_size))}
+        return {
+            "discriminator_loss": self._discriminator.learn(real_BCHW, self.generate(self.config.batch_size))
+        }
 
     def query_images(self, count: int) -> Tensor:
         """Images to pay for: proxy images first, then generated ones."""
@@ -145,7 +152,7 @@ class Dfms(Method):
         return self.oracle.spec.quantise(self._proxy.draw(count, self.rng["pool"]))
 
     def _on_proxy(self, count: int) -> bool:
-        """Whether the next ``count`` images that are paid for are proxy images: there are as many, and it is time."""
+        """True if the next ``count`` paid images are proxy images: it is time, and enough are left."""
         left = self._proxy.remaining
         return self.oracle.ledger.share < self.config.proxy_share and (left is None or left >= count)
 
@@ -166,4 +173,4 @@ class Dfms(Method):
         self._discriminator.load_state_dict(state["discriminator"])
         self._proxy.load_state_dict(state["proxy"])
         self._passes.load_state_dict(state["passes"])
-        self._pretrained = held_to(True, state["pretrained"], "pretrained")
+        self._pretrained = state["pretrained"]

@@ -1,15 +1,20 @@
 """Terms of generators' losses that the students alone decide: no query, and autograd knows their gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import combinations
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from dfme.compute import evaluating
+from dfme.methods.base import Components
+from dfme.nets.generators import discriminator, gradient_norms
+from dfme.randomness import derived_seed
+from dfme.students.optimizers import ScheduledOptimizer
 
 
 def predict(nets: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:
@@ -21,7 +26,7 @@ def predict(nets: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:
 
 
 def students_disagreement(scores_EBK: Tensor) -> Tensor:
-    """The standard deviation (n - 1) of the students' probabilities, mean over images and classes (DisGUIDE)."""
+    """Standard deviation (n - 1) of student probabilities, mean over images and classes (DisGUIDE)."""
     # At equal probabilities the root has no slope that a float could hold.
     return scores_EBK.softmax(dim=2).var(dim=0).clamp_min(1e-12).sqrt().mean()
 
@@ -32,9 +37,90 @@ def pairwise_distance(scores_EBK: Tensor) -> Tensor:
 
 
 def class_diversity(scores_EBK: Tensor) -> Tensor:
-    """sum_k pbar_k log pbar_k, pbar the mean probabilities over students and batch: least where all classes are alike.
+    """sum_k pbar_k log pbar_k, pbar the mean over students and batch: least for balanced classes.
 
     Source: DisGUIDE's class-diversity and DFMS's diversity loss. In nats.
     """
     mean_K = scores_EBK.softmax(dim=2).mean(dim=(0, 1))
     return (mean_K * mean_K.clamp_min(1e-12).log()).sum()
+
+
+class Game(Protocol):
+    """Losses of both sides, as scalars."""
+
+    normalised: bool
+
+    def of_generator(self, net: nn.Module, fake_BCHW: Tensor, /) -> Tensor: ...
+
+    def of_discriminator(self, net: nn.Module, real_BCHW: Tensor, fake_BCHW: Tensor, /) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Binary cross-entropy, in nats; the generator's is BCE(D(G(z)), 1), which does not saturate.
+
+    Source: Goodfellow et al. 2014 (arXiv 1406.2661), section 3.
+    """
+
+    normalised = True
+
+    def of_generator(self, net: nn.Module, fake_BCHW: Tensor) -> Tensor:
+        return softplus(-net(fake_BCHW)).mean()
+
+    def of_discriminator(self, net: nn.Module, real_BCHW: Tensor, fake_BCHW: Tensor) -> Tensor:
+        return softplus(-net(real_BCHW)).mean() + softplus(net(fake_BCHW)).mean()
+
+
+@dataclass(frozen=True)
+class Wasserstein:
+    """mean D(fake) - mean D(real) + penalty * mean (|d D / d x| - 1)^2, at random points between the two.
+
+    Source: Gulrajani et al. 2017 (WGAN-GP, arXiv 1704.00028), algorithm 1. ``rng`` draws the points.
+    """
+
+    penalty: float
+    rng: torch.Generator
+    normalised = False
+
+    def of_generator(self, net: nn.Module, fake_BCHW: Tensor) -> Tensor:
+        score: Tensor = net(fake_BCHW).mean()
+        return -score
+
+    def of_discriminator(self, net: nn.Module, real_BCHW: Tensor, fake_BCHW: Tensor) -> Tensor:
+        share_B111 = torch.rand(len(real_BCHW), 1, 1, 1, generator=self.rng, device=self.rng.device)
+        norms_B = gradient_norms(net, torch.lerp(fake_BCHW, real_BCHW, share_B111))
+        distance: Tensor = net(fake_BCHW).mean() - net(real_BCHW).mean()
+        return distance + self.penalty * (norms_B - 1.0).square().mean()
+
+
+class Discriminator:
+    """The network with its Adam, on the method's schedule. The run's seed initialises it."""
+
+    def __init__(self, game: Game, components: Components, lr: float, betas: tuple[float, float]) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derived_seed(components.seed, "adversary"))
+            net = discriminator(components.oracle.spec.shape, normalised=game.normalised)
+        # never compiled: a penalty is differentiated twice
+        self.net = net.to(components.rng["latent"].device)
+        self._game = game
+        adam = torch.optim.Adam(self.net.parameters(), lr, betas=betas, fused=True)
+        self._optimizer = ScheduledOptimizer(adam, components.lr_factor)
+
+    def generator_loss(self, x_BCHW: Tensor) -> Tensor:
+        """Loss of a generator of these images for being found out, a scalar with its graph."""
+        return self._game.of_generator(self.net, x_BCHW)
+
+    def learn(self, real_BCHW: Tensor, fake_BCHW: Tensor) -> Tensor:
+        """One step on as many images of either kind; its loss."""
+        self._optimizer.zero_grad()
+        loss = self._game.of_discriminator(self.net, real_BCHW, fake_BCHW)
+        loss.backward()
+        self._optimizer.step()
+        return loss.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"net": self.net.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.net.load_state_dict(state["net"])
+        self._optimizer.load_state_dict(state["optimizer"])

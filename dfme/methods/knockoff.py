@@ -1,6 +1,4 @@
-"""Knockoff Nets: stealing functionality of black-box models (Orekondy, Schiele, Fritz; CVPR 2019; arXiv 1812.02766)."""
-
-from __future__ import annotations
+"""Knockoff Nets (Orekondy, Schiele, Fritz; CVPR 2019; arXiv 1812.02766): pools of images."""
 
 from typing import Any, ClassVar
 
@@ -13,23 +11,26 @@ from dfme.spec import LABEL_KINDS, ImageSpec, LabelKind
 
 
 class Knockoff(Method):
-    """Pays for images of a pool, each once, in random order: cost = B images. The student learns from them afterwards.
+    """Pay for each image of a pool once, in random order: cost = B images. Students learn afterwards.
 
-    Once the budget has run out it takes ``epochs`` passes over all that was paid for, by the schedule of those
-    passes. Where the student's configuration plans steps or replay steps, these are taken in place of the passes.
+    Once the budget has run out it takes ``epochs`` passes over all that was paid for, by the schedule of
+    those passes. Where the student's configuration plans steps or replay steps, these are taken in place of
+    the passes.
 
     Differences from the paper, with the paper's values:
 
-    - the paper's adversary has natural images of another kind (ImageNet, OpenImages); without any, the pool is
-      ``procedural``, images drawn by a program; a folder of pictures or a data set is ``pool``;
-    - this is the paper's ``random`` strategy; its ``adaptive`` one needs a pool that is labelled, and is left out;
-    - the paper minimises the cross-entropy with the full posterior, which is ``student.loss: kl``: they differ by
-      the teacher's entropy, which no student changes. ``auto`` is L1 for scores, which was measured to follow
-      better (``dfme/students/losses.py``), and cross-entropy for labels;
-    - optimiser, schedule and architecture are options (``student``, ``schedule``); the paper trains pretrained
-      ImageNet networks for 100 to 200 epochs by SGD of momentum .5 and a rate of .01, x0.1 every 60 epochs;
-    - an epoch is as many draws as there are images, uniform and with replacement, not a permutation of them; of
-      more images than ``student.replay_capacity`` the last ones are kept;
+    - the paper's adversary has natural images of another kind (ImageNet, OpenImages); without any, the pool
+      is ``procedural``, images drawn by a program; a folder of pictures or a data set is ``pool``;
+    - this is the paper's ``random`` strategy; its ``adaptive`` one needs a pool that is labelled, and is left
+      out;
+    - the paper minimises the cross-entropy with the full posterior, which is ``student.loss: kl``: they
+      differ by the teacher's entropy, which no student changes. ``auto`` is L1 for scores, which was measured
+      to follow better (``dfme/students/losses.py``), and cross-entropy for labels;
+    - optimiser, schedule and architecture are options (``student``, ``schedule``); the paper trains
+      pretrained ImageNet networks for 100 to 200 epochs by SGD of momentum .5 and a rate of .01, x0.1 every
+      60 epochs;
+    - an epoch is as many draws as there are images, uniform and with replacement, not a permutation of them;
+      of more images than ``student.replay_capacity`` the last ones are kept;
     - the last student is reported, never the best on the evaluation set.
     """
 

@@ -1,23 +1,18 @@
-"""MAZE: data-free model stealing by zeroth-order gradient estimation (Kariyappa, Prakash, Qureshi; CVPR 2021;
-arXiv 2005.03161), and its variant with a few real images."""
+"""MAZE (Kariyappa, Prakash, Qureshi; CVPR 2021; arXiv 2005.03161), and PD-MAZE with real images."""
 
-from __future__ import annotations
-
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dfme.compute import evaluating, held_to
+from dfme.compute import validate_like
 from dfme.errors import UserError
-from dfme.estimators.base import Objective
+from dfme.estimators.differences import check_upstream
 from dfme.estimators.preflight import needs_preflight, preflight_images, require_budget
-from dfme.estimators.upstream import check_upstream
 from dfme.methods.base import Ask, Components, Metrics, in_batches
 from dfme.methods.configs import MazeConfig
-from dfme.methods.dfme import Dfme
-from dfme.methods.gan import Discriminator, Wasserstein
+from dfme.methods.estimating import EstimatingMethod
+from dfme.methods.generator_losses import Discriminator, Wasserstein
 from dfme.queries.pool import ImageSource, by_programs, open_pool
 from dfme.spec import ImageSpec
 from dfme.students.optimizers import ScheduledOptimizer
@@ -26,11 +21,11 @@ BETAS = (0.0, 0.9)
 """Of the critic's Adam, as published with the gradient penalty."""
 
 
-class Maze(Dfme):
-    """A generator trained, by finite differences through the API, to drive the student's answers from the teacher's.
+class Maze(EstimatingMethod):
+    """A generator trained by finite differences to drive student and teacher answers apart.
 
-    An iteration is ``generator_steps`` steps of the generator on B images, then ``student_steps`` batches for the
-    student, the first of which is the generator's own where ``reuse`` finds it paid for:
+    An iteration is ``generator_steps`` steps of the generator on B images, then ``student_steps`` batches for
+    the student, the first of which is the generator's own where ``reuse`` finds it paid for:
     cost = B * (g * (m + 1) + d - 1) images. The generator minimises, by the estimator's objective,
 
         - KL(T || S), and with ``partial_data`` + gan_weight * (- mean D(G(z))),
@@ -39,21 +34,23 @@ class Maze(Dfme):
 
     Differences from the paper and its published code, with their values:
 
-    - the objective and m are the estimator's options, by default the paper's KL and 10, one-sided differences of
-      1e-3 before the squashing; ``reuse`` false pays for the student's first batch again: B images more;
-    - the student's loss, optimiser, schedule and replay are options (``student``, ``schedule``); the paper's: KL,
-      SGD of .1 by a cosine, 10 replay steps an iteration (``configs/cifar10_maze.yaml``). ``store`` last holds the
-      last student batch of each iteration for them, as the published code does, ``all`` every one; which of the two
-      the paper means, we could not check. ``learn_from`` all and ``training`` while_it_pays are our own, as DFME's;
-    - the generator learns by the published SGD (1e-4, momentum .9, weight decay 5e-4), on the run's schedule; it is
-      DFME's, whose last normalisation learns no scale, so that a probe's step stays the same share of the output's
-      spread. Published: a learnt scale and shift there; ``latent_size`` 100, of which the default is all methods';
-    - the student is in eval mode while the gradient is estimated, since batch statistics tie the images of a batch
-      together, and so may do better. Published: train mode;
-    - the published weight of the critic's term is 10, and its seed images are 100, as here. Published: a critic with
-      instance normalisation, by SGD of 1e-4 with momentum .9, one step for each of the clone's. Here it has none,
-      which would hide an image's brightness and contrast; its five steps before each of the generator's, and its Adam
-      (1e-4, betas 0 and .9), are those of the gradient penalty's own paper, on the run's schedule;
+    - the objective and m are the estimator's options, by default the paper's KL and 10, one-sided differences
+      of 1e-3 before the squashing; ``reuse`` false pays for the student's first batch again: B images more;
+    - the student's loss, optimiser, schedule and replay are options (``student``, ``schedule``); the paper's:
+      KL, SGD of .1 by a cosine, 10 replay steps an iteration (``configs/cifar10_maze.yaml``). ``store`` last
+      holds the last student batch of each iteration for them, as the published code does, ``all`` every one;
+      which of the two the paper means, we could not check. ``learn_from`` all is our own, as DFME's;
+    - the generator learns by the published SGD (1e-4, momentum .9, weight decay 5e-4), on the run's schedule;
+      it is DFME's, whose last normalisation learns no scale, so that a probe's step stays the same share of
+      the output's spread. Published: a learnt scale and shift there; ``latent_size`` 100, of which the
+      default is all methods';
+    - the student is in eval mode while the gradient is estimated, since batch statistics tie the images of a
+      batch together, and so may do better. Published: train mode;
+    - the published weight of the critic's term is 10, and its seed images are 100, as here. Published: a
+      critic with instance normalisation, by SGD of 1e-4 with momentum .9, one step for each of the clone's.
+      Here it has none, which would hide an image's brightness and contrast; its five steps before each of the
+      generator's, and its Adam (1e-4, betas 0 and .9), are those of the gradient penalty's own paper, on the
+      run's schedule;
     - the last student is reported, never the best on the evaluation set.
     """
 
@@ -61,11 +58,14 @@ class Maze(Dfme):
 
     def __init__(self, config: MazeConfig, components: Components) -> None:
         super().__init__(config, components)
-        momentum, decay = config.generator_momentum, config.generator_weight_decay
-        weights, lr = self.generator.parameters(), config.generator_lr
+        momentum = config.generator_momentum
+        decay = config.generator_weight_decay
+        weights = self.generator.parameters()
+        lr = config.generator_lr
         sgd = torch.optim.SGD(weights, lr, momentum, weight_decay=decay, fused=True)
         self.generator_optimizer = ScheduledOptimizer(sgd, components.lr_factor)
-        self._settings, self._programs = components.estimator, components.sources.programs
+        self._settings = components.estimator
+        self._programs = components.sources.programs
         self._pool = components.pool
         self._seeds_NCHW: Tensor | None = None
         self._critic: Discriminator | None = None
@@ -75,50 +75,36 @@ class Maze(Dfme):
 
     @staticmethod
     def open_pool(config: MazeConfig, spec: ImageSpec, budget: int) -> ImageSource | None:
-        """The real images. UserError where they are missing or too few, or the budget does not reach beyond them."""
+        """Load the real images. UserError if missing, too few, or beyond the budget."""
         if config.partial_data is None:
             return None
         if config.seed_images >= budget:
             raise UserError(
-                f"--budget: expected more than the {config.seed_images:,} images of --method.seed-images, whose "
-                f"answers are paid for first, got {budget:,}; give more, or fewer seed images"
+                f"--budget: expected more than the {config.seed_images:,} images of --method.seed-images, "
+                f"whose answers are paid for first, got {budget:,}; give more, or fewer seed images"
             )
         pool = open_pool(config.partial_data, spec, config)
         if pool.size is not None and pool.size < config.seed_images:
             raise UserError(
-                f"--method.seed-images {config.seed_images:,}: --method.partial-data {pool.name} has {pool.size:,} "
-                "images; ask for fewer, or name a larger data set or folder"
+                f"--method.seed-images {config.seed_images:,}: --method.partial-data {pool.name} has "
+                f"{pool.size:,} images; ask for fewer, or name a larger data set or folder"
             )
         return pool
 
     def step(self) -> Metrics:
-        """One iteration: g steps of critic and generator, then d batches for the students, the first reused."""
+        """One iteration: g steps of critic and generator, then d student batches, the first reused."""
         metrics: Metrics = {}
-        reuse = self.reuses_last_batch
-        left = (self.config.student_steps - reuse) * self.config.batch_size
-        for _ in range(self.steps_due()):
+        for _ in range(self.config.generator_steps):
             metrics |= self.critic_steps()
             metrics |= self.generator_step(self.config.batch_size)
-            metrics |= self.learn_what_it_asked()
-        if reuse and not self.learns_from_all:
-            asked = self.last_objective.first_asked(self.config.batch_size)
-            metrics |= self.learn(*asked, keep=self._keeps_all or not left)
-        metrics |= self.pay_in_batches(left, self._keeps_all)
-        self.end_iteration()
-        return metrics
+        return metrics | self.train_students(self._keeps_all)
 
     def generator_step(self, batch_size: int) -> Metrics:
         """One step of the generator on -KL(T || S), estimated, and the critic's term, by autograd."""
         z_BZ = self.generator.draw(batch_size, self.rng["latent"])
         gen_op = self.generator(z_BZ)
 
-        def query_teacher(x_NCHW: Tensor) -> Tensor:
-            return self.oracle(x_NCHW, "generator")
-
-        disagreement = partial(self.disagreement, self.approximate_gradients.distance)
-        with evaluating(self.student):
-            objective = Objective(query_teacher, disagreement, scores=self.student, remembered=self.recent_batches)
-            estimate = self.approximate_gradients(objective, gen_op.detach(), self.rng["directions"])
+        estimate = self.estimate(gen_op)
         upstream_grads = estimate.grad_BCHW / batch_size
         if self._critic is not None:
             upstream_grads = upstream_grads + self._critic_grads(self._critic, gen_op)
@@ -128,15 +114,13 @@ class Maze(Dfme):
         gen_op.backward(gradient=upstream_grads)
         self.generator_optimizer.step()
 
-        self.last_objective = objective
-        figures = self.approximate_gradients.metrics(objective, gen_op.detach(), estimate)
-        return self.generator_metrics(upstream_grads) | figures
+        return self.generator_metrics(upstream_grads) | self.after_estimate(gen_op, estimate)
 
     def finish(self, images: int) -> Metrics:
         return self.pay_in_batches(images, self._keeps_all)
 
     def prepare(self) -> tuple[str, ...]:
-        """Settle the estimator's settings; then pay for the answers to the real images, which are learnt from."""
+        """Resolve the estimator's settings; then pay for the real images, which are learnt from."""
         due = self.config.seed_images if self._critic is not None and self._seeds_NCHW is None else 0
         if due and needs_preflight(self._settings):
             check = preflight_images(self._settings, self.oracle.spec)
@@ -163,7 +147,8 @@ class Maze(Dfme):
         """The critic's steps, on seed images drawn with replacement and as many of the generator's."""
         if self._critic is None or self._seeds_NCHW is None:
             return {}
-        rng, batch_size = self.rng["critic"], self.config.batch_size
+        rng = self.rng["critic"]
+        batch_size = self.config.batch_size
         metrics: Metrics = {}
         for _ in range(self.config.critic_steps):
             drawn_B = torch.randint(len(self._seeds_NCHW), (batch_size,), generator=rng, device=rng.device)
@@ -187,4 +172,5 @@ class Maze(Dfme):
         if self._critic is not None:
             self._critic.load_state_dict(state["critic"])
             seeds_NCHW = torch.empty(self.config.seed_images, *self.oracle.spec.shape, device="meta")
-            self._seeds_NCHW = held_to(seeds_NCHW, state["seeds"], "seeds").to(self.rng["critic"].device)
+            validate_like(seeds_NCHW, state["seeds"], "seeds")
+            self._seeds_NCHW = state["seeds"].to(self.rng["critic"].device)

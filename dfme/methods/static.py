@@ -1,7 +1,5 @@
 """The honest baseline: queries from a generator as it was initialised. Every comparison must show it."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from dfme.methods.base import Method

@@ -1,4 +1,4 @@
-"""The architectures both sides of the API may use, by name. Nothing heavy is imported until a net is built."""
+"""Architectures for both sides, by name. Nothing heavy is imported until a net is built."""
 
 from __future__ import annotations
 
@@ -16,23 +16,14 @@ from dfme.spec import Shape
 if TYPE_CHECKING:
     from torch import nn
 
-# name -> "module:builder"; a builder takes the image's (C, H, W) and the number of classes.
-NETS: dict[str, str] = {
-    "resnet18_8x": "dfme.nets.resnet8x:resnet18_8x",
-    "resnet34_8x": "dfme.nets.resnet8x:resnet34_8x",
-    "resnet50_8x": "dfme.nets.resnet8x:resnet50_8x",
-    "lenet5": "dfme.nets.lenet:lenet5",
-    "wrn16_1": "dfme.nets.wideresnet:wrn16_1",
-    "wrn16_2": "dfme.nets.wideresnet:wrn16_2",
-    "wrn40_2": "dfme.nets.wideresnet:wrn40_2",
-    "wrn28_10": "dfme.nets.wideresnet:wrn28_10",
-    "cnn_small": "dfme.nets.small:cnn_small",
-    "cnn_medium": "dfme.nets.small:cnn_medium",
-}
+OURS = "dfme.nets.architectures"
+RESNETS = ("resnet18_8x", "resnet34_8x", "resnet50_8x", "wrn16_1", "wrn16_2", "wrn40_2", "wrn28_10")
+NETS = (*RESNETS, "lenet5", "cnn_small", "cnn_medium")
+"""Functions of ``OURS`` that build a net of an image's (C, H, W) and the number of classes."""
 
 
 def check_net(name: str) -> None:
-    """Raise a UserError, with the nearest name, unless ``name`` is one of ours, torchvision's or, as timm:NAME, timm's.
+    """UserError, with the nearest name, unless ``name`` is ours, torchvision's or timm's.
 
     Imports neither of them, nor torch: what they offer is read from their source files.
     """
@@ -44,13 +35,15 @@ def check_net(name: str) -> None:
     near = difflib.get_close_matches(name, [*NETS, *theirs], n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     install = {"torchvision": "", "timm": ": pip install -e '.[timm]'"}
-    lacks = "".join(f" ({each} is not installed{how})" for each, how in install.items() if not registered_names(each))
+    lacks = "".join(
+        f" ({each} is not installed{how})" for each, how in install.items() if not registered_names(each)
+    )
     also = f"a torchvision classifier such as resnet18, or timm:NAME without a tag{lacks}"
     raise UserError(f"arch: unknown net {name[:80]!r}; {hint}Expected {', '.join(NETS)}, {also}")
 
 
 def auto_net(shape: Shape) -> str:
-    """The usual student for images of a size: a small CNN up to 16x16 pixels, ResNet-18-8x to 64x64, ResNet-18 above.
+    """Default student by image size: small CNN up to 16x16, ResNet-18-8x to 64x64, then ResNet-18.
 
     ResNet-18-8x shrinks an image by 8 alone: at 224x224 a batch of 256 would take some 100 GB.
     """
@@ -63,12 +56,12 @@ def auto_net(shape: Shape) -> str:
 
 
 def is_own(name: str) -> bool:
-    """Whether the name is that of a network of one's own, ``module:Net``."""
+    """True if the name is that of a network of one's own, ``module:Net``."""
     return ":" in name and not name.startswith(TIMM)
 
 
 def find_net(name: str) -> Callable[..., Any] | None:
-    """What makes a network of one's own, ``module:Net``; None for other names. UserError if there is no such thing."""
+    """Maker of a user's ``module:Net``; None for other names. UserError if it does not exist."""
     return find_target(name, "arch") if is_own(name) else None
 
 
@@ -94,6 +87,5 @@ def builder(name: str) -> Callable[[Shape, int], nn.Module]:
     """The function behind a name that ``check_net`` takes, imported now."""
     if name not in NETS:
         return partial(timm_net if name.startswith(TIMM) else torchvision_net, name)
-    module, function = NETS[name].split(":")
-    found: Callable[[Shape, int], nn.Module] = getattr(importlib.import_module(module), function)
+    found: Callable[[Shape, int], nn.Module] = getattr(importlib.import_module(OURS), name)
     return found

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save
@@ -31,7 +34,7 @@ def save_module(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> N
 
 
 def on_meta_device(build: Callable[[], nn.Module]) -> nn.Module | None:
-    """The net that ``build`` makes, names and shapes only; None for the few architectures that need real memory.
+    """The net that ``build`` makes, as names and shapes; None for those that need real memory.
 
     Raises UserError where there is no such net.
     """
@@ -43,18 +46,21 @@ def on_meta_device(build: Callable[[], nn.Module]) -> nn.Module | None:
     except UserError:
         raise
     except Exception as error:  # sizes that no tensor can have
-        raise UserError(f"cannot build the network it describes: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(
+            f"cannot build the network it describes: {' '.join(str(error).split())[:200]}"
+        ) from error
 
 
 @contextmanager
 def of_bounded_size() -> Iterator[None]:
-    """Stop with UserError when a net is built that has more layers than any, since a file can name any number."""
+    """UserError when a built net has too many layers, since a file can name any number."""
     built = itertools.count(1)
 
     def count(*_: object) -> None:
         if next(built) > MAX_TENSORS:
             raise UserError(
-                f"the network it describes has more than {MAX_TENSORS:,} tensors; expected an image classifier"
+                f"the network it describes has more than {MAX_TENSORS:,} tensors; expected an image "
+                "classifier"
             )
 
     hook = register_module_parameter_registration_hook(count)
@@ -65,7 +71,7 @@ def of_bounded_size() -> Iterator[None]:
 
 
 def state_dict_problems(net: nn.Module, state: Mapping[str, Tensor]) -> str:
-    """How a state dict differs from a net's own in names and shapes, with the first of each; empty if not at all.
+    """Differences of names and shapes between a state dict and a net, with the first of each.
 
     Batch counters (``num_batches_tracked``) may be missing, as in checkpoints of old PyTorch versions.
     """
@@ -95,3 +101,107 @@ def _sorted_header(data: bytes) -> bytes:
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + data[8 + size :]
+
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Shapes = dict[str, tuple[int, ...]]
+
+MARKS: dict[str, str] = {
+    "resnet": "layer4.0.shortcut.0.weight",
+    "lenet": "fc2.weight",
+    "wrn": "block3.layer.0.conv1.weight",
+    "cnn": "features.0.weight",
+}
+"""A parameter that every net of a family of ours has, and no net of the others: only such nets are tried."""
+
+# torchvision's ResNets: blocks per stage -> {(bottleneck, shape of layer1.0.conv2.weight without the kernel):
+# name}
+TORCHVISION_RESNETS: dict[tuple[int, ...], dict[tuple[bool, int, int], str]] = {
+    (2, 2, 2, 2): {(False, 64, 64): "resnet18"},
+    (3, 4, 6, 3): {
+        (False, 64, 64): "resnet34",
+        (True, 64, 64): "resnet50",
+        (True, 128, 4): "resnext50_32x4d",
+        (True, 128, 128): "wide_resnet50_2",
+    },
+    (3, 4, 23, 3): {
+        (True, 64, 64): "resnet101",
+        (True, 256, 8): "resnext101_32x8d",
+        (True, 256, 4): "resnext101_64x4d",
+        (True, 128, 128): "wide_resnet101_2",
+    },
+    (3, 8, 36, 3): {(True, 64, 64): "resnet152"},
+}
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Facts that a state dict tells about its net. ``size`` is (H, W), None if the weights fit every size."""
+
+    arch: str
+    channels: int
+    num_classes: int
+    size: tuple[int, int] | None = None
+
+
+def infer_net(state_dict: Mapping[str, Tensor]) -> Guess | None:
+    """The architecture a state dict belongs to, or None.
+
+    One of ours must match in every name and shape (a missing ``num_batches_tracked``, as in files from before
+    it existed, is forgiven); a torchvision ResNet is known by its blocks, its 7x7 stem and its ``fc``.
+    """
+    shapes = _shapes(state_dict)
+    return _ours(shapes) or _torchvision_resnet(shapes)
+
+
+def _shapes(state_dict: Mapping[str, Tensor]) -> Shapes:
+    return {
+        name: tuple(tensor.shape)
+        for name, tensor in state_dict.items()
+        if not name.endswith("num_batches_tracked")
+    }
+
+
+def _ours(shapes: Shapes) -> Guess | None:
+    import torch
+
+    from dfme.nets import NETS, builder
+
+    families = tuple(family for family, mark in MARKS.items() if mark in shapes)
+    for name in NETS:
+        if not name.startswith(families):
+            continue
+        with torch.device("meta"):  # names and shapes only
+            build = builder(name)
+            ours = _shapes(build((3, 8, 8), 10).state_dict())
+            if ours.keys() != shapes.keys():
+                continue
+            # Parameters are registered in the order of the computation: the stem first, the head last.
+            stem = next(iter(ours))
+            head = list(ours)[-1]
+            if len(shapes[stem]) != 4 or not shapes[head]:
+                continue
+            channels = shapes[stem][1]
+            num_classes = shapes[head][0]
+            if (
+                channels
+                and num_classes
+                and _shapes(build((channels, 8, 8), num_classes).state_dict()) == shapes
+            ):
+                return Guess(name, channels, num_classes)
+    return None
+
+
+def _torchvision_resnet(shapes: Shapes) -> Guess | None:
+    stem = shapes.get("conv1.weight", ())
+    middle = shapes.get("layer1.0.conv2.weight", ())
+    head = shapes.get("fc.weight", ())
+    if len(stem) != 4 or stem[2:] != (7, 7) or len(middle) != 4 or len(head) != 2:
+        return None
+    blocks = {match[1] for name in shapes if (match := re.match(r"layer(\d\.\d+)\.", name))}
+    counts = tuple(sum(block.startswith(f"{stage}.") for block in blocks) for stage in range(1, 5))
+    kind = ("layer1.0.conv3.weight" in shapes, middle[0], middle[1])
+    name = TORCHVISION_RESNETS.get(counts, {}).get(kind)
+    return None if name is None else Guess(name, stem[1], head[0])

@@ -1,7 +1,5 @@
 """What every generator is asked: draw a latent, make ``gen_op`` from it, squash that to an image."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -11,11 +9,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from dfme.nets.batch_norm import SteadyBatchNorm2d
-from dfme.spec import ImageSpec
+from dfme.nets.architectures import SteadyBatchNorm2d
+from dfme.spec import ImageSpec, Shape
 
 NEAREST = 1e-3
-"""Where the squashing is undone, the least distance to a bound, as a share of half the range: tanh never gets there."""
+"""Where the squashing is undone, the least distance to a bound, as a share of half the range: tanh never gets
+there."""
 
 PUBLISHED = 64  # pixels of the longer side up to which the generator is the paper's
 CELLS = 8  # of the longer side, at most, that it begins with for larger images: 7x7 for 224x224
@@ -25,8 +24,8 @@ NARROWEST = 16  # channels, at least, of a block of it
 class GeneratorNet(nn.Module, ABC):
     """``forward`` maps a latent of ``draw`` (B, ...) to u (B, C, H, W); ``squash`` maps u to an image.
 
-    The two are apart because finite differences may be taken on either side of the squashing, a tanh scaled to
-    the teacher's bounds (plain tanh for bounds of -1 and 1).
+    The two are apart because finite differences may be taken on either side of the squashing, a tanh scaled
+    to the teacher's bounds (plain tanh for bounds of -1 and 1).
     """
 
     latent_size: int
@@ -64,7 +63,7 @@ class GeneratorNet(nn.Module, ABC):
 
 @contextmanager
 def read_by(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """What a layer reads, detached, in every call meanwhile."""
+    """Inputs of a layer, detached, in every call meanwhile."""
     read: list[Tensor] = []
     hook = layer.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].detach()))
     try:
@@ -77,11 +76,13 @@ class Generator(GeneratorNet):
     """The DFME generator: a linear layer to a quarter of the image's size, then two upsampling blocks.
 
     ``forward`` maps z (B, Z) to u (B, C, H, W), which its last normalisation keeps near N(0, 1) per channel.
-    Where a side is longer than 64 pixels it begins at 8 cells a side or fewer, with a block for each doubling.
+    Where a side is longer than 64 pixels it begins at 8 cells a side or fewer, with a block for each
+    doubling.
 
     Source: Truong et al. 2021, appendix; layer sizes as listed there (128, 128, 64 channels). Heights and
-    widths that 4 does not divide are reached by resizing to their exact halves (rounded up). For larger images, of
-    which the paper has none, it is our own: 128 channels up to 32 cells a side, half as many for each doubling beyond.
+    widths that 4 does not divide are reached by resizing to their exact halves (rounded up). For larger
+    images, of which the paper has none, it is our own: 128 channels up to 32 cells a side, half as many for
+    each doubling beyond.
     """
 
     def __init__(self, latent_size: int, spec: ImageSpec) -> None:
@@ -97,7 +98,10 @@ class Generator(GeneratorNet):
         for size, (inputs, outputs) in zip(sizes[1:], pairwise(widths), strict=True):
             blocks += [nn.Upsample(size=size), nn.Conv2d(inputs, outputs, 3, padding=1)]
             blocks += [SteadyBatchNorm2d(outputs), nn.LeakyReLU(0.2)]
-        blocks += [nn.Conv2d(widths[-1], spec.shape[0], 3, padding=1), SteadyBatchNorm2d(spec.shape[0], affine=False)]
+        blocks += [
+            nn.Conv2d(widths[-1], spec.shape[0], 3, padding=1),
+            SteadyBatchNorm2d(spec.shape[0], affine=False),
+        ]
         self.blocks = nn.Sequential(*blocks)
 
     def forward(self, z_BZ: Tensor) -> Tensor:
@@ -111,13 +115,15 @@ class Generator(GeneratorNet):
 
 
 def _stages(height: int, width: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """Cells of the linear layer and after each doubling, up to the image's pixels, and the channels of each."""
+    """Cells of the linear layer and after each doubling up to the image, and channels of each."""
     longest = max(height, width)
     doublings = 2 if longest <= PUBLISHED else math.ceil(math.log2(longest / CELLS))
     sizes = [(math.ceil(height / 2**left), math.ceil(width / 2**left)) for left in range(doublings, -1, -1)]
     if longest <= PUBLISHED:
         return sizes, [128, 128, 64]
-    return sizes, [max(NARROWEST, min(128, 128 * 32 // 2 ** math.ceil(math.log2(max(size))))) for size in sizes]
+    return sizes, [
+        max(NARROWEST, min(128, 128 * 32 // 2 ** math.ceil(math.log2(max(size))))) for size in sizes
+    ]
 
 
 DrawImages = Callable[[int, torch.Generator], Tensor]
@@ -130,9 +136,9 @@ WIDTH = 64
 class Transforming(GeneratorNet):
     """gen_op = base + G(z, base): a base image before the squashing, and a residual that begins at zero.
 
-    So the first queries are the program's, and training moves away from them only where it pays. A latent is one
-    row: the noise z (Z) and behind it the base (C*H*W), so that it is drawn, kept and fed like any other. Our own
-    (methods.md: a trained generator is worth its queries where it improves on a procedural source).
+    So the first queries are the program's, and training moves away from them only where it pays. A latent is
+    one row: the noise z (Z) and behind it the base (C*H*W), so that it is drawn, kept and fed like any other.
+    Our own (methods.md: a trained generator is worth its queries where it improves on a procedural source).
     """
 
     def __init__(self, latent_size: int, spec: ImageSpec, draw_base: DrawImages) -> None:
@@ -170,3 +176,43 @@ class Transforming(GeneratorNet):
         z_BZ = torch.randn(count, self.latent_size, generator=rng, device=rng.device)
         base_BCHW = self.unsquash(self._draw_base(count, rng))
         return torch.cat([z_BZ, base_BCHW.flatten(1)], dim=1)
+
+
+MIN_SIDE = 4
+"""Pixels that halving leaves of a side, but for the first, which every image goes through."""
+
+LEAK = 0.2
+
+
+def discriminator(shape: Shape, *, normalised: bool, width: int = 64) -> nn.Sequential:
+    """DCGAN's discriminator for images (C, H, W): (B, C, H, W) -> (B, 1), from torch's global random state.
+
+    Convolutions of 4x4 with stride 2 halve the image until its smaller side has no more than four to seven
+    pixels, each with twice the channels of the one before; a linear layer reads what is left. ``normalised``:
+    by the statistics of the batch, except in the first layer; a critic with a gradient penalty must not be,
+    since it would tie the images of a batch together (Gulrajani et al. 2017, section 4).
+
+    Source: Radford, Metz & Chintala 2016 (arXiv 1511.06434), section 3; its four convolutions are for 64x64
+        pixels.
+    """
+    channels, height, width_px = shape
+    layers: list[nn.Module] = []
+    outputs = width
+    while min(height, width_px) >= (2 * MIN_SIDE if layers else 2):
+        layers.append(nn.Conv2d(channels, outputs, 4, stride=2, padding=1))
+        if normalised and channels != shape[0]:
+            layers.append(nn.BatchNorm2d(outputs, track_running_stats=False))
+        layers.append(nn.LeakyReLU(LEAK))
+        channels = outputs
+        outputs = 2 * outputs
+        height = height // 2
+        width_px = width_px // 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width_px, 1))
+
+
+def gradient_norms(net: nn.Module, x_BCHW: Tensor) -> Tensor:
+    """Euclidean norm of the score's gradient at each image (B,), with its graph: it can be trained on."""
+    x_BCHW = x_BCHW.detach().requires_grad_()
+    (grad_BCHW,) = torch.autograd.grad(net(x_BCHW).sum(), x_BCHW, create_graph=True)
+    norms_B: Tensor = grad_BCHW.flatten(1).norm(dim=1)
+    return norms_B

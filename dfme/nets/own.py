@@ -1,6 +1,4 @@
-"""Students and generators of one's own: made by what ``module:Net`` names or Python hands over, and tried at once."""
-
-from __future__ import annotations
+"""Users' students and generators: from ``module:Net`` or Python, and tried at once."""
 
 import copy
 import inspect
@@ -21,7 +19,8 @@ class OwnGenerator(GeneratorNet):
 
     def __init__(self, net: nn.Module, latent_size: int, spec: ImageSpec) -> None:
         super().__init__(spec)
-        self.net, self.latent_size = net, latent_size
+        self.net = net
+        self.latent_size = latent_size
 
     def forward(self, z_BZ: Tensor) -> Tensor:
         u_BCHW: Tensor = self.net(z_BZ)
@@ -32,13 +31,14 @@ class OwnGenerator(GeneratorNet):
         found = [layer for layer in self.net.modules() if isinstance(layer, nn.Conv2d)]
         if not found:
             raise UserError(
-                "the generator: expected a Conv2d in it, for --estimator.direction range and --estimator.kind auto"
+                "the generator: expected a Conv2d in it, for --estimator.direction range and "
+                "--estimator.kind auto"
             )
         return found[-1]
 
 
 def own_classifier(make: Callable[..., Any], shape: Shape, num_classes: int) -> nn.Module:
-    """A student of one's own: ``make`` called with ``shape`` (C, H, W) and ``num_classes``, or a copy of a module.
+    """A user's student: ``make`` called with ``shape`` and ``num_classes``, or a module's copy.
 
     Raises:
         UserError: if it cannot be made, or is no network from images (B, C, H, W) to scores (B, num_classes).
@@ -49,7 +49,7 @@ def own_classifier(make: Callable[..., Any], shape: Shape, num_classes: int) -> 
 
 
 def own_generator(make: Callable[..., Any], latent_size: int, spec: ImageSpec) -> GeneratorNet:
-    """A generator of one's own: ``make`` called with ``latent_size``, ``shape`` and ``spec``, or a copy of a module.
+    """A user's generator: ``make`` called with ``latent_size``, ``shape``, ``spec``, or a copy.
 
     Raises:
         UserError: if it cannot be made, or is no network from latents (B, latent_size) to (B, C, H, W).
@@ -70,19 +70,25 @@ def _made(make: Callable[..., Any], what: str, **arguments: Any) -> nn.Module:
     except (TypeError, ValueError):
         taken = {}
     if not taken:
-        raise UserError(f"{what} {name}: expected a parameter named {' or '.join(arguments)}, got none of them")
+        raise UserError(
+            f"{what} {name}: expected a parameter named {' or '.join(arguments)}, got none of them"
+        )
     try:
         net = make(**taken)
     except Exception as error:
-        raise UserError(f"{what} {name}: called with {', '.join(taken)}, it failed: {_said(error)}") from error
+        raise UserError(
+            f"{what} {name}: called with {', '.join(taken)}, it failed: {_said(error)}"
+        ) from error
     if not isinstance(net, nn.Module):
         raise UserError(f"{what} {name}: expected a torch module, got an object of type {type(net).__name__}")
     return net
 
 
 def _require(net: nn.Module, what: str, inputs: Tensor, shape: tuple[int, ...]) -> None:
-    """UserError unless the network, in eval mode, makes floats of this shape of these inputs, and can be trained."""
-    expected = f"{what} {type(getattr(net, 'net', net)).__name__}: expected floats {shape} for {tuple(inputs.shape)}"
+    """UserError unless the net, in eval mode, makes trainable floats of this shape."""
+    expected = (
+        f"{what} {type(getattr(net, 'net', net)).__name__}: expected floats {shape} for {tuple(inputs.shape)}"
+    )
     try:
         with torch.enable_grad():
             made = net.eval()(inputs)
@@ -90,12 +96,14 @@ def _require(net: nn.Module, what: str, inputs: Tensor, shape: tuple[int, ...]) 
     except Exception as error:
         raise UserError(f"{expected}, but it failed: {_said(error)}") from error
     if not isinstance(made, Tensor) or not made.is_floating_point() or made.shape != shape:
-        raise UserError(f"{expected}, got {tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__}")
+        raise UserError(
+            f"{expected}, got {tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__}"
+        )
     if not made.requires_grad:
         raise UserError(f"{expected} by parameters to train, got none that its output depends on")
 
 
 def _said(error: Exception) -> str:
-    """What went wrong, and where in their code."""
+    """Text of an error in a user's code, and its place."""
     assert error.__traceback__ is not None
     return what_and_where(error.with_traceback(error.__traceback__.tb_next))

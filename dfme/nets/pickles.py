@@ -1,10 +1,8 @@
-"""What PyTorch saved, loaded once it is known to be plain: tensors, numbers, texts, and dictionaries and lists of them.
+"""Load PyTorch files that are plain: tensors, numbers, texts, dictionaries and lists.
 
-``torch.load(weights_only=True)`` runs no code, but a few hundred bytes can make it hash, or take memory, without end.
-So a pickle's opcodes are walked first: nothing is made, and what each would make is noted.
+``torch.load(weights_only=True)`` runs no code, but a few hundred bytes can make it hash, or take memory,
+without end. So a pickle's opcodes are walked first: nothing is made, and what each would make is noted.
 """
-
-from __future__ import annotations
 
 import io
 import math
@@ -24,7 +22,8 @@ from dfme.files import archive_entries, open_file
 MAX_OPCODES = 1_000_000  # a network of 25,000 tensors takes as many
 MAX_DEPTH = 100
 MAX_SIZE = 10**8  # entries, letters and bytes put into containers, each counted wherever it is met
-MAX_GIVEN = 4  # of these for each byte of a pickle in what functions are called with, since some of them copy it
+# of these for each byte of a pickle in what functions are called with, since some of them copy it
+MAX_GIVEN = 4
 MAX_KEY = 2**60  # larger numbers can share one hash, and a dictionary of n such takes n^2 steps
 MAX_AXES = 64
 KEYS = (str, bytes, bool, int, NoneType)
@@ -38,37 +37,52 @@ FILLS = {"TUPLE": (0, "tuple"), "TUPLE1": (1, "tuple"), "TUPLE2": (2, "tuple"), 
 FILLS |= {"APPEND": (1, "list"), "APPENDS": (0, "list"), "SETITEM": (2, "dict"), "SETITEMS": (0, "dict")}
 """How many things an opcode takes from the stack, 0 for all since the mark, and into what it puts them."""
 
-WIDTHS = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1}
+WIDTHS = {
+    "Double": 8,
+    "Float": 4,
+    "Half": 2,
+    "BFloat16": 2,
+    "Long": 8,
+    "Int": 4,
+    "Short": 2,
+    "Char": 1,
+    "Byte": 1,
+}
 WIDTHS |= {"Bool": 1, "ComplexDouble": 16, "ComplexFloat": 8}
 STORAGES = {f"torch.{name}Storage": width for name, width in WIDTHS.items()}
 """Bytes of an element, by the name of what holds many."""
 
 CALLS = {"collections.OrderedDict", "collections.Counter", "_codecs.encode", "torch.Size", "torch.device"}
 CALLS |= {f"torch._utils.{name}" for name in ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")}
-KNOWN = CALLS | STORAGES.keys() | {str(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+KNOWN = (
+    CALLS | STORAGES.keys() | {str(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+)
 SPECIAL = (
     *("torch._utils._rebuild", "torch._tensor._rebuild", "torch.Tensor", "torch.nn.parameter.Parameter"),
     "torch.storage.UntypedStorage",  # that of whole numbers without a sign, and of eight-bit floats
 )
 
 DAMAGED = "its pickle is damaged, or PyTorch did not write it"
-NOT_ORDINARY = "one of its tensors is no ordinary one, with a value in the file for every element; save it as one"
+NOT_ORDINARY = (
+    "one of its tensors is no ordinary one, with a value in the file for every element; save it as one"
+)
 
 
 class NotPlainError(ValueError):
-    """Why a file is not loaded, in words; ``imports`` are the Python objects that it would have loaded, by name."""
+    """Reason why a file is refused; ``imports``: names of the Python objects it would load."""
 
     def __init__(self, problem: str, imports: Iterable[str] = ()) -> None:
         super().__init__(problem)
-        self.imports = sorted(imports, key=lambda name: (name.startswith("builtins."), name))  # the worst first
+        # the worst first
+        self.imports = sorted(imports, key=lambda name: (name.startswith("builtins."), name))
 
 
 def load_plain(path: Path, trailer: int = 0) -> Any:
-    """What ``torch.save`` wrote into a file, on the CPU; ``trailer``: bytes that somebody put behind it.
+    """Load what ``torch.save`` wrote into a file, on the CPU; ``trailer``: bytes that somebody put behind it.
 
-    Keys are texts, bytes or whole numbers; a container is not in itself; a tensor has a value in the file for each of
-    its elements. Time and memory grow as the file's size and no faster. Raises NotPlainError for everything else, and
-    OSError where the file cannot be read.
+    Keys are texts, bytes or whole numbers; a container is not in itself; a tensor has a value in the file for
+    each of its elements. Time and memory grow as the file's size and no faster. Raises NotPlainError for
+    everything else, and OSError where the file cannot be read.
     """
     with open_file(path) as file, warnings.catch_warnings(action="ignore"):
         try:
@@ -87,7 +101,7 @@ def load_plain(path: Path, trailer: int = 0) -> Any:
 
 
 class _NoTar(io.BufferedReader):
-    """A file that hides its number, since torch first looks for a tar archive, of any size, in one that has it."""
+    """A file without descriptor, since torch looks for a tar archive in files that have one."""
 
     def fileno(self) -> int:
         raise io.UnsupportedOperation
@@ -96,7 +110,8 @@ class _NoTar(io.BufferedReader):
 def _judge(file: IO[bytes], size: int) -> None:
     """NotPlainError unless all that the file would make is known to be harmless."""
     walk = _Walk()
-    if file.read(4) == b"PK\3\4":  # since PyTorch 1.6: a zip archive with one pickle, and an entry for each storage
+    # since PyTorch 1.6: a zip archive with one pickle, and an entry for each storage
+    if file.read(4) == b"PK\3\4":
         entries = archive_entries(file, size)
         folder = next(iter(entries)).partition("/")[0]
         _require(all(name.startswith(f"{folder}/") for name in entries), "it has more than one folder in it")
@@ -104,7 +119,10 @@ def _judge(file: IO[bytes], size: int) -> None:
         file.seek(start)
         walk.run(io.BytesIO(file.read(length)))
         held = {key: entries.get(f"{folder}/data/{key}", (0, -1))[1] for key in walk.storages}
-        _require(held == {key: STORAGES[kind] * count for key, (kind, count) in walk.storages.items()}, NOT_ORDINARY)
+        _require(
+            held == {key: STORAGES[kind] * count for key, (kind, count) in walk.storages.items()},
+            NOT_ORDINARY,
+        )
     else:  # five pickles, the last of them the storages' keys, and then their values, each with its length
         file.seek(0)
         for mark in LEGACY:
@@ -117,7 +135,7 @@ def _judge(file: IO[bytes], size: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Thing:
-    """What a pickle would make that is no number and no text: its kind, what is in it, and if it is in another."""
+    """A pickled object that is no number or text: its kind, contents and parents."""
 
     kind: str
     items: list[Any]
@@ -126,16 +144,19 @@ class _Thing:
     held: bool = False
 
     def put(self, items: list[Any]) -> int:
-        """Put things into it, keys and values in turns where it is a dictionary; how much larger that makes it."""
+        """Add items, keys and values in turn for a dictionary; return the growth in size."""
         before = self.size
         keys = items[::2] if self.kind == "dict" else []
         fine = all(type(key) in KEYS and (not isinstance(key, int) or abs(key) < MAX_KEY) for key in keys)
-        _require(fine and 2 * len(keys) in (0, len(items)), "a key in it is no text and no whole number below 2^60")
+        _require(
+            fine and 2 * len(keys) in (0, len(items)), "a key in it is no text and no whole number below 2^60"
+        )
         for item in items:
             self.size += 1 + (len(item) if isinstance(item, str | bytes) else 0)
             if isinstance(item, _Thing):
                 item.held = True
-                self.depth, self.size = max(self.depth, item.depth + 1), self.size + item.size
+                self.depth = max(self.depth, item.depth + 1)
+                self.size = self.size + item.size
         _require(not self.held, "a container in it holds itself, or changes when it is in another one")
         _require(self.depth <= MAX_DEPTH, f"it is nested deeper than {MAX_DEPTH}")
         self.items += items
@@ -143,9 +164,11 @@ class _Thing:
 
 
 def _opcodes(file: IO[bytes]) -> list[tuple[str, Any]]:
-    """The opcodes of one pickle with their arguments. NotPlainError, naming all, where it imports what is not known."""
+    """Opcodes of one pickle with arguments. NotPlainError for unknown imports, naming all."""
     steps: list[tuple[str, Any]] = []
-    imports, texts, memo = set[str](), ["", ""], list[str]()
+    imports = set[str]()
+    texts = ["", ""]
+    memo = list[str]()
     try:
         for opcode, argument, _ in pickletools.genops(file):
             if isinstance(argument, str):
@@ -155,7 +178,9 @@ def _opcodes(file: IO[bytes]) -> list[tuple[str, Any]]:
             elif opcode.name == "BINGET" and isinstance(argument, int) and argument < len(memo):
                 texts.append(memo[argument])
             if opcode.name in ("GLOBAL", "STACK_GLOBAL"):
-                argument = (argument or ".".join(texts[-2:])).replace(" ", ".").replace("__builtin__", "builtins")
+                argument = (
+                    (argument or ".".join(texts[-2:])).replace(" ", ".").replace("__builtin__", "builtins")
+                )
                 if argument not in KNOWN and not argument.startswith(SPECIAL):
                     imports.add(argument)
             steps.append((opcode.name, argument))
@@ -169,22 +194,25 @@ def _opcodes(file: IO[bytes]) -> list[tuple[str, Any]]:
 
 
 class _Walk:
-    """The pickles of a file, walked one after another; ``storages``: what they name, type and number of elements."""
+    """Walk a file's pickles in turn; ``storages``: names, types and numbers of elements."""
 
     def __init__(self) -> None:
         self.storages: dict[str, tuple[str, int]] = {}
         self._made = 0
 
     def run(self, file: IO[bytes]) -> Any:
-        """What the pickle at this place would make; whatever a damaged one causes is raised."""
+        """Interpret the pickle at this place; errors that a damaged one causes are raised."""
         self._stack: list[Any] = []
         self._marks: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
-        start, self._given = file.tell(), 0
+        start = file.tell()
+        self._given = 0
         for name, argument in _opcodes(file):
             self._step(name, argument)
             _require(self._made <= MAX_SIZE, f"it unfolds to more than {MAX_SIZE:,} entries")
-            _require(self._given <= MAX_GIVEN * (file.tell() - start), "it copies what it holds again and again")
+            _require(
+                self._given <= MAX_GIVEN * (file.tell() - start), "it copies what it holds again and again"
+            )
         return self._stack.pop()
 
     def _step(self, name: str, argument: Any) -> None:
@@ -202,13 +230,16 @@ class _Walk:
             case _ if name in EMPTY:
                 stack.append(_Thing(EMPTY[name], []))
             case _ if name in FILLS:
-                count, kind = FILLS[name]
-                items = [stack.pop() for _ in range(count)][::-1] if count else stack
-                self._stack = stack if count else self._marks.pop()
-                if kind == "tuple":
-                    self._stack.append(_Thing("tuple", []))
-                _require(self._stack[-1].kind == kind, DAMAGED)
-                self._made += self._stack[-1].put(items)
+                self._fill(*FILLS[name])
+            case "PROTO" | "STOP":
+                pass
+            case _:
+                self._make(name, argument)
+
+    def _make(self, name: str, argument: Any) -> None:
+        """Carry out an opcode that names, calls or completes an object."""
+        stack = self._stack
+        match name:
             case "GLOBAL":
                 stack.append(_Thing("name", [argument]))
             case "BINPERSID":
@@ -220,26 +251,40 @@ class _Walk:
                 stack[-1] = _call(stack[-1].items[0], arguments.items)
             case "BUILD":  # what PyTorch keeps beside a state dict
                 state = stack.pop()
-                _require(stack[-1].kind == state.kind == "dict" and set(state.items[::2]) <= {"_metadata"}, DAMAGED)
+                _require(stack[-1].kind == state.kind == "dict", DAMAGED)
+                _require(set(state.items[::2]) <= {"_metadata"}, DAMAGED)
                 self._made += stack[-1].put(["_metadata", state])
-            case "PROTO" | "STOP":
-                pass
             case _:
                 raise NotPlainError(
                     f"its pickle has the opcode {name}; PyTorch writes none, but with a pickle_protocol"
                 )
 
+    def _fill(self, count: int, kind: str) -> None:
+        """Put ``count`` values, or all since the last mark if 0, into the container below them."""
+        stack = self._stack
+        items = [stack.pop() for _ in range(count)][::-1] if count else stack
+        self._stack = stack if count else self._marks.pop()
+        if kind == "tuple":
+            self._stack.append(_Thing("tuple", []))
+        _require(self._stack[-1].kind == kind, DAMAGED)
+        self._made += self._stack[-1].put(items)
+
     def _storage(self, told: _Thing) -> _Thing:
         match told.items:
-            case ["storage", _Thing("name", [kind]), str(key), str(), int(count), *rest] if rest in ([], [None]):
+            case ["storage", _Thing("name", [kind]), str(key), str(), int(count), *rest] if rest in (
+                [],
+                [None],
+            ):
                 known = kind in STORAGES and count >= 0 and key.isascii()
-                _require(known and self.storages.setdefault(key, (kind, count)) == (kind, count), NOT_ORDINARY)
+                _require(
+                    known and self.storages.setdefault(key, (kind, count)) == (kind, count), NOT_ORDINARY
+                )
                 return _Thing("storage", [count])
         raise NotPlainError(DAMAGED)
 
 
 def _call(name: str, arguments: list[Any]) -> Any:
-    """What a function would make of its arguments; some that PyTorch allows take memory, or time, without bounds."""
+    """Result of a function on its arguments; some of PyTorch's own take unbounded memory or time."""
     match name, arguments:
         case "collections.OrderedDict", []:
             return _Thing("dict", [])
@@ -249,7 +294,8 @@ def _call(name: str, arguments: list[Any]) -> Any:
                 _require(pair.kind in ("list", "tuple"), DAMAGED)  # other things can be taken apart as well
                 made.put(pair.items)
             return made
-        case "collections.Counter", [_Thing("dict", counts, depth, size)]:  # in the schedule of a learning rate
+        # in the schedule of a learning rate
+        case "collections.Counter", [_Thing("dict", counts, depth, size)]:
             return _Thing("dict", list(counts), depth, size)
         case "_codecs.encode", [str(text), "latin1"]:  # bytes
             return text.encode("latin1")
@@ -268,7 +314,11 @@ def _call(name: str, arguments: list[Any]) -> Any:
             match rest:
                 case [] | [bool(), None | _Thing("dict", [])]:  # hooks on the gradient, which are never saved
                     return _Thing("tensor", [])
-        case "torch._utils._rebuild_parameter", [_Thing("tensor") as tensor, bool(), None | _Thing("dict", [])]:
+        case "torch._utils._rebuild_parameter", [
+            _Thing("tensor") as tensor,
+            bool(),
+            None | _Thing("dict", []),
+        ]:
             return tensor
     raise NotPlainError(NOT_ORDINARY if name.startswith(SPECIAL) else DAMAGED)
 

@@ -25,12 +25,14 @@ TIMM = "timm:"
 
 
 def import_torchvision(submodule: str) -> ModuleType:
-    """``torchvision.<submodule>``; a UserError that says what to do where torchvision is missing or broken."""
+    """``torchvision.<submodule>``; a UserError with a remedy where it is missing or broken."""
     try:
         return importlib.import_module(f"torchvision.{submodule}")
     except ImportError as error:
         reason = f"{type(error).__name__}: {error}"
-    except RuntimeError as error:  # torchvision built for another torch: "operator torchvision::nms does not exist"
+    except (
+        RuntimeError
+    ) as error:  # torchvision built for another torch: "operator torchvision::nms does not exist"
         reason = str(error)
     first_line = reason.splitlines()[0] if reason else "no reason given"
     raise UserError(
@@ -41,20 +43,22 @@ def import_torchvision(submodule: str) -> ModuleType:
 
 @functools.cache
 def registered_names(package: str) -> tuple[str, ...]:
-    """Names of torchvision's or timm's classifiers, read from its source files, not imported; empty without it.
+    """Names of torchvision's or timm's classifiers, from source files; empty without them.
 
-    Every classifier is a function registered in a file right under ``models``; torchvision's detectors, segmenters and
-    quantised copies live in folders of their own.
+    Every classifier is a function registered in a file right under ``models``; torchvision's detectors,
+    segmenters and quantised copies live in folders of their own.
     """
     found = importlib.util.find_spec(package)
     folders = (found and found.submodule_search_locations) or ()
-    texts = [file.read_text("utf-8") for folder in folders for file in sorted(Path(folder, "models").glob("*.py"))]
+    texts = [
+        file.read_text("utf-8") for folder in folders for file in sorted(Path(folder, "models").glob("*.py"))
+    ]
     registered = re.compile(r"^@register_model(?:\(\))?\n(?:(?!def ).*\n)*?def (\w+)\(", re.M)
     return tuple(sorted(name for text in texts for name in registered.findall(text)))
 
 
 def timm_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
-    """A timm classifier, such as ``timm:resnet18``, without pretrained weights; one built for a size has this one's.
+    """A timm classifier, such as ``timm:resnet18``, without pretrained weights, sized to fit.
 
     Raises UserError for a size the architecture cannot take, and where timm cannot be imported.
     """
@@ -67,13 +71,15 @@ def timm_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
     except NotImplementedError:  # of a net that cannot be built without memory, where that was tried
         raise
     except Exception as error:  # a size that does not fit can raise anything at all
-        raise UserError(f"arch {name}: cannot be built for images of {_text(shape)}: {_line(error)}") from error
+        raise UserError(
+            f"arch {name}: cannot be built for images of {_text(shape)}: {_line(error)}"
+        ) from error
     _check_size(name, shape, net)
     return net
 
 
 def torchvision_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
-    """A torchvision classifier without pretrained weights, its first convolution taking ``shape[0]`` channels.
+    """A torchvision classifier without pretrained weights, for ``shape[0]`` input channels.
 
     Raises UserError for a size the architecture cannot take.
     """
@@ -91,7 +97,7 @@ def torchvision_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
 
 
 def _own_arguments(name: str, shape: Shape) -> dict[str, Any]:
-    """What a few families need to be told: the size of the image, or to answer with nothing but scores."""
+    """Arguments of a few families: the size of the image, or to answer with nothing but scores."""
     if name.startswith("vit_"):
         return {"image_size": shape[1]}
     if name.startswith("maxvit"):

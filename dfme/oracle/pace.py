@@ -1,39 +1,48 @@
 """How fast a service is asked: never above the rates stated, and after a refusal at the pace that it taught.
 
-Additive increase, multiplicative decrease (Chiu and Jain, Computer Networks and ISDN Systems 17, 1989), with the rate
-measured between two refusals in place of a blind halving: between two moments at which a token bucket was empty, or a
-window full, as many requests passed as the service allows. A service may also refuse at random. So after some
-falls the share of refusals is judged: where it did not fall with the pace, this rises whatever is refused,
-until a higher one shows a higher share. The constants are heuristic: on buckets and windows of 1 to 1000 a
-second they refuse 2 % of the requests and use 90 % of what is allowed (tests/oracle/test_pace.py).
+Additive increase, multiplicative decrease (Chiu and Jain, Computer Networks and ISDN Systems 17, 1989), with
+the rate measured between two refusals in place of a blind halving: between two moments at which a token
+bucket was empty, or a window full, as many requests passed as the service allows. A service may also refuse
+at random. So after some falls the share of refusals is judged: where it did not fall with the pace, this
+rises whatever is refused, until a higher one shows a higher share. The constants are heuristic: on buckets
+and windows of 1 to 1000 a second they refuse 2 % of the requests and use 90 % of what is allowed
+(tests/oracle/test_pace.py).
 """
-
-from __future__ import annotations
 
 import math
 
 from dfme.spec import RequestPolicy
 
 MARGIN = 0.95  # of the rate that was measured
-STEP, STEP_PER_SECOND = 0.002, 0.01  # most that a request that passed, and that a second, add to the pace
+# most that a request that passed, and that a second, add to the pace
+STEP = 0.002
+STEP_PER_SECOND = 0.01
 TO_REGAIN = 10  # times so much below nine tenths of the pace that was refused
 OVERSHOT = 0.7  # of the first pace that was refused
 MAX_STEP = 0.1  # also while no pace was refused yet
-MIN_PAUSE, MAX_PAUSE = 0.1, 30.0  # seconds, unless the service asks for more
-SLOWEST, FASTEST = 1e-3, 1e6  # a second, of what is learnt
+# seconds, unless the service asks for more
+MIN_PAUSE = 0.1
+MAX_PAUSE = 30.0
+# a second, of what is learnt
+SLOWEST = 1e-3
+FASTEST = 1e6
 FALLS = 4  # of the pace, after which the share of refusals is judged
 FEW = 25  # steps up, times the share of refusals: above it the falls outweigh the steps
-FREE_STEP, FREE_PAUSE = 1.0, 0.001  # of the pace and in seconds, where slowing down is in vain
-DOUBTS, MORE = 2, 1.5  # the share of refusals rose: so many beyond so many times the share before
+# of the pace and in seconds, where slowing down is in vain
+FREE_STEP = 1.0
+FREE_PAUSE = 0.001
+# the share of refusals rose: so many beyond so many times the share before
+DOUBTS = 2
+MORE = 1.5
 IN_VAIN = 0.5  # largest share of refusals that is taken for chance
 MEMORY = 200  # outcomes, beyond which half of them are forgotten
 
 
 class Pace:
-    """Says when the next request may leave, by a clock that the caller brings: every ``now`` is in its seconds.
+    """Decide when the next request may leave, in the seconds of the caller's clock ``now``.
 
-    A request leaves when the one before it has had its time: the longer of what ``policy`` and what the service's
-    refusals say. Whether the service counts requests or images shows once they would differ.
+    A request leaves when the one before it has had its time: the longer of what ``policy`` and what the
+    service's refusals say. Whether the service counts requests or images shows once they would differ.
     """
 
     def __init__(self, policy: RequestPolicy) -> None:
@@ -54,7 +63,7 @@ class Pace:
         self._in_vain = False  # whether slowing down did not lower it
 
     def claim(self, now: float, arrived: float, images: int) -> float:
-        """Seconds to wait before asking again for leave, since ``arrived``; 0 or less: the request leaves now."""
+        """Seconds until asking for leave again, since ``arrived``; 0 or less: leave now."""
         leaves = max(arrived, self._free_at)
         if leaves <= now:
             self._free_at = leaves + self._interval(images)
@@ -73,10 +82,10 @@ class Pace:
             self._learnt = [rate * (1 + growth) for rate in self._learnt]
 
     def refused(self, now: float, left: float, asked: float | None) -> None:
-        """A request that ``left`` was refused for the pace; the service ``asked`` to wait so many seconds, or not.
+        """Note that a request that ``left`` was refused for pace; ``asked``: seconds to wait, if any.
 
-        Nothing leaves meanwhile, and then one request alone until one has passed. Requests that left before the latest
-        refusal came tell nothing new.
+        Nothing leaves meanwhile, and then one request alone until one has passed. Requests that left before
+        the latest refusal came tell nothing new.
         """
         new = left > self._refused_at
         if new:
@@ -90,7 +99,8 @@ class Pace:
                 self._judge_falls()
             if not self._in_vain:
                 self._learn(now - self._since)
-            self._since, self._passed = now, [0, 0]
+            self._since = now
+            self._passed = [0, 0]
         rate = FASTEST if self._learnt is None else self._learnt[0]
         least = FREE_PAUSE if self._in_vain else max(MIN_PAUSE, min(1.0, 1 / rate))
         self._pause = asked or min(least * 2 ** min(self._in_a_row - 1, 20), MAX_PAUSE)
@@ -119,7 +129,7 @@ class Pace:
             self._outcomes = [count / 2 for count in self._outcomes]
 
     def _growth(self, rate: float) -> float:
-        """What a request that passed adds to the pace, as a share of it."""
+        """Growth of the pace by a request that passed, as a share of it."""
         if self._in_vain:
             return FREE_STEP
         if self._ceiling == math.inf:
@@ -149,5 +159,7 @@ class Pace:
             changes = [abs(math.log(new / old)) for new, old in zip(measured, self._learnt, strict=True)]
             unit = changes.index(min(changes)) if max(changes) - min(changes) > 0.1 else self._unit
             if unit != self._unit:  # what was refused was said in the other unit
-                self._unit, self._ceiling, self._reference = unit, math.inf, 0.0
+                self._unit = unit
+                self._ceiling = math.inf
+                self._reference = 0.0
             self._learnt = [max(MARGIN * rate, SLOWEST) for rate in found]

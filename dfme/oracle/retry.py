@@ -1,7 +1,6 @@
 """When a failed request is made again, and how fast requests are sent."""
 
-from __future__ import annotations
-
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -10,17 +9,21 @@ from dfme.errors import Misfit, Refused, Unanswered, Unusable
 from dfme.oracle.pace import Pace
 from dfme.spec import RequestPolicy
 
+FIRST_WAIT = 0.2  # seconds before the second attempt, then twice as long each time
+MAX_WAIT = 30.0
+
 
 def is_about_pace(refused: Refused) -> bool:
-    """Whether a slower pace may help: the service has too much to do, or wishes us to wait."""
+    """True if a slower pace may help: the service has too much to do, or wishes us to wait."""
     return refused.reason in ("429", "503") or refused.retry_after is not None
 
 
-class RetryPolicy:
-    """Decides after each failure of one request whether, and when, ``stamina`` makes it again.
+class Retries:
+    """Decides after each failure of one request whether, and when, it is made again.
 
-    ``policy`` limits the attempts and the time; ``tell`` hears the reason of a failure and a line about it; ``in_vain``
-    says whether the rest of the batch has failed for good, ``fits`` whether the service has ever answered as expected.
+    ``policy`` limits the attempts and the time; ``tell`` hears the reason of a failure and a line about it;
+    ``in_vain`` says whether the rest of the batch has failed for good, ``fits`` whether the service has ever
+    answered as expected.
     """
 
     def __init__(
@@ -30,37 +33,35 @@ class RetryPolicy:
         in_vain: Callable[[], bool] = lambda: False,
         fits: bool = True,
     ) -> None:
-        self._policy, self._tell, self._in_vain, self._fits = policy, tell, in_vain, fits
+        self._policy = policy
+        self._tell = tell
+        self._in_vain = in_vain
+        self._fits = fits
         self._started = time.monotonic()
-        self._failed_at: float | None = None
         self._too_long = ""
         self._failures: dict[str, int] = {"refused": 0, "unanswered": 0, "unusable": 0}
 
-    def __call__(self, error: Exception) -> bool | float:
-        """False: give up. True: again, after a wait that grows. A number: again, after so many seconds."""
-        if not isinstance(error, Refused | Unanswered) or not self._may_try_again(error):
-            return False
-        if self._in_vain() or (isinstance(error, Misfit) and (error.for_good or not self._fits)):
-            return False
+    def wait_after(self, error: Refused | Unanswered) -> float | None:
+        """Seconds until the next attempt; None: give up."""
+        if not self._may_try_again(error) or self._in_vain():
+            return None
+        if isinstance(error, Misfit) and (error.for_good or not self._fits):
+            return None
         left = self._policy.patience - (time.monotonic() - self._started)
         asked = error.retry_after if isinstance(error, Refused) else None
         if left <= 0 or (asked or 0.0) > left:
             if asked and left > 0:
                 allowed = f"the {left:.1f} s left of {self._policy.patience:g} s of patience"
                 self._too_long = f"; it asks to wait {round(asked, 1):,g} s, longer than {allowed}"
-            return False
-        self._failed_at = time.monotonic()
+            return None
         self._tell(error.reason, f"{error}; asking again" + (f" in {round(asked, 1):,g} s" if asked else ""))
         if isinstance(error, Refused) and is_about_pace(error):
             return asked or 0.0  # the pace sees to it that there is a pause
-        return True
-
-    def since_failure(self) -> float:
-        """Seconds since the last failure; 0 before the first attempt."""
-        return 0.0 if self._failed_at is None else time.monotonic() - self._failed_at
+        growing: float = FIRST_WAIT * 2 ** min(sum(self._failures.values()) - 1, 30)
+        return min(growing + random.uniform(0.0, FIRST_WAIT), MAX_WAIT)  # noqa: S311 (no secret)
 
     def summary(self) -> str:
-        """How much was tried, for the end of the error's message."""
+        """Number of attempts and seconds, for the end of the error's message."""
         tries = sum(self._failures.values())
         if self._too_long or tries < 2:
             return self._too_long
@@ -90,7 +91,7 @@ class RateLimiter:
 
     @property
     def max_images(self) -> int | None:
-        """Images that one request may carry: a second's worth, so that no burst exceeds the rate. None: any number."""
+        """Most images in one request: a second's worth, so that no burst exceeds the rate; or None."""
         return max(1, int(self._images_per_second)) if self._images_per_second else None
 
     def wait(self, images: int) -> float:
@@ -108,13 +109,18 @@ class RateLimiter:
         return now
 
     def learn(self, left: float, images: int, error: BaseException | None = None) -> None:
-        """What became of a request that ``wait`` let leave then."""
+        """Learn the outcome of a request that ``wait`` let leave then."""
         now = time.monotonic()
         with self._lock:
             if isinstance(error, Refused) and is_about_pace(error):
                 self._pace.refused(now, left, error.retry_after)
             elif not isinstance(error, Refused):
                 self._pace.passed(now, images)
+
+    def pause(self, seconds: float) -> None:
+        """Wait so long, or until the end."""
+        self._closed.wait(seconds)
+        self.add_wait(seconds)
 
     def add_wait(self, seconds: float) -> None:
         """Add to ``waited``."""

@@ -1,7 +1,5 @@
 """The names of query sources, and what can be said of them before anything heavy is loaded: no torch here."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pools of query images: real ones, each drawn once at most, or procedural ones without end."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,11 +7,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dfme.compute import held_to
 from dfme.data import DATASETS, DRAWN, load_dataset
 from dfme.data.drawn import SMALLEST
 from dfme.data.folder import read_images
-from dfme.data.resizing import fitted
+from dfme.data.images import fitted
 from dfme.errors import UserError
 from dfme.queries.names import DOWNLOAD_FLAG, PROCEDURAL, check_pool
 from dfme.queries.programs import ProceduralImages
@@ -32,7 +29,7 @@ class ImageSource(Protocol):
     def remaining(self) -> int | None: ...
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        """``count`` images (B, C, H, W), float32 within the bounds (not yet quantised), on the device of ``rng``."""
+        """``count`` images (B, C, H, W), float32 within the bounds, not quantised, on ``rng``'s device."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -42,21 +39,20 @@ class ImageSource(Protocol):
 class Pool:
     """Images drawn without replacement, in an order that the first draw takes one number from ``rng`` for.
 
-    ``images``: (N, C, H, W), uint8 or float32 within [0, 1]; kept so, and turned to floats within the bounds of
-    ``spec`` when they are drawn.
+    ``images``: (N, C, H, W), uint8 or float32 within [0, 1]; kept so, and turned to floats within the bounds
+    of ``spec`` when they are drawn.
     """
 
     def __init__(self, name: str, images_NCHW: Tensor, spec: ImageSpec) -> None:
-        assert tuple(images_NCHW.shape[1:]) == tuple(spec.shape), f"{tuple(images_NCHW.shape)} for {spec.shape}"
+        assert tuple(images_NCHW.shape[1:]) == tuple(spec.shape), (
+            f"{tuple(images_NCHW.shape)} for {spec.shape}"
+        )
         self.name = name
         self._images = images_NCHW
         self._spec = spec
         self._position = 0
         self._seed: int | None = None
         self._order: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self._images)
 
     @property
     def size(self) -> int:
@@ -68,15 +64,8 @@ class Pool:
         return len(self._images) - self._position
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        """``count`` images (B, C, H, W), float32 within the bounds (not yet quantised), on the device of ``rng``.
-
-        Raises:
-            UserError: when fewer remain.
-        """
-        if count > self.remaining:
-            raise UserError(
-                f"pool {self.name}: {count} images were asked for, but {self.remaining} remain of {self.size}"
-            )
+        """``count`` images (B, C, H, W), float32 within the bounds, not quantised, on ``rng``'s device."""
+        assert count <= self.remaining, "require_enough comes first"
         if self._order is None:
             self._shuffle(int(torch.randint(1 << 62, (), generator=rng, device=rng.device)))
         assert self._order is not None
@@ -92,13 +81,13 @@ class Pool:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what ``state_dict`` gave. ValueError for the state of a pool of another size."""
         if state["size"] != self.size:
-            raise ValueError(f"pool {self.name}: expected the {state['size']} images of before, got {self.size}")
-        position = held_to(0, state["position"], "pool position")
-        if position > (0 if state["seed"] is None else self.size):
-            raise ValueError(f"pool {self.name}: expected a position among {self.size} images, got {position}")
-        self._position, self._order = position, None
+            raise ValueError(
+                f"pool {self.name}: expected the {state['size']} images of before, got {self.size}"
+            )
+        self._position = state["position"]
+        self._order = None
         if state["seed"] is not None:
-            self._shuffle(held_to(0, state["seed"], "pool seed"))
+            self._shuffle(state["seed"])
 
     def _shuffle(self, seed: int) -> None:
         self._seed = seed
@@ -118,8 +107,9 @@ class ImageFolder(Protocol):
 def open_pool(name: str, spec: ImageSpec, place: ImageFolder) -> ImageSource:
     """The images called ``name``, fitted to the shape of ``spec``.
 
-    ``procedural`` draws from programs without end. The training part of a data set, a folder of pictures (flat, or
-    with any folders in it; of ``train`` and ``test`` the former) or an .npz file is read whole, without its labels.
+    ``procedural`` draws from programs without end. The training part of a data set, a folder of pictures
+    (flat, or with any folders in it; of ``train`` and ``test`` the former) or an .npz file is read whole,
+    without its labels.
 
     Raises:
         UserError: for a name that is none of these, and for files that are missing or unreadable.
@@ -133,7 +123,9 @@ def open_pool(name: str, spec: ImageSpec, place: ImageFolder) -> ImageSource:
             channels, height, width = spec.shape
             shape = (1 if channels == 1 else 3, max(SMALLEST, height), max(SMALLEST, width))
         flag = DOWNLOAD_FLAG
-        data = load_dataset(name, "train", shape=shape, root=place.root, download=place.download, download_flag=flag)
+        data = load_dataset(
+            name, "train", shape=shape, root=place.root, download=place.download, download_flag=flag
+        )
         images_NCHW = data.images
     else:
         images_NCHW = read_images(Path(name).expanduser(), spec.shape)
@@ -144,11 +136,12 @@ def open_pool(name: str, spec: ImageSpec, place: ImageFolder) -> ImageSource:
 
 
 def require_enough(pool: ImageSource, images: int, flag: str) -> None:
-    """Raise a UserError if the pool has fewer images than will be asked for; ``flag`` is the one that names it."""
+    """UserError if the pool has fewer images than will be asked; ``flag`` names the pool."""
     if pool.size is not None and pool.size < images:
         raise UserError(
-            f"{flag} {pool.name}: has {pool.size:,} images, but the budget asks for {images:,}, each once; lower "
-            f"--budget to {pool.size}, or choose a larger data set or folder, or {PROCEDURAL}, which has no end"
+            f"{flag} {pool.name}: has {pool.size:,} images, but the budget asks for {images:,}, each once; "
+            f"lower --budget to {pool.size}, or choose a larger data set or folder, or {PROCEDURAL}, which "
+            "has no end"
         )
 
 

@@ -4,17 +4,73 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
+from dfme.answers.reading import top_class
 from dfme.compute import evaluating, on_accelerator
 from dfme.config.settings import QueriesConfig
 from dfme.nets.generators import DrawImages, GeneratorNet
-from dfme.queries.evolution import Evolution
-from dfme.queries.selection import choose
 from dfme.randomness import Streams
-from dfme.spec import ImageSpec
+from dfme.spec import ImageSpec, LabelMode
+from dfme.students.losses import log_probabilities
+from dfme.students.replay import Replay
+from dfme.students.trainer import augment
+
+By = Literal["entropy", "margin", "disagreement", "random"]
+
+
+def usefulness(scores_ENK: Tensor, by: By, rng: torch.Generator) -> Tensor:
+    """Usefulness of an answer to each candidate for the students (N,), by their scores.
+
+    entropy: of the students' mean probabilities, in nats (CaBaGe, arXiv 2409.10643; DualCOS, ICME 2024).
+    margin: how little lies between the vote's two largest probabilities, for labels: the answer says on which
+    side of the nearest boundary the image is (Scheffer et al. 2001). disagreement: the standard deviation
+    over the students, mean over the classes (DisGUIDE's measure); nothing of one student. random: nobody
+    knows; only balance then chooses.
+    """
+    if by == "random":
+        return torch.rand(scores_ENK.shape[1], generator=rng, device=rng.device).to(scores_ENK.device)
+    probabilities_ENK = scores_ENK.softmax(dim=2)
+    if by == "disagreement":
+        return probabilities_ENK.std(dim=0, correction=0).mean(dim=1)
+    vote_NK = probabilities_ENK.mean(dim=0)
+    if by == "margin":
+        first_N, second_N = vote_NK.topk(2, dim=1).values.unbind(dim=1)
+        return second_N - first_N
+    return -(vote_NK * vote_NK.clamp_min(1e-12).log()).sum(dim=1)
+
+
+def choose(scores_ENK: Tensor, count: int, by: By, balance: bool, rng: torch.Generator) -> Tensor:
+    """Indices (count,) of the candidates to pay for, in increasing order.
+
+    With ``balance`` the classes that the vote sees take turns, each with its most useful candidate left: a
+    class with few candidates gives all of them, and the others share what it leaves.
+    """
+    vote_NK = scores_ENK.softmax(dim=2).mean(dim=0)
+    useful_N = _ranks(usefulness(scores_ENK, by, rng))
+    if balance:
+        turn_N = _turns(useful_N, vote_NK.argmax(dim=1), vote_NK.shape[1])
+        useful_N = useful_N - turn_N * len(useful_N)
+    return useful_N.topk(count).indices.sort().values
+
+
+def _ranks(values_N: Tensor) -> Tensor:
+    """0 for the smallest, N - 1 for the largest; of equals the earlier one is taken for smaller."""
+    return values_N.argsort(stable=True).argsort(stable=True)
+
+
+def _turns(rank_N: Tensor, class_N: Tensor, classes: int) -> Tensor:
+    """Number of candidates of the same class that have a higher rank."""
+    order_N = rank_N.argsort(descending=True)
+    before_N = (
+        one_hot(class_N[order_N], classes).cumsum(dim=0).gather(1, class_N[order_N, None]).squeeze(1) - 1
+    )
+    return torch.empty_like(before_N).scatter(0, order_N, before_N)
+
 
 CHUNK = 4_096
 """Candidates in one forward pass of the students; fewer where they are large."""
@@ -23,9 +79,9 @@ CHUNK = 4_096
 class QuerySampler:
     """Draws the images to pay for, quantised as the teacher takes them.
 
-    ``generator`` of None: all images that are not bred are drawn by ``draw``. The generator stays in its mode, and
-    makes whole batches even where fewer images are wanted, for its batch statistics. ``students`` score the pool, once
-    they are ``trained``.
+    ``generator`` of None: all images that are not bred are drawn by ``draw``. The generator stays in its
+    mode, and makes whole batches even where fewer images are wanted, for its batch statistics. ``students``
+    score the pool, once they are ``trained``.
     """
 
     def __init__(
@@ -52,11 +108,11 @@ class QuerySampler:
 
     @property
     def by_students(self) -> bool:
-        """Whether what is drawn depends on the students, or on answers that came before."""
+        """True if what is drawn depends on the students, or on answers that came before."""
         return self._config.pool > 1 or self._evolution is not None
 
     def drawn(self, count: int) -> int:
-        """How many of ``count`` images that are neither bred nor chosen a program draws: the last ones."""
+        """Number of ``count`` images, neither bred nor chosen, that a program draws: the last ones."""
         return count if self._generator is None else round(count * self._config.procedural)
 
     @torch.no_grad()
@@ -78,7 +134,8 @@ class QuerySampler:
     def _parts(self, count: int) -> list[Tensor]:
         if self._evolution is None or not self._evolution.ready:
             return self._fresh(count)
-        most, rng = round(count * self._config.evolve), self._streams["evolution"]
+        most = round(count * self._config.evolve)
+        rng = self._streams["evolution"]
         if on_accelerator(rng.device):
             return [self._evolution.replace(torch.cat(self._fresh(count)), most, rng)]
         bred_BCHW = self._evolution.draw(most, rng)
@@ -86,23 +143,19 @@ class QuerySampler:
 
     def _fresh(self, count: int) -> list[Tensor]:
         drawn = self.drawn(count)
-        return [part for part in (self._generated(count - drawn), self._drawn(drawn)) if part is not None]
+        parts = [self._generated(count - drawn)] if count > drawn else []
+        if drawn:
+            assert self._draw is not None
+            parts.append(self._draw(drawn, self._streams["procedural"]))
+        return parts
 
-    def _generated(self, count: int) -> Tensor | None:
-        if not count:
-            return None
+    def _generated(self, count: int) -> Tensor:
         assert self._generator is not None
         batches = []
         for _ in range(math.ceil(count / self._batch_size)):
             z_BZ = self._generator.draw(self._batch_size, self._streams["latent"])
             batches.append(self._generator.squash(self._generator(z_BZ)))
         return torch.cat(batches)[:count]
-
-    def _drawn(self, count: int) -> Tensor | None:
-        if not count:
-            return None
-        assert self._draw is not None
-        return self._draw(count, self._streams["procedural"])
 
     def _scores(self, x_NCHW: Tensor) -> Tensor:
         """Every student's scores (E, N, K), by its frozen statistics."""
@@ -111,3 +164,100 @@ class QuerySampler:
     def _scores_of(self, net: nn.Module, x_NCHW: Tensor) -> Tensor:
         with evaluating(net):
             return torch.cat([net(part) for part in x_NCHW.split(self._spec.at_once(CHUNK))]).float()
+
+
+PARENTS = 4_096
+"""Paid images that parents are taken from, drawn for every batch of children."""
+
+READY = 512
+"""Paid images from which on there are parents: with fewer, fresh images teach more than children of so
+few."""
+
+OF_LABELS = 0.75
+"""Share of a batch to breed where answers are labels alone: a label says little of an image, and most of one
+that lies near others with other labels. Heuristic; measured in docs/results/comparison.md."""
+
+HALF_SIDES = (0.15, 0.5)
+"""Half of a graft's sides, as shares of the image's."""
+
+
+class Evolution:
+    """A child is one parent shifted by at most a pixel, with a rectangle of another parent in its place.
+
+    A parent is drawn with weight confidence^2 / n: the largest probability that the teacher answered (1 of a
+    label) and how many of the candidates have its class. So images of a class that sources seldom hit are
+    varied until it is no rarer than others. Children are paid for like any other image; no answer is taken
+    over. Our own heuristic: on a task whose classes procedural images seldom reach it decides
+    (docs/results/comparison.md).
+    """
+
+    def __init__(self, replay: Replay, mode: LabelMode, num_classes: int) -> None:
+        self._replay = replay
+        self._mode = mode
+        self._of_labels = mode.kind == "label"
+        self._num_classes = num_classes
+
+    @property
+    def ready(self) -> bool:
+        """True if enough images are paid for to breed from."""
+        return len(self._replay) >= READY
+
+    def draw(self, most: int, rng: torch.Generator) -> Tensor:
+        """Children (B, C, H, W), float32 within the bounds; ``most``: share where classes are missing.
+
+        That share is 1 - e^H / K, with H the entropy of the answered classes in nats: e^H is how many of the
+        K classes are answered, counted by how often. Where the other sources reach all classes alike nothing
+        is bred. Of labels alone it is ``OF_LABELS``.
+        """
+        images_NCHW, weight_N, share = self._parents()
+        count = int((most * share).round())
+        return self._bred(count, images_NCHW, weight_N, rng) if count else images_NCHW[:0]
+
+    def replace(self, x_BCHW: Tensor, most: int, rng: torch.Generator) -> Tensor:
+        """The images, the last ones replaced by the children of ``draw``, without reading their number.
+
+        ``most`` are bred, and those in excess stay unused: so no accelerator is waited for.
+        """
+        if most == 0:
+            return x_BCHW
+        images_NCHW, weight_N, share = self._parents()
+        bred_BCHW = self._bred(most, images_NCHW, weight_N, rng)
+        used_B = torch.arange(most, 0, -1, device=x_BCHW.device) <= (most * share).round()
+        last_BCHW = torch.where(used_B[:, None, None, None], bred_BCHW, x_BCHW[-most:])
+        return torch.cat([x_BCHW[:-most], last_BCHW])
+
+    def _parents(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Paid images, their weights as parents, and the share of a batch to breed, a scalar in float64."""
+        images_NCHW, answers = self._replay.sample(self._replay.spec.at_once(PARENTS))
+        # an accelerator's answers are checked later
+        class_N = top_class(answers).clamp(0, self._num_classes - 1)
+        # To count by bincount would make an accelerator wait.
+        count_K = class_N.new_zeros(self._num_classes).scatter_add_(0, class_N, torch.ones_like(class_N))
+        share_K = count_K / len(class_N)
+        answered = torch.special.entr(share_K).sum().exp().double()
+        weight_N = self._confidence(answers).square() / share_K[class_N]
+        share = (
+            torch.full_like(answered, OF_LABELS) if self._of_labels else 1.0 - answered / self._num_classes
+        )
+        return images_NCHW, weight_N, share
+
+    def _bred(self, count: int, images_NCHW: Tensor, weight_N: Tensor, rng: torch.Generator) -> Tensor:
+        first_B, second_B = torch.multinomial(weight_N, 2 * count, replacement=True, generator=rng).chunk(2)
+        return graft(augment(images_NCHW[first_B], "shift", rng), images_NCHW[second_B], rng)
+
+    def _confidence(self, answers: Tensor) -> Tensor:
+        if self._of_labels:
+            return torch.ones(len(answers), device=answers.device)
+        return log_probabilities(answers, self._mode).amax(dim=1).exp()
+
+
+def graft(x_BCHW: Tensor, other_BCHW: Tensor, rng: torch.Generator) -> Tensor:
+    """Each image with a rectangle of the other: any centre, sides at equal shares of the image."""
+    batch, _, height, width = x_BCHW.shape
+    low, high = HALF_SIDES
+    row_B1, column_B1, size_B1 = torch.rand(3, batch, 1, generator=rng, device=rng.device).unbind()
+    half_B1 = low + (high - low) * size_B1
+    rows_BH = (torch.arange(height, device=rng.device).add(0.5) / height - row_B1).abs() < half_B1
+    columns_BW = (torch.arange(width, device=rng.device).add(0.5) / width - column_B1).abs() < half_B1
+    inside_B1HW = (rows_BH[:, :, None] & columns_BW[:, None, :])[:, None]
+    return torch.where(inside_B1HW, other_BCHW, x_BCHW)

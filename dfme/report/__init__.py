@@ -4,8 +4,6 @@
 ``page.py`` writes report.html.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,8 @@ def write_report(run_dir: Path, *, summary: dict[str, Any] | None = None) -> Pat
     """Draw curve.png, losses.png and samples.png of a run and write its report.html; its path.
 
     Whatever the run has not recorded is left out, and the page says so; an unfinished run will do.
-    ``summary``: of a run that is at its end but has not written it yet.
-    Raises ``UserError`` for a directory that holds no run and
-    ``RunError`` for damaged files.
+    ``summary``: of a run that is at its end but has not written it yet. Raises ``UserError`` for a directory
+    that holds no run and ``RunError`` for damaged files.
     """
     run = read_run(run_dir)
     if summary is not None:

@@ -1,7 +1,5 @@
 """What a person sees of a run: a bar in a terminal, plain lines elsewhere, a short table at the end."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import time
@@ -21,8 +19,10 @@ LINE_SECONDS = 300.0  # ... unless so much time has passed: a slow teacher is no
 PLAIN_WIDTH = 100  # letters of a plain line: no terminal says how many fit
 HEADER_WIDTH = 80
 FORMS = {
-    **{"agreement": "agreement {:.2%}", "cost": "cost {:,.2f}"},
-    **{"student_loss": "student loss {:.4g}", "generator_loss": "generator loss {:.4g}"},
+    "agreement": "agreement {:.2%}",
+    "cost": "cost {:,.2f}",
+    "student_loss": "student loss {:.4g}",
+    "generator_loss": "generator loss {:.4g}",
 }
 FILES = ("checkpoint", "program", "folder", "adapter", "model")
 """Options of a teacher that may name the file it comes from."""
@@ -46,7 +46,9 @@ class Console:
         quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._budget, self._quiet, self._clock = budget, quiet, clock
+        self._budget = budget
+        self._quiet = quiet
+        self._clock = clock
         self._stream = sys.stderr if stream is None else stream
         self._results = sys.stdout if results is None else results
         self._latest: dict[str, float] = {}
@@ -103,7 +105,8 @@ class Console:
         self._latest.update(metrics)
         if self._quiet:
             return
-        seconds, share = self._clock() - self._start_time, queries / self._budget
+        seconds = self._clock() - self._start_time
+        share = queries / self._budget
         rate = (queries - self._start) / seconds if seconds > 0 else 0.0
         left = [f"{duration((self._budget - queries) / rate)} left"] if rate > 0 and share < 1 else []
         speed = [f"{rate:,.0f} queries/s"] if rate > 0 else []
@@ -112,7 +115,7 @@ class Console:
         extras = [*speed, *self._state(("student_loss", "generator_loss")), *added]
         if self._line.live:
             spent = f"{queries:,}/{self._budget:,} queries"
-            self._line.show(share, [f"{share:3.0%}  {spent}", *parts], extras, now=said or share >= 1)
+            self._line.show(share, [f"{share:3.0%}  {spent}", *parts], extras)
         elif said:
             self._last, self._last_time = queries, self._clock()
             spent = f"{queries:,} / {self._budget:,} queries ({share:.0%})"
@@ -127,13 +130,15 @@ class Console:
 
 
 def header(document: Mapping[str, Any]) -> str:
-    """What a run says first, from its effective configuration: who is asked, how, and at what price."""
-    budget, price = int(document["budget"]), document["teacher"].get("price_per_1000")
+    """First lines of a run, from its effective configuration: who is asked, how, and at what price."""
+    budget = int(document["budget"])
+    price = document["teacher"].get("price_per_1000")
     told = {
         "teacher": teacher_name(document["teacher"]),
         "method": document["method"]["name"],
         "recipe": document.get("recipe"),
-        "budget": f"{budget:,} queries" + (f" ({budget * price / 1000:,.2f} at the price given)" if price else ""),
+        "budget": f"{budget:,} queries"
+        + (f" ({budget * price / 1000:,.2f} at the price given)" if price else ""),
         "device": document["device"],
         "wandb": {"off": None}.get(mode := document["wandb"]["mode"], mode),
     }
@@ -142,13 +147,15 @@ def header(document: Mapping[str, Any]) -> str:
 
 
 def teacher_name(teacher: Mapping[str, Any]) -> str:
-    """A teacher as a person calls it, from its section of a configuration: a file, a service, or module:name."""
+    """Name of a teacher for people, from its configuration: a file, a service, or module:name."""
     name = str(teacher["kind"])
     files = [PurePath(teacher[key]) for key in FILES if teacher.get(key)] if ":" not in name else []
     if files:
         name = files[0].name + (f" (embedded {files[0].stem})" if files[0].parent == EMBEDDED else "")
     if teacher.get("url") and ":" not in teacher["kind"]:
-        name = urlsplit(teacher["url"]).netloc + (f", model {teacher['model']}" if teacher.get("model") else "")
+        name = urlsplit(teacher["url"]).netloc + (
+            f", model {teacher['model']}" if teacher.get("model") else ""
+        )
     return printable(name)
 
 
@@ -191,7 +198,9 @@ def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = No
     rows += [(label, str(run_dir / name)) for label, name in OUTPUTS.items() if (run_dir / name).exists()]
     rows += [("warning", line) for line in summary.get("warnings", ())]
     width = max(len(label) for label, _ in rows)
-    return "\n".join(wrapped(f"{label:<{width}}  {value}", across, " " * (width + 2)) for label, value in rows)
+    return "\n".join(
+        wrapped(f"{label:<{width}}  {value}", across, " " * (width + 2)) for label, value in rows
+    )
 
 
 def _spent(summary: Mapping[str, Any]) -> str:
@@ -203,8 +212,9 @@ def _spent(summary: Mapping[str, Any]) -> str:
 
 
 def _service(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a service did, and what it costs, where there is one and where it has a price."""
-    rows, service = [], summary.get("service")
+    """Requests and cost of a service, if there is one and it has a price."""
+    rows = []
+    service = summary.get("service")
     if service is not None:
         told = [
             f"{count:,} requests {event} ({reason})"
@@ -218,7 +228,7 @@ def _service(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def constant_answer(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What the shares above stand beside: one answer to everything, and a guess."""
+    """Shares of one answer to everything, and of a guess, beside those above."""
     told = summary.get("baselines") or {}
     known = {name: told.get(f"constant_{name}") for name in ("accuracy", "agreement")}
     shares = [f"{name} {share:.2%}" for name, share in known.items() if share is not None]
@@ -230,7 +240,8 @@ def _share(value: float | None, unknown: str | None) -> str:
 
 
 def _agreement(summary: Mapping[str, Any]) -> str:
-    value, evaluation = summary.get("agreement"), summary.get("evaluation") or {}
+    value = summary.get("agreement")
+    evaluation = summary.get("evaluation") or {}
     if value is None:
         return "not known: no evaluation set, and too few batches to hold one back"
     top = "" if (five := summary.get("agreement_top5")) is None else f", {five:.2%} among its top five"

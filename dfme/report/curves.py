@@ -1,7 +1,5 @@
 """The curves of a run: how good the copy is, and how training goes, against the queries spent."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +13,15 @@ from dfme.files import remove, replacing
 from dfme.report.facts import scored_on, wilson_interval
 from dfme.report.run_files import RunFiles, Series
 
-BLUE, ORANGE, GREY = "#0072b2", "#c75000", "#555555"  # told apart by colour-blind readers and in grey print
+# told apart by colour-blind readers and in grey print
+BLUE = "#0072b2"
+ORANGE = "#c75000"
+GREY = "#555555"
 DOTS = 200  # per inch
 EARLY = 0.1
 WIDE = 50.0
-"""From the least to the greatest of a panel's values: above it their axis is logarithmic, if all are positive."""
+"""From the least to the greatest of a panel's values: above it their axis is logarithmic, if all are
+positive."""
 
 PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("student's loss", (("student_loss", "fresh answers"), ("replay_loss", "replayed answers"))),
@@ -40,19 +42,28 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
 
     The band is the 95% interval of an agreement counted on so many images.
     """
-    agreement, accuracy = run.series("agreement"), run.series("accuracy")
+    agreement = run.series("agreement")
+    accuracy = run.series("accuracy")
     if not agreement and not accuracy:
         return without(path)
     figure = Figure(figsize=(6.4, 3.9), layout="constrained")
     axes = figure.add_subplot()
     # Open squares below solid dots: where both shares are the same, both can still be seen.
-    _draw_share(axes, accuracy, "student's accuracy", color=ORANGE, dash="--", marker="s", size=6.0, fill="none")
-    _draw_share(axes, agreement, "agreement with the teacher", color=BLUE, dash="-", marker="o", size=3.0, fill=BLUE)
+    _draw_share(
+        axes, accuracy, "student's accuracy", color=ORANGE, dash="--", marker="s", size=6.0, fill="none"
+    )
+    _draw_share(
+        axes, agreement, "agreement with the teacher", color=BLUE, dash="-", marker="o", size=3.0, fill=BLUE
+    )
     if agreement and (images := scored_on(run).images):
         low, high = zip(*(wilson_interval(share, images) for _, share in agreement), strict=True)
-        axes.fill_between([queries for queries, _ in agreement], low, high, color=BLUE, alpha=0.13, linewidth=0)
-    if (teacher := run.teacher_accuracy) is not None:
-        axes.axhline(teacher, color=GREY, linewidth=1.0, linestyle=":", label=f"teacher's accuracy ({teacher:.1%})")
+        axes.fill_between(
+            [queries for queries, _ in agreement], low, high, color=BLUE, alpha=0.13, linewidth=0
+        )
+    if (teacher := run.final("teacher_accuracy")) is not None:
+        axes.axhline(
+            teacher, color=GREY, linewidth=1.0, linestyle=":", label=f"teacher's accuracy ({teacher:.1%})"
+        )
     share_axis(axes)
     axes.set_ylabel(f"share of {scored_on(run).phrase.removeprefix('the ')}")
     query_axis(axes, [agreement or accuracy])
@@ -76,7 +87,9 @@ def draw_losses(run: RunFiles, path: Path) -> bool:
         values = [value for _, series in lines for _, value in series]
         if min(values) > 0 and max(values) > WIDE * min(values):
             axes.set_yscale("log")
-        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, borderaxespad=0.1, frameon=False, fontsize=8)
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, borderaxespad=0.1, frameon=False, fontsize=8
+        )
     grid[-1, 0].set_xlabel("queries")
     return save_figure(figure, path)
 
@@ -104,7 +117,9 @@ def _draw_share(
         )
 
 
-def query_axis(axes: Axes, agreements: Sequence[Series] = (), label: str = "queries", log: bool = False) -> None:
+def query_axis(
+    axes: Axes, agreements: Sequence[Series] = (), label: str = "queries", log: bool = False
+) -> None:
     """The axis that every curve of a run is drawn against, and the frame of its panel.
 
     It is logarithmic on demand, and where most of the ``agreements`` that it is chosen for are ``early``.
@@ -121,7 +136,7 @@ def query_axis(axes: Axes, agreements: Sequence[Series] = (), label: str = "quer
 
 
 def early(agreement: Series) -> bool:
-    """Whether half of the last value was reached within the first ``EARLY`` of the queries, near the edge."""
+    """True if half of the last value was reached within the first ``EARLY`` of the queries, near the edge."""
     half = agreement[-1][1] / 2 if agreement else 0.0
     return any(value >= half and 0 < queries <= EARLY * agreement[-1][0] for queries, value in agreement)
 
@@ -140,7 +155,7 @@ def frame(axes: Axes, grid: Literal["both", "y"] = "both") -> None:
 
 
 def legend_entries(panels: Iterable[Axes]) -> dict[str, Any]:
-    """What stands for each label, once, whichever panel has it."""
+    """Handle of each label, once, whichever panel has it."""
     found: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -164,6 +179,6 @@ def save_figure(figure: Figure, path: Path) -> bool:
 
 
 def without(path: Path) -> bool:
-    """Nothing to draw: remove what was drawn before, so that no stale picture stands; False. RunError as for files."""
+    """Nothing to draw: remove the previous picture and return False. RunError as for files."""
     remove(path)
     return False

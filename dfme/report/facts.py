@@ -1,7 +1,5 @@
 """What a run's numbers say: the answer in one sentence, its precision, and how soon the copy was good."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -16,7 +14,7 @@ Z_95 = 1.959964
 
 @dataclass(frozen=True)
 class ScoredOn:
-    """What the copy was scored on: how many images, and whether they are held-back generated queries."""
+    """Images that the copy was scored on: their number, and whether they are held-back generated queries."""
 
     name: str
     images: int
@@ -25,13 +23,12 @@ class ScoredOn:
     @property
     def phrase(self) -> str:
         """The images, as a sentence names them."""
-        if self.held_back:
-            return f"{self.images:,} held-back generated queries" if self.images else "held-back generated queries"
-        return f"the {self.images:,} evaluation images" if self.images else "the evaluation images"
+        count = f"{self.images:,} " if self.images else ""
+        return f"{count}held-back generated queries" if self.held_back else f"the {count}evaluation images"
 
 
 def scored_on(run: RunFiles) -> ScoredOn:
-    """What the run's copy is scored on; of an unfinished run, what its configuration and ledger tell."""
+    """Images that the run's copy is scored on; of an unfinished run, by its configuration and ledger."""
     if run.summary is not None and "evaluation" in run.summary:
         told = run.summary["evaluation"]
         return ScoredOn(str(told["name"]), int(told["images"]), bool(told["held_back"]))
@@ -58,41 +55,27 @@ def queries_to_reach(series: Series, level: float) -> int | None:
 
 def answer(run: RunFiles) -> str:
     """The run's result in one sentence."""
-    agreement, on = final(run, "agreement"), scored_on(run).phrase
+    agreement = run.final("agreement")
+    on = scored_on(run)
     if agreement is None:
         return f"After {run.ledger.spent:,} queries nothing has been evaluated yet."
-    finished = run.summary is not None
-    queries = run.summary["spent"] if run.summary is not None else run.series("agreement")[-1][0]
-    paid = f"{queries:,} queries" + ("" if (price := final(run, "cost")) is None else f" at a price of {price:,.2f}")
-    undefended = "undefended " if (run.summary or {}).get("defences") and not scored_on(run).held_back else ""
-    copy = f"a copy that agrees with the {undefended}teacher on {agreement:.1%} of {on}"
-    constant = ((run.summary or {}).get("baselines") or {}).get("constant_agreement")
+    told = run.summary or {"spent": run.series("agreement")[-1][0]}
+    paid = f"{told['spent']:,} queries"
+    if (price := run.final("cost")) is not None:
+        paid += f" at a price of {price:,.2f}"
+    undefended = "undefended " if told.get("defences") and not on.held_back else ""
+    copy = f"a copy that agrees with the {undefended}teacher on {agreement:.1%} of {on.phrase}"
+    constant = (told.get("baselines") or {}).get("constant_agreement")
     beside = "" if constant is None else f", where one answer to everything would on {constant:.1%}"
-    return f"{paid} gave {copy}{beside}." if finished else f"So far, {paid} gave {copy}."
-
-
-def final(run: RunFiles, metric: str) -> float | None:
-    """The metric of the delivered student; of an unfinished run, of its latest evaluation."""
-    if run.summary is not None:
-        value: float | None = run.summary.get(metric)
-        return value
-    series = run.series(metric)
-    return series[-1][1] if series else None
+    return f"{paid} gave {copy}{beside}." if run.summary else f"So far, {paid} gave {copy}."
 
 
 def disagreements(run: RunFiles) -> list[str]:
     """Where summary.json says something else than the ledger's own lines add up to; empty as it should be."""
-    if run.summary is None:
-        return []
-    counted = {
-        "spent": run.ledger.spent,
-        "evaluation_queries": run.ledger.evaluation_queries,
-        "refused": run.ledger.refused,
-        "failed": run.ledger.failed,
-        "lost": run.ledger.lost,
-    }
+    names = ("spent", "evaluation_queries", "refused", "failed", "lost")
+    counted = {name: getattr(run.ledger, name) for name in names if name in (run.summary or {})}
     return [
-        f"{name}: summary.json says {run.summary[name]:,}, the lines of ledger.jsonl add up to {count:,}"
+        f"{name}: summary.json says {told:,}, the lines of ledger.jsonl add up to {count:,}"
         for name, count in counted.items()
-        if run.summary.get(name, count) != count
+        if (told := (run.summary or {})[name]) != count
     ]

@@ -1,7 +1,5 @@
 """Tables in Markdown that can be read as text too. No torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from itertools import compress
@@ -12,7 +10,8 @@ def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     cells = [tuple(heads), *lines]
     widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
     texts = [
-        "| " + " | ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) + " |" for line in cells
+        "| " + " | ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) + " |"
+        for line in cells
     ]
     rule = "|" + "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]) + "|"
     return "\n".join([texts[0], rule, *texts[1:]])
@@ -21,9 +20,10 @@ def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def fitted_table(
     heads: Sequence[str], lines: Sequence[Sequence[str]], first: Sequence[str] = (), across: int | None = None
 ) -> str:
-    """The table without empty columns and, of the others, ``first`` ahead, those that fit ``across`` letters."""
+    """The table without empty columns, ``first`` ahead, with those that fit ``across`` letters."""
     shown = [any(line[place] not in ("", "-") for line in lines) for place in range(len(heads))]
-    room, known = (across or math.inf) - 1, list(compress(heads, shown))
+    room = (across or math.inf) - 1
+    known = list(compress(heads, shown))
     for name in sorted(known, key=lambda name: (*first, *heads).index(name)):
         place = heads.index(name)
         room -= 3 + max(len(line[place]) for line in (heads, *lines))

@@ -1,7 +1,5 @@
 """Every metric's name, unit and meaning, once; and the file that keeps them, one JSON line per record."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -33,28 +31,44 @@ METRICS: dict[str, Metric] = {
     "queries_per_second": Metric("images/s", "Charged images per second of wall time, over the run so far."),
     "accuracy": Metric("share", "Evaluation images that the student classifies as labelled."),
     "teacher_accuracy": Metric("share", "Evaluation images that the teacher classifies as labelled."),
-    "agreement": Metric("share", "Fidelity: evaluation images that student and teacher put into the same class."),
+    "agreement": Metric(
+        "share", "Fidelity: evaluation images that student and teacher put into the same class."
+    ),
     "agreement_top5": Metric(
-        "share", "Evaluation images whose top class by the teacher is among the student's five; of 100 classes or more."
+        "share",
+        "Evaluation images whose top class by the teacher is among the student's five; of 100 classes or "
+        "more.",
     ),
     "held_back_agreement": Metric("share", "The same of the queries held back for --until-agreement."),
     "kl": Metric("nats", "Mean KL divergence from the teacher's class probabilities to the student's."),
-    "vote_accuracy": Metric("share", "Evaluation images that the students' soft vote classifies as labelled."),
-    "vote_agreement": Metric("share", "Evaluation images that the vote and the teacher put into the same class."),
+    "vote_accuracy": Metric(
+        "share", "Evaluation images that the students' soft vote classifies as labelled."
+    ),
+    "vote_agreement": Metric(
+        "share", "Evaluation images that the vote and the teacher put into the same class."
+    ),
     "vote_agreement_top5": Metric("share", "The same of the vote's five."),
     "vote_kl": Metric("nats", "Mean KL divergence from the teacher's class probabilities to the vote's."),
     "student_loss": Metric("loss", "Student's loss on the answers just paid for, mean over the images."),
     "replay_loss": Metric("loss", "Student's loss on answers paid for earlier, mean over the images."),
     "generator_loss": Metric("loss", "Objective that the generator minimises, mean over the images."),
-    "discriminator_loss": Metric("loss", "Loss of the net that tells real or proxy images from generated ones."),
+    "discriminator_loss": Metric(
+        "loss", "Loss of the net that tells real or proxy images from generated ones."
+    ),
     "generator_grad_norm": Metric("norm", "Euclidean norm of the gradient of the generator's parameters."),
     "upstream_grad_norm": Metric("norm", "Euclidean norm of the gradient handed to the generator's output."),
     "student_grad_norm": Metric("norm", "Euclidean norm of the gradient of the student's parameters."),
     "student_lr": Metric("rate", "Learning rate of the student's optimiser."),
     "generator_lr": Metric("rate", "Learning rate of the generator's optimiser."),
-    "difference_zero_share": Metric("share", "Finite differences that are exactly zero, hidden by the answers."),
-    "difference_snr": Metric("ratio", "Rms of the finite differences over that of what the answers' resolution hides."),
-    "probe_alignment": Metric("cosine", "Between the steps intended and those the wire carries; 1: nothing rounded."),
+    "difference_zero_share": Metric(
+        "share", "Finite differences that are exactly zero, hidden by the answers."
+    ),
+    "difference_snr": Metric(
+        "ratio", "Rms of the finite differences over that of what the answers' resolution hides."
+    ),
+    "probe_alignment": Metric(
+        "cosine", "Between the steps intended and those the wire carries; 1: nothing rounded."
+    ),
     "student_steps": Metric("steps", "Optimiser steps of the student so far, replay included."),
     "queries_generator": Metric("images", "Images charged for the generator's gradient estimates."),
     "queries_student": Metric("images", "Images charged for the student's training."),
@@ -63,27 +77,28 @@ METRICS: dict[str, Metric] = {
     "queries_evaluation": Metric("images", "Evaluation images the teacher answered; recorded, not charged."),
     "requests": Metric("requests", "Requests sent to the teacher."),
     "refused": Metric("images", "Images the teacher said it did not serve; given back to the budget."),
-    "failed": Metric("images", "Images that may have been served without a usable answer; they stay charged."),
-    "cost": Metric("currency", "Price of all images that may have been served so far, by --teacher.price-per-1000."),
+    "failed": Metric(
+        "images", "Images that may have been served without a usable answer; they stay charged."
+    ),
+    "cost": Metric(
+        "currency", "Price of all images that may have been served so far, by --teacher.price-per-1000."
+    ),
     "lost": Metric("images", "Images sent whose answers a kill lost; sent again, not counted as spent."),
 }
 
 
-MOST_STEPS, MOST_SCORED = 2_000, 10_000
+MAX_STEPS = 2_000
+MAX_SCORED = 10_000
 """Records of training steps, and of evaluations, that are kept of a longer file: a curve shows no more."""
-
-ANY = (-LARGEST, LARGEST)
-RANGES = {name: (0.0, 1.0) if metric.unit == "share" else ANY for name, metric in METRICS.items()}
-"""What a value can be; those of a callback, and those that another version logs, ``ANY``."""
 
 MetricRecord = dict[str, float | None]
 
-CALLBACK_NAME, MOST_CALLBACK_NAMES = re.compile(r"[A-Za-z][\w.-]{0,59}"), 32
-"""The name of a metric that a callback returns, and how many such names are read of one file."""
+CALLBACK_NAME = re.compile(r"[A-Za-z][\w.-]{0,59}")
+"""Names of metrics that a callback returns."""
 
 
 def callback_metrics(returned: object) -> dict[str, float]:
-    """The metrics that a callback returned, none where it returned no mapping. UserError for what can be no metric."""
+    """Metrics that a callback returned, if it returned a mapping. UserError for impossible ones."""
     found: dict[str, float] = {}
     for name, value in returned.items() if isinstance(returned, Mapping) else ():
         if not (isinstance(name, str) and CALLBACK_NAME.fullmatch(name)) or name in (*METRICS, "samples"):
@@ -112,31 +127,32 @@ def require_known(names: Iterable[str]) -> None:
 
 
 def read_metrics(path: Path) -> list[MetricRecord]:
-    """The records of a metrics file, in order, by the names of METRICS and of a callback; an absent file has none.
+    """Records of a metrics file, in order; none without a file.
 
-    However long the file is, memory is bounded: of more than ``MOST_STEPS`` training records a sample is kept, and of
-    more than ``MOST_SCORED`` evaluations too. The last record with each name is always there.
+    However long the file is, memory is bounded: of more than ``MAX_STEPS`` training records a sample is
+    kept, and of more than ``MAX_SCORED`` evaluations too. The last record with each name is always there.
     A torn last line is left out: a kill can leave one. A broken line anywhere else raises ``RunError``.
     """
-    steps, scored, latest = _Sample(MOST_STEPS), _Sample(MOST_SCORED), dict[str, tuple[int, MetricRecord]]()
-    known, most = set(METRICS), len(METRICS) + MOST_CALLBACK_NAMES
-    for number, (record, _) in enumerate(_records(path)):
-        known.update([name for name in record.keys() - known if CALLBACK_NAME.fullmatch(name)][: most - len(known)])
-        numbered = number, {name: value for name, value in record.items() if name in known}
+    steps = _Sample(MAX_STEPS)
+    scored = _Sample(MAX_SCORED)
+    latest = dict[str, tuple[int, MetricRecord]]()
+    for numbered in enumerate(record for record, _ in _records(path)):
         latest.update(dict.fromkeys(numbered[1], numbered))
-        (scored if "agreement" in record else steps).add(numbered)
+        (scored if "agreement" in numbered[1] else steps).add(numbered)
     return [record for _, record in sorted(dict([*steps.kept, *scored.kept, *latest.values()]).items())]
 
 
 class _Sample:
-    """At most ``most`` of the records added, each as likely as any other, where every n-th could miss what alternates.
+    """At most ``most`` of the records, uniformly at random, where every n-th could miss a cycle.
 
     Source: Vitter 1985 (ACM Trans. Math. Softw. 11, 37-57), algorithm R.
     """
 
     def __init__(self, most: int) -> None:
         self.kept: list[tuple[int, MetricRecord]] = []
-        self._most, self._added, self._rng = most, 0, Random(0)  # noqa: S311 (no secret)
+        self._most = most
+        self._added = 0
+        self._rng = Random(0)  # noqa: S311 (no secret)
 
     def add(self, numbered: tuple[int, MetricRecord]) -> None:
         self._added += 1
@@ -164,35 +180,29 @@ def _parse(line: bytes, path: Path, number: int) -> MetricRecord:
         record = json.loads(line.decode())
     except (ValueError, RecursionError):
         record = None
-    if not isinstance(record, dict) or not is_count(record.get("queries")):
-        raise RunError(f"{path}, line {number}: expected a JSON record with queries; remove the line to go on")
-    for name, value in record.items():
-        low, high = RANGES.get(name, ANY)
-        if value is not None and not (type(value) in (int, float) and low <= value <= high):
-            what = METRICS[name].unit if name in METRICS else "number"
-            raise RunError(f"{path}, line {number}: {name[:80]!r} is no {what}; remove the line to go on")
+    if not isinstance(record, dict) or type(record.get("queries")) is not int:
+        raise RunError(
+            f"{path}, line {number}: expected a JSON record with queries; remove the line to go on"
+        )
     return record
-
-
-def is_count(value: object) -> bool:
-    """Whether a JSON value is a whole number that a file of ours can hold."""
-    return type(value) is int and 0 <= value < 2**63
 
 
 class MetricsFile:
     """Appends one JSON line per record and hands each to the operating system at once.
 
-    What was logged beyond ``keep`` queries is dropped: a run resumed from there logs it again. Values that are not
-    finite are written as ``null``, since JSON has no word for them. Raises ``RunError`` for a disk that does not take
-    a record, or a file that holds something else.
+    What was logged beyond ``keep`` queries is dropped: a run resumed from there logs it again. Values that
+    are not finite are written as ``null``, since JSON has no word for them. Raises ``RunError`` for a disk
+    that does not take a record, or a file that holds something else.
     """
 
     def __init__(self, path: Path, keep: float = math.inf) -> None:
         ends = (end for record, end in _records(path) if (record["queries"] or 0) <= keep)
         self._file = AppendFile(path, max(ends, default=0))
 
-    def write(self, queries: int, metrics: Mapping[str, float], of_callback: Mapping[str, float] | None = None) -> None:
-        """Append one record, with what a callback adds. Raises ``KeyError`` for a name that METRICS does not define."""
+    def write(
+        self, queries: int, metrics: Mapping[str, float], of_callback: Mapping[str, float] | None = None
+    ) -> None:
+        """Append one record, with a callback's own. Raises ``KeyError`` for a name not in METRICS."""
         require_known(metrics)
         record: MetricRecord = {"queries": queries}
         for name, value in {**metrics, **(of_callback or {})}.items():

@@ -1,7 +1,5 @@
 """Lines for a person: each is said once, and those that come again are counted."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Self
@@ -11,10 +9,11 @@ MAX_LINES = 100  # lines that are remembered
 
 
 class Notes:
-    """Hands lines to ``say``; of one that was said before, how many came since, before the next new line or the end."""
+    """Pass lines to ``say``; of a repeated line, the count before the next new line or the end."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._say, self._clock = say, clock
+        self._say = say
+        self._clock = clock
         self._again: dict[str, int] = {}
         self._counted_at = clock()
 

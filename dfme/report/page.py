@@ -1,7 +1,5 @@
 """report.html: one self-contained page with the question, the answer, the evidence and its limits."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,21 +9,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dfme.files import replacing
 from dfme.report.console import constant_answer, teacher_name
-from dfme.report.facts import (
-    LEVELS,
-    answer,
-    disagreements,
-    final,
-    queries_to_reach,
-    scored_on,
-    wilson_interval,
-)
+from dfme.report.facts import LEVELS, answer, disagreements, queries_to_reach, scored_on, wilson_interval
 from dfme.report.metrics import METRICS, Metric, latest_of_callback
 from dfme.report.run_files import RunFiles
 from dfme.report.summary_file import defended, ended_early, without_labels
 
 PICTURES = (
-    ("curve.png", "Agreement and accuracy against the queries spent; the band is the agreement's 95% interval."),
+    (
+        "curve.png",
+        "Agreement and accuracy against the queries spent; the band is the agreement's 95% interval.",
+    ),
     (
         "samples.png",
         "Generated queries, each with the teacher's top class and, where it is told, its probability.",
@@ -47,7 +40,9 @@ def write_page(run: RunFiles, path: Path) -> Path:
 
 def render(template: str, path: Path, contents: Mapping[str, Any]) -> Path:
     """Write the page that a template of ours, by its place in dfme/, makes of the contents; its path."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.loader = PackageLoader("dfme", ".")
     html = environment.get_template(template).render(contents)
     with replacing(path) as file:
@@ -56,7 +51,8 @@ def render(template: str, path: Path, contents: Mapping[str, Any]) -> Path:
 
 
 def _contents(run: RunFiles, run_dir: Path) -> dict[str, Any]:
-    on, asked = scored_on(run), run.config.get("teacher") or {}
+    on = scored_on(run)
+    asked = run.config.get("teacher") or {}
     logged = {name for record in run.metrics for name in record}
     known = METRICS | dict.fromkeys(latest_of_callback(run.metrics), OF_CALLBACK)
     return {
@@ -71,27 +67,29 @@ def _contents(run: RunFiles, run_dir: Path) -> dict[str, Any]:
         "answers": _answers(run),
         "prices": _prices(run),
         "purposes": _purposes(run),
-        "pictures": [(embedded(run_dir / name), text) for name, text in PICTURES if (run_dir / name).is_file()],
+        "pictures": [
+            (embedded(run_dir / name), text) for name, text in PICTURES if (run_dir / name).is_file()
+        ],
         "disagreements": disagreements(run),
-        "lost": run.ledger.lost,
-        "refused": run.ledger.refused,
-        "failed": run.ledger.failed,
-        "service": (run.summary or {}).get("service"),
-        "defences": (run.summary or {}).get("defences"),
-        "cost": (run.summary or {}).get("cost"),
+        "ledger": run.ledger,
+        **{name: (run.summary or {}).get(name) for name in ("service", "defences", "cost")},
         "metrics": [(name, known[name]) for name in known if name in logged],
         "config": run.config_text,
     }
 
 
 def _audited(run: RunFiles) -> list[tuple[str, str]]:
-    """What was audited, on whose word, when and at what price, as far as it is on record."""
-    told, asked = run.summary or {}, run.config.get("teacher") or {}
+    """Teacher that was audited, on whose word, when and at what price, as far as it is on record."""
+    told = run.summary or {}
+    asked = run.config.get("teacher") or {}
     teacher = told.get("teacher") or {}
     adapter = teacher.get("adapter") or {}
     rows = [
         ("Target", teacher.get("target") or (teacher_name(asked) if asked.get("kind") else None)),
-        ("Adapter", _text(adapter.get("file")) and f"{adapter['file']} (SHA-256 {adapter['sha256'][:16]}...)"),
+        (
+            "Adapter",
+            _text(adapter.get("file")) and f"{adapter['file']} (SHA-256 {adapter['sha256'][:16]}...)",
+        ),
         ("Authorised by", _text(asked.get("authorised_by"))),
         ("Started", _text(told.get("started"))),
         ("Ended", _text(told.get("ended"))),
@@ -101,11 +99,9 @@ def _audited(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _answers(run: RunFiles) -> dict[str, Any] | None:
-    """The most frequent classes, each with its share among the answers of each kind, and how many others there are."""
-    told, on = (
-        (run.summary or {}).get("answers"),
-        "held-back queries" if scored_on(run).held_back else "evaluation images",
-    )
+    """The most frequent classes with their shares of each kind's answers, and the number of others."""
+    told = (run.summary or {}).get("answers")
+    on = "held-back queries" if scored_on(run).held_back else "evaluation images"
     if not isinstance(told, dict):
         return None
     kinds = [
@@ -116,29 +112,33 @@ def _answers(run: RunFiles) -> dict[str, Any] | None:
     known = [(f"{who}, {what}", counts, sum(counts)) for who, counts, what in kinds if counts and sum(counts)]
     if not known:
         return None
-    most = sorted(range(len(told["classes"])), key=lambda row: -sum(counts[row] / whole for _, counts, whole in known))
+    most = sorted(
+        range(len(told["classes"])), key=lambda row: -sum(counts[row] / whole for _, counts, whole in known)
+    )
     names = told.get("names") or [f"class {number}" for number in told["classes"]]
     rows = [
-        (names[row], [f"{counts[row] / whole:.1%}" for _, counts, whole in known]) for row in sorted(most[:MAX_SHOWN])
+        (names[row], [f"{counts[row] / whole:.1%}" for _, counts, whole in known])
+        for row in sorted(most[:MAX_SHOWN])
     ]
     return {"heads": [head for head, _, _ in known], "rows": rows, "others": len(most) - len(rows)}
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
     """The table of results, in the order people ask, without what is not known (yet)."""
-    told, images = run.summary or {}, scored_on(run).images
+    told = run.summary or {}
+    images = scored_on(run).images
     rows = [
         ("Method", _text(told.get("method", (run.config.get("method") or {}).get("name")))),
         ("Budget", _text(told.get("budget", run.ledger.budget or None), "{:,} queries")),
         ("Spent", f"{run.ledger.spent:,} queries in {run.ledger.requests:,} requests"),
         ("Ended by", ended_early(told)),
-        ("Teacher's accuracy", with_interval(run.teacher_accuracy, images) or without_labels(told)),
-        ("Student's accuracy", with_interval(final(run, "accuracy"), images) or without_labels(told)),
-        ("Agreement", with_interval(final(run, "agreement"), images)),
-        ("Teacher's class among the student's five", with_interval(final(run, "agreement_top5"), images)),
+        ("Teacher's accuracy", with_interval(run.final("teacher_accuracy"), images) or without_labels(told)),
+        ("Student's accuracy", with_interval(run.final("accuracy"), images) or without_labels(told)),
+        ("Agreement", with_interval(run.final("agreement"), images)),
+        ("Teacher's class among the student's five", with_interval(run.final("agreement_top5"), images)),
         *((label.capitalize(), value) for label, value in defended(told)),
         ("Constant answer", ", ".join(value for _, value in constant_answer(told)) or None),
-        ("KL divergence from the teacher", _text(final(run, "kl"), "{:.4f} nats")),
+        ("KL divergence from the teacher", _text(run.final("kl"), "{:.4f} nats")),
         ("Form of the answers", _text(told.get("label_mode"))),
         ("Estimator", _estimator(told.get("estimator"))),
         ("Student", _text(told.get("student_arch"))),
@@ -156,10 +156,12 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _estimator(settings: Mapping[str, Any] | None) -> str | None:
-    """What the generator's gradients were estimated by, choices of the check included."""
+    """Estimator of the generator's gradients, choices of the check included."""
     if not settings:
         return None
-    words = "{kind}, {form}, {directions} x {direction}, step {step:g} in space {space}, objective {objective}"
+    words = (
+        "{kind}, {form}, {directions} x {direction}, step {step:g} in space {space}, objective {objective}"
+    )
     return words.format_map(settings)
 
 

@@ -1,11 +1,9 @@
 """The recorder writes what a run logs to its files, to the console and to wandb."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +11,14 @@ from numpy.typing import NDArray
 from dfme.config.settings import WandbConfig
 from dfme.files import make_folder, remove, replacing
 from dfme.report.console import Console
-from dfme.report.gradient_warnings import GradientWatch
 from dfme.report.metrics import MetricsFile, callback_metrics
 from dfme.report.wandb_run import WandbRun
 
 Callback = Callable[[int, dict[str, float]], object]
-"""A function of the user's, called with the queries so far and the metrics of a record, which it may add to."""
+"""A function of the user's, called with the queries so far and the metrics of a record, which it may add
+to."""
 
-SHEET_COLUMNS = 8
-SHEET_IMAGES = 32
-SHEET_PIXELS = 32  # least edge of one image on the sheet sent to wandb
+SHEET_IMAGES = 32  # of a sheet, sent to wandb
 
 
 class Recorder(AbstractContextManager["Recorder"]):
@@ -30,9 +26,10 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     ``resume_at`` is the checkpoint's number of charged images: what was recorded beyond it is dropped, since
     the resumed run records it again. Save a checkpoint after the records of its own number of images.
-    ``bounds``: the teacher's lowest and highest pixel value, of the images handed to ``samples``. ``checked``:
-    the pre-flight check chose how gradients are estimated. ``callback`` hears every record, and metrics that it returns
-    join it; the run is asked to stop (``stopped``) once it returns True or raises ``error``.
+    ``bounds``: the teacher's lowest and highest pixel value, of the images handed to ``samples``.
+    ``document`` is the effective configuration, which wandb is given. ``callback`` hears every record, and
+    metrics that it returns join it; the run is asked to stop (``stopped``) once it returns True or raises
+    ``error``.
     """
 
     callback: Callback | None = None
@@ -42,22 +39,6 @@ class Recorder(AbstractContextManager["Recorder"]):
     def __init__(
         self,
         run_dir: Path,
-        console: Console,
-        wandb: WandbRun,
-        bounds: tuple[float, float] = (0.0, 1.0),
-        resume_at: int = 0,
-        checked: bool = False,
-    ) -> None:
-        self._run_dir, self._console, self._wandb, self._bounds = run_dir, console, wandb, bounds
-        self._watch = GradientWatch(checked)
-        self._metrics = MetricsFile(run_dir / "metrics.jsonl", resume_at)
-        self._trim_samples(resume_at)
-        console.start(resume_at)
-
-    @classmethod
-    def open(
-        cls,
-        run_dir: Path,
         budget: int,
         document: Mapping[str, Any],
         wandb: WandbConfig,
@@ -65,14 +46,15 @@ class Recorder(AbstractContextManager["Recorder"]):
         bounds: tuple[float, float] = (0.0, 1.0),
         resume_at: int = 0,
         quiet: bool = False,
-    ) -> Self:
-        """The recorder of a run, with a console on the standard streams unless ``quiet``, and wandb as asked.
-
-        ``document`` is the effective configuration, which wandb is given.
-        """
-        console = Console(budget, quiet=quiet)
-        checked = (document.get("estimator") or {}).get("kind") == "auto"
-        return cls(run_dir, console, WandbRun(wandb, run_dir, document, console.note), bounds, resume_at, checked)
+    ) -> None:
+        self._run_dir = run_dir
+        self._bounds = bounds
+        self._console = Console(budget, quiet=quiet)
+        self._wandb = WandbRun(wandb, run_dir, document, self._console.note)
+        self._watch = GradientWatch(checked=(document.get("estimator") or {}).get("kind") == "auto")
+        self._metrics = MetricsFile(run_dir / "metrics.jsonl", resume_at)
+        self._trim_samples(resume_at)
+        self._console.start(resume_at)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -85,17 +67,19 @@ class Recorder(AbstractContextManager["Recorder"]):
         """Record how good the student is after ``queries`` charged images."""
         self._console.evaluation(queries, self._write(queries, metrics))
 
-    def samples(self, queries: int, images_NCHW: NDArray[np.floating], answers: NDArray[np.generic] | None) -> None:
+    def samples(
+        self, queries: int, images_NCHW: NDArray[np.floating], answers: NDArray[np.generic] | None
+    ) -> None:
         """Keep a sheet of queries: images within bounds; the teacher's answers (N, K) or (N,), if known."""
         low, high = self._bounds
-        pixels_NCHW = to_pixels((images_NCHW - low) / (high - low))
+        pixels_NCHW = np.rint(np.clip((images_NCHW - low) / (high - low), 0.0, 1.0) * 255.0).astype(np.uint8)
         arrays: dict[str, NDArray[Any]] = {"images": pixels_NCHW}
         if answers is not None:
             arrays["answers"] = answers
         path = self._run_dir / "samples" / f"queries-{queries:09d}.npz"
         with replacing(path) as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
-        self._wandb.image(queries, contact_sheet(pixels_NCHW), f"after {queries:,} queries")
+        self._wandb.images(queries, pixels_NCHW[:SHEET_IMAGES])
 
     def note(self, line: str) -> None:
         """Say one line to the person in front of the console."""
@@ -121,7 +105,8 @@ class Recorder(AbstractContextManager["Recorder"]):
             self.stopped |= returned is True
             added = callback_metrics(returned)
         except Exception as error:  # what is paid is kept first
-            self.stopped, self.error = True, error
+            self.stopped = True
+            self.error = error
         self._metrics.write(queries, metrics, added)
         self._wandb.log(queries, {**metrics, **added})
         warned = self._watch.see(metrics)
@@ -137,22 +122,64 @@ class Recorder(AbstractContextManager["Recorder"]):
                 remove(path)
 
 
-def to_pixels(images_NCHW: NDArray[np.floating]) -> NDArray[np.uint8]:
-    """Images in [0, 1] as 8-bit pixels, rounded to nearest; what lies outside is clipped."""
-    pixels: NDArray[np.uint8] = np.rint(np.clip(images_NCHW, 0.0, 1.0) * 255.0).astype(np.uint8)
-    return pixels
+IN_A_ROW = 3
+"""Logged generator steps in a row that must show a symptom: a single one may by chance."""
 
 
-def contact_sheet(pixels_NCHW: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The first images side by side as one (H, W, 3) picture, small images enlarged without smoothing.
+class Symptom(NamedTuple):
+    """When a metric's value is bad, how it is told, and the likely cause."""
 
-    Grey images are shown grey; of more than three channels only the first three are shown.
+    bad: Callable[[float], bool]
+    told: str
+    cause: str
+
+
+SYMPTOMS: dict[str, Symptom] = {
+    "difference_zero_share": Symptom(
+        lambda share: share > 0.5,
+        "{:.0%} of the finite differences are exactly zero",
+        "rounded answers or 8-bit images hide so small a step",
+    ),
+    "probe_alignment": Symptom(
+        lambda cosine: cosine < 0.5,
+        "the steps that the API's images carry have a cosine of {:.2f} with those intended",
+        "8-bit images round so small a step away",
+    ),
+    "difference_snr": Symptom(
+        lambda ratio: ratio < 2.0,
+        "finite differences are only {:.2g} times what the answers' rounding hides",
+        "the step is too small for answers with so few decimals",
+    ),
+}
+
+REMEDY = "start a new run with --estimator.kind auto, or see what run.py check recommends"
+NO_REMEDY = (
+    "the check chose the best there is; more --estimator.directions help, and most of all finer answers"
+)
+"""What is left to say where the settings are those of the check already."""
+
+
+class GradientWatch:
+    """Watches the logged metrics and gives one warning, once, after the same symptom in ``IN_A_ROW`` records.
+
+    ``checked``: the settings were chosen by the pre-flight check, which is no remedy then.
     """
-    pixels_NCHW = pixels_NCHW[:SHEET_IMAGES]
-    count, channels, height, width = pixels_NCHW.shape
-    rgb_NCHW = np.repeat(pixels_NCHW[:, :1], 3, axis=1) if channels < 3 else pixels_NCHW[:, :3]
-    factor = max(1, -(-SHEET_PIXELS // min(height, width)))
-    tiles_NHWC = rgb_NCHW.transpose(0, 2, 3, 1).repeat(factor, axis=1).repeat(factor, axis=2)
-    framed = np.pad(tiles_NHWC, ((0, -count % SHEET_COLUMNS), (1, 1), (1, 1), (0, 0)), constant_values=255)
-    rows = framed.reshape(-1, SHEET_COLUMNS, *framed.shape[1:])  # (rows, columns, H, W, 3)
-    return np.concatenate([np.concatenate(list(row), axis=1) for row in rows], axis=0)
+
+    def __init__(self, checked: bool = False) -> None:
+        self._remedy = NO_REMEDY if checked else REMEDY
+        self._times = dict.fromkeys(SYMPTOMS, 0)
+        self._said = False
+
+    def see(self, metrics: Mapping[str, float]) -> str | None:
+        """The line to show after these metrics, or None. Records without a symptom's metric do not count."""
+        for name, symptom in SYMPTOMS.items():
+            if name not in metrics:
+                continue
+            self._times[name] = self._times[name] + 1 if symptom.bad(metrics[name]) else 0
+            if self._times[name] >= IN_A_ROW and not self._said:
+                self._said = True
+                return (
+                    f"warning: {symptom.told.format(metrics[name])}; likely cause: {symptom.cause}; "
+                    f"{self._remedy}"
+                )
+        return None

@@ -1,7 +1,5 @@
 """What a run's directory says: its configuration, records, ledger, samples and, at the end, its summary."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,25 +44,26 @@ class RunFiles:
     def series(self, metric: str) -> Series:
         """(queries, value) of every record that has a finite value of the metric, in order."""
         pairs = ((record["queries"], record.get(metric)) for record in self.metrics)
-        return [(int(queries), value) for queries, value in pairs if queries is not None and value is not None]
+        return [
+            (int(queries), value) for queries, value in pairs if queries is not None and value is not None
+        ]
 
-    @property
-    def teacher_accuracy(self) -> float | None:
-        """Of the summary, else the latest logged; None without labelled evaluation images."""
-        if self.summary is not None:
-            return self.summary.get("teacher_accuracy")
-        logged = self.series("teacher_accuracy")
-        return logged[-1][1] if logged else None
+    def final(self, metric: str) -> float | None:
+        """The metric of the delivered student; of an unfinished run, of its latest record."""
+        series = self.series(metric)
+        latest = series[-1][1] if series else None
+        return latest if self.summary is None else self.summary.get(metric)
 
 
 def read_run(run_dir: Path) -> RunFiles:
     """Read a run's files. Raises ``UserError`` where there is no run and ``RunError`` for damaged files."""
-    config, ledger = run_dir / "config.yaml", run_dir / "ledger.jsonl"
+    config = run_dir / "config.yaml"
+    ledger = run_dir / "ledger.jsonl"
     if not config.is_file():
         raise UserError(f"report: expected a run directory, but {run_dir} has no config.yaml")
     return RunFiles(
         name=run_dir.resolve().name,
-        config=_read_config(config),
+        config=load_yaml(config),
         config_text=config.read_text(encoding="utf-8"),
         summary=read_summary(run_dir / "summary.json"),
         metrics=read_metrics(run_dir / "metrics.jsonl"),
@@ -73,27 +72,17 @@ def read_run(run_dir: Path) -> RunFiles:
     )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    config = load_yaml(path)
-    for name in ("teacher", "method", "evaluation"):
-        if not isinstance(config.get(name) or {}, dict):
-            raise RunError(f"{path}: expected the config.yaml of a run, but its {name} is {str(config[name])[:80]!r}")
-    return config
-
-
 def _read_samples(path: Path) -> Samples:
     try:
         arrays = read_npz(path, MAX_BYTES)
-        images, answers = arrays["images"], arrays.get("answers")
-        if images.ndim != 4 or not images.size or images.dtype != np.uint8:
-            raise ValueError(f"its images are {images.dtype} {images.shape}")
-        if answers is not None and not (answers.shape[:1] == images.shape[:1] and _is_answer(answers)):
-            raise ValueError(f"its answers are {answers.dtype} {answers.shape}")
+        images = arrays["images"]
+        answers = arrays.get("answers")
         return Samples(int(path.stem.removeprefix("queries-")), images, answers)
     except (OSError, ValueError, KeyError) as error:
         raise RunError(f"{path}: expected a sheet of samples: {error}; delete it to go on") from error
 
 
-def _is_answer(answers: NDArray[Any]) -> bool:
-    """Whether they are labels (N,) or scores (N, K)."""
-    return answers.dtype.kind == {1: "i", 2: "f"}.get(answers.ndim)
+def to_picture(image_CHW: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """An image as (H, W, 3), pixels unchanged. Unless it has three channels the first is shown, grey."""
+    rgb_CHW = image_CHW if image_CHW.shape[0] == 3 else image_CHW[:1].repeat(3, axis=0)
+    return rgb_CHW.transpose(1, 2, 0)

@@ -1,7 +1,5 @@
 """The sheet of generated queries: first, middle and last, each image with the teacher's top answer."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +12,18 @@ from numpy.typing import NDArray
 
 from dfme.config.messages import printable
 from dfme.report.curves import save_figure, without
-from dfme.report.run_files import RunFiles, Samples
+from dfme.report.run_files import RunFiles, Samples, to_picture
 
-COLUMNS, ROWS = 10, 2  # of each of the moments shown
-WIDTH, MARGIN, GAP = 7.0, 0.06, 0.08  # inches: of the sheet, around it, between images
-HEADING, CAPTION = 0.30, 0.16  # inches: height of a moment's line and of a line above an image
+# of each of the moments shown
+COLUMNS = 10
+ROWS = 2
+# inches: of the sheet, around it, between images
+WIDTH = 7.0
+MARGIN = 0.06
+GAP = 0.08
+# inches: height of a moment's line and of a line above an image
+HEADING = 0.30
+CAPTION = 0.16
 NAME = 14  # letters of a class's name for which there is room above an image
 
 
@@ -26,13 +31,16 @@ def draw_samples(run: RunFiles, path: Path) -> bool:
     """Draw the sheet; False, and no picture, for a run without samples."""
     if not run.samples:
         return without(path)
-    moments, names = choose(run.samples), class_names(run)
+    moments = choose(run.samples)
+    names = class_names(run)
     caption = CAPTION * (2 if names else 1)
     cell = (WIDTH - 2 * MARGIN + GAP) / COLUMNS  # inches from one image to the next
     side = cell - GAP
     rises = [side * moment.images.shape[2] / moment.images.shape[3] for moment in moments]
     rows = [min(ROWS, -(-len(moment.images) // COLUMNS)) for moment in moments]
-    height = 2 * MARGIN + sum(HEADING + n * (caption + rise + GAP) for n, rise in zip(rows, rises, strict=True))
+    height = 2 * MARGIN + sum(
+        HEADING + n * (caption + rise + GAP) for n, rise in zip(rows, rises, strict=True)
+    )
     figure = Figure(figsize=(WIDTH, height))
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), frame_on=False)  # in inches, from the upper left
     top = MARGIN
@@ -65,16 +73,20 @@ def _draw_image(
 ) -> None:
     """One image below its caption; ``place``: left, top, width and height in inches."""
     left, top, width, height = place
-    across, size = left + width / 2, 6 if "\n" in caption else 7
-    axes.text(across, top - 0.03, caption, fontsize=size, ha="center", va="bottom", linespacing=1.1, parse_math=False)
+    across = left + width / 2
+    size = 6 if "\n" in caption else 7
+    axes.text(
+        across,
+        top - 0.03,
+        caption,
+        fontsize=size,
+        ha="center",
+        va="bottom",
+        linespacing=1.1,
+        parse_math=False,
+    )
     extent = (left, left + width, top + height, top)
     axes.imshow(to_picture(image_CHW), interpolation="nearest", aspect="auto", extent=extent)
-
-
-def to_picture(image_CHW: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """An image as (H, W, 3), without a change to any pixel. Of other than three channels the first is shown, grey."""
-    rgb_CHW = image_CHW if image_CHW.shape[0] == 3 else image_CHW[:1].repeat(3, axis=0)
-    return rgb_CHW.transpose(1, 2, 0)
 
 
 def top_answers(answers: NDArray[Any] | None, count: int, names: Sequence[str] = ()) -> list[str]:

@@ -1,9 +1,7 @@
-"""What answers by class say: what a constant answer would get, and what is wrong with teacher, queries or student.
+"""Answers by class: what a constant answer gets, and what is wrong with teacher, queries, student.
 
 A warning is one line: what was found, the likely cause, what to do. No torch here.
 """
-
-from __future__ import annotations
 
 import math
 import shlex
@@ -23,15 +21,20 @@ ALMOST_ALL = 0.95
 """Answers are nearly all of one class if the 95% interval of its share is above this (heuristic)."""
 
 SLIGHT = 0.1
-"""The share put right of what luck would not (Cohen's kappa) that is next to nothing on any images (heuristic)."""
+"""The share put right of what luck would not (Cohen's kappa) that is next to nothing on any images
+(heuristic)."""
 
 LOPSIDED = 0.5
-"""A teacher that gives one class more than this, and twice what the labels do, is not asked as it wants (heuristic)."""
+"""A teacher that gives one class more than this, and twice what the labels do, is not asked as it wants
+(heuristic)."""
 
-MIN_LOSSES, FALLEN = 8, 0.9
+MIN_LOSSES = 8
+FALLEN = 0.9
 """Losses that tell a fall, at least; it takes the last quarter below this share of the first (heuristic)."""
 
-MAX_KEPT, MAX_ORDERED, MAX_NAMED = 1_000, 1_000, 20
+MAX_KEPT = 1_000
+MAX_ORDERED = 1_000
+MAX_NAMED = 20
 """Classes in summary.json; classes among which another order is looked for; classes that a warning names."""
 
 
@@ -39,9 +42,9 @@ MAX_KEPT, MAX_ORDERED, MAX_NAMED = 1_000, 1_000, 20
 class Classified:
     """Classes (N,) that the teacher and, if there are any, labels and student give to the same images.
 
-    ``queries``: how often each of the ``classes`` was the answer to what was paid for (K,). ``names`` and, of the data
-    set's own, ``label_names``: of all classes, or none. ``where``: the images, as a sentence names them.
-    ``method``, the ``programs`` that draw its images and the ``losses`` in order: of a run.
+    ``queries``: how often each of the ``classes`` was the answer to what was paid for (K,). ``names`` and, of
+    the data set's own, ``label_names``: of all classes, or none. ``where``: the images, as a sentence names
+    them. ``method``, the ``programs`` that draw its images and the ``losses`` in order: of a run.
     """
 
     classes: int
@@ -75,14 +78,17 @@ def top(counts_K: ClassNumbers) -> tuple[int, float]:
 
 
 def baselines(seen: Classified) -> dict[str, float | None]:
-    """The most that one answer to everything would get, None where there is nothing to get, and what a guess would."""
+    """Agreement and accuracy of the best constant answer, None if there are none, and of a guess."""
     known = {"constant_agreement": seen.teacher, "constant_accuracy": seen.labels}
-    found = {name: None if each is None or not len(each) else top(seen.counts(each))[1] for name, each in known.items()}
+    found = {
+        name: None if each is None or not len(each) else top(seen.counts(each))[1]
+        for name, each in known.items()
+    }
     return {**found, "chance": 1 / seen.classes}
 
 
 def histogram(seen: Classified) -> dict[str, Any]:
-    """How often each class was answered: lists side by side, of the ``MAX_KEPT`` most frequent in their order."""
+    """Counts of answers per class: parallel lists of the ``MAX_KEPT`` most frequent, in order."""
     kinds = {"teacher": seen.teacher, "student": seen.student}
     counts = {name: None if each is None else seen.counts(each) for name, each in kinds.items()}
     counts["queries"] = seen.queries
@@ -101,18 +107,20 @@ def warnings(seen: Classified) -> list[str]:
 
 
 def teacher_warnings(seen: Classified) -> list[str]:
-    """What makes every figure of a run meaningless; it is known before anything is paid for."""
+    """Warnings that make every figure of a run meaningless, known before anything is paid for."""
     if len(seen.teacher) < 2:
         return []
     most, share = top(seen.counts(seen.teacher))
     if share == 1:
         return [
-            f"the teacher answers {seen.name(most)} to all {seen.where}, so agreement says nothing; likely cause: "
-            "wrong --teacher.bounds, --teacher.mean and --teacher.std, or checkpoint; see what run.py check says"
+            f"the teacher answers {seen.name(most)} to all {seen.where}, so agreement says nothing; likely "
+            "cause: wrong --teacher.bounds, --teacher.mean and --teacher.std, or checkpoint; see what "
+            "run.py check says"
         ]
     if seen.labels is None or len(np.unique(seen.labels)) < 2:
         return []
-    accuracy, (luck, deviation) = float((seen.teacher == seen.labels).mean()), _luck(seen.labels, seen)
+    accuracy = float((seen.teacher == seen.labels).mean())
+    (luck, deviation) = _luck(seen.labels, seen)
     if (order := _other_order(seen.labels, seen, accuracy)) is not None:
         return [order]
     usual = float((seen.labels == most).mean())
@@ -120,22 +128,24 @@ def teacher_warnings(seen: Classified) -> list[str]:
     if not leans and accuracy > luck + Z_95 * deviation and accuracy - luck >= SLIGHT * (1 - luck):
         return []
     return [
-        f"the teacher is right on {accuracy:.1%} of the {seen.where}, luck would be on {luck:.1%} (it answers "
-        f"{seen.name(most)} to {share:.0%}); likely cause: --teacher.mean and --teacher.std forgotten, or wrong "
-        "--teacher.bounds, channel order, checkpoint or order of classes; mend that first"
+        f"the teacher is right on {accuracy:.1%} of the {seen.where}, luck would be on {luck:.1%} (it "
+        f"answers {seen.name(most)} to {share:.0%}); likely cause: --teacher.mean and --teacher.std "
+        "forgotten, or wrong --teacher.bounds, channel order, checkpoint or order of classes; mend that "
+        "first"
     ]
 
 
 def query_warnings(seen: Classified, when: str = "") -> list[str]:
-    """Paid answers of nearly one class; ``when``: in the run. Of a teacher that knows only one, more was said."""
+    """Paid answers of nearly one class; ``when``: in the run. Not for a teacher with one class."""
     if seen.queries is None or not seen.queries.any() or (len(seen.teacher) > 1 and not np.ptp(seen.teacher)):
         return []
-    (most, share), total = top(seen.queries), int(seen.queries.sum())
+    (most, share) = top(seen.queries)
+    total = int(seen.queries.sum())
     if wilson_interval(share, total)[0] <= ALMOST_ALL:
         return []
     return [
-        f"the teacher answered {seen.name(most)} to {share:.1%} of the {total:,} images paid for{when}; likely cause: "
-        f"they are unlike its own images, or wrong --teacher.bounds; try {_other_images(seen)}"
+        f"the teacher answered {seen.name(most)} to {share:.1%} of the {total:,} images paid for{when}; "
+        f"likely cause: they are unlike its own images, or wrong --teacher.bounds; try {_other_images(seen)}"
     ]
 
 
@@ -149,8 +159,8 @@ def student_warnings(seen: Classified) -> list[str]:
     nearly_one = share == 1 or wilson_interval(share, images)[0] > ALMOST_ALL
     if nearly_one and share > wilson_interval(constant, images)[1]:
         return [
-            f"the student has collapsed: it answers {seen.name(own)} to {share:.1%} of the {seen.where}, the teacher "
-            f"to {(seen.teacher == own).mean():.1%}; likely cause: {_cause(seen, constant)}"
+            f"the student has collapsed: it answers {seen.name(own)} to {share:.1%} of the {seen.where}, the "
+            f"teacher to {(seen.teacher == own).mean():.1%}; likely cause: {_cause(seen, constant)}"
         ]
     agreement = float((seen.teacher == seen.student).mean())
     low, high = wilson_interval(agreement, images)
@@ -158,20 +168,22 @@ def student_warnings(seen: Classified) -> list[str]:
         return []
     cause = "too few images to tell" if agreement > constant else _cause(seen, constant)
     return [
-        f"agreement of {agreement:.1%} (95% interval {low:.1%} to {high:.1%}) is not above the {constant:.1%} of "
-        f"always answering {seen.name(usual)}; likely cause: {cause}"
+        f"agreement of {agreement:.1%} (95% interval {low:.1%} to {high:.1%}) is not above the "
+        f"{constant:.1%} of always answering {seen.name(usual)}; likely cause: {cause}"
     ]
 
 
 def _cause(seen: Classified, constant: float) -> str:
     """The likely cause of a student that learnt nothing, by losses, then by paid answers; and the remedy."""
-    losses, enough = seen.losses, len(seen.losses) >= MIN_LOSSES
+    losses = seen.losses
+    enough = len(seen.losses) >= MIN_LOSSES
     if enough and (last := np.mean(losses[-(len(losses) // 4) :])) >= FALLEN * losses[0]:
         fall = f"the loss did not fall ({losses[0]:.3g} at first, {last:.3g} at last)"
         return f"a rate that does not suit: {fall}; try a smaller --student.lr, then a larger one"
     cause = "images unlike the teacher's own"
     if seen.queries is not None and seen.queries.any():
-        (most, share), total = top(seen.queries), int(seen.queries.sum())
+        (most, share) = top(seen.queries)
+        total = int(seen.queries.sum())
         cause += f": its answers to the {total:,} paid for are of many classes, and teach nothing of those"
         if wilson_interval(share, total)[0] > max(LOPSIDED, 2 * constant):
             cause = f"one-sided answers: {seen.name(most)} to {share:.0%} of the {total:,} images paid for"
@@ -187,7 +199,7 @@ def _other_images(seen: Classified) -> str:
 
 
 def _luck(labels: ClassNumbers, seen: Classified) -> tuple[float, float]:
-    """What answers as frequent as the teacher's would get right if images did not matter, and its standard deviation.
+    """Expected accuracy of the teacher's class frequencies at random, and its standard deviation.
 
     Source: Fleiss, Cohen & Everitt 1969 (Psychol. Bull. 72, 323-327), kappa's deviation where it is zero.
     """
@@ -200,10 +212,13 @@ def _luck(labels: ClassNumbers, seen: Classified) -> tuple[float, float]:
 def _other_order(labels: ClassNumbers, seen: Classified, accuracy: float) -> str | None:
     """A line where most images follow one order of the classes that is not the labels' own.
 
-    What is found on half of the images is judged by the other half: on its own some order always fits. It must be right
-    more often than the labels' own, the most frequent label, and one time in two, by its 95% interval.
+    What is found on half of the images is judged by the other half: on its own some order always fits. It
+    must be right more often than the labels' own, the most frequent label, and one time in two, by its 95%
+    interval.
     """
-    teacher, images, classes = seen.teacher, len(labels), seen.classes
+    teacher = seen.teacher
+    images = len(labels)
+    classes = seen.classes
     to_beat = max(0.5, wilson_interval(accuracy, images)[1], top(seen.counts(labels))[1])
     if classes > MAX_ORDERED or _crossed(labels, teacher, classes).max(axis=1).sum() <= to_beat * images:
         return None
@@ -215,9 +230,13 @@ def _other_order(labels: ClassNumbers, seen: Classified, accuracy: float) -> str
     names = [plain(seen.label_names[label]) for label in np.argsort(order_K)] if seen.label_names else []
     given = shlex.quote(",".join(names)) if classes <= MAX_NAMED else "and a file of their names"
     return (
-        f"the teacher is right on {accuracy:.1%} of the {seen.where}, but on {(order_K[labels] == teacher).mean():.1%} "
-        "with the labels' classes in another order; "
-        + (f"give the teacher's order with --evaluation.classes {given}" if names else "number the labels as it does")
+        f"the teacher is right on {accuracy:.1%} of the {seen.where}, but on "
+        f"{(order_K[labels] == teacher).mean():.1%} with the labels' classes in another order; "
+        + (
+            f"give the teacher's order with --evaluation.classes {given}"
+            if names
+            else "number the labels as it does"
+        )
         + "; until then accuracies and names of classes say nothing, agreement does"
     )
 
@@ -228,15 +247,18 @@ def _crossed(labels: ClassNumbers, teacher: ClassNumbers, classes: int) -> Class
 
 
 def best_order(labels: ClassNumbers, teacher: ClassNumbers, classes: int) -> ClassNumbers:
-    """The class (K,) that stands for each label, each for one, so that most images agree; of equals, most keep theirs.
+    """One-to-one class (K,) per label that most images agree on; among equals most keep theirs.
 
-    Exact, by shortest augmenting paths (Jonker & Volgenant 1987, Computing 38, 325-340); row and column 0: none.
+    Exact, by shortest augmenting paths (Jonker & Volgenant 1987, Computing 38, 325-340); row and column 0:
+    none.
     """
     cost_KK = np.zeros((classes + 1, classes + 1), np.int64)
     cost_KK[1:, 1:] -= _crossed(labels, teacher, classes) * (classes + 1) + np.eye(classes, dtype=np.int64)
     of_label, of_class, label_of, before = np.zeros((4, classes + 1), np.int64)
     for label_of[0] in range(1, classes + 1):
-        far, done, column = np.full(classes + 1, 1 << 60), np.full(classes + 1, False), 0
+        far = np.full(classes + 1, 1 << 60)
+        done = np.full(classes + 1, False)
+        column = 0
         while label := label_of[column]:
             done[column] = True
             slack = cost_KK[label] - of_label[label] - of_class
@@ -253,7 +275,7 @@ def best_order(labels: ClassNumbers, teacher: ClassNumbers, classes: int) -> Cla
 
 
 def relabelled(seen: Classified) -> float | None:
-    """Agreement on half of the images, drawn once and for all, under the renaming that is best on the other half."""
+    """Agreement on half of the images, drawn by a fixed seed, after the other half's best renaming."""
     if seen.student is None or len(seen.teacher) < 2 or seen.classes > MAX_ORDERED:
         return None
     found, judged = np.array_split(np.random.default_rng(0).permutation(len(seen.teacher)), 2)

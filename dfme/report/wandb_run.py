@@ -7,30 +7,23 @@ History steps are the queries spent. A resumed online run therefore cannot add a
 logged before: wandb drops steps that lie behind. Offline, each part of a run is a folder under the same id.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
-import netrc
 import os
 import re
 import shlex
-import threading
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dfme.config.settings import WandbConfig
 from dfme.files import make_folder, open_file, replacing
+from dfme.report.run_files import to_picture
 
-REACH_SECONDS = 4.0  # to find out whether the server answers at all
 INIT_SECONDS = 8.0  # for the server to accept the run
 FINISH_SECONDS = 60.0  # to upload what is left; the rest stays on disk, for `wandb sync`
 
@@ -56,7 +49,7 @@ class WandbRun:
 
     @property
     def active(self) -> bool:
-        """Whether records still reach wandb."""
+        """True if records still reach wandb."""
         return self._run is not None
 
     def log(self, queries: int, metrics: Mapping[str, float]) -> None:
@@ -64,15 +57,13 @@ class WandbRun:
         if self.active:
             self._attempt(lambda: self._run.log({**metrics, "queries": queries}, step=queries))
 
-    def image(self, queries: int, sheet_HWC: NDArray[np.uint8], caption: str) -> None:
-        """Log a sheet of generated queries."""
+    def images(self, queries: int, pixels_NCHW: NDArray[np.uint8]) -> None:
+        """Log generated queries."""
         if self.active:
-            self._attempt(
-                lambda: self._run.log(
-                    {"samples": self._wandb.Image(sheet_HWC, caption=caption), "queries": queries},
-                    step=queries,
-                )
-            )
+            self._attempt(lambda: self._run.log({"samples": self._pictures(pixels_NCHW)}, step=queries))
+
+    def _pictures(self, pixels_NCHW: NDArray[np.uint8]) -> list[Any]:
+        return [self._wandb.Image(to_picture(image_CHW)) for image_CHW in pixels_NCHW]
 
     def finish(self, summary: Mapping[str, Any], student: Path) -> None:
         """Write the final summary, hand over the student's file and the report beside it, and end the run."""
@@ -82,7 +73,8 @@ class WandbRun:
 
     def close(self, exit_code: int = 1) -> None:
         """End the run as it stands; without ``finish`` before, wandb shows it as interrupted."""
-        run, self._run = self._run, None
+        run = self._run
+        self._run = None
         if run is not None:
             self._attempt(lambda: self._end(run, exit_code))
 
@@ -91,43 +83,35 @@ class WandbRun:
         if run.offline:  # each part of a resumed run is a folder, all under one id
             parts = sorted(Path(run.dir).parents[1].glob(f"offline-run-*-{run.id}"))
             self._notify(
-                f"wandb: recorded offline; upload it with:\n  {shlex.join(['wandb', 'sync', *map(str, parts)])}"
+                "wandb: recorded offline; upload it with:\n  "
+                f"{shlex.join(['wandb', 'sync', *map(str, parts)])}"
             )
 
     def _open(self, config: WandbConfig, document: Mapping[str, Any]) -> None:
         # The client's telemetry would call its maker even offline, and hold up the exit where nobody answers.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._wandb = importlib.import_module("wandb")
+        self._wandb.setup(self._wandb.Settings(silent=True))
         if config.mode == "offline" or not self._go_online(config, document):
             self._run = self._init(config, document, "offline")
         self._run.define_metric("queries")
         self._run.define_metric("*", step_metric="queries")
 
     def _go_online(self, config: WandbConfig, document: Mapping[str, Any]) -> bool:
-        obstacle = self._obstacle()
-        if obstacle is None:
-            try:
+        """Begin the run at the server; if that cannot be, say why."""
+        obstacle = "no API key (run `wandb login` or set WANDB_API_KEY)"
+        try:
+            beside_another = self._wandb.run is not None  # of the user's, which is logged in
+            if beside_another or self._wandb.login(prompt=False):
                 self._run = self._init(config, document, "online")
                 self._notify(f"wandb: {self._run.url}")
                 return True
-            except Exception as error:
-                obstacle = one_line(error)
-                self._release_identity()
+        except Exception as error:
+            obstacle = one_line(error)
+            if self._wandb.run is None:  # else the id of the failed attempt stays in use
+                self._wandb.teardown()
         self._notify(f"wandb: {obstacle}; tracking goes on offline")
         return False
-
-    def _release_identity(self) -> None:
-        """A failed attempt keeps the id in use within the client until its end; spare a run of others."""
-        if self._wandb.run is None:
-            self._wandb.teardown()
-
-    def _obstacle(self) -> str | None:
-        """Why there is no point in going online, or None."""
-        settings = self._wandb.setup().settings  # knows the client's environment and settings files
-        server = str(settings.base_url)
-        if not (settings.api_key or has_key(server)):
-            return f"no API key for {urlsplit(server).netloc} (run `wandb login` or set WANDB_API_KEY)"
-        return None if answers(server, REACH_SECONDS) else f"{server} does not answer"
 
     def _init(self, config: WandbConfig, document: Mapping[str, Any], mode: str) -> Any:
         folder = os.environ.get("WANDB_DIR")
@@ -145,22 +129,15 @@ class WandbRun:
             resume="allow",
             reinit="create_new",
             mode=mode,
-            settings=self._settings(),
+            settings=self._wandb.Settings(
+                silent=True,
+                console="off",  # no capture of the terminal
+                save_code=False,
+                disable_git=True,
+                init_timeout=INIT_SECONDS,
+                finish_timeout=FINISH_SECONDS,
+            ),
         )
-
-    def _settings(self) -> Any:
-        """Silent, no capture of the terminal, no code copied, bounded waits; only names this client knows."""
-        known = self._wandb.Settings.model_fields
-        wanted = {
-            "silent": True,
-            "console": "off",
-            "save_code": False,
-            "disable_git": True,
-            "init_timeout": INIT_SECONDS,
-            "login_timeout": INIT_SECONDS,
-            "finish_timeout": FINISH_SECONDS,
-        }
-        return self._wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
 
     def _identity(self) -> str:
         """The run's id in wandb: the one in wandb.json, or a new one that is kept there."""
@@ -179,7 +156,10 @@ class WandbRun:
 
     def _deliver(self, summary: Mapping[str, Any], student: Path) -> None:
         self._run.summary.update(dict(summary))
-        for name, kind, file in (("student", "model", student), ("report", "report", student.with_name("report.html"))):
+        for name, kind, file in (
+            ("student", "model", student),
+            ("report", "report", student.with_name("report.html")),
+        ):
             if file.exists():
                 artifact = self._wandb.Artifact(f"{name}-{self._run.id}", type=kind, metadata=dict(summary))
                 artifact.add_file(str(file), policy="immutable", skip_cache=True)  # no second copy elsewhere
@@ -197,43 +177,3 @@ def one_line(error: Exception) -> str:
     """An error's type and the first line of its message."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-
-def has_key(server: str) -> bool:
-    """Whether credentials for ``server`` lie where the client looks, so that it need not ask a person."""
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    named = os.environ.get("NETRC")
-    places = [Path(named)] if named else [Path("~/.netrc").expanduser(), Path("~/_netrc").expanduser()]
-    return any(_in_netrc(place, urlsplit(server).netloc) for place in places)
-
-
-def _in_netrc(path: Path, host: str) -> bool:
-    try:
-        return netrc.netrc(str(path)).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
-
-
-def answers(server: str, seconds: float) -> bool:
-    """Whether anything at ``server`` answers HTTP within ``seconds``, through the proxy where one is set.
-
-    In a thread of its own, since looking up a name has no time limit.
-    """
-    found = threading.Event()
-
-    def knock() -> None:
-        try:
-            with urllib.request.urlopen(server, timeout=seconds):  # noqa: S310 (http or https, as checked below)
-                found.set()
-        except urllib.error.HTTPError:
-            found.set()  # an answer, if only a refusal
-        except (OSError, ValueError):
-            return
-
-    if not server.startswith(("http://", "https://")):
-        return False
-    thread = threading.Thread(target=knock, name="wandb-knock", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found.is_set()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.imports import find_target, name_of
-from dfme.config.in_python import in_python
-from dfme.config.messages import printable
+from dfme.config.messages import members, printable
 from dfme.config.settings import (
     EvaluationConfig,
     ExtractConfig,
@@ -23,9 +23,9 @@ from dfme.config.settings import (
     StudentConfig,
     TeacherConfig,
     WandbConfig,
+    wandb_environment,
 )
-from dfme.config.tracking import wandb_environment
-from dfme.config.values import flatten, from_mapping, leaves, options_of
+from dfme.config.values import Option, flatten, from_mapping, leaves, options_of
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import DfmeError, UserError
 from dfme.methods import METHODS, SECTIONS, find_method
@@ -51,7 +51,9 @@ def _speaking_python() -> Iterator[None]:
     except DfmeError as error:
         sections = [option for name, model in SECTIONS.items() for option in options_of(model, f"{name}.")]
         options = [*options_of(ExtractConfig), *options_of(TeacherConfig, "teacher."), *sections]
-        said = in_python(str(error), {option.key: option for option in options}, signature(extract).parameters)
+        said = in_python(
+            str(error), {option.key: option for option in options}, signature(extract).parameters
+        )
         error.args = (said, *error.args[1:])
         raise
 
@@ -90,23 +92,28 @@ def extract(
 
     Images reach it as float32 (B, C, H, W) within ``bounds``; it answers scores (B, K) or labels (B,), as
     tensors, arrays or lists. ``shape`` and ``num_classes`` may stand on the teacher as attributes instead.
-    ``evaluation`` is the name of a data set, its configuration, or images (N, C, H, W), uint8 or within 0 and 1, alone
-    or as a tuple (images, labels); {"images": ..., "labels": ...} leaves room for the configuration. ``method`` may be
-    a class of one's own, ``student`` (or its ``arch``) and ``method_options["generator"]`` a torch module, of which a
-    copy is trained, or what makes one (docs/extending.md). ``callback(queries, metrics)``, or with the student as a
-    third argument, hears every line of metrics.jsonl; metrics that it returns as a mapping join the line. Where it
-    returns True the run stops, where it raises too, and all that is paid is kept: call again with ``resume=True`` to
-    go on, or with "auto", which begins where ``out`` holds no run yet. The result has the
-    ``student`` (a torch module), the ``summary`` (that of summary.json), the ``metrics`` and the ``run_dir``.
-    What is not given is as in ``recipe``, one of dfme's by its name (``frugal``, ``paper``...) and by default the
-    method's; a resumed run keeps its own.
+    ``evaluation`` is the name of a data set, its configuration, or images (N, C, H, W), uint8 or within 0 and
+    1, alone or as a tuple (images, labels); {"images": ..., "labels": ...} leaves room for the configuration.
+    ``method`` may be a class of one's own, ``student`` (or its ``arch``) and ``method_options["generator"]``
+    a torch module, of which a copy is trained, or what makes one (docs/extending.md). ``callback(queries,
+    metrics)``, or with the student as a third argument, hears every line of metrics.jsonl; metrics that it
+    returns as a mapping join the line. Where it returns True the run stops, where it raises too, and all that
+    is paid is kept: call again with ``resume=True`` to go on, or with "auto", which begins where ``out``
+    holds no run yet. The result has the ``student`` (a torch module), the ``summary`` (that of summary.json),
+    the ``metrics`` and the ``run_dir``. What is not given is as in ``recipe``, one of dfme's by its name
+    (``frugal``, ``paper``...) and by default the method's; a resumed run keeps its own.
 
     Raises:
         UserError: before the first query, naming every option that cannot work.
         TeacherError: if the teacher fails for good; what was paid for is kept in the run directory.
     """
-    name, described, own = _name_of_method(method), _mapping(student, "arch"), _mapping(method_options)
-    nets = {**_handed_over(described, "arch", "student.arch"), **_handed_over(own, "generator", "method.generator")}
+    name = _name_of_method(method)
+    described = _mapping(student, "arch")
+    own = _mapping(method_options)
+    nets = {
+        **_handed_over(described, "arch", "student.arch"),
+        **_handed_over(own, "generator", "method.generator"),
+    }
     examined, images = _evaluation(evaluation)
     resume = is_run(out) if resume == "auto" and out else resume
     below = _below(recipe, name, Path(out) / "config.yaml" if resume and out else None)
@@ -130,16 +137,21 @@ def extract(
     }
     given = {"method": own, **settings}
     given |= {
-        name: _mapping(each) for name, each in (("estimator", estimator), ("queries", queries)) if each is not None
+        name: _mapping(each)
+        for name, each in (("estimator", estimator), ("queries", queries))
+        if each is not None
     }
-    job, hearing = _job(below, given, stated, nets), callback and _with_student(callback)
+    job = _job(below, given, stated, nets)
+    hearing = callback and _with_student(callback)
     from dfme.run.build import run_job
 
-    return run_job(job, teacher=teacher, resume=bool(resume), console=progress, callback=hearing, evaluation=images)
+    return run_job(
+        job, teacher=teacher, resume=bool(resume), console=progress, callback=hearing, evaluation=images
+    )
 
 
 def _with_student(callback: Callable[..., object]) -> Callable[..., object]:
-    """The callback as one that is handed the student, too. UserError where it takes neither two values nor three."""
+    """The callback, given the student too if it takes three values. UserError unless two or three."""
     with suppress(TypeError, ValueError):
         form = signature(callback)
         required = [name for name, each in form.parameters.items() if each.default is each.empty]
@@ -151,7 +163,7 @@ def _with_student(callback: Callable[..., object]) -> Callable[..., object]:
 
 
 def _name_of_method(method: object) -> str | None:
-    """A class as ``module:Class``, by which a resumed run finds it again. UserError where that would be another."""
+    """A class as ``module:Class``, for resuming. UserError where that names another object."""
     if method is None or isinstance(method, str):
         return method
     name = name_of(method)
@@ -161,7 +173,7 @@ def _name_of_method(method: object) -> str | None:
 
 
 def _handed_over(options: dict[str, Any], name: str, key: str) -> dict[str, Any]:
-    """What makes a network, by its key, if one stands among the options in place of a name, which it leaves there."""
+    """Maker of a network by its key, if one stands among the options; they keep its name."""
     made = options.get(name)
     if made is None or isinstance(made, str) or not callable(made):
         return {}
@@ -173,7 +185,11 @@ def _evaluation(given: Any) -> tuple[Mapping[str, Any], ImageSet | None]:
     """The options of an evaluation, and the images that were handed over, if it was images."""
     if isinstance(given, str):
         return {"dataset": given}, None
-    if given is None or dataclasses.is_dataclass(given) or (isinstance(given, Mapping) and "images" not in given):
+    if (
+        given is None
+        or dataclasses.is_dataclass(given)
+        or (isinstance(given, Mapping) and "images" not in given)
+    ):
         return _mapping(given), None
     options = dict(given) if isinstance(given, Mapping) else {}
     if "dataset" in options:
@@ -187,22 +203,29 @@ def _evaluation(given: Any) -> tuple[Mapping[str, Any], ImageSet | None]:
 
 
 def _below(recipe: str | None, method: str | None, own: Path | None) -> recipes.Content:
-    """What lies below the arguments, with its name: a recipe; of a resumed run its ``own`` file."""
+    """Content below the arguments, with its name: a recipe, or the config file of the run being resumed."""
     if own is not None and own.is_file():
         content = {name: value for name, value in load_yaml(own).items() if name in KEPT_ON_RESUME}
         if recipe not in (None, recipes.plain_name(content.get("recipe"))):
-            raise UserError(f"recipe: this run was begun with {content.get('recipe') or 'another'}; leave it out")
+            raise UserError(
+                f"recipe: this run was begun with {content.get('recipe') or 'another'}; leave it out"
+            )
         section = recipes.tidy({"method": content.get("method")})["method"] or {}
     else:
-        shown, content = recipes.below(recipe or "", method or recipes.by_name(recipe or "dfme")["method"]["name"])
+        shown, content = recipes.below(
+            recipe or "", method or recipes.by_name(recipe or "dfme")["method"]["name"]
+        )
         content, section = content | {"recipe": recipe or shown}, content.get("method", {})
     return content | {"method": section if method in (None, section.get("name")) else {"name": method}}
 
 
-def _job(below: recipes.Content, given: Mapping[str, Any], teacher: Mapping[str, Any], nets: dict[str, Any]) -> Job:
+def _job(
+    below: recipes.Content, given: Mapping[str, Any], teacher: Mapping[str, Any], nets: dict[str, Any]
+) -> Job:
     """The job of the options that are ``given`` and of those below them, checked."""
     settings = recipes.merged(below, dict(given))
-    options, sections = dict(settings.pop("method")), {name: settings.pop(name, None) or {} for name in SECTIONS}
+    options = dict(settings.pop("method"))
+    sections = {name: settings.pop(name, None) or {} for name in SECTIONS}
     method = str(options.pop("name", "dfme"))
     entry = find_method(method)
     for name in (name for name in SECTIONS if name in given and name not in entry.sections):
@@ -218,7 +241,8 @@ def _job(below: recipes.Content, given: Mapping[str, Any], teacher: Mapping[str,
         **{name: from_mapping(entry.section(name), values, f"--{name}.") for name, values in heeded.items()},
         nets=nets,
     )
-    said = {name: section for name, section in given.items() if name != "wandb"}  # it may stay while tracking is off
+    # it may stay while tracking is off
+    said = {name: section for name, section in given.items() if name != "wandb"}
     told = {key for key, _ in flatten(said, ())}.__contains__
     job = recipes.fitted(asked, told)
     check(job, told)
@@ -237,3 +261,44 @@ def _mapping(config: object, alone: str = "") -> dict[str, Any]:
     if not alone or not callable(config):
         raise UserError(f"expected a configuration or a mapping of options, got {config!r}"[:200])
     return {alone: config}
+
+
+FLAG = re.compile(
+    r"(?<![\w-])--(?P<key>[a-z]\w*(?:[-.][a-z]\w*)*)(?: (?P<word>[^\s,;)]*[^\s,;:).])(?=[\s,;:).]|$))?"
+)
+"""A flag in a sentence, and the word behind it, which may be its value."""
+
+CONSTANTS = {"true": "True", "false": "False", "none": "None"}
+
+
+def in_python(text: str, options: Mapping[str, Option], arguments: Collection[str]) -> str:
+    """The message with ``student={"lr": 0.1}`` for ``--student.lr 0.1``, if there is such an argument."""
+
+    def spelled(found: re.Match[str]) -> str:
+        key = found["key"].replace("-", "_")
+        word = found["word"] or ""
+        value = _value(word, options.get(key))
+        if word and (key == "method.name" or (found.start() == 0 and text[found.end() :].startswith(":"))):
+            value = value or f'"{word}"'  # what the message is about
+        rest = f" {word}" if word and not value else ""
+        section, _, name = {"method.name": "method"}.get(key, key).rpartition(".")
+        section = {"method": "method_options", "teacher": "" if name in arguments else section}.get(
+            section, section
+        )
+        if section in arguments:
+            return f'{section}={{"{name}": {value or "..."}}}{rest}'
+        return (
+            f"{name}={value or '...'}{rest}"
+            if not section and name in arguments
+            else " ".join([key, word]).strip()
+        )
+
+    return FLAG.sub(spelled, text)
+
+
+def _value(word: str, option: Option | None) -> str | None:
+    """The word in Python, if it is a value of the option rather than the sentence's next word."""
+    kinds = members(option.type) if option is not None else ()
+    choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    number = re.fullmatch(r"-?\d[\d.]*(e[+-]?\d+)?", word)
+    return CONSTANTS.get(word) or (word if number else f'"{word}"' if word in choices else None)

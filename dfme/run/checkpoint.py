@@ -4,8 +4,6 @@ The file is what ``torch.save`` writes plus a trailer (a mark and the SHA-256 of
 PyTorch reads it as well, with ``weights_only=True``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dfme.errors import DfmeError, RunError
 from dfme.files import open_file, replacing
@@ -25,7 +23,7 @@ MARK = b"dfme-sha256:"
 TRAILER_BYTES = len(MARK) + hashlib.sha256().digest_size
 PAID_AT_ONCE = 1_024
 """Kept answers that are looked at together when a run goes on: bounds memory."""
-PLAIN = (Tensor, bool, int, float, str, bytes, type(None))
+PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def previous(path: Path) -> Path:
@@ -39,7 +37,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     On the disk when this returns. Raises RunError where the disk refuses, with the old checkpoint
     untouched, and TypeError, naming the entry, for a value that ``weights_only`` would not load again.
     """
-    _require_plain(state, "state")
+    _plain(state, "state")
     with replacing(path, keep=previous(path)) as file:
         hashing = _HashingWriter(file)
         try:
@@ -60,8 +58,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     problem = _damage(path)
     if problem is None:
         try:
-            state = load_plain(path, trailer=TRAILER_BYTES)
-        except (NotPlainError, OSError) as error:
+            state = _plain(load_plain(path, trailer=TRAILER_BYTES), "state")
+        except (NotPlainError, OSError, TypeError) as error:
             problem = str(error)
             if isinstance(error, NotPlainError) and error.imports:
                 problem = f"{error}, which are never loaded: that could run any code"
@@ -69,17 +67,18 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             if isinstance(state, dict) and state:
                 return state
             problem = "it holds no state of a run"
-    before, advice = previous(path), "there is no whole one before it either; start a new run in another --out"
+    before = previous(path)
+    advice = "there is no whole one before it either; start a new run in another --out"
     if path != before and _damage(before) is None:
         advice = f"{before.name} is whole: rename it to {path.name} and resume, nothing is paid twice"
     raise RunError(f"{path}: expected a whole checkpoint, but {problem}; {advice}")
 
 
 @contextmanager
-def fitting(checkpoint: Path) -> Iterator[None]:
+def explain_load_errors(checkpoint: Path) -> Iterator[None]:
     """RunError for whatever goes wrong with the state of a checkpoint that is whole, but not of this run.
 
-    What a state must be is known by each part that takes its own up, so no error is excepted.
+    The form of a state is checked before it is loaded (``validate_like``); no other error is excepted.
     """
     try:
         yield
@@ -88,12 +87,14 @@ def fitting(checkpoint: Path) -> Iterator[None]:
     except Exception as error:
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise RunError(
-            f"{checkpoint}: is whole, but does not fit this run ({problem}); restore the one that belongs to it and "
-            "is of this version, or start a new run in another --out"
+            f"{checkpoint}: is whole, but does not fit this run ({problem}); restore the one that belongs to "
+            "it and is of this version, or start a new run in another --out"
         ) from error
 
 
-def require_paid(pairs: Iterable[tuple[Tensor, Tensor]], spec: ImageSpec, classes: int, mode: LabelMode) -> None:
+def require_paid(
+    pairs: Iterable[tuple[Tensor, Tensor]], spec: ImageSpec, classes: int, mode: LabelMode
+) -> None:
     """ValueError unless all of these are images of ``spec`` with as many answers in ``mode``."""
     label = mode.kind == "label"
     for images, answers in pairs:
@@ -128,21 +129,32 @@ class _HashingWriter:
         self._file.flush()
 
 
-def _require_plain(value: object, where: str) -> None:
+def _plain(value: object, where: str) -> Any:
+    """The value with its containers made anew; TypeError, naming the entry, for what has no place in a state.
+
+    Kernels work on memory as if each element of a tensor had a place of its own.
+    """
     if isinstance(value, dict):
-        for key, item in value.items():
+        for key in value:
             if not isinstance(key, str | int):
-                raise TypeError(f"checkpoint: {where} has the key {key!r}; expected text or a whole number")
-            _require_plain(item, f"{where}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            _require_plain(item, f"{where}[{index}]")
-    elif not isinstance(value, PLAIN):
-        raise TypeError(f"checkpoint: {where} is a {type(value).__name__}; expected a tensor, number or text")
+                raise TypeError(f"{where} has the key {key!r}; expected text or a whole number")
+        return {key: _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_meta or value.nbytes > value.untyped_storage().nbytes():
+            raise TypeError(f"{where} is no plain tensor with memory of its own")
+        whole = value.detach().resolve_conj().resolve_neg()
+        in_place = torch.empty_like(whole, device="meta").stride() == whole.stride()
+        return whole if in_place else whole.contiguous()
+    if not isinstance(value, PLAIN):
+        raise TypeError(f"{where} is a {type(value).__name__}; expected a tensor, number or text")
+    return value
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with the file's bytes, if anything."""
+    """Damage to the file's bytes, if any."""
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -158,13 +170,3 @@ def _damage(path: Path) -> str | None:
     if body < 0 or not trailer.startswith(MARK):
         return f"it is cut short ({size} bytes)"
     return None if trailer == MARK + sha256.digest() else "its bytes are not those that were saved"
-
-
-def space_for_checkpoints(nets: Iterable[nn.Module], replayed: int) -> int:
-    """Bytes on the disk that a run's checkpoints take at most, with ``replayed`` bytes of paid answers in each.
-
-    Three files stand side by side while one is written: the last two and the new one. Each holds every weight
-    and, for its optimiser, at most two numbers more.
-    """
-    weights = sum(parameter.numel() for net in nets for parameter in net.parameters())
-    return 3 * (3 * 4 * weights + replayed)

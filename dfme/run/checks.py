@@ -1,9 +1,7 @@
-"""What must hold between the settings of a job, before anything heavy is loaded or asked: every problem found.
+"""Check a job's settings against each other without torch: every problem is collected.
 
 What one value by itself must be stands at its field. No torch here.
 """
-
-from __future__ import annotations
 
 import math
 import os
@@ -16,13 +14,13 @@ from dfme.config.fields import problem_of
 from dfme.config.imports import find_target
 from dfme.config.messages import Problem, did_you_mean, listed, spelled_flag
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, QueriesConfig, TeacherConfig
+from dfme.config.values import leaves
 from dfme.data import check_dataset
 from dfme.errors import UserError
-from dfme.methods import find_method
+from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.nets import check_net, find_net, is_own
 from dfme.queries.names import check_pool, check_programs
 from dfme.run.directory import holds_something, is_run
-from dfme.run.idle import POOLS, idle_problems
 
 HELD_BACK_EVERY = 20
 """Of so many batches one is held back from training, where students are scored on paid queries."""
@@ -45,18 +43,24 @@ def find_problems(job: Job, said: Callable[[str], bool] | None = None) -> list[P
     """
     directory = _run_directory_problems(job.config)
     idle = idle_problems(job, said) if said else []
-    return [*method_problems(job), *_nets_of(job), *evaluation_problems(job.config.evaluation), *directory, *idle]
+    return [
+        *method_problems(job),
+        *_nets_of(job),
+        *evaluation_problems(job.config.evaluation),
+        *directory,
+        *idle,
+    ]
 
 
 def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
-    """An unknown architecture; none and auto are left to the builder. Only a student may be a ``module:Net``."""
+    """Unknown architecture; none and auto are the builder's. Only a student may be ``module:Net``."""
     if arch not in (None, "auto"):
         own = key == "student.arch" and is_own(arch)
         yield from _caught(key, partial(find_net if own else check_net, arch))
 
 
 def _nets_of(job: Job) -> Iterator[Problem]:
-    """A student or a generator that there is not; one that was handed over in Python is tried when it is built."""
+    """Unknown student or generator; a Python object is tried when it is built."""
     if "student.arch" not in job.nets:
         yield from net_problems("student.arch", job.config.student.arch)
     generator = getattr(job.method_config, "generator", "auto")
@@ -65,26 +69,29 @@ def _nets_of(job: Job) -> Iterator[Problem]:
 
 
 def students_of(job: Job) -> int:
-    """How many students the job trains."""
+    """Number of students that the job trains."""
     return job.config.student.count or find_method(job.method).students
 
 
 def keeps_answers(job: Job) -> bool:
-    """Whether the students' replay holds what is paid for."""
+    """True if the students' replay holds what is paid for."""
     student = job.config.student
     return bool(student.steps or student.replay_steps or find_method(job.method).keeps)
 
 
 def method_problems(job: Job) -> Iterator[Problem]:
     """Everything that rules each other out among method, estimator, queries and students."""
-    heeded, method = find_method(job.method).sections, job.method_config
+    heeded = find_method(job.method).sections
+    method = job.method_config
     yield from _broken(_student_rules(job))
     yield from answers_problems(job.config.answers, job.config.student.loss, int(job.config.budget))
     if job.config.until_agreement is not None:
         yield from _broken(_goal_rules(job, job.config.until_agreement))
     for name, pool in ((name, getattr(method, name, None)) for name in POOLS):
         if pool is not None:
-            yield from _caught(f"method.{name}", partial(check_pool, pool, method.root, download=method.download))
+            yield from _caught(
+                f"method.{name}", partial(check_pool, pool, method.root, download=method.download)
+            )
     if "estimator" in heeded and job.estimator.kind != "auto":
         yield from _broken(_estimator_rules(job))
     if "queries" in heeded:
@@ -97,7 +104,7 @@ def _broken(rules: Sequence[Rule]) -> Iterator[Problem]:
 
 
 def _caught(key: str, action: Callable[[], object]) -> Iterator[Problem]:
-    """What ``action`` says is wrong, less the name that it begins with: the key stands there already."""
+    """Problem that ``action`` raises, without the name that it begins with: the key stands there already."""
     try:
         action()
     except UserError as error:
@@ -105,8 +112,11 @@ def _caught(key: str, action: Callable[[], object]) -> Iterator[Problem]:
 
 
 def _student_rules(job: Job) -> list[Rule]:
-    config, needed = job.config.student, find_method(job.method).students
-    few = f"expected at least {needed}, which method {job.method} plays against each other, got {config.count}"
+    config = job.config.student
+    needed = find_method(job.method).students
+    few = (
+        f"expected at least {needed}, which method {job.method} plays against each other, got {config.count}"
+    )
     divides = "expected --student.steps as well, which it divides"
     held = "expected --student.steps or --student.replay-steps as well: images are held for replay"
     last = "expected 0 with student.rounds, the last of which is after the budget"
@@ -125,7 +135,10 @@ def answers_problems(config: AnswersConfig, loss: str, budget: int) -> Iterator[
     """A loss that is not what shall be learnt, a recovery from nothing, a budget too small for one image."""
     learnt = f"expected auto or {config.loss(loss)} with --answers.learn {config.learn}, got {loss}"
     undone = "expected --answers.knows as well: the defence that is undone, such as reverse_sigmoid:beta=0.7"
-    least = f"expected at least {config.times} images, as often as --answers.repeat and --answers.vote ask for each one"
+    least = (
+        f"expected at least {config.times} images, as often as --answers.repeat and --answers.vote ask "
+        "for each one"
+    )
     if loss not in ("auto", config.loss(loss)):
         yield Problem("student.loss", learnt)
     if config.recover != "none" and not config.knows:
@@ -135,23 +148,33 @@ def answers_problems(config: AnswersConfig, loss: str, budget: int) -> Iterator[
 
 
 def _goal_rules(job: Job, share: float) -> list[Rule]:
-    """What keeps a student from showing, before the budget is spent, that it is good enough."""
-    student, batch = job.config.student, job.method_config.batch_size
+    """Rules that keep a student from showing, before the budget is spent, that it is good enough."""
+    student = job.config.student
+    batch = job.method_config.batch_size
     alone = find_method(job.method).keeps and not (student.steps or student.replay_steps)
     afterwards = student.final_share == 1 or len(student.rounds) == 1
-    needed = math.ceil(share * 3.8415 / (1 - share))  # all of them right, and Wilson's 95% interval begins at ``share``
+    # all of them right, and Wilson's 95% interval begins at ``share``
+    needed = math.ceil(share * 3.8415 / (1 - share))
     least = HELD_BACK_EVERY * batch * math.ceil(needed / batch) * job.config.answers.times
-    few = f"expected a budget of {least:,} images or more: {needed:,} must be held back, one batch of {batch} in 20"
+    few = (
+        f"expected a budget of {least:,} images or more: {needed:,} must be held back, one batch of "
+        f"{batch} in 20"
+    )
     late = "expected students that learn while the budget is spent, but here they learn afterwards"
     return [
         (alone, "until_agreement", f"{late}; give --student.replay-steps or --student.steps"),
-        (afterwards, "until_agreement", f"{late}: leave out student.final_share 1, or give several student.rounds"),
+        (
+            afterwards,
+            "until_agreement",
+            f"{late}: leave out student.final_share 1, or give several student.rounds",
+        ),
         (int(job.config.budget) < least, "until_agreement", f"{few}; got {int(job.config.budget):,}"),
     ]
 
 
 def _estimator_rules(job: Job) -> list[Rule]:
-    config, step = job.estimator, job.estimator.step
+    config = job.estimator
+    step = job.estimator.step
     lattice = config.space == "lattice" and isinstance(step, float) and not (step >= 1 and step % 1 == 0)
     levels = f"expected whole levels such as 1 or 4 in space lattice, or auto, got {step}"
     images = "expected space image or lattice with neighbours, which are images"
@@ -166,10 +189,14 @@ def _estimator_rules(job: Job) -> list[Rule]:
 
 
 def _queries_rules(job: Job) -> list[Rule]:
-    config, generated = job.queries, hasattr(job.method_config, "latent_size")
+    config = job.queries
+    generated = hasattr(job.method_config, "latent_size")
     alone = config.choose == "disagreement" and config.pool > 1 and students_of(job) == 1
     slope = getattr(job.method_config, "adversarial", 0) and (config.pool > 1 or config.procedural)
-    own = "expected queries.pool 1 and queries.procedural 0 with it: it looks at what the generator makes itself"
+    own = (
+        "expected queries.pool 1 and queries.procedural 0 with it: it looks at what the generator makes "
+        "itself"
+    )
     kept = "expected --student.replay-steps or --student.steps as well: what is paid for is kept for replay"
     other = "expected none with method.generator: it is a generator of its own kind"
     none = f"method {job.method} has no generator; leave it out"
@@ -179,7 +206,11 @@ def _queries_rules(job: Job) -> list[Rule]:
         (config.evolve and not keeps_answers(job), "queries.evolve", kept),
         (not generated and config.procedural != QueriesConfig.procedural, "queries.procedural", none),
         (not generated and config.base != QueriesConfig.base, "queries.base", none),
-        (config.base != "none" and getattr(job.method_config, "generator", "auto") != "auto", "queries.base", other),
+        (
+            config.base != "none" and getattr(job.method_config, "generator", "auto") != "auto",
+            "queries.base",
+            other,
+        ),
     ]
 
 
@@ -193,7 +224,9 @@ def evaluation_problems(config: EvaluationConfig, needed: bool = False) -> Itera
         yield from dataset_problems("evaluation.dataset", config.dataset, config.root, config.download)
     yield from _normalisation_problems("evaluation.", config.mean, config.std, None)
     if (config.mean is None) != (config.std is None):
-        yield Problem("evaluation.std" if config.std is None else "evaluation.mean", "expected mean and std together")
+        yield Problem(
+            "evaluation.std" if config.std is None else "evaluation.mean", "expected mean and std together"
+        )
 
 
 def teacher_problems(config: TeacherConfig) -> Iterator[Problem]:
@@ -209,9 +242,13 @@ def _normalisation_problems(
 ) -> Iterator[Problem]:
     for name, values in (("mean", mean), ("std", std)):
         if values is not None and shape is not None and len(values) not in (1, shape[0]):
-            yield Problem(prefix + name, f"expected {shape[0]} numbers, one per channel, got {listed(values)}")
+            yield Problem(
+                prefix + name, f"expected {shape[0]} numbers, one per channel, got {listed(values)}"
+            )
     if shape is None and mean is not None and std is not None and len(mean) != len(std):
-        yield Problem(prefix + "std", f"expected as many numbers as mean has ({len(mean)}), got {listed(std)}")
+        yield Problem(
+            prefix + "std", f"expected as many numbers as mean has ({len(mean)}), got {listed(std)}"
+        )
 
 
 def dataset_problems(key: str, dataset: str, root: str, download: bool) -> Iterator[Problem]:
@@ -221,10 +258,11 @@ def dataset_problems(key: str, dataset: str, root: str, download: bool) -> Itera
 
 
 def file_problems(key: str, path: str | None, remedy: str = "", folder: bool = False) -> Iterator[Problem]:
-    """A path, if one was given, that is no file, or no folder; ``remedy`` is said where it is near no other."""
+    """A path that is no file, or no folder; ``remedy`` if no similar path exists."""
     if path is None:
         return
-    place, kinds = Path(os.path.expanduser(path)), ("a file", "a directory")
+    place = Path(os.path.expanduser(path))
+    kinds = ("a file", "a directory")
     if not os.path.exists(place):  # unlike pathlib's, false for a name that no file can have
         beside = [entry.name for entry in place.parent.glob("*")] if os.path.isdir(place.parent) else []
         near = did_you_mean(place.name, beside)
@@ -251,12 +289,92 @@ def _run_directory_problems(config: ExtractConfig) -> Iterator[Problem]:
         elif not os.path.isfile(Path(out) / "config.yaml"):
             yield Problem("out", f"expected a run directory to resume, but {out!r} has no config.yaml")
     elif out == "":
-        yield Problem("out", "expected a directory, got an empty name; leave it out for a free one under runs/")
+        yield Problem(
+            "out", "expected a directory, got an empty name; leave it out for a free one under runs/"
+        )
     elif out is not None and _is_taken(out):
-        there = ", or --resume to go on with the run in it" if is_run(out) else "; there is no run in it to go on with"
+        there = (
+            ", or --resume to go on with the run in it"
+            if is_run(out)
+            else "; there is no run in it to go on with"
+        )
         yield Problem("out", f"{out!r} exists; give another --out{there}")
     else:
         path = Path(out or "runs")
         parent = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
             yield Problem("out", f"expected a place that can be written, but {str(parent)!r} cannot")
+
+
+POOLS = ("pool", "proxy", "partial_data")
+"""Options of methods that name images to read; ``root`` and ``download`` go with them."""
+
+FROM_DISK = "mnist,fashion_mnist,cifar10,cifar100,svhn"
+KEPT = ("student.replay_steps", "student.steps", "method.keeps")
+
+EFFECTS: dict[str, tuple[str, ...]] = {
+    "student.momentum": ("student.optimizer=sgd,auto",),
+    "student.replay_steps": ("student.steps=0",),
+    "student.replay_batch student.replay_capacity student.replay_bytes student.replay_store": KEPT,
+    "student.augment method.store": KEPT,
+    "student.shrink": ("student.rounds",),
+    "student.average_every": ("student.average",),
+    "schedule.milestones schedule.decay": ("schedule.kind=steps",),
+    "evaluation.mean evaluation.std evaluation.limit": ("evaluation.dataset",),
+    "evaluation.root evaluation.download": (f"evaluation.dataset={FROM_DISK}",),
+    "answers.knows": ("answers.recover",),
+    "queries.choose queries.balance": ("queries.pool",),
+    "queries.programs": (
+        "queries.procedural",
+        "queries.base",
+        "method.proxy=procedural",
+        "method.name=procedural",
+    ),
+    "estimator.objective estimator.space estimator.form": (
+        "estimator.kind=finite_difference,prior_guided,synthetic",
+    ),
+    "estimator.direction": ("estimator.kind=finite_difference,synthetic",),
+    "estimator.frequencies": ("estimator.direction=dct", "estimator.kind=auto"),
+    "estimator.prior": ("estimator.kind=prior_guided",),
+    "estimator.every estimator.synthetic_lr": ("estimator.kind=synthetic",),
+    "method.seed_images method.gan_weight method.gradient_penalty method.critic_steps method.critic_lr": (
+        "method.partial_data",
+    ),
+    "method.epochs": ("student.replay_steps=0",),
+    "method.root method.download": tuple(f"method.{pool}={FROM_DISK}" for pool in POOLS),
+    "wandb.project wandb.entity wandb.name wandb.group wandb.tags": ("wandb.mode",),
+}
+"""Options that are idle unless one of these has another value than its default, or the one that stands
+there."""
+
+
+def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:
+    """Options to which the user gave another value than the default, and which change nothing."""
+    entry = find_method(job.method)
+    sections = {name: entry.section(name)() for name in SECTIONS}
+    # what others' options do is theirs to say
+    options = entry.config() if job.method in METHODS else job.method_config
+    usual = _leaves(Job(ExtractConfig(), TeacherConfig(), {}, "", options, **sections))
+    held = _leaves(job) | {"method.keeps": entry.keeps or None}
+
+    def holds(condition: str) -> bool:
+        key, equals, choices = condition.partition("=")
+        return str(held.get(key)) in choices.split(",") if equals else held.get(key) != usual.get(key)
+
+    for keys, conditions in EFFECTS.items():
+        stated = [each.partition("=") for each in conditions]
+        needed = " or ".join(
+            f"{spelled_flag(key)} {value}".strip() for key, _, value in stated if key in usual
+        )
+        for key in keys.split():
+            if key in held and said(key) and held[key] != usual[key] and not any(map(holds, conditions)):
+                yield Problem(key, f"takes effect only with {needed}")
+
+
+def _leaves(job: Job) -> dict[str, object]:
+    """The values of a job by dotted key, its teacher apart."""
+    parts = {"method": job.method_config, "estimator": job.estimator, "queries": job.queries}
+    own = {
+        f"{section}.{key}": value for section, part in parts.items() for key, value in leaves(part).items()
+    }
+    return leaves(job.config) | own | {"method.name": job.method}

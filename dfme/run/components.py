@@ -1,9 +1,7 @@
 """Networks, students, replay and query sources of a job, and the method that works with them.
 
-Used by whatever runs a method: a run (``dfme.run.build``), the benchmarks, the tests.
+Used by whatever runs a method: a run (``dfme.run.build``), audits, comparisons and tests.
 """
-
-from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,19 +23,15 @@ from dfme.nets import auto_net, build_net, find_net
 from dfme.nets.generators import DrawImages, Generator, GeneratorNet, Transforming
 from dfme.nets.own import own_generator
 from dfme.oracle.oracle import Oracle
-from dfme.queries.evolution import Evolution
 from dfme.queries.pool import ImageSource
 from dfme.queries.programs import ProceduralImages
-from dfme.queries.sampler import QuerySampler
+from dfme.queries.sampler import Evolution, QuerySampler
 from dfme.randomness import Streams, derived_seed
-from dfme.run.checkpoint import space_for_checkpoints
 from dfme.run.checks import keeps_answers, students_of
-from dfme.run.evaluation import held_back_bytes
-from dfme.spec import ImageSpec, LabelMode, Teacher
+from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import make_distance
-from dfme.students.optimizers import fitting
+from dfme.students.optimizers import factor, fitting
 from dfme.students.replay import Replay, capacity_within
-from dfme.students.schedule import factor
 from dfme.students.trainer import StudentTrainer
 
 
@@ -64,11 +58,17 @@ def build_nets(job: Job, spec: ImageSpec, num_classes: int, device: torch.device
 
 
 def build_students(
-    config: ExtractConfig, count: int, spec: ImageSpec, num_classes: int, device: torch.device, own: Any = None
+    config: ExtractConfig,
+    count: int,
+    spec: ImageSpec,
+    num_classes: int,
+    device: torch.device,
+    own: Any = None,
 ) -> tuple[str, list[nn.Module]]:
     """The architecture and so many students, as the seed initialises them, on their device.
 
-    ``own``: what was handed over in Python to make them. A module is one student, with the weights that it has.
+    ``own``: what was handed over in Python to make them. A module is one student, with the weights that it
+    has.
     """
     arch = auto_net(spec.shape) if config.student.arch == "auto" else config.student.arch
     own = own or find_net(arch)
@@ -91,7 +91,7 @@ def fresh_nets(
 
 
 def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> GeneratorNet | None:
-    """The generator as the seed initialises it, on its device, in train mode; none of a method without one."""
+    """The generator as its seed initialises it, on its device, in train mode; None without one."""
     latent_size = getattr(job.method_config, "latent_size", None)
     if latent_size is None:
         return None
@@ -116,7 +116,8 @@ def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generato
 
 def procedural_images(job: Job, spec: ImageSpec) -> DrawImages | None:
     """Images by the programs that the job names, where it draws any."""
-    queries, generates = job.queries, hasattr(job.method_config, "latent_size")
+    queries = job.queries
+    generates = hasattr(job.method_config, "latent_size")
     if "queries" not in find_method(job.method).sections:
         return None
     if generates and not queries.procedural and queries.base == "none":
@@ -137,7 +138,8 @@ def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Mo
         require_gpu(device)
     if config.compile:
         require_compiler(device)
-        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # advice that would ruin an estimate
+        # advice that would ruin an estimate
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
         net.compile()
     return net
 
@@ -170,15 +172,17 @@ def build_components(
 ) -> Components:
     """All that a job's method works with: the one place where these parts are put together.
 
-    ``pool``: what ``open_pool`` gave. ``directory``: the run's, for a replay that is kept on disk. Global random
-    state is that of the run's ``global`` seed afterwards.
+    ``pool``: what ``open_pool`` gave. ``directory``: the run's, for a replay that is kept on disk. Global
+    random state is that of the run's ``global`` seed afterwards.
     """
-    config, spec, mode = job.config, oracle.spec, oracle.label_mode
+    config = job.config
+    spec = oracle.spec
+    mode = oracle.label_mode
     replay = build_replay(job, spec, mode.answer_bytes(oracle.num_classes), rng, directory)
     draw = procedural_images(job, spec)
 
     def share() -> float:
-        return oracle.reached / oracle.ledger.budget
+        return oracle.images_counted / oracle.ledger.budget
 
     students = build_trainer(config, nets.students, mode, replay, share, rng, nets.fresh)
     if config.graphs:
@@ -223,23 +227,16 @@ def build_method(job: Job, components: Components) -> Method:
 
 def open_pool(job: Job, spec: ImageSpec) -> ImageSource | None:
     """Images that the job's method reads from disk; UserError where they are missing."""
-    pool: ImageSource | None = find_method(job.method).load().open_pool(job.method_config, spec, job.config.images)
+    pool: ImageSource | None = (
+        find_method(job.method).load().open_pool(job.method_config, spec, job.config.images)
+    )
     return pool
-
-
-def needed_space(job: Job, nets: Nets, teacher: Teacher, directory: Path) -> int:
-    """Bytes that the run's checkpoints, and a replay on disk, take at most."""
-    answer, spec = job.config.answers.mode(teacher.label_mode).answer_bytes(teacher.num_classes), teacher.spec
-    replay, budget = build_replay(job, spec, answer, directory=directory), job.config.images
-    beside = 0 if replay is None else replay.disk_size(answer, budget)
-    held = held_back_bytes(job, spec, answer, budget) + (0 if replay is None else replay.full_size(answer))
-    return space_for_checkpoints([net for net in (*nets.students, nets.generator) if net is not None], held) + beside
 
 
 def build_replay(
     job: Job, spec: ImageSpec, answer: int, streams: Streams | None = None, directory: Path | None = None
 ) -> Replay | None:
-    """The replay that the students' configuration asks for, or the method; without ``streams`` none to draw from.
+    """The replay that the students or the method ask for; without ``streams`` none is drawn from.
 
     ``answer``: bytes of one. UserError where no item goes into those that the replay may take.
     """
@@ -250,8 +247,7 @@ def build_replay(
     if config.replay_bytes is not None:
         within = capacity_within(config.replay_bytes, spec, answer, config.replay_store == "disk", capacity)
         if not within:
-            beside = " beside two files of 64 MB" if config.replay_store == "disk" else ""
-            raise UserError(f"--student.replay-bytes {config.replay_bytes}: expected room for an image{beside}")
+            raise UserError(f"--student.replay-bytes {config.replay_bytes}: expected room for an image")
         capacity = min(capacity, within)
     folder = directory / "replay" if directory is not None and config.replay_store == "disk" else None
     rng = torch.Generator() if streams is None else streams["replay"]

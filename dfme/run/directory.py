@@ -29,8 +29,8 @@ BEGUN = "# relative paths begin at, from here: "
 """A comment in config.yaml: the directory in which the run was started."""
 
 
-def as_begun(config: str, path: str) -> str:
-    """A relative path of a run's config.yaml as it was meant where the run began, if it is there; else as it is."""
+def resolve_from_run_start(config: str, path: str) -> str:
+    """A path of a run's config.yaml relative to where the run began, if it exists; else unchanged."""
     try:
         with open(config, encoding="utf-8") as file:
             begun = next((line[len(BEGUN) :].strip() for line in file if line.startswith(BEGUN)), None)
@@ -97,13 +97,16 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         directory = cls(path)
         if directory.has_checkpoint and not directory.ledger.is_file():
             directory.close()
-            raise RunError(f"{directory.ledger}: missing, beside a checkpoint; restore it, or start a new run")
+            raise RunError(
+                f"{directory.ledger}: missing, beside a checkpoint; restore it, or start a new run"
+            )
         return directory
 
     @staticmethod
     def free_name(base: Path) -> Path:
         """``base``, or ``base-2``, ``base-3``...: the first that does not exist."""
-        number, path = 1, base
+        number = 1
+        path = base
         while path.exists():
             number += 1
             path = base.with_name(f"{base.name}-{number}")
@@ -111,11 +114,11 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is a checkpoint; a run killed before its first starts again from its journal."""
+        """True if there is a checkpoint; a run killed before its first starts again from its journal."""
         return os.path.lexists(self.checkpoint) or os.path.lexists(self.previous_checkpoint)
 
     def write_config(self, text: str) -> None:
-        """Write config.yaml and its last line, whole or not at all. Raises RunError where the disk refuses."""
+        """Write config.yaml with its last line, whole or not at all. RunError for disk errors."""
         begun = os.path.relpath(Path.cwd(), self.path.resolve())
         write_text(self.config, sealed(f"{text}{BEGUN}{begun}\n"))
 
@@ -128,7 +131,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         remove(self.summary)
 
     def _withdraw(self) -> None:
-        """After a failure before the first charge remove the run's files, and the directory where it is empty then."""
+        """After a failure before the first charge remove the run's files, and its directory if empty."""
         if self.ledger.is_file() and audit(self.ledger).requests:
             return
         for name in BEFORE_A_CHARGE:
@@ -150,19 +153,11 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         self.close()
 
 
-def require_space(path: Path, needed: int) -> None:
-    """Raise UserError if fewer than ``needed`` bytes are free for a directory, there or to be made."""
-    free = shutil.disk_usage(next(folder for folder in (path, *path.absolute().parents) if folder.exists())).free
-    if free < needed:
-        asked, found = f"{needed / 1e6:.1f} MB", f"{free / 1e6:.1f} MB"
-        raise UserError(f"--out {path}: expected {asked} of free space, got {found}; free some or choose another --out")
-
-
 def is_run(path: str | Path) -> bool:
-    """Whether a directory holds a run that can be gone on with."""
+    """True if a directory holds a run that can be resumed."""
     return os.path.isfile(Path(path) / "config.yaml")
 
 
 def holds_something(path: Path) -> bool:
-    """Whether a directory holds anything but what a run killed at its very beginning leaves."""
+    """True if a directory holds anything but what a run killed at its very beginning leaves."""
     return any(entry.name not in TRACES for entry in path.iterdir())

@@ -1,9 +1,9 @@
-"""What students are scored on: a set of images that the teacher was asked about, or queries held back from training."""
+"""Evaluation of students: on images that the teacher was asked about, or on held-back queries."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -12,17 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.reading import top_class
-from dfme.compute import held_to, plain_tensor
-from dfme.config.settings import EvaluationConfig, Job
+from dfme.compute import validate_like
+from dfme.config.settings import EvaluationConfig, ExtractConfig
 from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset
 from dfme.data.class_names import numbered, shown_names
 from dfme.errors import UserError
 from dfme.oracle.oracle import Oracle
+from dfme.report.facts import wilson_interval
 from dfme.report.verdict import Classified, relabelled
 from dfme.run.checks import HELD_BACK_EVERY
 from dfme.run.scores import batches, compare, evaluation_batch, scores
 from dfme.spec import ImageSpec, LabelMode, Shape
-from dfme.students.replay.layout import Coding
+from dfme.students.replay import Coding
 
 HELD_BYTES = 1 << 28
 """Evaluation images that take more, as float32, are read again each time that they are scored on."""
@@ -34,7 +35,7 @@ AskTeacher = Callable[[Tensor], Tensor]
 
 
 class Examination(Protocol):
-    """What students are scored on."""
+    """Images that students are scored on."""
 
     def score(self, student: nn.Module) -> dict[str, float]: ...
 
@@ -47,7 +48,7 @@ def score_all(examination: Examination, student: nn.Module, vote: nn.Module | No
 
 
 def evaluated(examination: EvaluationSet | HoldOut) -> dict[str, Any]:
-    """What summary.json says of the images that students were scored on."""
+    """Facts of the images that students were scored on, for summary.json."""
     return {"name": examination.name, "images": len(examination), "held_back": examination.held_back}
 
 
@@ -58,11 +59,12 @@ def classified(
     student: nn.Module | None = None,
     queries: Tensor | None = None,
 ) -> Classified:
-    """The classes that teacher, labels and ``student`` give to the images, as far as they are there, on the host.
+    """Classes that teacher, labels and ``student`` give to the images, if known, on the host.
 
     ``names``: of the teacher's classes. ``queries``: counts (K,) of the answers that were paid for.
     """
-    images, answers = examination.images, examination.answers
+    images = examination.images
+    answers = examination.answers
     kind = "held-back queries" if examination.held_back else "evaluation images"
     own = examination.class_names if len(examination.class_names) == classes else ()
     return Classified(
@@ -80,13 +82,15 @@ def classified(
 
 
 def under_defences(oracle: Oracle, examination: EvaluationSet | HoldOut, seen: Classified) -> dict[str, Any]:
-    """What summary.json says besides of a teacher with defences or a watch, once the copy is what it is."""
+    """Facts for summary.json of a teacher with defences or a watch, once the copy is finished."""
     if "defences" not in (told := oracle.defences):
         return told
     served = None
     if isinstance(examination, EvaluationSet):
-        answers = [part for part in map(oracle.served, batches(examination.images)) if part is not None]
-        served = float((top_class(torch.cat(answers)).cpu().numpy() == seen.student).mean()) if answers else None
+        answers = [part for part in map(oracle.preview, batches(examination.images)) if part is not None]
+        served = (
+            float((top_class(torch.cat(answers)).cpu().numpy() == seen.student).mean()) if answers else None
+        )
     return {"agreement_served": served, "agreement_relabelled": relabelled(seen), **told}
 
 
@@ -97,10 +101,10 @@ def _pairs(images: Tensor | ImageSet | None, answers: Tensor | None) -> Iterator
 
 @dataclass
 class EvaluationSet:
-    """Images with the teacher's answers to them, asked once and not charged; without labels no accuracy is known.
+    """Images with the teacher's answers, asked once, not charged; accuracy needs labels.
 
-    ``images`` are as the teacher takes them, on the student's device, or come there batch by batch. ``ask`` is called
-    before the first score, unless the answers came back with a checkpoint; None: they always do.
+    ``images`` are as the teacher takes them, on the student's device, or come there batch by batch. ``ask``
+    is called before the first score, unless the answers came back with a checkpoint; None: they always do.
     """
 
     name: str
@@ -130,10 +134,11 @@ class EvaluationSet:
         return (top_class(self.answers) == self.labels).double().mean().item()
 
     def score(self, student: nn.Module) -> dict[str, float]:
-        """``agreement`` and ``kl`` with the teacher; where there are labels, ``accuracy`` and ``teacher_accuracy``."""
+        """``agreement`` and ``kl`` with the teacher; with labels ``accuracy`` and ``teacher_accuracy``."""
         assert self.answers is not None, "prepare() comes first"
         scores_NK = scores(student, self.images)
-        followed, of_teacher = compare(scores_NK, self.answers, self.mode), self.teacher_accuracy
+        followed = compare(scores_NK, self.answers, self.mode)
+        of_teacher = self.teacher_accuracy
         if self.labels is None or of_teacher is None:
             return followed
         accuracy = (scores_NK.argmax(dim=1) == self.labels).double().mean().item()
@@ -143,12 +148,12 @@ class EvaluationSet:
         return {"answers": self.answers, "labels": self.labels}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the answers, and the labels as the teacher's order of classes had made them (not before 0.7.0)."""
-        answers, own = plain_tensor(state["answers"], "evaluation answers"), self.labels
-        if own is not None and len(answers) == len(own):  # else other images are on record, which comes out later
-            labels = held_to(own.cpu(), state.get("labels", own.cpu()), "evaluation labels")
-            self.labels = labels.to(self.device)
-        self.answers = answers.to(self.device)
+        """Load the answers, and the labels in the teacher's order of classes."""
+        self.answers = state["answers"].to(self.device)
+        # else other images are on record, which comes out later
+        if self.labels is not None and len(self.answers) == len(self.labels):
+            validate_like(self.labels, state["labels"], "evaluation labels")
+            self.labels = state["labels"].to(self.device)
 
     @property
     def paid(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -159,8 +164,8 @@ class EvaluationSet:
 class HoldOut:
     """Keeps every n-th paid batch for evaluation, in place of an evaluation set.
 
-    These images are the method's own, so this agreement says how well the student follows the teacher where it is
-    asked, and no more. There are no labels, hence no accuracy.
+    These images are the method's own, so this agreement says how well the student follows the teacher where
+    it is asked, and no more. There are no labels, hence no accuracy.
     """
 
     name = "held-back queries"
@@ -177,8 +182,11 @@ class HoldOut:
         every: int = HELD_BACK_EVERY,
         keep: int = HELD_BACK,
     ) -> None:
-        self.mode, self._device = mode, torch.device(device)
-        self._every, self._keep, self._seen = every, keep, 0
+        self.mode = mode
+        self._device = torch.device(device)
+        self._every = every
+        self._keep = keep
+        self._seen = 0
         self._coding = Coding(spec)
         self._coded: Tensor | None = None
         self.answers: Tensor | None = None
@@ -194,7 +202,7 @@ class HoldOut:
         return ImageSet(self.name, coded, read=lambda index: self._coding.decode(coded[index]))
 
     def hold_out(self, images: Tensor, answers: Tensor) -> bool:
-        """Keep the batch for evaluation if it is an n-th one; whether it was kept, and is not to be trained on."""
+        """Hold back every n-th batch for evaluation; True if this one is, and must not be trained on."""
         self._seen += 1
         if self._seen % self._every:
             return False
@@ -202,7 +210,8 @@ class HoldOut:
         if self._coded is not None and self.answers is not None:
             coded = torch.cat([self._coded, coded])[-self._keep :]
             answers = torch.cat([self.answers, answers])[-self._keep :]
-        self._coded, self.answers = coded, answers
+        self._coded = coded
+        self.answers = answers
         return True
 
     def score(self, student: nn.Module) -> dict[str, float]:
@@ -215,12 +224,10 @@ class HoldOut:
         return {"seen": self._seen, "images": self._coded, "answers": self.answers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what ``state_dict`` gave; before 0.8.0 images were kept as floats."""
-        self._seen = held_to(0, state["seen"], "batches seen")
+        """Take up what ``state_dict`` gave."""
+        self._seen = state["seen"]
         if state["images"] is not None:
-            found = (plain_tensor(state[name], f"held-back {name}") for name in ("images", "answers"))
-            coded, self.answers = (each.to(self._device) for each in found)
-            self._coded = self._coding.encode(coded) if coded.is_floating_point() else coded
+            self._coded, self.answers = (state[name].to(self._device) for name in ("images", "answers"))
 
     @property
     def paid(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -228,17 +235,10 @@ class HoldOut:
         return _pairs(self.images, self.answers)
 
 
-def held_back_bytes(job: Job, spec: ImageSpec, answer: int, images: int) -> int:
-    """Bytes of what is held back of so many queries, with answers of so many bytes, where students are scored on it."""
-    batch: int = job.method_config.batch_size
-    kept = job.config.evaluation.dataset == "none" or job.config.until_agreement is not None
-    return kept * min(HELD_BACK, images // batch // HELD_BACK_EVERY * batch) * (Coding(spec).image_bytes + answer)
-
-
 def examination_of(
     data: ImageSet | None, spec: ImageSpec, mode: LabelMode, device: torch.device, ask: AskTeacher | None
 ) -> EvaluationSet | HoldOut:
-    """What students are scored on: labelled images or, without any, generated ones that are held back."""
+    """Build what students are scored on: labelled images or, without any, held-back generated ones."""
     if data is None:
         return HoldOut(mode, spec, device)
     labels = None if data.labels is None else data.labels.to(device)
@@ -248,7 +248,7 @@ def examination_of(
 
 
 def shape_of(config: EvaluationConfig) -> Shape | None:
-    """The shape that all images of an evaluation set have; None where they can be made in any, as a folder's can."""
+    """Shape of all images of an evaluation set; None where any is possible, as for a folder."""
     sized = config.dataset.endswith(".npz") or config.dataset in DATASETS
     if not sized or config.dataset in DRAWN:
         return None
@@ -269,7 +269,9 @@ def evaluation_images(
     """
     if config.dataset == "none":
         return None
-    name, root, load = config.dataset, config.root, partial(load_dataset, handed_over=handed_over, lazy=True)
+    name = config.dataset
+    root = config.root
+    load = partial(load_dataset, handed_over=handed_over, lazy=True)
     try:
         data = load(name, "test", shape=spec.shape, root=root, download=config.download)
     except UserError as error:
@@ -277,8 +279,15 @@ def evaluation_images(
         raise UserError(f"--evaluation.dataset: {error} (the teacher takes {taken})") from error
     own = data.subset(config.limit)
     data = numbered(own, num_classes, config.classes, class_names, folder=name not in DATASETS)
-    if config.classes is None and own.labels is not None and not torch.equal(own.labels, data.required_labels):
-        tell(f"evaluation: the classes of {own.name} are put in the teacher's order: {shown_names(data.class_names)}")
+    if (
+        config.classes is None
+        and own.labels is not None
+        and not torch.equal(own.labels, data.required_labels)
+    ):
+        tell(
+            f"evaluation: the classes of {own.name} are put in the teacher's order: "
+            f"{shown_names(data.class_names)}"
+        )
     if 4 * math.prod(data.images.shape) <= HELD_BYTES:
         return replace(data, images=_taken(data.batch(slice(None)), config, spec), read=None)
     streamed = replace(data, read=lambda index: _taken(data.batch(index), config, spec))
@@ -294,3 +303,54 @@ def _taken(x_NCHW: Tensor, config: EvaluationConfig, spec: ImageSpec) -> Tensor:
         return (x_NCHW - mean_C11) / std_C11
     low, high = spec.bounds
     return x_NCHW * (high - low) + low
+
+
+class Goal:
+    """Agreement on held-back queries, which are paid for and never trained on.
+
+    It is reached when an evaluation finds it below the 95% interval of the agreement (Wilson's), while a
+    student that names one class for everything would not reach it. ``latest``: what the last evaluation
+    found. ``own``: the images are held back for this goal alone, so they are part of its state.
+    """
+
+    def __init__(self, share: float, held: HoldOut, own: bool) -> None:
+        self.share = share
+        self.held = held
+        self._own = own
+        self.latest = {"agreement": 0.0, "at_least": 0.0, "one_class": 1.0, "images": 0}
+
+    @property
+    def reached(self) -> bool:
+        return self.latest["at_least"] >= self.share > self.latest["one_class"]
+
+    def look(self, student: nn.Module, scored: Mapping[str, Any]) -> dict[str, float]:
+        """Metrics of the student; empty without held-back images. ``scored``: on the evaluation images."""
+        score = (self.held.score(student) if self._own else scored).get("agreement")
+        images = len(self.held)
+        if score is None:
+            return {}
+        assert self.held.answers is not None
+        one_class = torch.bincount(top_class(self.held.answers)).max().item() / images
+        at_least = wilson_interval(score, images)[0]
+        self.latest = {"agreement": score, "at_least": at_least, "one_class": one_class, "images": images}
+        return {"held_back_agreement": score}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"latest": self.latest, "held": self.held.state_dict() if self._own else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.latest = state["latest"]
+        if self._own:
+            self.held.load_state_dict(state["held"])
+
+
+def goal_of(
+    config: ExtractConfig, examination: EvaluationSet | HoldOut, oracle: Oracle, device: torch.device
+) -> tuple[Goal | None, Callable[[Tensor, Tensor], bool] | None]:
+    """The agreement that ends the run, if one does, and what takes paid batches out of training."""
+    held_back = examination if isinstance(examination, HoldOut) else None
+    goal = None
+    if config.until_agreement is not None:
+        held_back = HoldOut(oracle.label_mode, oracle.spec, device) if held_back is None else held_back
+        goal = Goal(config.until_agreement, held_back, own=held_back is not examination)
+    return goal, None if held_back is None else held_back.hold_out

@@ -1,7 +1,5 @@
 """A student as a program that other software runs: ONNX, or torch.export's .pt2."""
 
-from __future__ import annotations
-
 import importlib
 import io
 from pathlib import Path
@@ -21,7 +19,7 @@ IMAGES = 64
 
 
 def export(student: Path, form: Literal["onnx", "pt2"], out: Path) -> dict[str, str]:
-    """Write the student to ``out``, for any number of images, once it answers as the student does; rows to show.
+    """Write the student to ``out``, for any batch size, once checked against it; rows to show.
 
     Raises:
         UserError: for no student, a package that is missing, or a file that exists already.
@@ -32,12 +30,14 @@ def export(student: Path, form: Literal["onnx", "pt2"], out: Path) -> dict[str, 
     if form == "onnx":
         _require("onnx", "onnxscript")
     net = load_student_of_run(student)
-    spec, classes = net.spec, net.num_classes
+    spec = net.spec
+    classes = net.num_classes
     assert isinstance(spec, ImageSpec)
     low, high = spec.bounds
     random = torch.rand(IMAGES, *spec.shape, generator=torch.Generator().manual_seed(0))
     images_BCHW = random * (high - low) + low
-    shape, within = ", ".join(map(str, spec.shape)), f"within {low:g} and {high:g}"
+    shape = ", ".join(map(str, spec.shape))
+    within = f"within {low:g} and {high:g}"
     rows = {
         "file": str(out),
         "input": f"images: float32 (any number, {shape}) {within}",
@@ -64,27 +64,38 @@ def _program(net: nn.Module, form: str, example: Tensor, metadata: dict[str, str
         onnx.model.metadata_props.update(metadata)
         data: bytes = onnx.model_proto.SerializeToString()
     except Exception as error:  # an operator that a form lacks can raise anything at all
-        raise DfmeError(f"--format {form}: cannot export {net.arch}: {' '.join(str(error).split())[:300]}") from error
+        raise DfmeError(
+            f"--format {form}: cannot export {net.arch}: {' '.join(str(error).split())[:300]}"
+        ) from error
     return data
 
 
 def _verified(net: nn.Module, data: bytes, form: str, images_BCHW: Tensor) -> str:
-    """How far the program's scores are from the student's, for one image and for many. DfmeError if too far."""
+    """Distance of the program's scores to the student's, for one and many images. DfmeError if far."""
     if form == "pt2":
-        by, program = "torch.export", torch.export.load(io.BytesIO(data)).module()  # our own bytes, never a file's
+        # our own bytes, never a file's
+        by = "torch.export"
+        program = torch.export.load(io.BytesIO(data)).module()  # noqa: TID251 (its own bytes, not a file)
     else:
         try:
             runtime = importlib.import_module("onnxruntime")
         except ImportError:
             return "no, onnxruntime is not installed: pip install onnxruntime"
-        by, session = "onnxruntime", runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        by = "onnxruntime"
+        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
     worst = 0.0
     for x_BCHW in (images_BCHW[:1], images_BCHW):
         wanted = net(x_BCHW)
-        got = program(x_BCHW) if form == "pt2" else torch.from_numpy(session.run(None, {"images": x_BCHW.numpy()})[0])
+        got = (
+            program(x_BCHW)
+            if form == "pt2"
+            else torch.from_numpy(session.run(None, {"images": x_BCHW.numpy()})[0])
+        )
         worst = max(worst, (wanted - got).abs().max().item())
         if got.shape != wanted.shape or not torch.allclose(got, wanted, rtol=1e-3, atol=1e-4):
-            raise DfmeError(f"--format {form}: the scores differ from the student's by up to {worst:.3g}; not written")
+            raise DfmeError(
+                f"--format {form}: the scores differ from the student's by up to {worst:.3g}; not written"
+            )
     return f"by {by} on {len(images_BCHW)} random images: scores differ by {worst:.1g} at most"
 
 
@@ -93,4 +104,6 @@ def _require(*packages: str) -> None:
         try:
             importlib.import_module(package)
         except ImportError as error:
-            raise UserError(f"--format onnx: needs the package {package}; pip install {' '.join(packages)}") from error
+            raise UserError(
+                f"--format onnx: needs the package {package}; pip install {' '.join(packages)}"
+            ) from error

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM as a request: the step in progress ends, the run is kept, and then it stops."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -12,7 +10,8 @@ from types import FrameType
 from typing import Self
 
 GRACE = 10.0
-"""Seconds after a first signal at which the second one comes by itself: a step of a large network takes minutes."""
+"""Seconds after a first signal at which the second one comes by itself: a step of a large network takes
+minutes."""
 
 ACKNOWLEDGED = b"\nstopping after the step in progress (once more: at once)\n"
 
@@ -22,10 +21,12 @@ BEFORE = b"\nstopped before the first step\n"
 class Interrupt:
     """Within the context, the first signal only sets ``requested``; a second one interrupts at once.
 
-    While ``starting`` the first one does, once no request is on its way (``asking``): there is no step to wait for, and
-    what was answered is on file. To one that began so, the second signal comes by itself after ``GRACE``.
+    While ``starting`` the first one does, once no request is on its way (``asking``): there is no step to
+    wait for, and what was answered is on file. To one that began so, the second signal comes by itself after
+    ``GRACE``.
 
-    ``announce``: say so on stderr. Outside the main thread, where Python allows no handlers, it is never requested.
+    ``announce``: say so on stderr. Outside the main thread, where Python allows no handlers, it is never
+    requested.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -42,7 +43,7 @@ class Interrupt:
         return self._requested
 
     def heed(self) -> None:
-        """Raise KeyboardInterrupt if a signal came while starting; to be called when a request is answered."""
+        """Raise KeyboardInterrupt if a signal came while starting; called between requests."""
         if self.starting and self._requested:
             raise KeyboardInterrupt
 
@@ -67,7 +68,8 @@ class Interrupt:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         at_once = self.starting and not self.asking()
-        if self._announce and not self._requested:  # past Python's buffers, which this handler may have interrupted
+        # past Python's buffers, which this handler may have interrupted
+        if self._announce and not self._requested:
             with contextlib.suppress(OSError, ValueError):
                 os.write(sys.stderr.fileno(), BEFORE if at_once else ACKNOWLEDGED)
         if self._requested or at_once:

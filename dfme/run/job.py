@@ -3,8 +3,6 @@
 No torch here. A document has every default written out and gives an equal job when it is loaded again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import hashlib
@@ -43,16 +41,7 @@ MAY_CHANGE_ON_RESUME = (
 """Keys that may change between a run and its resumption: they do not decide what a query or a weight is."""
 
 
-ADDED: dict[str, object] = {"method.generator": "auto", "graphs": False, "deterministic": False}
-ADDED |= {"estimator.arithmetic": "ieee", "teacher.precision": "auto", "student.replay_bytes": None}
-ADDED |= {"teacher.defences": [], "answers.learn": "auto", "answers.recover": "none", "answers.knows": []}
-ADDED |= {"answers.repeat": 1, "answers.vote": 1}
-ADDED |= {"teacher.watch": [], "teacher.benign": None, "teacher.on_alarm": "log"}
-ADDED |= {"method.learn_from": "students", "method.training": "always"}
-"""Options that 0.6.0 or 0.7.0 did not have, with the values at which a run is what it was."""
-
-
-def said_by_the_user(job: Job) -> list[str]:
+def consent_flags(job: Job) -> list[str]:
     """The words that allow this job's service to be asked, and secrets to be sent there, once more."""
     authorised_by, key, allowed = (job.teacher_options.get(key.partition(".")[2]) for key in SAID_BY_THE_USER)
     if ":" in job.teacher.kind:
@@ -63,12 +52,21 @@ def said_by_the_user(job: Job) -> list[str]:
 
 
 def resume_command(run_dir: Path, job: Job, command: str = "") -> str:
-    """What to type, where this process was started, to go on with a run of ``job``, or with what ``command`` began."""
+    """Command that resumes the run of ``job``, or what ``command`` began, from this directory."""
     started = Path(sys.argv[0])
     program = f"python {shlex.quote(str(started))}" if started.name == "run.py" else "python run.py"
     program = "dfme" if started.name == "dfme" else program
     return " ".join(
-        filter(None, [program, command, "--resume --out", shlex.quote(str(run_dir)), shlex.join(said_by_the_user(job))])
+        filter(
+            None,
+            [
+                program,
+                command,
+                "--resume --out",
+                shlex.quote(str(run_dir)),
+                shlex.join(consent_flags(job)),
+            ],
+        )
     )
 
 
@@ -85,7 +83,9 @@ def document(job: Job) -> dict[str, Any]:
     """
     teacher = {**dataclasses.asdict(job.teacher), **job.teacher_options}
     sections: dict[str, Any] = plain(job.config, "config")
-    sections["teacher"] = {name: _portable(plain(value, f"teacher.{name}")) for name, value in teacher.items()}
+    sections["teacher"] = {
+        name: _portable(plain(value, f"teacher.{name}")) for name, value in teacher.items()
+    }
     sections["method"] = {"name": job.method, **plain(job.method_config, "method")}
     return sections | {name: plain(getattr(job, name), name) for name in find_method(job.method).sections}
 
@@ -93,11 +93,14 @@ def document(job: Job) -> dict[str, Any]:
 def config_hash(job: Job) -> str:
     """Sixteen hexadecimal digits over what decides the result: equal for two runs of the same experiment.
 
-    The seed counts; the budget, the run directory, tracking, the pace of checkpoints and a watch that only logs do not.
+    The seed counts; the budget, the run directory, tracking, the pace of checkpoints and a watch that only
+    logs do not.
     """
     leaves = _decisive(document(job))
     if job.teacher.on_alarm == "log":
-        leaves = {key: value for key, value in leaves.items() if key not in ("teacher.watch", "teacher.benign")}
+        leaves = {
+            key: value for key, value in leaves.items() if key not in ("teacher.watch", "teacher.benign")
+        }
     return hashlib.sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -107,10 +110,13 @@ def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -
     Keys that do not decide the result are not compared (``MAY_CHANGE_ON_RESUME``).
     """
     before, after = (document(job) if isinstance(job, Job) else job for job in (old, new))
-    left, right = _decisive(before), _decisive(after)
-    keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]  # None: as before it was there
-    first, then = int(before["budget"]), int(after["budget"])
-    planned = left.get("student.steps") and not left.get("student.rounds")  # to the end of its budget, which stays
+    left = _decisive(before)
+    right = _decisive(after)
+    keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]
+    first = int(before["budget"])
+    then = int(after["budget"])
+    # to the end of its budget, which stays
+    planned = left.get("student.steps") and not left.get("student.rounds")
     departs = then != first if planned else then < first
     lower = (after.get("until_agreement") or 1.0) < (before.get("until_agreement") or 0.0)
     return ["budget"] * departs + ["until_agreement"] * lower + keys
@@ -118,10 +124,10 @@ def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -
 
 def _decisive(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        key: (value is not None or None) if key == "until_agreement" else value  # any goal holds back the same queries
+        # any goal holds back the same queries
+        key: (value is not None or None) if key == "until_agreement" else value
         for key, value in flatten(content, ())
-        if ADDED.get(key, ...) != value
-        and not any(key == skipped or key.startswith(skipped + ".") for skipped in MAY_CHANGE_ON_RESUME)
+        if not any(key == skipped or key.startswith(skipped + ".") for skipped in MAY_CHANGE_ON_RESUME)
     }
 
 
@@ -143,11 +149,13 @@ def plain(value: Any, where: str) -> Any:
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(name): plain(item, f"{where}.{name}") for name, item in value.items()}
-    raise UserError(f"{where}: expected a number, text, list or mapping, got an object of type {type(value).__name__}")
+    raise UserError(
+        f"{where}: expected a number, text, list or mapping, got an object of type {type(value).__name__}"
+    )
 
 
 def is_plain(value: Any) -> bool:
-    """Whether the value has a form in YAML and JSON."""
+    """True if the value has a form in YAML and JSON."""
     try:
         plain(value, "")
     except UserError:
@@ -156,7 +164,7 @@ def is_plain(value: Any) -> bool:
 
 
 def locate(path: str) -> str:
-    """A file's path, tried against the current directory, then what comes with dfme; as it came if it is in neither.
+    """A file's path, tried in the current directory, then in dfme; unchanged if in neither.
 
     Files that come with dfme come back absolute, so that a job means the same file from any directory.
     """
@@ -165,7 +173,7 @@ def locate(path: str) -> str:
 
 
 def _portable(value: Any) -> Any:
-    """The path of a file that comes with dfme as recipes name it, so that a record names no machine; else the value."""
+    """A path of a file within dfme in a recipe's form, free of machine names; else unchanged."""
     if isinstance(value, str) and Path(value).is_absolute():
         return comes_with_dfme(Path(value)) or value
     return value

@@ -1,10 +1,9 @@
-"""The lock of a directory: one process at a time works in it, on this machine and on those that share its disk.
+"""Lock of a directory: one process at a time, on this machine and others that share the disk.
 
-``flock`` decides among the processes of one host, but may not reach the others of a shared file system. So ``.lock``
-names its holder, who touches it: its time of change is the latest beat. All times are the file system's, no host's.
+``flock`` decides among the processes of one host, but may not reach the others of a shared file system. So
+``.lock`` names its holder, who touches it: its time of change is the latest beat. All times are the file
+system's, no host's.
 """
-
-from __future__ import annotations
 
 import contextlib
 import errno
@@ -20,7 +19,8 @@ from dfme.config.messages import printable
 from dfme.errors import UserError
 
 LOCK = ".lock"
-BEAT_SECONDS, DEAD_SECONDS = 30.0, 120.0
+BEAT_SECONDS = 30.0
+DEAD_SECONDS = 120.0
 """Without a beat for so long, a process of another host holds nothing."""
 
 MAX_BYTES = 500  # of a lock that is read
@@ -28,13 +28,15 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class DirectoryLock:
-    """Held from its making until ``close``, or the end of the process. ``note``: what is to be said of it, if anything.
+    """A lock from creation until ``close`` or the process's end. ``note``: a remark for the user.
 
     Raises UserError, which names ``option``, if another process holds it, or the directory cannot be written.
     """
 
     def __init__(self, path: Path, option: str = "--out") -> None:
-        self.note, self._fd, self._ended = "", -1, threading.Event()
+        self.note = ""
+        self._fd = -1
+        self._ended = threading.Event()
         self._option = option
         self._own = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
         try:
@@ -42,7 +44,9 @@ class DirectoryLock:
             os.lseek(self._fd, 0, os.SEEK_END)  # which a pipe refuses
             problem = self._take(path)
         except OSError as error:
-            mount = "; its file system has no locks: mount it with -o flock (Lustre) or without -o nolock (NFS)"
+            mount = (
+                "; its file system has no locks: mount it with -o flock (Lustre) or without -o nolock (NFS)"
+            )
             problem = f"cannot write to the directory: {error.strerror}{mount * (error.errno in NO_LOCKS)}"
         if problem:
             with contextlib.suppress(OSError):
@@ -57,7 +61,8 @@ class DirectoryLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             busy = False
         host, pid = self._holder()
-        there, age = host not in ("", socket.gethostname()), 0.0
+        there = host not in ("", socket.gethostname())
+        age = 0.0
         if there:
             with tempfile.TemporaryFile(dir=path) as fresh:  # what time it is on the file system
                 os.utime(fresh.fileno())

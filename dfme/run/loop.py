@@ -1,7 +1,5 @@
 """The run itself, flat and in order: spend, check, evaluate, log, keep, stop."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable
@@ -15,8 +13,7 @@ from dfme.errors import BudgetExhausted, DfmeError
 from dfme.methods.base import Method, Metrics
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.run.evaluation import Examination, score_all
-from dfme.run.goal import Goal
+from dfme.run.evaluation import Examination, Goal, score_all
 
 LOG_SECONDS = 0.5
 """Least time between two logged training steps; reading metrics makes an accelerator wait."""
@@ -25,7 +22,8 @@ METRIC_SHARE = 0.01
 """Most of the time between two readings of a metric that working it out may take."""
 
 EARLY = 8
-"""Most evaluations before the first even share, at its half, a quarter and so on; nor are they more than the others."""
+"""Most evaluations before the first even share, at its half, a quarter and so on; nor are they more than the
+others."""
 
 SAMPLE_SHEETS = 5
 """Sheets of queries kept over a run, at evaluations, besides the first."""
@@ -41,7 +39,7 @@ MUST_BE_FINITE = ("student_loss", "replay_loss", "kl")
 
 
 class Listener(Protocol):
-    """What the loop tells about its progress (``report.recorder.Recorder``)."""
+    """Receiver of the loop's progress (``report.recorder.Recorder``)."""
 
     def step(self, queries: int, metrics: dict[str, float]) -> None: ...
 
@@ -54,8 +52,8 @@ class Listener(Protocol):
 class Progress:
     """Seconds of work so far, over all of a run's sessions; part of the checkpoint.
 
-    ``logging``: those of this session that the log of training steps took. ``scores``: its evaluations, by the
-    images that were spent and the student steps taken.
+    ``logging``: those of this session that the log of training steps took. ``scores``: its evaluations, by
+    the images that were spent and the student steps taken.
     """
 
     seconds: float = 0.0
@@ -79,13 +77,13 @@ def numbers(metrics: Metrics) -> dict[str, float]:
 
 
 class MetricReader:
-    """Metrics as plain numbers, without those that must be worked out and are too dear to be read again yet."""
+    """Metrics as plain numbers, without those too expensive to compute again so soon."""
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
 
     def __call__(self, metrics: Metrics) -> dict[str, float]:
-        """Those that are there already, then the others: what the accelerator still had to do is no metric's cost."""
+        """Metrics ready first, then the others, which thus are not charged for the device's queue."""
         values = numbers({name: value for name, value in metrics.items() if not callable(value)})
         for name, value in metrics.items():
             started = time.monotonic()
@@ -111,37 +109,40 @@ def run(
     goal: Goal | None = None,
     look: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Spend the whole budget and train to the end, or until ``goal`` is reached; says whether it did, or was
-    ``stopped`` (and kept) on the way.
+    """Spend the budget and train to its end or until ``goal``; True unless ``stopped`` on the way.
 
-    ``points``: evaluations, evenly spaced over the budget; before the first of them there are some more, so that what
-    a copy costs that is good early is known. ``price``: of a thousand images, if they have one. ``keep`` saves a
-    checkpoint. ``look`` is called at each evaluation.
+    ``points``: evaluations, evenly spaced over the budget; before the first of them there are some more, so
+    that what a copy costs that is good early is known. ``price``: of a thousand images, if they have one.
+    ``keep`` saves a checkpoint. ``look`` is called at each evaluation.
     """
-    ledger, trainer, times = oracle.ledger, method.students, oracle.times
+    ledger = oracle.ledger
+    trainer = method.students
     read = MetricReader()
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
     while oracle.remaining + trainer.steps_left > 0 and not (goal and goal.reached and oracle.remaining):
-        # Take the student steps that are due; else pay for one step of the method, or for what is left of the budget.
-        before, training = oracle.reached, trainer.steps_due_under(ledger.budget // times, ledger.spent // times) > 0
+        # Take the student steps that are due; else pay for one step of the method, or for what is left of the
+        # budget.
+        before = oracle.images_counted
+        training = trainer.steps_due_under(ledger.budget // oracle.times, ledger.spent // oracle.times) > 0
         metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, oracle)
         progress.seconds = time.monotonic() - started
         if metrics is None:
             continue
         # Evaluate at even shares of the budget, when the steps due are done, and often at the start.
-        done, due = (spent * points // ledger.budget for spent in (before, oracle.reached))
-        early = [halvings(spent, ledger.budget, points) for spent in (before, oracle.reached)]
+        done, due = (spent * points // ledger.budget for spent in (before, oracle.images_counted))
+        early = [halvings(spent, ledger.budget, points) for spent in (before, oracle.images_counted)]
         even = due > done or (training and not trainer.steps_due)
         if even or early[1] < early[0]:
             deferred.verify()
-            new = progress.scores[ledger.spent, trainer.steps] = score_all(examination, trainer.delivered, trainer.vote)
+            new = progress.scores[ledger.spent, trainer.steps] = score_all(
+                examination, trainer.delivered, trainer.vote
+            )
             metrics |= new | (goal.look(trainer.delivered, metrics | new) if goal else {})
             listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
             look()
-            if even and method.recent is not None and (done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS):
-                images, answers = (each[: oracle.spec.at_once(SHEET_IMAGES)].cpu().numpy() for each in method.recent)
-                listener.samples(ledger.spent, images, answers)
+            if even and (done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS):
+                _show_samples(method, oracle, listener)
             logged = time.monotonic()
         # Log, now and then.
         elif (now := time.monotonic()) - logged >= LOG_SECONDS:
@@ -164,8 +165,16 @@ def run(
     return bool(goal and goal.reached and oracle.remaining) or oracle.remaining + trainer.steps_left == 0
 
 
+def _show_samples(method: Method, oracle: Oracle, listener: Listener) -> None:
+    """Give the listener the last queries and answers of the method, if it keeps them."""
+    if method.recent is not None:
+        most = oracle.spec.at_once(SHEET_IMAGES)
+        images, answers = (each[:most].cpu().numpy() for each in method.recent)
+        listener.samples(oracle.ledger.spent, images, answers)
+
+
 def halvings(spent: int, budget: int, points: int) -> int:
-    """How often the first even share must be halved until ``spent`` images reach it; one more than allowed if never."""
+    """Halvings of the first even share until ``spent`` reaches it; one too many if never."""
     most = min(EARLY, points)
     return next((times for times in range(most + 1) if spent * points * 2**times >= budget), most + 1)
 
@@ -173,11 +182,14 @@ def halvings(spent: int, budget: int, points: int) -> int:
 def _spend(method: Method, oracle: Oracle) -> Metrics | None:
     """A step of the method, or what is left of the budget where it no longer fits.
 
-    The method is held to the cost it states, each image as often as it is asked, less what a service took without an
-    answer. None: what the service failed to answer, asked again, took what the step had counted on.
+    The method is held to the cost it states, each image as often as it is asked, less what a service took
+    without an answer. None: what the service failed to answer, asked again, took what the step had counted
+    on.
     """
-    ledger, left = oracle.ledger, oracle.remaining
-    answered, failed = ledger.useful, ledger.failed
+    ledger = oracle.ledger
+    left = oracle.remaining
+    answered = ledger.useful
+    failed = ledger.failed
     planned = min(method.cost, left) * oracle.times  # of this step: the next one may cost something else
     try:
         metrics = method.step() if left >= method.cost else method.finish(left)

@@ -1,37 +1,37 @@
-"""Opening the directory of a run: a new one, or that of a run to go on with or that is finished."""
+"""Opening the directory of a run: a new one, a finished one, or one to resume, and the checks of that one."""
 
-from __future__ import annotations
-
+import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dfme.config.settings import Job
-from dfme.config.yaml_files import dump_yaml
+from dfme.config.values import flatten
+from dfme.config.yaml_files import dump_yaml, load_yaml, parse_yaml
 from dfme.errors import UserError
 from dfme.nets import find_net
+from dfme.oracle.ledger import Ledger
+from dfme.oracle.ledger_log import read_history, require_same_teacher
 from dfme.report.console import Console
 from dfme.report.summary_file import read_summary
 from dfme.run.checkpoint import load_checkpoint
-from dfme.run.directory import RunDirectory, require_space
-from dfme.run.job import document
-from dfme.run.resuming import PLANNED
+from dfme.run.directory import RunDirectory
+from dfme.run.job import differing_keys, document
 from dfme.run.run import Result
 from dfme.run.student_file import load_student
 
 
-def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, dict[str, Any]]:
-    """The run's directory, locked, and the state of its checkpoint; empty without one.
-
-    UserError where a new run would find fewer than ``space`` bytes of free disk.
-    """
+def open_directory(job: Job, resume: bool) -> tuple[RunDirectory, dict[str, Any]]:
+    """The run's directory, locked, and the state of its checkpoint; empty without one."""
     out = Path(job.config.out) if job.config.out else free_name(job, job.method)
     directory = RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
     directory.is_new_run = not resume
     try:
         if resume:
             return directory, load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
-        require_space(out, space)
         directory.write_config(recipe(job))
     except BaseException as error:
         directory.__exit__(type(error))
@@ -40,7 +40,7 @@ def open_directory(job: Job, resume: bool, space: int) -> tuple[RunDirectory, di
 
 
 def free_name(job: Job, what: str) -> Path:
-    """A directory under runs/ that does not exist yet, named after the data, what is done with it, and the seed."""
+    """A new directory under runs/, named after the data, the command and the seed."""
     dataset = job.config.evaluation.dataset
     subject = "run" if dataset == "none" else Path(dataset).name
     return RunDirectory.free_name(Path("runs") / f"{subject}-{what}-seed{job.config.seed}")
@@ -75,10 +75,77 @@ def finished_result(job: Job) -> Result | None:
 
 def tell_finished(job: Job, result: Result, shown: Console) -> None:
     """Say of a run that came to its end before how to go on, and show its table again."""
-    spent, reached = result.summary["spent"], result.summary.get("ended_by") == "until_agreement"
+    spent = result.summary["spent"]
+    reached = result.summary.get("ended_by") == "until_agreement"
     how, flag = ("at its goal, after", "--until-agreement") if reached else ("with all of its", "--budget")
     shown.note(
         f"{result.run_dir}: finished before {how} {spent:,} queries, nothing was asked now; to go on, "
         + (PLANNED if job.config.student.is_planned and not reached else f"give a larger {flag}")
     )
     shown.table(result.summary, result.run_dir)
+
+
+PLANNED = (
+    "since --student.steps are planned over the run's own budget, without --student.rounds, start a new "
+    "run, or train again on what is paid for: run.py retrain"
+)
+"""What to do in place of giving such a run a larger budget."""
+
+
+def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: str) -> None:
+    """UserError, with the keys, where the run on record was started with values that decide another result.
+
+    ``files``: digests of the teacher's files, which ``option`` names. They may lie elsewhere now; what is in
+    them may not differ.
+    """
+    config = run_dir / "config.yaml"
+    keys = differing_keys(load_yaml(config, own=True), job)
+    ledger = run_dir / "ledger.jsonl"
+    recorded = (read_history(ledger).teacher or {}).get("files") if ledger.exists() else None
+    if recorded:
+        require_same_teacher({"files": recorded}, {"files": files})
+        keys = [key for key in keys if key.removeprefix("teacher.") not in (*files, option)]
+    if keys:
+        planned = f"; {PLANNED}" if "budget" in keys and job.config.student.is_planned else ""
+        raise UserError(
+            f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
+            f"leave those flags out, or start a new run in another --out{planned}"
+        )
+
+
+def take_up_threads(ledger: Ledger, device: torch.device) -> list[str]:
+    """Use the first stretch's number of CPU threads, which decides last bits. A line if changed."""
+    now = torch.get_num_threads()
+    own = ledger.stretches[0]["threads"] if ledger.stretches else now
+    differs = device.type == "cpu" and own != now
+    if differs:
+        torch.set_num_threads(own)
+    ledger.begin(torch.get_num_threads())
+    if not differs:
+        return []
+    said = f"the run was begun with {own} threads of torch, this process had {now}"
+    return [f"threads: {said}; this stretch takes {own}, too"]
+
+
+def changed_source(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
+    """A line where the module of a user's own teacher is not the one that the run began with."""
+    old, new = ((facts or {}).get("source") for facts in (before, now))
+    if not old or not new or old == new:
+        return []
+    shown = [f"{each['file']!r} (sha256 {each['sha256'][:12]!r})" for each in (old, new)]
+    return [f"teacher: {shown[0]} is now {shown[1]}; if its answers are others, start a new run"]
+
+
+def require_same_adapter(kept: Path, text: str) -> None:
+    """UserError, with the first different key, if the adapter in use differs from the run's copy."""
+    before = dict(flatten(load_yaml(kept), ()))
+    after = dict(flatten(parse_yaml(text), ()))
+    for key in {**before, **after}:
+        if before.get(key) != after.get(key):
+            digests = [hashlib.sha256(each).hexdigest()[:12] for each in (kept.read_bytes(), text.encode())]
+            raise UserError(
+                f"--resume: this run was started with another adapter: {key} was "
+                f"{str(before.get(key))[:80]!r} (now {str(after.get(key))[:80]!r}), sha256 as read "
+                f"{digests[0]} (now {digests[1]}); resume with the adapter as it was, or start a new run in "
+                "another --out"
+            )

@@ -1,12 +1,13 @@
-"""What a job is made of before anything of it is opened or asked: images, networks, and the memory that they need."""
-
-from __future__ import annotations
+"""Parts of a job before anything is opened or asked: images, networks, and room for their state."""
 
 import copy
 import math
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -22,9 +23,8 @@ from dfme.estimators.preflight import default_settings, needs_preflight, preflig
 from dfme.methods import METHODS, find_method
 from dfme.queries.pool import ImageSource
 from dfme.run.checks import keeps_answers
-from dfme.run.components import Nets, build_nets, open_pool
+from dfme.run.components import Nets, build_nets, build_replay, open_pool
 from dfme.run.evaluation import evaluation_images
-from dfme.run.memory import SMALL, needed_memory
 from dfme.run.recipes import unfit
 from dfme.spec import ImageSpec, Teacher
 from dfme.students.losses import make_distance
@@ -36,12 +36,11 @@ def build_parts(
     device: torch.device,
     evaluation: ImageSet | None = None,
     tell: Callable[[str], None] = lambda line: None,
-    always: bool = False,
-) -> tuple[ImageSet | None, ImageSource | None, Nets, dict[str, int]]:
-    """Images of evaluation and of the method's pool, networks, and the memory that they need.
+) -> tuple[ImageSet | None, ImageSource | None, Nets]:
+    """Images of evaluation and of the method's pool, and networks.
 
-    UserError for what does not fit together. Of images so small that memory is no question, only ``always`` tells it.
-    ``evaluation``: images that were handed over. ``tell`` hears what was done to their labels.
+    UserError for what does not fit together. ``evaluation``: images that were handed over. ``tell`` hears
+    what was done to their labels.
     """
     require_answers_fit(job, teacher)
     spec = teacher.spec
@@ -49,18 +48,16 @@ def build_parts(
     for line in (*unfit(job, spec.shape), *weak):
         tell(line)
     answers = job.config.answers
-    call = _require_estimator(job, spec) * answers.times
+    _require_estimator(job, spec)
     make_distance(answers.loss(job.config.student.loss), answers.mode(teacher.label_mode))
-    names = getattr(teacher, "class_names", None)
+    names = teacher.info.class_names
     data = evaluation_images(job.config.evaluation, spec, teacher.num_classes, names, evaluation, tell)
     pool = open_pool(job, spec)
-    nets = build_nets(job, spec, teacher.num_classes, device)
-    large = always or 4 * call * spec.numel >= SMALL
-    return data, pool, nets, needed_memory(job, teacher, nets, call) if large else {}
+    return data, pool, build_nets(job, spec, teacher.num_classes, device)
 
 
 def take_threads(job: Job, nets: Nets, spec: ImageSpec) -> list[str]:
-    """Take as many threads of torch as pay for this job's steps on a CPU, where nobody says how many. A line to say."""
+    """Set the number of torch threads that is fastest for this job on a CPU, unless set. A line."""
     most = torch.get_num_threads()
     if most == 1 or any(os.environ.get(name) for name in THREADS_GIVEN):
         return []
@@ -82,15 +79,17 @@ def weak_differences(config: EstimatorConfig, spec: ImageSpec) -> list[str]:
     cosine = math.sqrt(config.directions / spec.numel)
     return [
         f"warning: differences along {config.directions} of {spec.numel:,} directions have a cosine of about "
-        f"{cosine:.2g} with the gradient (0.018 of one at 3x32x32); give --estimator.direction dct or range, or take a "
-        "method without them: --method.name static or procedural"
+        f"{cosine:.2g} with the gradient (0.018 of one at 3x32x32); give --estimator.direction dct or range, "
+        "or take a method without them: --method.name static or procedural"
     ] * (random and spec.at_once(2) < 2)
 
 
 def require_answers_fit(job: Job, teacher: Teacher) -> None:
-    """UserError if the method cannot learn from what is made of the teacher's answers, with those that can."""
-    name, mode = job.method, Reader(job.config.answers, teacher.label_mode, teacher.num_classes).mode
-    label_modes, kind = find_method(name).load().label_modes, mode.kind
+    """UserError if the method cannot learn from such answers, with the methods that can."""
+    name = job.method
+    mode = Reader(job.config.answers, teacher.label_mode, teacher.num_classes).mode
+    label_modes = find_method(name).load().label_modes
+    kind = mode.kind
     if kind not in label_modes:
         able = [other for other, entry in METHODS.items() if kind in entry.load().label_modes]
         raise UserError(
@@ -99,28 +98,99 @@ def require_answers_fit(job: Job, teacher: Teacher) -> None:
         )
 
 
-def is_checked(job: Job) -> bool:
-    """Whether the pre-flight check runs before the first step, and decides what the estimator's settings leave open."""
+def runs_preflight(job: Job) -> bool:
+    """True if the pre-flight check runs before the first step and completes the estimator."""
     return "estimator" in find_method(job.method).sections and needs_preflight(job.estimator)
 
 
-def _require_estimator(job: Job, spec: ImageSpec) -> int:
-    """Images of the largest batch that is asked about at once.
-
-    UserError if the estimator does not fit the teacher's images, or the budget the check that it is left to.
-    """
-    batch_size: int = job.method_config.batch_size
+def _require_estimator(job: Job, spec: ImageSpec) -> None:
+    """UserError if the estimator does not fit the images, or the budget the check that completes it."""
     if "estimator" not in find_method(job.method).sections:
-        return batch_size
-    estimator = make_estimator(drafted(job.estimator, spec), spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
-    if is_checked(job):
+        return
+    make_estimator(with_placeholder_step(job.estimator, spec), spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
+    if runs_preflight(job):
         require_budget(job.config.images, preflight_images(job.estimator, spec))
-    return max(batch_size, *estimator.calls(batch_size))
 
 
-def drafted(config: EstimatorConfig, spec: ImageSpec) -> EstimatorConfig:
+def with_placeholder_step(config: EstimatorConfig, spec: ImageSpec) -> EstimatorConfig:
     """The settings with a step, whatever the pre-flight check will find."""
     settings = default_settings(config, spec)
     if not needs_preflight(config):
         return settings
     return replace(settings, step=1.0 if settings.space == "lattice" else 1e-3)
+
+
+CGROUP = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+"""Of a container, the files with its limit and what is used of it, by versions 2 and 1."""
+
+WEIGHT_BYTES = 4
+
+
+class PlannedBytes(NamedTuple):
+    """Most bytes of a run's state in memory, in a checkpoint, and in a replay on disk."""
+
+    memory: int
+    checkpoint: int
+    replay: int
+
+
+def planned_bytes(job: Job, teacher: Teacher, nets: Nets) -> PlannedBytes:
+    """Per weight its value and two moments, in memory also its gradient; beside them the replay."""
+    networks = [net for net in (*nets.students, nets.generator) if net is not None]
+    weights = sum(parameter.numel() for net in networks for parameter in net.parameters())
+    on_disk, replay = replay_bytes(job, teacher)
+    held = 0 if on_disk else replay
+    return PlannedBytes(
+        memory=4 * WEIGHT_BYTES * weights + held,
+        checkpoint=3 * WEIGHT_BYTES * weights + held,
+        replay=replay if on_disk else 0,
+    )
+
+
+def replay_bytes(job: Job, teacher: Teacher) -> tuple[bool, int]:
+    """Place of the replay, True if on disk, and its bytes when full."""
+    answer = job.config.answers.mode(teacher.label_mode).answer_bytes(teacher.num_classes)
+    replay = build_replay(job, teacher.spec, answer, directory=Path())
+    return (False, 0) if replay is None else (replay.on_disk, replay.size(answer))
+
+
+def require_room(job: Job, teacher: Teacher, device: torch.device) -> None:
+    """UserError, with the figures and what to lower, where the full replay cannot fit."""
+    on_disk, needed = replay_bytes(job, teacher)
+    free = free_disk(Path(job.config.out or "runs")) if on_disk else free_memory(device)
+    if needed > free:
+        where = "the disk of --out" if on_disk else device.type
+        instead = "" if on_disk else ", or take --student.replay-store disk"
+        raise UserError(
+            f"--student.replay-capacity: the full replay takes {size_of(needed)}, and {where} has "
+            f"{size_of(free)} free; lower it or --student.replay-bytes{instead}; nothing was asked"
+        )
+
+
+def free_disk(path: Path) -> int:
+    """Bytes free for a directory that is there or is to be made."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    return shutil.disk_usage(there).free
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a run on this device can still have."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = [1 << 62]
+    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else ():
+        if line.startswith("MemAvailable:"):
+            free.append(int(line.split()[1]) * 1024)
+    for limit, used in CGROUP:
+        paths = [Path("/sys/fs/cgroup") / name for name in (limit, used)]
+        if all(path.is_file() for path in paths) and (most := paths[0].read_text().strip()).isdecimal():
+            free.append(int(most) - int(paths[1].read_text()))
+    return max(0, min(free))
+
+
+def size_of(count: int) -> str:
+    """A number of bytes for people."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e3:.1f} kB"

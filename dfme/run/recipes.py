@@ -1,10 +1,8 @@
 """Recipes that come with dfme, by their names, and the batch size that fits a budget. No torch here.
 
-A recipe by name holds for any teacher: it is its file without the teacher, what that is scored on, and the student's
-architecture. Below any options lies the recipe that is named, else the one of the method's name.
+A recipe by name holds for any teacher: it is its file without the teacher, what that is scored on, and the
+student's architecture. Below any options lies the recipe that is named, else the one of the method's name.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools
@@ -28,14 +26,15 @@ GENERAL = "dfme"
 OF_ITS_TEACHER = ("teacher", "evaluation")
 """Keys of a recipe's file that do not hold for another teacher."""
 
-STUDENT_BATCHES, SMALLEST_BATCH = 240, 8
-"""A batch size of ``auto`` leaves a budget so many batches for the student, where it can; heuristic. On the digits
-batches of 8 in place of 256 give 90 % agreement in place of 43 % at 5,000 queries, 64 give 96 % in place of 85 % at
-30,000. More batches than these give a little more, and take as much longer."""
+STUDENT_BATCHES = 240
+SMALLEST_BATCH = 8
+"""A batch size of ``auto`` leaves a budget so many batches for the student, where it can; heuristic. On the
+digits batches of 8 in place of 256 give 90 % agreement in place of 43 % at 5,000 queries, 64 give 96 % in
+place of 85 % at 30,000. More batches than these give a little more, and take as much longer."""
 
 
 def shipped() -> dict[str, Path]:
-    """The recipes that come with dfme: by their files' names, those of the digits by what follows ``digits_`` too."""
+    """Recipes of dfme by file name; those of the digits also without ``digits_``."""
     paths = sorted(PACKAGE.glob("configs/*.yaml"), key=lambda path: ("_" in path.stem, path.stem))
     files = {path.stem: path for path in paths if not path.stem.startswith(("compare_", "audit"))}
     return {name.removeprefix("digits_"): path for name, path in files.items()} | files
@@ -48,7 +47,7 @@ def names() -> list[str]:
 
 @functools.cache
 def by_name(name: str) -> Content:
-    """The recipe of this name, for any teacher. UserError, with the nearest and all, for a name that is none."""
+    """Recipe of this name for any teacher. UserError, with the nearest and all, if unknown."""
     files = shipped()
     if name not in files:
         raise UserError(f"recipe: {unknown_choice('recipe', name, names())}")
@@ -58,12 +57,13 @@ def by_name(name: str) -> Content:
 
 
 def below(named: str, method: str) -> tuple[str, Content]:
-    """What a run's record says of the recipe below options for this method, and the recipe.
+    """Name of the recipe below options for this method, for a run's record, and the recipe.
 
-    It is the ``named`` one, or the method's own where none is named. One that is named for another method gives its
-    queries and students, over the method's own.
+    It is the ``named`` one, or the method's own where none is named. One that is named for another method
+    gives its queries and students, over the method's own.
     """
-    own, other = method if method in shipped() else GENERAL, by_name(named or GENERAL)
+    own = method if method in shipped() else GENERAL
+    other = by_name(named or GENERAL)
     if named and other["method"]["name"] == method:
         return named, other
     content = by_name(own)
@@ -77,7 +77,9 @@ def below(named: str, method: str) -> tuple[str, Content]:
 def unfit(job: Job, shape: Sequence[int]) -> list[str]:
     """A warning, where the job's recipe is made for images of another shape than the teacher's."""
     name = plain_name(job.config.recipe)
-    made_for = load_yaml(shipped()[name]).get("teacher", {}).get("shape", shape) if name in shipped() else shape
+    made_for = (
+        load_yaml(shipped()[name]).get("teacher", {}).get("shape", shape) if name in shipped() else shape
+    )
     theirs, ours = ("x".join(map(str, each)) for each in (made_for, shape))
     return [
         f"warning: recipe {name} is made for images of {theirs}, this teacher's are {ours}: its budget (now "
@@ -92,7 +94,8 @@ def plain_name(text: object) -> str:
 
 def whole(content: Content, file: Path | None = None) -> Content:
     """A tidy recipe with what lies below it; nothing lies below the ``file`` of the method's own."""
-    written, named = content.get("method"), plain_name(content.get("recipe"))
+    written = content.get("method")
+    named = plain_name(content.get("recipe"))
     method = str(written.get("name", GENERAL)) if isinstance(written, dict) else GENERAL
     if not named and shipped().get(method) == file:
         return content
@@ -130,18 +133,26 @@ def _less(content: Content, *names: str) -> Content:
 
 
 def fitted(job: Job, said: Callable[[str], bool] = lambda key: False) -> Job:
-    """The job with a number for a batch size of ``auto``: the method's default, halved until it fits the budget.
+    """The job with its batch size of ``auto`` resolved: the default, halved until it fits.
 
-    A generator of one's own stands in the place of one that transforms a base, where nobody ``said`` that it shall.
+    Where nobody ``said`` so, a generator of one's own transforms no base, and a method without a generator
+    has no program's share of its batches.
     """
-    method, entry = job.method_config, METHODS.get(job.method)
+    method = job.method_config
+    entry = METHODS.get(job.method)
     if getattr(method, "generator", "auto") != "auto" and not said("queries.base"):
         job = dataclasses.replace(job, queries=dataclasses.replace(job.queries, base="none"))
+    if not hasattr(method, "latent_size") and not said("queries.procedural"):
+        job = dataclasses.replace(job, queries=dataclasses.replace(job.queries, procedural=0.0))
     if entry is None or getattr(method, "batch_size", None) != "auto":
         return job
-    for_students, for_generator, size = getattr(method, "student_steps", 1), 0, entry.config().batch_size
+    for_students = getattr(method, "student_steps", 1)
+    for_generator = 0
+    size = entry.config().batch_size
     if "estimator" in entry.sections:
-        asked = 2 * job.estimator.directions if job.estimator.form == "central" else 1 + job.estimator.directions
+        asked = (
+            2 * job.estimator.directions if job.estimator.form == "central" else 1 + job.estimator.directions
+        )
         for_generator = method.generator_steps * asked
     students = job.config.images * for_students // (for_students + for_generator)
     while size > SMALLEST_BATCH and students < STUDENT_BATCHES * size:

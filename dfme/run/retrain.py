@@ -1,6 +1,4 @@
-"""A fresh student on the answers that a run paid for: what its queries are worth, whatever its own training was."""
-
-from __future__ import annotations
+"""A fresh student on a run's paid answers: the value of its queries apart from its training."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +10,7 @@ import torch
 
 from dfme import __version__
 from dfme.answers.asking import Reader
-from dfme.compute import choose_device, device_name, held_to, within_memory
+from dfme.compute import choose_device, device_name, validate_like, within_memory
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.settings import ExtractConfig
 from dfme.config.values import from_mapping
@@ -22,7 +20,7 @@ from dfme.oracle.ledger import Ledger
 from dfme.randomness import Streams, derived_seed
 from dfme.report.summary_file import read_summary
 from dfme.report.verdict import baselines, warnings
-from dfme.run.checkpoint import PAID_AT_ONCE, fitting, load_checkpoint, require_paid
+from dfme.run.checkpoint import PAID_AT_ONCE, explain_load_errors, load_checkpoint, require_paid
 from dfme.run.components import build_students, build_trainer
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import (
@@ -48,11 +46,12 @@ LINES = 10
 
 @dataclass(frozen=True)
 class PaidAnswers:
-    """What a run kept, ready to be trained on: ``replay`` draws from it, or gives all of it in order (``batches``).
+    """A run's kept answers, for training: ``replay`` draws, ``batches`` gives all in order.
 
-    ``replayed``: answers that went into its replay, still there or not. ``spent``: images that it paid for in all.
-    ``state``: the rest of the run's checkpoint. ``answers``: what it made of the teacher's, which
-    had the form ``label_mode``.
+    ``replayed``: answers that went into its replay, still there or not. ``spent``: images that it paid for in
+    all.
+    ``state``: the rest of the run's checkpoint. ``answers``: what it made of the teacher's, which had the
+    form ``label_mode``.
     """
 
     replay: Replay
@@ -69,7 +68,9 @@ class PaidAnswers:
         """In a line, what of all that was paid for is not there, and why; None if all of it is."""
         reasons = []
         if self.replayed > len(self.replay):
-            reasons.append(f"{self.replayed - len(self.replay):,} older than the --student.replay-capacity last ones")
+            reasons.append(
+                f"{self.replayed - len(self.replay):,} older than the --student.replay-capacity last ones"
+            )
         if self.spent > self.replayed:
             other = self.spent - self.replayed
             reasons.append(f"{other:,} that served other ends (gradient estimates, checks, scores)")
@@ -78,30 +79,36 @@ class PaidAnswers:
 
 
 def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswers:
-    """What the run in ``run_dir`` kept, on the device of ``rng`` (or left on disk, if the run kept it there).
+    """Load what the run in ``run_dir`` kept, on the device of ``rng`` (or on disk, if the run kept it there).
 
-    Raises UserError where the run kept nothing, naming the option that would have, or is no run; RunError for files
-    that are damaged or missing.
+    Raises UserError where the run kept nothing, naming the option that would have, or is no run; RunError for
+    files that are damaged or missing.
     """
     checkpoint = run_dir / "checkpoint.pt"
     if not (run_dir / "config.yaml").is_file():
         raise UserError(f"{run_dir}: expected the directory of a run, but it holds no config.yaml")
     state = load_checkpoint(checkpoint)
-    with fitting(checkpoint):
+    with explain_load_errors(checkpoint):
+        own = {"trainer": {"steps": 0, "replay": None}, "oracle": {"ledger": Ledger(1).state_dict()}}
+        validate_like(own, state, "state")
         kept = state["trainer"]["replay"]
         if kept is None or not kept["held"]:
             raise UserError(
-                f"{run_dir}: this run kept none of its paid answers; start one with --student.replay-steps 1 or more"
+                f"{run_dir}: this run kept none of its paid answers; start one with --student.replay-steps "
+                "1 or more"
             )
         _, spec, num_classes = student_facts(run_dir)
         folder = run_dir / "replay" if kept["items"]["kind"] == "disk" else None
-        # What never overflowed lies in the order of its numbers, and what did fills its window: both are of this size.
+        # What never overflowed lies in the order of its numbers, and what did fills its window: both are of
+        # this size.
         replay = Replay(kept["held"], spec, rng or torch.Generator().manual_seed(0), folder)
         replay.load_state_dict(kept)
-        counted, mode = held_to(Ledger(1).state_dict(), state["oracle"]["ledger"], "ledger"), _label_mode(run_dir)
-        answers = from_mapping(AnswersConfig, load_yaml(run_dir / "config.yaml", own=True).get("answers") or {})
-        spent = sum(count for purpose, count in counted["images"].items() if purpose != "evaluation")
-        held_to(0, state["trainer"]["steps"], "student steps")
+        mode = _label_mode(run_dir)
+        answers = from_mapping(
+            AnswersConfig, load_yaml(run_dir / "config.yaml", own=True).get("answers") or {}
+        )
+        images = state["oracle"]["ledger"]["images"]
+        spent = sum(count for purpose, count in images.items() if purpose != "evaluation")
         require_paid(replay.batches(spec.at_once(PAID_AT_ONCE)), spec, num_classes, answers.mode(mode))
         return PaidAnswers(replay, spec, mode, num_classes, replay.added, spent, state, answers)
 
@@ -109,7 +116,11 @@ def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswe
 def _label_mode(run_dir: Path) -> LabelMode:
     """From the summary of a finished run, else from the configuration, if it was given there."""
     summary = read_summary(run_dir / "summary.json")
-    found = summary["label_mode"] if summary else load_yaml(run_dir / "config.yaml", own=True)["teacher"]["label_mode"]
+    found = (
+        summary["label_mode"]
+        if summary
+        else load_yaml(run_dir / "config.yaml", own=True)["teacher"]["label_mode"]
+    )
     if found is None:
         raise UserError(
             f"{run_dir}: this run is not finished, and its config.yaml does not say teacher.label_mode; "
@@ -122,8 +133,8 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
     """Train a student from scratch on the paid answers of ``run`` and write it into ``out``; its summary.
 
     Of ``settings``, seed, device, precision, memory format, schedule, student and evaluation count. Without
-    ``student.steps`` the student takes as many as the run's own. The schedule runs over the steps. Nothing is asked:
-    the evaluation's answers are those on record. Global random state is as it was afterwards.
+    ``student.steps`` the student takes as many as the run's own. The schedule runs over the steps. Nothing is
+    asked: the evaluation's answers are those on record. Global random state is as it was afterwards.
 
     Raises:
         UserError: a run that kept no answers, or settings that do not go with it.
@@ -142,9 +153,13 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
         steps = settings.student.steps or paid.state["trainer"]["steps"]
         student = replace(settings.student, steps=steps, final_share=1.0, rounds=())
         settings = replace(settings, student=student)
-        arch, nets = build_students(settings, max(1, settings.student.count), paid.spec, paid.num_classes, device)
+        arch, nets = build_students(
+            settings, max(1, settings.student.count), paid.spec, paid.num_classes, device
+        )
         torch.manual_seed(derived_seed(settings.seed, "global"))
-        trainer = build_trainer(settings, nets, paid.answers.mode(paid.label_mode), paid.replay, lambda: 1.0, streams)
+        trainer = build_trainer(
+            settings, nets, paid.answers.mode(paid.label_mode), paid.replay, lambda: 1.0, streams
+        )
         with RunDirectory.create(out) as directory:
             seconds = _train(trainer, examination, tell)
             seen = classified(examination, paid.num_classes, student=trainer.delivered)
@@ -165,12 +180,15 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
 
 
 def read_again(paid: PaidAnswers, settings: ExtractConfig, rng: torch.Generator) -> PaidAnswers:
-    """What was paid for, read as ``settings.answers`` say, of a run that kept its answers as the teacher gave them."""
-    own, new = paid.answers, settings.answers
+    """Paid answers of a run, read as ``settings.answers`` say, if kept as the teacher gave them."""
+    own = paid.answers
+    new = settings.answers
     if new == own:
         return paid
     if own.mode(paid.label_mode) != paid.label_mode or (new.repeat, new.vote) != (own.repeat, own.vote):
-        raise UserError("--answers: expected those of the run, which kept no other answers, and none are asked")
+        raise UserError(
+            "--answers: expected those of the run, which kept no other answers, and none are asked"
+        )
     reader = Reader(replace(new, repeat=1, vote=1), paid.label_mode, paid.num_classes, settings.seed)
     replay = Replay(len(paid.replay), paid.spec, rng)
     for images, answers in paid.replay.batches(paid.spec.at_once(PAID_AT_ONCE)):
@@ -181,7 +199,7 @@ def read_again(paid: PaidAnswers, settings: ExtractConfig, rng: torch.Generator)
 def recorded_examination(
     run: Path, settings: ExtractConfig, paid: PaidAnswers, device: torch.device
 ) -> EvaluationSet | HoldOut:
-    """What the run's student was scored on, with the answers that its checkpoint holds.
+    """Load what the run's student was scored on, with the answers that its checkpoint holds.
 
     Raises:
         UserError: where the images are no longer those that were answered.
@@ -189,23 +207,27 @@ def recorded_examination(
     data = evaluation_images(settings.evaluation, paid.spec, paid.num_classes)
     mode = paid.answers.mode(paid.label_mode) if data is None else paid.label_mode
     examination = examination_of(data, paid.spec, mode, device, None)
-    with fitting(run / "checkpoint.pt"):
+    with explain_load_errors(run / "checkpoint.pt"):
         examination.load_state_dict(paid.state["examination"])
     if isinstance(examination, EvaluationSet):
         answered = 0 if examination.answers is None else len(examination.answers)
         if answered != len(examination):
             raise UserError(
-                f"--evaluation.dataset {settings.evaluation.dataset}: {run} has answers to {answered} evaluation "
+                f"--evaluation.dataset {settings.evaluation.dataset}: {run} has answers to {answered} "
+                "evaluation "
                 f"images on record, but here are {len(examination)}; leave the run's evaluation as it is"
             )
-    with fitting(run / "checkpoint.pt"):
+    with explain_load_errors(run / "checkpoint.pt"):
         require_paid(examination.paid, paid.spec, paid.num_classes, examination.mode)
     return examination
 
 
-def _train(trainer: StudentTrainer, examination: EvaluationSet | HoldOut, tell: Callable[[str], None]) -> float:
+def _train(
+    trainer: StudentTrainer, examination: EvaluationSet | HoldOut, tell: Callable[[str], None]
+) -> float:
     """All the steps; the seconds that they took. DfmeError for a student that diverges."""
-    started, whole = time.monotonic(), trainer.steps_left
+    started = time.monotonic()
+    whole = trainer.steps_left
     at_once = max(1, whole // LINES)
     while trainer.steps_left:
         metrics = numbers(trainer.train_pending(at_once))
@@ -217,7 +239,7 @@ def _train(trainer: StudentTrainer, examination: EvaluationSet | HoldOut, tell: 
 
 
 def _document(run: Path, settings: ExtractConfig) -> dict[str, Any]:
-    """What config.yaml says: the settings, the run's own teacher, and, as the method, whose answers these are."""
+    """Content of config.yaml: settings, the run's teacher, and whose answers these are."""
     own: dict[str, Any] = plain(settings, "config") | {"budget": 0}
     teacher = load_yaml(run / "config.yaml", own=True).get("teacher")
     return own | {"teacher": teacher, "method": {"name": "retrain", "run": str(run)}}
@@ -228,10 +250,24 @@ def _summary(
 ) -> dict[str, Any]:
     """The entries of summary.json that are known before the student is; its form is a run's."""
     source = read_summary(run / "summary.json") or {}
-    known = ("method", "seed", "spent", "accuracy", "agreement", "kl", "student_steps", "config_hash", "defences")
+    known = (
+        "method",
+        "seed",
+        "spent",
+        "accuracy",
+        "agreement",
+        "kl",
+        "student_steps",
+        "config_hash",
+        "defences",
+    )
     return {
         "method": "retrain",
-        "source": {"run": str(run), "method": "unfinished", **{name: source[name] for name in known if name in source}},
+        "source": {
+            "run": str(run),
+            "method": "unfinished",
+            **{name: source[name] for name in known if name in source},
+        },
         "answers": len(paid.replay),
         "seed": settings.seed,
         **dict.fromkeys(ACCOUNTS, 0),

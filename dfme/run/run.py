@@ -1,7 +1,5 @@
 """One run on disk and in memory: resumed, run, saved, and delivered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -12,7 +10,7 @@ import torch
 from torch import nn
 
 from dfme import __version__
-from dfme.compute import DeferredChecks, device_name, evaluating, held_to
+from dfme.compute import DeferredChecks, device_name, evaluating, validate_like
 from dfme.config.settings import Job
 from dfme.errors import BudgetExhausted
 from dfme.methods.base import Method
@@ -24,18 +22,27 @@ from dfme.report.recorder import Recorder
 from dfme.run import loop
 from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, HoldOut, classified, evaluated, score_all, under_defences
-from dfme.run.goal import Goal
+from dfme.run.evaluation import EvaluationSet, Goal, HoldOut, classified, evaluated, score_all, under_defences
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
 from dfme.run.student_file import save_student
-from dfme.students.schedule import factor
+from dfme.students.optimizers import factor
 from dfme.students.trainer import StudentTrainer
 
 EARLY_SHARE = 0.1
-"""Share of the budget after which it is said if the answers so far are all of one class: a start may be poor."""
+"""Share of the budget after which it is said if the answers so far are all of one class: a start may be
+poor."""
 
-ACCOUNTS = ("budget", "spent", "spent_by_purpose", "evaluation_queries", "requests", "refused", "failed", "lost")
+ACCOUNTS = (
+    "budget",
+    "spent",
+    "spent_by_purpose",
+    "evaluation_queries",
+    "requests",
+    "refused",
+    "failed",
+    "lost",
+)
 """Figures of the ledger that summary.json has."""
 
 
@@ -45,7 +52,7 @@ FEW_STEPS = 50
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gives: the student (a torch module, in eval mode), ``summary.json`` as a dict, and where all lies.
+    """Result of a run: the student (eval mode), ``summary.json`` as a dict, and the directory.
 
     ``finished`` is false for a run that was interrupted; its student is the one so far.
     """
@@ -90,7 +97,8 @@ class Run:
 
     def go(self, interrupt: Interrupt) -> Result:
         """Carry the run to the end of its budget, or to where it is stopped, and deliver what there is."""
-        self.oracle.after_answer, interrupt.asking = interrupt.heed, lambda: self.oracle.asking
+        self.oracle.after_answer = interrupt.heed
+        interrupt.asking = lambda: self.oracle.asking
         if "auto" not in (self.job.estimator.kind, self.job.estimator.step):  # whose cost the check decides
             self._remark_on_budget()
         if isinstance(self.examination, EvaluationSet):
@@ -101,7 +109,8 @@ class Run:
             self.recorder.note(line)
         if self.oracle.service is not None and not self.directory.has_checkpoint:
             self.keep()  # a service may be gone for good at the next request: there is one to resume from
-        config, interrupt.starting = self.job.config, False
+        config = self.job.config
+        interrupt.starting = False
         finished = loop.run(
             self.method,
             self.oracle,
@@ -122,8 +131,8 @@ class Run:
         if finished and not self.trainer.steps:
             failures = ", ".join(self.oracle.ledger.reasons.get("failed", {}))
             raise BudgetExhausted(
-                f"query budget: all {self.oracle.ledger.spent} images are charged, and no answer came to learn from "
-                f"({failures}); mend the teacher, then resume with a larger --budget"
+                f"query budget: all {self.oracle.ledger.spent} images are charged, and no answer came to "
+                f"learn from ({failures}); mend the teacher, then resume with a larger --budget"
             )
         if finished and self.oracle.remaining and self.goal is not None:
             left = f"its learning rate at {factor(config.schedule, self.trainer.progress):.0%} of the first"
@@ -133,22 +142,21 @@ class Run:
         return self.deliver(finished)
 
     def heard(self, callback: Callable[..., object], queries: int, metrics: dict[str, float]) -> object:
-        """What the callback returns for a record, with the student as it is then, in eval mode."""
+        """Call the callback with a record and the student as it is then, in eval mode; what it returns."""
         with evaluating(self.trainer.delivered) as student:
             return callback(queries, metrics, student)
 
     def look(self) -> None:
-        """Say what the method decided; warn once, while most of the budget is left, if paid answers show one class."""
-        for line in self.method.news():
-            self.recorder.note(line)
+        """Warn once, early on, if paid answers show one class."""
         if not self.looked and self.oracle.ledger.share >= EARLY_SHARE:
             self.looked = True
             for line in verdict.query_warnings(self.classified(), " so far"):
                 self.recorder.note(f"warning: {line}")
 
     def classified(self, student: nn.Module | None = None) -> verdict.Classified:
-        """What teacher, labels, paid answers and ``student`` say by class, as things stand."""
-        classes, told = self.oracle.num_classes, self.facts.get("class_names")
+        """Classes by teacher, labels, paid answers and ``student``, as things stand."""
+        classes = self.oracle.num_classes
+        told = self.facts.get("class_names")
         names = told if isinstance(told, list) and len(told) == classes else ()
         seen = classified(self.examination, classes, names, student, self.oracle.answered)
         rounds = self.job.config.student.rounds  # whose losses are those of their ends, and tell no fall
@@ -159,22 +167,22 @@ class Run:
 
     def _remark_on_budget(self) -> None:
         """Say, before a run's first step, where its budget holds next to no step of the generator."""
-        name, budget, cost = self.job.method, self.job.config.images, self.method.cost
-        left = self.method.left_to_default(self.oracle.remaining) if ":" in name else 0
-        if left and not self.trainer.steps:
-            self.recorder.note(
-                f"the last {left:,} of {budget:,} images are too few for a step of {name}; the default "
-                "finish pays for images of the default query_images; override either if step asks others"
-            )
+        name = self.job.method
+        budget = self.job.config.images
+        cost = self.method.cost
         each: int = getattr(self.method.config, "generator_steps", 0)
         steps = budget // cost * each
-        if self.trainer.steps or steps >= FEW_STEPS or not (each and hasattr(self.method, "generator_optimizer")):
+        if (
+            self.trainer.steps
+            or steps >= FEW_STEPS
+            or not (each and hasattr(self.method, "generator_optimizer"))
+        ):
             return
         few = f"{steps} steps of {name}'s generator, too few to train it"
         none = f"no iteration of {name}, which is {cost:,} images, so its generator is not trained by it"
         self.recorder.note(
-            f"the budget of {budget:,} images holds {few if steps else none}; give a larger --budget, a smaller "
-            "--method.batch-size, or --recipe frugal, which is made for few queries"
+            f"the budget of {budget:,} images holds {few if steps else none}; give a larger --budget, a "
+            "smaller --method.batch-size, or --recipe frugal, which is made for few queries"
         )
 
     def keep(self) -> None:
@@ -195,23 +203,31 @@ class Run:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up everything but the oracle, whose ledger and journal were opened with their states."""
+        """Take up everything but the oracle, whose ledger and journal were opened with their states.
+
+        Raises ValueError unless ``state`` has the form of this run's own state.
+        """
+        own = self.state_dict() | {"oracle": None}
+        if ":" in self.job.method:  # a user's method may keep what it likes
+            own["method"] = None
+        validate_like(own, state, "state")
         self.method.load_state_dict(state["method"])
         self.trainer.load_state_dict(state["trainer"])
         self.examination.load_state_dict(state["examination"])
         if self.goal is not None:
             self.goal.load_state_dict(state["goal"])
         self.streams.load_state_dict(state["streams"])
-        self.progress.seconds = held_to(0.0, state["seconds"], "seconds")
+        self.progress.seconds = state["seconds"]
         count = self.oracle.spec.at_once(PAID_AT_ONCE)
         replayed = () if self.trainer.replay is None else self.trainer.replay.batches(count)
         held_back = () if self.goal is None else self.goal.held.paid
-        paid, oracle = chain(self.method.recent_batches, held_back, replayed), self.oracle
+        paid = chain(self.method.recent_batches, held_back, replayed)
+        oracle = self.oracle
         require_paid(paid, oracle.spec, oracle.num_classes, oracle.label_mode)
         require_paid(self.examination.paid, oracle.spec, oracle.num_classes, self.examination.mode)
 
     def deliver(self, finished: bool) -> Result:
-        """Write the student and, at the end of the budget, everything that says how it went; the summary last."""
+        """Write the student and, at the end of the budget, all results; the summary last."""
         student = self.trainer.delivered.eval()
         self.oracle.ledger.end()
         save_student(self.directory.student, student, self.arch, self.oracle.spec, self.oracle.num_classes)
@@ -223,7 +239,7 @@ class Run:
         return Result(student, summary, self.directory.path, finished)
 
     def _end(self, finished: bool) -> dict[str, Any]:
-        """What ended the run, and what --until-agreement saw last."""
+        """Reason why the run ended, and what --until-agreement saw last."""
         ended_by = "until_agreement" if self.oracle.remaining else "budget"
         seen = None if self.goal is None else {"goal": self.goal.share, **self.goal.latest}
         return {"ended_by": ended_by if finished else None, "held_back": seen}
@@ -231,11 +247,14 @@ class Run:
     def summary(self, student: nn.Module) -> dict[str, Any]:
         """The contents of summary.json for the student as it is."""
         seen = self.classified(student)
-        defended = under_defences(self.oracle, self.examination, seen)  # it may ask, and the totals count that
-        config, totals = self.job.config, self.oracle.ledger.totals()
+        # it may ask, and the totals count that
+        defended = under_defences(self.oracle, self.examination, seen)
+        config = self.job.config
+        totals = self.oracle.ledger.totals()
         known = self.progress.scores.get((totals.spent, self.trainer.steps))  # those of the last evaluation
         scores = known or score_all(self.examination, student, self.trainer.vote)
-        price, seconds = self.job.teacher.price_per_1000, self.progress.seconds
+        price = self.job.teacher.price_per_1000
+        seconds = self.progress.seconds
         added = latest_of_callback(read_metrics(self.directory.metrics))
         return {
             "method": self.job.method,
@@ -249,7 +268,7 @@ class Run:
             "ended": self.oracle.ledger.stretches[-1]["ended"],
             "stretches": self.oracle.ledger.stretches,
             "service": self.oracle.service,
-            "label_mode": str(self.oracle.told),
+            "label_mode": str(self.oracle.raw_label_mode),
             **self.method.facts,
             "teacher_accuracy": self.examination.teacher_accuracy,
             **{name: scores.get(name) for name in ("accuracy", "agreement", "kl")},

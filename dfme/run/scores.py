@@ -1,6 +1,4 @@
-"""How good a copy is: accuracy, agreement with the teacher, and the divergence of its answers from the teacher's."""
-
-from __future__ import annotations
+"""Scores of a copy: accuracy, agreement with the teacher, divergence of answers."""
 
 from collections.abc import Iterable, Sequence
 
@@ -22,7 +20,7 @@ MANY_CLASSES = 100  # from which on the top five are looked at
 
 
 def evaluation_batch(shape: Sequence[int]) -> int:
-    """How many images of a shape (..., C, H, W) are scored at once."""
+    """Number of images of a shape (..., C, H, W) that are scored at once."""
     channels, height, width = shape[-3:]
     return ImageSpec((channels, height, width)).at_once(EVALUATION_BATCH)
 
@@ -41,9 +39,10 @@ def scores(net: nn.Module, images: Tensor | ImageSet) -> Tensor:
 
 
 def compare(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> dict[str, float]:
-    """``agreement``: share of images with the teacher's top class. ``kl``: mean KL(teacher || student) in nats,
-    where the answers are soft. ``agreement_top5``: see ``report.metrics``; of 100 classes or more."""
-    top_N, many = top_class(answers), max(1, COMPARED // scores_NK.shape[1])
+    """``agreement``: share of images with the teacher's top class. ``kl``: mean KL(teacher || student) in
+    nats, where the answers are soft. ``agreement_top5``: see ``report.metrics``; of 100 classes or more."""
+    top_N = top_class(answers)
+    many = max(1, COMPARED // scores_NK.shape[1])
     result = {"agreement": (scores_NK.argmax(dim=1) == top_N).double().mean().item()}
     if scores_NK.shape[1] >= MANY_CLASSES:
         among_N = largest(scores_NK, 5).gather(1, top_N[:, None])

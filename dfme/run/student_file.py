@@ -1,7 +1,5 @@
 """The student's file: weights with all that is needed to use them without the run that made them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial
@@ -19,13 +17,22 @@ from dfme.nets import build_net, find_net, is_own
 from dfme.nets.files import on_meta_device, save_module, state_dict_problems
 from dfme.spec import ImageSpec
 
-UNREADABLE = (UserError, SafetensorError, OSError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+UNREADABLE = (
+    UserError,
+    SafetensorError,
+    OSError,
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    RecursionError,
+)
 """What reading a file that is no student's can raise."""
 NO_STUDENT = "expected the student.safetensors of a run, but it is not"
 
 
 def save_student(path: Path, net: nn.Module, arch: str, spec: ImageSpec, num_classes: int) -> None:
-    """Write the net's weights as safetensors, whole or not at all, with architecture, image spec and classes."""
+    """Write weights as safetensors, whole or not at all, with architecture, image spec, classes."""
     save_module(path, net, described(arch, spec, num_classes))
 
 
@@ -51,18 +58,23 @@ def student_facts(path: str | Path) -> tuple[str, ImageSpec, int]:
     try:
         with safe_open(path, framework="pt") as file:
             facts = file.metadata() or {}
-        bounds, levels = tuple(json.loads(facts["bounds"])), json.loads(facts["levels"])
-        return facts["arch"], ImageSpec(tuple(json.loads(facts["shape"])), bounds, levels), int(facts["num_classes"])
+        bounds = tuple(json.loads(facts["bounds"]))
+        levels = json.loads(facts["levels"])
+        return (
+            facts["arch"],
+            ImageSpec(tuple(json.loads(facts["shape"])), bounds, levels),
+            int(facts["num_classes"]),
+        )
     except UNREADABLE as error:
         raise UserError(f"{path}: {NO_STUDENT}: {error}") from error
 
 
 def load_student(path: str | Path, arch: Callable[..., Any] | str | None = None) -> nn.Module:
-    """A student by its file or its run directory, in eval mode, on the CPU: images within its bounds to logits.
+    """A student from its file or run, in eval mode, on the CPU: images within bounds to logits.
 
-    Its ``spec`` (ImageSpec), ``num_classes`` and ``arch`` are attributes. ``arch`` makes a network of one's own, or is
-    its ``module:Net``: what the file alone names is not imported. Raises UserError for a file that is missing, damaged,
-    or not a student's.
+    Its ``spec`` (ImageSpec), ``num_classes`` and ``arch`` are attributes. ``arch`` makes a network of one's
+    own, or is its ``module:Net``: what the file alone names is not imported. Raises UserError for a file that
+    is missing, damaged, or not a student's.
     """
     path, (name, spec, num_classes) = _weights(path), student_facts(path)
     if is_own(name) and arch is None:
@@ -76,20 +88,26 @@ def load_student(path: str | Path, arch: Callable[..., Any] | str | None = None)
         own = find_target(arch, "arch") if isinstance(arch, str) else arch
         build = partial(build_net, name, spec.shape, num_classes, own)
         if own is None and (outline := on_meta_device(build)) is not None:
-            _require_fit(outline, name, state)  # no memory for the size that a file claims, before it is known to fit
+            # no memory for the size that a file claims, before it is known to fit
+            _require_fit(outline, name, state)
         with torch.random.fork_rng(devices=[]):
             net = build()
         _require_fit(net, name, state)
     except UNREADABLE as error:
-        raise UserError(f"{path}: {NO_STUDENT if arch is None else f'its network is {name}'}: {error}") from error
+        raise UserError(
+            f"{path}: {NO_STUDENT if arch is None else f'its network is {name}'}: {error}"
+        ) from error
     net.load_state_dict(state, strict=False)
-    net.spec, net.num_classes, net.arch = spec, num_classes, name  # type: ignore[assignment]
+    net.spec = spec  # type: ignore[assignment]
+    net.num_classes = num_classes  # type: ignore[assignment]
+    net.arch = name  # type: ignore[assignment]
     return net.eval()
 
 
 def load_student_of_run(weights: Path) -> nn.Module:
-    """The student in this file; where its network is one's own, it is the one that config.yaml beside it names."""
-    config, (name, _, _) = weights.parent / "config.yaml", student_facts(weights)
+    """The student of a file; a user's network is the one named in config.yaml beside it."""
+    config = weights.parent / "config.yaml"
+    (name, _, _) = student_facts(weights)
     named = load_yaml(config, own=True).get("student") if is_own(name) and config.is_file() else None
     return load_student(weights, find_net(str(named.get("arch"))) if isinstance(named, dict) else None)
 

@@ -1,6 +1,4 @@
-"""Distances between a student's scores and a teacher's answers, one number per image, for every label mode."""
-
-from __future__ import annotations
+"""Distances of student scores to teacher answers, one number per image, for any label mode."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from dfme.spec import LabelMode
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a student's scores are from a teacher's answers, one number per image.
+    """Distance of a student's scores from a teacher's answers, one number per image.
 
     The answers' share of the work comes first and once: ``target`` turns answers into what is learnt, and
     ``between`` maps scores (B, K) and a target to (B,). A call does both.
@@ -54,19 +52,19 @@ bound is exact to 6e-5, and no bound is known that well.
 
 
 def probability_floor(mode: LabelMode) -> float:
-    """The most that an answer of exactly zero can stand for: half a rounding step, or ``UNDECLARED_FLOOR``."""
+    """Largest value behind an answer of exactly zero: half a rounding step, or ``MIN_PROBABILITY``."""
     return 0.5 * 10.0**-mode.decimals if mode.decimals is not None else UNDECLARED_FLOOR
 
 
 def log_probabilities(answers_BK: Tensor, mode: LabelMode) -> Tensor:
     """Log-probabilities (B, K), finite, to weigh by the probabilities themselves, as KL does.
 
-    Logits are normalised. A probability of zero stays one: its logarithm is that of ``SMALLEST``. In ``top_k``
-    answers the mass not revealed is spread evenly over the classes not revealed, each at most the smallest
-    revealed one (heuristic: the answer says no more).
-    Measured (digits teacher on its training images, a student after 600 steps on generated ones): the cosine of
-    KL's gradient in the scores to that on unrounded answers is .99, .97, .93 at 4, 3, 2 decimals, and .89, .51,
-    -.03 with zeros raised to half a rounding step.
+    Logits are normalised. A probability of zero stays one: its logarithm is that of ``SMALLEST``. In
+    ``top_k`` answers the mass not revealed is spread evenly over the classes not revealed, each at most the
+    smallest revealed one (heuristic: the answer says no more).
+    Measured (digits teacher on its training images, a student after 600 steps on generated ones): the cosine
+    of KL's gradient in the scores to that on unrounded answers is .99, .97, .93 at 4, 3, 2 decimals, and .89,
+    .51, -.03 with zeros raised to half a rounding step.
     """
     if mode.kind == "logits":
         return answers_BK.log_softmax(dim=1)
@@ -76,7 +74,7 @@ def log_probabilities(answers_BK: Tensor, mode: LabelMode) -> Tensor:
 
 
 def unresolved(answers_BK: Tensor) -> Tensor:
-    """Where an answer gives no more than an upper bound, bool (B, K): exact zeros, and classes not revealed."""
+    """Mask (B, K) of answers that are upper bounds: exact zeros, and classes not revealed."""
     return ~(answers_BK > 0)
 
 
@@ -101,26 +99,27 @@ def make_distance(loss: str, mode: LabelMode) -> Distance:
     """The distance ``loss`` (auto, l1, kl or cross_entropy) for answers of ``mode``.
 
     l1: mean_k |S - rec(T)|, the student's scores not centred (the loss makes them so). An unresolved class is
-    known only to lie at or below its bound, so there the error is max(0, S - bound), and the constant that recovery
-    takes off is unknown, so S is shifted by its mean error over the resolved classes: the true logits have no
-    error, whatever they are. In ``top_k`` answers that is every
-    class not revealed; the bound, an even share of the rest, is a heuristic that holds on average (the mean of
-    a logarithm is at most the logarithm of the mean).
-    kl: KL(T || S) in nats. cross_entropy: on the class the teacher answered.
+    known only to lie at or below its bound, so there the error is max(0, S - bound), and the constant that
+    recovery takes off is unknown, so S is shifted by its mean error over the resolved classes: the true
+    logits have no error, whatever they are. In ``top_k`` answers that is every class not revealed; the bound,
+    an even share of the rest, is a heuristic that holds on average (the mean of a logarithm is at most the
+    logarithm of the mean). kl: KL(T || S) in nats. cross_entropy: on the class the teacher answered.
 
     Measured: a student of the digits teacher, 450 steps on 20,000 images of an untrained generator, agreement
-    with the unrounded teacher in per cent, mean of seeds 0 to 2, whose deviation is .6 to 5. Unrounded: l1 93,
-    kl 84. At 4, 3, 2 decimals: l1 90, 86, 79; with zeros taken at their word 77, 71, 65; kl 85, 85, 85. With
-    zeros left out at 4 and 2 decimals: 84, 60; with a dead zone of the rounding interval around every answer:
-    90, 79, so there is none. The same rounding undeclared: 91, 82; with a floor of 1e-38 78, 65. Top 3 and top 1,
-    seeds 0 and 1: l1 82, 67; with the share taken at its word 68, 45; kl 82, 80, hence ``auto``.
+    with the unrounded teacher in per cent, mean of seeds 0 to 2, whose deviation is .6 to 5. Unrounded: l1
+    93, kl 84. At 4, 3, 2 decimals: l1 90, 86, 79; with zeros taken at their word 77, 71, 65; kl 85, 85, 85.
+    With zeros left out at 4 and 2 decimals: 84, 60; with a dead zone of the rounding interval around every
+    answer: 90, 79, so there is none. The same rounding undeclared: 91, 82; with a floor of 1e-38 78, 65. Top
+    3 and top 1, seeds 0 and 1: l1 82, 67; with the share taken at its word 68, 45; kl 82, 80, hence ``auto``.
 
     Raises UserError where the mode does not reveal what the loss needs.
     """
     loss = AUTO_LOSS[mode.kind] if loss == "auto" else loss
     if loss not in FITTING_LOSSES[mode.kind]:
         fitting = ", ".join(FITTING_LOSSES[mode.kind])
-        raise UserError(f"--student.loss {loss} cannot use a teacher that answers {mode}; use one of {fitting}")
+        raise UserError(
+            f"--student.loss {loss} cannot use a teacher that answers {mode}; use one of {fitting}"
+        )
 
     distances = {
         "l1": (
@@ -145,10 +144,10 @@ def _marked_logits(answers_BK: Tensor, mode: LabelMode) -> Tensor:
 
 
 def _bounded_l1(scores_BK: Tensor, marked_BK: Tensor) -> Tensor:
-    """L1 that asks nothing of a score below its upper bound; a row without bounds counts bit for bit as in ``_l1``.
+    """L1 without loss below an upper bound; rows without bounds equal ``_l1`` bit for bit.
 
-    In a row with bounds the constant that recovery took off is no knowledge: it follows from the bounds. So the
-    scores are shifted to have, over the resolved classes, no error on average.
+    In a row with bounds the constant that recovery took off is no knowledge: it follows from the bounds. So
+    the scores are shifted to have, over the resolved classes, no error on average.
     """
     bound_BK = marked_BK < -0.5 * BOUND_MARK
     error_BK = scores_BK - marked_BK.add(bound_BK, alpha=BOUND_MARK)
@@ -167,7 +166,7 @@ def _centred(scores_BK: Tensor) -> Tensor:
 
 
 def _least_revealed(answers_BK: Tensor, mode: LabelMode) -> Tensor:
-    """What a class that is not resolved cannot exceed, (B, 1): the smallest answer, a zero taken at its most."""
+    """Bound of an unresolved class, (B, 1): the smallest answer, a zero taken at its largest."""
     revealed_BK = answers_BK.masked_fill(answers_BK <= 0, probability_floor(mode))
     return revealed_BK.nan_to_num(nan=1.0).amin(dim=1, keepdim=True)
 
@@ -180,8 +179,9 @@ def _share_of_the_rest(answers_BK: Tensor, mode: LabelMode) -> Tensor:
 
 
 def _bound(answers_BK: Tensor, mode: LabelMode) -> Tensor:
-    """What an unresolved class is at most, (B, 1)."""
-    floor, least_B1 = probability_floor(mode), _least_revealed(answers_BK, mode)
+    """Upper limit of an unresolved class, (B, 1)."""
+    floor = probability_floor(mode)
+    least_B1 = _least_revealed(answers_BK, mode)
     if mode.kind != "top_k":
         return least_B1.clamp_max(floor)
     return torch.minimum(_share_of_the_rest(answers_BK, mode).clamp_min(floor), least_B1)

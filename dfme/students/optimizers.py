@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import held_to
-from dfme.config.settings import StudentConfig
+from dfme.compute import validate_like
+from dfme.config.settings import ScheduleConfig, StudentConfig
 from dfme.spec import LabelMode
 
 
 def fitting(config: StudentConfig, mode: LabelMode) -> StudentConfig:
     """The student's settings with an optimiser of ``auto`` chosen by what the teacher answers.
 
-    Heuristic: with few scores a high rate and decay of SGD give the best clone, with labels they keep a student from
-    fitting what it has paid for (docs/results/comparison.md).
+    Heuristic: with few scores a high rate and decay of SGD give the best clone, with labels they keep a
+    student from fitting what it has paid for (docs/results/comparison.md).
     """
     if config.optimizer != "auto":
         return config
@@ -54,7 +57,7 @@ class ScheduledOptimizer:
         return self._base_lr * self._lr_factor()
 
     def zero_grad(self) -> None:
-        """Drop all gradients; torch's own ``zero_grad`` runs a profiler hook that costs more than the work."""
+        """Drop all gradients; torch's ``zero_grad`` runs a profiler hook dearer than the work."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -64,7 +67,7 @@ class ScheduledOptimizer:
         self.take_step()
 
     def set_lr(self) -> None:
-        """Steps to come are taken at the learning rate of now; a GPU's as float32, the form that a graph reads."""
+        """Use the present learning rate from now on; as float32 for a GPU, as a graph reads it."""
         if self._rate is not None:
             self._rate.fill_(self.lr)
         else:
@@ -79,7 +82,9 @@ class ScheduledOptimizer:
         self._set("lr", self._rate)
         self._set("capturable", True)  # Adam wants it said; a fused optimiser heeds it nowhere else
         for number, moments in self._after_a_step().items():
-            self._optimizer.state[self._parameters[number]] = {key: value.zero_() for key, value in moments.items()}
+            self._optimizer.state[self._parameters[number]] = {
+                key: value.zero_() for key, value in moments.items()
+            }
 
     @property
     def learning(self) -> list[Any]:
@@ -104,22 +109,22 @@ class ScheduledOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """The moments by the number of their parameter, of those that took a step. Settings are no state."""
         moments = self._optimizer.state
-        return {"state": {n: dict(moments[own]) for n, own in enumerate(self._parameters) if moments.get(own)}}
+        return {
+            "state": {n: dict(moments[own]) for n, own in enumerate(self._parameters) if moments.get(own)}
+        }
 
-    def load_state_dict(self, state: dict[str, Any], name: str = "optimizer") -> None:
-        """Take up what ``state_dict`` gave, copied to where it lies, or would after a step: kernels check no size.
-
-        Raises ValueError, with ``name``, for moments that a step would not leave.
-        """
-        moments, fresh = self._optimizer.state, self._after_a_step()
-        found = held_to({number: fresh[number] for number in state["state"]}, state["state"], name)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what ``state_dict`` gave, copied into moments of the right size: kernels check none."""
+        moments = self._optimizer.state
+        fresh = self._after_a_step()
+        validate_like({number: fresh[number] for number in state["state"]}, state["state"], "optimizer")
         self.forget_moments()
-        for number, kept in found.items():
+        for number, kept in state["state"].items():
             own = moments[self._parameters[number]] or fresh[number]
-            moments[self._parameters[number]] = {key: own[key].copy_(value) for key, value in kept.items()}
+            moments[self._parameters[number]] = {key: value.copy_(kept[key]) for key, value in own.items()}
 
     def _after_a_step(self) -> dict[int, dict[str, Tensor]]:
-        """What a first step leaves, by the number of the parameter, in an optimiser of the same settings."""
+        """State after a first step, by the number of the parameter, in an optimiser of the same settings."""
         others = [nn.Parameter(torch.zeros_like(parameter)) for parameter in self._parameters]
         for other in others:
             other.grad = torch.zeros_like(other)
@@ -136,3 +141,93 @@ def gradient_norm(net: nn.Module) -> Tensor:
     """Euclidean norm of the gradient of all parameters, a scalar on their device."""
     grads = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
     return nn.utils.get_total_norm(grads)
+
+
+def factor(config: ScheduleConfig, share: float) -> float:
+    """Factor of a learning rate once ``share`` (0 to 1) of the budget is spent."""
+    if config.warmup and share < config.warmup:
+        return share / config.warmup * _after_warmup(config, share)
+    return _after_warmup(config, share)
+
+
+def _after_warmup(config: ScheduleConfig, share: float) -> float:
+    if config.kind == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * min(share, 1.0)))
+    if config.kind == "steps":
+        return float(config.decay ** sum(share >= milestone for milestone in config.milestones))
+    return 1.0
+
+
+def weight_decay(config: StudentConfig, images: int) -> float:
+    """The students' weight decay with so many paid images held; fewer than a replayed batch count as one.
+
+    As a prior on the weights it would be worth less by 1/n beside n images; not at all, if it stood for what
+    the optimiser needs. Between them is 1/sqrt(n), a heuristic of ours: measured in
+    docs/results/comparison.md.
+    """
+    if not config.decay_images:
+        return config.weight_decay
+    return config.weight_decay * math.sqrt(config.decay_images / max(images, config.replay_batch))
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The number of steps of a student: ``during``, evenly while the budget is spent, then ``final``.
+
+    ``during`` of None plans no number: each fresh batch is worth a step and its replay steps. ``rounds`` are
+    shares of the budget, the last one 1, at which equal parts of the final steps are taken. Of a run that was
+    given a larger budget, ``taken`` rounds were due before, and those come that lie beyond the share
+    ``since``, spent by then.
+    """
+
+    during: int | None = None
+    final: int = 0
+    rounds: tuple[float, ...] = (1.0,)
+    taken: int = 0
+    since: float = 0.0
+
+    @staticmethod
+    def of(config: StudentConfig) -> StepPlan:
+        """The plan that a configuration describes."""
+        if not config.steps:
+            return StepPlan()
+        if config.rounds:
+            return StepPlan(0, config.steps, config.rounds)
+        final = round(config.steps * config.final_share)
+        return StepPlan(config.steps - final, final)
+
+    def under(self, budget: int, spent: int, before: int) -> StepPlan:
+        """The plan with ``budget`` in place of ``before``, after ``spent`` images; equal steps per round."""
+        return replace(self, taken=self._reached(spent / before), since=spent / budget)
+
+    @cached_property
+    def edges(self) -> list[int]:
+        """The steps after which rounds begin, and after which the last one ends."""
+        before = self.during or 0
+        count = self._reached(1.0)
+        return [before + round(self.final * number / len(self.rounds)) for number in range(count + 1)]
+
+    def steps_due(self, share: float, steps: int) -> int:
+        """Final steps to take before another image is paid for, after ``steps`` steps."""
+        reached = self._reached(share)
+        return max(0, self.edges[reached] - steps) if reached else 0
+
+    def _reached(self, share: float) -> int:
+        """Rounds that are due once ``share`` of the budget is spent."""
+        return self.taken + sum(self.since < due <= share for due in self.rounds)
+
+    def round_at(self, steps: int) -> int:
+        """The number, from 0, of the round that begins after ``steps`` steps; -1 within a round."""
+        return self.edges[:-1].index(steps) if steps in self.edges[:-1] else -1
+
+    def progress(self, share: float, steps: int) -> float:
+        """Progress of training, 0 to 1, by the share of the budget spent and of the final steps taken.
+
+        Where all steps are taken in rounds it is how far the round is.
+        """
+        if not self.final or self.during is None:
+            return share
+        if self.during:
+            return (self.during * share + max(0, steps - self.during)) / (self.during + self.final)
+        begin, end = next((pair for pair in pairwise(self.edges) if steps < pair[1]), (0, self.final))
+        return min(1.0, (steps - begin) / (end - begin))

@@ -1,11 +1,9 @@
-"""The picture of docs/methods.md and its tables: agreement at the end of every budget, a panel and a table per task.
+"""Picture and tables of docs/methods.md: agreement at the end of every budget, per task.
 
     python docs/results/generators.py digits=runs/a shapes=runs/b letters=runs/c,runs/d
 
 Comparisons of one task are put together: of several seeds the picture has the mean, and the table every one.
 """
-
-from __future__ import annotations
 
 import json
 import statistics
@@ -15,8 +13,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from dfme.benchmarks.compare.picture import COLOURS, DASHES, MARKS
-from dfme.benchmarks.compare.plan import count_text
+from dfme.audits.compare.picture import COLOURS, DASHES, MARKS
+from dfme.audits.compare.plan import count_text
 from dfme.config.yaml_files import load_yaml
 from dfme.report.curves import frame, legend_entries, save_figure, share_axis
 from dfme.report.markdown import table
@@ -32,7 +30,9 @@ def ends_of(folders: str) -> Ends:
     for folder in folders.split(","):
         for cell in json.loads((Path(folder) / "comparison.json").read_text())["cells"]:
             if cell["figures"]:
-                ends.setdefault((cell["row"], cell["budget"]), {})[cell["seed"]] = cell["figures"]["agreement"]
+                ends.setdefault((cell["row"], cell["budget"]), {})[cell["seed"]] = cell["figures"][
+                    "agreement"
+                ]
     return ends
 
 
@@ -43,9 +43,15 @@ def draw(tasks: dict[str, Ends]) -> None:
         budgets = sorted({budget for _, budget in ends})
         for place, row in enumerate(ROWS):
             found = {
-                budget: statistics.fmean(ends[row, budget].values()) for budget in budgets if (row, budget) in ends
+                budget: statistics.fmean(ends[row, budget].values())
+                for budget in budgets
+                if (row, budget) in ends
             }
-            style = {"color": COLOURS[place], "linestyle": DASHES[place % len(DASHES)], "marker": MARKS[place]}
+            style = {
+                "color": COLOURS[place],
+                "linestyle": DASHES[place % len(DASHES)],
+                "marker": MARKS[place],
+            }
             axes.plot([*found], [*found.values()], label=row, markersize=4, **style)
         axes.set_xscale("log")
         axes.set_xticks(budgets, [count_text(budget) for budget in budgets])
@@ -62,7 +68,10 @@ def draw(tasks: dict[str, Ends]) -> None:
 
 def each_seed(ends: Ends) -> str:
     budgets = sorted({budget for _, budget in ends})
-    shown = {pair: ", ".join(f"{share:.1%}"[:-1] for _, share in sorted(found.items())) for pair, found in ends.items()}
+    shown = {
+        pair: ", ".join(f"{share:.1%}"[:-1] for _, share in sorted(found.items()))
+        for pair, found in ends.items()
+    }
     lines = [(f"`{row}`", *(shown.get((row, budget), "") for budget in budgets)) for row in ROWS]
     return table(("row", *map(count_text, budgets)), [line for line in lines if any(line[1:])])
 

@@ -1,12 +1,9 @@
-"""Defences of a teacher's answers, carried out; ``dfme.config.defences`` has their options and facts. No torch here."""
-
-from __future__ import annotations
+"""Defences of a teacher's answers; ``dfme.config.defences`` has options and facts. No torch."""
 
 from collections.abc import Iterator
 
 from dfme.config import defences as config
-from dfme.config.defence_texts import parse_defences
-from dfme.config.defences import DefenceOptions, Misinform
+from dfme.config.defences import DefenceOptions, Misinform, parse_defences
 from dfme.config.settings import TeacherConfig
 from dfme.data import check_dataset
 from dfme.errors import UserError
@@ -17,20 +14,27 @@ _CLASSES = {"modelguard_s": "Centroid", "misinform": "Misinform", "noise": "Nois
 _CLASSES |= {"quota": "Quota", "pow": "Work"}
 
 # name -> "module:Class", a ``defence.Defence``; of the others it is the map of their name
-DEFENCES = {name: f"dfme.teachers.defences.defence:{_CLASSES.get(name, 'Map')}Defence" for name in config.DEFENCES}
+DEFENCES = {
+    name: f"dfme.teachers.defences.defence:{_CLASSES.get(name, 'Map')}Defence" for name in config.DEFENCES
+}
 
 
 def check_defences(teacher: TeacherConfig, local: bool) -> None:
-    """UserError that names all that is wrong with defences; no torch. ``local``: the model runs in this process."""
-    stack, mode = parse_defences(teacher.defences), LabelMode.parse(teacher.label_mode or "probabilities")
+    """UserError with all problems of the defences; no torch. ``local``: in this process."""
+    stack = parse_defences(teacher.defences)
+    mode = LabelMode.parse(teacher.label_mode or "probabilities")
     problems = [f"{each.name}: {text}" for each in stack for text in _problems(each, mode, teacher.kind)]
     names = [each.name for each in stack]
     problems += [
-        f"{name}: expected once, got {names.count(name)}" for name in dict.fromkeys(names) if names.count(name) > 1
+        f"{name}: expected once, got {names.count(name)}"
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
     ]
     if stack and mode.kind == "logits":
         hint = "an attribute label_mode says that a teacher of one's own gives logits"
-        problems = [f"expected --teacher.label-mode probabilities, top_k or label with a defence, got logits ({hint})"]
+        problems = [
+            f"expected --teacher.label-mode probabilities, top_k or label with a defence, got logits ({hint})"
+        ]
     if stack and not local:
         where = f"run.py serve --teacher.defences {'+'.join(map(str, stack))}"
         problems = [f"a service is defended where it runs: {where}; leave it out here"]
@@ -39,8 +43,9 @@ def check_defences(teacher: TeacherConfig, local: bool) -> None:
 
 
 def _problems(options: DefenceOptions, mode: LabelMode, kind: str) -> Iterator[str]:
-    """What one defence lacks, or what a label mode does to it that it must not do."""
-    step, margin = 10.0 ** -(mode.decimals or 0), options.margin_kept
+    """Problems of one defence: what it lacks, or what a label mode does to it that it must not do."""
+    step = 10.0 ** -(mode.decimals or 0)
+    margin = options.margin_kept
     if mode.decimals and margin is not None and step >= margin:
         undone = f"--teacher.label-mode {mode} undoes the margin {margin:g} that keeps the top class"
         yield f"{undone}; expected more decimals, or a margin above {step:g}"

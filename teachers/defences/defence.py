@@ -1,6 +1,4 @@
-"""Defences: answers made of answers, and what is remembered. One account: behind ``serve``, that of the API key."""
-
-from __future__ import annotations
+"""Defences and their state, for one account: behind ``serve``, that of the API key."""
 
 import hmac
 import math
@@ -15,14 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers import maps
-from dfme.compute import held_to, plain_tensor
+from dfme.compute import copied
 from dfme.data import load_dataset
 from dfme.errors import Refused, UserError
 from dfme.nets import build_net
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.defences import key_of
 
-RIDGE, TIED = 1e-3, 1 + 1e-4  # of the identity, in a covariance of features; the ratio of distances taken for equal
+# of the identity, in a covariance of features; the ratio of distances taken for equal
+RIDGE = 1e-3
+TIED = 1 + 1e-4
 MAX_LOGGED = 65_536  # images in a watermark's log
 SECONDS = (0.1, 2_948.0)  # of work for one image, at least and at most
 
@@ -30,14 +30,17 @@ SECONDS = (0.1, 2_948.0)  # of work for one image, at least and at most
 class Defence(ABC):
     """One defence with its options, in front of ``teacher``: float64 on the CPU, no input or output.
 
-    ``STATE``, what it remembers at first: numbers, and of tensors (N, C), float64, their C; 0: one per class. What its
-    key draws is the same for ever and for no other defence. An untrained network is drawn by it, or by no secret.
+    ``STATE``, what it remembers at first: numbers, and of tensors (N, C), float64, their C; 0: one per class.
+    What its key draws is the same for ever and for no other defence. An untrained network is drawn by it, or
+    by no secret.
     """
 
     STATE: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, options: Any, teacher: Teacher) -> None:
-        self.options, self.name, self.classes = options, options.name, teacher.num_classes
+        self.options = options
+        self.name = options.name
+        self.classes = teacher.num_classes
         self.state = {
             name: torch.empty(0, each[0] or self.classes).double() if isinstance(each, tuple) else each
             for name, each in self.STATE.items()
@@ -55,26 +58,26 @@ class Defence(ABC):
 
     @abstractmethod
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        """What is answered in place of the probabilities ``p_BK``, which stay as they are."""
+        """Answers in place of the probabilities ``p_BK``, which stay as they are."""
 
     def draw(self, what: bytes) -> torch.Generator:
-        return torch.Generator().manual_seed(int.from_bytes(hmac.digest(self._key, what, "sha256")[:8], "big") >> 1)
+        return torch.Generator().manual_seed(
+            int.from_bytes(hmac.digest(self._key, what, "sha256")[:8], "big") >> 1
+        )
 
     def draws(self, images_BCHW: Tensor) -> list[torch.Generator]:
         """One per image, as its 8 bits are."""
-        return [self.draw(each.tobytes()) for each in self._eight_bits.encode(images_BCHW.cpu()).contiguous().numpy()]
+        return [
+            self.draw(each.tobytes())
+            for each in self._eight_bits.encode(images_BCHW.cpu()).contiguous().numpy()
+        ]
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: each.clone() if isinstance(each, Tensor) else each for name, each in self.state.items()}
+        return copied(self.state)
 
-    def load_state_dict(self, state: Any) -> None:
-        """Take up what ``state_dict`` gave. ValueError for anything that it cannot have given."""
-        for name, rows in (own := self.state_dict()).items():
-            if isinstance(rows, Tensor) and isinstance(state, dict):
-                found = plain_tensor(state.get(name), f"{self.name}.{name}")
-                own[name] = rows.new_empty(len(found) if found.ndim else 0, rows.shape[1])
-        held = held_to(own, state, self.name)
-        self.state = {name: each.cpu().clone() if isinstance(each, Tensor) else each for name, each in held.items()}
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what ``state_dict`` gave."""
+        self.state = copied(state)
 
 
 class MapDefence(Defence):
@@ -109,13 +112,16 @@ class MisinformDefence(Defence):
             s_B = 1 - torch.special.entr(p_BK).sum(1) / math.log(self.classes)
         wrong_BK = p_BK.roll(1, dims=1) if self.net is None else self.net(images_BCHW)
         if self.options.wrong == "permute":  # in one cycle: no class stays
-            order_BK = torch.stack([torch.randperm(self.classes, generator=each) for each in self.draws(images_BCHW)])
+            order_BK = torch.stack(
+                [torch.randperm(self.classes, generator=each) for each in self.draws(images_BCHW)]
+            )
             wrong_BK = p_BK.scatter(1, order_BK.roll(1, dims=1), p_BK.gather(1, order_BK))
-        a_B1: Tensor = 1 / (1 + (self.options.nu * (s_B - self.options.threshold)).exp()[:, None])  # no batch counts
+        # no batch counts
+        a_B1: Tensor = 1 / (1 + (self.options.nu * (s_B - self.options.threshold)).exp()[:, None])
         return (1 - a_B1) * p_BK + a_B1 * wrong_BK
 
     def _at_home(self, images_BCHW: Tensor) -> Tensor:
-        """The share of honest images, every second one of the data's test part, that lie further from their class."""
+        """Share of honest images (every second one of the test part) further from their class."""
         nearer_B = torch.searchsorted(self._honest_N, self._distances(images_BCHW), right=True)
         return 1 - nearer_B.double() / len(self._honest_N)
 
@@ -123,18 +129,23 @@ class MisinformDefence(Defence):
 class Mahalanobis:
     """Squared distances of images' features to those of their nearest class.
 
-    Features are what the last linear layer reads. Classes have their means, and share a covariance, of the data's train
-    part. UserError, which begins with ``what``, for data and networks that do not fit.
+    Features are what the last linear layer reads. Classes have their means, and share a covariance, of the
+    data's train part. UserError, which begins with ``what``, for data and networks that do not fit.
     """
 
     def __init__(self, teacher: Teacher, data: str, what: str) -> None:
-        layers = [each for each in getattr(teacher, "network", nn.Module()).modules() if isinstance(each, nn.Linear)]
+        network = teacher.info.network or nn.Module()
+        layers = [each for each in network.modules() if isinstance(each, nn.Linear)]
         train = load_dataset(data, "train", shape=teacher.spec.shape)
-        labels_N, classes = train.required_labels, range(teacher.num_classes)
+        labels_N = train.required_labels
+        classes = range(teacher.num_classes)
         if not layers or labels_N.unique().tolist() != [*classes]:
-            expected = f"expected images of all {len(classes)} classes, and a network with a linear layer at its end"
+            expected = (
+                f"expected images of all {len(classes)} classes, and a network with a linear layer at its end"
+            )
             raise UserError(f"{what} {data}: {expected}")
-        self._teacher, self._last = teacher, layers[-1]
+        self._teacher = teacher
+        self._last = layers[-1]
         features_NF = self._rows(self._listened(taken(train.batch(slice(None)), teacher)))
         self._means_KF = torch.stack([features_NF[labels_N == label].mean(0) for label in classes])
         cov_FF = (features_NF - self._means_KF[labels_N]).T.cov(correction=0)
@@ -169,16 +180,19 @@ class Mahalanobis:
 def taken(x_BCHW: Tensor, teacher: Teacher) -> Tensor:
     """Images within 0 and 1 as the teacher takes them, where it wants them."""
     low, high = teacher.spec.bounds
-    return teacher.spec.quantise(x_BCHW * (high - low) + low).to(getattr(teacher, "device", None) or "cpu")
+    return teacher.spec.quantise(x_BCHW * (high - low) + low).to(teacher.info.device)
 
 
 class CentroidDefence(Defence):
-    """ModelGuard-S: the first stored answer of the same top class within epsilon; else p, stored, up to the limit."""
+    """ModelGuard-S: the first stored answer of equal top class within epsilon; else p, stored."""
 
     STATE: ClassVar = {"over_budget": 0, "centroids": (0,)}
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        stored_NK, tops, answers, new = self.state["centroids"], p_BK.argmax(1).tolist(), list[Tensor](), list[Tensor]()
+        stored_NK = self.state["centroids"]
+        tops = p_BK.argmax(1).tolist()
+        answers = list[Tensor]()
+        new = list[Tensor]()
         tops_N = stored_NK.argmax(1) if len(stored_NK) else torch.empty(0)
         own = {top: stored_NK[tops_N == top] for top in {*tops}}
         for p_K, top in zip(p_BK, tops, strict=True):
@@ -194,12 +208,6 @@ class CentroidDefence(Defence):
         self.state["centroids"] = torch.cat([stored_NK, *new])
         return torch.stack(answers)
 
-    def load_state_dict(self, state: Any) -> None:
-        super().load_state_dict(state)
-        stored_NK, most = self.state["centroids"], self.options.limit * self.classes
-        if len(stored_NK) > most or (stored_NK < 0).any() or ((stored_NK.sum(1) - 1).abs() > 1e-6).any():
-            raise ValueError(f"{self.name}.centroids: expected probabilities, at most {most}")
-
 
 class NoiseDefence(Defence):
     """Noise whose row is drawn by the key from the number of the image answered, or from the image itself."""
@@ -207,21 +215,25 @@ class NoiseDefence(Defence):
     STATE: ClassVar = {"answered": 0}
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        first, options = self.state["answered"], self.options
+        first = self.state["answered"]
+        options = self.options
         self.state["answered"] += len(p_BK)
         numbers = range(first, first + len(p_BK))
-        draws = [self.draw(b"number %d" % each) for each in numbers] if options.fresh else self.draws(images_BCHW)
+        draws = (
+            [self.draw(b"number %d" % each) for each in numbers] if options.fresh else self.draws(images_BCHW)
+        )
         rows = [torch.randn(self.classes, generator=each, dtype=torch.float64) for each in draws]
         return maps.noise(p_BK, torch.stack(rows), options.sigma, options.keep_top)
 
 
 class WatermarkDefence(Defence):
-    """DAWN's idea: of images that the key draws, the top score is exchanged with another's; 52 bits of each stay."""
+    """DAWN: on images that the key draws, swap the top score with another; log 52 bits of each."""
 
     STATE: ClassVar = {"marked": 0, "log": (1,)}
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        y_BK, log = p_BK.clone(), [self.state["log"]]
+        y_BK = p_BK.clone()
+        log = [self.state["log"]]
         for row, draw in enumerate(self.draws(images_BCHW)):
             if float(torch.rand((), generator=draw)) < self.options.rate:
                 top = int(p_BK[row].argmax())
@@ -234,12 +246,15 @@ class WatermarkDefence(Defence):
 
 
 class QuotaDefence(Defence):
-    """Refuses a request as a whole that would exceed ``images``, for good or within the last ``window`` seconds."""
+    """Refuse a request that would exceed ``images`` in all, or in the last ``window`` seconds."""
 
     STATE: ClassVar = {"images": 0, "refused": 0, "window": (2,)}  # when, how many
 
     def admit(self, images: int) -> None:
-        most, window, had, now = self.options.images, self.options.window, self.state["images"], time.time()
+        most = self.options.images
+        window = self.options.window
+        had = self.state["images"]
+        now = time.time()
         had_N2 = self.state["window"] = self.state["window"][self.state["window"][:, 0] > now - window]
         if window:
             had = int(had_N2[:, 1].sum())
@@ -249,8 +264,11 @@ class QuotaDefence(Defence):
         text = f"the quota of {most:,} images is used up ({had:,} answered, {images:,} asked for)"
         if not window or images > most:
             raise Refused(text, "quota", retry=False)
-        last = int((had_N2[:, 1].cumsum(0) < had + images - most).sum())  # of those that must have left it by then
-        raise Refused(f"{text} within {window:g} s", "quota", retry_after=float(had_N2[last, 0]) + window - now)
+        # of those that must have left it by then
+        last = int((had_N2[:, 1].cumsum(0) < had + images - most).sum())
+        raise Refused(
+            f"{text} within {window:g} s", "quota", retry_after=float(had_N2[last, 0]) + window - now
+        )
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
         self.state["images"] += len(p_BK)
@@ -261,13 +279,15 @@ class QuotaDefence(Defence):
 
 
 class WorkDefence(Defence):
-    """The seconds of work of each image: base ^ (nats that the answers before told, less ``usual`` for each)."""
+    """Seconds of work per image: base ^ (nats of earlier answers, less ``usual`` for each)."""
 
     STATE: ClassVar = {"images": 0, "nats": 0.0, "seconds_of_work": 0.0}
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
         for p_K in p_BK:
-            power = (self.state["nats"] - self.options.usual * self.state["images"]) * math.log(self.options.base)
+            power = (self.state["nats"] - self.options.usual * self.state["images"]) * math.log(
+                self.options.base
+            )
             self.state["seconds_of_work"] += max(math.exp(min(power, math.log(SECONDS[1]))), SECONDS[0])
             self.state["nats"] += float(torch.special.entr(p_K).sum())
             self.state["images"] += 1
@@ -279,4 +299,6 @@ def _untrained_net(spec: ImageSpec, classes: int, draw: torch.Generator) -> Call
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(draw.initial_seed())
         net = build_net("cnn_small", spec.shape, classes).eval()
-    return lambda x_BCHW: torch.cat([net(x_1CHW).detach() for x_1CHW in x_BCHW.cpu().split(1)]).double().softmax(1)
+    return lambda x_BCHW: (
+        torch.cat([net(x_1CHW).detach() for x_1CHW in x_BCHW.cpu().split(1)]).double().softmax(1)
+    )

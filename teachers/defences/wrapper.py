@@ -1,14 +1,14 @@
 """A teacher with its watch and its defences: the outermost wrapper, which the label mode is cut by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from dfme.compute import validate_like
 from dfme.config.defences import DefenceOptions
 from dfme.config.imports import find_target
 from dfme.errors import UserError
@@ -24,10 +24,10 @@ TOLERANCE = 1e-4  # by which answers may differ that were computed on another ma
 class Defended(Wrapper):
     """A teacher whose answers pass ``defences``, one after the other, and are then cut to ``label_mode``.
 
-    They work on unrounded probabilities in float64; an image that they leave as it is, is answered as without them, bit
-    by bit. ``truth`` is the same teacher without them. Images count in the order in which they are asked, by one thread
-    at a time. ``watching`` makes what looks at them first, before any defence, but not at evaluation images nor in
-    ``served``. UserError for a teacher whose own answers do not do.
+    They work on unrounded probabilities in float64; an image that they leave as it is, is answered as without
+    them, bit by bit. ``undefended`` is the same teacher without them. Images count in the order in which they
+    are asked, by one thread at a time. ``watching`` makes what looks at them first, before any defence, but
+    not at evaluation images nor in ``preview``. UserError for a teacher whose own answers do not do.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Defended(Wrapper):
     ) -> None:
         needing = ", ".join(each.name for each in defences if each.name != "quota")
         option, verb = ("--teacher.defences", "defended") if defences else ("--teacher.watch", "watched")
-        if getattr(teacher, "wire", None) is not None:
+        if teacher.info.remote:
             raise UserError(f"{option}: a service is {verb} where it runs; leave it out here")
         if (needing or watching) and (given := teacher.label_mode) not in (PROBABILITIES, LOGITS):
             raise UserError(
@@ -48,11 +48,21 @@ class Defended(Wrapper):
         super().__init__(teacher)
         self.watch = watching(teacher) if watching else None
         if self.watch and self.watch.on_alarm == "label" and label_mode == LOGITS:
-            raise UserError("--teacher.on-alarm label: expected --teacher.label-mode probabilities, top_k or label")
-        self.truth, self.label_mode = restrict(teacher, label_mode), label_mode
-        self.defences = tuple(map(str, defences))
-        self.close: Callable[[], None] = getattr(teacher, "close", lambda: None)
+            raise UserError(
+                "--teacher.on-alarm label: expected --teacher.label-mode probabilities, top_k or label"
+            )
+        self.undefended = restrict(teacher, label_mode)
+        self.label_mode = label_mode
+        self.info = replace(
+            teacher.info,
+            defences=tuple(map(str, defences)),
+            stateful=self,
+            undefended=self.undefended,
+            preview=self.preview,
+            watch=self.watch,
+        )
         self._stack: list[Defence] = [find_target(DEFENCES[each.name])(each, teacher) for each in defences]
+        self._fresh = {each.name: each.state_dict() for each in self._stack}
 
     def __call__(self, images: Tensor, /) -> Tensor:
         """Refused where a quota is used up, or an alarm was raised and the watch is to refuse."""
@@ -60,25 +70,28 @@ class Defended(Wrapper):
             self.watch.admit()
         for each in self._stack:
             each.admit(len(images))
-        return self._answers(images)
+        return self._defended(images)
 
-    def served(self, images: Tensor) -> Tensor:
-        """What an honest user would be answered now: no state changes, no watch looks, and nothing is refused."""
-        watch, self.watch = self.watch, None
+    def preview(self, images: Tensor) -> Tensor:
+        """Answers that an honest user would get now; no state changes, no watch, no refusal."""
+        watch = self.watch
+        self.watch = None
         before = self.state_dict()
         try:
-            return self._answers(images)
+            return self._defended(images)
         finally:
             self.load_state_dict(before)
             self.watch = watch
 
-    def witness(self, images: Tensor, answers: Tensor) -> None:
+    def replay_answer(self, images: Tensor, answers: Tensor) -> None:
         """Count answers from a record as if they were given now. ValueError where others would be given."""
-        own, found = (each.cpu().double().nan_to_num(nan=-1.0) for each in (self._answers(images), answers))
+        own, found = (each.cpu().double().nan_to_num(nan=-1.0) for each in (self._defended(images), answers))
         tolerance = TOLERANCE + 10.0 ** -(self.label_mode.decimals or 99)
         if own.shape != found.shape or bool(((own - found).abs() > tolerance).any()):
             expected = "expected the same key, files and arithmetic as when these images were answered"
-            raise ValueError(f"{'+'.join(self.defences) or 'watch'}: other answers than on record; {expected}")
+            raise ValueError(
+                f"{'+'.join(self.info.defences) or 'watch'}: other answers than on record; {expected}"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {name: each.state_dict() for name, each in self._stateful.items()}
@@ -87,32 +100,39 @@ class Defended(Wrapper):
     def _stateful(self) -> dict[str, Defence | Watch]:
         return {each.name: each for each in self._stack} | ({"watch": self.watch} if self.watch else {})
 
-    def load_state_dict(self, state: Any) -> None:
-        """Take up what ``state_dict`` gave. ValueError for anything that it cannot have given."""
-        if not isinstance(state, dict) or [*state] != [*self._stateful]:
-            raise ValueError(f"teacher: expected the states of {'+'.join(self._stateful)}")
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what ``state_dict`` gave. ValueError for a state of another form."""
+        validate_like(self._fresh, state, "teacher")
         for name, each in self._stateful.items():
             each.load_state_dict(state[name])
 
     def report(self) -> dict[str, Any]:
-        """What each defence counted, and how many rows it stored, by name, for the owner."""
+        """Counts of each defence, and its stored rows, by name, for the owner."""
         states = {each.name: each.state for each in self._stack if each.state}
-        return {name: {k: len(v) if isinstance(v, Tensor) else v for k, v in s.items()} for name, s in states.items()}
+        return {
+            name: {k: len(v) if isinstance(v, Tensor) else v for k, v in s.items()}
+            for name, s in states.items()
+        }
 
-    def _answers(self, images: Tensor) -> Tensor:
-        wanted, watch = self.label_mode, self.watch
+    def _defended(self, images: Tensor) -> Tensor:
+        wanted = self.label_mode
+        watch = self.watch
         raw, p_BK, distance_B = asked(self._teacher, images, watch.features if watch else None)
         cut_B = watch.see(images, p_BK, distance_B) if watch else None
-        y_BK, plain = p_BK, reveal(raw, self._teacher.label_mode, wanted)
+        y_BK = p_BK
+        plain = reveal(raw, self._teacher.label_mode, wanted)
         for each in self._stack:
             y_BK = each.answer(y_BK, images)
         if cut_B is not None and cut_B.any():
             y_BK = torch.where(cut_B[:, None], one_hot(y_BK.argmax(1), self.num_classes).double(), y_BK)
         if y_BK is p_BK:
             return plain
-        short_BK, top_B1 = y_BK.float(), y_BK.argmax(1, keepdim=True)
+        short_BK = y_BK.float()
+        top_B1 = y_BK.argmax(1, keepdim=True)
         most_B1 = short_BK.amax(1, keepdim=True)
-        most_B1 = torch.where(short_BK.argmax(1, keepdim=True) == top_B1, most_B1, most_B1.nextafter(most_B1 + 1))
+        most_B1 = torch.where(
+            short_BK.argmax(1, keepdim=True) == top_B1, most_B1, most_B1.nextafter(most_B1 + 1)
+        )
         defended = reveal(
             short_BK.scatter(1, top_B1, most_B1), PROBABILITIES, wanted
         )  # no top class is tied by rounding

@@ -1,6 +1,4 @@
-"""What loaders share: given and found values must agree, an extra must be installed, errors fit on one line."""
-
-from __future__ import annotations
+"""Shared by loaders: given and found values must agree, extras be installed, errors short."""
 
 import importlib
 from types import ModuleType
@@ -14,8 +12,8 @@ Value = TypeVar("Value")
 def agreed(what: str, flag: str, given: Value | None, found: Value | None, says: str, origin: str) -> Value:
     """The one value of what is given by a flag, found in a file, or both.
 
-    UserError where both are known and differ, naming both, or where neither is. ``says`` stands before the value
-    found (``the weights are for``); ``origin`` is what it was looked for in.
+    UserError where both are known and differ, naming both, or where neither is. ``says`` stands before the
+    value found (``the weights are for``); ``origin`` is what it was looked for in.
     """
     if given is not None and found is not None and given != found:
         raise UserError(f"{flag}: got {as_text(given)}, but {says} {as_text(found)}")
@@ -41,7 +39,7 @@ def as_text(value: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error that is not empty, cut to 300 letters, or its type where it has no message."""
+    """First non-empty line of an error, cut to 300 letters, or its type without a message."""
     lines = (" ".join(line.split()) for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)[:300]
 
@@ -57,6 +55,10 @@ def import_extra(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         problem = "is not installed" if error.name == package else f"lacks {error.name}"
-    except (ImportError, RuntimeError, OSError) as error:  # built for another torch, or a library of it is missing
+    except (
+        ImportError,
+        RuntimeError,
+        OSError,
+    ) as error:  # built for another torch, or a library of it is missing
         problem = f"cannot be imported ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
     raise UserError(f"{package}, which this kind of teacher needs, {problem}; pip install {package}")

@@ -1,7 +1,5 @@
 """Teachers that are programs which PyTorch saved whole: torch.export's .pt2, and TorchScript."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Iterator
@@ -38,8 +36,9 @@ UNLIMITED = 2**31  # a batch limit of as many images is none
 def load_pt2(options: Pt2Options, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
     """The teacher in a .pt2 file, answering logits, or probabilities where ``options.answers`` says so.
 
-    Loading unpickles whatever the file holds, which can run any code: UserError without ``options.trust``. UserError
-    also where the configuration contradicts the program, and for one that was exported in training mode.
+    Loading unpickles whatever the file holds, which can run any code: UserError without ``options.trust``.
+    UserError also where the configuration contradicts the program, and for one that was exported in training
+    mode.
     """
     require_trust(config, vars(options))
     path = _archive(options.program, "pt2")
@@ -54,24 +53,32 @@ def load_pt2(options: Pt2Options, config: TeacherConfig, device: torch.device) -
     return make_program_teacher(program, options.answers, config)
 
 
-def load_torchscript(options: TorchScriptOptions, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
-    """The teacher in a TorchScript archive, answering logits, or probabilities where ``options.answers`` says so.
+def load_torchscript(
+    options: TorchScriptOptions, config: TeacherConfig, device: torch.device
+) -> ProgramTeacher:
+    """Teacher in a TorchScript archive: logits, or probabilities if ``options.answers`` says so.
 
-    An archive is a program, whose ``__setstate__`` methods run when it is loaded, and which can write any file
-    (``torch.from_file``): UserError without ``options.trust``. It names no image shape, so the configuration must.
+    An archive is a program, whose ``__setstate__`` methods run when it is loaded, and which can write any
+    file (``torch.from_file``): UserError without ``options.trust``. It names no image shape, so the
+    configuration must.
     """
     require_trust(config, vars(options))
     path = _archive(options.program, "torchscript")
-    LOGGER.warning("teacher: PyTorch has deprecated TorchScript; save %s again with torch.export (.pt2)", path.name)
+    LOGGER.warning(
+        "teacher: PyTorch has deprecated TorchScript; save %s again with torch.export (.pt2)", path.name
+    )
     try:
         with warnings.catch_warnings(action="ignore"):  # the line above says it already
-            module = torch.jit.load(str(path), map_location=device).eval()
+            module = torch.jit.load(str(path), map_location=device).eval()  # noqa: TID251 (the user says to trust it)
     except Exception as error:  # a damaged archive can raise anything at all
-        raise UserError(f"{path}: cannot be read as TorchScript, perhaps cut short: {first_line(error)}") from error
+        raise UserError(
+            f"{path}: cannot be read as TorchScript, perhaps cut short: {first_line(error)}"
+        ) from error
     floats = [tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()]
 
     def run(x_BCHW: Tensor) -> object:
-        # else the first calls are profiled and later ones run another, fused program, which rounds differently
+        # else the first calls are profiled and later ones run another, fused program, which rounds
+        # differently
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             return module(x_BCHW)
 
@@ -90,7 +97,9 @@ def _archive(name: str, kind: str) -> Path:
             entries = archive_entries(file, path.stat().st_size, MAX_CODE)
         inside = {entry.rpartition("/")[2] for entry in entries}
     except (ValueError, OSError) as error:
-        raise UserError(f"{path}: is no archive of PyTorch's, or is cut short: {first_line(error)}") from error
+        raise UserError(
+            f"{path}: is no archive of PyTorch's, or is cut short: {first_line(error)}"
+        ) from error
     found = next((what for entry, what in ARCHIVES.items() if entry in inside), "an archive of another kind")
     if not found.endswith(f"--teacher {kind}"):
         raise UserError(f"{path}: expected a program for --teacher {kind}, but it is {found}")
@@ -101,7 +110,7 @@ def _load_exported(path: Path, device: torch.device) -> ExportedProgram:
     """The program, on ``device``."""
     try:
         with _silent("torch.export", "torch.export.pt2_archive._package"), path.open("rb") as file:
-            exported = torch.export.load(file)
+            exported = torch.export.load(file)  # noqa: TID251 (the user says to trust it)
         if device.type == "cpu":
             return exported
         from torch.export.passes import move_to_device_pass
@@ -124,11 +133,15 @@ def _silent(*names: str) -> Iterator[None]:
 def _image(exported: ExportedProgram, path: Path) -> Tensor:
     """The program's input, without its values. UserError for anything but one tensor (B, C, H, W)."""
     names = exported.graph_signature.user_inputs
-    values = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder" and node.name in names]
+    values = [
+        node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder" and node.name in names
+    ]
     if len(values) == 1 and isinstance(values[0], Tensor) and values[0].ndim == 4:
         return values[0]
     shapes = [str(tuple(v.shape)) if isinstance(v, Tensor) else type(v).__name__ for v in values]
-    raise UserError(f"{path}: expected one input, images (B, C, H, W), but it takes {', '.join(shapes) or 'nothing'}")
+    raise UserError(
+        f"{path}: expected one input, images (B, C, H, W), but it takes {', '.join(shapes) or 'nothing'}"
+    )
 
 
 def _range(exported: ExportedProgram, batch: Any) -> tuple[int, int | None]:
@@ -142,7 +155,7 @@ def _range(exported: ExportedProgram, batch: Any) -> tuple[int, int | None]:
 
 
 def _trains(node: fx.Node) -> bool:
-    """Whether an operation, of dropout or batch normalisation, was recorded as it is in training."""
+    """True if an operation, of dropout or batch normalisation, was recorded as it is in training."""
     schema = getattr(node.target, "_schema", None)
     arguments = schema.arguments if schema is not None else ()
     given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | dict(node.kwargs)

@@ -1,11 +1,10 @@
 """A teacher that is an image-classification folder of Hugging Face's transformers, from local files alone."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +15,22 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets.files import of_bounded_size
 from dfme.spec import ImageSpec
+from dfme.teachers.local import model_folder
 from dfme.teachers.local.checks import agreed, agreed_classes, first_line, import_extra
-from dfme.teachers.local.model_folder import (
-    CONFIG,
-    Scale,
-    given_scale,
-    numbers,
-    read_config,
-    require_weights,
-    scaled,
-    whole,
-)
+from dfme.teachers.local.model_folder import CONFIG, Scale, numbers, read_config, whole
 from dfme.teachers.local.program import first_look
-from dfme.teachers.local.pytorch import LOGITS, TorchTeacher
+from dfme.teachers.local.pytorch import TorchTeacher
 from dfme.teachers.options import HuggingFaceOptions
 
 PROCESSOR = "preprocessor_config.json"
 
-NOTHING, ATTENTION = re.compile("(?!)"), re.compile("eager|sdpa")
-FETCHING = {"auto_map": NOTHING, "quantization_config": NOTHING, "backbone": NOTHING, "experts_implementation": NOTHING}
-FETCHING |= {
-    "attn_implementation": ATTENTION,
-    "_attn_implementation": ATTENTION,
-    "model_type": re.compile("(?!timm).*"),
-}
-"""What in a configuration can make transformers import, fetch or open something else, and the values that do not."""
+NOTHING = re.compile("(?!)")
+ATTENTION = re.compile("eager|sdpa")
+FETCHING = dict.fromkeys(("auto_map", "quantization_config", "backbone", "experts_implementation"), NOTHING)
+FETCHING |= dict.fromkeys(("attn_implementation", "_attn_implementation"), ATTENTION)
+FETCHING["model_type"] = re.compile("(?!timm).*")
+"""What in a configuration can make transformers import, fetch or open something else, and the values that do
+not."""
 
 
 class _Logits(nn.Module):
@@ -55,25 +45,31 @@ class _Logits(nn.Module):
         return logits_BK
 
 
-def load_huggingface(options: HuggingFaceOptions, config: TeacherConfig, device: torch.device) -> TorchTeacher:
+def load_huggingface(
+    options: HuggingFaceOptions, config: TeacherConfig, device: torch.device
+) -> TorchTeacher:
     """The teacher in a folder with config.json, safetensors and preprocessor_config.json, answering logits.
 
     No network, no code and no pickle of the folder's is used: UserError where it asks for any. Rescaling and
-    normalisation are the preprocessor's, unless the configuration gives ``mean`` and ``std``. Images are not resized.
+    normalisation are the preprocessor's, unless the configuration gives ``mean`` and ``std``. Images are not
+    resized.
     """
     folder = Path(options.folder).expanduser()
     model_config = read_config(folder)
     _require_plain(folder, model_config)
-    require_weights(folder)
+    model_folder.require_weights(folder)
     processor = read_config(folder, PROCESSOR) if (folder / PROCESSOR).is_file() else None
     shape = _shape(model_config, processor, config)
-    scale = given_scale(config) or _scale(folder, processor, config)
+    scale = model_folder.given_scale(config) or _scale(folder, processor, config)
     model = _load(folder)
-    classes = agreed_classes(config.num_classes, model.config.num_labels, f"the labels of {CONFIG} are", CONFIG)
+    classes = agreed_classes(
+        config.num_classes, model.config.num_labels, f"the labels of {CONFIG} are", CONFIG
+    )
     spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
-    teacher = TorchTeacher(_Logits(model), spec, classes, LOGITS, *scale, device, config.max_batch, options.precision)
+    teacher = TorchTeacher(_Logits(model), spec, classes, *scale, device, config.max_batch, options.precision)
     first_look(str(folder), teacher, spec)
-    teacher.class_names = tuple(name for _, name in sorted(model.config.id2label.items()))
+    names = tuple(name for _, name in sorted(model.config.id2label.items()))
+    teacher.info = replace(teacher.info, class_names=names)
     return teacher
 
 
@@ -86,13 +82,16 @@ def _require_plain(folder: Path, model_config: dict[str, Any]) -> None:
         for name, harmless in FETCHING.items() if isinstance(part, dict) else ():
             if name in part and not (isinstance(part[name], str) and harmless.fullmatch(part[name])):
                 raise UserError(
-                    f"{folder / CONFIG}: asks for code or weights of others ({name}), which is never done here"
+                    f"{folder / CONFIG}: asks for code or weights of others ({name}), which is never done "
+                    "here"
                 )
     if "model_type" not in model_config:
         hint = "; it looks like timm's: say --teacher timm" if "architecture" in model_config else ""
         raise UserError(f"{folder / CONFIG}: expected a model_type of transformers, found none{hint}")
     if (folder / "adapter_config.json").exists():
-        raise UserError(f"{folder}: holds an adapter to another model; merge the two and save the whole model")
+        raise UserError(
+            f"{folder}: holds an adapter to another model; merge the two and save the whole model"
+        )
 
 
 def _load(folder: Path) -> Any:
@@ -113,7 +112,9 @@ def _load(folder: Path) -> Any:
         raise UserError(f"{folder}: transformers cannot load it: {first_line(error)}") from error
     missing = sorted(loaded["missing_keys"])
     if missing:
-        raise UserError(f"{folder}: its weights lack {len(missing)} of the model's tensors, first {missing[0]}")
+        raise UserError(
+            f"{folder}: its weights lack {len(missing)} of the model's tensors, first {missing[0]}"
+        )
     return model.float()
 
 
@@ -121,7 +122,8 @@ def _load(folder: Path) -> Any:
 def _silent() -> Iterator[None]:
     """transformers without its bars, log lines and warnings; the settings are as they were on exit."""
     log = import_extra("transformers.utils.logging")
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    level = log.get_verbosity()
+    bars = log.is_progress_bar_enabled()
     try:
         log.set_verbosity(log.CRITICAL)
         log.disable_progress_bar()
@@ -136,15 +138,20 @@ def _silent() -> Iterator[None]:
 def _shape(
     model_config: dict[str, Any], processor: dict[str, Any] | None, config: TeacherConfig
 ) -> tuple[int, int, int]:
-    """The image's C, H, W: the size as given, else as the preprocessor makes it, else as the network is built for."""
+    """C, H, W of the image: as given, else by the preprocessor, else by the network."""
     given = config.shape
-    found, says = whole(model_config.get("num_channels")), f"the num_channels of {CONFIG} are"
-    channels = agreed("number of channels", "--teacher.shape", given[0] if given else None, found, says, CONFIG)
+    found = whole(model_config.get("num_channels"))
+    says = f"the num_channels of {CONFIG} are"
+    channels = agreed(
+        "number of channels", "--teacher.shape", given[0] if given else None, found, says, CONFIG
+    )
     if given:
         return given
     size = (_output_size(processor) if processor else None) or _height_width(model_config.get("image_size"))
     if size is None:
-        raise UserError(f"--teacher.shape: the image size cannot be told from {PROCESSOR} or {CONFIG}; give it")
+        raise UserError(
+            f"--teacher.shape: the image size cannot be told from {PROCESSOR} or {CONFIG}; give it"
+        )
     return channels, *size
 
 
@@ -159,24 +166,26 @@ def _height_width(size: Any) -> tuple[int, int] | None:
     if isinstance(size, dict):
         edge = size.get("shortest_edge")
         size = [size.get("height", edge), size.get("width", edge)]
-    height, width = map(whole, size) if isinstance(size, list) and len(size) == 2 else (whole(size), whole(size))
+    height, width = (
+        map(whole, size) if isinstance(size, list) and len(size) == 2 else (whole(size), whole(size))
+    )
     return (height, width) if height and width else None
 
 
 def _scale(folder: Path, processor: dict[str, Any] | None, config: TeacherConfig) -> Scale:
-    """What to subtract and divide by, for pixels within the bounds, so that the network sees what it was trained on.
+    """Mean and deviation for pixels within the bounds, so that the network sees its own inputs.
 
     A preprocessor takes bytes p and makes (p factor - offset - mean) / std of them; with p = 255 x that is
     (x - (mean + offset) / (255 factor)) / (std / (255 factor)). EfficientNet's divides by std once more
     where ``include_top`` is set.
     """
     if processor is None:
-        raise UserError(
-            f"{folder}: has no {PROCESSOR}, so how to normalise is unknown; give --teacher.mean and --teacher.std "
-            "(0 and 1 for not at all)"
-        )
+        raise model_folder.unknown_scale(f"{folder}: has no {PROCESSOR}")
     where = str(folder / PROCESSOR)
-    factor, offset, mean, std = 1.0, 0.0, numbers(0, where), numbers(1, where)
+    factor = 1.0
+    offset = 0.0
+    mean = numbers(0, where)
+    std = numbers(1, where)
     if processor.get("do_rescale", True):
         factor = numbers(processor.get("rescale_factor", 1 / 255), f"{where}: rescale_factor")[0]
         offset = float(bool(processor.get("rescale_offset")))
@@ -186,5 +195,9 @@ def _scale(folder: Path, processor: dict[str, Any] | None, config: TeacherConfig
         std = tuple(s**divisions for s in numbers(processor.get("image_std"), f"{where}: image_std"))
     unit = 255 * factor
     if unit <= 0 or min(std) <= 0:
-        raise UserError(f"{where}: expected a positive rescale_factor and image_std, got {factor:g} and {std}")
-    return scaled(config.bounds, tuple((m + offset) / unit for m in mean), tuple(s / unit for s in std))
+        raise UserError(
+            f"{where}: expected a positive rescale_factor and image_std, got {factor:g} and {std}"
+        )
+    return model_folder.scaled(
+        config.bounds, tuple((m + offset) / unit for m in mean), tuple(s / unit for s in std)
+    )

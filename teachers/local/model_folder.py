@@ -1,7 +1,5 @@
 """Folders that hold a model as a configuration in JSON and weights in safetensors; nothing in them is run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -12,7 +10,9 @@ from dfme.errors import UserError
 from dfme.files import open_file
 
 LARGEST = sys.float_info.max
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 MAX_SIZE = 1_000_000  # of a layer, or of how many there are of something
@@ -34,7 +34,9 @@ def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path}: expected a model folder with {name}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: expected the JSON of a model, but {' '.join(str(error).split())[:200]}") from error
+        raise UserError(
+            f"{path}: expected the JSON of a model, but {' '.join(str(error).split())[:200]}"
+        ) from error
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value
@@ -55,15 +57,17 @@ def require_weights(folder: Path) -> None:
         pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
         if pickled:
             raise UserError(
-                f"{folder}: expected {WEIGHTS}, found pickled weights ({pickled[0]}), which can run any code; where "
-                "you trust them, load them elsewhere and save the model again as safetensors"
+                f"{folder}: expected {WEIGHTS}, found pickled weights ({pickled[0]}), which can run any "
+                "code; where you trust them, load them elsewhere and save the model again as safetensors"
             )
         raise UserError(f"{folder}: expected {WEIGHTS}, found no weights")
     parts = read_config(folder, INDEX).get("weight_map")
     if not isinstance(parts, dict) or not parts:
         raise UserError(f"{folder / INDEX}: expected the name of a file for each tensor, under weight_map")
-    for name in sorted({str(part) for part in parts.values()}):  # a link in the place of one is its owner's choice
-        posix, windows = PurePosixPath(name), PureWindowsPath(name)
+    # a link in the place of one is its owner's choice
+    for name in sorted({str(part) for part in parts.values()}):
+        posix = PurePosixPath(name)
+        windows = PureWindowsPath(name)
         if posix.is_absolute() or windows.anchor or ".." in (*posix.parts, *windows.parts):
             raise UserError(f"{folder / INDEX}: names a file of weights outside the folder: {name!r}")
         if posix.suffix != ".safetensors" or not (folder / name).is_file():
@@ -75,6 +79,12 @@ def given_scale(config: TeacherConfig) -> Scale | None:
     return None if config.mean is None and config.std is None else (config.mean, config.std)
 
 
+def unknown_scale(lacking: str) -> UserError:
+    """The error of a folder that does not say how to normalise."""
+    flags = "give --teacher.mean and --teacher.std (0 and 1 for not at all)"
+    return UserError(f"{lacking}, so how to normalise is unknown; {flags}")
+
+
 def scaled(bounds: tuple[float, float] | None, mean: tuple[float, ...], std: tuple[float, ...]) -> Scale:
     """The mean and deviation for pixels within ``bounds`` that are those of pixels within 0 and 1."""
     low, high = bounds or (0.0, 1.0)
@@ -84,7 +94,9 @@ def scaled(bounds: tuple[float, float] | None, mean: tuple[float, ...], std: tup
 def numbers(value: Any, what: str) -> tuple[float, ...]:
     """One number, or a list of them, out of a configuration. UserError for anything else."""
     values = value if isinstance(value, list) else [value]
-    if not values or not all(isinstance(each, int | float) and -LARGEST <= each <= LARGEST for each in values):
+    if not values or not all(
+        isinstance(each, int | float) and -LARGEST <= each <= LARGEST for each in values
+    ):
         raise UserError(f"{what}: expected finite numbers, got {str(value)[:80]}")
     return tuple(float(each) for each in values)
 

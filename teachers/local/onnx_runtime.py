@@ -1,7 +1,5 @@
 """A teacher that is an ONNX model, run by onnxruntime."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Sequence
@@ -29,33 +27,42 @@ DTYPES = {
 }
 
 OLDEST = (1, 24)  # before it, onnxruntime reads a model's weights from any file that the model names
-CHANNELS = ((1, 3), (2, 4))  # counts of channels by which the order of the axes is recognised, the most usual first
+# counts of channels by which the order of the axes is recognised, the most usual first
+CHANNELS = ((1, 3), (2, 4))
 CUDA = "CUDAExecutionProvider"
 
 
 def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
     """The teacher in an .onnx file, answering logits, or probabilities where ``options.answers`` says so.
 
-    UserError where the configuration contradicts the model, naming both. A batch size that the model fixes is its
-    ``max_batch``. Images lie on the CPU; on a CUDA ``device`` the model runs there where onnxruntime can.
+    UserError where the configuration contradicts the model, naming both. A batch size that the model fixes is
+    its ``max_batch``. Images lie on the CPU; on a CUDA ``device`` the model runs there where onnxruntime can.
     """
     runtime = import_extra("onnxruntime")
     path = Path(options.model).expanduser()
     session = _open(runtime, path, device)
     image = _named("input", options.input, session.get_inputs(), path)
     unfilled = [
-        each.name for each in session.get_inputs() if each.name != image.name and not each.type.startswith("optional")
+        each.name
+        for each in session.get_inputs()
+        if each.name != image.name and not each.type.startswith("optional")
     ]
     if unfilled:
         raise UserError(
-            f"{path}: expected one input, the images, but beside {image.name} it needs {', '.join(unfilled)}; "
-            "export it with those as constants"
+            f"{path}: expected one input, the images, but beside {image.name} it needs "
+            f"{', '.join(unfilled)}; export it with those as constants"
         )
     output = _named("output", options.output, session.get_outputs(), path)
     if output.type not in DTYPES:
-        others = ", ".join(each.name for each in session.get_outputs() if each.type in DTYPES) or "none of that kind"
-        raise UserError(f"{path}: its output {output.name} holds no scores but {output.type}; there is {others}")
-    axes, batch = _axes(image, path), _sizes(image)[0]
+        others = (
+            ", ".join(each.name for each in session.get_outputs() if each.type in DTYPES)
+            or "none of that kind"
+        )
+        raise UserError(
+            f"{path}: its output {output.name} holds no scores but {output.type}; there is {others}"
+        )
+    axes = _axes(image, path)
+    batch = _sizes(image)[0]
     nchw = _is_nchw(options.layout, config.shape, axes)
 
     def run(x_BCHW: Tensor) -> Tensor:
@@ -85,7 +92,7 @@ def _open(runtime: ModuleType, path: Path, device: torch.device) -> Any:
 
 
 def _settings(runtime: ModuleType) -> Any:
-    """Reproducible, with torch's number of threads, which do not spin while torch trains; errors raise only."""
+    """Reproducible session with torch's number of threads, not spinning; only errors raise."""
     settings = runtime.SessionOptions()
     settings.log_severity_level = 4
     settings.use_deterministic_compute = True
@@ -100,28 +107,19 @@ def _providers(runtime: ModuleType, device: torch.device) -> list[Any]:
     if device.type != "cuda":
         return ["CPUExecutionProvider"]
     if CUDA not in runtime.get_available_providers():
-        LOGGER.warning("teacher: this onnxruntime has no CUDA; the model runs on the CPU (pip install onnxruntime-gpu)")
+        LOGGER.warning(
+            "teacher: this onnxruntime has no CUDA; the model runs on the CPU (pip install onnxruntime-gpu)"
+        )
         return ["CPUExecutionProvider"]
     exact = {"device_id": device.index or 0, "use_tf32": 0, "cudnn_conv_algo_search": "HEURISTIC"}
     return [(CUDA, exact), "CPUExecutionProvider"]
 
 
 def _reason(error: Exception, version: str) -> str:
-    """What onnxruntime says, without its own source code's whereabouts."""
+    """Reason that onnxruntime gives, without its own source code's whereabouts."""
     text = " ".join(str(error).split())
-    if found := re.search(r"IR version: (\d+), max supported IR version: (\d+)", text):
-        return (
-            f"has IR version {found[1]}, but onnxruntime {version} reads up to {found[2]}; upgrade onnxruntime "
-            "or save the model with an older IR version"
-        )
-    if found := re.search(r"Opset (\d+) is under development.* (?:domain (\S+) )?is till opset (\d+)", text):
-        return (
-            f"has opset {found[1]}, but onnxruntime {version} knows up to {found[3]}; upgrade onnxruntime or export "
-            "with an older opset"
-        )
-    if "xternal data" in text and ("escapes" in text or "bsolute path" in text):
-        return "not loaded, since it takes weights from a file outside its own folder"
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .*? failed:)?", "", text)
+    text = re.sub(r"^/onnxruntime_src/.*?\) (?=[A-Z])", "", text)
     return f"onnxruntime {version} cannot run it: {first_line(ValueError(text))}"
 
 
@@ -131,7 +129,9 @@ def _named(what: str, name: str | None, there: Sequence[Any], path: Path) -> Any
     if name is None:
         return there[0]
     if name not in names:
-        raise UserError(f"--teacher.{what}: {path} has {', '.join(names)}, got {name!r}{did_you_mean(name, names)}")
+        raise UserError(
+            f"--teacher.{what}: {path} has {', '.join(names)}, got {name!r}{did_you_mean(name, names)}"
+        )
     return there[names.index(name)]
 
 
@@ -152,10 +152,11 @@ def _sizes(image: Any) -> list[int | None]:
 
 
 def _is_nchw(layout: str, given: tuple[int, int, int] | None, axes: Axes) -> bool:
-    """Whether channels come first: as the option says, or as the sizes tell; where both fit, as is usual in ONNX."""
+    """True if channels come first: by the option or the sizes; if both fit, as usual in ONNX."""
     if layout != "auto":
         return layout == "nchw"
-    first, last = (axes[0], axes[1], axes[2]), (axes[2], axes[0], axes[1])
+    first = (axes[0], axes[1], axes[2])
+    last = (axes[2], axes[0], axes[1])
     if given is not None:
         return _fits(given, first) or not _fits(given, last)
     return next((first[0] in usual for usual in CHANNELS if first[0] in usual or last[0] in usual), True)

@@ -1,7 +1,5 @@
 """Teachers that are programs on this machine: images in, scores out, whatever runs inside."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,7 +10,7 @@ from torch import Tensor
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.precision import arithmetic
-from dfme.spec import ImageSpec, LabelMode
+from dfme.spec import ImageSpec, LabelMode, TeacherInfo
 from dfme.teachers.label_modes import as_classes
 from dfme.teachers.local.checks import agreed, agreed_classes, as_text, first_line
 from dfme.teachers.local.pytorch import Normalise
@@ -28,7 +26,7 @@ SUM_TOLERANCE = 2e-3  # how far from one a row of probabilities may sum, besides
 
 @dataclass(frozen=True)
 class Program:
-    """What a program's file tells before it is asked anything.
+    """Facts that a program's file tells before it is asked anything.
 
     ``run`` takes images (B, C, H, W) of ``dtype`` on ``device``, from ``least`` to ``most`` of them, and
     answers scores (B, K). ``axes`` are C, H and W, None where any size goes. ``source`` names it in messages.
@@ -49,7 +47,8 @@ class ProgramTeacher:
     """A program behind the same call as every teacher, answering logits or probabilities.
 
     A batch that is too small for the program is filled up with copies of its last image, whose answers are
-    dropped. Pixels of a program that takes bytes are the levels of ``spec``, from 0 at its lower bound to 255.
+    dropped. Pixels of a program that takes bytes are the levels of ``spec``, from 0 at its lower bound to
+    255.
     """
 
     def __init__(
@@ -58,8 +57,7 @@ class ProgramTeacher:
         self.spec = spec
         self.num_classes = num_classes
         self.label_mode = mode
-        self.device = program.device
-        self.max_batch = program.most
+        self.info = TeacherInfo(str(program.device), program.most)
         self._program = program
         self._normalise = normalise
 
@@ -67,17 +65,23 @@ class ProgramTeacher:
         return as_classes(self.raw(images).float(), self.num_classes, self.label_mode)
 
     def raw(self, images: Tensor) -> Tensor:
-        """The program's own answer, one row per image. UserError where it is no tensor with a row for each."""
-        batch, least = len(images), self._program.least
-        with torch.no_grad(), arithmetic(self._program.precision, self.device):
-            x_BCHW = self._pixels(images.detach().to(self.device))
+        """The program's answer, one row per image. UserError unless it is such a tensor."""
+        batch = len(images)
+        least = self._program.least
+        with torch.no_grad(), arithmetic(self._program.precision, self._program.device):
+            x_BCHW = self._pixels(images.detach().to(self._program.device))
             if batch < least:
                 x_BCHW = torch.cat([x_BCHW, x_BCHW[-1:].expand(least - batch, -1, -1, -1)])
             scores_BK = self._program.run(x_BCHW)
         if isinstance(scores_BK, Tensor) and scores_BK.ndim == 1 and scores_BK.is_floating_point():
             scores_BK = scores_BK[:, None]  # a binary model's lone output, without its axis
         got = tuple(scores_BK.shape) if isinstance(scores_BK, Tensor) else f"a {type(scores_BK).__name__}"
-        if not isinstance(scores_BK, Tensor) or scores_BK.ndim != 2 or len(scores_BK) != len(x_BCHW) or not got[1]:
+        if (
+            not isinstance(scores_BK, Tensor)
+            or scores_BK.ndim != 2
+            or len(scores_BK) != len(x_BCHW)
+            or not got[1]
+        ):
             raise UserError(f"{self._program.source}: expected scores ({len(x_BCHW)}, classes), got {got}")
         return scores_BK[:batch]
 
@@ -110,14 +114,16 @@ def make_program_teacher(
 
 
 def first_look(source: str, ask: Callable[[Tensor], Tensor], spec: ImageSpec) -> Tensor:
-    """Scores (1, K) for one random image, asked twice: what is wrong with a model shows before anything is paid.
+    """Scores (1, K) for one random image, asked twice, so that faults show before any cost.
 
-    UserError where the model fails, answers anything but finite scores, or answers the same image differently.
+    UserError where the model fails, answers anything but finite scores, or answers the same image
+    differently.
     """
     low, high = spec.bounds
     image_BCHW = torch.rand(1, *spec.shape, generator=torch.Generator().manual_seed(0)) * (high - low) + low
     try:
-        first_BK, second_BK = ask(spec.quantise(image_BCHW)), ask(spec.quantise(image_BCHW))
+        first_BK = ask(spec.quantise(image_BCHW))
+        second_BK = ask(spec.quantise(image_BCHW))
     except UserError:
         raise
     except Exception as error:  # every runtime has errors of its own
@@ -128,20 +134,27 @@ def first_look(source: str, ask: Callable[[Tensor], Tensor], spec: ImageSpec) ->
     if not first_BK.isfinite().all():
         raise UserError(f"{source}: answers NaN or infinite values to a random image")
     if not torch.allclose(first_BK.float(), second_BK.float(), rtol=1e-2, atol=1e-3):
-        raise UserError(f"{source}: answers the same image differently each time; save it in evaluation mode, eval()")
+        raise UserError(
+            f"{source}: answers the same image differently each time; save it in evaluation mode, eval()"
+        )
     return first_BK
 
 
 def _shape(program: Program, config: TeacherConfig) -> tuple[int, int, int]:
     """The image's C, H, W; what is given must fit what is fixed."""
-    given, axes = config.shape, program.axes
+    given = config.shape
+    axes = program.axes
     if given is not None:
         if any(fixed not in (None, size) for size, fixed in zip(given, axes, strict=True)):
-            raise UserError(f"--teacher.shape: got {as_text(given)}, but {program.source} takes {as_text(axes)}")
+            raise UserError(
+                f"--teacher.shape: got {as_text(given)}, but {program.source} takes {as_text(axes)}"
+            )
         return given
     channels, height, width = axes
     if channels is None or height is None or width is None:
-        raise UserError(f"--teacher.shape: {program.source} takes images of C,H,W = {as_text(axes)}; give all three")
+        raise UserError(
+            f"--teacher.shape: {program.source} takes images of C,H,W = {as_text(axes)}; give all three"
+        )
     return channels, height, width
 
 
@@ -153,7 +166,7 @@ def _levels(program: Program, config: TeacherConfig) -> int | None:
 
 
 def _require_kind(source: str, scores_BK: Tensor, answers: str) -> None:
-    """UserError where probabilities are taken for logits, which hides nearly all they tell, or the reverse."""
+    """UserError if probabilities are taken for logits, which hides most, or the reverse."""
     tolerance = SUM_TOLERANCE + torch.finfo(scores_BK.dtype).eps * scores_BK.shape[1] ** 0.5
     scores_BK = scores_BK.double()
     sums = (scores_BK.sum(1) - 1).abs() <= tolerance if scores_BK.shape[1] > 1 else scores_BK[:, 0] <= 1

@@ -1,8 +1,7 @@
 """A teacher that is a PyTorch network on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,21 +9,19 @@ from torch import Tensor, nn
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from dfme.nets import NETS, builder, check_net
-from dfme.nets.files import on_meta_device, state_dict_problems
-from dfme.nets.footprint import peak_bytes
-from dfme.nets.infer import Guess, infer_net
+from dfme.nets import RESNETS, builder, check_net
+from dfme.nets.files import Guess, infer_net, on_meta_device, state_dict_problems
 from dfme.precision import arithmetic
-from dfme.spec import ImageSpec, LabelMode
-from dfme.teachers.label_modes import as_classes, reveal
-from dfme.teachers.local.card import Card
+from dfme.spec import ImageSpec, LabelMode, TeacherInfo
+from dfme.teachers.label_modes import as_classes
 from dfme.teachers.local.checks import agreed, agreed_classes
 from dfme.teachers.local.model_folder import given_scale
-from dfme.teachers.local.weights import State, load_into, read_weights, require_fit
+from dfme.teachers.local.weights import Card, State, load_into, read_weights, require_fit
 from dfme.teachers.options import TeacherPrecision, TorchOptions
 
 LOGITS = LabelMode("logits")
-SAYS, ORIGIN = "the weights are for", "the weights"
+SAYS = "the weights are for"
+ORIGIN = "the weights"
 
 
 class Normalise:
@@ -62,21 +59,16 @@ class Normalise:
 class TorchTeacher:
     """A network from images to logits, behind the same call as every teacher.
 
-    It moves the network to ``device``, on CUDA channels-last, and keeps it in eval mode; answers lie there, without
-    autograd, in fp32. ``precision`` is what they are computed in, whoever asks (``LocalOptions``). A network with one
-    output is a binary classifier that gives the logit of class 1.
-    ``inferred``: what was taken from the weights and not from somebody's words, each with the flag to say it by.
+    It moves the network to ``device``, on CUDA channels-last, and keeps it in eval mode; answers lie there,
+    without autograd, in fp32. ``precision`` is what they are computed in, whoever asks (``LocalOptions``). A
+    network with one output is a binary classifier that gives the logit of class 1.
     """
-
-    inferred: tuple[str, ...] = ()
-    class_names: tuple[str, ...] | None = None
 
     def __init__(
         self,
         module: nn.Module,
         spec: ImageSpec,
         num_classes: int,
-        label_mode: LabelMode = LOGITS,
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
         device: torch.device | str = "cpu",
@@ -85,38 +77,34 @@ class TorchTeacher:
     ) -> None:
         self.spec = spec
         self.num_classes = num_classes
-        self.label_mode = label_mode
+        self.label_mode = LOGITS
         self.device = torch.device(device)
-        self.max_batch = max_batch
-        self.class_names: tuple[str, ...] | None = None
         self.precision = precision
         self.network = module.to(self.device).eval()
         if self.device.type == "cuda":  # of weights only those of convolutions have the four axes it is about
             self.network.to(memory_format=torch.channels_last)
         self._normalise = Normalise(mean, std, spec.shape[0], self.device)
+        self.info = TeacherInfo(str(self.device), max_batch, network=self.network)
 
     def __call__(self, images: Tensor, /) -> Tensor:
         with torch.no_grad(), arithmetic(self.precision, self.device):
-            logits_BK = self.logits(images.to(self.device))
-            return reveal(logits_BK.float() if self.precision == "bf16" else logits_BK, LOGITS, self.label_mode)
-
-    def peak_bytes(self, images: int) -> int | None:
-        """Bytes that a call with so many images takes, where that can be told."""
-        return peak_bytes(self.network, (images, *self.spec.shape))
+            logits_BK = self.logits(images)
+            return logits_BK.float() if self.precision == "bf16" else logits_BK
 
     def logits(self, x_BCHW: Tensor) -> Tensor:
-        """The network's own scores (B, K), normalisation included, with autograd: for the owner, on no API."""
+        """The network's scores (B, K) with normalisation and autograd: for the owner, on no API."""
         if self.network.training:
             self.network.eval()
-        return as_classes(self.network(self._normalise(x_BCHW)), self.num_classes, LOGITS)
+        return as_classes(self.network(self._normalise(x_BCHW.to(self.device))), self.num_classes, LOGITS)
 
 
 def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.device) -> TorchTeacher:
     """The teacher in a weights file, answering logits.
 
     Architecture, image shape and classes come from the configuration, the file's metadata or the weights
-    themselves; UserError where two of them disagree, naming both, or where none says. ``mean``, ``std`` and ``bounds``
-    of the configuration replace the file's; without any, nothing is normalised and pixels lie within 0 and 1.
+    themselves; UserError where two of them disagree, naming both, or where none says. ``mean``, ``std`` and
+    ``bounds`` of the configuration replace the file's; without any, nothing is normalised and pixels lie
+    within 0 and 1.
     """
     if options.arch is not None:
         check_net(options.arch)
@@ -135,22 +123,24 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     if guess and guess.arch != arch:
         source = f"{options.checkpoint} as {arch} (they look like {guess.arch}): the weights"
     build = partial(_empty_net, arch, shape, _outputs(arch, shape, num_classes, guess, state))
-    outline = on_meta_device(build)  # no memory for a network of the size that a file claims, before it is known to fit
+    # no memory for a network of the size that a file claims, before it is known to fit
+    outline = on_meta_device(build)
     if outline is not None:
         require_fit(outline, state, source=source)
     module = build()
     load_into(module, state, source=source)
     mean, std = given_scale(config) or (card.mean, card.std)
     spec = ImageSpec(shape, config.bounds or card.bounds or (0.0, 1.0), config.levels)
-    teacher = TorchTeacher(module, spec, num_classes, LOGITS, mean, std, device, config.max_batch, options.precision)
-    teacher.class_names, teacher.inferred = card.class_names, tuple(_inferred(teacher, arch, options, config, card))
+    teacher = TorchTeacher(module, spec, num_classes, mean, std, device, config.max_batch, options.precision)
+    inferred = tuple(_inferred(teacher, arch, options, config, card))
+    teacher.info = replace(teacher.info, class_names=card.class_names, inferred=inferred)
     return teacher
 
 
 def _inferred(
     teacher: TorchTeacher, arch: str, options: TorchOptions, config: TeacherConfig, card: Card
 ) -> Iterator[str]:
-    """What neither a flag nor the file's own card says."""
+    """Facts that neither a flag nor the file's own card says."""
     if not (options.arch or card.arch):
         yield f"architecture {arch} (--teacher.arch)"
     if not (config.num_classes or card.num_classes):
@@ -161,8 +151,10 @@ def _inferred(
         yield "no normalisation: the network gets the pixels as they are (--teacher.mean, --teacher.std)"
 
 
-def _outputs(arch: str, shape: tuple[int, int, int], num_classes: int, guess: Guess | None, state: State) -> int:
-    """How many outputs the network has: of two classes, one where the weights are for a lone one."""
+def _outputs(
+    arch: str, shape: tuple[int, int, int], num_classes: int, guess: Guess | None, state: State
+) -> int:
+    """Number of outputs of the network: of two classes, one where the weights are for a lone one."""
     if guess is not None or num_classes != 2:
         return 1 if guess and guess.num_classes == 1 else num_classes
     lone = on_meta_device(partial(_empty_net, arch, shape, 1))
@@ -176,11 +168,17 @@ def _empty_net(arch: str, shape: tuple[int, int, int], outputs: int) -> nn.Modul
         return builder(arch)(shape, outputs)
 
 
-def _shape(arch: str, config: TeacherConfig, card: Card, guess: Guess | None, state: State) -> tuple[int, int, int]:
+def _shape(
+    arch: str, config: TeacherConfig, card: Card, guess: Guess | None, state: State
+) -> tuple[int, int, int]:
     """The image's C, H, W, from what is given and what is found."""
-    given, found = config.shape, card.shape
-    if found is None and (guess or given is None):  # else what is given is taken, and held to every weight later
-        channels = guess.channels if guess else next((w.shape[1] for w in state.values() if w.ndim == 4), None)
+    given = config.shape
+    found = card.shape
+    # else what is given is taken, and held to every weight later
+    if found is None and (guess or given is None):
+        channels = (
+            guess.channels if guess else next((w.shape[1] for w in state.values() if w.ndim == 4), None)
+        )
         size = (guess.size if guess else None) or (given[1:] if given else _usual_size(arch))
         found = (channels, *size) if channels and size else None
     origin = f"the weights of {arch}, which fit images of many sizes"
@@ -189,4 +187,4 @@ def _shape(arch: str, config: TeacherConfig, card: Card, guess: Guess | None, st
 
 def _usual_size(arch: str) -> tuple[int, int] | None:
     """The image size that weights of this architecture are nearly always for; none where it varies."""
-    return (32, 32) if arch in NETS and arch.startswith(("resnet", "wrn")) else None
+    return (32, 32) if arch in RESNETS else None

@@ -1,8 +1,7 @@
 """A teacher that is a folder of timm's, with config.json and model.safetensors, from local files alone."""
 
-from __future__ import annotations
-
 import inspect
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +19,7 @@ from dfme.teachers.local import model_folder
 from dfme.teachers.local.checks import agreed, agreed_classes, first_line, import_extra
 from dfme.teachers.local.model_folder import CONFIG, WEIGHTS, Scale, numbers, read_config, scaled, whole
 from dfme.teachers.local.program import first_look
-from dfme.teachers.local.pytorch import LOGITS, TorchTeacher
+from dfme.teachers.local.pytorch import TorchTeacher
 from dfme.teachers.local.weights import load_into, read_weights, require_fit
 from dfme.teachers.options import TimmOptions
 
@@ -44,20 +43,23 @@ def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device)
     shape = _shape(source, arguments, config)
     scale = model_folder.given_scale(config) or _scale(folder, source, config)
     build = partial(_build, timm, folder, name, {**arguments, "num_classes": outputs, "in_chans": shape[0]})
-    with torch.device("meta"):  # no memory for a network of the size that a file claims, before it is known to fit
+    # no memory for a network of the size that a file claims, before it is known to fit
+    with torch.device("meta"):
         outline = build()
     model_folder.require_weights(folder)
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"{folder}: expected {WEIGHTS} in one file, found {model_folder.INDEX}")
-    state, source_name = read_weights(folder / WEIGHTS)[0], f"{folder / WEIGHTS} as {name}"
+    state = read_weights(folder / WEIGHTS)[0]
+    source_name = f"{folder / WEIGHTS} as {name}"
     require_fit(outline, state, source=source_name)
     module = build()
     load_into(module, state, source=source_name)
     spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
-    teacher = TorchTeacher(module, spec, classes, LOGITS, *scale, device, config.max_batch, options.precision)
+    teacher = TorchTeacher(module, spec, classes, *scale, device, config.max_batch, options.precision)
     first_look(str(folder), teacher, spec)
     names = model_config.get("label_names") or source.get("label_names")
-    teacher.class_names = tuple(map(str, names)) if isinstance(names, list) and len(names) == classes else None
+    if isinstance(names, list) and len(names) == classes:
+        teacher.info = replace(teacher.info, class_names=tuple(map(str, names)))
     return teacher
 
 
@@ -65,11 +67,15 @@ def _arguments(timm: ModuleType, folder: Path, model_config: dict[str, Any]) -> 
     """The network's own arguments. UserError for any with which timm would read weights from elsewhere."""
     arguments = model_config.get("model_args") or {}
     if not isinstance(arguments, dict):
-        raise UserError(f"{folder / CONFIG}: expected model_args as an object, got {type(arguments).__name__}")
+        raise UserError(
+            f"{folder / CONFIG}: expected model_args as an object, got {type(arguments).__name__}"
+        )
     reserved = inspect.signature(timm.create_model).parameters
     foreign = [name for name in arguments if name in reserved or name.startswith("pretrained")]
     if foreign:
-        raise UserError(f"{folder / CONFIG}: model_args may not say where weights come from, but has {foreign[0]}")
+        raise UserError(
+            f"{folder / CONFIG}: model_args may not say where weights come from, but has {foreign[0]}"
+        )
     return arguments
 
 
@@ -93,7 +99,9 @@ def _architecture(timm: ModuleType, folder: Path, model_config: dict[str, Any]) 
     name = str(model_config["architecture"]).partition(".")[0]
     if not timm.is_model(name):
         hint = did_you_mean(name, timm.list_models())
-        raise UserError(f"{folder / CONFIG}: expected an architecture that timm knows, got {name[:80]!r}{hint}")
+        raise UserError(
+            f"{folder / CONFIG}: expected an architecture that timm knows, got {name[:80]!r}{hint}"
+        )
     return name
 
 
@@ -104,7 +112,9 @@ def _shape(source: dict[str, Any], arguments: dict[str, Any], config: TeacherCon
     depth, *built = map(whole, size) if isinstance(size, list) and len(size) == 3 else (None, None, None)
     found = whole(arguments.get("in_chans")) or depth
     says = f"the channels of {CONFIG} are"
-    channels = agreed("number of channels", "--teacher.shape", given[0] if given else None, found, says, CONFIG)
+    channels = agreed(
+        "number of channels", "--teacher.shape", given[0] if given else None, found, says, CONFIG
+    )
     if given:
         return given
     edge = arguments.get("img_size")
@@ -118,9 +128,8 @@ def _shape(source: dict[str, Any], arguments: dict[str, Any], config: TeacherCon
 def _scale(folder: Path, source: dict[str, Any], config: TeacherConfig) -> Scale:
     """The pretrained_cfg's mean and deviation, for pixels within the bounds."""
     if "mean" not in source or "std" not in source:
-        raise UserError(
-            f"{folder / CONFIG}: has no mean and std, so how to normalise is unknown; give --teacher.mean and "
-            "--teacher.std (0 and 1 for not at all)"
-        )
+        raise model_folder.unknown_scale(f"{folder / CONFIG}: has no mean and std")
     where = str(folder / CONFIG)
-    return scaled(config.bounds, numbers(source["mean"], f"{where}: mean"), numbers(source["std"], f"{where}: std"))
+    return scaled(
+        config.bounds, numbers(source["mean"], f"{where}: mean"), numbers(source["std"], f"{where}: std")
+    )

@@ -2,18 +2,71 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
+from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from dfme.errors import UserError
 from dfme.nets.files import save_module, state_dict_problems
 from dfme.nets.pickles import NotPlainError, load_plain
-from dfme.teachers.local.card import Card
 from dfme.teachers.local.checks import first_line
+
+LARGEST = 1e30  # more than any pixel value, mean or deviation of a network in single precision
+
+CardCount = Annotated[int, Field(gt=0, lt=2**31)]
+Number = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]
+Numbers = tuple[Number, ...]
+TEXTS = ("arch", "dataset")  # stored as they are
+
+
+@dataclass(frozen=True)
+class Card:
+    """Facts that a weights file states, in the safetensors metadata; None where it states nothing.
+
+    Texts are stored as they are, everything else as JSON. ``shape`` is C, H, W; ``bounds`` the pixel range
+    the API takes; ``mean`` and ``std`` are per channel, within those bounds; ``accuracy`` a share of 1.
+    Anybody can have written it, so each type is checked.
+    """
+
+    arch: str | None = None
+    shape: tuple[CardCount, CardCount, CardCount] | None = None
+    num_classes: CardCount | None = None
+    mean: Numbers | None = None
+    std: Numbers | None = None
+    bounds: tuple[Number, Number] | None = None
+    class_names: tuple[str, ...] | None = None
+    dataset: str | None = None
+    accuracy: Number | None = None
+    test_images: CardCount | None = None
+    recipe: dict[str, Any] | None = None
+
+    def to_metadata(self) -> dict[str, str]:
+        """The fields that are known, as the strings safetensors stores."""
+        known = {name: value for name, value in vars(self).items() if value is not None}
+        return {name: value if isinstance(value, str) else json.dumps(value) for name, value in known.items()}
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str], path: Path) -> Card:
+        """Read the known keys and leave the others; UserError if one cannot be read."""
+        values: dict[str, Any] = {}
+        for name, kind in get_type_hints(cls, include_extras=True).items():
+            if (text := metadata.get(name)) is not None:
+                try:
+                    values[name] = (
+                        text if name in TEXTS else TypeAdapter(kind).validate_json(text, strict=True)
+                    )
+                except ValidationError as error:
+                    said = f"{error.errors()[0]['msg']}, but it is {text[:80]!r}"
+                    raise UserError(f"{path}: its metadata {name}: {said}") from None
+        return cls(**values)
+
 
 State = dict[str, Tensor]
 
@@ -34,9 +87,12 @@ def read_weights(path: str | Path) -> tuple[State, Card]:
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < MAX_HEADER:
         state, card = _read_safetensors(path)
     elif head[:2] == b"PK" or head[:1] == b"\x80":
-        state, card = _unwrap(_read_pickle(path), path), Card()
+        state = _unwrap(_read_pickle(path), path)
+        card = Card()
     else:
-        raise UserError(f"{path}: {_looks_like(head, path)}; expected .safetensors or a state dict in .pt/.pth")
+        raise UserError(
+            f"{path}: {_looks_like(head, path)}; expected .safetensors or a state dict in .pt/.pth"
+        )
     if not state:
         raise UserError(f"{path}: holds no tensors; expected the weights of a network")
     return _strip_prefixes(state), card
@@ -55,7 +111,9 @@ def load_into(module: nn.Module, state: State, *, source: str = "the weights") -
     Batch counters (``num_batches_tracked``) may be missing, as in checkpoints of old PyTorch versions.
     """
     require_fit(module, state, source=source)
-    broken = [name for name, value in state.items() if value.is_floating_point() and not value.isfinite().all()]
+    broken = [
+        name for name, value in state.items() if value.is_floating_point() and not value.isfinite().all()
+    ]
     if broken:
         raise UserError(f"{source} hold NaN or infinite values in {len(broken)} tensors, first {broken[0]}")
     module.load_state_dict(state, strict=False)
@@ -71,7 +129,9 @@ def _head(path: Path) -> bytes:
     if not path.exists():
         raise UserError(f"{path}: no such file; expected weights as .safetensors, .pt or .pth")
     if not path.is_file():
-        raise UserError(f"{path}: is a directory, a pipe or a device; expected weights (.safetensors, .pt or .pth)")
+        raise UserError(
+            f"{path}: is a directory, a pipe or a device; expected weights (.safetensors, .pt or .pth)"
+        )
     try:
         with path.open("rb") as file:
             return file.read(64)
@@ -80,7 +140,7 @@ def _head(path: Path) -> bytes:
 
 
 def _looks_like(head: bytes, path: Path) -> str:
-    """What a file that is no weights seems to be, in a few words."""
+    """Likely kind of a file that is no weights, in a few words."""
     if not head:
         return "is empty"
     text = head.lstrip().lower()
@@ -90,7 +150,11 @@ def _looks_like(head: bytes, path: Path) -> str:
         return "is a Git LFS pointer; fetch the file itself with git lfs pull"
     if path.suffix == ".safetensors":
         return "is no safetensors file, or is cut short"
-    return "is a text file" if all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in head) else "is no weights file"
+    return (
+        "is a text file"
+        if all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in head)
+        else "is no weights file"
+    )
 
 
 def _read_safetensors(path: Path) -> tuple[State, Card]:
@@ -105,7 +169,7 @@ def _read_safetensors(path: Path) -> tuple[State, Card]:
 
 
 def _read_pickle(path: Path) -> object:
-    """What PyTorch saved; every failure becomes one line."""
+    """Read what PyTorch saved; every failure becomes one line."""
     try:
         return load_plain(path)
     except NotPlainError as error:
@@ -131,7 +195,8 @@ def _unwrap(value: object, path: Path) -> State:
         if isinstance(value.get(name), Mapping):
             return _unwrap(value[name], path)
     raise UserError(
-        f"{path}: holds no state dict: its keys are {', '.join(str(key)[:40] for key in list(value)[:8]) or 'none'}; "
+        f"{path}: holds no state dict: its keys are "
+        f"{', '.join(str(key)[:40] for key in list(value)[:8]) or 'none'}; "
         f"expected tensors, or a dict of them under {', '.join(WRAPPINGS)}"
     )
 
@@ -139,5 +204,6 @@ def _unwrap(value: object, path: Path) -> State:
 def _strip_prefixes(state: State) -> State:
     """Names as the network itself has them."""
     state = {name.replace("_orig_mod.", ""): value for name, value in state.items()}
-    prefix = min(len(name) - len(re.sub(r"^(module\.)+", "", name)) for name in state)  # what all of them have
+    # what all of them have
+    prefix = min(len(name) - len(re.sub(r"^(module\.)+", "", name)) for name in state)
     return {name[prefix:]: value for name, value in state.items()}

@@ -6,20 +6,24 @@ classification as Triton describes them.
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unusable, UserError
-from dfme.teachers.arrays import Array
+from dfme.spec import LabelMode
+from dfme.teachers.arrays import Array, as_float32
+from dfme.teachers.label_modes import two_classes
 from dfme.teachers.local.pytorch import Normalise
-from dfme.teachers.open_inference.answers import batch_limit, read_classes, read_scores
 from dfme.teachers.open_inference.message import HEADER_LENGTH, Envelope, pack, read_header_length, unpack
 from dfme.teachers.open_inference.metadata import V2Model, read_model
-from dfme.teachers.open_inference.tensors import DATATYPES, NamedTensor, short
+from dfme.teachers.open_inference.tensors import DATATYPES, NamedTensor, datatype_of, short
 from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.options import V2Options
 from dfme.teachers.remote.secrets import read_secrets
@@ -34,7 +38,8 @@ CLASS = 1_024  # most bytes of a class as text
 def connect_v2(options: V2Options, config: TeacherConfig, device: torch.device) -> RemoteTeacher:
     """The model behind ``options``, after questions for its metadata, which serve no image.
 
-    UserError where it is not ready, and where flags and metadata leave something open or contradict each other.
+    UserError where it is not ready, and where flags and metadata leave something open or contradict each
+    other.
     """
     secrets = read_secrets(vars(options), options.url)
     endpoint = Endpoint(options, options.url, secrets)
@@ -56,11 +61,14 @@ class V2Teacher(RemoteTeacher):
         self._writer = RequestWriter(model, config)
         self._binary = model.binary if options.encoding == "auto" else options.encoding == "binary"
         self._may_fall_back = options.encoding == "auto"
-        adapter, limits = V2Adapter(model, self._writer, self._binary, None), request_policy_of(options)
-        super().__init__(endpoint, adapter, model.spec, model.num_classes, model.label_mode, model.max_batch, limits)
+        adapter = V2Adapter(model, self._writer, self._binary, None)
+        limits = request_policy_of(options)
+        super().__init__(
+            endpoint, adapter, model.spec, model.num_classes, model.label_mode, model.max_batch, limits
+        )
 
     def ask(self, images_BCHW: Tensor, key: str) -> Tensor:
-        """As in RemoteTeacher; ``key`` is the request's id as well, and an answer with another id is Unusable."""
+        """Like RemoteTeacher's; ``key`` is also the request's id, and another id is Unusable."""
         binary = self._binary
         try:
             answers = self._attempt(V2Adapter(self._model, self._writer, binary, key), images_BCHW, key)
@@ -70,7 +78,9 @@ class V2Teacher(RemoteTeacher):
             if not (binary and self._may_fall_back and refused.reason in UNREADABLE_STATUSES):
                 raise
             self._binary = False
-            raise Refused(f"{refused}; from here on in JSON instead of binary", refused.reason, retry=True) from None
+            raise Refused(
+                f"{refused}; from here on in JSON instead of binary", refused.reason, retry=True
+            ) from None
         if binary:
             self._may_fall_back = False
         return answers
@@ -78,7 +88,7 @@ class V2Teacher(RemoteTeacher):
 
 @dataclass(frozen=True)
 class V2Adapter:
-    """A model's language, with tensors ``binary`` or in JSON; ``key`` is the request's id, None: of any request."""
+    """A model's language, tensors ``binary`` or JSON; ``key``: the request's id, None: any."""
 
     model: V2Model
     writer: RequestWriter
@@ -90,19 +100,24 @@ class V2Adapter:
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
         try:
-            header, tensors = unpack(reply.body, read_header_length(reply.headers), "outputs", len(reply.body))
+            header, tensors = unpack(
+                reply.body, read_header_length(reply.headers), "outputs", len(reply.body)
+            )
         except ValueError as error:
             raise Unusable(f"the answer: {error}", "malformed") from None
         model = self.model
         for name, asked in (("model_name", model.name), ("model_version", model.version), ("id", self.key)):
             came = header.get(name)
             if asked is not None and came not in (None, "", asked):
-                raise Unusable(f"the answer: expected {name} {asked!r}, got {short(came)}", "another's answer")
+                raise Unusable(
+                    f"the answer: expected {name} {asked!r}, got {short(came)}", "another's answer"
+                )
         outputs = [tensor for tensor in tensors if model.output.name in (None, tensor.name)]
         if len(outputs) != 1:
             came = short([tensor.name for tensor in tensors])
             raise Unusable(
-                f"the answer: expected the output {model.output.name or '(only one)'}, got {came}", "wrong names"
+                f"the answer: expected the output {model.output.name or '(only one)'}, got {came}",
+                "wrong names",
             )
         if model.classification:
             return read_classes(outputs[0], batch, model.num_classes, model.classification, model.label_mode)
@@ -120,7 +135,9 @@ class RequestWriter:
 
     def __init__(self, model: V2Model, config: TeacherConfig) -> None:
         if config.mean is not None and model.input.datatype == "UINT8":
-            raise UserError(f"--teacher.mean and --teacher.std: the input {model.input} takes bytes; leave them out")
+            raise UserError(
+                f"--teacher.mean and --teacher.std: the input {model.input} takes bytes; leave them out"
+            )
         self._model = model
         self._normalise = Normalise(config.mean, config.std, model.spec.shape[0])
         self._path = f"{model.path}/infer"
@@ -128,12 +145,15 @@ class RequestWriter:
 
     def write(self, images_BCHW: Tensor, key: str, binary: bool) -> Query:
         """The request whose id is ``key`` for images float32 on the CPU; a binary body is their only copy."""
-        pixels, name = self._pixels(images_BCHW), str(self._model.input.name)
+        pixels = self._pixels(images_BCHW)
+        name = str(self._model.input.name)
         if binary:
             if len(pixels) not in self._envelopes:
                 self._envelopes[len(pixels)] = Envelope(self._header(binary), name, pixels, "inputs")
             body, length = self._envelopes[len(pixels)].fill(key, pixels)
-            return Query(self._path, body, {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)})
+            return Query(
+                self._path, body, {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}
+            )
         body, _ = pack({"id": key, **self._header(binary)}, [NamedTensor(name, pixels)], "inputs", binary)
         return Query(self._path, body, {"Content-Type": "application/json"})
 
@@ -154,5 +174,92 @@ class RequestWriter:
         if self._model.classification:
             asked["classification"] = self._model.classification
         if self._model.output.name is not None:
-            header["outputs"] = [{"name": self._model.output.name, **({"parameters": asked} if asked else {})}]
+            header["outputs"] = [
+                {"name": self._model.output.name, **({"parameters": asked} if asked else {})}
+            ]
         return header
+
+
+# ``score:index``, and perhaps ``:label``
+CLASS_TEXT = re.compile(rb"([^:]{1,40}):(\d{1,9})(:.*)?", re.DOTALL)
+LIMITS = tuple(
+    re.compile(pattern, re.IGNORECASE | re.DOTALL)
+    for pattern in (
+        rb"batch[- _]?size must be <= ?(\d{1,9})",  # Triton
+        rb"batch.{0,80}at most (\d{1,9})",  # run.py serve
+        rb"max(?:imum)?[- _](?:allowed )?batch[- _]?size\D{0,20}(\d{1,9})",
+        rb"index: 0 Got: \d+ Expected: (\d{1,9})",  # ONNX Runtime, a model with a fixed batch axis
+    )
+)
+SHAPES = re.compile(rb"Expected \[(\d+),([-\d, ]+)\], got \[(\d+),([-\d, ]+)\]", re.IGNORECASE)
+"""Triton, of a model with a fixed batch axis."""
+
+TOO_LARGE = re.compile(
+    rb"batch.{0,40}(too (large|big|many)|exceed)|too many images", re.IGNORECASE | re.DOTALL
+)
+
+
+def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) -> Tensor:
+    """Scores (B, K) float32, or labels (B,) int64 under the label mode label; Unusable for anything else.
+
+    Sizes of 1 at the end of the shape count for nothing; a lone score is that of the second of two classes.
+    """
+    shape = tensor.array.shape
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    array = tensor.array.reshape(shape)
+    kind = array.dtype.kind
+    if mode.kind == "label":
+        if array.shape != (batch,) or kind not in "iu":
+            raise _unusable(tensor, f"labels [{batch}] as whole numbers")
+        return torch.from_numpy(array.astype(np.int64))
+    lone = array.shape == (batch,) and classes == 2 and kind == "f"
+    if not lone and (array.shape != (batch, classes) or kind not in "iuf"):
+        hint = "; if these are labels, say so with --teacher.label-mode label" if kind in "iu" else ""
+        raise _unusable(tensor, f"scores [{batch}, {classes}]", hint)
+    scores = torch.from_numpy(as_float32(array))
+    return two_classes(scores[:, None], mode) if lone else scores
+
+
+def read_classes(tensor: NamedTensor, batch: int, classes: int, k: int, mode: LabelMode) -> Tensor:
+    """Scores (B, K) with NaN for all but the ``k`` classes that texts name for each image, or labels (B,)."""
+    if tensor.array.shape != (batch, k) or tensor.array.dtype != object:
+        raise _unusable(tensor, f"BYTES [{batch}, {k}] (score:index)")
+    found = [[_class(text) for text in row] for row in tensor.array]
+    indices_Bk = torch.tensor([[index for _, index in row] for row in found])
+    if int(indices_Bk.max()) >= classes or any(len({index for _, index in row}) < k for row in found):
+        raise Unusable(
+            f"expected {k} of {classes} classes for each image, got a class twice or beyond", "wrong classes"
+        )
+    if mode.kind == "label":
+        return indices_Bk[:, 0]
+    scores_Bk = torch.tensor([[score for score, _ in row] for row in found])
+    return torch.full((batch, classes), torch.nan).scatter_(1, indices_Bk, scores_Bk)
+
+
+def batch_limit(refused: bytes) -> int | Literal[False] | None:
+    """Batch limit in a server's words; None: fewer; False: another complaint."""
+    for pattern in LIMITS:
+        if found := pattern.search(refused):
+            return int(found[1])
+    shapes = SHAPES.search(refused)
+    if shapes and shapes[2] == shapes[4] and len(shapes[1]) < 9 and len(shapes[3]) < 9:
+        return int(shapes[1])
+    return None if TOO_LARGE.search(refused) else False
+
+
+def _class(text: bytes) -> tuple[float, int]:
+    """Score and number of a class."""
+    found = CLASS_TEXT.fullmatch(text)
+    try:
+        score = float(found[1]) if found else math.nan
+    except ValueError:
+        score = math.nan
+    if found is None or not math.isfinite(score):
+        raise Unusable(f"expected classes as score:index, got {short(text)}", "wrong classes")
+    return score, int(found[2])
+
+
+def _unusable(tensor: NamedTensor, expected: str, hint: str = "") -> Unusable:
+    got = f"{datatype_of(tensor.array)} {list(tensor.array.shape)}"
+    return Unusable(f"output {short(tensor.name)}: expected {expected}, got {got}{hint}", "wrong shape")

@@ -1,11 +1,11 @@
-"""Bodies of the Open Inference Protocol v2: a JSON object with tensors, whose data are JSON or follow as raw bytes.
+"""Bodies of the Open Inference Protocol v2: JSON with tensors as JSON or trailing raw bytes.
 
-Binary tensor data extension: the JSON object comes first, ``Inference-Header-Content-Length`` (an HTTP header) says
-how long it is, and the raw bytes of each tensor with the parameter ``binary_data_size`` follow in the tensors' order.
+Binary tensor data extension: the JSON object comes first, ``Inference-Header-Content-Length`` (an HTTP
+    header) says
+how long it is, and the raw bytes of each tensor with the parameter ``binary_data_size`` follow in the
+tensors' order.
 Source: https://github.com/kserve/open-inference-protocol and its binary tensor data extension.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,8 @@ from dfme.teachers.open_inference.tensors import (
 )
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-_ALIGNMENT = 8  # raw bytes begin at a multiple of it, so that a reader may take them as numbers where they lie
+# raw bytes begin at a multiple of it, so that a reader may take them as numbers where they lie
+_ALIGNMENT = 8
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 TensorList = Literal["inputs", "outputs"]
 
@@ -31,7 +32,7 @@ TensorList = Literal["inputs", "outputs"]
 def pack(
     header: Mapping[str, Any], tensors: Sequence[NamedTensor], key: TensorList, binary: bool
 ) -> tuple[bytes, int | None]:
-    """A body, ``header`` with the tensors under ``key``, and the length of its JSON part; None if that is all.
+    """A body, ``header`` with tensors under ``key``, and its JSON part's length; None if all.
 
     ValueError for what JSON cannot carry (infinities, texts not in UTF-8).
     """
@@ -45,7 +46,7 @@ def pack(
 
 
 class Envelope:
-    """Binary requests for one tensor that differ in their id and their numbers alone: their JSON is written once."""
+    """Binary requests that differ in id and numbers alone: their JSON is written once."""
 
     def __init__(self, header: Mapping[str, Any], name: str, array: Array, key: TensorList) -> None:
         size = array.size * array.dtype.itemsize
@@ -63,8 +64,8 @@ def unpack(
 ) -> tuple[dict[str, Any], list[NamedTensor]]:
     """The JSON object without its tensors, and the tensors under ``key``, whose memory may be ``body``'s own.
 
-    ``header_length`` is None where all is JSON. ValueError in words for everything that is malformed, of other
-    names than once each, or of more than ``most_elements`` elements in all.
+    ``header_length`` is None where all is JSON. ValueError in words for everything that is malformed, of
+    other names than once each, or of more than ``most_elements`` elements in all.
     """
     if header_length is not None and not 0 < header_length <= len(body):
         raise ValueError(f"expected a JSON header of 1 to {len(body)} bytes, got the length {header_length}")
@@ -82,12 +83,14 @@ def unpack(
     if len(raw):
         raise ValueError(f"expected nothing after the tensors, got {len(raw)} bytes")
     if len({tensor.name for tensor in tensors}) != len(tensors):
-        raise ValueError(f"expected each name once in {key!r}, got {short([tensor.name for tensor in tensors])}")
+        raise ValueError(
+            f"expected each name once in {key!r}, got {short([tensor.name for tensor in tensors])}"
+        )
     return header, tensors
 
 
 def read_header_length(headers: Mapping[str, str]) -> int | None:
-    """What HTTP headers (lower-case names) say of the JSON part's length; None: all is JSON. ValueError for garbage."""
+    """Length of the JSON part by HTTP headers; None: all is JSON. ValueError for garbage."""
     text = headers.get(HEADER_LENGTH.lower())
     if text is None:
         return None
@@ -124,17 +127,26 @@ def _aligned(text: bytes) -> bytes:
 
 def _entry(tensor: NamedTensor, size: int | None) -> dict[str, Any]:
     """A tensor in the JSON object; ``size`` is that of its raw bytes, None for data in JSON."""
-    entry: dict[str, Any] = {"name": tensor.name, "shape": list(tensor.array.shape), "datatype": tensor.datatype}
-    return entry | ({"data": to_list(tensor.array)} if size is None else {"parameters": {"binary_data_size": size}})
+    entry: dict[str, Any] = {
+        "name": tensor.name,
+        "shape": list(tensor.array.shape),
+        "datatype": tensor.datatype,
+    }
+    return entry | (
+        {"data": to_list(tensor.array)} if size is None else {"parameters": {"binary_data_size": size}}
+    )
 
 
 def _tensor(entry: object, raw: memoryview, most_elements: int) -> tuple[NamedTensor, int]:
     """A tensor and how many of the raw bytes are its."""
     if not isinstance(entry, dict):
         raise ValueError(f"expected a tensor as a JSON object, got {short(entry)}")
-    name, datatype = entry.get("name"), entry.get("datatype")
+    name = entry.get("name")
+    datatype = entry.get("datatype")
     if not isinstance(name, str) or not isinstance(datatype, str):
-        raise ValueError(f"expected a tensor with a name and a datatype, got {short(name)} and {short(datatype)}")
+        raise ValueError(
+            f"expected a tensor with a name and a datatype, got {short(name)} and {short(datatype)}"
+        )
     try:
         shape = checked_shape(entry.get("shape"), most_elements)
         size = _binary_size(entry)
@@ -148,7 +160,7 @@ def _tensor(entry: object, raw: memoryview, most_elements: int) -> tuple[NamedTe
 
 
 def _binary_size(entry: dict[str, Any]) -> int | None:
-    """How many raw bytes a tensor has; None for data in JSON."""
+    """Number of raw bytes of a tensor; None for data in JSON."""
     size = parameters_of(entry).get("binary_data_size")
     if size is None:
         return None

@@ -1,11 +1,12 @@
-"""How a v2 model is asked, by its metadata and the user's flags, which fill gaps; contradictions are UserErrors.
+"""Plan of a v2 model from metadata and flags, which fill gaps; UserError for conflicts.
 
-Metadata are the protocol's; a batch limit comes from Triton's model configuration, and ``run.py serve`` announces
-label mode, bounds, levels and limits under ``parameters``.
+Metadata are the protocol's; a batch limit comes from Triton's model configuration, and ``run.py serve``
+announces label mode, bounds, levels and limits under ``parameters``.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,14 +17,15 @@ from dfme.config.messages import unknown_choice
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
-from dfme.teachers.open_inference.layout import ImageLayout, find_layout
 from dfme.teachers.open_inference.message import read_object
 from dfme.teachers.open_inference.tensors import short
 from dfme.teachers.remote.endpoint import Endpoint
 from dfme.teachers.remote.options import V2Options
+from dfme.teachers.remote.pictures import AxisOrder, Image, image_of, in_order
 from dfme.teachers.remote.teacher import answered_mode
 
-BINARY = ("binary_tensor_data", "binary_data")  # names under which servers announce the binary tensor data extension
+# names under which servers announce the binary tensor data extension
+BINARY = ("binary_tensor_data", "binary_data")
 IMAGE_DATATYPES = ("FP32", "UINT8", "FP16", "FP64")
 MAX_NUMBERS = 2**26  # in one image, and for a size of a shape: metadata come from a stranger too
 MAX_CLASSES = 1_000_000
@@ -33,7 +35,7 @@ LABEL_MODE = re.compile(r"[a-z_]{1,20}(:[0-9]{1,6}){0,2}")
 
 @dataclass(frozen=True)
 class TensorMetadata:
-    """A tensor of the model; ``name`` and ``shape`` are None where nothing says them, sizes that vary are -1."""
+    """A tensor of the model; ``name`` and ``shape`` None if unknown, varying sizes -1."""
 
     name: str | None
     datatype: str
@@ -59,13 +61,13 @@ class TensorMetadata:
 
     @property
     def may_be_label(self) -> bool:
-        """Whether the output may be one whole number per image."""
+        """True if the output may be one whole number per image."""
         return self.datatype.startswith(("INT", "UINT")) and self.numbers in (1, None)
 
 
 @dataclass(frozen=True)
 class V2Model:
-    """How a model is asked: ``path`` is that of its URLs; ``binary`` says whether the server announces the extension.
+    """Access to a model: ``path`` of its URLs; ``binary``: the server has the extension.
 
     ``classification``: the best so many classes are asked for as texts; 0: the scores or labels.
     """
@@ -87,7 +89,8 @@ class V2Model:
 def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) -> V2Model:
     """Ask the server for everything that is known about a model; no image is sent.
 
-    UserError where the server or the model is not ready, and, naming the flag, for what is missing or contradictory.
+    UserError where the server or the model is not ready, and, naming the flag, for what is missing or
+    contradictory.
     """
     path = f"/v2/models/{quote(options.model, safe='')}"
     path += f"/versions/{quote(options.version, safe='')}" if options.version is not None else ""
@@ -113,7 +116,9 @@ def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) ->
         spec=_spec(image, layout, config, parameters),
         num_classes=classes,
         label_mode=_label_mode(output, options.classification, classes, config, parameters, extensions),
-        max_batch=_max_batch(layout.batch, config.max_batch, parameters, _optional(endpoint, f"{path}/config")),
+        max_batch=_max_batch(
+            layout.batch, config.max_batch, parameters, _optional(endpoint, f"{path}/config")
+        ),
         binary=any(name in extensions for name in BINARY),
         classification=options.classification,
     )
@@ -126,8 +131,8 @@ def _asked(endpoint: Endpoint, path: str) -> dict[str, Any]:
         return read_object(reply.body)
     except ValueError:
         raise UserError(
-            f"GET {endpoint.url}{path}: expected a JSON object, got {len(reply.body):,} bytes of something else; "
-            "is --teacher.url that of a server of the Open Inference Protocol v2?"
+            f"GET {endpoint.url}{path}: expected a JSON object, got {len(reply.body):,} bytes of something "
+            "else; is --teacher.url that of a server of the Open Inference Protocol v2?"
         ) from None
 
 
@@ -149,9 +154,17 @@ def _tensors(metadata: Mapping[str, Any], key: str) -> list[TensorMetadata]:
         described = entry if isinstance(entry, dict) else {}
         name, datatype, shape = (described.get(word) for word in ("name", "datatype", "shape"))
         if not (isinstance(name, str) and name.isprintable() and isinstance(datatype, str)):
-            raise UserError(f"the model's metadata: expected {key} with names and datatypes, got {short(entry)}")
-        sizes = shape if isinstance(shape, list) and all(type(n) is int and n < MAX_NUMBERS for n in shape) else None
-        found.append(TensorMetadata(name, datatype, None if sizes is None else tuple(max(n, -1) for n in sizes)))
+            raise UserError(
+                f"the model's metadata: expected {key} with names and datatypes, got {short(entry)}"
+            )
+        sizes = (
+            shape
+            if isinstance(shape, list) and all(type(n) is int and n < MAX_NUMBERS for n in shape)
+            else None
+        )
+        found.append(
+            TensorMetadata(name, datatype, None if sizes is None else tuple(max(n, -1) for n in sizes))
+        )
     return found
 
 
@@ -159,11 +172,15 @@ def _choose(what: str, tensors: list[TensorMetadata], given: str | None) -> Tens
     """The tensor of the given name, or the only one."""
     if not tensors:
         if given is None and what == "input":
-            raise UserError("--teacher.input: the model's metadata name no inputs; give the name of the one for images")
+            raise UserError(
+                "--teacher.input: the model's metadata name no inputs; give the name of the one for images"
+            )
         return TensorMetadata(given, "FP32", None)
     names = [str(tensor.name) for tensor in tensors]
     if given is None and len(tensors) > 1:
-        raise UserError(f"--teacher.{what}: the model has several {what}s, name one of them: {', '.join(names)}")
+        raise UserError(
+            f"--teacher.{what}: the model has several {what}s, name one of them: {', '.join(names)}"
+        )
     if given is not None and given not in names:
         raise UserError(f"--teacher.{what}: {unknown_choice('tensor', given, names)}")
     return tensors[0 if given is None else names.index(given)]
@@ -179,11 +196,15 @@ def _spec(
     levels = config.levels or (announced if type(announced) is int else None)
     if image.datatype == "UINT8":
         if levels not in (None, 256):
-            raise UserError(f"--teacher.levels: expected 256, since the input {image} takes bytes, got {levels}")
+            raise UserError(
+                f"--teacher.levels: expected 256, since the input {image} takes bytes, got {levels}"
+            )
         levels = 256
     spec = ImageSpec(layout.shape, config.bounds or _bounds(parameters.get("bounds")), levels)
     if spec.numel > MAX_NUMBERS:
-        raise UserError(f"--teacher.input: expected images of at most {MAX_NUMBERS:,} numbers, got the input {image}")
+        raise UserError(
+            f"--teacher.input: expected images of at most {MAX_NUMBERS:,} numbers, got the input {image}"
+        )
     return spec
 
 
@@ -205,7 +226,7 @@ def _max_batch(
 
 
 def _classes(output: TensorMetadata, given: int | None, parameters: Mapping[str, Any]) -> int:
-    """The number of classes: the user's, the metadata's, or the announced one; a lone score is that of two classes.
+    """Number of classes: the user's, the metadata's or the announced one; a lone score is two.
 
     UserError where two of them disagree, or where nothing tells.
     """
@@ -219,7 +240,9 @@ def _classes(output: TensorMetadata, given: int | None, parameters: Mapping[str,
     if known not in (None, classes):
         raise UserError(f"--teacher.num-classes: expected {known} (output {output}), got {given}")
     if classes > MAX_CLASSES:
-        raise UserError(f"--teacher.num-classes: expected at most {MAX_CLASSES:,}, got {classes:,} (output {output})")
+        raise UserError(
+            f"--teacher.num-classes: expected at most {MAX_CLASSES:,}, got {classes:,} (output {output})"
+        )
     return classes
 
 
@@ -254,9 +277,97 @@ def _require_classification(
     if "classification" not in extensions:
         raise UserError(f"{flag}: the server does not have this extension; it announces {short(extensions)}")
     if announced is not None and announced.kind in ("logits", "label"):
-        raise UserError(f"{flag}: expected a model that reveals probabilities, got one that reveals {announced}")
+        raise UserError(
+            f"{flag}: expected a model that reveals probabilities, got one that reveals {announced}"
+        )
     most = min(classes, (announced.k if announced else None) or classes)
     if not 0 < k <= most:
-        raise UserError(f"{flag}: expected a number of classes from 1 to {most}, or 0 for the scores, got {k}")
+        raise UserError(
+            f"{flag}: expected a number of classes from 1 to {most}, or 0 for the scores, got {k}"
+        )
     if output.name is None:
         raise UserError(f"{flag}: the metadata name no outputs; give --teacher.output")
+
+
+ORDERS: tuple[AxisOrder, ...] = ("nchw", "nhwc")
+CHANNELS = (1, 3, 4)  # sizes of an axis that is taken for the channels where the order is open
+
+
+@dataclass(frozen=True)
+class ImageLayout:
+    """Images ``shape`` (C, H, W) travel with their axes in ``order``, each in the shape ``sent``.
+
+    ``batch``: most images in one request if the metadata fix it, else None.
+    """
+
+    shape: Image
+    order: AxisOrder
+    sent: tuple[int, ...]
+    batch: int | None
+
+
+def find_layout(metadata: tuple[int, ...] | None, given: Image | None, order: object) -> ImageLayout:
+    """Layout that fits the metadata's shape (-1: any size), the user's (C, H, W) and an order.
+
+    Four axes are a batch of images, three that begin with -1 grey images without channels, two flattened
+    images; other three are one image, its batch left out. UserError that names the flag where nothing or more
+    than one fits.
+    """
+    known: AxisOrder | None = next((word for word in ORDERS if word == order), None)
+    if metadata is None:
+        metadata = (-1, -1, -1, -1)
+    whole = len(metadata) == 3 and metadata[0] > 0
+    batch, sizes = (-1, metadata) if whole else (metadata[0] if metadata else -1, metadata[1:])
+    if len(sizes) not in (1, 2, 3):
+        raise UserError(f"the model's input: expected a batch of images, got the shape {list(metadata)}")
+    limit = batch if batch > 0 else None
+    if len(sizes) < 3:
+        shape = _flat_shape(sizes, given)
+        sent = shape[1:] if len(sizes) == 2 else (math.prod(shape),)
+        return ImageLayout(shape, known or "nchw", sent, limit)
+    shape, found = _ordered(sizes, given, known)
+    return ImageLayout(shape, found, in_order(shape, found), limit)
+
+
+def _ordered(sizes: tuple[int, ...], given: Image | None, known: AxisOrder | None) -> tuple[Image, AxisOrder]:
+    """Shape and order of images with three axes."""
+    orders = (known,) if known else ORDERS
+    if given is not None:
+        fitting = [(given, order) for order in orders if _fits(sizes, in_order(given, order))]
+    elif min(sizes) < 1:
+        raise UserError(
+            f"--teacher.shape: give C,H,W, since the model's input leaves sizes open: {list(sizes)}"
+        )
+    else:
+        one, two, three = sizes
+        fitting = [(image_of((one, two, three), order), order) for order in orders]
+        fitting = [(shape, order) for shape, order in fitting if known or shape[0] in CHANNELS]
+    if len(fitting) == 1:
+        return fitting[0]
+    if given is not None and not fitting:
+        raise UserError(
+            f"--teacher.shape: expected C,H,W that fit the model's input {list(sizes)}, got {given}"
+        )
+    raise UserError(
+        f"--teacher.layout: give nchw or nhwc, since the model's input {list(sizes)} does not tell"
+    )
+
+
+def _fits(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return all(size in (-1, actual) for size, actual in zip(sizes, shape, strict=True))
+
+
+def _flat_shape(sizes: tuple[int, ...], given: Image | None) -> Image:
+    """(C, H, W) of images that are sent with fewer axes."""
+    if given is None and len(sizes) == 2 and min(sizes) > 0:
+        return (1, *sizes)
+    if given is None:
+        raise UserError(
+            f"--teacher.shape: give C,H,W, since the model's input is one of {list(sizes)} per image"
+        )
+    wanted = given[1:] if len(sizes) == 2 else (math.prod(given),)
+    if not _fits(sizes, wanted) or (len(sizes) == 2 and given[0] != 1):
+        raise UserError(
+            f"--teacher.shape: expected C,H,W that fit the model's input {list(sizes)}, got {given}"
+        )
+    return given

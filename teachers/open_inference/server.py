@@ -1,10 +1,10 @@
-"""The server's half of the Open Inference Protocol v2: requests to images, answers to responses. Bytes, no network.
+"""Server half of the Open Inference Protocol v2: requests to images, answers to bytes.
 
-Source: https://github.com/kserve/open-inference-protocol, with the extensions for binary tensor data, classification
-and the model's configuration. One input, ``image``; one output, ``scores``, or ``label`` where that is the label mode.
+Source: https://github.com/kserve/open-inference-protocol, with the extensions for binary tensor data,
+    classification
+and the model's configuration. One input, ``image``; one output, ``scores``, or ``label`` where that is the
+label mode.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ VERSION = "1"
 PLATFORM = "dfme"
 EXTENSIONS = ["binary_tensor_data", "classification", "model_configuration", "model_repository"]
 BYTE_LEVELS = 256
-JSON_PIXEL = 32  # most bytes of a pixel in JSON: seventeen digits, sign, exponent, comma, a share of the brackets
+# most bytes of a pixel in JSON: seventeen digits, sign, exponent, comma, a share of the brackets
+JSON_PIXEL = 32
 JSON_HEADER = 65_536
 UNLIMITED_BODY = 64 * 2**20  # most bytes of a request's body where the batch has no limit
 
@@ -34,7 +35,7 @@ class BatchTooLargeError(ValueError):
 
 @dataclass(frozen=True)
 class Service:
-    """What is served: a model's name in URLs, its images, its answers."""
+    """Model that is served: its name in URLs, its images, its answers."""
 
     name: str
     spec: ImageSpec
@@ -44,7 +45,7 @@ class Service:
 
     @property
     def labels(self) -> bool:
-        """Whether an answer is a label alone."""
+        """True if an answer is a label alone."""
         return self.label_mode.kind == "label"
 
     @property
@@ -83,7 +84,7 @@ def server_metadata() -> dict[str, Any]:
 
 
 def model_metadata(service: Service) -> dict[str, Any]:
-    """The model's tensors, and, under ``parameters``, which the protocol leaves open, its label mode and limits."""
+    """The model's tensors and, under ``parameters`` (left open), label mode and limits."""
     spec = service.spec
     output = ("INT64", [-1]) if service.labels else ("FP32", [-1, service.num_classes])
     return {
@@ -119,7 +120,7 @@ def model_config(service: Service) -> dict[str, Any]:
 
 
 def read_question(service: Service, body: bytes, header_length: int | None) -> Question:
-    """The question in a request's body. ValueError for a malformed one; BatchTooLargeError for too many images."""
+    """Parse a request. ValueError if malformed; BatchTooLargeError for too many images."""
     header, tensors = unpack(body, header_length, "inputs", most_elements=service.most_bytes)
     if len(tensors) != 1 or tensors[0].name != INPUT:
         raise ValueError(f"expected one input {INPUT!r}, got {short([tensor.name for tensor in tensors])}")
@@ -131,7 +132,7 @@ def read_question(service: Service, body: bytes, header_length: int | None) -> Q
 
 
 def write_answer(service: Service, question: Question, answers: Array) -> tuple[bytes, int | None]:
-    """The body of the response to ``answers``, scores (B, K) or labels (B,), and the length of its JSON part."""
+    """Response body for scores (B, K) or labels (B,), and the length of its JSON part."""
     header = {"model_name": service.name, "model_version": VERSION}
     if question.id is not None:
         header["id"] = question.id
@@ -143,7 +144,8 @@ def write_answer(service: Service, question: Question, answers: Array) -> tuple[
 
 def _images(service: Service, tensor: NamedTensor) -> Array:
     """The images of the input tensor, copied, as float32 within the bounds."""
-    array, shape = tensor.array, service.spec.shape
+    array = tensor.array
+    shape = service.spec.shape
     if tensor.datatype not in service.datatypes:
         raise ValueError(f"input {INPUT!r}: expected {' or '.join(service.datatypes)}, got {tensor.datatype}")
     if array.shape[1:] != shape or not len(array):
@@ -156,14 +158,17 @@ def _images(service: Service, tensor: NamedTensor) -> Array:
         scaled: Array = array.astype(np.float32) * np.float32(step) + low
         return scaled.clip(low, high)
     images = np.array(array, np.float32)  # aligned, and the model may write into it
-    least, most = images.min(), images.max()
+    least = images.min()
+    most = images.max()
     if not (low <= least and most <= high):  # NaN is neither
-        raise ValueError(f"input {INPUT!r}: expected pixels within {low:g} and {high:g}, got {least:g} to {most:g}")
+        raise ValueError(
+            f"input {INPUT!r}: expected pixels within {low:g} and {high:g}, got {least:g} to {most:g}"
+        )
     return images
 
 
 def _wanted(service: Service, header: Mapping[str, Any]) -> tuple[bool, int]:
-    """Whether the output goes as raw bytes, and how many classes are asked for as texts."""
+    """True if the output goes as raw bytes, and how many classes are asked for as texts."""
     binary = _flag(parameters_of(header), "binary_data_output", False)
     outputs = header.get("outputs")
     if outputs is None or outputs == []:
@@ -177,7 +182,9 @@ def _wanted(service: Service, header: Mapping[str, Any]) -> tuple[bool, int]:
     if type(count) is not int or count < 0:
         raise ValueError(f"parameter classification: expected a number of classes, got {short(count)}")
     if count and service.labels:
-        raise ValueError("parameter classification: expected none, because this model reveals no scores, only labels")
+        raise ValueError(
+            "parameter classification: expected none, because this model reveals no scores, only labels"
+        )
     return _flag(parameters, "binary_data", binary), count
 
 
@@ -189,7 +196,7 @@ def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def _best(scores_BK: Array, count: int) -> Array:
-    """The best classes of each image, best first, as BYTES ``score:index`` (B, count); unrevealed ones last."""
+    """Best classes of each image as BYTES ``score:index`` (B, count); unrevealed ones last."""
     order_Bn = np.argsort(-scores_BK, axis=1, kind="stable")[:, :count]
     texts = np.empty(order_Bn.shape, dtype=object)
     for (row, place), index in np.ndenumerate(order_Bn):

@@ -1,10 +1,8 @@
 """Tensors of the Open Inference Protocol v2 as raw bytes and as JSON lists, with numpy alone.
 
-Raw bytes are little endian and row major without padding; an element of ``BYTES`` has its length in front, as four
-bytes. JSON has lists, nested as the shape says or flat; ``null`` is NaN, which JSON cannot write.
+Raw bytes are little endian and row major without padding; an element of ``BYTES`` has its length in front, as
+four bytes. JSON has lists, nested as the shape says or flat; ``null`` is NaN, which JSON cannot write.
 """
-
-from __future__ import annotations
 
 import itertools
 import math
@@ -39,7 +37,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class NamedTensor:
-    """An input or an output of a model. Elements of the datatype BYTES are ``bytes`` in an array of objects."""
+    """Input or output of a model. BYTES elements are ``bytes`` in an array of objects."""
 
     name: str
     array: Array
@@ -60,13 +58,14 @@ def datatype_of(array: Array) -> str:
 
 
 def checked_shape(shape: object, most_elements: int = _MAX_ELEMENTS) -> tuple[int, ...]:
-    """A shape that came as JSON; ValueError for anything but sizes of at least 0, and for a tensor too large."""
+    """A shape from JSON; ValueError unless sizes are at least 0 and the tensor small enough."""
     if isinstance(shape, list | tuple) and len(shape) > _MAX_AXES:
         raise ValueError(f"expected a shape of at most {_MAX_AXES} axes, got {len(shape)}")
     if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"expected a shape as a list of whole numbers of 0 or more, got {short(shape)}")
     most = min(most_elements, _MAX_ELEMENTS)
-    if math.prod(size or 1 for size in shape) > most:  # an empty tensor may still have axes too long for numpy
+    # an empty tensor may still have axes too long for numpy
+    if math.prod(size or 1 for size in shape) > most:
         raise ValueError(f"expected a tensor of at most {most} elements, got {short(shape)}")
     return tuple(shape)
 
@@ -80,7 +79,7 @@ def to_bytes(array: Array) -> bytes | memoryview:
 
 
 def from_bytes(raw: memoryview, datatype: str, shape: Sequence[int]) -> Array:
-    """The array whose raw bytes these are, without a copy and read-only (BYTES: copied). ValueError unless they fit."""
+    """Array of these raw bytes, read-only, not copied (BYTES: copied). ValueError unless fitting."""
     checked = checked_shape(shape)
     if datatype == "BYTES":
         return _texts(raw, math.prod(checked)).reshape(checked)
@@ -94,7 +93,7 @@ def from_bytes(raw: memoryview, datatype: str, shape: Sequence[int]) -> Array:
 
 
 def to_list(array: Array) -> list[Any]:
-    """The elements as one flat JSON list. NaN becomes null; ValueError for infinities and for texts not in UTF-8."""
+    """Elements as one flat JSON list. NaN is null; ValueError for infinities, bad UTF-8."""
     if datatype_of(array) == "BYTES":
         return [item.decode() for item in array.flat]
     items: list[Any] = array.reshape(-1).tolist()
@@ -106,14 +105,16 @@ def to_list(array: Array) -> list[Any]:
 
 
 def from_list(data: object, datatype: str, shape: Sequence[int]) -> Array:
-    """The array that a JSON list means, nested as ``shape`` says or flat. ValueError unless every element fits."""
+    """Array of a JSON list, nested by ``shape`` or flat. ValueError unless all elements fit."""
     checked = checked_shape(shape)
     flat = _flattened(data, checked)
     dtype = np.dtype(object) if datatype == "BYTES" else _dtype(datatype)
     kinds = _JSON_TYPES[dtype.kind]
     strange = set(map(type, flat)) - kinds
     if strange:
-        raise ValueError(f"expected elements that are {datatype}, got {min(kind.__name__ for kind in strange)}")
+        raise ValueError(
+            f"expected elements that are {datatype}, got {min(kind.__name__ for kind in strange)}"
+        )
     if datatype == "BYTES":
         return _objects([text.encode() for text in flat]).reshape(checked)
     if dtype.kind in "iu" and flat:
@@ -133,7 +134,13 @@ def short(value: object, most: int = 80) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-_JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float, type(None)}, "O": {str}}
+_JSON_TYPES: dict[str, set[type]] = {
+    "b": {bool},
+    "u": {int},
+    "i": {int},
+    "f": {int, float, type(None)},
+    "O": {str},
+}
 
 
 def _dtype(datatype: str) -> np.dtype[Any]:

@@ -1,7 +1,5 @@
 """Checks of a service's options before anything heavy is loaded and before anything is sent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,30 +11,25 @@ from dfme.teachers.remote.secrets import read_secrets
 
 
 def check_service(config: TeacherConfig, options: Mapping[str, Any], asked: Sequence[str] = ()) -> str:
-    """What a command has to say first: which environment variables go to which host; empty if none do.
+    """First line of a command: which environment variables go to which host; empty if none do.
 
-    UserError for a host without consent, a URL that is none, or a key, or another variable that a file has ``asked``
-    for, that the environment does not hold or that nobody allowed to be sent.
+    UserError for a host without consent, a URL that is none, or a key, or another variable that a file has
+    ``asked`` for, that the environment does not hold or that nobody allowed to be sent.
     """
     require_consent(options["url"], options.get("authorised_by"))
     names = read_secrets(options, options["url"], *asked).names
     return f"sent to {host_of(options['url'])} from the environment: {', '.join(names)}" if names else ""
 
 
-def check_plain_service(config: TeacherConfig, options: Mapping[str, Any], asked: Sequence[str] = ()) -> str:
-    """As ``check_service``, for kinds whose requests carry pixels as they are."""
+def check_json(config: TeacherConfig, options: Mapping[str, Any]) -> str:
+    """Like ``check_plain_service``, for the URL of flags or adapter; and faults of that file."""
     if config.mean is not None or config.std is not None:
         raise UserError(
             f"--teacher.mean and --teacher.std: {config.kind} sends pixels as they are; leave normalising to "
             "the service, or say with --teacher.bounds which pixels it takes"
         )
-    return check_service(config, options, asked)
-
-
-def check_json(config: TeacherConfig, options: Mapping[str, Any]) -> str:
-    """As ``check_plain_service``, for the URL of the flags or the adapter's file; and every fault of that file."""
-    description = load_adapter(options["adapter"]).description
+    description = load_adapter(options["adapter"], options.get("classes")).description
     url = options.get("url") or description.url
     if not url:
         raise UserError(f"--teacher.url: neither the flag nor {options['adapter']} says where the service is")
-    return check_plain_service(config, {**options, "url": url}, secrets_of(description, url))
+    return check_service(config, {**options, "url": url}, secrets_of(description, url))

@@ -1,7 +1,5 @@
 """The classes of a service that answers with names: which of them is the student's class 0, 1, 2."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +18,7 @@ _MAX_COMPARED = 50_000  # letters, so that looking for a close name takes no not
 
 @dataclass(frozen=True)
 class ClassNames:
-    """Names in the order of the student's classes; each stands there once. ``option``: where they are given."""
+    """Names in the order of the student's classes, each once. ``option``: their source."""
 
     names: tuple[str, ...]
     option: str = "classes"
@@ -34,11 +32,11 @@ class ClassNames:
 
     @property
     def longest(self) -> int:
-        """Bytes that a name may take in JSON, where a character may be written in six, and a rare one in twelve."""
+        """Bytes of a name in JSON, whose characters may take six bytes, rare ones twelve."""
         return max(12 * len(name) for name in self.names)
 
     def index(self, name: object) -> int:
-        """The number of a class. Unusable for a name that is none of them; a whole number stands for its text."""
+        """Number of a class. Unusable for an unknown name; a whole number stands for its text."""
         text = f"{name:d}" if type(name) is int and abs(name) < _MAX_CLASSES else name
         number = self._index.get(text) if isinstance(text, str) else None
         if number is None:
@@ -56,7 +54,9 @@ class ClassNames:
             if number in scores:
                 raise Unusable(f"expected each class once, got {shown(name)} twice", "a class twice")
             if not isinstance(score, int | float) or isinstance(score, bool):
-                raise Unusable(f"expected a number as the score of {shown(name)}, got {shown(score)}", "no numbers")
+                raise Unusable(
+                    f"expected a number as the score of {shown(name)}, got {shown(score)}", "no numbers"
+                )
             try:
                 scores[number] = float(score)
             except OverflowError:
@@ -66,5 +66,5 @@ class ClassNames:
 
 
 def read_class_names(given: Sequence[str] | str, option: str, folder: Path | None = None) -> ClassNames:
-    """As ``dfme.data.class_names.read_names``."""
+    """Like ``dfme.data.class_names.read_names``."""
     return ClassNames(read_names(given, option, folder), option)

@@ -1,6 +1,4 @@
-"""Who may be asked, this machine or a host that somebody has allowed; what may go there. No torch, no client."""
-
-from __future__ import annotations
+"""Consent: this machine, or a host that somebody allowed; what may go there. No torch."""
 
 import ipaddress
 import re
@@ -18,14 +16,15 @@ RESERVED = (
 )
 """Headers in lower case that neither an adapter nor an option may set."""
 
-HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+(%\w+)?\]|[^][:@]*)(:\d*)?")  # only an IPv6 address has brackets
+# only an IPv6 address has brackets
+HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+(%\w+)?\]|[^][:@]*)(:\d*)?")
 
 
 def require_consent(url: str, authorised_by: str | None) -> None:
     """UserError unless the URL's host is this machine, or ``authorised_by`` says who allowed the queries.
 
-    Also for what is no plain http or https URL. Nothing is sent, and no name is looked up: a name counts as this
-    machine only if it is ``localhost`` or the machine's own.
+    Also for what is no plain http or https URL. Nothing is sent, and no name is looked up: a name counts as
+    this machine only if it is ``localhost`` or the machine's own.
     """
     host = host_of(url)
     if not any(character.isalnum() for character in authorised_by or "") and not is_this_machine(host):
@@ -40,8 +39,8 @@ def require_allowed(variable: str, allowed: Container[str], url: str) -> None:
     """UserError for an environment variable that a file would have sent and that nobody allowed to be."""
     if variable not in allowed:
         raise UserError(
-            f"the environment variable {variable} would be sent to {host_of(url)}, because a file asks for it; where "
-            f"you want that, allow it with --teacher.allow-env {variable}; nothing was sent"
+            f"the environment variable {variable} would be sent to {host_of(url)}, because a file asks for "
+            f"it; where you want that, allow it with --teacher.allow-env {variable}; nothing was sent"
         )
 
 
@@ -62,23 +61,28 @@ def host_of(url: str) -> str:
         raise UserError(f"{expected}, got one with blanks, backslashes or characters that cannot be seen")
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
+        host = parts.hostname
+        port = parts.port
     except ValueError:
         raise UserError(f"{expected}, got one whose host or port is none") from None
     if "@" in parts.netloc:
-        raise UserError("--teacher.url: expected no user or password in the URL; name a key with --teacher.api-key-env")
+        raise UserError(
+            "--teacher.url: expected no user or password in the URL; name a key with --teacher.api-key-env"
+        )
     if parts.scheme not in ("http", "https"):
         scheme = f"{parts.scheme}:" if parts.scheme else repr(url[:20])
         raise UserError(f"--teacher.url: expected http:// or https://, got {scheme}")
     if "${" in parts.netloc:
-        raise UserError(f"{expected}, got one with ${{NAME}} in its host, which whoever looks the host up would learn")
+        raise UserError(
+            f"{expected}, got one with ${{NAME}} in its host, which whoever looks the host up would learn"
+        )
     if not host or port == 0 or not HOST_AND_PORT.fullmatch(parts.netloc):
         raise UserError(f"{expected}, got one whose host or port is none")
     return host
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a host is certainly this machine: a loopback, unspecified or own address, ``localhost``, its own name."""
+    """True for this machine: a loopback, unspecified or own address, ``localhost``, its name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -89,7 +93,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether this machine has the address: only then would it send from there to there. Nothing is sent."""
+    """True if this machine has the address: only then would it send from there to there. Nothing is sent."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,7 +1,7 @@
 """One service over HTTP: a request is attempted once, and its outcome is an answer or one of our exceptions.
 
-Nothing here retries, waits or counts. Messages have every secret hidden, and no exception of ours is chained to one
-of the client's, which hold what was sent.
+Nothing here retries, waits or counts. Messages have every secret hidden, and no exception of ours is chained
+to one of the client's, which hold what was sent.
 """
 
 from __future__ import annotations
@@ -13,14 +13,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
+import httpcore2
 import httpx2
 
 import dfme
 from dfme.errors import Refused, Unanswered, Unusable, UserError
-from dfme.teachers.remote.address import Address, address_of, redirected
-from dfme.teachers.remote.consent import require_consent
+from dfme.teachers.remote.consent import host_of, require_consent
 from dfme.teachers.remote.options import ServiceOptions
-from dfme.teachers.remote.outcomes import CONNECTION_ERRORS, advice, failed_connection, failed_status, quoted, refused
+from dfme.teachers.remote.outcomes import (
+    CONNECTION_ERRORS,
+    advice,
+    failed_connection,
+    failed_status,
+    quoted,
+    refused,
+)
 from dfme.teachers.remote.secrets import Secrets
 from dfme.teachers.remote.transport import Transport
 
@@ -44,7 +51,7 @@ class Reply:
 
 @dataclass(frozen=True, repr=False)  # its headers hold the key
 class _Question:
-    """A request, wherever it is sent; ``where`` names it in messages, ``deadline`` is on ``time.monotonic()``."""
+    """A request; ``where`` names it in messages, ``deadline`` is on ``time.monotonic()``."""
 
     method: str
     where: str
@@ -57,9 +64,9 @@ class _Question:
 class Endpoint:
     """One service at ``url``, for several threads at once; connections are kept alive.
 
-    ``url`` and ``headers`` may hold ``${NAME}`` placeholders of ``secrets``; the attribute ``url`` has them hidden.
-    UserError for a URL that is none, a host that nobody consented to (``require_consent``: no teacher is asked but
-    through here), a header that cannot be sent, and a ``ca_file`` without certificates.
+    ``url`` and ``headers`` may hold ``${NAME}`` placeholders of ``secrets``; the attribute ``url`` has them
+    hidden. UserError for a URL that is none, a host that nobody consented to (``require_consent``: no teacher
+    is asked but through here), a header that cannot be sent, and a ``ca_file`` without certificates.
     """
 
     def __init__(
@@ -81,19 +88,22 @@ class Endpoint:
         )
 
     def get(self, path: str, most: int = 1_000_000) -> Reply:
-        """The answer to a question before the run; UserError, with what came and what to do, if none comes."""
+        """Answer to a request before the run; UserError, with the cause and remedy, if none comes."""
         try:
             return self._ask("GET", path, b"", {}, most)
         except (Refused, Unanswered) as error:
-            problem = str(error) + ("" if advice(error.reason) else "; is the service ready, and --teacher.url right?")
+            problem = str(error) + (
+                "" if advice(error.reason) else "; is the service ready, and --teacher.url right?"
+            )
         raise UserError(problem)
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:
         """One attempt; the answer if its status is 2xx and its body has at most ``most`` bytes.
 
         Raises:
-            Refused: nothing was served; for an answer with another status, ``body`` is the start of its body. After a
-                redirect that may be followed, the next attempt goes to where it leads: each send is one attempt.
+            Refused: nothing was served; for an answer with another status, ``body`` is the start of its body.
+                After a redirect that may be followed, the next attempt goes to where it leads: each send is
+                one attempt.
             Unanswered: it may have been served: the time is up, the connection broke, the server failed.
             Unusable: the answer's body is too long or compressed.
         """
@@ -152,7 +162,7 @@ class Endpoint:
         return *route, target
 
     def _attempt(self, question: _Question, address: Address) -> Reply | Address:
-        """What the service answers at one address: a reply, or another address."""
+        """Ask the service at one address: a reply, or another address."""
         request = httpx2.Request(
             question.method,
             address.shown,
@@ -166,7 +176,9 @@ class Endpoint:
             if 300 <= status < 400 and "location" in response.headers:
                 return self._redirect(response, address, question.where)
             if not 200 <= status < 300:
-                raise failed_status(question.where, status, _headers(response), _beginning(response), self.secrets)
+                raise failed_status(
+                    question.where, status, _headers(response), _beginning(response), self.secrets
+                )
             return self._reply(response, question.where, question.most)
         finally:
             response.close()
@@ -187,7 +199,7 @@ class Endpoint:
         return Reply(response.status_code, headers, bytes(body))
 
     def _redirect(self, response: httpx2.Response, address: Address, where: str) -> Address:
-        """Where a redirect leads, if it keeps the request as it is and stays with the same scheme, host and port."""
+        """Target of a redirect that keeps the request, scheme, host and port; else None."""
         _beginning(response)  # so that the connection can be used again
         target = redirected(address, response.headers["location"], self.secrets)
         same = target is not None and target.origin == address.origin and not target.url.userinfo
@@ -201,7 +213,7 @@ class Endpoint:
 def _standing_headers(
     options: ServiceOptions, base: Address, secrets: Secrets, headers: Mapping[str, str]
 ) -> dict[str, str]:
-    """What every request carries; names in lower case."""
+    """Headers of every request; names in lower case."""
     standing = {
         "host": base.url.netloc.decode("ascii"),
         "user-agent": USER_AGENT,
@@ -211,7 +223,8 @@ def _standing_headers(
     }
     standing |= {name.lower(): secrets.fill(value) for name, value in headers.items()}
     if options.api_key_env is not None:
-        name, key = options.api_key_header.lower(), secrets.fill(f"${{{options.api_key_env}}}")
+        name = options.api_key_header.lower()
+        key = secrets.fill(f"${{{options.api_key_env}}}")
         standing[name] = f"Bearer {key}" if name == "authorization" else key
     for name, value in standing.items():
         if not (HEADER_NAME.fullmatch(name) and value.isascii() and value.isprintable()):
@@ -228,7 +241,7 @@ def _headers(response: httpx2.Response) -> dict[str, str]:
 
 
 def _beginning(response: httpx2.Response) -> bytes:
-    """As much of the body as comes, within limits."""
+    """Beginning of the body, within limits."""
     body = bytearray()
     with suppress(*CONNECTION_ERRORS):
         _read(response, body, MAX_REFUSAL_BYTES)
@@ -241,3 +254,47 @@ def _read(response: httpx2.Response, body: bytearray, enough: int) -> None:
         body += chunk
         if len(body) >= enough:
             return
+
+
+@dataclass(frozen=True, repr=False)
+class Address:
+    """A URL: ``url`` and ``core`` for the connection, ``shown`` for logs and messages."""
+
+    url: httpx2.URL
+    core: httpcore2.URL
+    shown: httpx2.URL
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port."""
+        return f"{self.url.scheme}://{self.url.netloc.decode('ascii')}"
+
+
+def address_of(text: str, secrets: Secrets) -> Address:
+    """Address of a URL. UserError for an invalid one, or one with an ambiguous host."""
+    host = host_of(text)
+    try:
+        url = httpx2.URL(text)
+    except httpx2.InvalidURL:
+        raise UserError(f"--teacher.url: expected a URL, got {secrets.hide(text)}") from None
+    if url.host != host:
+        raise UserError(f"--teacher.url: expected a host in plain letters, got {secrets.hide(text)}")
+    return _addressed(url, secrets.hide(text))
+
+
+def redirected(address: Address, location: str, secrets: Secrets) -> Address | None:
+    """Where a redirect leads; none if that is no URL at all."""
+    try:
+        url = address.url.join(location)
+        return _addressed(url, secrets.hide(str(url.copy_with(query=None))))
+    except (httpx2.InvalidURL, ValueError):
+        return None
+
+
+def _addressed(url: httpx2.URL, readable: str) -> Address:
+    try:
+        shown = httpx2.URL(readable)
+    except httpx2.InvalidURL:  # so short a secret that it occurs in the port
+        shown = httpx2.URL(f"{url.scheme}://hidden/")
+    core = httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+    return Address(url, core, shown)

@@ -12,28 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfme.errors import Unusable, UserError
+from dfme.errors import Unusable
 from dfme.spec import LabelMode
 from dfme.teachers.arrays import Array, as_float32
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dfme.teachers.remote.endpoint import Endpoint
-
 HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
 ROOM = 1_000_000  # bytes that an answer may take besides its numbers
 NUMBER = 64  # bytes that a number may take in an answer, with what stands around it
 _NUMBERS = {int, float, type(None)}
 _SHOWN = 60
-_ENTRIES, _DEPTH, _LONGEST_KEY = 6, 4, 30  # of an outline: keys of an object, levels, characters of a key
+# of an outline: keys of an object, levels, characters of a key
+_ENTRIES = 6
+_DEPTH = 4
+_LONGEST_KEY = 30
 
 
 def numbers(array: Array) -> list[Any]:
     """An array as nested lists for ``json.dumps``; a float32 in so few digits as give the same float32 back.
 
-    Nine digits are enough for any float32, and seven or eight for many. All seventeen of the double are kept where
-    scaling has lost a bit (heuristic: rounding is by powers of ten in double precision).
+    Nine digits are enough for any float32, and seven or eight for many. All seventeen of the double are kept
+    where scaling has lost a bit (heuristic: rounding is by powers of ten in double precision).
     """
     if array.dtype != np.float32:
         return list(array.tolist())
@@ -63,16 +64,8 @@ def parse(body: bytes) -> object:
     return document
 
 
-def get_json(endpoint: Endpoint, path: str, what: str) -> object:
-    """What the service says of itself at ``path``; UserError if that is no JSON."""
-    try:
-        return parse(endpoint.get(path).body)
-    except Unusable as error:
-        raise UserError(f"{endpoint.url}{path}: expected {what}: {error}; is this the right service?") from None
-
-
 def shown(value: object) -> str:
-    """What a service sent, short enough for a message and with nothing unprintable in it."""
+    """Text that a service sent, short enough for a message and with nothing unprintable in it."""
     text = repr(value)
     if isinstance(value, list | dict):
         text = f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
@@ -98,7 +91,7 @@ def dumped(text: str) -> str:
 
 
 def table(value: object, batch: int, classes: int) -> Array:
-    """A list of ``batch`` lists of ``classes`` numbers as float64 (B, K); null is NaN. Unusable for anything else."""
+    """``batch`` lists of ``classes`` numbers, float64 (B, K); null is NaN. Else Unusable."""
     rows = listed(value, batch)
     for row in rows:
         if not isinstance(row, list) or len(row) != classes:
@@ -115,7 +108,9 @@ def table(value: object, batch: int, classes: int) -> Array:
 def listed(value: object, batch: int) -> list[object]:
     """A list with one item for each image. Unusable for anything else."""
     if not isinstance(value, list) or len(value) != batch:
-        raise Unusable(f"expected a list of {batch}, one item for each image, got {shown(value)}", "wrong shape")
+        raise Unusable(
+            f"expected a list of {batch}, one item for each image, got {shown(value)}", "wrong shape"
+        )
     return value
 
 
@@ -130,14 +125,14 @@ def labels(values: Sequence[object], classes: int) -> Tensor:
 
 
 def native_mode(wanted: LabelMode | None, logits: bool = False) -> LabelMode:
-    """What an adapter of partial scores answers: the label mode asked for, since a service may reveal no more."""
+    """Label mode of an adapter of partial scores: the requested one, as a service may cut."""
     if wanted is not None and (wanted.kind == "label" or not (logits or wanted.kind == "logits")):
         return wanted
     return LabelMode("logits" if logits else "probabilities")
 
 
 def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
-    """Scores, NaN where a class was not revealed, float32 (B, K), or for ``mode`` label the labels int64 (B,).
+    """Scores, NaN where not revealed, float32 (B, K), or for ``mode`` label int64 (B,).
 
     Unusable if a row reveals fewer classes than the mode needs: all, the k of top_k, or one for a label.
     """
@@ -150,7 +145,13 @@ def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
     known = int((~np.isnan(scores_BK)).sum(1).min(initial=classes))
     if known < needed:
         fewer = known and mode.kind != "logits"
-        hint = f"; if that is all it reveals, start a new run with --teacher.label-mode top_k:{known}" if fewer else ""
-        raise Unusable(f"expected scores of {needed} classes for each image, got {known}{hint}", "too few scores")
+        hint = (
+            f"; if that is all it reveals, start a new run with --teacher.label-mode top_k:{known}"
+            if fewer
+            else ""
+        )
+        raise Unusable(
+            f"expected scores of {needed} classes for each image, got {known}{hint}", "too few scores"
+        )
     scores = torch.from_numpy(as_float32(scores_BK))
     return reveal(scores, LabelMode("top_k", k=classes), mode) if mode.kind == "label" else scores

@@ -1,6 +1,4 @@
-"""The options of teachers that are services; the text below a field is its help. No torch, no network here."""
-
-from __future__ import annotations
+"""Options of teachers that are services, with help below each field. No torch."""
 
 from typing import Annotated, Literal
 
@@ -14,19 +12,19 @@ from dfme.teachers.remote.consent import require_free
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class ServiceOptions:
-    """What every teacher behind HTTP has in common."""
+    """Options of every teacher behind HTTP."""
 
     url: Basic[str]
     """where the service is, such as http://127.0.0.1:8080"""
     authorised_by: Basic[str | None] = None
-    """who allowed these queries and why; needed for a host that is not this machine, and kept in the run's records;
-    counts as a flag or as the environment variable DFME_AUTHORISED_BY, not from a file"""
+    """who allowed these queries and why; needed for a host that is not this machine, and kept in the run's
+    records; counts as a flag or as the environment variable DFME_AUTHORISED_BY, not from a file"""
     api_key_env: Basic[str | None] = None
-    """name of the environment variable that holds the key, which is written nowhere; one that a file names is read only
-    if allow_env has it"""
+    """name of the environment variable that holds the key, which is written nowhere; one that a file names is
+    read only if allow_env has it"""
     allow_env: Basic[tuple[str, ...] | None] = None
-    """names of the environment variables that files may have sent to the service, as api_key_env or as ${NAME} in an
-    adapter; counts as a flag, not from a file"""
+    """names of the environment variables that files may have sent to the service, as api_key_env or as
+    ${NAME} in an adapter; counts as a flag, not from a file"""
     api_key_header: Annotated[str, accepted_by(require_free)] = "Authorization"
     """header that carries the key; with Authorization it is sent as a Bearer token"""
     ca_file: str | None = None
@@ -66,34 +64,6 @@ class V2Options(ServiceOptions):
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
-class TfServingOptions(ServiceOptions):
-    """A model behind TensorFlow Serving's REST predict."""
-
-    model: Basic[str]
-    """name of the model"""
-    version: str | None = None
-    """version of the model; none: the latest"""
-    signature: str | None = None
-    """signature to call; none: serving_default"""
-    input: str | None = None
-    """name of the input, for a model with several; none: the only one"""
-    output: str | None = None
-    """name of the output, for a model with several; none: the only one"""
-    layout: Literal["nhwc", "nchw"] = "nhwc"
-    """order of an image's axes: nhwc or nchw"""
-
-
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
-class HfApiOptions(ServiceOptions):
-    """An image classifier in the style of Hugging Face's inference API: a PNG in, a list of labels and scores out."""
-
-    classes: Basic[tuple[str, ...] | str]
-    """the labels in the order of the student's classes, or a text file with one label a line"""
-    top_k: Natural = 0
-    """labels to ask for; 0: as many as the service gives by itself"""
-
-
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
 class JsonOptions(ServiceOptions):
     """Any HTTP API with JSON answers, described in a YAML file (see configs/adapters)."""
 
@@ -101,3 +71,20 @@ class JsonOptions(ServiceOptions):
     """the YAML file: URL, headers, how an image is encoded, where the scores are in the answer"""
     url: Basic[str] = ""
     """in place of the file's url"""
+    classes: Basic[tuple[str, ...] | str | None] = None
+    """in place of the file's answer.classes: the labels in the order of the student's classes, or a text file
+    with one label a line"""
+
+
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class TfServingOptions(JsonOptions):
+    """A model behind TensorFlow Serving's REST predict: kind json with an adapter that ships with dfme."""
+
+    adapter: str = "configs/adapters/tf_serving.yaml"
+
+
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class HfApiOptions(JsonOptions):
+    """A service like Hugging Face's image classification: kind json with an adapter that ships with dfme."""
+
+    adapter: str = "configs/adapters/hf_api.yaml"

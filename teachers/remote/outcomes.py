@@ -1,6 +1,4 @@
-"""What it means when a request brings no answer: whether it may have been served, and what people read about it."""
-
-from __future__ import annotations
+"""Requests without an answer: whether they may have been served, and what users read."""
 
 import re
 import time
@@ -22,7 +20,8 @@ CONNECTION_ERRORS = (
 )
 """All that a connection raises."""
 
-RETRY_STATUSES = (408, 425, 429, 503)  # statuses of a service that did not serve the request, but may serve it later
+# statuses of a service that did not serve the request, but may serve it later
+RETRY_STATUSES = (408, 425, 429, 503)
 MAX_WAIT = 86_400.0  # seconds beyond which a wish to wait is cut: no run waits for a day
 MAX_QUOTED = 200  # characters of the service's own words that a message holds
 ADVICE = {
@@ -48,7 +47,8 @@ def failed_status(
 ) -> Refused | Unanswered:
     """The outcome of an answer with a status other than 2xx; names of ``headers`` are in lower case.
 
-    A server error may come after the work was done. Everything else says that nothing was served, and so does 503.
+    A server error may come after the work was done. Everything else says that nothing was served, and so does
+    503.
     """
     readable = b"" if "content-encoding" in headers else body
     text = quoted(readable.decode(errors="replace"), secrets)
@@ -71,19 +71,21 @@ def failed_connection(where: str, error: Exception, secrets: Secrets) -> Refused
 
 
 def advice(reason: str) -> str:
-    """What to do, as the last words of a message, where it can be told."""
+    """Advice as the last words of a message, if there is any."""
     return f"; {ADVICE[reason]}" if reason in ADVICE else ""
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds that a service asks to wait, at most a day; none where it asks for nothing that can be done.
 
-    ``Retry-After`` holds seconds or a date (RFC 9110, 10.2.3), which is compared with the service's clock if known.
+    ``Retry-After`` holds seconds or a date (RFC 9110, 10.2.3), which is compared with the service's clock if
+    known.
     """
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
         return min(float(text), MAX_WAIT)
-    moment, now = _seconds(text), _seconds(headers.get("date", ""))
+    moment = _seconds(text)
+    now = _seconds(headers.get("date", ""))
     if moment is None:
         return None
     wait = moment - (time.time() if now is None else now)
@@ -93,7 +95,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 def quoted(text: str, secrets: Secrets) -> str:
     """The start of what a service says, in brackets and on one line, without secrets; nothing for nothing."""
     plain = "".join(c if c.isprintable() else " " * c.isspace() for c in secrets.hide(text))
-    words = secrets.hide(" ".join(plain.split()))  # a second time: one may have been written with characters between
+    # a second time: one may have been written with characters between
+    words = secrets.hide(" ".join(plain.split()))
     if not words:
         return ""
     return f" ({words[:MAX_QUOTED]}...)" if len(words) > MAX_QUOTED else f" ({words})"

@@ -44,7 +44,7 @@ LEVEL = 1  # a generator's images are close to noise: more effort buys next to n
 
 
 def eight_bit(x_BCHW: Tensor, bounds: tuple[float, float]) -> Array:
-    """The images as bytes (B, H, W, C): i stands for ``low + i * (high - low) / 255``, the nearest i is taken."""
+    """Images as bytes (B, H, W, C): i stands for ``low + i * (high - low) / 255``, nearest."""
     _, channels, height, width = x_BCHW.shape
     codes_BCHW = ImageSpec((channels, height, width), bounds, 256).encode(x_BCHW.detach().cpu())
     return np.ascontiguousarray(codes_BCHW.numpy().transpose(0, 2, 3, 1))

@@ -14,7 +14,8 @@ from urllib.parse import quote, quote_plus
 from dfme.errors import UserError
 from dfme.teachers.remote.consent import require_allowed
 
-PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")  # ``${NAME}`` in a text stands for the environment variable of that name
+# ``${NAME}`` in a text stands for the environment variable of that name
+PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 HIDDEN = "***"
 
 MIN_BASE64 = 8  # characters of a piece of base64 to be taken for a secret's: shorter ones occur by chance
@@ -26,18 +27,24 @@ class Secrets:
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = dict(values)
         forms = {form for value in self._values.values() for form in _forms(value) if form}
-        self._pattern = re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
+        self._pattern = (
+            re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
+        )
 
     @classmethod
     def from_environment(cls, names: Iterable[str]) -> Secrets:
-        """The values of these environment variables; UserError for one that is unset or that no header can carry."""
+        """Values of environment variables; UserError for an unset one or an impossible header."""
         values = {}
         for name in names:
             value = os.environ.get(name, "").strip()
             if not value:
-                raise UserError(f"the environment variable {name} should hold a key, but is not set: export {name}=...")
+                raise UserError(
+                    f"the environment variable {name} should hold a key, but is not set: export {name}=..."
+                )
             if not (value.isascii() and value.isprintable()):
-                raise UserError(f"the environment variable {name} should hold a key: printable ASCII on one line")
+                raise UserError(
+                    f"the environment variable {name} should hold a key: printable ASCII on one line"
+                )
             values[name] = value
         return cls(values)
 
@@ -47,11 +54,11 @@ class Secrets:
         return tuple(self._values)
 
     def fill(self, text: str) -> str:
-        """The text with the values in place of ``${NAME}``; UserError for a name that is not among these secrets."""
+        """The text with values for ``${NAME}``; UserError for a name without a secret."""
         return PLACEHOLDER.sub(lambda match: self._value(match[1]), text)
 
     def fill_url(self, url: str) -> str:
-        """As ``fill``, with the values written as a URL has to write them."""
+        """Like ``fill``, with the values written as a URL has to write them."""
         return PLACEHOLDER.sub(lambda match: quote(self._value(match[1]), safe=""), url)
 
     def hide(self, text: str) -> str:
@@ -69,12 +76,13 @@ class Secrets:
 
 
 def read_secrets(options: Mapping[str, Any], url: str, *asked: str) -> Secrets:
-    """The values that go to ``url``: of the key that a service's options name, and of what a file has ``asked`` for.
+    """Values that go to ``url``: of the options' key, and of what a file has ``asked`` for.
 
-    UserError for a variable that is not in ``allow_env``, besides those of ``Secrets.from_environment``. Options
-    without ``allow_env`` are those of a program, which allows its key.
+    UserError for a variable that is not in ``allow_env``, besides those of ``Secrets.from_environment``.
+    Options without ``allow_env`` are those of a program, which allows its key.
     """
-    key, allowed = options.get("api_key_env"), options.get("allow_env")
+    key = options.get("api_key_env")
+    allowed = options.get("allow_env")
     keys = [key] if key else []
     names = dict.fromkeys([*asked, *keys])
     for name in names:

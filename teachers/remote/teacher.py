@@ -1,6 +1,4 @@
-"""A teacher behind a service: an adapter puts images into requests and reads answers, an endpoint carries both."""
-
-from __future__ import annotations
+"""A service as a teacher: an adapter encodes and decodes, an endpoint transports."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +6,11 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 from uuid import uuid4
 
-import torch
 from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Misfit, Refused, Unusable
-from dfme.spec import ImageSpec, LabelMode, RequestPolicy
+from dfme.spec import ImageSpec, LabelMode, RequestPolicy, TeacherInfo
 from dfme.teachers.open_inference.message import HEADER_LENGTH
 from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.json_bodies import outline, parse
@@ -51,7 +48,7 @@ class Adapter(Protocol):
         ...
 
     def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
-        """The most images a request may have, by the body of a refusal; None: fewer; False: it was not for that."""
+        """Batch limit by a refusal's body; None: fewer; False: another reason."""
         return False
 
 
@@ -67,14 +64,13 @@ class RemoteTeacher:
         label_mode: LabelMode,
         max_batch: int | None,
         wire: RequestPolicy,
+        class_names: tuple[str, ...] | None = None,
     ) -> None:
         self.spec = spec
         self.num_classes = num_classes
         self.label_mode = label_mode
-        self.max_batch = max_batch
-        self.class_names: tuple[str, ...] | None = None
-        self.device = torch.device("cpu")
         self.wire = wire
+        self.info = TeacherInfo(max_batch=max_batch, class_names=class_names, remote=self)
         self._endpoint = endpoint
         self._adapter = adapter
 
@@ -98,7 +94,11 @@ class RemoteTeacher:
         try:
             reply = self._endpoint.post(query.path, query.body, headers, adapter.most_bytes(batch))
         except Refused as refused:
-            limit = adapter.batch_limit(refused.body) if refused.reason in TOO_LARGE_STATUSES and batch > 1 else False
+            limit = (
+                adapter.batch_limit(refused.body)
+                if refused.reason in TOO_LARGE_STATUSES and batch > 1
+                else False
+            )
             if limit is False or (limit is not None and not 1 <= limit < batch):
                 raise refused from None
             raise BatchTooLarge(str(refused), limit) from None
@@ -117,7 +117,7 @@ class RemoteTeacher:
 
 
 def request_policy_of(options: ServiceOptions) -> RequestPolicy:
-    """What the oracle is to keep to with a service, by its options."""
+    """Limits for the oracle with a service, by its options."""
     return RequestPolicy(
         in_flight=options.in_flight,
         attempts=options.attempts,
@@ -128,13 +128,13 @@ def request_policy_of(options: ServiceOptions) -> RequestPolicy:
 
 
 def answered_mode(config: TeacherConfig) -> LabelMode:
-    """What the service's scores are: logits where the configuration says so, else probabilities."""
+    """Label mode of the service's scores: logits if the configuration says so, else probabilities."""
     mode = LabelMode.parse(config.label_mode) if config.label_mode else LabelMode("probabilities")
     return LabelMode("logits" if mode.kind == "logits" else "probabilities")
 
 
 def _judged(error: Unusable, reply: Reply) -> Unusable:
-    """A Misfit with the answer's outline where a whole document came; else, and for an error's text, as it is."""
+    """A Misfit with the outline of a whole document; any other, or an error's text, unchanged."""
     length = reply.headers.get(HEADER_LENGTH.lower(), "")
     try:
         document = parse(reply.body[: int(length)] if length.isdecimal() else reply.body)
@@ -149,7 +149,7 @@ def _judged(error: Unusable, reply: Reply) -> Unusable:
 
 @contextmanager
 def discreet(body: bytes, secrets: Secrets) -> Iterator[None]:
-    """Unusable raised inside quotes nothing of an answer that repeats a secret: it might quote a part of one."""
+    """Unusable, raised inside, quotes nothing of an answer that repeats a part of a secret."""
     try:
         yield
     except Unusable as error:
@@ -158,7 +158,9 @@ def discreet(body: bytes, secrets: Secrets) -> Iterator[None]:
             raise
         said = "expected an answer, got one that repeats a secret and is not shown"
         hidden = (
-            Misfit(said, error.reason, error.for_good) if isinstance(error, Misfit) else Unusable(said, error.reason)
+            Misfit(said, error.reason, error.for_good)
+            if isinstance(error, Misfit)
+            else Unusable(said, error.reason)
         )
     else:
         return

@@ -1,11 +1,9 @@
 """Connections to one service, under a deadline that no server can stretch.
 
-httpx2's time-outs hold for one read or write each, so a server that sends a byte now and then is never late. Here the
-time-outs of a request are one moment on ``time.monotonic()``, and every operation on a socket gets what is left until
-then. Only looking a host's name up takes as long as the system lets it.
+httpx2's time-outs hold for one read or write each, so a server that sends a byte now and then is never late.
+Here the time-outs of a request are one moment on ``time.monotonic()``, and every operation on a socket gets
+what is left until then. Only looking a host's name up takes as long as the system lets it.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -22,7 +20,8 @@ import httpx2
 from dfme.errors import UserError
 from dfme.teachers.remote.consent import is_this_machine
 
-IDLE_SECONDS = 4.0  # a connection is kept for the next request: less than the five after which many servers hang up
+# a connection is kept for the next request: less than the five after which many servers hang up
+IDLE_SECONDS = 4.0
 PROXY_HOST = re.compile(rb"[\w.~-]+|[\w.:%~-]*:[\w.:%~-]*")  # a name, or an IPv6 address
 
 
@@ -33,8 +32,8 @@ class CertificateError(httpcore2.ConnectError):
 class Transport(httpx2.BaseTransport):
     """A pool of ``connections`` to the host of ``url``, kept alive; for several threads at once.
 
-    A request carries in its extensions ``address``, the ``httpcore2.URL`` that is really asked (its own ``url`` is
-    for logs), and ``deadline``, a moment on ``time.monotonic()``. Raises httpcore2's exceptions.
+    A request carries in its extensions ``address``, the ``httpcore2.URL`` that is really asked (its own
+    ``url`` is for logs), and ``deadline``, a moment on ``time.monotonic()``. Raises httpcore2's exceptions.
     """
 
     def __init__(self, url: httpx2.URL, connections: int, ca_file: str | None) -> None:
@@ -119,7 +118,7 @@ class _Stream(httpcore2.NetworkStream):
         return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Send all of it; the time left is reckoned before each piece, for a server that takes little at a time."""
+        """Send all of it; the time left is checked before each piece, for slow servers."""
         view = memoryview(buffer)
         if self._answer.received:
             self._answer = _Answer()
@@ -147,17 +146,17 @@ class _Stream(httpcore2.NetworkStream):
             raise
 
     def get_extra_info(self, info: str) -> Any:
-        """What the socket knows. One that holds more than its last answer counts as readable: it is not used again."""
+        """State of the socket. One with more than its last answer is readable, and not reused."""
         if info == "is_readable" and not self._answer.exact:
             return True
         return self._stream.get_extra_info(info)
 
 
 class _Answer:
-    """How much of an answer has come on a connection, and how much should: head and announced body.
+    """Bytes of an answer that have come on a connection, and that should: head and announced body.
 
-    What a server sends beyond that would be read as the answer to the next request, so such a connection is not used
-    again, nor one on which nothing was announced (chunks).
+    What a server sends beyond that would be read as the answer to the next request, so such a connection is
+    not used again, nor one on which nothing was announced (chunks).
     """
 
     LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,15})[ \t]*\r\n", re.IGNORECASE)
@@ -179,7 +178,7 @@ class _Answer:
 
     @property
     def exact(self) -> bool:
-        """Whether no byte is missing and none is too many; so is a connection on which nothing came yet."""
+        """True if no byte is missing and none is too many; so is a connection on which nothing came yet."""
         return self.received == (self._expected or 0)
 
 
@@ -201,7 +200,7 @@ def _addresses(host: str, port: int) -> list[str]:
 
 
 def _ssl_context(ca_file: str | None) -> ssl.SSLContext:
-    """Certificates are verified by the system's authorities and those of ``ca_file``; UserError if it has none."""
+    """Verify by the system's authorities and those of ``ca_file``; UserError if it has none."""
     source = "the environment variables SSL_CERT_FILE and SSLKEYLOGFILE: expected files that can be used"
     try:
         context = httpx2.create_ssl_context()
@@ -215,7 +214,7 @@ def _ssl_context(ca_file: str | None) -> ssl.SSLContext:
 
 
 def _proxy(url: httpx2.URL) -> httpcore2.Proxy | None:
-    """The proxy that the environment names for a URL; none ever for this machine. UserError for what is no proxy."""
+    """Proxy of the environment for a URL, never for this machine. UserError if invalid."""
     if is_this_machine(url.host):
         return None
     proxies = getproxies()

@@ -1,7 +1,5 @@
 """The web application around a model: routes, keys, limits, and the messages of refusals."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging
@@ -33,34 +31,39 @@ logger = logging.getLogger(__name__)
 
 
 class Rejected(Exception):  # noqa: N818 (an outcome, not an error of ours)
-    """A request that is refused before the model is asked: the status, what is said, the reason on the meter."""
+    """A request refused before the model is asked: status, text, reason on the meter."""
 
     def __init__(self, status: int, text: str, reason: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
-        self.status, self.reason, self.headers = status, reason, headers
+        self.status = status
+        self.reason = reason
+        self.headers = headers
 
 
 class Endpoints:
-    """What the routes lead to."""
+    """Handlers of the routes."""
 
     def __init__(self, service: protocol.Service, model: Model, meter: Meter) -> None:
-        self._service, self._model, self._meter = service, model, meter
+        self._service = service
+        self._model = model
+        self._meter = meter
 
     def routes(self) -> list[Route]:
         routes: list[Route] = []  # tried in order, so those of inference come first
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             routes += [
                 Route(f"{model}/infer", self.infer, methods=["POST"]),
-                Route(f"{model}/ready", self.ready),
-                Route(f"{model}/config", self.config),
-                Route(model, self.metadata),
+                Route(f"{model}/ready", self._of_model({"name": self._service.name, "ready": True})),
+                Route(f"{model}/config", self._of_model(protocol.model_config(self._service))),
+                Route(model, self._of_model(protocol.model_metadata(self._service))),
             ]
+        index = [{"name": self._service.name, "version": protocol.VERSION, "state": "READY"}]
         return [
             *routes,
             Route("/v2", _always(protocol.server_metadata())),
             Route("/v2/health/live", _always({"live": True})),
             Route("/v2/health/ready", _always({"ready": True})),
-            Route("/v2/repository/index", self.index, methods=["POST"]),
+            Route("/v2/repository/index", _always(index), methods=["POST"]),
             Route("/metrics", self.metrics),
         ]
 
@@ -97,20 +100,14 @@ class Endpoints:
             return Response(content, media_type="application/json")
         return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(length)})
 
-    async def metadata(self, request: Request) -> Response:
-        self._require(request)
-        return JSONResponse(protocol.model_metadata(self._service))
+    def _of_model(self, content: Mapping[str, Any]) -> Any:
+        """An endpoint that always answers the same, about this model alone."""
 
-    async def config(self, request: Request) -> Response:
-        self._require(request)
-        return JSONResponse(protocol.model_config(self._service))
+        async def answer(request: Request) -> Response:
+            self._require(request)
+            return JSONResponse(content)
 
-    async def ready(self, request: Request) -> Response:
-        self._require(request)
-        return JSONResponse({"name": self._service.name, "ready": True})
-
-    async def index(self, request: Request) -> Response:
-        return JSONResponse([{"name": self._service.name, "version": protocol.VERSION, "state": "READY"}])
+        return answer
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._meter.exposition(self._service.name), media_type="text/plain; version=0.0.4")
@@ -122,12 +119,16 @@ class Endpoints:
             return _error(error.status, str(error), error.headers)
         assert isinstance(error, HTTPException)
         self._meter.refused["not found"] += 1
-        text = f"{request.method} {short(request.url.path)}: expected a path and method of the inference protocol v2"
+        text = (
+            f"{request.method} {short(request.url.path)}: expected a path and method of the inference "
+            "protocol v2"
+        )
         return _error(error.status_code, text, error.headers)
 
     def _require(self, request: Request) -> None:
         """Rejected unless the path names this model and this version."""
-        model, version = request.path_params["model"], request.path_params.get("version", protocol.VERSION)
+        model = request.path_params["model"]
+        version = request.path_params.get("version", protocol.VERSION)
         expected = f"unknown model {short(model)}: expected {self._service.name!r}"
         if model == self._service.name:
             expected = f"unknown version {short(version)} of {model!r}: expected {protocol.VERSION!r}"
@@ -147,10 +148,12 @@ class Endpoints:
 
 
 class Guard:
-    """Lets those pass who send a key, as ``Authorization: Bearer KEY`` or as ``X-API-Key: KEY``: each is an account."""
+    """Require a key, ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``: each is an account."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], meter: Meter) -> None:
-        self._app, self._keys, self._meter = app, {account_tag(key): key.encode() for key in keys}, meter
+        self._app = app
+        self._keys = {account_tag(key): key.encode() for key in keys}
+        self._meter = meter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = [] if scope["type"] == "lifespan" else self._accounts(dict(scope["headers"]))
@@ -197,7 +200,7 @@ async def _body(request: Request, most: int, most_images: int | None) -> bytes:
     return b"".join(chunks)
 
 
-def _always(content: Mapping[str, Any]) -> Any:
+def _always(content: Any) -> Any:
     """An endpoint that always answers the same."""
 
     async def answer(request: Request) -> Response:

@@ -1,6 +1,4 @@
-"""Connections that wait for their client: closed when they are late or too many. uvicorn bounds idle ones only."""
-
-from __future__ import annotations
+"""Connections that wait for clients: closed if late or too many; uvicorn bounds idle ones."""
 
 import asyncio
 import time
@@ -12,9 +10,10 @@ MAX_CONNECTIONS = 128  # for each one more, the one that has waited for its clie
 
 
 class Connection(H11Protocol):
-    """A connection; ``waits`` says for what from its client, ``since`` when: nothing while a request is answered."""
+    """A connection; ``waits``: for what of its client, ``since`` when; empty while answering."""
 
-    waits, since = "", 0.0
+    waits = ""
+    since = 0.0
     request: object = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -33,7 +32,8 @@ class Connection(H11Protocol):
 
     def look(self) -> bool:
         """Note for what, and in which request, it waits; whether for anything."""
-        cycle, waits = self.cycle, ""
+        cycle = self.cycle
+        waits = ""
         if self.transport.get_write_buffer_size():
             waits = "reader"
         elif cycle is None or cycle.response_complete:
@@ -41,5 +41,7 @@ class Connection(H11Protocol):
         elif cycle.more_body:
             waits = "body"
         if (waits, cycle) != (self.waits, self.request):
-            self.waits, self.request, self.since = waits, cycle, time.monotonic()
+            self.waits = waits
+            self.request = cycle
+            self.since = time.monotonic()
         return bool(waits) and not self.transport.is_closing()

@@ -1,7 +1,5 @@
 """A service's meter: what it served, what it refused, and its rate limits."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter
@@ -16,12 +14,15 @@ ROUNDING = 1e-6  # seconds that rounding makes of a wait that is over
 class ServedRate:
     """At most ``rate`` units per second over any length of time, besides the first second's worth.
 
-    A request of more units than that passes once a second's worth is there; the next ones wait until it is paid off.
+    A request of more units than that passes once a second's worth is there; the next ones wait until it is
+    paid off.
     """
 
     def __init__(self, rate: float, clock: Clock = time.monotonic) -> None:
-        self._rate, self._clock = rate, clock
-        self._balance, self._at = rate, clock()
+        self._rate = rate
+        self._clock = clock
+        self._balance = rate
+        self._at = clock()
 
     def wait(self, units: int) -> float:
         """Seconds until a request of so many units may pass; 0: now."""
@@ -76,11 +77,15 @@ class Meter:
     def alarm(self, line: Mapping[str, Any]) -> None:
         """Count an alarm, as the watch says it."""
         self.alarms[line["alarm"]] += 1
-        self.first_alarms[line["alarm"]] = min(self.first_alarms.get(line["alarm"], line["images"]), line["images"])
+        self.first_alarms[line["alarm"]] = min(
+            self.first_alarms.get(line["alarm"], line["images"]), line["images"]
+        )
 
     def summary(self) -> str:
         """One line for a person."""
-        lines = [f"served {self.images:,} images in {self.requests:,} requests ({self.seconds:.1f} s of the model)"]
+        lines = [
+            f"served {self.images:,} images in {self.requests:,} requests ({self.seconds:.1f} s of the model)"
+        ]
         if self.failed:
             lines.append(f"{self.failed:,} of them failed")
         if self.refused:
@@ -91,28 +96,22 @@ class Meter:
 
     def exposition(self, model: str) -> str:
         """All counts in Prometheus' text format."""
-        plain = [
-            ("images_served_total", "Images the model was asked for.", self.images),
-            ("requests_served_total", "Requests the model was asked for.", self.requests),
-            ("requests_answered_total", "Requests with an answer of the model.", self.answered),
-            ("requests_failed_total", "Requests on which the model failed.", self.failed),
-            ("model_seconds_total", "Seconds that the model took.", self.seconds),
-        ]
+        reasons = {f',reason="{each}"': count for each, count in sorted(self.refused.items())}
+        alarms = {f',detector="{each}"': count for each, count in self.alarms.items()}
+        first = {f',detector="{each}"': image for each, image in self.first_alarms.items()}
         lines = []
-        for name, text, value in plain:
-            lines += [*_head(name, text), f'dfme_{name}{{model="{model}"}} {value!r}']
-        lines += _head("requests_refused_total", "Requests refused before the model was asked, by reason.")
-        for reason, count in sorted(self.refused.items()):
-            lines.append(f'dfme_requests_refused_total{{model="{model}",reason="{reason}"}} {count}')
         for name, text, values in (
-            ("watch_alarms_total", "Alarms of a detector, of all accounts.", dict(self.alarms)),
-            ("watch_first_alarm", "Fewest images (evaluation too) at an alarm.", dict(self.first_alarms)),
+            ("images_served_total", "Images the model was asked for.", {"": self.images}),
+            ("requests_served_total", "Requests the model was asked for.", {"": self.requests}),
+            ("requests_answered_total", "Requests with an answer of the model.", {"": self.answered}),
+            ("requests_failed_total", "Requests on which the model failed.", {"": self.failed}),
+            ("model_seconds_total", "Seconds that the model took.", {"": self.seconds}),
+            ("requests_refused_total", "Requests refused before the model was asked, by reason.", reasons),
+            ("watch_alarms_total", "Alarms of a detector, of all accounts.", alarms),
+            ("watch_first_alarm", "Fewest images (evaluation too) at an alarm.", first),
         ):
-            lines += _head(name, text) if values else ()
-            lines += [f'dfme_{name}{{model="{model}",detector="{each}"}} {value}' for each, value in values.items()]
+            kind = "counter" if name.endswith("_total") else "gauge"
+            if values or not name.startswith("watch"):
+                lines += [f"# HELP dfme_{name} {text}", f"# TYPE dfme_{name} {kind}"]
+            lines += [f'dfme_{name}{{model="{model}"{label}}} {value!r}' for label, value in values.items()]
         return "\n".join([*lines, ""])
-
-
-def _head(name: str, text: str) -> tuple[str, str]:
-    kind = "counter" if name.endswith("_total") else "gauge"
-    return f"# HELP dfme_{name} {text}", f"# TYPE dfme_{name} {kind}"

@@ -1,6 +1,4 @@
-"""The teacher as a server asks it: one call at a time, in a thread of its own, its answers held to its label mode."""
-
-from __future__ import annotations
+"""The teacher behind a server: one call at a time, in its own thread, answers checked."""
 
 import asyncio
 import time
@@ -21,26 +19,35 @@ CPU = torch.device("cpu")
 
 
 class Model:
-    """``teacher``, metered by ``meter``. ``threads``: CPU threads of its arithmetic; 0: as many as torch uses. ``tell``
-    hears of the first alarm of each detector of the teacher's watch over an account.
+    """``teacher``, metered by ``meter``. ``threads``: CPU threads of its arithmetic; 0: as many as torch
+    uses. ``tell`` hears of the first alarm of each detector of the teacher's watch over an account.
     """
 
     def __init__(
-        self, teacher: Teacher, meter: Meter, threads: int = 0, tell: Callable[[str], None] = lambda line: None
+        self,
+        teacher: Teacher,
+        meter: Meter,
+        threads: int = 0,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._teacher, self._meter, self._tell = teacher, meter, tell
-        self._watch: Any = getattr(teacher, "watch", None)
-        self._device = torch.device(getattr(teacher, "device", None) or CPU)
-        prepare = (lambda: torch.set_num_threads(threads)) if threads else None  # each thread has its own number
+        self._teacher = teacher
+        self._meter = meter
+        self._tell = tell
+        self._watch: Any = teacher.info.watch
+        self._device = torch.device(teacher.info.device)
+        # each thread has its own number
+        prepare = (lambda: torch.set_num_threads(threads)) if threads else None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="model", initializer=prepare)
 
     async def ask(self, images_BCHW: Array, account: str = "") -> Array:
-        """Answers to an account's float32 images, scores (B, K) float32 or labels (B,) int64; counted, unless Refused.
+        """Answers to float32 images, scores (B, K) float32 or labels (B,) int64; counted unless Refused.
 
         Raises whatever the teacher raises, and TeacherError for answers that its label mode rules out: such
         answers might tell more than it allows.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._timed, images_BCHW, account)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._worker, self._timed, images_BCHW, account
+        )
 
     def close(self) -> None:
         """Ask nothing more; a call that is under way ends first."""
@@ -66,7 +73,8 @@ class Model:
                     self._tell(f"ALARM: {line['alarm']}, account {account}, {number}")
 
     def _answer(self, images_BCHW: Array) -> Array:
-        teacher, mode = self._teacher, self._teacher.label_mode
+        teacher = self._teacher
+        mode = self._teacher.label_mode
         images = torch.from_numpy(images_BCHW)
         if teacher.spec.levels is not None:  # what came as FP32 may lie between the lattice's points
             images = teacher.spec.quantise(images)
@@ -75,5 +83,7 @@ class Model:
                 raw = teacher(images.to(self._device))
         except SystemExit as error:  # it gives up, but the process is not its own here
             raise TeacherError(f"the teacher asked to exit with {error.code!r}") from error
-        answers: Array = read_answers(raw, len(images), teacher.num_classes, mode, DeferredChecks(), CPU).numpy()
+        answers: Array = read_answers(
+            raw, len(images), teacher.num_classes, mode, DeferredChecks(), CPU
+        ).numpy()
         return answers

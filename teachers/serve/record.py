@@ -2,18 +2,16 @@
 
 ``FOLDER/log-2026-11-23.jsonl``, one file a day (UTC), has a line for each image, as they came::
 
-    {"at": "2026-11-23T02:50:00.123Z", "account": "16 hex", "number": n, "digest": "16 hex", "fingerprint": "16 hex",
-     "top": k, "score": s, "distance": d | null, "image": place | null}
+    {"at": "2026-11-23T02:50:00.123Z", "account": "16 hex", "number": n, "digest": "16 hex",
+     "fingerprint": "16 hex", "top": k, "score": s, "distance": d | null, "image": place | null}
 
-``account``: ``account_tag`` of the key; ``number``: of the image among the account's since the server started, from 1;
-``digest``: BLAKE2b of its 8-bit pixels (C, H, W); ``fingerprint``: of the image in grey, averaged to 8x8, one bit for
-each place, row by row and the first on the left: whether it is brighter than their mean. Before any defence: ``top``
-and ``score``, the top class and its probability; ``distance``, squared, from the nearest class (Mahalanobis), where it
-is known. ``image``: the place of its 8-bit pixels in ``images-DAY-ACCOUNT-CxHxW.u8``, C * H * W bytes for each; null
-where it is not kept. All of it is personal data: only its owner may read it (0600), and after some days it is deleted.
+``account``: ``account_tag`` of the key; ``number``: of the image among the account's, from 1, since the
+server started; ``digest``: BLAKE2b of its 8-bit pixels; ``fingerprint``: of the image in grey, averaged to
+8x8, a bit for each place that is brighter than their mean. Before any defence: the ``top`` class, its
+probability (``score``), and the squared ``distance`` from the nearest class (Mahalanobis), if known.
+``image``: the place of its pixels in ``images-DAY-ACCOUNT-CxHxW.u8``, C * H * W bytes for each; null where it
+is not kept. All of it is personal data: only its owner may read it (0600), and after some days it is deleted.
 """
-
-from __future__ import annotations
 
 import hashlib
 import hmac
@@ -36,14 +34,14 @@ from dfme.errors import RunError, UserError
 from dfme.files import AppendFile, disk_error, make_folder, open_file, remove, whole_lines
 from dfme.spec import Shape
 from dfme.teachers.arrays import Array
-from dfme.teachers.watch.detector import Seen
+from dfme.teachers.watch.detector import Observation
 
 DATED = re.compile(r"(?:log|images)-(\d{4}-\d\d-\d\d)(?:\.jsonl|-[0-9a-f]{16}-\d+x\d+x\d+\.u8)")
-FORMS = {"at": re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")}
-FORMS |= dict.fromkeys(("account", "digest", "fingerprint"), re.compile("[0-9a-f]{16}"))
+NAMES = ("at", "number", "digest", "fingerprint", "top", "score", "distance", "image")
 NUMBERS = {"number": np.int64, "top": np.int64, "score": np.float64, "distance": np.float64}
-NAMES = (*FORMS, *NUMBERS, "image")
-SWEEP_SECONDS, LINES_AT_ONCE = 60.0, 1_024  # between two looks for what is too old; read
+# between two looks for what is too old; read
+SWEEP_SECONDS = 60.0
+LINES_AT_ONCE = 1_024
 
 
 def account_tag(key: str) -> str:
@@ -52,16 +50,20 @@ def account_tag(key: str) -> str:
 
 
 class Recording:
-    """Appends to the log in a folder that nobody else writes into; nothing stays there for more than ``days``.
+    """Append to the log in a folder of its own; nothing stays there beyond ``days``.
 
-    ``image_bytes``: of all images that are kept there. ``tell`` hears when they are used up, and when the disk takes no
-    more: the record ends then, the service and the deletion go on.
+    ``image_bytes``: of all images that are kept there. ``tell`` hears when they are used up, and when the
+    disk takes no more: the record ends then, the service and the deletion go on.
     """
 
     def __init__(self, folder: Path, days: int, image_bytes: int, tell: Callable[[str], None]) -> None:
         make_folder(folder)
-        self._folder, self._days, self._most, self._tell = folder, days, image_bytes, tell
-        self._full, self._broken = not image_bytes, False
+        self._folder = folder
+        self._days = days
+        self._most = image_bytes
+        self._tell = tell
+        self._full = not image_bytes
+        self._broken = False
         try:
             self.expire()
             if (today := folder / f"log-{datetime.now(UTC).date()}.jsonl").is_file():
@@ -70,7 +72,7 @@ class Recording:
             raise disk_error("read", folder, error) from error
         threading.Thread(target=self._sweep, daemon=True).start()
 
-    def __call__(self, account: str, number: int, seen: Seen) -> None:
+    def __call__(self, account: str, number: int, seen: Observation) -> None:
         """Write down images of an account, the first of them its ``number``-th."""
         if self._broken:
             return
@@ -88,22 +90,29 @@ class Recording:
                 remove(path)
         self._kept = sum(path.stat().st_size for path in self._folder.glob("images-*.u8"))
 
-    def _write(self, account: str, number: int, seen: Seen) -> None:
+    def _write(self, account: str, number: int, seen: Observation) -> None:
         at = _now()
         pixels_BCHW = seen.images_BCHW.mul(255).round().byte()
         raw = [each.tobytes() for each in pixels_BCHW.numpy()]
         places: list[int] | list[None] = [None] * len(seen)
         if not self._full and self._kept + pixels_BCHW.nbytes > self._most:
             self._full = True
-            self._tell(f"the images recorded reach {self._most / 1e6:g} MB: no more are kept, only lines about them")
+            self._tell(
+                f"the images recorded reach {self._most / 1e6:g} MB: no more are kept, only lines about them"
+            )
         if not self._full:
             shape = "x".join(map(str, pixels_BCHW.shape[1:]))
             first = self._append(f"images-{at[:10]}-{account}-{shape}.u8", b"".join(raw), len(raw[0]))
-            self._kept, places = self._kept + pixels_BCHW.nbytes, [*range(first, first + len(seen))]
+            self._kept = self._kept + pixels_BCHW.nbytes
+            places = [*range(first, first + len(seen))]
         score_B, top_B = (each.tolist() for each in seen.p_BK.max(1))
         distance_B = [None] * len(seen) if seen.distance_B is None else seen.distance_B.tolist()
         columns = {
-            **{"number": range(number, number + len(seen)), "fingerprint": fingerprints(pixels_BCHW), "image": places},
+            **{
+                "number": range(number, number + len(seen)),
+                "fingerprint": fingerprints(pixels_BCHW),
+                "image": places,
+            },
             **{"digest": digests(raw), "top": top_B, "score": score_B, "distance": distance_B},
         }
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -111,7 +120,7 @@ class Recording:
         self._append(f"log-{at[:10]}.jsonl", "".join(lines).encode())
 
     def _append(self, name: str, data: bytes, each: int = 1) -> int:
-        """How many pieces of so many bytes there were before."""
+        """Append so many bytes; the number of pieces that there were before."""
         path = self._folder / name
         pieces = path.stat().st_size // each if path.is_file() else 0
         with closing(AppendFile(path, pieces * each, mode=0o600)) as file:
@@ -147,7 +156,7 @@ def _now() -> str:
 
 
 def digests(raw: Iterable[bytes]) -> list[str]:
-    """Of each image by the bytes of its 8-bit pixels."""
+    """Digest of each image by the bytes of its 8-bit pixels."""
     return [hashlib.blake2b(each, digest_size=8).hexdigest() for each in raw]
 
 
@@ -161,29 +170,40 @@ def fingerprints(pixels_BCHW: Tensor) -> list[str]:
 def read_log(folder: Path, shape: Shape) -> Iterator[dict[str, Any]]:
     """A log of images (C, H, W) in batches of lines, each of one account (its tag), in their order.
 
-    ``account``; ``at``, texts; ``number``, ``top``, int64; ``digest``, ``fingerprint``, uint64; ``score``, ``distance``
-    (NaN where it is not known), float64; ``images`` (N, C, H, W), uint8, or None where one of them is not kept. A last
-    line that a kill tore is left out. UserError for a folder without a log, RunError for a line that is none
-    of ours, and for images of another shape, which are not read.
+    ``account``; ``at``, texts; ``number``, ``top``, int64; ``digest``, ``fingerprint``, uint64; ``score``,
+    ``distance`` (NaN where it is not known), float64; ``images`` (N, C, H, W), uint8, or None where one of
+    them is not kept. A last line that a kill tore is left out. UserError for a folder without a log, RunError
+    for a line that is none of ours, and for images of another shape, which are not read.
     """
     if not (logs := sorted(path for path in folder.glob("log-*.jsonl") if DATED.fullmatch(path.name))):
         raise UserError(f"{folder}: expected a folder that run.py serve --record wrote, with a log-DAY.jsonl")
     for path in logs:
-        lines = (_entry(line, f"{path}, line {number}") for number, line in enumerate(whole_lines(path), start=1))
-        while some := [entry for _, entry in zip(range(LINES_AT_ONCE), lines, strict=False)]:
-            for tag in dict.fromkeys(entry["account"] for entry in some):
-                columns = {name: [each[name] for each in some if each["account"] == tag] for name in some[0]}
-                batch = {name: np.array(columns[name], kind) for name, kind in NUMBERS.items()}
-                for name in ("digest", "fingerprint"):
-                    batch[name] = np.array([int(code, 16) for code in columns[name]], np.uint64)
-                images = _images(folder, f"images-{path.stem[4:]}-{tag}", shape, columns["image"])
-                yield {"account": tag, "at": columns["at"], **batch, "images": images}
+        lines = whole_lines(path)
+        while some := [line for _, line in zip(range(LINES_AT_ONCE), lines, strict=False)]:
+            try:
+                yield from _batches(path, [json.loads(line) for line in some], shape)
+            except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+                said = f"{path}: expected lines that run.py serve --record wrote; remove it to go on"
+                raise RunError(said) from error
+
+
+def _batches(path: Path, entries: list[dict[str, Any]], shape: Shape) -> Iterator[dict[str, Any]]:
+    """Some lines of a log, those of each account together."""
+    for tag in dict.fromkeys(entry["account"] for entry in entries):
+        columns = {name: [each[name] for each in entries if each["account"] == tag] for name in NAMES}
+        batch = {name: np.array(columns[name], kind) for name, kind in NUMBERS.items()}
+        for name in ("digest", "fingerprint"):
+            batch[name] = np.array([int(code, 16) for code in columns[name]], np.uint64)
+        images = _images(path.parent, f"images-{path.stem[4:]}-{tag}", shape, columns["image"])
+        yield {"account": tag, "at": columns["at"], **batch, "images": images}
 
 
 def _images(folder: Path, name: str, shape: Shape, places: list[int | None]) -> Array | None:
     """The images at these places; None where one is not kept. RunError for a file of another shape."""
-    sizes, numel = "x".join(map(str, shape)), math.prod(shape)
-    path, known = folder / f"{name}-{sizes}.u8", [place for place in places if place is not None]
+    sizes = "x".join(map(str, shape))
+    numel = math.prod(shape)
+    path = folder / f"{name}-{sizes}.u8"
+    known = [place for place in places if place is not None]
     if others := [other for other in folder.glob(f"{name}-*.u8") if other != path]:
         wanted = f"expected the log of this teacher, of images of {sizes}"
         raise RunError(f"{others[0]}: {wanted}; give the teacher that was recorded, or remove the file")
@@ -192,20 +212,3 @@ def _images(folder: Path, name: str, shape: Shape, places: list[int | None]) -> 
     with open_file(path) as file:
         raw = b"".join(file.read(numel) for place in known if file.seek(place * numel) >= 0)
     return np.frombuffer(raw, np.uint8).reshape(-1, *shape) if len(raw) == len(known) * numel else None
-
-
-def _entry(line: bytes, where: str) -> dict[str, Any]:
-    """One line, held to its form."""
-    try:
-        entry = json.loads(line)
-        fine = all(form.fullmatch(entry[name]) for name, form in FORMS.items())
-        fine &= all(type(entry[name]) is int and 0 <= entry[name] < 2**40 for name in ("number", "top"))
-        fine &= entry["image"] is None or (type(entry["image"]) is int and 0 <= entry["image"] < 2**40)
-        fine &= type(entry["score"]) is float and 0 <= entry["score"] <= 1.001
-        if fine and (
-            entry["distance"] is None or (type(entry["distance"]) is float and 0 <= entry["distance"] < 1e300)
-        ):
-            return {name: entry[name] for name in NAMES}
-    except (ValueError, LookupError, TypeError, RecursionError):
-        pass
-    raise RunError(f"{where}: expected a line that run.py serve --record wrote; remove it to go on")

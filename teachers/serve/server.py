@@ -11,10 +11,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from dfme.errors import UserError
 from dfme.precision import ieee_fp32
@@ -27,66 +25,17 @@ from dfme.teachers.serve.meter import Meter
 from dfme.teachers.serve.model import Model
 from dfme.teachers.serve.record import AlarmFile, Recording, account_tag
 
-IDLE_SECONDS = 120  # a connection may idle; clients give theirs up sooner, so no request comes on a closing one
+# a connection may idle; clients give theirs up sooner, so no request comes on a closing one
+IDLE_SECONDS = 120
 SHUTDOWN_SECONDS = 30  # requests under way may take to end once the server is to stop
 
 
-class Server:
-    """``app`` at a host and port, bound at once, served by ``run`` or between ``start`` and ``stop``.
-
-    Port 0 is a free one. UserError if the address cannot be had.
-    """
-
-    def __init__(self, app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> None:
-        self._socket = _listen(host, port)
-        address, self.port = self._socket.getsockname()[:2]
-        self.loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                http=Connection,
-                backlog=MAX_CONNECTIONS // 2,  # that many are taken before one is looked at
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                proxy_headers=False,
-                server_header=False,
-                timeout_keep_alive=IDLE_SECONDS,
-                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-            )
-        )
-        self._thread: threading.Thread | None = None
-
-    def run(self) -> None:
-        """Serve until Ctrl-C or SIGTERM, from the main thread; requests under way are answered first."""
-        try:
-            with _signals(self._server.handle_exit):
-                self._server.run(sockets=[self._socket])
-        finally:
-            self._socket.close()
-
-    def start(self) -> None:
-        """Serve in a thread of its own; requests may come at once."""
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End what ``start`` began: requests under way are answered first."""
-        if self._thread is not None:
-            self._server.should_exit = True
-            self._thread.join()
-            self._thread = None
-        self._socket.close()
-
-
 class Serving:
-    """A teacher being served: ``with Serving(teacher) as service: service.url``.
+    """A teacher at a host and port, bound at once: ``with Serving(teacher) as service: service.url``.
 
-    ``max_batch`` only lowers the teacher's own. Clients must send ``key``, or one of several. ``threads`` are those of
-    the arithmetic. ``tell`` hears of alarms.
+    Port 0 is a free one. ``max_batch`` only lowers the teacher's own. Clients must send ``key``, or one of
+    several. ``threads`` are those of the arithmetic. ``tell`` hears of alarms. UserError if the address
+    cannot be had.
     """
 
     def __init__(
@@ -102,39 +51,67 @@ class Serving:
         threads: int = 0,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
+        self._socket = _listen(host, port)
+        address, self.port = self._socket.getsockname()[:2]
+        self.loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         keys = [key] if isinstance(key, str) else key or ()
-        limits = [limit for limit in (max_batch, getattr(teacher, "max_batch", None)) if limit]
-        spec, mode = teacher.spec, teacher.label_mode
-        self.service = Service(name, spec, teacher.num_classes, mode, min(limits, default=None))
+        limits = [limit for limit in (max_batch, teacher.info.max_batch) if limit]
+        most = min(limits, default=None)
+        self.service = Service(name, teacher.spec, teacher.num_classes, teacher.label_mode, most)
         self.meter = Meter(images_per_second, requests_per_second)
-        self.meter.alarms.update(dict.fromkeys(getattr(getattr(teacher, "watch", None), "names", ()), 0))
+        self.meter.alarms.update(dict.fromkeys(teacher.info.watch.names if teacher.info.watch else (), 0))
         self._model = Model(teacher, self.meter, threads, tell)
-        self.server = Server(make_app(self.service, self._model, self.meter, keys), host, port)
-        self.url = self.server.url
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                make_app(self.service, self._model, self.meter, keys),
+                http=Connection,
+                backlog=MAX_CONNECTIONS // 2,  # that many are taken before one is looked at
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=IDLE_SECONDS,
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            )
+        )
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
 
     def __enter__(self) -> Serving:
-        self.server.start()
+        """Serve in a thread of its own; requests may come at once."""
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.server.stop()
-        self._model.close()
+        """Answer requests under way, and end."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._close()
 
     def run(self) -> None:
+        """Serve until Ctrl-C or SIGTERM, from the main thread; requests under way are answered first."""
         try:
-            self.server.run()
+            with _signals(self._server.handle_exit):
+                self._server.run(sockets=[self._socket])
         finally:
-            self._model.close()
+            self._close()
+
+    def _close(self) -> None:
+        self._socket.close()
+        self._model.close()
 
 
 def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) -> str:
-    """Serve a teacher until Ctrl-C or SIGTERM; what was served, in a line. ``tell`` hears what is served where."""
+    """Serve a teacher until Ctrl-C or SIGTERM; return its counts. ``tell`` gets the address."""
 
     def say(line: str) -> None:
         with contextlib.suppress(OSError):  # where the disk is full, the output may lie on it as well
             tell(line)
 
-    watch: Any = getattr(teacher, "watch", None)
+    watch = teacher.info.watch
     if watch and config.alarm_file:
         watch.alarmed = AlarmFile(Path(config.alarm_file), say)
     if watch and config.record and config.retain_days:
@@ -152,23 +129,29 @@ def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) ->
     if watch and watch.record:
         images = "images, " * config.record_images
         tell(f"recording {images}digests and scores, deleted after {config.retain_days} days")
-    if defences := getattr(teacher, "defences", ()):
-        tell(f"behind {'+'.join(defences)}, of which no client is told; their state lasts as long as this process")
-    if not serving.server.loopback and config.api_key_env:
-        tell(f"{serving.url} is open beyond this machine: whoever reaches it and has the key can query it, unencrypted")
-    elif not serving.server.loopback:
+    if defences := teacher.info.defences:
+        tell(
+            f"behind {'+'.join(defences)}, of which no client is told; their state lasts as long as this "
+            "process"
+        )
+    if not serving.loopback and config.api_key_env:
+        tell(
+            f"{serving.url} is open beyond this machine: whoever reaches it and has the key can query it, "
+            "unencrypted"
+        )
+    elif not serving.loopback:
         tell(
             f"WARNING: {serving.url} is open beyond this machine, and WHOEVER REACHES IT CAN QUERY IT: give "
             "--api-key-env NAME, or leave --host out"
         )
     with ieee_fp32():  # as a local teacher is asked where its answers' last bits matter
         serving.run()
-    report: Callable[[], dict[str, object]] = getattr(teacher, "report", dict)
-    return "; ".join([serving.meter.summary(), *(f"{name} {counts}" for name, counts in report().items())])
+    report = teacher.info.stateful.report() if teacher.info.stateful else {}
+    return "; ".join([serving.meter.summary(), *(f"{name} {counts}" for name, counts in report.items())])
 
 
 def _opening(serving: Serving, config: ServeConfig) -> str:
-    """What is served where, and how to clone it."""
+    """Lines on what is served where, and how to clone it."""
     service = serving.service
     shape = "x".join(map(str, service.spec.shape))
     batch = f", at most {service.max_batch} a request" if service.max_batch else ""
@@ -176,7 +159,7 @@ def _opening(serving: Serving, config: ServeConfig) -> str:
     words = ["python run.py --teacher v2", f"--teacher.url {serving.url}", f"--teacher.model {service.name}"]
     if config.api_key_env:
         words.append(f"--teacher.api-key-env {config.key_names[0]}")
-    if not serving.server.loopback:
+    if not serving.loopback:
         words.append('--teacher.authorised-by "WHO AND WHY"')
     return (
         f"{service.name} at {serving.url}: {shape} images{levels}{batch}; {service.num_classes} classes; "
@@ -206,7 +189,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def _signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """``handle`` for Ctrl-C and SIGTERM. uvicorn raises them again when it has ended, which is then harmless too."""
+    """``handle`` for Ctrl-C and SIGTERM. uvicorn raises them again at its end, harmlessly."""
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -1,7 +1,5 @@
 """Train a teacher on labelled images: what the audited service would have done, with its own data."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -23,23 +21,22 @@ from dfme.errors import UserError
 from dfme.nets import auto_net, build_net, check_net
 from dfme.precision import autocast
 from dfme.randomness import derived_seed
-from dfme.spec import ImageSpec, LabelMode
-from dfme.teachers.local.card import Card
+from dfme.spec import ImageSpec
 from dfme.teachers.local.pytorch import Normalise, TorchTeacher
-from dfme.teachers.local.weights import save_weights
+from dfme.teachers.local.weights import Card, save_weights
 from dfme.teachers.options import TrainTeacherConfig, check_training
-from dfme.teachers.training.augmentation import shift
 
 EpochCallback = Callable[[dict[str, float]], None]
 
 SPLITS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
-NOT_IN_RECIPE = ("device", "evaluate_every", "out")  # where and how loudly a teacher is trained, not which one
+# where and how loudly a teacher is trained, not which one
+NOT_IN_RECIPE = ("device", "evaluate_every", "out")
 
 
 @dataclass(frozen=True)
 class TrainedTeacher:
-    """The weights' file, its card, whose ``accuracy`` is on the test part, and the seconds the training took."""
+    """Weights' file, its card with the test ``accuracy``, and seconds of training."""
 
     path: Path
     card: Card
@@ -49,9 +46,10 @@ class TrainedTeacher:
 def train_teacher(config: TrainTeacherConfig, progress: EpochCallback | None = None) -> TrainedTeacher:
     """Train, score on the test part, and save. The last weights are kept: the test part chooses nothing.
 
-    The same configuration, machine and thread count give the same file, byte for byte, on the CPU. After every epoch
-    ``progress`` receives epoch, epochs, loss, train_accuracy, lr, seconds, and test_accuracy where it was scored.
-    UserError for settings, data or a device that cannot work, and for a loss that diverges.
+    The same configuration, machine and thread count give the same file, byte for byte, on the CPU. After
+    every epoch ``progress`` receives epoch, epochs, loss, train_accuracy, lr, seconds, and test_accuracy
+    where it was scored. UserError for settings, data or a device that cannot work, and for a loss that
+    diverges.
     """
     check_training(config)
     device = choose_device(config.device)
@@ -87,7 +85,8 @@ def _task(config: TrainTeacherConfig) -> _Task:
     load = partial(load_dataset, data.name, shape=data.shape, root=data.root, download=data.download)
     train, test = (load(split, download_flag="--data.download true") for split in SPLITS)
     arch = auto_net(train.shape) if config.arch == "auto" else config.arch
-    mean, std = config.mean, config.std
+    mean = config.mean
+    std = config.std
     if mean is None or std is None:
         mean, std = channel_statistics(train)
     return _Task(train, test, arch, ImageSpec(train.shape), train.num_classes, mean, std)
@@ -100,17 +99,21 @@ class _Training:
         self.config = config
         self.train = task.train
         self.test = task.test
-        self.train_labels, self.test_labels = task.train.required_labels, task.test.required_labels
+        self.train_labels = task.train.required_labels
+        self.test_labels = task.test.required_labels
         self.net = net
         self.device = device
-        self.teacher = TorchTeacher(net, task.spec, task.num_classes, LabelMode("label"), task.mean, task.std, device)
+        self.teacher = TorchTeacher(net, task.spec, task.num_classes, task.mean, task.std, device)
         self.normalise = Normalise(task.mean, task.std, task.spec.shape[0], device)
         self.order, self.augmentation = (
-            torch.Generator().manual_seed(derived_seed(config.seed, purpose)) for purpose in ("order", "augmentation")
+            torch.Generator().manual_seed(derived_seed(config.seed, purpose))
+            for purpose in ("order", "augmentation")
         )
         self.optimizer = _optimizer(config, net)
         self.steps = max(1, len(self.train) // config.batch_size)
-        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=config.epochs * self.steps)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+            self.optimizer, T_max=config.epochs * self.steps
+        )
 
     def run(self, progress: EpochCallback | None) -> float:
         """All epochs; returns the accuracy on the test part."""
@@ -153,7 +156,9 @@ class _Training:
         self.optimizer.zero_grad(set_to_none=True)
         with autocast(self.device, self.config.precision):
             logits_BK = self.net(self.normalise(x_BCHW))
-        loss = nn.functional.cross_entropy(logits_BK.float(), labels_B, label_smoothing=self.config.label_smoothing)
+        loss = nn.functional.cross_entropy(
+            logits_BK.float(), labels_B, label_smoothing=self.config.label_smoothing
+        )
         loss.backward()
         self.optimizer.step()
         if self.config.schedule == "cosine":
@@ -165,9 +170,28 @@ class _Training:
         right = 0
         for start in range(0, len(self.test), 500):
             part = slice(start, start + 500)
-            labels_B = self.teacher(self.test.batch(part)).cpu()
+            labels_B = self.teacher(self.test.batch(part)).argmax(1).cpu()
             right += int((labels_B == self.test_labels[part]).sum())
         return right / len(self.test)
+
+
+def shift(x_BCHW: Tensor, padding: int, flip: bool, rng: torch.Generator) -> Tensor:
+    """Each image moved by up to ``padding`` pixels either way, on black, and mirrored by chance if ``flip``.
+
+    ``rng`` lives on the CPU, so that the draws are the same on every device.
+    """
+    batch, _, height, width = x_BCHW.shape
+    top_B, left_B = torch.randint(0, 2 * padding + 1, (2, batch), generator=rng)
+    rows_BH = top_B[:, None] + torch.arange(height)
+    columns_BW = left_B[:, None] + torch.arange(width)
+    if flip:
+        mirrored_B = torch.rand(batch, generator=rng) < 0.5
+        columns_BW = torch.where(mirrored_B[:, None], columns_BW.flip(1), columns_BW)
+    padded_BCHW = nn.functional.pad(x_BCHW, (padding,) * 4)
+    images_B11 = torch.arange(batch, device=x_BCHW.device)[:, None, None]
+    rows_BH1 = rows_BH[:, :, None].to(x_BCHW.device)
+    columns_B1W = columns_BW[:, None, :].to(x_BCHW.device)
+    return padded_BCHW[images_B11, :, rows_BH1, columns_B1W].permute(0, 3, 1, 2).contiguous()
 
 
 def channel_statistics(data: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -184,7 +208,7 @@ def channel_statistics(data: ImageSet) -> tuple[tuple[float, ...], tuple[float, 
 
 
 def _card(config: TrainTeacherConfig, task: _Task, accuracy: float) -> Card:
-    """What the file says about itself."""
+    """Facts that the file states of itself."""
     recipe = {name: value for name, value in dataclasses.asdict(config).items() if name not in NOT_IN_RECIPE}
     dataset = Path(config.data.name).name
     recipe["data"] = {"name": dataset, "shape": config.data.shape}
@@ -204,10 +228,12 @@ def _card(config: TrainTeacherConfig, task: _Task, accuracy: float) -> Card:
 
 
 def _optimizer(config: TrainTeacherConfig, net: nn.Module) -> torch.optim.Optimizer:
-    weights, lr, decay, momentum = net.parameters(), config.lr, config.weight_decay, config.momentum
+    weights = net.parameters()
+    decay = config.weight_decay
     if config.optimizer == "adam":
-        return torch.optim.Adam(weights, lr, weight_decay=decay)
-    return torch.optim.SGD(weights, lr, momentum, weight_decay=decay, nesterov=momentum > 0)
+        return torch.optim.Adam(weights, config.lr, weight_decay=decay)
+    nesterov = config.momentum > 0
+    return torch.optim.SGD(weights, config.lr, config.momentum, weight_decay=decay, nesterov=nesterov)
 
 
 @contextlib.contextmanager
@@ -220,7 +246,8 @@ def _repeatable(config: TrainTeacherConfig, device: torch.device) -> Iterator[No
         try:
             torch.manual_seed(derived_seed(config.seed, "weights"))
             torch.set_num_threads(config.threads or threads)
-            cudnn.deterministic, cudnn.benchmark = True, False
+            cudnn.deterministic = True
+            cudnn.benchmark = False
             yield
         finally:
             torch.set_num_threads(threads)

@@ -3,4 +3,6 @@
 from dfme.config import watch_texts
 
 # name -> "module:Class", a ``detector.Detector``
-DETECTORS = {each: f"dfme.teachers.watch.detectors:{each.capitalize()}Detector" for each in watch_texts.DETECTORS}
+DETECTORS = {
+    each: f"dfme.teachers.watch.detectors:{each.capitalize()}Detector" for each in watch_texts.DETECTORS
+}

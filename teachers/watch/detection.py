@@ -1,6 +1,4 @@
-"""What detectors say of honest accounts, each stream by itself, and of the accounts in a log of ``serve --record``."""
-
-from __future__ import annotations
+"""Detectors over honest accounts, per stream, and over accounts in a log of ``serve --record``."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +14,7 @@ from dfme.errors import RunError, UserError
 from dfme.spec import ImageSpec
 from dfme.teachers.defences.defence import taken
 from dfme.teachers.serve.record import digests, fingerprints, read_log
-from dfme.teachers.watch.detector import Seen
+from dfme.teachers.watch.detector import Observation
 from dfme.teachers.watch.streams import SESSION, STREAMS, held_out, session
 from dfme.teachers.watch.watch import Watch
 
@@ -28,29 +26,33 @@ MAX_COUNTED = 100_000  # accounts that are counted; digests that are remembered 
 Tell = Callable[[str], None]
 
 
-def detect(teacher: Any, data: str, other: str | None, seed: int, tell: Tell, log: Path | None) -> dict[str, Any]:
-    """What the watch of ``teacher`` says of honest accounts and of those in a log, which may not feed all detectors.
+def detect(
+    teacher: Any, data: str, other: str | None, seed: int, tell: Tell, log: Path | None
+) -> dict[str, Any]:
+    """Figures of the watch of ``teacher`` on honest accounts and on a log, which may lack inputs.
 
-    ``benign`` has a ``ROW`` per stream and detector, ``benign_largest`` the largest statistic of each session. Alarms
-    are counted per image, but honest images are no more independent than ``units``, those that all are drawn from.
-    UserError for images that do not do and a log that is not the teacher's.
+    ``benign`` has a ``ROW`` per stream and detector, ``benign_largest`` the largest statistic of each
+    session. Alarms are counted per image, but honest images are no more independent than ``units``, those
+    that all are drawn from. UserError for images that do not do and a log that is not the teacher's.
     """
     watch: Watch = teacher.watch
     written = None if log is None else Log(log, teacher.spec, teacher.num_classes)
     left_out = written.unfed(watch.names) if written else {}
     if written:
-        watch.see_through(written.as_written, [name for name in watch.names if name not in left_out])
-    keys, told = ("statistic", "threshold", "memory_mb"), watch.report()["detectors"].items()
+        watch.recalibrate_for_log(written.as_written, [name for name in watch.names if name not in left_out])
+    keys = ("statistic", "threshold", "memory_mb")
+    told = watch.report()["detectors"].items()
     found = {"detectors": [{"name": name, **{key: each[key] for key in keys}} for name, each in told]}
     found |= _benign(teacher, data, other, seed, tell)
     return found | {"left_out": left_out} | (written.seen_by(watch) if written else {})
 
 
 def _benign(teacher: Any, data: str, other: str | None, seed: int, tell: Tell) -> dict[str, Any]:
-    """What is said of honest accounts; a stream that the images do not allow is left out."""
+    """Facts of honest accounts; a stream that the images do not allow is left out."""
     images, calibration_N, places_N = held_out(data, teacher.spec)
     sizes = {"session": SESSION, "calibration_images": len(calibration_N), "measuring_images": len(places_N)}
-    rows, largest = list[dict[str, Any]](), {name: dict[str, list[float]]() for name in teacher.watch.names}
+    rows = list[dict[str, Any]]()
+    largest = {name: dict[str, list[float]]() for name in teacher.watch.names}
     cannot = ("skewed" if images.labels is None else "", "other data" if other is None else "")
     for stream in (each for each in STREAMS if each not in cannot):
         if stream == "other data":
@@ -59,8 +61,10 @@ def _benign(teacher: Any, data: str, other: str | None, seed: int, tell: Tell) -
         accounts = list[dict[str, Any]]()
         for number in range(SESSIONS):
             teacher.watch.load_state_dict({})  # nobody has asked yet
-            for x_BCHW in session(stream, images, places_N, torch.Generator().manual_seed(seed * SESSIONS + number)):
-                for part_BCHW in taken(x_BCHW, teacher).split(getattr(teacher, "max_batch", None) or len(x_BCHW)):
+            for x_BCHW in session(
+                stream, images, places_N, torch.Generator().manual_seed(seed * SESSIONS + number)
+            ):
+                for part_BCHW in taken(x_BCHW, teacher).split(teacher.info.max_batch or len(x_BCHW)):
                     teacher(part_BCHW)
             accounts.append(teacher.watch.report()["detectors"])
         teacher.watch.drain()
@@ -74,17 +78,20 @@ def _benign(teacher: Any, data: str, other: str | None, seed: int, tell: Tell) -
 
 
 class Log:
-    """A log, read once to see what it holds. UserError for one that is not this teacher's, RunError for damage."""
+    """A log, read once for its content. UserError if of another teacher, RunError for damage."""
 
     def __init__(self, folder: Path, spec: ImageSpec, classes: int) -> None:
-        self._folder, self._shape = folder, spec.shape
-        self._classes, self._accounts = classes, Counter[str]()
+        self._folder = folder
+        self._shape = spec.shape
+        self._classes = classes
+        self._accounts = Counter[str]()
         self._images = self._distances = True
         for batch in self._batches():
             self._accounts[batch["account"]] += len(batch["top"])
             self._images &= batch["images"] is not None
             self._distances &= not np.isnan(batch["distance"]).any()
-            if batch["top"].max() >= classes or len(self._accounts) > MAX_COUNTED:
+            known = 0 <= batch["top"].min() <= batch["top"].max() < classes
+            if not known or len(self._accounts) > MAX_COUNTED:
                 expected = f"{classes} classes and at most {MAX_COUNTED:,} accounts"
                 raise UserError(f"{folder}: expected the log of this teacher, of {expected}; got another one")
         if not self._accounts:
@@ -92,15 +99,22 @@ class Log:
 
     def unfed(self, names: Sequence[str]) -> dict[str, str]:
         """Which detectors it cannot feed, and why. UserError where that are all."""
-        why = {} if self._distances else dict.fromkeys(NEED_FEATURES, "the log has not all distances of features")
+        why = (
+            {}
+            if self._distances
+            else dict.fromkeys(NEED_FEATURES, "the log has not all distances of features")
+        )
         why |= {} if self._images else {"prada": "the log has not all images (--record-images)"}
         if why.keys() >= {*names}:
-            raise UserError(f"{self._folder}: expected a log that can feed {', '.join(names)}: {why[names[0]]}")
+            raise UserError(
+                f"{self._folder}: expected a log that can feed {', '.join(names)}: {why[names[0]]}"
+            )
         return {name: why[name] for name in names if name in why}
 
-    def as_written(self, seen: Seen) -> Seen:
-        """What the log would hold of other images."""
-        pixels_BCHW, (score_B, top_B) = seen.images_BCHW.mul(255).round().byte(), seen.p_BK.max(1)
+    def as_written(self, seen: Observation) -> Observation:
+        """Log of other images."""
+        pixels_BCHW = seen.images_BCHW.mul(255).round().byte()
+        (score_B, top_B) = seen.p_BK.max(1)
         raw = (each.tobytes() for each in pixels_BCHW.numpy())
         codes = {"fingerprint": fingerprints(pixels_BCHW), "digest": digests(raw)}
         told = {name: np.array([int(each, 16) for each in own], np.uint64) for name, own in codes.items()}
@@ -108,15 +122,18 @@ class Log:
         return self._seen(told | {"distance": None if seen.distance_B is None else seen.distance_B.numpy()})
 
     def seen_by(self, watch: Watch) -> dict[str, Any]:
-        """What the watch says of accounts: of those with the most images, on their streams and on thinned ones."""
+        """Figures of the largest accounts, on their streams and on thinned ones."""
         watch.load_state_dict({})
         had = dict.fromkeys((tag for tag, _ in self._accounts.most_common(ACCOUNTS)), 0)
-        repeats, known = Counter[str](), {tag: set[int]() for tag in had}
+        repeats = Counter[str]()
+        known = {tag: set[int]() for tag in had}
         for batch in (each for each in self._batches() if each["account"] in had):
-            tag, seen, own = batch["account"], self._seen(batch), {*batch["digest"].tolist()}
+            tag = batch["account"]
+            seen = self._seen(batch)
+            own = {*batch["digest"].tolist()}
             for every in THINNED:
                 watch.account = f"{tag} {every}"
-                watch.hear(seen[-had[tag] % every :: every])
+                watch.observe(seen[-had[tag] % every :: every])
             watch.drain()
             had[tag] += len(seen)
             repeats[tag] += len(seen) - len(own - known[tag])
@@ -134,17 +151,21 @@ class Log:
         try:
             yield from read_log(self._folder, self._shape)
         except OSError as error:
-            raise RunError(f"{self._folder}: expected a log that can be read: {error.strerror or error}") from error
+            raise RunError(
+                f"{self._folder}: expected a log that can be read: {error.strerror or error}"
+            ) from error
 
-    def _seen(self, batch: Mapping[str, Any]) -> Seen:
-        """Scores that are not on record are equal. Images that are not are fingerprints, with digests below 8 bits."""
+    def _seen(self, batch: Mapping[str, Any]) -> Observation:
+        """Missing scores are equal; missing images are fingerprints, with digests below 8 bits."""
         score_B1, top_B1 = (torch.from_numpy(batch[name])[:, None] for name in ("score", "top"))
         rest_BK = ((1 - score_B1.clamp(max=1)) / (self._classes - 1)).repeat(1, self._classes)
         images_BCHW = 0.999 * _bits(batch["fingerprint"]) + 0.001 * _bits(batch["digest"])
         if self._images:
             images_BCHW = torch.tensor(batch["images"]) / 255
-        distance_B = torch.from_numpy(batch["distance"]) if self._distances and batch["distance"] is not None else None
-        return Seen(images_BCHW, rest_BK.scatter(1, top_B1, score_B1), distance_B)
+        distance_B = (
+            torch.from_numpy(batch["distance"]) if self._distances and batch["distance"] is not None else None
+        )
+        return Observation(images_BCHW, rest_BK.scatter(1, top_B1, score_B1), distance_B)
 
 
 def _bits(codes_B: Any) -> Tensor:

@@ -13,20 +13,26 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from dfme.compute import held_to, plain_tensor
+from dfme.compute import copied
 from dfme.errors import UserError
 
 MIN_BENIGN = 20  # held-out images to calibrate on
-MAX_TOGETHER, MAX_PAST = 256, 8_192  # images looked at together, and held against so many
-SIDE, DIGEST = 16, 8  # pixels, bytes; sums of 16 x 16 products of 8 bits are exact in float32
+# images looked at together, and held against so many
+MAX_TOGETHER = 256
+MAX_PAST = 8_192
+# pixels, bytes; sums of 16 x 16 products of 8 bits are exact in float32
+SIDE = 16
+DIGEST = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class Observation:
     """Images of one account, in the order in which they came, as the owner's side sees them; all on the CPU.
 
-    ``images_BCHW``: float32 within 0 and 1, the spec's bounds taken out. ``p_BK``: before any defence, float64.
-    ``distance_B``: squared, of the features to the nearest class (Mahalanobis), float64; where there is a network.
+    ``images_BCHW``: float32 within 0 and 1, the spec's bounds taken out. ``p_BK``: before any defence,
+    float64.
+    ``distance_B``: squared, of the features to the nearest class (Mahalanobis), float64; where there is a
+    network.
     """
 
     images_BCHW: Tensor
@@ -36,9 +42,9 @@ class Seen:
     def __len__(self) -> int:
         return len(self.p_BK)
 
-    def __getitem__(self, part: slice) -> Seen:
+    def __getitem__(self, part: slice) -> Observation:
         distance_B = None if self.distance_B is None else self.distance_B[part]
-        return Seen(self.images_BCHW[part], self.p_BK[part], distance_B)
+        return Observation(self.images_BCHW[part], self.p_BK[part], distance_B)
 
     @cached_property
     def rows_BR(self) -> Tensor:
@@ -46,12 +52,15 @@ class Seen:
 
     @cached_property
     def log_distances(self) -> list[float]:
-        assert self.distance_B is not None, "a detector that looks into the network, and a teacher without features"
-        return [math.log(max(each, 1e-300)) for each in self.distance_B.tolist()]  # a vector's last bits vary by place
+        assert self.distance_B is not None, (
+            "a detector that looks into the network, and a teacher without features"
+        )
+        # a vector's last bits vary by place
+        return [math.log(max(each, 1e-300)) for each in self.distance_B.tolist()]
 
 
 class Reading(NamedTuple):
-    """After each image the statistic, float64, the larger the more suspicious; and whether an alarm rings at it."""
+    """Statistic after each image, float64, larger is more suspicious; and new alarms."""
 
     statistic_B: Tensor
     alarm_B: Tensor
@@ -63,14 +72,18 @@ class Benign:
     Made once for all detectors of all accounts. UserError where images are too few, or all the same.
     """
 
-    def __init__(self, plain: Seen, corrupted: Seen, classes: int) -> None:
-        self.plain, self.corrupted, self.classes = plain, corrupted, classes
+    def __init__(self, plain: Observation, corrupted: Observation, classes: int) -> None:
+        self.plain = plain
+        self.corrupted = corrupted
+        self.classes = classes
         if (fewer := min(len(plain), len(corrupted))) < MIN_BENIGN:
-            raise UserError(f"--teacher.benign: expected at least {MIN_BENIGN} images to calibrate on, got {fewer}")
+            raise UserError(
+                f"--teacher.benign: expected at least {MIN_BENIGN} images to calibrate on, got {fewer}"
+            )
 
     @cached_property
     def nearest(self) -> float:
-        """As near as .1 % come to another of the 1,024 before: of up to 2,048 images, without repeats."""
+        """Distance within which .1 % of 2,048 images come to one of the 1,024 before, without repeats."""
         some_NR = self.plain.rows_BR[:2_048]
         near_N = nearest_before(some_NR, some_NR[:0], 1_024)[0][1:]
         if not (near_N > 0).any():
@@ -85,10 +98,11 @@ class Benign:
 
 
 class Detector(ABC):
-    """A detector over the stream of one account: however the stream is cut into batches, it reads the same bits.
+    """Detector of one account's stream; results do not depend on the stream's batches.
 
-    An alarm rings as the statistic rises above ``threshold``, and again only once it was not. ``state``: numbers, and
-    tensors; ``rows``: of those that grow, how many rows they have at most. ``statistic``: in words, for a report.
+    An alarm is raised as the statistic rises above ``threshold``, and again only once it was not. ``state``:
+    numbers, and tensors; ``rows``: of those that grow, how many rows they have at most. ``statistic``: in
+    words, for a report.
     """
 
     name: ClassVar[str]
@@ -102,24 +116,28 @@ class Detector(ABC):
 
     @property
     def memory_mb(self) -> float:
-        """What the state takes at most, MB."""
+        """Upper limit of the state's size, MB."""
         tensors = ((self.rows.get(k, len(v)), v) for k, v in self.state.items() if isinstance(v, Tensor))
-        return math.ceil(sum(most * v.shape[1:].numel() * v.element_size() for most, v in tensors) / 100) / 1e4
+        return (
+            math.ceil(sum(most * v.shape[1:].numel() * v.element_size() for most, v in tensors) / 100) / 1e4
+        )
 
-    def see(self, seen: Seen) -> Reading:
+    def see(self, seen: Observation) -> Reading:
         """The readings after each of the next images."""
         if len(seen) > MAX_TOGETHER:
-            readings = [self.see(seen[start : start + MAX_TOGETHER]) for start in range(0, len(seen), MAX_TOGETHER)]
+            readings = [
+                self.see(seen[start : start + MAX_TOGETHER]) for start in range(0, len(seen), MAX_TOGETHER)
+            ]
             return Reading(*map(torch.cat, zip(*readings, strict=True)))
         statistic_B1 = torch.cat([self.state["last"], self._statistics(seen, float(self.state["last"]))])
         self.state["last"] = statistic_B1[-1:]
-        return Reading(statistic_B1[1:], self._rings(statistic_B1))
+        return Reading(statistic_B1[1:], self._new_alarms(statistic_B1))
 
     @abstractmethod
-    def _statistics(self, seen: Seen, last: float) -> Tensor:
+    def _statistics(self, seen: Observation, last: float) -> Tensor:
         """The statistic after each image (B,), float64; B may be 0. ``last``: what it was before them."""
 
-    def _rings(self, statistic_B1: Tensor) -> Tensor:
+    def _new_alarms(self, statistic_B1: Tensor) -> Tensor:
         above_B1 = statistic_B1 > self.threshold
         return above_B1[1:] & ~above_B1[:-1]
 
@@ -127,7 +145,7 @@ class Detector(ABC):
         self.state[name] = torch.cat([self.state[name], new_BR])[-self.rows[name] :]
 
     def _share(self, name: str, new_B: Tensor, fewest: int) -> Tensor:
-        """The share that is true of the last ones kept, or of ``fewest`` where they are fewer, after each new one."""
+        """Share of true among the last ones, or among ``fewest`` if fewer, after each new one."""
         had = len(self.state[name])
         total_N1 = torch.cat([torch.zeros(1, dtype=torch.bool), self.state[name], new_B]).cumsum(0)
         self._keep(name, new_B)
@@ -136,44 +154,53 @@ class Detector(ABC):
         return (total_N1[end_B] - total_N1[start_B]).double() / (end_B - start_B).clamp_(min=fewest)
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: each.clone() if isinstance(each, Tensor) else each for name, each in self.state.items()}
+        return copied(self.state)
 
-    def load_state_dict(self, state: Any) -> None:
-        """Take up what ``state_dict`` gave. ValueError for anything that it cannot have given."""
-        own = self.state_dict()
-        for name, most in self.rows.items() if isinstance(state, dict) else ():
-            found = plain_tensor(state.get(name), f"{self.name}.{name}")
-            own[name] = own[name].new_empty(min(len(found) if found.ndim else 0, most), *own[name].shape[1:])
-        held = held_to(own, state, self.name)
-        self.state = {name: each.cpu().clone() if isinstance(each, Tensor) else each for name, each in held.items()}
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what ``state_dict`` gave."""
+        self.state = copied(state)
 
 
 def rows_of(images_BCHW: Tensor) -> Tensor:
-    """Images, float32 within 0 and 1, as they are remembered (B, R), int8: what they look like, then a digest.
+    """Images, float32 within 0 and 1, as stored (B, R), int8: their look, then a digest.
 
-    An image of at most 256 numbers is its own 8 bits, less 128; a larger one the mean of its channels, averaged to at
-    most 16 x 16. The digest is of the very image: of two that differ below 8 bits, neither is the other repeated.
+    An image of at most 256 numbers is its own 8 bits, less 128; a larger one the mean of its channels,
+    averaged to at most 16 x 16. The digest is of the very image: of two that differ below 8 bits, neither is
+    the other repeated.
     """
-    levels_BCHW, shape = (images_BCHW * 255).round_().clamp_(0, 255), images_BCHW.shape
+    levels_BCHW = (images_BCHW * 255).round_().clamp_(0, 255)
+    shape = images_BCHW.shape
     if shape[1:].numel() > SIDE * SIDE:
         grey_B1HW = adaptive_avg_pool2d(levels_BCHW.sum(1, True), (min(shape[2], SIDE), min(shape[3], SIDE)))
         levels_BCHW = (grey_B1HW / shape[1]).round_()
-    digests = [hashlib.blake2b(each, digest_size=DIGEST).digest() for each in images_BCHW.contiguous().numpy()]
-    number_B1 = torch.tensor([[int.from_bytes(each, "little", signed=True)] for each in digests], dtype=torch.int64)
-    return torch.cat([(levels_BCHW.flatten(1) - 128).to(torch.int8), number_B1.view(-1, 1).view(torch.int8)], 1)
+    digests = [
+        hashlib.blake2b(each, digest_size=DIGEST).digest() for each in images_BCHW.contiguous().numpy()
+    ]
+    number_B1 = torch.tensor(
+        [[int.from_bytes(each, "little", signed=True)] for each in digests], dtype=torch.int64
+    )
+    return torch.cat(
+        [(levels_BCHW.flatten(1) - 128).to(torch.int8), number_B1.view(-1, 1).view(torch.int8)], 1
+    )
 
 
 def nearest_before(rows_BR: Tensor, past_NR: Tensor, window: int) -> tuple[Tensor, Tensor]:
-    """Of each image, the distance to the nearest of the ``window`` before it, and whether it is one of them repeated.
+    """Distance of each image to the nearest of the ``window`` before it, and if it repeats one.
 
-    The past is before all of them, oldest first. Distances are L2 of pixels within 0 and 1, float64; infinite for none.
+    The past is before all of them, oldest first. Distances are L2 of pixels within 0 and 1, float64; infinite
+    for none.
     """
-    all_MR, past, batch = torch.cat([past_NR, rows_BR]), len(past_NR), len(rows_BR)
-    nearest_B, repeats_B = torch.full((batch,), math.inf), torch.zeros(batch, dtype=torch.bool)
+    all_MR = torch.cat([past_NR, rows_BR])
+    past = len(past_NR)
+    batch = len(rows_BR)
+    nearest_B = torch.full((batch,), math.inf)
+    repeats_B = torch.zeros(batch, dtype=torch.bool)
     for start in range(0, len(all_MR), MAX_PAST):
         apart_BN = squared(rows_BR, all_MR[start : start + MAX_PAST])
         if start + MAX_PAST > past or past + batch - 1 - start > window:  # some are not before, or too long
-            age_BN = torch.arange(past, past + batch)[:, None] - torch.arange(start, start + apart_BN.shape[1])
+            age_BN = torch.arange(past, past + batch)[:, None] - torch.arange(
+                start, start + apart_BN.shape[1]
+            )
             apart_BN.masked_fill_((age_BN < 1) | (age_BN > window), math.inf)
         nearest_B = nearest_B.minimum(apart_BN.amin(1))
     for row in (nearest_B == 0).nonzero()[:, 0].tolist():
@@ -182,11 +209,12 @@ def nearest_before(rows_BR: Tensor, past_NR: Tensor, window: int) -> tuple[Tenso
 
 
 def among(row_R: Tensor, rows_NR: Tensor) -> bool:
-    """Whether the very image is among others."""
+    """True if the very image is among others."""
     return bool((rows_NR[:, -DIGEST:] == row_R[-DIGEST:]).all(1).any())
 
 
 def squared(rows_BR: Tensor, others_NR: Tensor) -> Tensor:
-    """Squared distances (B, N) in levels, float32: whole numbers, so that no batch and no machine changes a bit."""
-    x_BD, y_ND = rows_BR[:, :-DIGEST].float(), others_NR[:, :-DIGEST].float()
+    """Squared distances (B, N) in levels, float32: whole numbers, exact on every machine."""
+    x_BD = rows_BR[:, :-DIGEST].float()
+    y_ND = others_NR[:, :-DIGEST].float()
     return torch.addmm((y_ND * y_ND).sum(1), x_BD, y_ND.T, alpha=-2).add_((x_BD * x_BD).sum(1)[:, None])

@@ -1,6 +1,4 @@
-"""The detectors. Three look for images close to earlier ones, as finite differences are; five for foreign images."""
-
-from __future__ import annotations
+"""The detectors: three for images near earlier ones, as differences are; five for foreign ones."""
 
 import math
 from functools import lru_cache
@@ -8,21 +6,29 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from dfme.teachers.watch.detector import Benign, Detector, Seen, among, nearest_before, squared
+from dfme.teachers.watch.detector import Benign, Detector, Observation, among, nearest_before, squared
 
 LEVEL = 1e-4  # of a false alarm, at one look
-MAX_OF_CLASS, MAX_MEMBERS, MAX_DISTANCES = 2_000, 200_000, 5_000  # of PRADA's sets, of them together, of its test
-ROYSTON = (0.221157, -0.147981, -2.071190, 4.434685, -2.706056), (0.042981, -0.293762, -1.752461, 5.682633, -3.582633)
+# of PRADA's sets, of them together, of its test
+MAX_OF_CLASS = 2_000
+MAX_MEMBERS = 200_000
+MAX_DISTANCES = 5_000
+ROYSTON = (
+    (0.221157, -0.147981, -2.071190, 4.434685, -2.706056),
+    (0.042981, -0.293762, -1.752461, 5.682633, -3.582633),
+)
 
 
 class DuplicatesDetector(Detector):
-    """Hits: images nearer to an earlier one than honest ones come. A repeat is a retry: no hit, counted apart.
+    """Hits: images nearer to an earlier one than honest ones. A repeat is a retry, no hit.
 
-    The nearest neighbour, an alarm every 50 hits: SEAT (Zhang et al. 2021), after Chen, Carlini and Wagner 2019. SEAT
-    remembers 100,000 images, and then none; here it is the last 20,000, as a search takes a millisecond an image there.
+    The nearest neighbour, an alarm every 50 hits: SEAT (Zhang et al. 2021), after Chen, Carlini and Wagner
+    2019. SEAT remembers 100,000 images, and then none; here it is the last 20,000, as a search takes a
+      millisecond an image there.
     """
 
-    name, statistic = "duplicates", "images nearer to an earlier one than 99.9 % of held-out images are, repeats apart"
+    name = "duplicates"
+    statistic = "images nearer to an earlier one than 99.9 % of held-out images are, repeats apart"
     threshold = 50
 
     def __init__(self, benign: Benign) -> None:
@@ -30,57 +36,71 @@ class DuplicatesDetector(Detector):
         self.state |= {"repeats": 0, "earlier": benign.plain.rows_BR[:0]}
         self.rows = {"earlier": 20_000}
 
-    def _statistics(self, seen: Seen, last: float) -> Tensor:
+    def _statistics(self, seen: Observation, last: float) -> Tensor:
         near_B, repeat_B = nearest_before(seen.rows_BR, self.state["earlier"], self.rows["earlier"])
         self._keep("earlier", seen.rows_BR)
         self.state["repeats"] += int(repeat_B.sum())
         return last + ((near_B < self.benign.nearest) & ~repeat_B).double().cumsum(0)
 
-    def _rings(self, statistic_B1: Tensor) -> Tensor:
+    def _new_alarms(self, statistic_B1: Tensor) -> Tensor:
         return (statistic_B1 // self.threshold).diff() > 0
 
 
 class PairsDetector(Detector):
     """Images beside one of the 1,024 before them, as a finite difference's are (ours). A repeat is none."""
 
-    name, statistic = "pairs", "share of the last 512 images within a third of that distance of one of the 1,024 before"
-    threshold, MIN_SHARE_OF = 0.25, 64
+    name = "pairs"
+    statistic = "share of the last 512 images within a third of that distance of one of the 1,024 before"
+    threshold = 0.25
+    MIN_SHARE_OF = 64
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
         self.state |= {"earlier": benign.plain.rows_BR[:0], "near": torch.empty(0, dtype=torch.bool)}
         self.rows = {"earlier": 1_024, "near": 512}
 
-    def _statistics(self, seen: Seen, last: float) -> Tensor:
+    def _statistics(self, seen: Observation, last: float) -> Tensor:
         near_B, repeat_B = nearest_before(seen.rows_BR, self.state["earlier"], self.rows["earlier"])
         self._keep("earlier", seen.rows_BR)
         return self._share("near", (near_B < self.benign.nearest / 3) & ~repeat_B, self.MIN_SHARE_OF)
 
 
 class PradaDetector(Detector):
-    """PRADA (Juuti et al. 2019): distances to the nearest in a class's growing set are normal; its server's constants.
+    """PRADA (Juuti et al. 2019), its server's constants: normality of distances within a class.
 
-    Ours: a set has at most 2,000 images (200,000 all together), the test takes the last 5,000 distances, and the very
-    image of a set asked again is a retry, and gives no distance.
+    Ours: a set has at most 2,000 images (200,000 all together), the test takes the last 5,000 distances, and
+    the very image of a set asked again is a retry, and gives no distance.
     """
 
-    name, statistic = "prada", "1 - Shapiro-Wilk's W of distances to the nearest image of the class's growing set"
-    threshold, EVERY, MIN_OF_CLASS, MIN_DISTANCES, SIGMAS = 0.1, 10, 10, 100, 3.0
+    name = "prada"
+    statistic = "1 - Shapiro-Wilk's W of distances to the nearest image of the class's growing set"
+    threshold = 0.1
+    EVERY = 10
+    MIN_OF_CLASS = 10
+    MIN_DISTANCES = 100
+    SIGMAS = 3.0
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
         sets = [f"set {top}" for top in range(benign.classes)]
         most = max(1, min(MAX_OF_CLASS, MAX_MEMBERS // benign.classes))
         self.rows = dict.fromkeys(sets, most) | {"distances": MAX_DISTANCES}
-        self.state |= dict.fromkeys(sets, benign.plain.rows_BR[:0]) | {"distances": torch.empty(0, 2).double()}
-        limits_K4 = torch.tensor([[1.0, 0, 0, 0]]).double().repeat(benign.classes, 1)  # count, mean, squares, limit
+        self.state |= dict.fromkeys(sets, benign.plain.rows_BR[:0]) | {
+            "distances": torch.empty(0, 2).double()
+        }
+        # count, mean, squares, limit
+        limits_K4 = torch.tensor([[1.0, 0, 0, 0]]).double().repeat(benign.classes, 1)
         self.state |= {"images": 0, "limits": limits_K4}
 
-    def _statistics(self, seen: Seen, last: float) -> Tensor:
-        top_B, distance_B, statistics = seen.p_BK.argmax(1), torch.empty(len(seen)).double(), list[float]()
+    def _statistics(self, seen: Observation, last: float) -> Tensor:
+        top_B = seen.p_BK.argmax(1)
+        distance_B = torch.empty(len(seen)).double()
+        statistics = list[float]()
         for top in top_B.unique().tolist():
             distance_B[top_B == top] = self._distances(top, seen.rows_BR[top_B == top])
-        had, is_B, new_B2 = len(self.state["distances"]), ~distance_B.isnan(), torch.stack([top_B, distance_B], 1)
+        had = len(self.state["distances"])
+        is_B = ~distance_B.isnan()
+        new_B2 = torch.stack([top_B, distance_B], 1)
         all_N2 = torch.cat([self.state["distances"], new_B2[is_B]])
         for end in (had + is_B.cumsum(0)).tolist():
             self.state["images"] += 1
@@ -91,17 +111,22 @@ class PradaDetector(Detector):
         return torch.tensor(statistics, dtype=torch.float64)
 
     def _distances(self, top: int, rows_BR: Tensor) -> Tensor:
-        """The distance of each to the set of its class, which grows; NaN for the first of all, and for retries."""
-        name, found, within_BB = f"set {top}", list[float](), squared(rows_BR, rows_BR)
-        set_NR, (count, mean, squares, limit) = self.state[name], self.state["limits"][top].tolist()
+        """Distance of each to its class's growing set; NaN for the first one and for retries."""
+        name = f"set {top}"
+        found = list[float]()
+        within_BB = squared(rows_BR, rows_BR)
+        set_NR = self.state[name]
+        (count, mean, squares, limit) = self.state["limits"][top].tolist()
         nearest_B = squared(rows_BR, set_NR).amin(1) if len(set_NR) else torch.full((len(rows_BR),), math.inf)
         for row_R, within_B in zip(rows_BR, within_BB, strict=True):
             near = math.sqrt(float(nearest_B[len(found)])) / 255
             found.append(math.nan if near == math.inf or (near == 0 and among(row_R, set_NR)) else near)
             if near > limit and len(set_NR) < self.rows[name]:
-                set_NR, nearest_B = torch.cat([set_NR, row_R[None]]), nearest_B.minimum(within_B)
+                set_NR = torch.cat([set_NR, row_R[None]])
+                nearest_B = nearest_B.minimum(within_B)
                 if near < math.inf:
-                    count, change = max(count, 0) + 1, near - mean
+                    count = max(count, 0) + 1
+                    change = near - mean
                     mean += change / count
                     squares += change * (near - mean)
                     limit = max(limit, mean - math.sqrt(max(squares, 0) / count))
@@ -118,7 +143,7 @@ class PradaDetector(Detector):
 
 
 def shapiro_wilk(values_N: Tensor) -> float:
-    """W, with Royston's weights (AS R94, 1995): 1 where values are normal, less where not. ValueError below 12."""
+    """W with Royston's weights (AS R94, 1995): 1 for normal values, else less. ValueError below 12."""
     if len(values_N) < 12:
         raise ValueError(f"expected at least 12 values, got {len(values_N)}")
     apart_N = (values_N - values_N.mean()).sort().values
@@ -135,22 +160,28 @@ def _weights(n: int) -> Tensor:
 
 
 class LabelsDetector(Detector):
-    """The threshold: what honest classes in random order are expected to come to, as if normal, and McDiarmid's bound
-    (1989) on what goes beyond it at ``LEVEL``. That benign images are a sample too is in both.
+    """The threshold: what honest classes in random order are expected to come to, as if normal, and
+    McDiarmid's bound (1989) on what goes beyond it at ``LEVEL``. That benign images are a sample too is in
+    both.
     """
 
-    name, statistic = "labels", "total variation of the classes' shares (decay 1 - 1/64) to those of held-out images"
+    name = "labels"
+    statistic = "total variation of the classes' shares (decay 1 - 1/64) to those of held-out images"
     WINDOW = 64
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
-        self.usual_K = benign.plain.p_BK.argmax(1).bincount(minlength=benign.classes).double() / len(benign.plain)
+        self.usual_K = benign.plain.p_BK.argmax(1).bincount(minlength=benign.classes).double() / len(
+            benign.plain
+        )
         spread = 1 / (2 * self.WINDOW - 1) + 1 / len(benign.plain)
         expected = float((2 / math.pi * spread * self.usual_K * (1 - self.usual_K)).sqrt().sum()) / 2
-        self.threshold, self.state["shares"] = expected + math.sqrt(-math.log(LEVEL) / 2 * spread), self.usual_K.clone()
+        self.threshold = expected + math.sqrt(-math.log(LEVEL) / 2 * spread)
+        self.state["shares"] = self.usual_K.clone()
 
-    def _statistics(self, seen: Seen, last: float) -> Tensor:
-        share_K, apart = self.state["shares"], [torch.empty(0).double()]
+    def _statistics(self, seen: Observation, last: float) -> Tensor:
+        share_K = self.state["shares"]
+        apart = [torch.empty(0).double()]
         for top in seen.p_BK.argmax(1).tolist():
             share_K *= 1 - 1 / self.WINDOW
             share_K[top] += 1 / self.WINDOW
@@ -161,8 +192,10 @@ class LabelsDetector(Detector):
 class ScoresDetector(Detector):
     """Two-sample Kolmogorov-Smirnov test of the top scores of the last 256 images, at ``LEVEL``."""
 
-    name, statistic = "scores", "KS distance of the last 256 top scores to held-out images', times sqrt(nm / (n + m))"
-    threshold, MAX_REFERENCE = math.sqrt(-math.log(LEVEL / 2) / 2), 1_000
+    name = "scores"
+    statistic = "KS distance of the last 256 top scores to held-out images', times sqrt(nm / (n + m))"
+    threshold = math.sqrt(-math.log(LEVEL / 2) / 2)
+    MAX_REFERENCE = 1_000
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
@@ -170,8 +203,10 @@ class ScoresDetector(Detector):
         self._usual_2M = staircase(self._places_M, self._places_M)
         self.state["scores"], self.rows = torch.empty(0).double(), {"scores": 256}
 
-    def _statistics(self, seen: Seen, last: float) -> Tensor:
-        statistics, m, had = list[float](), len(self._places_M), len(self.state["scores"])
+    def _statistics(self, seen: Observation, last: float) -> Tensor:
+        statistics = list[float]()
+        m = len(self._places_M)
+        had = len(self.state["scores"])
         score_N = torch.cat([self.state["scores"], seen.p_BK.amax(1)])
         for end in range(had + 1, len(score_N) + 1):
             n = min(end, self.rows["scores"])
@@ -182,51 +217,60 @@ class ScoresDetector(Detector):
 
 
 def staircase(values_N: Tensor, places_M: Tensor) -> Tensor:
-    """The share of values below each place, and up to it (2, M). Two staircases differ most at one's own values."""
+    """Share of values below, and up to, each place (2, M): staircases differ most at values."""
     ordered_N = values_N.sort().values
     counts = [torch.searchsorted(ordered_N, places_M, right=right) for right in (False, True)]
     return torch.stack(counts).double() / len(values_N)
 
 
 class MahalanobisDetector(Detector):
-    """Images whose features lie further from their class (Lee et al. 2018) than those of 99 % of benign ones."""
+    """Images further from their class (Lee et al. 2018) than 99 % of benign ones."""
 
-    name, statistic = "mahalanobis", "share of the last 64 images that lie further from every class than 99 % held out"
-    threshold, WINDOW = 0.5, 64
+    name = "mahalanobis"
+    statistic = "share of the last 64 images that lie further from every class than 99 % held out"
+    threshold = 0.5
+    WINDOW = 64
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
         self.limit = float(torch.tensor(benign.plain.log_distances, dtype=torch.float64).quantile(0.99))
         self.state["far"], self.rows = torch.empty(0, dtype=torch.bool), {"far": self.WINDOW}
 
-    def _statistics(self, seen: Seen, last: float) -> Tensor:
-        return self._share("far", torch.tensor(seen.log_distances, dtype=torch.float64) > self.limit, self.WINDOW)
+    def _statistics(self, seen: Observation, last: float) -> Tensor:
+        return self._share(
+            "far", torch.tensor(seen.log_distances, dtype=torch.float64) > self.limit, self.WINDOW
+        )
 
 
 class SequentialDetector(Detector):
-    """CUSUM (Page 1954) of z = (log d - mean) / sd within +-4, d the squared distance of features to the nearest class.
+    """CUSUM (Page 1954) of z = (log d - mean) / sd within +-4, d squared feature distance.
 
-    Mean and sd are of benign images plain and corrupted together. Of independent normal z: one in 19,112 images rings.
+    Mean and sd are of benign images plain and corrupted together. Of independent normal z: one in 19,112
+    images raises an alarm.
     """
 
-    name, statistic = "sequential", "CUSUM of z = log Mahalanobis distance, standardised: S = max(0, S + z - 0.5)"
+    name = "sequential"
+    statistic = "CUSUM of z = log Mahalanobis distance, standardised: S = max(0, S + z - 0.5)"
     threshold = 8.0
 
     def step(self, last: float, z: float) -> float:
         return max(0.0, last + z - 0.5)
 
-    def _statistics(self, seen: Seen, last: float) -> Tensor:
-        (mean, sd), statistics = self.benign.log_distance, list[float]()
+    def _statistics(self, seen: Observation, last: float) -> Tensor:
+        (mean, sd) = self.benign.log_distance
+        statistics = list[float]()
         for each in seen.log_distances:
             statistics.append(last := self.step(last, min(max((each - mean) / sd, -4.0), 4.0)))
         return torch.tensor(statistics, dtype=torch.float64)
 
 
 class SprtDetector(SequentialDetector):
-    """Wald's test (1945) of the same z, moved by 1 against not, from 0 again where it finds for not; 1 % are missed."""
+    """Wald's test (1945) of z moved by 1 against not, from 0 again below; 1 % are missed."""
 
-    name, statistic = "sprt", "log likelihood ratio of z moved by 1 against not, from 0 again where it falls below -4.6"
-    threshold, home = math.log((1 - 0.01) / LEVEL), math.log(0.01 / (1 - LEVEL))
+    name = "sprt"
+    statistic = "log likelihood ratio of z moved by 1 against not, from 0 again where it falls below -4.6"
+    threshold = math.log((1 - 0.01) / LEVEL)
+    home = math.log(0.01 / (1 - LEVEL))
 
     def step(self, last: float, z: float) -> float:
         return moved if (moved := last + z - 0.5) > self.home else 0.0

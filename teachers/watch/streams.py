@@ -1,10 +1,8 @@
-"""Honest accounts, made of held-out images: five streams in sessions. No detector was calibrated on their images.
+"""Honest accounts from held-out images that calibrated no detector: five streams in sessions.
 
-Their unit is the session, as one account sends it. Nothing here, and nothing else in dfme, splits, rotates or disguises
-what a client sends.
+Their unit is the session, as one account sends it. Nothing here, and nothing else in dfme, splits, rotates or
+disguises what a client sends.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 
@@ -16,13 +14,18 @@ from dfme.spec import ImageSpec
 from dfme.teachers.utility import corrupted
 
 STREAMS = ("random order", "corrupted", "skewed", "repeats", "other data")
-SESSION, BATCH, HELD_OUT = 600, 100, 8_000  # images: of one account; made at once; of both halves, at most
-MIXED, AGAIN = 0.3, 0.1  # of the Dirichlet distribution of a customer's classes; the share of images sent again
+# images: of one account; made at once; of both halves, at most
+SESSION = 600
+BATCH = 100
+HELD_OUT = 8_000
+# of the Dirichlet distribution of a customer's classes; the share of images sent again
+MIXED = 0.3
+AGAIN = 0.1
 UNIT = ImageSpec((1, 1, 1))
 
 
 def halves(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Of so many held-out images those that calibrate detectors, and those that these are measured on, as indices."""
+    """Indices of held-out images that calibrate detectors, and of those that measure them."""
     order_N = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return order_N[0::2], order_N[1::2]
 
@@ -34,12 +37,13 @@ def held_out(name: str, spec: ImageSpec) -> tuple[ImageSet, Tensor, Tensor]:
 
 
 def session(stream: str, data: ImageSet, places_N: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
-    """One account's ``SESSION`` images within 0 and 1, in batches, from these places of ``data``, with replacement.
+    """One account's ``SESSION`` images within 0 and 1, in batches, drawn with replacement.
 
-    Of a skewed one, which needs labels, the mix of classes is drawn first, from a Dirichlet distribution. Of repeats, a
-    tenth of the images is the one before again, every other time moved by a pixel.
+    Of a skewed one, which needs labels, the mix of classes is drawn first, from a Dirichlet distribution. Of
+    repeats, a tenth of the images is the one before again, every other time moved by a pixel.
     """
-    weight_N, again_N = torch.ones(len(places_N)), torch.rand(SESSION, generator=rng) < AGAIN * (stream == "repeats")
+    weight_N = torch.ones(len(places_N))
+    again_N = torch.rand(SESSION, generator=rng) < AGAIN * (stream == "repeats")
     again_N[0] = False
     if stream == "skewed":
         label_N = data.required_labels[places_N]

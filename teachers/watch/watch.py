@@ -1,7 +1,5 @@
 """The watch over who asks a teacher: each account's detectors, what they found, and what follows an alarm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -11,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dfme.answers.reading import read_answers
-from dfme.compute import DeferredChecks, held_to
+from dfme.compute import DeferredChecks, validate_like
 from dfme.config.imports import find_target
 from dfme.config.watch_texts import NEED_FEATURES, OnAlarm
 from dfme.errors import Refused
@@ -19,17 +17,22 @@ from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences.defence import Mahalanobis, taken
 from dfme.teachers.utility import corrupted
 from dfme.teachers.watch import DETECTORS
-from dfme.teachers.watch.detector import MAX_TOGETHER, Benign, Detector, Seen
+from dfme.teachers.watch.detector import MAX_TOGETHER, Benign, Detector, Observation
 from dfme.teachers.watch.streams import SESSION, UNIT, held_out
 
-MAX_ACCOUNTS = 256  # of more, the one that has not asked for the longest is forgotten, of those without an alarm first
+# of more, the one that has not asked for the longest is forgotten, of those without an alarm first
+MAX_ACCOUNTS = 256
 WINDOW = 50  # images between two lines of statistics
-CPU, PROBABILITIES, LOGITS = torch.device("cpu"), LabelMode("probabilities"), LabelMode("logits")
+CPU = torch.device("cpu")
+PROBABILITIES = LabelMode("probabilities")
+LOGITS = LabelMode("logits")
 NONE_YET = torch.finfo(torch.float64).min
 
 
-def asked(teacher: Teacher, images: Tensor, features: Mahalanobis | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A teacher's answers, its probabilities in float64 and, with ``features``, squared distances, by one pass."""
+def asked(
+    teacher: Teacher, images: Tensor, features: Mahalanobis | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Answers, their probabilities in float64 and, with ``features``, squared distances."""
     given = teacher.label_mode
     with nullcontext(list[Tensor]()) if features is None else features.listening() as kept:
         raw = read_answers(teacher(images), len(images), teacher.num_classes, given, DeferredChecks(), CPU)
@@ -40,14 +43,15 @@ def asked(teacher: Teacher, images: Tensor, features: Mahalanobis | None) -> tup
 
 
 class _Account:
-    """What is known of one account; ``figures``: first alarm or 0, alarms, largest, largest_600, that of the window."""
+    """An account's state; ``figures``: first alarm or 0, alarms, largest, largest_600, window's."""
 
     def __init__(self, detectors: dict[str, Detector]) -> None:
-        self.images, self.detectors = 0, detectors
+        self.images = 0
+        self.detectors = detectors
         self.figures = {name: [0.0, 0.0, NONE_YET, NONE_YET, NONE_YET] for name in detectors}
 
     @property
-    def rang(self) -> str:
+    def alarmed_at(self) -> str:
         return ", ".join(f"{name} at image {each[0]:,.0f}" for name, each in self.figures.items() if each[0])
 
     def state_dict(self) -> dict[str, Any]:
@@ -55,48 +59,57 @@ class _Account:
         states = {name: each.state_dict() for name, each in self.detectors.items()}
         return {"images": self.images, "figures": figures_D5, "detectors": states}
 
-    def load_state_dict(self, state: Any) -> None:
-        own, name = self.state_dict() | {"detectors": {}}, "teacher.watch"
-        states = state.get("detectors") if isinstance(state, dict) else None
-        if not isinstance(states, dict) or [*states] != [*self.detectors]:
-            raise ValueError(f"{name}: expected the states of {', '.join(self.detectors)}")
-        held = held_to(own, {**state, "detectors": {}}, name)
-        self.images, self.figures = held["images"], dict(zip(self.figures, held["figures"].tolist(), strict=True))
-        for each, found in states.items():
-            self.detectors[each].load_state_dict(found)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.images = state["images"]
+        self.figures = dict(zip(self.figures, state["figures"].tolist(), strict=True))
+        for name, found in state["detectors"].items():
+            self.detectors[name].load_state_dict(found)
 
 
 class Watch:
-    """Detectors ``names`` over every account that asks ``teacher``, calibrated on held-out images of ``data``.
+    """Detectors ``names`` over every account of ``teacher``, calibrated on held-out ``data``.
 
-    These are every second image, in an order drawn by seed 0, of its test part, as they are and corrupted; the means
-    behind the distances are its train part's. ``account`` is whose images are seen next. ``record``, if there is one,
-    is called with account, number of the first image, and images, ``alarmed`` with alarms. UserError for data or a
-    network that do not fit.
+    These are every second image, in an order drawn by seed 0, of its test part, as they are and corrupted;
+    the means behind the distances are its train part's. ``account`` is whose images are seen next.
+    ``record``, if there is one, is called with account, number of the first image, and images, ``alarmed``
+    with alarms. UserError for data or a network that do not fit.
     """
 
     def __init__(
-        self, teacher: Teacher, names: Sequence[str], data: str | None, on_alarm: OnAlarm, recorded: bool = False
+        self,
+        teacher: Teacher,
+        names: Sequence[str],
+        data: str | None,
+        on_alarm: OnAlarm,
+        recorded: bool = False,
     ) -> None:
-        self.names, self.on_alarm, self.account, self._teacher = tuple(names), on_alarm, "", teacher
-        self.record: Callable[[str, int, Seen], None] | None = None
+        self.names = tuple(names)
+        self.on_alarm = on_alarm
+        self.account = ""
+        self._teacher = teacher
+        self.record: Callable[[str, int, Observation], None] | None = None
         self.alarmed: Callable[[dict[str, Any]], None] = lambda alarm: None
-        self._form: Callable[[Seen], Seen] = lambda seen: seen
-        self._lines, self._accounts, self.features = list[dict[str, Any]](), dict[str, _Account](), None
+        self._form: Callable[[Observation], Observation] = lambda seen: seen
+        self._lines = list[dict[str, Any]]()
+        self._accounts = dict[str, _Account]()
+        self.features = None
         needing = ", ".join(name for name in names if name in NEED_FEATURES)
-        if data is not None and (needing or (recorded and hasattr(teacher, "network"))):
-            self.features = Mahalanobis(teacher, data, f"--teacher.watch: {needing or '--record'} with benign")
+        if data is not None and (needing or (recorded and teacher.info.network)):
+            self.features = Mahalanobis(
+                teacher, data, f"--teacher.watch: {needing or '--record'} with benign"
+            )
         if data is not None and names:
             test, calibration_N, _ = held_out(data, teacher.spec)
-            x_BCHW, rng = test.batch(calibration_N), torch.Generator().manual_seed(0)
+            x_BCHW = test.batch(calibration_N)
+            rng = torch.Generator().manual_seed(0)
             plain, worse = (self._seen(each) for each in (x_BCHW, corrupted(x_BCHW, UNIT, rng).clamp(0, 1)))
             self._benign = Benign(plain, worse, teacher.num_classes)
             self._own()  # so that a detector that cannot be made is known before anybody asks
 
     def admit(self) -> None:
         """Refused, under ``refuse``, for an account over which an alarm was raised."""
-        if self.on_alarm == "refuse" and (rang := self._own().rang):
-            said = f"an alarm was raised for this account ({rang} that the watch saw)"
+        if self.on_alarm == "refuse" and (alarmed_at := self._own().alarmed_at):
+            said = f"an alarm was raised for this account ({alarmed_at} that the watch saw)"
             raise Refused(said, "watch", retry=False)
 
     def see(self, images_BCHW: Tensor, p_BK: Tensor, distance_B: Tensor | None) -> Tensor:
@@ -106,20 +119,23 @@ class Watch:
         """
         low, high = self._teacher.spec.bounds
         x_BCHW = ((images_BCHW.cpu().float() - low) / (high - low)).clamp(0, 1)
-        seen = self._form(Seen(x_BCHW, p_BK, distance_B))
+        seen = self._form(Observation(x_BCHW, p_BK, distance_B))
         cut_B = torch.zeros(len(seen), dtype=torch.bool)
         for start in range(0, len(seen), MAX_TOGETHER):
             self.admit()
-            cut_B[start:] = self.on_alarm == "label" and bool(self._own().rang)
-            self.hear(seen[start : start + MAX_TOGETHER])
+            cut_B[start:] = self.on_alarm == "label" and bool(self._own().alarmed_at)
+            self.observe(seen[start : start + MAX_TOGETHER])
         return cut_B
 
-    def see_through(self, form: Callable[[Seen], Seen], names: Sequence[str]) -> None:
-        """From now on these detectors see what ``form`` leaves of images, and are calibrated on that; nobody asked."""
-        benign, self._form, self.names, self._accounts = self._benign, form, tuple(names), {}
+    def recalibrate_for_log(self, form: Callable[[Observation], Observation], names: Sequence[str]) -> None:
+        """Let these detectors see ``form`` of images, calibrated on the same; asks nothing."""
+        benign = self._benign
+        self._form = form
+        self.names = tuple(names)
+        self._accounts = {}
         self._benign = Benign(form(benign.plain), form(benign.corrupted), benign.classes)
 
-    def hear(self, seen: Seen) -> None:
+    def observe(self, seen: Observation) -> None:
         """The next images of this account, in the form in which detectors see them."""
         own = self._own()
         if self.record is not None:
@@ -129,7 +145,8 @@ class Watch:
         while start < len(seen):
             part = slice(start, start + WINDOW - own.images % WINDOW)
             for name, (statistic_B, alarm_B) in readings.items():
-                values, figures = statistic_B[part].nan_to_num().tolist(), own.figures[name]
+                values = statistic_B[part].nan_to_num().tolist()
+                figures = own.figures[name]
                 figures[2], figures[4] = max(figures[2], *values), max(figures[4], *values)
                 figures[3] = figures[3] if own.images >= SESSION else figures[2]
                 for image in (own.images + 1 + alarm_B[part].nonzero().flatten()).tolist():
@@ -146,13 +163,15 @@ class Watch:
             start = part.stop
 
     def drain(self) -> list[dict[str, Any]]:
-        """Since the last call: every alarm and, every 50 images, each detector's largest statistic among them."""
-        lines, self._lines = self._lines, []
+        """Since the last call: every alarm and, every 50 images, each detector's largest statistic."""
+        lines = self._lines
+        self._lines = []
         return lines
 
     def report(self) -> dict[str, Any]:
-        """What was found of this account, as summary.json has it."""
-        own, found = self._own(), dict[str, Any]()
+        """Findings about this account, for summary.json."""
+        own = self._own()
+        found = dict[str, Any]()
         for name, (first, alarms, largest, largest_600, _) in own.figures.items():
             each = own.detectors[name]
             found[name] = {
@@ -166,12 +185,11 @@ class Watch:
     def state_dict(self) -> dict[str, Any]:
         return {tag: each.state_dict() for tag, each in self._accounts.items()}
 
-    def load_state_dict(self, state: Any) -> None:
-        """Take up what ``state_dict`` gave. ValueError for anything that it cannot have given."""
-        if not isinstance(state, dict) or len(state) > MAX_ACCOUNTS or not all(isinstance(tag, str) for tag in state):
-            raise ValueError(f"teacher.watch: expected the states of at most {MAX_ACCOUNTS} accounts")
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what ``state_dict`` gave; an empty state forgets every account."""
         accounts = {tag: _Account(self._made()) for tag in state}
         for tag, each in accounts.items():
+            validate_like(each.state_dict(), state[tag], "teacher.watch")
             each.load_state_dict(state[tag])
         self._accounts = accounts
 
@@ -179,7 +197,7 @@ class Watch:
         """The account that asks now, which becomes the latest."""
         own = self._accounts.pop(self.account, None) or _Account(self._made())
         if len(self._accounts) >= MAX_ACCOUNTS:
-            quiet = (tag for tag, each in self._accounts.items() if not each.rang)
+            quiet = (tag for tag, each in self._accounts.items() if not each.alarmed_at)
             del self._accounts[next(quiet, next(iter(self._accounts)))]
         self._accounts[self.account] = own
         return own
@@ -187,9 +205,13 @@ class Watch:
     def _made(self) -> dict[str, Detector]:
         return {name: find_target(DETECTORS[name])(self._benign) for name in self.names}
 
-    def _seen(self, x_BCHW: Tensor) -> Seen:
+    def _seen(self, x_BCHW: Tensor) -> Observation:
         """Images within 0 and 1 as the teacher would see them."""
-        most = getattr(self._teacher, "max_batch", None) or self._teacher.spec.at_once(256)
-        parts = [asked(self._teacher, each, self.features) for each in taken(x_BCHW, self._teacher).split(most)]
+        most = self._teacher.info.max_batch or self._teacher.spec.at_once(256)
+        parts = [
+            asked(self._teacher, each, self.features) for each in taken(x_BCHW, self._teacher).split(most)
+        ]
         distances = [distance_B for *_, distance_B in parts if distance_B is not None]
-        return Seen(x_BCHW, torch.cat([p_BK for _, p_BK, _ in parts]), torch.cat(distances) if distances else None)
+        return Observation(
+            x_BCHW, torch.cat([p_BK for _, p_BK, _ in parts]), torch.cat(distances) if distances else None
+        )

@@ -1,7 +1,5 @@
 """What is asked for an image, and what is made of the answers: by hand, and through every method."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -39,11 +37,15 @@ def test_an_image_comes_first_then_moved_by_a_pixel_with_its_edges_repeated() ->
 
 def test_scores_are_averaged_and_of_labels_the_most_frequent_counts() -> None:
     answers = torch.tensor([[0.8, 0.2, 0.0], [0.0, 0.4, 0.6], [0.2, 0.6, 0.2], [0.0, 1.0, 0.0]])
-    assert reader(repeat=2).read(answers).tolist() == [pytest.approx([0.5, 0.4, 0.1]), pytest.approx([0.0, 0.7, 0.3])]
+    assert reader(repeat=2).read(answers).tolist() == [
+        pytest.approx([0.5, 0.4, 0.1]),
+        pytest.approx([0.0, 0.7, 0.3]),
+    ]
     assert reader(vote=2, learn="label").read(answers).tolist() == [0, 1]
     labels = torch.tensor([2, 1, 0, 1, 0, 0, 2, 2])  # of two images, each asked four times
     assert reader(LABEL, repeat=4).read(labels).tolist() == [2, 1], "2 0 0 2 is a tie, 1 1 0 2 is none"
-    assert reader(LabelMode.parse("top_k:1"), learn="label").read(torch.tensor([[torch.nan, 0.9, torch.nan]])) == 1
+    top = reader(LabelMode.parse("top_k:1"), learn="label")
+    assert top.read(torch.tensor([[torch.nan, 0.9, torch.nan]])) == 1
 
 
 def test_with_nothing_to_do_images_and_answers_are_what_they_were() -> None:
@@ -52,28 +54,36 @@ def test_with_nothing_to_do_images_and_answers_are_what_they_were() -> None:
     assert plain.read(answers) is answers
 
 
-@pytest.mark.parametrize(
-    ("mode", "options", "said"),
-    [
-        (
-            "label",
-            {"learn": "kl"},
-            "--answers.learn kl: expected .* scores, this one answers label",
-        ),
-        ("top_k:2", {"vote": 2}, "--answers.repeat and --answers.vote: expected .* this one answers top_k:2"),
-        ("top_k:2", {"recover": "net", "knows": "mad"}, "--answers.recover net: expected .* score of every class"),
-        ("label", {"recover": "table", "knows": "mad"}, "--answers.recover table: expected .* answers label"),
-        ("logits", {"recover": "table", "knows": "lattice+modelguard_s"}, "--answers.knows modelguard_s:.* from p"),
-        ("logits", {"recover": "table", "knows": "quota"}, "--answers.knows quota:.*leave it out"),
-    ],
-)
-def test_what_the_answers_do_not_allow_is_refused_by_name(mode: str, options: dict[str, Any], said: str) -> None:
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("label", {"learn": "kl"}, "--answers.learn kl: expected .* scores"),
+    ("top_k:2", {"vote": 2}, "--answers.repeat and --answers.vote: expected .* answers top_k:2"),
+    (
+        "top_k:2",
+        {"recover": "net", "knows": "mad"},
+        "--answers.recover net: expected .* score of every class",
+    ),
+    ("label", {"recover": "table", "knows": "mad"}, "--answers.recover table: expected .* answers label"),
+    (
+        "logits",
+        {"recover": "table", "knows": "lattice+modelguard_s"},
+        "--answers.knows modelguard_s:.* from p",
+    ),
+    ("logits", {"recover": "table", "knows": "quota"}, "--answers.knows quota:.*leave it out"),
+]
+
+
+@pytest.mark.parametrize(("mode", "options", "said"), REFUSED)
+def test_what_the_answers_do_not_allow_is_refused_by_name(
+    mode: str, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UserError, match=said):
         reader(LabelMode.parse(mode), **options)
 
 
 @pytest.mark.parametrize("purpose", ["student", "generator", "seed", "check"])
-def test_every_charged_purpose_pays_for_each_image_that_is_sent_and_evaluation_is_asked_plainly(purpose: Any) -> None:
+def test_every_charged_purpose_pays_for_each_image_that_is_sent_and_evaluation_is_asked_plainly(
+    purpose: Any,
+) -> None:
     teacher, images = LinearTeacher(SPEC), torch.rand(5, 1, 8, 8)
     oracle = Oracle(teacher, Ledger(63), reader=reader(repeat=2, vote=3))
     oracle(images[:0], purpose)
@@ -81,32 +91,37 @@ def test_every_charged_purpose_pays_for_each_image_that_is_sent_and_evaluation_i
     teacher.images = 0
     assert torch.allclose(oracle(images, purpose), mean, atol=1e-6)
     assert teacher.images == oracle.ledger.spent_by_purpose[purpose] == 30
-    assert (oracle.remaining, oracle.reached) == (5, 30)
+    assert (oracle.remaining, oracle.images_counted) == (5, 30)
     assert torch.equal(oracle(images, "evaluation"), teacher(images))
     oracle(images, purpose)
-    assert (oracle.remaining, oracle.reached) == (0, 63)
+    assert (oracle.remaining, oracle.images_counted) == (0, 63)
     with pytest.raises(BudgetExhausted, match="6 images"):
         oracle(images[:1], purpose)
 
 
 MODES = {"logits": "logits", "probabilities": "probabilities:3", "label": "label"}
-CASES = [(name, MODES[kind]) for name in METHODS for kind in METHODS[name].load().label_modes if kind in MODES]
+CASES = [
+    (name, MODES[kind]) for name in METHODS for kind in METHODS[name].load().label_modes if kind in MODES
+]
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_every_method_spends_its_budget_on_images_asked_twice(name: str, mode: str) -> None:
     teacher, budget = LinearTeacher(SPEC, mode=mode), 403
-    answers = AnswersConfig(repeat=2, learn="label" if METHODS[name].load().label_modes[-1] == "label" else "kl")
+    learns_labels = METHODS[name].load().label_modes[-1] == "label"
+    answers = AnswersConfig(repeat=2, learn="label" if learns_labels else "kl")
     parts = make_parts(teacher, budget, count=METHODS[name].students, replay_steps=1, answers=answers)
     method = make_method(name, parts)
     finished, listener = run(method, parts)
     assert finished
-    assert teacher.images == parts.oracle.ledger.spent == 402, "what is left is less than an image asked twice"
+    assert teacher.images == parts.oracle.ledger.spent == 402, "the rest is less than an image asked twice"
     assert listener.evaluated[-1] == 402, "scored at the end"
     assert 2 * method.oracle.remaining == 0
 
 
-@pytest.mark.parametrize("steps", [{"steps": 30}, {"steps": 30, "final_share": 0.5}, {"steps": 30, "rounds": (0.5, 1)}])
+@pytest.mark.parametrize(
+    "steps", [{"steps": 30}, {"steps": 30, "final_share": 0.5}, {"steps": 30, "rounds": (0.5, 1)}]
+)
 def test_planned_steps_are_all_taken_though_a_rest_of_the_budget_is_not_spent(steps: dict[str, Any]) -> None:
     parts = make_parts(LinearTeacher(SPEC), 103, answers=AnswersConfig(repeat=3, vote=3), **steps)
     assert run(make_method("static", parts), parts)[0]

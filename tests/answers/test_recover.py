@@ -1,8 +1,4 @@
-"""Recovery of probabilities: the table against a search by hand, and what either gains on an attacker's images."""
-
-from __future__ import annotations
-
-import time
+"""Recovery of probabilities: the table against a search by hand."""
 
 import pytest
 import torch
@@ -72,7 +68,8 @@ def test_the_same_seed_gives_the_same_table_and_repeats_average_the_noise() -> N
     assert not torch.equal(first, other)
     draw = torch.randn(4_000, 3, generator=rng(3), dtype=torch.float64).mul(0.2)
     once = (torch.tensor([[0.8, 0.15, 0.05]]) + draw).clamp_min(0)
-    mean = (once / once.sum(1, keepdim=True)).unflatten(0, (4, -1)).mean(0).float()  # as it is answered four times
+    # as it is answered four times
+    mean = (once / once.sum(1, keepdim=True)).unflatten(0, (4, -1)).mean(0).float()
 
     def missed(repeat: int) -> float:
         asked = AnswersConfig(recover="table", knows="noise:sigma=0.2", repeat=repeat)
@@ -113,17 +110,9 @@ def test_what_is_recovered_on_an_attackers_images(how: str) -> None:
             continue  # a net takes ten seconds: of that defence, the one that changes most
         config = AnswersConfig(recover=how, knows=knows)
         y = known_map(config, PROBABILITIES, rng())(p.double()).float()
-        built = time.process_time()
         recovery = make_recovery(config, PROBABILITIES, 10, 0)
-        built, started = time.process_time() - built, time.process_time()
-        found = distance(p, recovery(y))
-        ms = (time.process_time() - started) / len(p) * 1000
-        print(f"{how} {knows}: {distance(p, y):.3f} -> {found:.3f}; built in {built:.1f} s, {ms:.2f} ms an image")
         assert distance(p, y) == pytest.approx(before, rel=0.05)
-        assert found <= (1.5 if how == "table" else 2) * after
-        assert ms < 2 * 5, "with room for a machine that is shared"
-        assert built < 20 * 5
+        assert distance(p, recovery(y)) <= (1.5 if how == "table" else 2) * after
     rounded, tenths = (p * 10).round() / 10, drawn(100_000, 10, rng())
-    gained = distance(p, Table(tenths, (tenths * 10).round() / 10, False)(rounded))
-    print(f"rounding to 1 decimal: {distance(p, rounded):.3f} -> {gained:.3f}")
-    assert gained > 0.9 * distance(p, rounded)
+    table = Table(tenths, (tenths * 10).round() / 10, False)
+    assert distance(p, table(rounded)) > 0.9 * distance(p, rounded), "rounding to a decimal is not recovered"

@@ -1,7 +1,5 @@
 """Where the command line is started in these tests, and a stand-in for what runs a job."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -33,7 +31,9 @@ def fake_build(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
     module = ModuleType("dfme.run.build")
 
-    def run_job(job: Job, *, teacher: Any = None, resume: bool = False, console: bool = True, **_: Any) -> Any:
+    def run_job(
+        job: Job, *, teacher: Any = None, resume: bool = False, console: bool = True, **_: Any
+    ) -> Any:
         calls.append((job, teacher, resume, console))
         return SimpleNamespace(finished=True)
 

@@ -1,6 +1,4 @@
-"""Who allows a service to be asked, and which variables go there: whoever runs a command, and no file that it reads."""
-
-from __future__ import annotations
+"""Who allows a service to be asked, and which variables go there: whoever runs a command."""
 
 import io
 import shlex
@@ -61,7 +59,9 @@ def strangers(url: str = FAR, adapter: dict[str, Any] | None = None, **options: 
 
 def words_of(verb: str) -> list[str]:
     given = shlex.split(verb)
-    return given if {"--resume", "--config", "--student"} & set(given) else [*given, "--config", "recipe.yaml"]
+    return (
+        given if {"--resume", "--config", "--student"} & set(given) else [*given, "--config", "recipe.yaml"]
+    )
 
 
 def asked(*words: str) -> None:
@@ -81,13 +81,18 @@ def test_a_file_consents_to_nothing(verb: str, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("url", [FAR, NEAR])
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_variable_that_a_file_names_is_not_read(verb: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_variable_that_a_file_names_is_not_read(
+    verb: str, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for how in ({"api_key_env": "STRANGE_KEY"}, {"adapter": {"headers": HEADERS}}):
         strangers(url, **how)
         assert main([*words_of(verb), ME]) == 2
         said = one_line(capsys)
         host = url.split("/")[2].partition(":")[0]
-        assert f"the environment variable STRANGE_KEY would be sent to {host}, because a file asks for it" in said
+        assert (
+            f"the environment variable STRANGE_KEY would be sent to {host}, because a file asks for it"
+            in said
+        )
         assert "--teacher.allow-env STRANGE_KEY" in said
         assert "value-of" not in said
 
@@ -121,13 +126,17 @@ def test_every_place_of_an_adapter_is_looked_at() -> None:
 def test_the_first_line_says_which_variables_go_where(capsys: pytest.CaptureFixture[str]) -> None:
     strangers(FAR, {"headers": HEADERS})
     asked(ME, "--teacher.allow-env=STRANGE_KEY,STRANGE_WORD,NOT_ASKED_FOR")
-    assert capsys.readouterr().err == "sent to models.example from the environment: STRANGE_KEY, STRANGE_WORD\n"
+    assert (
+        capsys.readouterr().err == "sent to models.example from the environment: STRANGE_KEY, STRANGE_WORD\n"
+    )
     strangers(NEAR)
     asked(ME)
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_environment_of_who_runs_it_consents_too_and_a_flag_beats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_who_runs_it_consents_too_and_a_flag_beats_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     strangers()
     monkeypatch.setenv("DFME_AUTHORISED_BY", "me, for all day")
     asked()
@@ -149,19 +158,21 @@ def test_what_a_resumed_run_needs_is_in_the_command_that_goes_on(capsys: pytest.
     assert {**again.teacher_options, "allow_env": set(again.teacher_options["allow_env"])} == {
         **job.teacher_options, "allow_env": {"STRANGE_KEY", "STRANGE_WORD"},
     }  # fmt: skip
-    assert len(shlex.split(resume_command(Path("run"), parse_extract(["--seed", "1"])))) == 5, "and else nothing more"
+    assert len(shlex.split(resume_command(Path("run"), parse_extract(["--seed", "1"])))) == 5, (
+        "and else nothing more"
+    )
 
 
-def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What were flags once is in its file for the next time: there, and in a stranger's, it does not count."""
+def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flags of the first command are in its file; consent there does not count."""
     strangers(FAR, {"headers": HEADERS})
     paper = {"teacher": {"kind": "json", "adapter": "adapter.yaml"}, "methods": ["static"], "seeds": [0]}
     flags = {
         "teacher.authorised-by": "the owner",
         "teacher.allow_env": "STRANGE_WORD",
         "teacher.api-key-env": "STRANGE_KEY",
-        "teacher.authorised_by=the stranger": "says it twice",
-        "teacher.allow_env=STRANGE_WORD,": "in one word",
     }
     Path("c.yaml").write_text(dump_yaml({**paper, "overrides": flags}))
     first = ["--config", "c.yaml", "--out", "c"]
@@ -169,7 +180,7 @@ def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(mon
     said = {name: cell.job.teacher_options[name] for name in ("authorised_by", "allow_env", "api_key_env")}
     assert said == {"authorised_by": None, "allow_env": (), "api_key_env": "STRANGE_KEY"}
 
-    from dfme.benchmarks.compare import session
+    from dfme.audits.compare import session
     from dfme.report.terminal import StatusLine
 
     plan = compare.plan_of([*first, ME, "--teacher.allow-env", "STRANGE_WORD,STRANGE_KEY"])
@@ -191,8 +202,12 @@ def _of(job: Any) -> tuple[Any, Any]:
 
 
 def test_a_teacher_of_ones_own_has_options_of_these_names_as_before() -> None:
-    Path("mine.py").write_text("class T:\n    def __init__(self, authorised_by: str = '', allow_env: str = ''): pass\n")
-    Path("recipe.yaml").write_text(dump_yaml({"teacher": {"kind": "mine:T", "authorised_by": "x", "allow_env": "y"}}))
+    Path("mine.py").write_text(
+        "class T:\n    def __init__(self, authorised_by: str = '', allow_env: str = ''): pass\n"
+    )
+    Path("recipe.yaml").write_text(
+        dump_yaml({"teacher": {"kind": "mine:T", "authorised_by": "x", "allow_env": "y"}})
+    )
     job = parse_extract(["--config", "recipe.yaml"])
     assert job.teacher_options == {"authorised_by": "x", "allow_env": "y"}
     assert len(shlex.split(resume_command(Path("run"), job))) == 5

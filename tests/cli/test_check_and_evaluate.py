@@ -1,7 +1,5 @@
 """Commands beside extract: a teacher is trained and checked, a student scored."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,9 @@ class ToyTeacher:
     num_classes = 2
 
     def __init__(self, decimals: int | None = None, drift: float = 0.0) -> None:
-        from dfme.spec import ImageSpec, LabelMode
+        from dfme.spec import ImageSpec, LabelMode, TeacherInfo
 
+        self.info = TeacherInfo()
         self.spec = ImageSpec((1, 2, 2), levels=256)
         self.label_mode = LabelMode("probabilities", decimals)
         self.seen = 0
@@ -96,7 +95,9 @@ def test_evaluate_scores_a_student_beside_its_teacher(here: Path, capsys: pytest
     for name, shape in (("student.safetensors", (1, 8, 8)), ("other.safetensors", (1, 9, 9))):
         save_student(here / name, build_net("cnn_small", shape, 10), "cnn_small", ImageSpec(shape), 10)
     (here / "own_scored.py").write_text(OWN_SCORED)
-    words = "evaluate --teacher own_scored:make --teacher.student student.safetensors --evaluation.dataset digits"
+    words = (
+        "evaluate --teacher own_scored:make --teacher.student student.safetensors --evaluation.dataset digits"
+    )
     assert run(f"{words} --student student.safetensors --evaluation.limit 50") == 0
     lines = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["agreement"] == "1.0000"

@@ -1,7 +1,5 @@
 """Which images a student is scored on: handed over in Python, without labels, in an order of their own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,9 @@ def class_folders(tmp_path: Path) -> Path:
     names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
     for number, (x, label) in enumerate(zip(DIGITS.images, DIGITS.labels.tolist(), strict=True)):
         (tmp_path / "set" / names[label]).mkdir(parents=True, exist_ok=True)
-        image.fromarray((x[0] * 255).round().byte().numpy()).save(tmp_path / "set" / names[label] / f"{number:02}.png")
+        image.fromarray((x[0] * 255).round().byte().numpy()).save(
+            tmp_path / "set" / names[label] / f"{number:02}.png"
+        )
     return tmp_path / "set"
 
 
@@ -45,7 +45,9 @@ def test_images_handed_over_are_scored_like_those_of_the_data_set(tmp_path: Path
     assert as_arrays["evaluation"] == handed["evaluation"]
 
 
-def test_images_alone_tell_agreement_and_no_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_alone_tell_agreement_and_no_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     summary = cloned(tmp_path / "a", DIGITS.images)
     labelled = cloned(tmp_path / "b", (DIGITS.images, DIGITS.labels))
     assert summary["agreement"] == labelled["agreement"]
@@ -71,7 +73,7 @@ def test_a_resume_on_other_images_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("evaluation", "says"),
     [
-        ((torch.zeros(2, 1, 8, 8), torch.zeros(3, dtype=torch.long)), "expected 2 labels, whole numbers from 0"),
+        ((torch.zeros(2, 1, 8, 8), torch.zeros(3, dtype=torch.long)), "expected 2 labels, whole numbers"),
         ((torch.zeros(2, 1, 9, 8), None), "its images are 1x9x8, but 1x8x8 was asked for"),
         (torch.full((2, 1, 8, 8), 1.5), "floating-point pixels within 0 and 1"),
         (5, r"evaluation: expected images \(N, H, W\)"),
@@ -79,17 +81,23 @@ def test_a_resume_on_other_images_is_refused(tmp_path: Path) -> None:
         ((DIGITS.images, DIGITS.labels + 5), "has 15 classes, but the teacher answers 10"),
     ],
 )
-def test_images_that_cannot_be_are_refused_before_the_first_query(tmp_path: Path, evaluation: Any, says: str) -> None:
+def test_images_that_cannot_be_are_refused_before_the_first_query(
+    tmp_path: Path, evaluation: Any, says: str
+) -> None:
     teacher = Metered()
     with pytest.raises(UserError, match=says):
         clone(tmp_path / "a", teacher, evaluation=evaluation)
     assert teacher.calls == 0
 
 
-def test_commands_say_that_such_images_are_not_theirs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_say_that_such_images_are_not_theirs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cloned(tmp_path / "a", DIGITS.images)
     assert run(f"retrain --run {tmp_path / 'a'} --out {tmp_path / 'b'}") == 2
-    assert "these images were handed over in Python: hand them over again, or name a data set" in one_line(capsys)
+    assert "these images were handed over in Python: hand them over again, or name a data set" in one_line(
+        capsys
+    )
 
 
 class Named(Metered):

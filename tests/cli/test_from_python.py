@@ -1,7 +1,5 @@
 """``dfme.extract`` from Python makes the same job as the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +43,7 @@ def test_extract_from_python_makes_the_same_job(fake_build: list[tuple[Any, ...]
     assert (teacher, resume, console) == (plain_teacher, False, False)
     kind = f"{__name__}:plain_teacher"
     assert job.teacher == TeacherConfig(kind=kind, shape=(3, 8, 8), num_classes=10, bounds=(0.0, 1.0))
-    assert job.method_config == DfmeConfig(student_steps=2, batch_size=8, learn_from="all", training="while_it_pays")
+    assert job.method_config == DfmeConfig(student_steps=2, batch_size=8, learn_from="all")
     assert job.config == ExtractConfig(
         recipe="dfme (default)",
         budget=2000,
@@ -64,10 +62,7 @@ def test_extract_from_python_makes_the_same_job(fake_build: list[tuple[Any, ...]
         ({"budget": "x"}, "budget=...: expected a number of images"),
         ({"method": "dfne"}, "did you mean dfme?"),
         ({"estimator": {"direction": "ball"}}, 'estimator={"direction": ...}: expected one of sphere'),
-        (
-            {"method": "static", "estimator": {"step": 1.0}},
-            "estimator=...: method static does not use it; leave it",
-        ),
+        ({"method": "static", "estimator": {"step": 1.0}}, "estimator=...: method static does not use"),
         ({"student": {"lrr": 1}}, 'student={"lrr": ...}: unknown option; did you mean student.lr?'),
         ({"shape": (3, 8)}, "shape=...: expected 3 whole numbers"),
         ({"label_mode": "soft"}, "label_mode=...: expected logits"),

@@ -1,7 +1,5 @@
 """What the command line makes of flags, recipes and modules of one's own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from command_line import parse
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig, TeacherConfig
 from dfme.config.yaml_files import dump_yaml, sealed
-from dfme.errors import UserError
 from dfme.methods.configs import DfmeConfig, StaticConfig
 from dfme.run.job import PROJECT, config_hash, document
 
@@ -31,7 +28,7 @@ def general(student: StudentConfig | None = None, **changes: Any) -> ExtractConf
     return ExtractConfig(**{**usual, **changes, "student": student})
 
 
-OURS = DfmeConfig(learn_from="all", training="while_it_pays")
+OURS = DfmeConfig(learn_from="all")
 
 
 def test_a_teacher_without_a_recipe_has_the_general_one() -> None:
@@ -43,7 +40,9 @@ def test_a_teacher_without_a_recipe_has_the_general_one() -> None:
 
 
 def test_values_come_from_flag_then_file_then_default() -> None:
-    job = parse("--student.lr 0.5 --config recipe.yaml --budget 2M --estimator.directions=3 --teacher.mean .1,.2,.3")
+    job = parse(
+        "--student.lr 0.5 --config recipe.yaml --budget 2M --estimator.directions=3 --teacher.mean .1,.2,.3"
+    )
     student = StudentConfig(lr=0.5, weight_decay=1e-4)
     assert job.config == general(student, recipe="recipe.yaml over dfme (default)", budget=2_000_000)
     assert job.method_config == replace(OURS, student_steps=2)
@@ -53,7 +52,6 @@ def test_values_come_from_flag_then_file_then_default() -> None:
 
 
 def test_wandb_s_variables_stand_between_flag_and_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """0.6.0 knew none of them, and took the project for ``dfme``."""
     content = {
         "teacher": {"checkpoint": "weights.pt"},
         "wandb": {"mode": "online", "project": "of a stranger", "name": "x"},
@@ -85,9 +83,13 @@ def test_wandb_s_variables_stand_between_flag_and_file(monkeypatch: pytest.Monke
 def test_wandb_mode_says_how_a_run_is_tracked_and_never_whether(
     variable: str, words: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("tracked.yaml").write_text(dump_yaml({"teacher": {"checkpoint": "weights.pt"}, "wandb": {"mode": "online"}}))
+    content = {"teacher": {"checkpoint": "weights.pt"}, "wandb": {"mode": "online"}}
+    Path("tracked.yaml").write_text(dump_yaml(content))
     monkeypatch.setenv("WANDB_MODE", variable)
     assert parse(words).config.wandb.mode == mode
+
+
+STEPS = {"schedule": ScheduleConfig(milestones=(0.2, 0.7))}
 
 
 @pytest.mark.parametrize(
@@ -103,14 +105,8 @@ def test_wandb_mode_says_how_a_run_is_tracked_and_never_whether(
         ("--channels-last no", {"channels_last": "no"}),
         ("--channels_last no", {"channels_last": "no"}),
         ("--device cuda:1", {"device": "cuda:1"}),
-        (
-            "--schedule.kind steps --schedule.milestones .2,.7",
-            {"schedule": ScheduleConfig(milestones=(0.2, 0.7))},
-        ),
-        (
-            "--schedule.kind steps --schedule.milestones [.2,.7]",
-            {"schedule": ScheduleConfig(milestones=(0.2, 0.7))},
-        ),
+        ("--schedule.kind steps --schedule.milestones .2,.7", STEPS),
+        ("--schedule.kind steps --schedule.milestones [.2,.7]", STEPS),
         ("--student.weight-decay 1e-3", {"student": StudentConfig(weight_decay=1e-3)}),
         (
             "--evaluation.dataset digits --evaluation.limit 10",
@@ -131,7 +127,8 @@ def test_common_keys_of_a_teacher() -> None:
 def test_another_method_or_kind_sets_the_recipe_s_section_aside(here: Path) -> None:
     assert parse("--config recipe.yaml --method.name static").method_config == StaticConfig(batch_size=16)
     assert parse("--config recipe.yaml --method static").method == "static"
-    assert parse("--config recipe.yaml --method dfme").method_config == replace(OURS, student_steps=2, batch_size=8)
+    ours = replace(OURS, student_steps=2, batch_size=8)
+    assert parse("--config recipe.yaml --method dfme").method_config == ours
     job = parse("--config recipe.yaml --teacher own_teachers:make --teacher.scale 2")
     assert job.teacher.mean is None
     assert "checkpoint" not in job.teacher_options
@@ -140,7 +137,9 @@ def test_another_method_or_kind_sets_the_recipe_s_section_aside(here: Path) -> N
 
 
 def test_a_class_of_one_s_own_gives_its_own_options() -> None:
-    words = "--teacher own_teachers:Classifier --teacher.weights a/b --teacher.names x,y --teacher.colour blue"
+    words = (
+        "--teacher own_teachers:Classifier --teacher.weights a/b --teacher.names x,y --teacher.colour blue"
+    )
     job = parse(f"{words} --teacher.url http://h --teacher.max-batch 8")
     own = {name: str(value) for name, value in job.teacher_options.items()}
     assert own == {
@@ -169,7 +168,8 @@ def test_a_function_of_one_s_own_shares_the_common_keys() -> None:
     [
         "",
         "--config recipe.yaml --seed 3 --out runs/x",
-        "--teacher.checkpoint weights.pt --student.lr 1e-5 --wandb.mode offline --wandb.tags a,b --method static",
+        "--teacher.checkpoint weights.pt --student.lr 1e-5 --wandb.mode offline --wandb.tags a,b --method "
+        "static",
         "--teacher own_teachers:Classifier --teacher.weights a/b --teacher.colour blue --teacher.levels 256",
         "--teacher own_teachers:make --teacher.scale 1e-3 --teacher.bounds -1,1",
     ],
@@ -186,25 +186,7 @@ def test_a_job_s_document_gives_the_job_again(here: Path, line: str) -> None:
 def test_resume_without_a_recipe_reads_the_run_s_own(here: Path) -> None:
     job = parse("--config recipe.yaml --out runs/x --seed 5")
     (here / "runs/x").mkdir(parents=True)
-    (here / "runs/x/config.yaml").write_text(dump_yaml(document(job)))
+    (here / "runs/x/config.yaml").write_text(sealed(dump_yaml(document(job))))
     again = parse("--resume --out runs/x --budget 6k")
     assert (again.config.seed, again.config.budget, again.config.resume) == (5, 6000, True)
     assert config_hash(again) == config_hash(job)
-
-
-REMOVED_SINCE = """\
-student: {lr: 0.5, distil_share: 0.0, replay_order: uniform, replay_precision: float32}
-queries: {generators: 1, ceiling: 1.0}
-estimator: {control: auto}
-teacher: {checkpoint: weights.pt}
-"""
-
-
-def test_a_recipe_may_have_options_that_are_gone_where_they_changed_nothing(here: Path) -> None:
-    (here / "written.yaml").write_text(REMOVED_SINCE)
-    job = parse("--teacher.checkpoint weights.pt --student.lr 0.5")
-    recorded = replace(job.config, recipe="written.yaml over dfme (default)")
-    assert parse("--config written.yaml") == replace(job, config=recorded)
-    (here / "written.yaml").write_text(REMOVED_SINCE.replace("ceiling: 1.0", "ceiling: 0.5"))
-    with pytest.raises(UserError, match=r"^written\.yaml: queries\.ceiling: this option was removed; leave it out$"):
-        parse("--config written.yaml")

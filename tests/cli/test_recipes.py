@@ -1,7 +1,5 @@
 """Recipes and the other commands, whole, as a person starts them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +11,9 @@ from dfme.config.yaml_files import load_yaml
 from dfme.run.job import PROJECT
 from dfme.run.recipes import whole
 
-RECIPES = [path for path in sorted(PROJECT.glob("configs/*.yaml")) if not path.stem.startswith(("compare_", "audit"))]
+RECIPES = [
+    path for path in sorted(PROJECT.glob("configs/*.yaml")) if not path.stem.startswith(("compare_", "audit"))
+]
 
 
 TELLING = ("digits", "digits_frugal", "cifar10_dfme")
@@ -58,7 +58,9 @@ def test_a_recipe_of_another_command_is_not_listed_line_by_line(capsys: pytest.C
 @pytest.mark.exhaustive
 def test_train_clone_evaluate_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("train-teacher --data.name digits --epochs 2 --out teacher.safetensors --device cpu") == 0
-    clone = f"--teacher.checkpoint teacher.safetensors --evaluation.dataset digits --budget 600 --out run {SMALL}"
+    clone = (
+        f"--teacher.checkpoint teacher.safetensors --evaluation.dataset digits --budget 600 --out run {SMALL}"
+    )
     assert run(clone) == 0
     shown = capsys.readouterr().out
     made = summary()
@@ -73,33 +75,18 @@ def test_train_clone_evaluate_report(capsys: pytest.CaptureFixture[str]) -> None
     assert Path("run/report.html").is_file()
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("bench --cases digits", "bench is a script of a checkout now: python -m research.bench"),
-        ("gradients", "gradients is a script of a checkout now: python -m research.gradients"),
-        ("check --teacher own:Linear --seed 99999999999999999999", "--seed: expected a whole number from 0"),
-        ("train-teacher --data.name cifar10", "7 of 7 files are missing in datasets/cifar-10-batches-py"),
-        ("train-teacher --lr 1e30 --epochs 2 --out x.safetensors", "lower --lr"),
-        ("train-teacher --data.name shapes --data.shape 1,4,4 --out x.safetensors", "sides of 8 pixels or more"),
-        ("train-teacher --data.name digits --data.shape 3,8,8 --out x.safetensors", "its images are 1x8x8"),
-    ],
-)
-def test_other_commands_refuse_in_one_line(capsys: pytest.CaptureFixture[str], line: str, message: str) -> None:
-    assert run(line) == 2
-    assert message in one_line(capsys)
-    assert not Path("x.safetensors").exists()
-
-
 @pytest.mark.integration
 def test_the_real_process_from_another_directory(here: Path) -> None:
-    """One run in a process of its own: no terminal, no installed package, a recipe named relative to the project."""
+    """One run in a process of its own: no terminal, no installed package."""
     words = (
-        f"--config configs/digits.yaml --budget 300 --method.batch-size 32 --student.replay-steps 0 --out {here}/out"
+        "--config configs/digits.yaml --budget 300 --method.batch-size 32 --student.replay-steps 0 "
+        f"--out {here}/out"
     )
     command = [sys.executable, str(PROJECT / "run.py"), *words.split()]
     (here / "elsewhere").mkdir()
-    done = subprocess.run(command, cwd=here / "elsewhere", capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(
+        command, cwd=here / "elsewhere", capture_output=True, text=True, timeout=100, check=True
+    )
     assert summary("out")["spent"] == 300
     assert "\r" not in done.stderr  # plain lines, no bar
     assert "300 / 300 queries (100%)" in done.stderr

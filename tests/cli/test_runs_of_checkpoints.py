@@ -1,6 +1,4 @@
-"""Whole runs by the command line, of teachers that are files of weights: what they leave, and what they refuse."""
-
-from __future__ import annotations
+"""Whole runs by the command line, of teachers that are files of weights: what they leave."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +27,10 @@ def state(arch: str, shape: tuple[int, int, int], classes: int) -> dict[str, Any
 def test_published_forms_of_a_checkpoint_give_the_same_run(capsys: pytest.CaptureFixture[str]) -> None:
     weights = state("wrn16_1", (3, 32, 32), 10)
     torch.save(weights, "plain.pt")
-    torch.save({"state_dict": {f"module.{name}": value for name, value in weights.items()}, "epoch": 3}, "wrapped.pth")
+    torch.save(
+        {"state_dict": {f"module.{name}": value for name, value in weights.items()}, "epoch": 3},
+        "wrapped.pth",
+    )
     save_file(weights, "plain.safetensors")
     students = []
     for file in ("plain.pt", "wrapped.pth", "plain.safetensors"):
@@ -49,7 +50,7 @@ def test_published_forms_of_a_checkpoint_give_the_same_run(capsys: pytest.Captur
         ("resnet50_8x", (3, 32, 32), ""),
         ("lenet5", (1, 28, 28), "--teacher.shape 1,28,28"),
         ("resnet18", (3, 64, 64), "--teacher.shape 3,64,64"),
-        ("mobilenet_v2", (3, 32, 32), "--teacher.arch mobilenet_v2 --teacher.num-classes 6 --teacher.shape 3,32,32"),
+        ("mobilenet_v2", (3, 32, 32), "--teacher.arch mobilenet_v2 --teacher.num-classes 6"),
     ],
 )
 def test_architectures(arch: str, shape: tuple[int, int, int], flags: str) -> None:
@@ -92,30 +93,35 @@ def write_weights() -> None:
         ("small.pt", "--teacher.shape: the image shape cannot be told from the weights of cnn_small"),
         ("small.pt --teacher.shape 3,8,8", "--teacher.shape: got 3,8,8, but the weights are for 1,8,8"),
         ("small.pt --teacher.shape 1,8,8 --teacher.num-classes 7", "got 7, but the weights are for 10"),
-        ("small.pt --teacher.shape 1,8,8 --teacher.arch lenet5", "as lenet5 (they look like cnn_small): the weights"),
+        ("small.pt --teacher.shape 1,8,8 --teacher.arch lenet5", "as lenet5 (they look like cnn_small):"),
         pytest.param(
-            *("small.pt --teacher.shape 1,8,8 --student.arch vgg11", "arch vgg11: does not take images of 1x8x8"),
+            *(
+                "small.pt --teacher.shape 1,8,8 --student.arch vgg11",
+                "arch vgg11: does not take images of 1x8x8",
+            ),
             marks=pytest.mark.exhaustive,  # torchvision is imported, and a large network made
         ),
-        ("small.pt --teacher.shape 1,8,8 --teacher.label-mode label", "methods that can use it: disguide, dual"),
-        ("small.pt --teacher.shape 1,9,8 --evaluation.dataset digits", "images are 1x8x8, but 1x9x8 was asked for"),
+        ("small.pt --teacher.shape 1,8,8 --teacher.label-mode label", "methods that can use it:"),
+        ("small.pt --teacher.shape 1,9,8 --evaluation.dataset digits", "images are 1x8x8, but 1x9x8 was"),
         ("small.pt --teacher.shape 1,8,8 --evaluation.dataset empty", "in one folder per class, found none"),
-        (
-            "small.pt --teacher.shape 1,8,8 --teacher.mean .5,.5 --teacher.std 1,1",
-            "expected 1 numbers, one per channel",
-        ),
+        ("small.pt --teacher.shape 1,8,8 --teacher.mean .5,.5 --teacher.std 1,1", "expected 1 numbers,"),
         ("small.pt --teacher.shape 1,8,8 --device cuda:99", "--device cuda:99: this machine has"),
-        ("short.pt --teacher.arch cnn_small --teacher.shape 1,8,8 --teacher.num-classes 10", "missing, first"),
+        (
+            "short.pt --teacher.arch cnn_small --teacher.shape 1,8,8 --teacher.num-classes 10",
+            "missing, first",
+        ),
         ("short.pt", "its architecture cannot be told"),
         ("nan.pt --teacher.shape 1,8,8", "hold NaN or infinite values in 1 tensors, first features.0.weight"),
         ("module.pt", "loading them can run any code: torch.nn.modules.linear.Linear"),
         ("cut.pt", "cannot be read as weights, perhaps cut short"),
         ("text.pt", "is a text file; expected .safetensors or a state dict"),
         ("empty.pt", "is empty"),
-        ("nowhere.safetensors", "does not exist; give --teacher.checkpoint, or make one with run.py train-teacher"),
+        ("nowhere.safetensors", "does not exist; give --teacher.checkpoint, or make one with run.py"),
     ],
 )
-def test_checkpoints_that_cannot_work(here: Path, capsys: pytest.CaptureFixture[str], flags: str, message: str) -> None:
+def test_checkpoints_that_cannot_work(
+    here: Path, capsys: pytest.CaptureFixture[str], flags: str, message: str
+) -> None:
     if "vgg" in flags:
         pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     write_weights()
@@ -126,5 +132,11 @@ def test_checkpoints_that_cannot_work(here: Path, capsys: pytest.CaptureFixture[
 
 
 def test_an_evaluation_set_of_more_classes_than_the_teacher_s(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--teacher own:Linear --teacher.shape 1,8,8 --evaluation.dataset digits --budget 9 --out run") == 2
-    assert "digits has 10 classes (0, 1, 2, 3, 4, 5, 6, 7 and 2 more), but the teacher answers 4;" in one_line(capsys)
+    assert (
+        run("--teacher own:Linear --teacher.shape 1,8,8 --evaluation.dataset digits --budget 9 --out run")
+        == 2
+    )
+    assert (
+        "digits has 10 classes (0, 1, 2, 3, 4, 5, 6, 7 and 2 more), but the teacher answers 4;"
+        in one_line(capsys)
+    )

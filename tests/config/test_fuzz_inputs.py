@@ -1,10 +1,7 @@
 """Random and damaged students, weights and recipes: every error is one of ours, soon."""
 
-from __future__ import annotations
-
 import json
 import re
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +22,8 @@ from dfme.errors import UserError
 from dfme.nets import build_net
 from dfme.run.student_file import load_student, save_student
 from dfme.spec import ImageSpec
-from dfme.teachers.local.card import Card
 from dfme.teachers.local.pytorch import load_torch
-from dfme.teachers.local.weights import save_weights
+from dfme.teachers.local.weights import Card, save_weights
 from dfme.teachers.options import TorchOptions
 
 # Students and weights of teachers
@@ -87,13 +83,15 @@ def test_weights_of_any_bytes(tmp_path: Path, lenet: nn.Module, data: st.DataObj
     else:
         path.write_bytes(mutated(data.draw, saved(net.state_dict(), kind == "archive")))
     options = TorchOptions(str(path))
-    assert isinstance(only_ours(lambda: load_torch(options, TeacherConfig(), torch.device("cpu"))), UserError | None)
+    assert isinstance(
+        only_ours(lambda: load_torch(options, TeacherConfig(), torch.device("cpu"))), UserError | None
+    )
 
 
 # Recipes
 
 VALUES = JSON.filter(lambda value: "\\ud800" not in json.dumps(value))
-SECTIONS = ["budget", "seed", "student", "evaluation", "teacher", "method", "estimator", "schedule", "wandb", "device"]
+SECTIONS = "budget seed student evaluation teacher method estimator schedule wandb device".split()
 LEAVES = ["kind", "name", "lr", "milestones", "dataset", "shape", "tags", "mode", "step", "arch"]
 
 
@@ -122,7 +120,9 @@ def test_values_of_any_length_make_a_message_that_can_be_read(tmp_path: Path) ->
 @fuzz
 def test_a_recipe_of_any_values(tmp_path: Path, recipe: dict[str, Any]) -> None:
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(recipe).replace("&", "").replace("*", ""))
-    assert isinstance(only_ours(lambda: parse_extract(["--config", str(tmp_path / "x.yaml")])), UserError | None)
+    assert isinstance(
+        only_ours(lambda: parse_extract(["--config", str(tmp_path / "x.yaml")])), UserError | None
+    )
 
 
 MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{f'*a{n - 1}, ' * 9}]}}\n" for n in range(1, 12))
@@ -146,14 +146,6 @@ def test_a_strange_recipe_is_refused(tmp_path: Path, kind: str) -> None:
     (tmp_path / "x.yaml").write_text(text)
     with pytest.raises(UserError, match=re.escape(message)):
         load_yaml(tmp_path / "x.yaml")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", STRANGE_RECIPES)
-def test_a_strange_recipe_is_refused_soon(tmp_path: Path, kind: str) -> None:
-    started = time.process_time()
-    test_a_strange_recipe_is_refused(tmp_path, kind)
-    assert time.process_time() - started < 5
 
 
 def test_a_recipe_of_a_hundred_megabytes_is_not_read(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """Data sets of one's own: folders of class folders, and .npz files."""
 
-from __future__ import annotations
-
+import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from tables import all_hold
 
 from dfme.data import check_dataset, load_dataset
+from dfme.data.folder import handed_over
 from dfme.errors import UserError
 
 
@@ -32,14 +35,12 @@ def test_a_folder_of_class_folders_is_read_in_order(tmp_path: Path) -> None:
     grey = load_dataset(str(tmp_path), "test", shape=(1, 8, 8))
     assert grey.images[2].unique().tolist() == [76]  # ITU-R 601 luma of pure red: 0.299 * 255
     assert load_dataset(str(tmp_path), "test").shape == (1, 8, 8)  # of the first image
-
-
-def test_rows_and_columns_are_not_exchanged(tmp_path: Path) -> None:
+    _write_png(tmp_path / "loose.png", 9)
+    assert load_dataset(str(tmp_path), "test").labels.tolist() == [0, 0, 1], "one in no class is left out"
     pixels = np.arange(5 * 3, dtype=np.uint8).reshape(5, 3)  # 5 rows, 3 columns
-    (tmp_path / "a").mkdir()
-    pytest.importorskip("PIL.Image").fromarray(pixels).save(tmp_path / "a" / "1.png")
+    pytest.importorskip("PIL.Image").fromarray(pixels).save(tmp_path / "ant" / "1.png")
     data = load_dataset(str(tmp_path), "test", shape=(1, 5, 3))
-    assert np.array_equal(data.images[0, 0].numpy(), pixels)
+    assert np.array_equal(data.images[0, 0].numpy(), pixels), "rows and columns are not exchanged"
 
 
 def test_train_and_test_folders_share_their_class_numbers(tmp_path: Path) -> None:
@@ -62,7 +63,9 @@ def test_a_folder_that_is_not_split_cannot_be_trained_on(tmp_path: Path) -> None
 
 
 def test_folders_that_hold_no_images_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"expected images .* labelled ones in one folder per class, found none"):
+    with pytest.raises(
+        UserError, match=r"expected images .* labelled ones in one folder per class, found none"
+    ):
         load_dataset(str(tmp_path), "test")
     _write_png(tmp_path / "a" / "1.png", 1)
     (tmp_path / "a" / "2.png").write_bytes((tmp_path / "a" / "1.png").read_bytes()[:40])
@@ -75,7 +78,9 @@ def test_folders_that_hold_no_images_are_refused(tmp_path: Path) -> None:
         load_dataset(str(tmp_path), "test", shape=(4, 8, 8))
 
 
-@pytest.mark.parametrize(("size", "order"), [((2, 9, 7, 3), (0, 3, 1, 2)), ((2, 3, 9, 7), None), ((2, 9, 7), None)])
+@pytest.mark.parametrize(
+    ("size", "order"), [((2, 9, 7, 3), (0, 3, 1, 2)), ((2, 3, 9, 7), None), ((2, 9, 7), None)]
+)
 def test_npz_files_are_read(tmp_path: Path, size: tuple[int, ...], order: tuple[int, ...] | None) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, size, np.uint8)
     np.savez(tmp_path / "x.npz", images=pixels, labels=np.array([4, 0]))
@@ -88,36 +93,32 @@ def test_npz_files_are_read(tmp_path: Path, size: tuple[int, ...], order: tuple[
 
 def test_npz_files_may_hold_both_parts(tmp_path: Path) -> None:
     black, grey = np.zeros((3, 8, 8), np.uint8), np.full((2, 8, 8), 0.5, np.float64)
-    arrays = {"train_images": black, "train_labels": np.arange(3), "test_images": grey, "test_labels": np.arange(2)}
-    np.savez(tmp_path / "x.npz", **arrays)
-    train, test = (load_dataset(str(tmp_path / "x.npz"), split) for split in ("train", "test"))
-    assert (len(train), len(test)) == (3, 2)
-    assert test.batch(slice(None)).unique().tolist() == [0.5]
+    train, test = {"train_images": black, "train_labels": np.arange(3)}, {"test_images": grey}
+    np.savez(tmp_path / "x.npz", **train, **test, test_labels=np.arange(2))
+    assert len(load_dataset(str(tmp_path / "x.npz"), "train")) == 3
+    data = load_dataset(str(tmp_path / "x.npz"), "test")
+    assert len(data) == 2
+    assert data.batch(slice(None)).unique().tolist() == [0.5]
 
 
-@pytest.mark.parametrize(
-    ("arrays", "says"),
-    [
-        ({"labels": np.zeros(2, int)}, r"expected arrays images and labels .* got labels$"),
-        ({"images": np.zeros((0, 8, 8), np.uint8)}, r"expected images .* got uint8 \(0, 1, 8, 8\)$"),
-        (
-            {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.zeros(3, int)},
-            "expected 2 labels, whole numbers from 0",
-        ),
-        (
-            {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.array([-1, 0])},
-            "expected 2 labels, whole numbers from 0",
-        ),
-        ({"images": np.full((2, 8, 8), 2.0), "labels": np.zeros(2, int)}, "floating-point pixels within 0 and 1"),
-        ({"images": np.full((2, 8, 8), np.nan), "labels": np.zeros(2, int)}, "floating-point pixels within 0 and 1"),
-        ({"images": np.zeros((2, 64)), "labels": np.zeros(2, int)}, r"expected images \(N, H, W\)"),
-        (
-            {"images": np.array([{}, {}]), "labels": np.zeros(2, int)},
-            r"cannot be read as \.npz: images\.npy: holds Python objects",
-        ),
-    ],
-)
-def test_npz_files_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray], says: str) -> None:
+PIXELS = np.zeros((2, 8, 8), np.uint8)
+TWO = np.zeros(2, int)
+WRONG = [
+    ({"labels": TWO}, r"expected arrays images and labels .* got labels$"),
+    ({"images": PIXELS[:0]}, r"expected images .* got uint8 \(0, 1, 8, 8\)$"),
+    ({"images": PIXELS, "labels": np.zeros(3, int)}, "expected 2 labels, whole numbers from 0"),
+    ({"images": PIXELS, "labels": np.array([-1, 0])}, "expected 2 labels, whole numbers from 0"),
+    ({"images": PIXELS + 2.0, "labels": TWO}, "floating-point pixels within 0 and 1"),
+    ({"images": PIXELS + np.nan, "labels": TWO}, "floating-point pixels within 0 and 1"),
+    ({"images": np.zeros((2, 64)), "labels": TWO}, r"expected images \(N, H, W\)"),
+    ({"images": np.array([{}, {}]), "labels": TWO}, r"cannot be read as \.npz: images\.npy: holds Python"),
+]
+
+
+@pytest.mark.parametrize(("arrays", "says"), WRONG)
+def test_npz_files_that_do_not_fit_are_refused(
+    tmp_path: Path, arrays: dict[str, np.ndarray], says: str
+) -> None:
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(UserError, match=says):
         load_dataset(str(tmp_path / "x.npz"), "test")
@@ -139,7 +140,6 @@ def test_a_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("places", [("2.png", "1.png"), ("all/2.png", "all/1.png"), ("a/b/2.png", "a/1.png")])
 def test_pictures_that_lie_in_no_class_folder_have_no_labels(tmp_path: Path, places: tuple[str, str]) -> None:
-    """0.6.0 refused the first, and took the lone folder of the others for the teacher's class 0."""
     for place in places:
         _write_png(tmp_path / place, int(Path(place).stem))
     _write_png(tmp_path / ".thumbnails" / "3.png", 3)
@@ -151,17 +151,43 @@ def test_pictures_that_lie_in_no_class_folder_have_no_labels(tmp_path: Path, pla
         data.required_labels  # noqa: B018
 
 
-def test_class_folders_beside_a_loose_picture_are_labelled_as_ever(tmp_path: Path) -> None:
-    for place in ("1.png", "a/2.png", "b/3.png"):
-        _write_png(tmp_path / place, int(Path(place).stem))
-    data = load_dataset(str(tmp_path), "test", shape=(1, 8, 8))
-    assert (data.labels.tolist(), data.images.unique().tolist()) == ([0, 1], [2, 3])
-
-
-@pytest.mark.parametrize("prefix", ["", "test_"])
-def test_an_npz_file_without_labels_has_images_alone(tmp_path: Path, prefix: str) -> None:
-    np.savez(tmp_path / "x.npz", **{f"{prefix}images": np.zeros((2, 8, 8), np.uint8)})
+@pytest.mark.parametrize("name", ["images", "test_images"])
+def test_an_npz_file_without_labels_has_images_alone(tmp_path: Path, name: str) -> None:
+    np.savez(tmp_path / "x.npz", **{name: np.zeros((2, 8, 8), np.uint8)})
     data = load_dataset(str(tmp_path / "x.npz"), "test")
     assert (len(data), data.labels, data.num_classes) == (2, None, 0)
-    with pytest.raises(UserError, match="train_images"):
-        load_dataset(str(tmp_path / "x.npz"), "train")
+
+
+def test_images_that_unfold_to_too_much_are_refused_in_one_line(tmp_path: Path) -> None:
+    """A few bytes that would take gigabytes, labels that no classifier has, and tensors without values."""
+    pillow = pytest.importorskip("PIL.Image")
+    pixels, labels = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8), np.arange(60) % 10
+    np.savez_compressed(tmp_path / "blank.npz", images=np.zeros((400_000, 8, 8), np.uint8))
+    np.savez(tmp_path / "huge.npz", images=pixels, labels=np.full(60, 2**64 - 1, np.uint64))
+    np.savez(tmp_path / "many.npz", images=pixels, labels=np.where(labels == 3, 2**40, labels))
+    np.savez(tmp_path / "none.npz", images=np.zeros((60, 0, 0), np.uint8), labels=labels)
+    np.savez_compressed(tmp_path / "plain.npz", images=pixels, labels=labels)
+    (tmp_path / "one").mkdir()
+    pillow.new("1", (12_000, 12_000)).save(tmp_path / "one" / "x.png")
+    says = {
+        "blank.npz": "its arrays are over 100 times the file; save them by np.savez",
+        "huge.npz": "expected 60 labels, whole numbers from 0 to below 100,000, got uint64",
+        "many.npz": "expected 60 labels, whole numbers from 0 to below 100,000",
+        "none.npz": "expected images",
+        "one": "expected at most 67,108,864 pixels, got 12000 x 12000",
+    }
+
+    def holds(name: str) -> None:
+        tracemalloc.start()
+        with pytest.raises(UserError, match=re.escape(says[name])):
+            load_dataset(str(tmp_path / name), "test")
+        assert tracemalloc.get_traced_memory()[1] < 10**7
+        tracemalloc.stop()
+
+    all_hold(holds, ((name,) for name in says))
+    assert len(load_dataset(str(tmp_path / "plain.npz"), "test")) == 60
+    for images, own in ((torch.zeros(4, 1, 8, 8, device="meta"), None), (torch.zeros(4, 1, 8, 8), "meta")):
+        with pytest.raises(
+            UserError, match=r"evaluation: expected tensors or arrays of images and labels: .*meta"
+        ):
+            handed_over(images, None if own is None else torch.zeros(4, device=own))

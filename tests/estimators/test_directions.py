@@ -1,10 +1,7 @@
-"""Families of directions against what each claims: moments, reach, right angles, frequencies, the generator's range."""
-
-from __future__ import annotations
+"""Families of directions against what each claims: moments, reach, right angles, frequencies."""
 
 import math
 from itertools import islice
-from typing import get_args
 
 import pytest
 import torch
@@ -13,11 +10,11 @@ from torch.nn.functional import conv2d, cosine_similarity, unfold
 from toy_objectives import Linear, Toy, agreement, point, rng
 
 from dfme.errors import UserError
-from dfme.estimators import DIRECTIONS, DirectionName, FiniteDifference, Objective, PerturbedPoint
+from dfme.estimators import DIRECTIONS, FiniteDifference, Objective, PerturbedPoint
 from dfme.estimators.directions import low_frequencies
 
 every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))
-ISOTROPIC: tuple[DirectionName, ...] = ("sphere", "gaussian", "rademacher", "orthogonal")
+ISOTROPIC: tuple[str, ...] = ("sphere", "gaussian", "rademacher", "orthogonal")
 
 
 def place(batch: int, shape: tuple[int, int, int], frequencies: float = 0.125) -> PerturbedPoint:
@@ -25,57 +22,40 @@ def place(batch: int, shape: tuple[int, int, int], frequencies: float = 0.125) -
     return PerturbedPoint(torch.empty(batch, *shape), features_BFHW, frequencies)
 
 
-def draws(direction: DirectionName, where: PerturbedPoint, count: int, seed: int = 0) -> Tensor:
+def draws(direction: str, where: PerturbedPoint, count: int, seed: int = 0) -> Tensor:
     """(B, count, D)."""
     stream = DIRECTIONS[direction].stream(where, rng(seed))
     return torch.stack([v_BCHW.flatten(1) for v_BCHW in islice(stream, count)], dim=1)
 
 
-def second_moment(direction: DirectionName, where: PerturbedPoint, which: int = 0) -> Tensor:
+def second_moment(direction: str, where: PerturbedPoint, which: int = 0) -> Tensor:
     v_BD = draws(direction, where, which + 1)[:, which]
     return DIRECTIONS[direction].scale(where) * v_BD.T @ v_BD / len(v_BD)
 
 
-def test_the_choices_are_the_families() -> None:
-    assert set(get_args(DirectionName)) == set(DIRECTIONS)
-
-
 @pytest.mark.parametrize(("direction", "which"), [*((name, 0) for name in ISOTROPIC), ("orthogonal", 3)])
-def test_isotropic_families_have_the_moments_they_claim(direction: DirectionName, which: int) -> None:
+def test_isotropic_families_have_the_moments_they_claim(direction: str, which: int) -> None:
     where = place(40_000, (1, 2, 3))
     torch.testing.assert_close(second_moment(direction, where, which), torch.eye(6), atol=0.03, rtol=0)
     assert float(draws(direction, where, which + 1).mean(0).abs().max()) < 0.02
 
 
 @every_direction
-def test_no_coordinate_exceeds_the_reach(direction: DirectionName) -> None:
+def test_no_coordinate_exceeds_the_reach(direction: str) -> None:
     assert float(draws(direction, place(500, (2, 3, 4)), 6).abs().max()) <= DIRECTIONS[direction].reach
 
 
 @every_direction
-def test_draws_depend_on_the_generator_alone(direction: DirectionName) -> None:
-    where = place(2, (3, 4, 5))
-    torch.manual_seed(0)
-    one = draws(direction, where, 2, seed=1)
-    torch.manual_seed(1)
-    state = torch.get_rng_state()
-    last = PerturbedPoint(where.like_BCHW.to(memory_format=torch.channels_last), where.features_BFHW)
-    assert torch.equal(one, draws(direction, last, 2, seed=1))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not torch.equal(one, draws(direction, where, 2, seed=2))
-
-
-@every_direction
-def test_nothing_is_drawn_ahead(direction: DirectionName) -> None:
+def test_draws_depend_on_the_generator_alone_and_none_is_drawn_ahead(direction: str) -> None:
     """So that what follows an estimate does not depend on how many directions were drawn in one go."""
-    where, generator = place(2, (3, 4, 5)), rng(1)
-    together = draws(direction, where, 3, seed=1)
+    torch.manual_seed(0)
+    where, generator, state = place(2, (3, 4, 5)), rng(1), torch.get_rng_state()
+    last = PerturbedPoint(where.like_BCHW.to(memory_format=torch.channels_last), where.features_BFHW)
+    together = draws(direction, last, 3, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
     stream = DIRECTIONS[direction].stream(where, generator)
     for j in range(3):
         assert torch.equal(next(stream).flatten(1), together[:, j])
-    again = rng(1)
-    list(islice(DIRECTIONS[direction].stream(where, again), 3))
-    assert torch.equal(generator.get_state(), again.get_state())
 
 
 def test_rare_gaussian_draws_are_cut_at_the_reach(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +68,9 @@ def test_orthogonal_directions_are_at_right_angles_and_start_anew_after_d() -> N
     v_BMD = draws("orthogonal", place(50, (1, 3, 4)), 30)
     for start in (0, 12):
         block_BMD = v_BMD[:, start : start + 12]
-        torch.testing.assert_close(block_BMD @ block_BMD.mT, torch.eye(12).expand(50, -1, -1), atol=2e-6, rtol=0)
+        torch.testing.assert_close(
+            block_BMD @ block_BMD.mT, torch.eye(12).expand(50, -1, -1), atol=2e-6, rtol=0
+        )
     assert float((v_BMD[:, 0] * v_BMD[:, 12]).sum(1).abs().max()) > 0.1
     assert torch.equal(v_BMD[:, 0], draws("sphere", place(50, (1, 3, 4)), 1)[:, 0])
 
@@ -99,19 +81,6 @@ def test_d_orthogonal_directions_are_exact_for_a_linear_objective(blocks: int) -
     estimator = FiniteDifference(24 * blocks, 0.1, direction="orthogonal")
     estimate = estimator.estimate(objective, point(4, (2, 3, 4)), rng())
     torch.testing.assert_close(estimate.grad_BCHW.double(), objective.gradient, atol=2e-5, rtol=1e-5)
-
-
-def test_orthogonal_directions_find_more_than_independent_ones() -> None:
-    """m of D directions at right angles hold the share m / D of the squared gradient: no overlap is lost."""
-    toy, u_BCHW = Toy((1, 8, 8)), point(64, (1, 8, 8))
-    truth_BCHW, found = toy.gradient(u_BCHW), {}
-    for name in ("orthogonal", "sphere"):
-        found[name] = agreement(
-            FiniteDifference(32, direction=name).estimate(toy, u_BCHW, rng(5)).grad_BCHW, truth_BCHW
-        )
-    assert found["orthogonal"][0] == pytest.approx(math.sqrt(32 / 64), abs=0.04)
-    assert found["sphere"][0] == pytest.approx(1 / math.sqrt(1 + 65 / 32), abs=0.04)
-    assert found["orthogonal"][1] == pytest.approx(1, abs=0.1)
 
 
 def cosine_pattern(i: int, j: int, height: int, width: int) -> list[float]:
@@ -183,7 +152,7 @@ def test_range_directions_find_more_of_the_gradient_of_weights() -> None:
     truth = torch.autograd.grad(toy(gen_op).sum(), kernel, retain_graph=True)[0]
     objective = Objective(toy, lambda _, answers: answers, features_BFHW)
 
-    def cosine(direction: DirectionName, seed: int) -> float:
+    def cosine(direction: str, seed: int) -> float:
         estimate = FiniteDifference(direction=direction).estimate(objective, gen_op.detach(), rng(seed))
         moved = torch.autograd.grad(gen_op, kernel, estimate.grad_BCHW, retain_graph=True)[0]
         return agreement(moved, truth)[0]

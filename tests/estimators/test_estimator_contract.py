@@ -1,7 +1,5 @@
 """What every estimate keeps to: its cost, its chunks, an image's bounds, the independence of neighbours."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,16 +11,28 @@ from torch import Tensor
 from toy_objectives import Linear, Toy, agreement, featured, point, rng
 
 from dfme.errors import UserError
-from dfme.estimators import DIRECTIONS, FORMS, DirectionName, FiniteDifference, Form
+from dfme.estimators import DIRECTIONS, FORMS, FiniteDifference
 
 every_form = pytest.mark.parametrize("form", list(FORMS))
 every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))
 
 
+@every_direction
+@pytest.mark.parametrize("chunk", [7, *exhaustive(1, 13)])
+def test_every_family_draws_the_same_in_chunks(direction: str, chunk: int) -> None:
+    """Bit for bit: the probes of forward differences come in one order, whatever a call holds."""
+    asked = []
+    for size in (None, chunk):
+        objective = featured(Linear(5, (2, 4, 6)), point(5, (2, 4, 6)))
+        FiniteDifference(3, direction=direction, chunk=size).estimate(objective, point(5, (2, 4, 6)), rng(9))
+        asked.append(torch.cat([x_NCHW for x_NCHW, _ in objective.asked]))
+    assert torch.equal(*asked)
+
+
 @every_form
-@pytest.mark.parametrize("chunk", [7, 1000, *exhaustive(1, 5, 13)])
+@pytest.mark.parametrize("chunk", [7, *exhaustive(1, 13)])
 @pytest.mark.parametrize("directions", [1, 4])
-def test_the_chunk_changes_nothing(form: Form, chunk: int, directions: int) -> None:
+def test_the_chunk_changes_nothing(form: str, chunk: int, directions: int) -> None:
     toy, u_BCHW = Toy((3, 16, 24)), point(5, (3, 16, 24))
     sizes: list[int] = []
 
@@ -33,39 +43,20 @@ def test_the_chunk_changes_nothing(form: Form, chunk: int, directions: int) -> N
     whole = FiniteDifference(directions, form=form).estimate(counted, u_BCHW, rng(9))
     assert sizes == [whole.queries]  # base and probes in one call
     sizes.clear()
-    generator = rng(9)
-    parts = FiniteDifference(directions, form=form, chunk=chunk).estimate(counted, u_BCHW, generator)
+    parts = FiniteDifference(directions, form=form, chunk=chunk).estimate(counted, u_BCHW, rng(9))
     assert max(sizes) <= chunk
     assert sum(sizes) == whole.queries
     # fp32 noise of the toy's output, some 1e-7, over a difference of some 1e-5
     assert agreement(parts.grad_BCHW, whole.grad_BCHW) == pytest.approx((1, 1), abs=1e-2)
     torch.testing.assert_close(parts.value_B, whole.value_B)
     torch.testing.assert_close(parts.differences_BM, whole.differences_BM, atol=5e-7, rtol=0)
-    after = rng(9)
-    FiniteDifference(directions, form=form).estimate(counted, u_BCHW, after)
-    assert torch.equal(generator.get_state(), after.get_state())
-
-
-@every_direction
-@pytest.mark.parametrize("chunk", [7, *exhaustive(1, 13)])
-def test_every_family_draws_the_same_in_chunks(direction: DirectionName, chunk: int) -> None:
-    """Bit for bit: the probes of forward differences come in one order, whatever a call holds."""
-    shape, asked, states = (2, 4, 6), [], []
-    for size in (None, chunk):
-        objective, generator = Linear(5, shape), rng(9)
-        estimator = FiniteDifference(3, direction=direction, chunk=size)
-        estimator.estimate(featured(objective, point(5, shape)), point(5, shape), generator)
-        asked.append(torch.cat(objective.calls))
-        states.append(generator.get_state())
-    assert torch.equal(*asked)
-    assert torch.equal(*states)
 
 
 @every_form
 @pytest.mark.parametrize("batch", [2, *exhaustive(1, 256)])
-@pytest.mark.parametrize("directions", [1, 3, *exhaustive(10)])
-@pytest.mark.parametrize("chunk", [None, 3, *exhaustive(100, 300)])
-def test_cost_is_what_the_objective_saw(form: Form, batch: int, directions: int, chunk: int | None) -> None:
+@pytest.mark.parametrize("directions", [1, 3])
+@pytest.mark.parametrize("chunk", [None, 3, *exhaustive(100)])
+def test_cost_is_what_the_objective_saw(form: str, batch: int, directions: int, chunk: int | None) -> None:
     objective = Linear(batch, (1, 2, 2))
     estimator = FiniteDifference(directions, form=form, chunk=chunk)
     estimate = estimator.estimate(objective, point(batch, (1, 2, 2)), rng())
@@ -77,7 +68,7 @@ def test_cost_is_what_the_objective_saw(form: Form, batch: int, directions: int,
 
 @every_form
 @every_direction
-def test_an_image_does_not_feel_its_neighbours(form: Form, direction: DirectionName) -> None:
+def test_an_image_does_not_feel_its_neighbours(form: str, direction: str) -> None:
     toy, u_BCHW = Toy((3, 16, 24)), point(4, (3, 16, 24))
     other_BCHW = u_BCHW.clone()
     other_BCHW[2] = 10 * torch.randn(3, 16, 24, generator=rng(8))
@@ -95,20 +86,20 @@ def test_an_image_does_not_feel_its_neighbours(form: Form, direction: DirectionN
 @pytest.mark.parametrize("bounds", [(-1.0, 1.0), (-0.92, 1.9), *exhaustive((0.0, 1.0), (0.0, 255.0))])
 @pytest.mark.parametrize("step", [0.03, *exhaustive(1e-3)])
 def test_probes_of_images_stay_legal_without_a_clipping_bias(
-    form: Form, direction: DirectionName, bounds: tuple[float, float], step: float
+    form: str, direction: str, bounds: tuple[float, float], step: float
 ) -> None:
     low, high = bounds
     batch, shape = 3, (3, 8, 8)
     x_BCHW = low + (high - low) * torch.rand(batch, *shape, generator=rng(2))
     x_BCHW[:, 0], x_BCHW[:, 1, :4] = low, high
     objective = Linear(batch, shape)
-    estimator = FiniteDifference(2, step, form, direction, bounds=bounds)
+    estimator = FiniteDifference(2, step, form, direction=direction, bounds=bounds)
     estimate = estimator.estimate(featured(objective, x_BCHW), x_BCHW, rng(6))
     for call_NCHW in objective.calls:
         assert float(call_NCHW.min()) >= torch.tensor(low)
         assert float(call_NCHW.max()) <= torch.tensor(high)
 
-    unbounded = FiniteDifference(2, step, form, direction)
+    unbounded = FiniteDifference(2, step, form, direction=direction)
     free = unbounded.estimate(featured(Linear(batch, shape), x_BCHW), x_BCHW, rng(6))
     tolerance = 2e-7 * max(map(abs, bounds)) * math.sqrt(192) / step + 1e-4
     assert agreement(estimate.grad_BCHW, free.grad_BCHW) == pytest.approx((1, 1), abs=tolerance)
@@ -122,7 +113,7 @@ def test_bounds_move_only_what_is_near_them() -> None:
 
 
 @every_form
-def test_no_gradient_is_recorded_and_no_state_left(form: Form) -> None:
+def test_no_gradient_is_recorded_and_no_state_left(form: str) -> None:
     toy, u_BCHW = Toy((1, 8, 8)), point(2, (1, 8, 8)).requires_grad_()
     before = u_BCHW.detach().clone()
 
@@ -156,7 +147,9 @@ def test_points_in_channels_last_are_probed_in_channels_last() -> None:
 
 
 def test_a_step_that_moves_nothing_is_not_mistaken_for_a_flat_objective() -> None:
-    estimate = FiniteDifference(step=1e-12).estimate(Linear(1, (1, 8, 8)), 1 + point(1, (1, 8, 8)).abs(), rng())
+    estimate = FiniteDifference(step=1e-12).estimate(
+        Linear(1, (1, 8, 8)), 1 + point(1, (1, 8, 8)).abs(), rng()
+    )
     assert estimate.grad_BCHW.isnan().all()
 
 
@@ -167,15 +160,8 @@ def test_a_step_that_moves_nothing_is_not_mistaken_for_a_flat_objective() -> Non
         ({"step": 0.0}, "step"),
         ({"step": float("nan")}, "step"),
         ({"form": "backward"}, "forward or central"),
-        ({"direction": "cube"}, "sphere, gaussian, rademacher"),
-        ({"chunk": 0}, "chunk"),
         ({"step": 0.5, "bounds": (0.0, 1.0)}, "smaller step"),
         ({"step": 0.1, "bounds": (0.0, 1.0), "direction": "gaussian"}, "smaller step"),
-        ({"direction": "dct", "frequencies": 0.0}, "frequencies"),
-        ({"step": 1, "lattice": 0.1}, "bounds"),
-        ({"step": 1, "lattice": 2.0, "bounds": (0.0, 1.0)}, "lattice"),
-        ({"step": 1.5, "lattice": 1 / 255, "bounds": (0.0, 1.0)}, "whole number of levels"),
-        ({"step": 128, "lattice": 1 / 255, "bounds": (0.0, 1.0)}, "at most 127 of 256 levels"),
     ],
 )
 def test_impossible_arguments_are_refused_in_words(arguments: dict[str, Any], named: str) -> None:
@@ -183,31 +169,22 @@ def test_impossible_arguments_are_refused_in_words(arguments: dict[str, Any], na
         FiniteDifference(**arguments)
 
 
-def test_an_estimate_leaves_nothing_behind() -> None:
-    estimator = FiniteDifference(2)
-    assert estimator.state_dict() == {}
-    estimator.load_state_dict({})
-    assert estimator.cost(3, ahead=5) == estimator.cost(3)
+IMAGES = torch.zeros(2, 3, 8, 8)
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [torch.zeros(3, 8, 8), torch.zeros(0, 1, 8, 8), torch.zeros(2, 1, 8, 8, dtype=torch.bfloat16)],
-    ids=str,
-)
-def test_points_that_are_no_images_are_refused(bad: Tensor) -> None:
-    with pytest.raises(UserError, match="point: expected"):
-        FiniteDifference().estimate(lambda images: images.sum((1, 2, 3)), bad, rng())
-
-
-@pytest.mark.parametrize(
-    "objective",
+    ("objective", "at", "named"),
     [
-        lambda images: images.sum(),
-        lambda images: images.sum((2, 3)),
-        lambda images: images.sum((1, 2, 3)).long(),
+        (lambda x: x.sum((1, 2, 3)), IMAGES[0], "point: expected"),
+        (lambda x: x.sum((1, 2, 3)), IMAGES[:0], "point: expected"),
+        (lambda x: x.sum((1, 2, 3)), IMAGES.bfloat16(), "point: expected"),
+        (lambda x: x.sum(), IMAGES, "one floating-point number per image"),
+        (lambda x: x.sum((2, 3)), IMAGES, "one floating-point number per image"),
+        (lambda x: x.sum((1, 2, 3)).long(), IMAGES, "one floating-point number per image"),
     ],
 )
-def test_objectives_that_do_not_answer_per_image_are_refused(objective: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(UserError, match="one floating-point number per image"):
-        FiniteDifference().estimate(objective, torch.zeros(2, 3, 8, 8), rng())
+def test_points_that_are_no_images_and_objectives_not_per_image_are_refused(
+    objective: Callable[[Tensor], Tensor], at: Tensor, named: str
+) -> None:
+    with pytest.raises(UserError, match=named):
+        FiniteDifference().estimate(objective, at, rng())

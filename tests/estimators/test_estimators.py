@@ -1,16 +1,14 @@
 """Finite differences against independent truths: autograd, a linear objective, arithmetic."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 from tiers import exhaustive, exhaustive_rows
 from torch import Tensor
-from toy_objectives import Linear, Toy, agreement, featured, point, rng
+from toy_objectives import Linear, Toy, agreement, point, rng
 
-from dfme.estimators import DIRECTIONS, FORMS, DirectionName, FiniteDifference, Form
+from dfme.estimators import DIRECTIONS, FORMS, FiniteDifference
 
 every_form = pytest.mark.parametrize("form", list(FORMS))
 every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))
@@ -23,7 +21,7 @@ every_shape = pytest.mark.parametrize("shape", [(1, 8, 8), *exhaustive((3, 32, 3
 @every_shape
 @pytest.mark.parametrize(("batch", "directions"), [(1, 1), (4, 3), *exhaustive_rows([(1, 3), (5, 1)])])
 def test_linear_objective_gives_the_formula_exactly(
-    form: Form, direction: DirectionName, shape: tuple[int, ...], batch: int, directions: int
+    form: str, direction: str, shape: tuple[int, ...], batch: int, directions: int
 ) -> None:
     """(s / m) sum_j v_j <v_j, g>, with v_j drawn once more here from a generator of the same seed."""
     objective, u_BCHW = Linear(batch, shape), point(batch, shape)
@@ -55,11 +53,11 @@ def test_linear_objective_gives_the_formula_exactly(
 @every_independent_direction
 @every_shape
 def test_mean_over_directions_is_autograds_gradient(
-    form: Form, direction: DirectionName, shape: tuple[int, ...]
+    form: str, direction: str, shape: tuple[int, ...]
 ) -> None:
     """Direction and scale. A direction adds s <v, g>^2 / |g|^2 to the scale: mean 1, variance about 2."""
     toy, u_BCHW, directions = Toy(shape), point(4, shape), 2048 if shape[0] == 1 else 256
-    estimator = FiniteDifference(directions, 1e-3, form, direction, chunk=512)
+    estimator = FiniteDifference(directions, 1e-3, form, direction=direction, chunk=512)
     cosine, scale = agreement(estimator.estimate(toy, u_BCHW, rng(5)).grad_BCHW, toy.gradient(u_BCHW))
     size = math.prod(shape)
     # With n directions and n < D: E cosine is about 1 / sqrt(1 + (D + 1) / n), per image.
@@ -69,20 +67,12 @@ def test_mean_over_directions_is_autograds_gradient(
     assert abs(scale - 1) < 4 * spread + 2e-3
 
 
-@pytest.mark.exhaustive
 @every_form
-def test_enough_directions_reach_the_gradient(form: Form) -> None:
-    toy, u_BCHW = Toy((1, 4, 4)), point(2, (1, 4, 4))
-    estimator = FiniteDifference(20_000, 1e-2 if form == "central" else 1e-3, form, chunk=4096)
-    estimate_BCHW = estimator.estimate(toy, u_BCHW, rng()).grad_BCHW
-    torch.testing.assert_close(estimate_BCHW, toy.gradient(u_BCHW), atol=2e-3, rtol=0.05)
-    assert agreement(estimate_BCHW, toy.gradient(u_BCHW))[0] > 0.999
-
-
-@every_form
-@pytest.mark.parametrize(("dtype", "least", "off"), [(torch.float32, 0.99, 1e-2), (torch.float64, 0.99999, 1e-3)])
+@pytest.mark.parametrize(
+    ("dtype", "least", "off"), [(torch.float32, 0.99, 1e-2), (torch.float64, 0.99999, 1e-3)]
+)
 def test_one_direction_gives_the_true_directional_derivative(
-    form: Form, dtype: torch.dtype, least: float, off: float
+    form: str, dtype: torch.dtype, least: float, off: float
 ) -> None:
     """B = 1, m = 1 and DFME's own step; with an objective in float64 only the probes are rounded to fp32."""
     toy = Toy((3, 32, 32))
@@ -90,7 +80,9 @@ def test_one_direction_gives_the_true_directional_derivative(
     found, true = [], []
     for seed in range(64):
         u_BCHW = point(1, (3, 32, 32), seed)
-        estimate = FiniteDifference(form=form).estimate(lambda images: toy(images.to(dtype)), u_BCHW, rng(seed))
+        estimate = FiniteDifference(form=form).estimate(
+            lambda images: toy(images.to(dtype)), u_BCHW, rng(seed)
+        )
         v_BCHW = torch.randn(1, 3, 32, 32, generator=rng(seed))
         v_BCHW /= v_BCHW.norm()
         found.append((estimate.grad_BCHW * v_BCHW).sum() / v_BCHW.numel())
@@ -108,7 +100,11 @@ def test_central_differences_have_the_smaller_bias() -> None:
 
     u_BCHW, h = torch.full((1, 1, 1, 1), 2.0, dtype=torch.float64), 0.1
     forward, central = (
-        float(FiniteDifference(step=h, form=form, direction="rademacher").estimate(cube, u_BCHW, rng()).grad_BCHW)
+        float(
+            FiniteDifference(step=h, form=form, direction="rademacher")
+            .estimate(cube, u_BCHW, rng())
+            .grad_BCHW
+        )
         for form in ("forward", "central")
     )
     assert min(abs(forward - (12 + 6 * h + h * h)), abs(forward - (12 - 6 * h + h * h))) < 1e-9
@@ -116,7 +112,7 @@ def test_central_differences_have_the_smaller_bias() -> None:
 
 
 @every_form
-def test_the_estimate_is_not_averaged_over_the_batch(form: Form) -> None:
+def test_the_estimate_is_not_averaged_over_the_batch(form: str) -> None:
     """Eight copies of one image with a direction each: every one has the full scale of its own derivative."""
     objective = Linear(1, (1, 8, 8))
     u_BCHW = point(1, (1, 8, 8)).expand(8, -1, -1, -1)
@@ -129,7 +125,7 @@ def test_the_estimate_is_not_averaged_over_the_batch(form: Form) -> None:
 
 
 @every_form
-def test_estimates_are_fp32_whatever_is_set_outside(form: Form) -> None:
+def test_estimates_are_fp32_whatever_is_set_outside(form: str) -> None:
     toy, u_BCHW = Toy((3, 16, 24)), point(4, (3, 16, 24))
     plain = FiniteDifference(form=form).estimate(toy, u_BCHW, rng())
     outside = torch.get_float32_matmul_precision()
@@ -155,27 +151,3 @@ def test_double_precision_values_give_double_precision_differences() -> None:
     estimate = FiniteDifference(direction="rademacher").estimate(objective, torch.zeros(2, 1, 1, 1), rng())
     assert estimate.differences_BM.dtype == torch.float64
     torch.testing.assert_close(estimate.grad_BCHW, torch.full((2, 1, 1, 1), 1e-6), rtol=1e-4, atol=0)
-
-
-@pytest.mark.gpu
-@every_form
-@every_direction
-def test_on_a_gpu_directions_are_drawn_there_and_nothing_waits(form: Form, direction: DirectionName) -> None:
-    toy, u_BCHW = Toy((3, 32, 32)), point(8, (3, 32, 32)).cuda()
-    toy.student, toy.teacher = toy.student.cuda(), toy.teacher.cuda()
-    generator = torch.Generator("cuda").manual_seed(0)
-    estimator = FiniteDifference(256, form=form, direction=direction, chunk=512)
-    objective = featured(toy, u_BCHW)
-    FiniteDifference(1, form=form, direction=direction).estimate(objective, u_BCHW, generator)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        estimate = estimator.estimate(objective, u_BCHW, generator)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert estimate.grad_BCHW.device == u_BCHW.device
-    if direction in ("dct", "range"):  # of these only a part of the gradient is to be expected
-        return
-    cosine, scale = agreement(estimate.grad_BCHW, toy.gradient(u_BCHW))
-    expected = math.sqrt(256 / 3072) if direction == "orthogonal" else 1 / math.sqrt(1 + 3073 / 256)
-    assert cosine == pytest.approx(expected, abs=0.08)
-    assert scale == pytest.approx(1, abs=0.15)

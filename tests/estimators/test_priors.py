@@ -1,20 +1,15 @@
 """Priors that cost nothing: against autograd, and against functions whose slopes are known."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
 from toy_objectives import point, rng
 from two_parts import TwoParts, cosines, straight
 
-from dfme.errors import UserError
 from dfme.estimators import Objective
-from dfme.estimators.priors import (
+from dfme.estimators.prior_guided import (
     NEIGHBOURS,
     PRIORS,
-    PriorName,
-    in_two_parts,
     neighbour_prior,
     student_prior,
     student_term,
@@ -48,7 +43,7 @@ def test_the_students_term_is_autograds_and_leaves_nothing_behind() -> None:
 
 
 @every_prior
-def test_priors_are_directions_of_unit_length(prior: PriorName) -> None:
+def test_priors_are_directions_of_unit_length(prior: str) -> None:
     toy, x_BCHW = TwoParts((3, 6, 6)), point(5, (3, 6, 6))
     images_NCHW = point(20, (3, 6, 6), seed=5)
     objective = silent(toy, (images_NCHW, answered(toy, images_NCHW)))
@@ -87,22 +82,14 @@ def test_without_a_gradient_the_direction_is_random_for_that_image_alone() -> No
     assert abs(float(cosines(one[2:3], other[2:3]))) < 0.9
 
 
-def test_neighbours_give_the_gradient_of_a_straight_function() -> None:
-    """Six dimensions and more neighbours: the least squares are determined, up to the ridge."""
-    objective = straight(point(1, (1, 2, 3), seed=2)[0], point(1, (1, 2, 3), seed=3)[0])
-    images_NCHW, x_BCHW = point(200, (1, 2, 3), seed=4), point(10, (1, 2, 3))
-    known = Objective(no_observing, objective.value, remembered=[(images_NCHW, objective.observe(images_NCHW))])
-    p_BCHW = neighbour_prior(known, x_BCHW, objective.observe(x_BCHW), rng())
-    truth_CHW = point(1, (1, 2, 3), seed=2)[0] + point(1, (1, 2, 3), seed=3)[0]
-    assert float(cosines(p_BCHW, truth_CHW.expand_as(p_BCHW)).min()) > 0.97
-
-
 def test_neighbours_see_what_lies_in_their_span_alone() -> None:
     """Four neighbours in 48 dimensions: the gradient's projection, here by the QR of their differences."""
     g_CHW = point(1, (3, 4, 4), seed=2)[0]
     objective = straight(g_CHW, torch.zeros(3, 4, 4))
     images_NCHW, x_BCHW = point(4, (3, 4, 4), seed=4), point(6, (3, 4, 4))
-    known = Objective(no_observing, objective.value, remembered=[(images_NCHW, objective.observe(images_NCHW))])
+    known = Objective(
+        no_observing, objective.value, remembered=[(images_NCHW, objective.observe(images_NCHW))]
+    )
     p_BCHW = neighbour_prior(known, x_BCHW, objective.observe(x_BCHW), rng())
     for x_CHW, p_CHW in zip(x_BCHW, p_BCHW, strict=True):
         basis_DR = torch.linalg.qr((images_NCHW - x_CHW).flatten(1).T).Q
@@ -116,7 +103,9 @@ def test_only_the_nearest_count_and_only_as_the_student_sees_them_now() -> None:
     near = near + 0.05 * torch.randn(near.shape, generator=rng(6))
     far = 50 + point(30, (1, 4, 4), seed=7)
     alone = silent(toy, (near, answered(toy, near)))
-    crowd = silent(toy, (torch.cat([far, near]), torch.cat([torch.full((30, 10), 1e3).double(), answered(toy, near)])))
+    crowd = silent(
+        toy, (torch.cat([far, near]), torch.cat([torch.full((30, 10), 1e3).double(), answered(toy, near)]))
+    )
     p_BCHW = neighbour_prior(alone, x_BCHW, answered(toy, x_BCHW), rng())
     torch.testing.assert_close(p_BCHW, neighbour_prior(crowd, x_BCHW, answered(toy, x_BCHW), rng()))
     # Against .2 for a random direction.
@@ -138,8 +127,3 @@ def test_neighbours_that_are_the_point_itself_say_nothing_and_do_no_harm() -> No
     p_BCHW = neighbour_prior(silent(toy, (same, answered(toy, same))), x_BCHW, answered(toy, x_BCHW), rng())
     assert p_BCHW.isfinite().all()
     torch.testing.assert_close(p_BCHW.flatten(1).norm(dim=1), torch.ones(2))
-
-
-def test_an_objective_in_one_piece_is_refused_in_words() -> None:
-    with pytest.raises(UserError, match="kind prior_guided: expected an Objective"):
-        in_two_parts(lambda images: images.sum((1, 2, 3)), "prior_guided")

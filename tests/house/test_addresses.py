@@ -1,6 +1,4 @@
-"""What a captured step would read and write stays where it is: parameters, buffers, and what optimisers keep."""
-
-from __future__ import annotations
+"""What a captured step would read and write stays where it is: parameters, buffers."""
 
 import itertools
 from typing import Any
@@ -38,7 +36,11 @@ def addresses(method: Any) -> dict[str, int]:
 def parts_of(method: Any) -> list[Any]:
     """Networks, averages and optimisers of a method and of its students."""
     parts = list[Any]()
-    for owner in (method, method.students, *(getattr(method, name, None) for name in ("_discriminator", "_critic"))):
+    for owner in (
+        method,
+        method.students,
+        *(getattr(method, name, None) for name in ("_discriminator", "_critic")),
+    ):
         values = vars(owner).values() if owner is not None else ()
         parts += [value for value in values if isinstance(value, nn.Module | ScheduledOptimizer)]
     return [*parts, *method.students.nets]

@@ -1,6 +1,4 @@
-"""Files that claim, or unpack to, far more than they hold: refused in a process that has no memory to spare."""
-
-from __future__ import annotations
+"""Files of strangers that claim, or unpack to, far more than they hold."""
 
 import io
 import json
@@ -9,7 +7,6 @@ import re
 import subprocess
 import sys
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,16 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fuzzing import LAUGHS, saved, sealed, with_header
+from fuzzing import LAUGHS, saved, with_header
 from pickled import PICKLES, archive, series
-from report_runs import SUMMARY
 
 from dfme.nets import build_net
-from dfme.oracle.journal import CRC, HEADER, MAGIC
 from dfme.run.student_file import save_student
 from dfme.spec import ImageSpec
-from dfme.teachers.local.card import Card
-from dfme.teachers.local.weights import save_weights
+from dfme.teachers.local.weights import Card, save_weights
 
 pytestmark = pytest.mark.integration
 
@@ -38,22 +32,16 @@ READER = """
 import json, resource, sys, time
 import torch
 from pathlib import Path
-from dfme.run.checkpoint import load_checkpoint
 from dfme.config.settings import TeacherConfig
-from dfme.errors import DfmeError
-from dfme.oracle.journal import Journal
-from dfme.oracle.ledger_log import audit
 from dfme.config.yaml_files import load_yaml
+from dfme.errors import DfmeError
 from dfme.report.run_files import read_run
-from dfme.report.summary_file import read_summary
 from dfme.run.student_file import load_student
-from dfme.report.metrics import read_metrics
 from dfme.teachers.options import TorchOptions
 from dfme.teachers.local.pytorch import load_torch
 
 READERS = {
-    "checkpoint": load_checkpoint, "student": load_student, "journal": Journal, "ledger": audit, "recipe": load_yaml,
-    "metrics": read_metrics, "run": read_run, "summary": read_summary,
+    "student": load_student, "recipe": load_yaml, "run": read_run,
     "teacher": lambda path: load_torch(TorchOptions(str(path)), TeacherConfig(), torch.device("cpu")),
 }
 build = torch.nn.Linear(8, 8)(torch.ones(1, 8))
@@ -85,7 +73,10 @@ def claims(content: bytes, small: int, huge: int) -> bytes:
 def squeezed(archive: bytes) -> bytes:
     """The archive with its entries compressed, which PyTorch reads too."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new:
+    with (
+        zipfile.ZipFile(io.BytesIO(archive)) as old,
+        zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         for name in old.namelist():
             new.writestr(name, old.read(name))
     return buffer.getvalue()
@@ -105,9 +96,8 @@ def make_run(folder: Path, sheet: bytes) -> None:
     (folder / "samples" / "queries-000000001.npz").write_bytes(sheet)
 
 
-def make_sparse(path: Path, start: bytes = b"") -> None:
+def make_sparse(path: Path) -> None:
     with path.open("wb") as file:
-        file.write(start)
         file.truncate(4 << 30)
 
 
@@ -116,16 +106,12 @@ def make_files(folder: Path) -> None:
     zeros = {"x": torch.zeros(400_000_000, dtype=torch.uint8)}
     bomb, legacy = squeezed(saved(zeros, True)), claims(saved({"x": torch.arange(7.0)}, False), 7, HUGE)
     net = build_net("lenet5", (1, 8, 8), 3)
-    (folder / "checkpoint.bomb").write_bytes(sealed(bomb))
-    (folder / "checkpoint.legacy").write_bytes(sealed(legacy))
     (folder / "teacher.bomb").write_bytes(bomb)
     newer = re.sub(rb"(PK\x01\x02..)..", lambda found: found[1] + b"\x64\0", bomb, flags=re.DOTALL)
     (folder / "teacher.newer bomb").write_bytes(newer)
-    (folder / "checkpoint.newer bomb").write_bytes(sealed(newer))
     for name, pickled in PICKLES.items():
         (folder / f"teacher.{name}, in an archive").write_bytes(archive(pickled))
         (folder / f"teacher.{name}, in a series").write_bytes(series(pickled))
-        (folder / f"checkpoint.{name}").write_bytes(sealed(archive(pickled)))
     (folder / "teacher.legacy").write_bytes(legacy)
     (folder / "teacher.expanded").write_bytes(saved({"fc.weight": torch.ones(1).expand(HUGE)}, True))
     (folder / "teacher.meta").write_bytes(saved({"fc.weight": torch.empty(HUGE, device="meta")}, True))
@@ -140,19 +126,12 @@ def make_files(folder: Path) -> None:
         path = folder / f"student.{name}"
         save_student(path, net, "lenet5", ImageSpec((1, 8, 8)), 3)
         path.write_bytes(with_header(path.read_bytes(), change))
-    head = HEADER.pack(MAGIC, 1, b"0" * 16, 0, 2, 0, 1, 2**32 - 1, 2**32 - 1, 0)
-    (folder / "journal.claim").mkdir()
-    (folder / "journal.claim" / "000000.bin").write_bytes(head + CRC.pack(zlib.crc32(head)))
-    (folder / "journal.claim" / "000001.bin").touch()
     make_run(folder / "run.claim", npz_that_claims((HUGE,)))
     buffer = io.BytesIO()
     np.savez_compressed(buffer, images=np.zeros((400, 1, 1000, 1000), np.uint8))
     make_run(folder / "run.bomb", buffer.getvalue())
     (folder / "recipe.laughs").write_text(LAUGHS)
     make_sparse(folder / "recipe.sparse")
-    make_sparse(folder / "ledger.sparse")
-    make_sparse(folder / "metrics.sparse")
-    make_sparse(folder / "summary.sparse", json.dumps(SUMMARY).encode())
 
 
 def test_claims_take_neither_memory_nor_time(tmp_path: Path) -> None:
@@ -160,16 +139,15 @@ def test_claims_take_neither_memory_nor_time(tmp_path: Path) -> None:
     folder.mkdir()
     make_files(folder)
     command = [sys.executable, "-c", READER, str(folder), str(SPARE)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=Path(__file__).resolve().parents[2])
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, cwd=Path(__file__).resolve().parents[2]
+    )
     assert done.returncode == 0, done.stderr[-2_000:]
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(told) == len(list(folder.iterdir())) > 15
-    wrong = [line for line in told if not line[1].startswith(("UserError", "RunError")) or line[2] > 100 or line[3] > 3]
+    wrong = [
+        line
+        for line in told
+        if not line[1].startswith(("UserError", "RunError")) or line[2] > 100 or line[3] > 3
+    ]
     assert wrong == [], "not an error of ours, or more than 100 MB or 3 seconds"
-
-
-def test_the_limit_bites() -> None:
-    """A process under such a limit cannot take what the files claim."""
-    code = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({SPARE},) * 2); bytearray({HUGE})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
-    assert "MemoryError" in done.stderr

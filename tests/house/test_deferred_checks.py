@@ -17,7 +17,9 @@ def failing(text: str) -> Callable[[], Exception]:
     return lambda: ValueError(text)
 
 
-def test_flags_are_read_by_one_transfer_and_the_first_that_fails_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_are_read_by_one_transfer_and_the_first_that_fails_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reads = list[torch.Size]()
     tolist = Tensor.tolist
     monkeypatch.setattr(Tensor, "tolist", lambda flags: (reads.append(flags.shape), tolist(flags))[1])

@@ -9,7 +9,7 @@ from dfme.config.settings import QueriesConfig
 from dfme.errors import TeacherError
 from dfme.methods import METHODS
 from dfme.methods.base import Ask
-from dfme.queries import evolution
+from dfme.queries import sampler
 from dfme.queries.names import PROGRAMS
 from dfme.spec import ImageSpec
 
@@ -27,9 +27,11 @@ CASES += [("static", {"evolve": 0.5}), ("static", {"pool": 2})]
 
 @pytest.mark.parametrize(("name", "queries"), CASES)
 def test_a_step_never_makes_the_gpu_wait(name, queries, monkeypatch):
-    monkeypatch.setattr(evolution, "READY", 4)
+    monkeypatch.setattr(sampler, "READY", 4)
     teacher, count = LinearTeacher(SPEC, device="cuda"), METHODS[name].students
-    parts = make_parts(teacher, 10**6, queries=QueriesConfig(**queries), replay_steps=2, average=0.9, count=count)
+    parts = make_parts(
+        teacher, 10**6, queries=QueriesConfig(**queries), replay_steps=2, average=0.9, count=count
+    )
     method = make_method(name, parts)
     for _ in range(2):
         method.step()

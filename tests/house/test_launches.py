@@ -8,7 +8,7 @@ from accelerator import Launches, pretended
 
 from dfme.compute import DeferredChecks
 from dfme.methods.base import Ask
-from dfme.nets.batch_norm import SteadyBatchNorm2d
+from dfme.nets.architectures import SteadyBatchNorm2d
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import Streams
@@ -17,7 +17,8 @@ from research.options import BenchConfig
 from research.speed import CASES, Work
 
 MOST = 1_473
-"""Operations of ATen, counted by dispatch, that are neither views nor reserve memory; 2,196 in 0.7.0 by this count.
+"""Operations of ATen, counted by dispatch, that are neither views nor reserve memory; 2,196 in 0.7.0 by this
+count.
 
 An operation of several kernels counts once (a convolution's backward), one over a list of tensors too.
 """
@@ -32,7 +33,9 @@ def test_an_iteration_of_the_paper_launches_no_more_kernels_than_before() -> Non
         work = Work(CASES["resnet"], BenchConfig(batch_size=2), torch.device("cpu"))
         job = dataclasses.replace(work.job, config=dataclasses.replace(work.job.config, budget=10**6))
         oracle = Oracle(work.teacher, Ledger(10**6), None, deferred := DeferredChecks())
-        method = build_method(job, build_components(job, work.nets, oracle, Streams(0, work.device), deferred))
+        method = build_method(
+            job, build_components(job, work.nets, oracle, Streams(0, work.device), deferred)
+        )
         assert method.asks() == [Ask("generator", 4), Ask("student", 2 * STUDENTS)]
         method.step()  # momenta are made
         with Launches() as launched:

@@ -3,8 +3,6 @@
 The cases come from the registries, so that what is added there is tried here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable
@@ -18,9 +16,9 @@ from toys import LinearTeacher, make_method, make_parts
 
 from dfme.config.settings import QueriesConfig, StudentConfig
 from dfme.estimators import DIRECTIONS, FORMS, MAKERS, SPACES, synthetic
-from dfme.estimators.priors import PRIORS
+from dfme.estimators.prior_guided import PRIORS
 from dfme.methods import METHODS, disguide
-from dfme.queries import evolution
+from dfme.queries import sampler
 from dfme.queries.names import PROGRAMS
 from dfme.run.evaluation import HoldOut
 from dfme.spec import ImageSpec
@@ -39,7 +37,9 @@ def choices(section: type, option: str) -> tuple[str, ...]:
 def case(method: str, **options: Any) -> Any:
     """``options``: of a method and its estimator, or one of the sections, or the answers' ``mode``."""
     told = [f"{key}={value}" for key, value in options.items() if key not in ("queries", "student")]
-    told += [f"{key}={value}" for name in ("queries", "student") for key, value in options.get(name, {}).items()]
+    told += [
+        f"{key}={value}" for name in ("queries", "student") for key, value in options.get(name, {}).items()
+    ]
     return pytest.param(method, options, id=" ".join([method, *told]))
 
 
@@ -54,12 +54,15 @@ METHOD_CASES += [
     case("dfms", adversarial=1.0),
     case("dfms", proxy_share=0.0),
     case("dfme", reuse=True),
-    case("dfme", learn_from="all", training="while_it_pays", queries={"base": "procedural", "procedural": 0.5}),
+    case("dfme", learn_from="all", queries={"base": "procedural", "procedural": 0.5}),
     case("maze", learn_from="all"),
     case("static", mode="probabilities:4"),
     case("static", student={"steps": 100, "rounds": (1.0,)}),
     case("static", student={"steps": 100}),
-    *(case("static", student={"replay_steps": 1, "augment": how}) for how in choices(StudentConfig, "augment")),
+    *(
+        case("static", student={"replay_steps": 1, "augment": how})
+        for how in choices(StudentConfig, "augment")
+    ),
 ]
 ESTIMATOR_CASES = [
     case("dfme", kind=kind, form=form, **(LATTICE if space == "lattice" else {"space": space}), **prior)
@@ -80,7 +83,10 @@ QUERY_CASES += [
     )
 ]
 QUERY_CASES += [
-    case("disguide" if by == "disagreement" else "static", queries={"pool": 2, "choose": by, "balance": balance})
+    case(
+        "disguide" if by == "disagreement" else "static",
+        queries={"pool": 2, "choose": by, "balance": balance},
+    )
     for by in choices(QueriesConfig, "choose")
     for balance in (True, False)
 ]
@@ -110,8 +116,8 @@ def warm() -> None:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evolution, "READY", 4)
-    monkeypatch.setattr(evolution, "PARENTS", 64)
+    monkeypatch.setattr(sampler, "READY", 4)
+    monkeypatch.setattr(sampler, "PARENTS", 64)
     monkeypatch.setattr(synthetic, "PAID_FIRST", 1)
     monkeypatch.setattr(disguide, "SETTLING", 1)
 
@@ -138,7 +144,9 @@ READS: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_a_method_that_reads_is_caught(read: Callable[[torch.Tensor], object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_reads_is_caught(
+    read: Callable[[torch.Tensor], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     static = METHODS["static"].load()
     learn = static.learn
 

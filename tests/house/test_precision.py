@@ -1,7 +1,5 @@
 """Inside ``ieee_fp32`` results are those of plain fp32, bit for bit; outside, nothing has changed."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,13 +15,11 @@ from dfme.precision import autocast, ieee_fp32
 KEYS = [("generic", "all")] + [
     (backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv", "rnn")
 ]
-NEW = precision.has_fp32_precision()
-needs_fp32_precision = pytest.mark.skipif(not NEW, reason="this PyTorch has no fp32_precision")
 
 
 def settings() -> dict[str, object]:
     """Everything that can be read, older and newer, including that an older reader raises."""
-    seen: dict[str, object] = {str(key): precision._read(key) for key in KEYS} if NEW else {}
+    seen: dict[str, object] = {str(key): precision._read(key) for key in KEYS}
     readers: dict[str, Callable[[], object]] = {
         "matmul": torch.get_float32_matmul_precision,
         "cuda.matmul": lambda: torch.backends.cuda.matmul.allow_tf32,
@@ -44,7 +40,7 @@ def fresh_settings() -> Iterator[None]:
     """Leave the process as found: the older switches first, since they write some of the newer ones."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        before = {key: precision._read(key) for key in KEYS} if NEW else {}
+        before = {key: precision._read(key) for key in KEYS}
         matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         yield
         torch.set_float32_matmul_precision(matmul)
@@ -63,15 +59,6 @@ def network() -> Callable[[], Tensor]:
     return lambda: nn.functional.conv2d(images, kernel, padding=1).flatten(1) @ weight
 
 
-OUTSIDE: dict[str, Callable[[], object]] = {
-    "untouched": lambda: None,
-    "medium": lambda: torch.set_float32_matmul_precision("medium"),
-    "high": lambda: torch.set_float32_matmul_precision("high"),
-    "highest": lambda: torch.set_float32_matmul_precision("highest"),
-    "cudnn off": lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
-}
-
-
 def write(*settings: tuple[str, str, str]) -> Callable[[], None]:
     def apply() -> None:
         for backend, operation, value in settings:
@@ -80,15 +67,19 @@ def write(*settings: tuple[str, str, str]) -> Callable[[], None]:
     return apply
 
 
-if NEW:
-    OUTSIDE |= {
-        "generic tf32": write(("generic", "all", "tf32")),
-        "generic bf16": write(("generic", "all", "bf16")),
-        "backend": write(("cuda", "all", "tf32"), ("mkldnn", "all", "bf16")),
-        "operations": write(("cuda", "matmul", "tf32"), ("cuda", "conv", "ieee"), ("mkldnn", "conv", "bf16")),
-        "mixed": lambda: (torch.set_float32_matmul_precision("medium"), write(("cuda", "matmul", "ieee"))()),
-        "unset": lambda: (torch.set_float32_matmul_precision("high"), write(("cuda", "matmul", "none"))()),
-    }
+OUTSIDE: dict[str, Callable[[], object]] = {
+    "untouched": lambda: None,
+    "medium": lambda: torch.set_float32_matmul_precision("medium"),
+    "high": lambda: torch.set_float32_matmul_precision("high"),
+    "highest": lambda: torch.set_float32_matmul_precision("highest"),
+    "cudnn off": lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+    "generic tf32": write(("generic", "all", "tf32")),
+    "generic bf16": write(("generic", "all", "bf16")),
+    "backend": write(("cuda", "all", "tf32"), ("mkldnn", "all", "bf16")),
+    "operations": write(("cuda", "matmul", "tf32"), ("cuda", "conv", "ieee"), ("mkldnn", "conv", "bf16")),
+    "mixed": lambda: (torch.set_float32_matmul_precision("medium"), write(("cuda", "matmul", "ieee"))()),
+    "unset": lambda: (torch.set_float32_matmul_precision("high"), write(("cuda", "matmul", "none"))()),
+}
 
 
 @pytest.mark.parametrize("autocast_outside", [False, True])
@@ -109,10 +100,7 @@ def test_inside_is_plain_fp32_and_outside_is_as_before(outside: str, autocast_ou
     assert inside["matmul"] == "highest"
     assert inside["cuda.matmul"] is False
     assert inside["autocast"] == [False, False]
-    if NEW:
-        assert {str(inside[str(key)]) for key in KEYS} == {"ieee"}
-    else:
-        assert inside["cudnn"] is False
+    assert {str(inside[str(key)]) for key in KEYS} == {"ieee"}
 
 
 def test_settings_come_back_after_an_exception() -> None:
@@ -123,7 +111,6 @@ def test_settings_come_back_after_an_exception() -> None:
     assert settings() == before
 
 
-@needs_fp32_precision
 def test_operations_that_inherit_go_on_inheriting() -> None:
     """Otherwise a user who later asks for IEEE everywhere would silently not get it."""
     torch.set_float32_matmul_precision("high")
@@ -134,20 +121,6 @@ def test_operations_that_inherit_go_on_inheriting() -> None:
     with ieee_fp32():
         pass
     precision._write(("generic", "all"), "ieee")
-    assert settings() == before
-
-
-def test_the_older_switches_alone_do_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a PyTorch before 2.9 goes through."""
-    monkeypatch.setattr(precision, "has_fp32_precision", lambda: False)
-    run = network()
-    plain = run()
-    torch.set_float32_matmul_precision("medium")
-    before = settings()
-    with torch.autocast("cpu", torch.bfloat16), ieee_fp32():
-        assert torch.backends.cudnn.allow_tf32 is False
-        assert torch.get_float32_matmul_precision() == "highest"
-        assert torch.equal(run(), plain)
     assert settings() == before
 
 

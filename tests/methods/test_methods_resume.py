@@ -1,12 +1,10 @@
 """Every method, killed in the middle and resumed through ``dfme.extract``, ends bit for bit as if nobody had.
 
-Each run is stopped twice: by Ctrl-C, which leaves a checkpoint at the end of its step, and by a teacher that breaks
-down beyond it, which leaves answers in the journal.
+Each run is stopped twice: by Ctrl-C, which leaves a checkpoint at the end of its step, and by a teacher that
+breaks down beyond it, which leaves answers in the journal.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,13 @@ import torch
 from small_runs import Metered, break_down, ctrl_c, small_options, student
 from tiers import exhaustive, exhaustive_rows
 from torch import Tensor
+from toys import differences
 
 import dfme
 from dfme.errors import Refused, TeacherError
-from dfme.methods import METHODS, worth
-from dfme.queries import evolution
-from dfme.queries.evolution import Evolution
+from dfme.methods import METHODS
+from dfme.queries import sampler
+from dfme.queries.sampler import Evolution
 from dfme.run.checkpoint import load_checkpoint
 from dfme.run.run import Result
 from dfme.students.trainer import StudentTrainer
@@ -40,11 +39,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "adversarial": ("dfms", {"adversarial": 1.0}, {}, {}),
     "proxies, each once": ("dfms", {"proxy": "digits", "proxy_share": 1.0}, {}, {}),
     "a pool, each once": ("knockoff", {"pool": "digits"}, {}, {}),
-    "before tanh": ("dual_students", {"before_tanh": True}, {}, {}),
     "knockoff's epochs": ("knockoff", {"epochs": 2}, {"replay_steps": 0}, {}),
     "final share": ("static", {}, {**PLANNED, "final_share": 0.5}, {}),
     "all steps final": ("procedural", {}, {**PLANNED, "final_share": 1.0}, {}),
-    "final share of two": ("disguide", {}, {**PLANNED, "final_share": 0.3, "average": 0.8}, {}),
     "rounds": ("procedural", {}, {**PLANNED, "rounds": (0.2, 0.5, 1.0), "average": 0.8}, {"evolve": 0.5}),
     "rounds, by margin": (
         "procedural",
@@ -53,23 +50,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"evolve": 0.5, "pool": 2, "choose": "margin", "balance": False},
     ),
     "rounds of two": ("disguide", {}, {**PLANNED, "rounds": (0.3, 1.0), "optimizer": "adam"}, {}),
-    "disk": ("static", {}, {"replay_store": "disk"}, {}),
     "disk, overflowing": ("disguide", {}, {"replay_store": "disk", "replay_capacity": 50}, {}),
-    "augmented, averaged": ("dfme", {}, {"augment": "both", "average": 0.9}, {}),
     "three students, adam": ("procedural", {}, {"count": 3, "optimizer": "adam"}, {}),
-    "procedural share": ("static", {}, {}, {"procedural": 0.5, "programs": ("leaves", "strokes")}),
-    "evolve": ("procedural", {}, {}, {"evolve": 0.5, "programs": ("leaves", "noise", "generators", "gradients")}),
-    "evolve, from disk": ("disguide", {}, {"replay_store": "disk"}, {"evolve": 0.4}),
-    "pool": ("disguide", {}, {}, {"pool": 3, "choose": "disagreement"}),
-    "pool, at random": ("dfms", {}, {}, {"pool": 2, "choose": "random", "balance": False}),
-    "base": ("dfme", {}, {}, {"base": "procedural"}),
-    "trained while it pays": (
-        "dfme",
-        {"training": "while_it_pays", "learn_from": "all"},
+    "evolve": (
+        "procedural",
         {},
-        {"base": "procedural", "procedural": 0.5},
+        {},
+        {"evolve": 0.5, "programs": ("leaves", "noise", "generators", "gradients")},
     ),
-    "base, by disagreement": ("dual_students", {}, {}, {"base": "procedural", "procedural": 0.25}),
+    "pool": ("disguide", {}, {}, {"pool": 3, "choose": "disagreement"}),
+    "base": ("dfme", {}, {}, {"base": "procedural"}),
+    "learning from all": ("dfme", {"learn_from": "all"}, {}, {"base": "procedural", "procedural": 0.5}),
     "everything": (
         "disguide",
         {},
@@ -96,8 +87,7 @@ def bred(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return children
 
     drawn = Evolution.draw
-    monkeypatch.setattr(evolution, "READY", 16)
-    monkeypatch.setattr(worth, "WINDOW", 1)
+    monkeypatch.setattr(sampler, "READY", 16)
     monkeypatch.setattr(Evolution, "draw", draw)
     return counts
 
@@ -141,7 +131,11 @@ def interrupted_twice(clone: Clone, tmp_path: Path) -> None:
     whole, out, through = tmp_path / "whole", tmp_path / "run", Metered()
     assert clone(whole, through).finished
     assert through.served == BUDGET
-    first, second, third = Metered({through.calls // 2: ctrl_c}), Metered({through.calls // 4: break_down}), Metered()
+    first, second, third = (
+        Metered({through.calls // 2: ctrl_c}),
+        Metered({through.calls // 4: break_down}),
+        Metered(),
+    )
     stopped = clone(out, first)
     assert not stopped.finished
     assert 0 < stopped.summary["spent"] < BUDGET
@@ -156,9 +150,9 @@ def interrupted_twice(clone: Clone, tmp_path: Path) -> None:
 ROUNDS = {**PLANNED, "rounds": (0.25, 0.5, 1.0), "shrink": 0.5, "average": 0.8}
 
 
-@pytest.mark.parametrize("time", [5, 6, *exhaustive(1, 2, 3, 4, 7, 8, 9, 14)])
+@pytest.mark.parametrize("time", [5, 6, *exhaustive(1, 14)])
 def test_a_stop_in_the_steps_of_a_round(time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """30 steps in three rounds of 10, two at a time: the sixth time begins the second round with weights anew."""
+    """30 steps in three rounds of 10, two at a time."""
     clone, conclusion = cloning("procedural", student=ROUNDS), Conclusion(monkeypatch)
     whole, out = tmp_path / "whole", tmp_path / "run"
     clone(whole, Metered())
@@ -182,22 +176,6 @@ def same_end(whole: Path, out: Path) -> None:
         assert not differences(one[name], other[name], name)
 
 
-def differences(one: Any, other: Any, where: str) -> list[str]:
-    """The places in which two states differ."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return [] if one.dtype == other.dtype and torch.equal(one.nan_to_num(7.5), other.nan_to_num(7.5)) else [where]
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        if one.keys() != other.keys():
-            return [where]
-        return [place for key in one for place in differences(one[key], other[key], f"{where}.{key}")]
-    if isinstance(one, Sequence) and not isinstance(one, str | bytes) and isinstance(other, Sequence):
-        if len(one) != len(other):
-            return [where]
-        pairs = enumerate(zip(one, other, strict=True))
-        return [place for number, (a, b) in pairs for place in differences(a, b, f"{where}[{number}]")]
-    return [] if one == other else [where]
-
-
 def takes_labels(method: str) -> bool:
     return "label" in METHODS[method].load().label_modes
 
@@ -208,7 +186,9 @@ OTHERS = [(name, not hard) for name, hard in IN_TURN if hard or takes_labels(nam
 
 
 @pytest.mark.parametrize(("method", "hard"), [*IN_TURN, *exhaustive_rows(OTHERS)])
-def test_every_method_killed_in_the_middle_ends_as_if_nobody_had(method: str, hard: bool, tmp_path: Path) -> None:
+def test_every_method_killed_in_the_middle_ends_as_if_nobody_had(
+    method: str, hard: bool, tmp_path: Path
+) -> None:
     interrupted_twice(cloning(method, hard), tmp_path)
 
 
@@ -222,7 +202,9 @@ TELLING = [
 ]
 
 
-@pytest.mark.parametrize("variant", [*TELLING, *exhaustive(*(name for name in VARIANTS if name not in TELLING))])
+@pytest.mark.parametrize(
+    "variant", [*TELLING, *exhaustive(*(name for name in VARIANTS if name not in TELLING))]
+)
 def test_whatever_else_a_run_keeps_is_taken_up_again(variant: str, tmp_path: Path, bred: list[int]) -> None:
     method, options, student, queries = VARIANTS[variant]
     interrupted_twice(cloning(method, options=options, student=student, queries=queries), tmp_path)
@@ -230,7 +212,7 @@ def test_whatever_else_a_run_keeps_is_taken_up_again(variant: str, tmp_path: Pat
 
 
 class Conclusion:
-    """The trainer's steps after the budget, two at a time, and at some of these times what is to happen first."""
+    """The trainer's steps after the budget, two at a time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at: dict[int, Callable[[], object]] = {}
@@ -249,11 +231,7 @@ class Conclusion:
         self.at, self.times = at, 0
 
 
-STOPS = [("disk", 9)]
-SELDOM = [(store, time) for store in ("memory", "disk") for time in range(1, 13) if (store, time) not in STOPS]
-
-
-@pytest.mark.parametrize(("store", "time"), [*STOPS, *exhaustive_rows(SELDOM)])
+@pytest.mark.parametrize(("store", "time"), [("disk", 9), *exhaustive_rows([("memory", 1), ("memory", 12)])])
 def test_a_stop_in_the_steps_after_the_budget(
     store: str, time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

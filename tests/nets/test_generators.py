@@ -1,8 +1,13 @@
-"""Generators: shapes, bounds, and where the squashing is."""
+"""Generators: shapes, bounds, where the squashing is, and their form by the size of the images."""
+
+from itertools import pairwise
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from dfme.nets.architectures import SteadyBatchNorm2d
 from dfme.nets.generators import Generator
 from dfme.spec import ImageSpec
 
@@ -27,6 +32,61 @@ def test_output_before_the_squashing_is_standard_per_channel():
 
 
 def test_squash_is_plain_tanh_between_minus_one_and_one():
-    generator = Generator(4, ImageSpec((1, 8, 8), (-1.0, 1.0)))
     u = torch.linspace(-3, 3, 64).view(1, 1, 8, 8)
-    assert torch.equal(generator.squash(u), torch.tanh(u))
+    assert torch.equal(Generator(4, ImageSpec((1, 8, 8), (-1.0, 1.0))).squash(u), torch.tanh(u))
+
+
+def published(latent: int, channels: int, side: int) -> nn.Sequential:
+    """As written down in 0.7.0: a quarter, a half, the image."""
+    quarter = -(-side // 4)
+    return nn.Sequential(
+        nn.Linear(latent, 128 * quarter**2),
+        nn.Unflatten(1, (128, quarter, quarter)),
+        SteadyBatchNorm2d(128),
+        nn.Upsample(size=-(-side // 2)),
+        nn.Conv2d(128, 128, 3, padding=1),
+        SteadyBatchNorm2d(128),
+        nn.LeakyReLU(0.2),
+        nn.Upsample(size=side),
+        nn.Conv2d(128, 64, 3, padding=1),
+        SteadyBatchNorm2d(64),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(64, channels, 3, padding=1),
+        SteadyBatchNorm2d(channels, affine=False),
+    )
+
+
+@pytest.mark.parametrize(("channels", "side"), [(1, 8), (3, 30), (3, 32), (1, 64)])
+def test_up_to_64_pixels_it_is_the_published_one_bit_for_bit(channels: int, side: int) -> None:
+    torch.manual_seed(3)
+    theirs = published(16, channels, side)
+    torch.manual_seed(3)
+    ours = Generator(16, ImageSpec((channels, side, side)))
+    assert [name.partition(".")[0] for name in ours.state_dict()].count("stem") == 7
+    z_BZ = torch.randn(2, 16)
+    assert torch.equal(ours(z_BZ), theirs(z_BZ))
+
+
+SIZES = [(3, 65, 64), (1, 67, 131), (3, 96, 96), (3, 224, 224), (1, 7, 129)]
+
+
+@pytest.mark.parametrize("shape", SIZES)
+def test_larger_images_begin_at_8_cells_and_double(shape: tuple[int, int, int]) -> None:
+    generator = Generator(16, ImageSpec(shape))
+    begins = Tensor.size(generator.stem(torch.randn(2, 16)))[2:]
+    assert max(begins) <= 8
+    sizes = [begins, *(layer.size for layer in generator.blocks if isinstance(layer, nn.Upsample))]
+    assert sizes[-1] == shape[1:]
+    for small, large in pairwise(sizes):
+        assert all(one <= other <= 2 * one for one, other in zip(small, large, strict=True))
+    assert generator(torch.randn(2, 16)).shape == (2, *shape)
+
+
+def test_at_224_it_is_a_fraction_of_a_students_work() -> None:
+    """103 million parameters and 11.5 GFLOP in 0.7.0; a ResNet-50's forward pass has 8.2."""
+    with torch.device("meta"):
+        generator = Generator(256, ImageSpec((3, 224, 224)))
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            generator.eval()(torch.zeros(1, 256))
+    assert sum(each.numel() for each in generator.parameters()) < 3_000_000
+    assert counter.get_total_flops() < 2e9

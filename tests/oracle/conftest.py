@@ -1,16 +1,25 @@
-"""A run over HTTP that several test files hold theirs against."""
+"""A run over HTTP that several tests hold theirs against; no test waits between attempts."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import small_runs
+
+from dfme.oracle.retry import RateLimiter
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """How often a service is asked stays as it is."""
+    monkeypatch.setattr(RateLimiter, "pause", lambda self, seconds: None)
+    with small_runs.no_pictures():
+        yield
 
 
 @pytest.fixture(scope="session")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on a server that does nothing wrong."""
-    import small_runs
     from hostile import Hostile
     from http_runs import extract, finished, meters_agree
 

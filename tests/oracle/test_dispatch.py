@@ -1,14 +1,12 @@
-"""What the oracle makes of a service that refuses, fails and dies: charges, answers, and a replay that is exact."""
-
-from __future__ import annotations
+"""What the oracle makes of a service that refuses, fails and dies: charges, answers."""
 
 import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
-import stamina
 import torch
 from http_runs import no_waiting
 from hypothesis import given, settings
@@ -19,36 +17,31 @@ from dfme.errors import BatchTooLarge, BudgetExhausted, Refused, TeacherError
 from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose, audit
 from dfme.oracle.oracle import Oracle
+from dfme.oracle.retry import RateLimiter
 from dfme.spec import RequestPolicy
 
-
-@pytest.fixture(autouse=True)
-def no_backoff():
-    """Waits that the service did not ask for are left out; how often it is asked stays as it is."""
-    with stamina.set_testing(True, attempts=100, cap=True):
-        yield
+PAUSE = RateLimiter.pause
 
 
 def images(count: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(seed))
 
 
+def raising(error: Exception) -> Any:
+    def ask(images: torch.Tensor, key: str) -> torch.Tensor:
+        raise error
+
+    return ask
+
+
 def test_a_refusal_is_given_back_and_asked_again_with_the_same_key() -> None:
     service, ledger = ScriptedTeacher(["429", "429", "ok"]), Ledger(10)
     x = images(10)
     assert torch.equal(Oracle(service, ledger)(x), service.truth(x))
-    assert (ledger.spent, ledger.refused, ledger.failed, ledger.requests, service.served) == (10, 20, 0, 3, 10)
+    assert (ledger.spent, ledger.refused, ledger.failed) == (10, 20, 0)
+    assert (ledger.requests, service.served) == (3, 10)
     assert len(set(service.keys)) == 1
     assert ledger.reasons == {"refused": {"429": 2}}
-
-
-def test_what_answers_at_once_starts_no_machinery_for_asking_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stamina, "retry_context", lambda **_: pytest.fail("the answer had come"))
-    service, ledger = ScriptedTeacher(["ok", "ok"]), Ledger(20)
-    oracle = Oracle(service, ledger)
-    for seed in range(2):
-        assert torch.equal(oracle(images(10, seed)), service.truth(images(10, seed)))
-    assert (ledger.spent, ledger.requests) == (20, 2)
 
 
 def test_a_failure_stays_charged_and_is_charged_again() -> None:
@@ -57,20 +50,6 @@ def test_a_failure_stays_charged_and_is_charged_again() -> None:
     assert torch.equal(Oracle(service, ledger)(x), service.truth(x))
     assert (ledger.spent, ledger.failed, ledger.useful, service.served) == (30, 20, 10, 30)
     assert ledger.reasons == {"failed": {"500": 1, "unusable answer": 1}}
-
-
-def test_a_teacher_may_write_into_what_it_is_given_and_be_asked_again() -> None:
-    service, ledger, x = ScriptedTeacher(["429", "500", "ok"]), Ledger(100), images(10)
-    before, ask = x.clone(), service.ask
-
-    def spoil(query: torch.Tensor, key: str) -> torch.Tensor:
-        asked = query.clone()
-        query.zero_()
-        return ask(asked, key)
-
-    service.ask = spoil
-    assert torch.equal(Oracle(service, ledger)(x), service.truth(before))
-    assert torch.equal(x, before)
 
 
 def test_the_same_images_asked_again_on_purpose_are_another_request() -> None:
@@ -88,7 +67,7 @@ def test_the_same_images_asked_again_on_purpose_are_another_request() -> None:
 )
 def test_what_never_comes_is_given_up(plan: list[str], requests: int) -> None:
     service, ledger = ScriptedTeacher(plan), Ledger(1000)
-    with pytest.raises(TeacherError, match=rf"given up after {requests} attempts"):
+    with no_waiting(), pytest.raises(TeacherError, match=rf"given up after {requests} attempts"):
         Oracle(service, ledger)(images(4))
     assert service.requests == requests
     assert ledger.spent == ledger.failed == service.served
@@ -96,9 +75,7 @@ def test_what_never_comes_is_given_up(plan: list[str], requests: int) -> None:
 
 def test_a_refusal_for_good_is_not_asked_again() -> None:
     service = ScriptedTeacher()
-    service.ask = lambda images, key: (_ for _ in ()).throw(
-        Refused("service: 401, say who you are", "401", retry=False)
-    )
+    service.ask = raising(Refused("service: 401, say who you are", "401", retry=False))
     ledger = Ledger(100)
     with pytest.raises(TeacherError, match=r"401, say who you are$"):
         Oracle(service, ledger)(images(4))
@@ -107,19 +84,17 @@ def test_a_refusal_for_good_is_not_asked_again() -> None:
 
 def test_a_wait_longer_than_the_patience_is_not_begun() -> None:
     service = ScriptedTeacher(wire=RequestPolicy(patience=2.0))
-    service.ask = lambda images, key: (_ for _ in ()).throw(Refused("busy", "429", retry_after=3600))
+    service.ask = raising(Refused("busy", "429", retry_after=3600))
     oracle = Oracle(service, Ledger(100))
-    with pytest.raises(TeacherError, match=r"busy; it asks to wait 3,600 s, longer than the .* s of patience$"):
+    with pytest.raises(TeacherError, match=r"busy; .* 3,600 s, .* patience$"):
         oracle(images(4))
-    assert oracle.service is not None
     assert oracle.service["seconds_waited"] == 0
 
 
 def test_patience_that_ends_between_refusals_is_said_to_have_ended() -> None:
     service = ScriptedTeacher(wire=RequestPolicy(patience=0.2))
-    service.ask = lambda images, key: (_ for _ in ()).throw(Refused("busy", "429", retry_after=0.0))
-    words = pytest.raises(TeacherError, match=r"busy; given up after \d+ attempts in 0\.[2-9] s$")
-    with stamina.set_testing(False), words:
+    service.ask = raising(Refused("busy", "429", retry_after=0.0))
+    with pytest.raises(TeacherError, match=r"busy; given up after \d+ attempts in 0\.[2-9] s$"):
         Oracle(service, Ledger(100))(images(4))
 
 
@@ -150,26 +125,22 @@ def test_a_limit_that_is_taken_back_again_and_again_is_halved() -> None:
     assert sum(asked) < 1_024 * 12
 
 
-@pytest.mark.parametrize("limit", [1.5, "3", -1, 0])
+@pytest.mark.parametrize("limit", [1.5, "3", -1, 0, None])
 def test_a_limit_that_is_none_is_an_error_of_the_teacher(limit: object) -> None:
-    service = ScriptedTeacher([])
-    service.ask = lambda query, key: (_ for _ in ()).throw(BatchTooLarge("service: no", limit))  # type: ignore[assignment, method-assign, arg-type]
+    service = ScriptedTeacher()
+    service.ask = raising(BatchTooLarge("service: no", limit))  # type: ignore[arg-type]
     with pytest.raises(TeacherError, match="cannot be made smaller"):
         Oracle(service, Ledger(16))(images(16))
 
 
-def test_a_service_that_takes_nothing_is_named() -> None:
-    with pytest.raises(TeacherError, match="cannot be made smaller"):
-        Oracle(ScriptedTeacher([0] * 99), Ledger(100))(images(10))
-
-
 @pytest.mark.parametrize("in_flight", [1, 3])
 def test_several_in_flight_give_the_answers_of_one(in_flight: int) -> None:
-    service = ScriptedTeacher(["ok", "500", "ok", "429", "nan"], RequestPolicy(in_flight=in_flight), max_batch=2)
+    policy = RequestPolicy(in_flight=in_flight)
+    service = ScriptedTeacher(["ok", "500", "ok", "429", "nan"], policy, max_batch=2)
     service.delay = lambda number: 0.004 * (number * 7 % 5)
-    x = images(21)
-    ledger = Ledger(100)
-    assert torch.equal(Oracle(service, ledger)(x), service.truth(x))
+    x, ledger = images(21), Ledger(100)
+    with no_waiting():
+        assert torch.equal(Oracle(service, ledger)(x), service.truth(x))
     assert service.most_at_once == in_flight
     assert (ledger.spent, ledger.useful) == (service.served, 21)
 
@@ -184,7 +155,8 @@ def test_a_rate_is_kept_and_no_request_carries_more_than_a_second_of_it() -> Non
     assert 1.0 <= seconds < 3.0
 
 
-def test_what_was_waited_for_is_told() -> None:
+def test_what_was_waited_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RateLimiter, "pause", PAUSE)
     service = ScriptedTeacher(["429", "ok"])
     first, second = [Refused("busy", "429", retry_after=0.3)], service.ask
 
@@ -196,27 +168,11 @@ def test_what_was_waited_for_is_told() -> None:
     service.ask, lines = ask, list[str]()
     oracle = Oracle(service, Ledger(100), tell=lines.append)
     started = time.monotonic()
-    with stamina.set_testing(False):
-        oracle(images(4))
+    oracle(images(4))
     elapsed, told = time.monotonic() - started, oracle.service
-    assert told is not None
     assert told["refused"] == {"429": 2}
-    assert lines == ["busy; asking again in 0.3 s"] * 2, "a second failure for the same reason, in the same words"
+    assert lines == ["busy; asking again in 0.3 s"] * 2, "a second failure for the same reason"
     assert 0.3 <= told["seconds_waited"] <= elapsed
-
-
-def test_what_is_left_is_not_enough_to_ask_again(tmp_path: Path) -> None:
-    service, ledger = ScriptedTeacher(["ok", "500"], max_batch=4), Ledger(10, tmp_path / "l")
-    oracle = Oracle(service, ledger, Journal(tmp_path / "j"))
-    with pytest.raises(BudgetExhausted):
-        oracle(images(8))
-    assert (ledger.spent, ledger.remaining, service.served) == (8, 2, 8)
-    assert torch.equal(oracle(images(2, 1)), service.truth(images(2, 1)))
-    again = Oracle(service, Ledger(10, tmp_path / "l"), Journal(tmp_path / "j"))
-    with pytest.raises(BudgetExhausted):
-        again(images(8))
-    assert torch.equal(again(images(2, 1)), service.truth(images(2, 1)))
-    assert (again.ledger.spent, again.ledger.lost, service.served) == (10, 0, 10)
 
 
 OUTCOMES = st.sampled_from(["ok", "ok", "429", "500", "nan", "stop before", "stop after", 2])
@@ -259,7 +215,9 @@ def test_whatever_happens_nothing_is_lost_invented_or_overspent(
         assert after[: len(before)] == before, "a replay repeats what was answered and what was given up"
 
 
-def ask_all(oracle: Oracle, service: ScriptedTeacher, batches: list[tuple[int, Purpose]], seen: list[str]) -> str:
+def ask_all(
+    oracle: Oracle, service: ScriptedTeacher, batches: list[tuple[int, Purpose]], seen: list[str]
+) -> str:
     for number, (count, purpose) in enumerate(batches):
         x = images(count, number)
         try:

@@ -1,25 +1,28 @@
-"""Services that fail for good: one line, the right exit code, nothing asked in vain; and the run goes on later."""
+"""Runs on services that fail for good: one line, the right exit code, nothing asked in vain, and then on."""
 
-from __future__ import annotations
-
-import ssl
+import ctypes
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import small_runs
+from damage import file_size_limit
 from hostile import Hostile, every
-from http_runs import Ended, extract, finished, meters_agree, mostly, no_waiting, resume, student
+from http_runs import MOST, Ended, extract, finished, meters_agree, no_waiting, resume, student
+from processes import Bench
+from tiers import exhaustive
+
+from dfme.oracle.ledger import Totals
 
 pytestmark = pytest.mark.integration
 
 AT = 17
 """The question from which on a server fails."""
+ONE = ("--teacher.in-flight", "1")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _surroundings() -> Iterator[None]:
-    with small_runs.no_pictures(), no_waiting():
+@pytest.fixture(autouse=True)
+def _at_once() -> Iterator[None]:
+    with no_waiting():
         yield
 
 
@@ -37,69 +40,68 @@ def explains(ended: Ended, out: Path, *reasons: str) -> None:
     assert not (out / "summary.json").exists()
 
 
-@pytest.mark.parametrize("fault", mostly(["status:401", "redirect"], ["status:403", "status:404"]))
+def goes_on(server: Hostile, out: Path, like: Path | None) -> Totals:
+    """Once the service is mended, the run ends, with the student of the run that met no fault."""
+    server.plan = {}
+    finished(resume(out))
+    totals = meters_agree(server, out)
+    assert totals.spent == 400
+    assert like is None or student(out) == student(like)
+    return totals
+
+
+@pytest.mark.parametrize("fault", ["status:401", "redirect", *exhaustive("status:403", "status:404")])
 def test_refused_for_good_on_the_way(fault: str, quiet: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with Hostile(from_then_on(fault)) as server:
+    with Hostile() as other, Hostile(from_then_on(fault)) as server:
+        if fault == "redirect":
+            server.plan = from_then_on(f"redirect:{other.url}/v2/models/m/infer")
         explains(extract(server, out), out, fault.removeprefix("status:"))
         assert server.questions < AT + 25
         totals = meters_agree(server, out)
         assert (totals.spent, totals.failed, totals.lost) == (server.images, 0, 0)
-        server.plan = {}
-        finished(resume(out))
-        assert meters_agree(server, out).spent == server.images == 400
-    assert student(out) == student(quiet)
-
-
-def test_a_redirect_elsewhere_on_the_way(quiet: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    with Hostile() as other, Hostile(from_then_on(f"redirect:{other.url}/v2/models/m/infer")) as server:
-        explains(extract(server, out, "--teacher.in-flight", "1"), out, "redirect")
-        assert (server.questions, other.requests) == (AT, [])
-        server.plan = {}
-        finished(resume(out))
-        assert meters_agree(server, out).spent == server.images == 400
-    assert student(out) == student(quiet)
+        goes_on(server, out, quiet)
+        assert server.images == 400
+        assert other.requests == []
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])
-def test_a_server_that_is_gone_for_good_and_one_day_is_there_again(in_flight: int, quiet: Path, tmp_path: Path) -> None:
+def test_a_server_that_is_gone_for_good_and_one_day_is_there_again(
+    in_flight: int, quiet: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     with Hostile(from_then_on("die")) as server:  # also on connections that were open already
         ended = extract(server, out, "--teacher.patience", "0.3", "--teacher.in-flight", str(in_flight))
         explains(ended, out, "connection", server.url)
         meters_agree(server, out)
         assert resume(out).code == 2  # what the model is cannot be asked either
-        server.plan = {}
         server.up()
-        finished(resume(out))
-        totals = meters_agree(server, out)
-    assert (totals.spent, totals.failed, server.images) == (400, 0, 400)
-    assert student(out) == student(quiet)
+        assert goes_on(server, out, quiet).failed == 0
+        assert server.images == 400
 
 
-@pytest.mark.parametrize(
-    "fault", mostly(["nan", "garbage_json"], ["one_image_less", "garbage_bytes", "swapped", "not_http"])
-)
+UNUSABLE = ["nan", "garbage_json", *exhaustive("one_image_less", "garbage_bytes", "swapped", "not_http")]
+
+
+@pytest.mark.parametrize("fault", UNUSABLE)
 def test_an_unusable_answer_is_asked_for_again_a_few_times_only(fault: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with Hostile(from_then_on(fault)) as server:
-        explains(extract(server, out, "--teacher.in-flight", "1"), out, "attempts")
+        explains(extract(server, out, *ONE), out, "attempts")
         totals = meters_agree(server, out)
         assert 2 <= server.questions - (AT - 1) <= 5
         assert totals.failed == (server.questions - (AT - 1)) * server.served[-1].images
-        server.plan = {}
-        finished(resume(out))
-        assert meters_agree(server, out).spent == server.images == 400
+        goes_on(server, out, None)
+        assert server.images == 400
 
 
 @pytest.mark.parametrize("attempts", ["1", "4"])
 def test_who_never_answers_is_asked_as_often_as_the_options_say(attempts: str, tmp_path: Path) -> None:
-    out = tmp_path / "run"
     with Hostile(from_then_on("reset_served")) as server:
-        explains(extract(server, out, "--teacher.attempts", attempts, "--teacher.in-flight", "1"), out)
+        ended = extract(server, tmp_path / "run", "--teacher.attempts", attempts, *ONE)
+        explains(ended, tmp_path / "run")
         assert server.questions == AT - 1 + int(attempts)
-        meters_agree(server, out)
+        meters_agree(server, tmp_path / "run")
 
 
 # Before the first query
@@ -112,75 +114,74 @@ def refused_at_once(ended: Ended, out: Path, *reasons: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pages", "reason"),
-    [
-        ({"/v2/models/m": 404}, "404"),
-        ({"/v2/models/m": 401}, "401"),
-        ({"/v2/models/m": {"name": "m"}}, "m"),
-        ({"/v2/models/m": ["no"]}, "m"),
-    ],
+    ("page", "reason"), [(404, "404"), (401, "401"), ({"name": "m"}, "m"), (["no"], "m")]
 )
-def test_a_service_without_the_model(pages: dict[str, object], reason: str, tmp_path: Path) -> None:
-    with Hostile(pages=pages) as server:
+def test_a_service_without_the_model(page: object, reason: str, tmp_path: Path) -> None:
+    with Hostile(pages={"/v2/models/m": page}) as server:
         refused_at_once(extract(server, tmp_path / "run"), tmp_path / "run", reason)
         assert server.questions == 0
+    refused_at_once(extract(server, tmp_path / "run"), tmp_path / "run", server.url)  # nobody there
 
 
-def test_nobody_there(tmp_path: Path) -> None:
-    with Hostile() as server:
-        pass
-    refused_at_once(extract(server, tmp_path / "run"), tmp_path / "run", server.url)
-
-
-def test_the_key_is_sent_and_shown_to_nobody_else(quiet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_sent_and_shown_to_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOSTILE_KEY", "s3cr3t-k3y")
-    out, key = tmp_path / "run", ("--teacher.api-key-env", "HOSTILE_KEY")
-    with Hostile(need=("Authorization", "Bearer s3cr3t-k3y"), plan=every(5, ["failed", "status:429/0"])) as server:
+    out, need = tmp_path / "run", ("Authorization", "Bearer s3cr3t-k3y")
+    with Hostile(need=need, plan=every(5, ["failed", "status:429/0"])) as server:
         refused_at_once(extract(server, out), out, "401")
-        finished(extract(server, out, *key))
+        finished(extract(server, out, "--teacher.api-key-env", "HOSTILE_KEY"))
         meters_agree(server, out)
     assert not [path for path in out.rglob("*") if path.is_file() and b"s3cr3t-k3y" in path.read_bytes()]
 
 
-# Certificates
+# Files
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, ssl.SSLContext]]:
-    """The file of an authority, and a server's contexts by whom their certificates are for."""
-    trustme = pytest.importorskip("trustme")
-    mine, other = trustme.CA(), trustme.CA()
-    issued = {"this machine": mine.issue_cert("127.0.0.1"), "elsewhere": mine.issue_cert("elsewhere.example")}
-    issued["unknown"] = other.issue_cert("127.0.0.1")
-    contexts = {name: ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) for name in issued}
-    for name, certificate in issued.items():
-        certificate.configure_cert(contexts[name])
-    file = tmp_path_factory.mktemp("ca") / "ca.pem"
-    mine.cert_pem.write_to_path(str(file))
-    return str(file), contexts
+def test_a_torn_record_loses_that_part_of_the_batch_alone(quiet: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with Hostile({AT: "status:404"}) as server:
+        assert extract(server, out, *ONE).code == 3
+        segment, torn = max((out / "journal").iterdir()), server.served[-1].images
+        segment.write_bytes(segment.read_bytes()[:-3])
+        assert goes_on(server, out, quiet).lost == torn
+        assert server.images == 400 + torn
+        assert server.served[AT - 1].queries == server.served[AT - 2].queries
 
 
-@pytest.mark.parametrize("whose", ["elsewhere", "unknown"])
-def test_a_wrong_certificate(
-    whose: str, authority: tuple[str, dict[str, ssl.SSLContext]], quiet: Path, tmp_path: Path
-) -> None:
-    """From the start; and in the middle of a run, where the question before is the last on its connection."""
-    file, contexts = authority
-    out, trust = tmp_path / "run", ("--teacher.ca-file", file)
-    with Hostile(tls=contexts[whose]) as server:
-        refused_at_once(extract(server, out, *trust), out, "certificate")
-        assert server.requests == []
-    with Hostile(tls=contexts["this machine"]) as server:
-        refused_at_once(extract(server, out), out, "certificate")
+@pytest.mark.parametrize("in_flight", ["1", *exhaustive("4")])
+@pytest.mark.parametrize("more", [8_000, *exhaustive(100, 84_000)])
+def test_a_full_disk_in_the_middle_of_a_batch(more: int, in_flight: str, quiet: Path, tmp_path: Path) -> None:
+    """No file may have so many bytes ``more`` than config.yaml, the first that a run writes."""
+    out = tmp_path / "run"
+    with Hostile() as server:
+        with file_size_limit((quiet / "config.yaml").stat().st_size + more):
+            ended = extract(server, out, "--teacher.in-flight", in_flight)
+        assert ended.code == 2
+        assert "cannot write" in ended.line
+        if not out.exists():  # a run that fails before its first charge leaves no directory
+            return
+        totals = goes_on(server, out, quiet)
+    assert totals.lost <= int(in_flight) * MOST
+    assert server.images == 400 + totals.lost
 
-        def plan(number: int) -> str | None:
-            server.tls = contexts[whose if number == AT else "this machine"]
-            return "die:0" if number == AT else None
 
-        server.plan = plan
-        explains(extract(server, out, *trust, "--teacher.in-flight", "1"), out, "certificate")
-        assert meters_agree(server, out).spent == server.images
-        server.tls = contexts["this machine"]
-        finished(resume(out))
-        assert meters_agree(server, out).spent == server.images == 400
-    assert student(out) == student(quiet)
+@pytest.mark.exhaustive
+def test_a_run_directory_that_became_read_only(quiet: Path, tmp_path: Path) -> None:
+    """A process of its own, without the privilege of root to write all the same."""
+    out = tmp_path / "run"
+    with Hostile({AT: "status:404"}) as server:
+        assert extract(server, out, *ONE).code == 3
+        asked, modes = server.questions, {out / "ledger.jsonl": 0o444, out / "journal": 0o555, out: 0o555}
+        for path, mode in modes.items():
+            path.chmod(mode)
+        code, _, err = Bench(tmp_path).run(["--resume", "--out", str(out)], preexec_fn=without_privilege)
+        for path, mode in modes.items():
+            path.chmod(mode | 0o200)
+        assert (code, server.questions) == (2, asked), err
+        assert [line for line in err.splitlines() if line.startswith("dfme: ")] == err.splitlines()[-1:]
+        assert "denied" in err
+        goes_on(server, out, quiet)
+
+
+def without_privilege() -> None:
+    """Root as anybody else before the permissions of files."""
+    ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)

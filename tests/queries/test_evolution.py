@@ -1,10 +1,10 @@
-"""Images bred from paid ones: where their pixels come from, and how often a seldom answered class has children."""
+"""Images bred from paid ones: where their pixels come from."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from dfme.queries.evolution import READY, Evolution, graft
+from dfme.queries.sampler import READY, Evolution, graft
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.replay import Replay
 
@@ -54,35 +54,34 @@ def test_a_sure_answer_counts_by_its_square():
     assert children[:, 0, 0, 0].mean() == pytest.approx(0.81 / 1.17, abs=0.05)
 
 
-def test_children_are_made_of_their_parents_pixels_within_the_bounds():
-    values = torch.rand(READY) * 2
-    children = Evolution(paid(values, torch.zeros(READY, dtype=torch.long)), LabelMode("label"), 3).draw(75, rng())
+def test_children_are_made_of_their_parents_pixels_once_enough_is_paid_for():
+    few, enough = (
+        Evolution(
+            paid(torch.arange(count) / 9_000, torch.zeros(count, dtype=torch.long)), LabelMode("label"), 3
+        )
+        for count in (READY - 1, READY)
+    )
+    assert (few.ready, enough.ready) == (False, True)
+    children = enough.draw(75, rng())
     assert children.shape == (56, 1, 8, 8)
-    assert torch.isin(children, values).all()
+    assert torch.isin(children, torch.arange(READY) / 9_000).all()
     assert (torch.tensor([len(child.unique()) for child in children]) <= 2).all()
 
 
-@pytest.mark.parametrize(("answered", "classes", "children"), [(1, 10, 90), (5, 10, 50), (10, 10, 0), (2, 26, 92)])
+@pytest.mark.parametrize(
+    ("answered", "classes", "children"), [(1, 10, 90), (5, 10, 50), (10, 10, 0), (2, 26, 92)]
+)
 def test_as_much_is_bred_as_classes_are_missing(answered, classes, children):
-    """So many classes alike are answered: the others' share of all classes is bred; of labels three in four."""
-    labels, values = torch.arange(4_000) % answered, torch.rand(4_000)
+    """So many classes alike are answered: the others' share of all classes is bred.
+
+    On an accelerator as many take the place of the last images. Parents are brighter than what they replace,
+    so that a child is known by any of its pixels.
+    """
+    labels, values = torch.arange(4_000) % answered, torch.rand(4_000) + 1
     scores = torch.nn.functional.one_hot(labels, classes).float()
-    assert len(Evolution(paid(values, scores), LabelMode("probabilities"), classes).draw(100, rng())) == children
+    evolution = Evolution(paid(values, scores), LabelMode("probabilities"), classes)
+    assert len(evolution.draw(100, rng())) == children
     assert len(Evolution(paid(values, labels), LabelMode("label"), classes).draw(100, rng())) == 75
-
-
-def test_there_are_children_once_enough_is_paid_for():
-    few = paid(torch.rand(READY - 1), torch.zeros(READY - 1, dtype=torch.long))
-    enough = paid(torch.rand(READY), torch.zeros(READY, dtype=torch.long))
-    assert [Evolution(each, LabelMode("label"), 3).ready for each in (few, enough)] == [False, True]
-
-
-@pytest.mark.parametrize(("answered", "classes", "children"), [(1, 10, 90), (5, 10, 50), (10, 10, 0), (2, 26, 92)])
-def test_on_an_accelerator_as_many_children_take_the_place_of_the_last_images(answered, classes, children):
-    """Parents are brighter than what they replace, so that a child is known by any of its pixels."""
-    labels = torch.arange(4_000) % answered
-    scores = torch.nn.functional.one_hot(labels, classes).float()
-    evolution = Evolution(paid(torch.rand(4_000) + 1, scores), LabelMode("probabilities"), classes)
     x = torch.rand(120, 1, 8, 8)
     mixed = evolution.replace(x, 100, rng())
     bred = mixed.amin(dim=(1, 2, 3)) >= 1

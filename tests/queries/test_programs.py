@@ -1,8 +1,5 @@
-"""ProceduralImages images, against arithmetic and numpy: their statistics, their bounds, and what they draw from."""
+"""ProceduralImages images, against arithmetic and numpy: their statistics, their bounds."""
 
-from __future__ import annotations
-
-import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -22,7 +19,9 @@ from dfme.spec import ImageSpec
 SHAPES = [(1, 8, 8), (3, 12, 12), (2, 9, 13), (4, 1, 5), (1, 1, 1)]
 
 
-def drawn(program: str, shape: tuple[int, int, int], count: int, seed: int = 0, **spec: tuple[float, float]) -> Tensor:
+def drawn(
+    program: str, shape: tuple[int, int, int], count: int, seed: int = 0, **spec: tuple[float, float]
+) -> Tensor:
     rng = torch.Generator().manual_seed(seed)
     return ProceduralImages(ImageSpec(shape, **spec), [program]).draw(count, rng)
 
@@ -40,12 +39,7 @@ def test_images_fit_the_teacher(program: str, shape: tuple[int, int, int]) -> No
         assert not images.requires_grad
         assert float(images.min()) >= -1.5
         assert float(images.max()) <= 2.5
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_the_bounds_only_scale(program: str) -> None:
-    unit, wide = drawn(program, (3, 9, 8), 20), drawn(program, (3, 9, 8), 20, bounds=(-1.0, 3.0))
-    torch.testing.assert_close(wide, unit * 4 - 1, atol=1e-5, rtol=0)
+    torch.testing.assert_close(images, drawn(program, shape, 50) * 4 - 1.5, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -55,10 +49,6 @@ def test_images_are_decided_by_the_generator_they_draw_from_alone(program: str) 
     assert torch.equal(first, again)
     assert not torch.isclose(first, other).all(dim=(1, 2, 3)).any()
     assert torch.equal(before, torch.get_rng_state()), "torch's own state is not touched"
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_second_batch_goes_on_where_the_first_ended(program: str) -> None:
     source, rng = ProceduralImages(ImageSpec((1, 8, 8)), [program]), torch.Generator().manual_seed(3)
     first, state = source.draw(10, rng), rng.get_state()
     second = source.draw(10, rng)
@@ -80,7 +70,9 @@ def test_images_differ_and_favour_no_pixel(program: str) -> None:
     assert (images[:, 0] - images[:, 1]).abs().mean() > 0.05
 
 
-@pytest.mark.parametrize(("program", "least"), [("leaves", 0.7), ("strokes", 0.6), ("gradients", 0.8), ("noise", 0.3)])
+@pytest.mark.parametrize(
+    ("program", "least"), [("leaves", 0.7), ("strokes", 0.6), ("gradients", 0.8), ("noise", 0.3)]
+)
 def test_neighbours_are_alike(program: str, least: float) -> None:
     images = drawn(program, (1, 12, 12), 2000)
     images = (images - images.mean((2, 3), keepdim=True)).numpy()
@@ -93,19 +85,12 @@ def test_neighbours_are_alike(program: str, least: float) -> None:
 # leaves
 
 
-def test_leaves_are_flat_with_edges_between() -> None:
-    images = drawn("leaves", (1, 32, 32), 400)
-    step = (images[:, 0, :, 1:] - images[:, 0, :, :-1]).abs()
-    flat = (step < 4 * heaps.NOISE).float().mean()
-    edges = (step > 0.2).float().mean()
-    assert 0.6 < flat < 0.9
-    assert 0.03 < edges < 0.25
-    white = torch.rand(400, 32, 32).diff(dim=2).abs()
-    assert (white < 4 * heaps.NOISE).float().mean() < 0.2
-
-
-@pytest.mark.parametrize(("kind", "area"), [(0.5, 2.0), (1.5, torch.pi), (2.5, 4.0)], ids=["diamond", "disc", "box"])
-def test_a_leaf_covers_the_area_of_geometry(monkeypatch: pytest.MonkeyPatch, kind: float, area: float) -> None:
+@pytest.mark.parametrize(
+    ("kind", "area"), [(0.5, 2.0), (1.5, torch.pi), (2.5, 4.0)], ids=["diamond", "disc", "box"]
+)
+def test_a_leaf_covers_the_area_of_geometry(
+    monkeypatch: pytest.MonkeyPatch, kind: float, area: float
+) -> None:
     spec, across, up = ImageSpec((1, 100, 140)), torch.full((1, 1, 1, 1), 0.8), torch.full((1, 1, 1, 1), 0.4)
     zero = torch.zeros(1, 1, 1, 1)
     monkeypatch.setattr(leaves, "_axes", lambda *_: (across, up))
@@ -135,14 +120,6 @@ def test_later_things_hide_earlier_ones() -> None:
     torch.testing.assert_close(image.flatten(), torch.tensor([0.3, 0.7, 0.7, 0.2]))
 
 
-def test_half_of_the_grounds_are_of_one_colour() -> None:
-    grounds = heaps.grounds(1001, ImageSpec((2, 8, 8)), torch.Generator().manual_seed(0))
-    flat = (grounds.flatten(2).std(2) < 1e-6).all(1)
-    assert len(grounds) == 1001
-    assert float(flat.float().mean()) == pytest.approx(0.5, abs=0.05)
-    assert 150 < int(flat[:500].sum()) < 350, "in random order"
-
-
 # strokes
 
 
@@ -156,14 +133,6 @@ def test_a_stroke_is_as_wide_as_it_should_be(monkeypatch: pytest.MonkeyPatch) ->
     assert float(cover.sum()) == pytest.approx((0.4 + torch.pi * 0.04) * 50**2, rel=0.02)
 
 
-def test_strokes_begin_where_others_end_and_stay_inside() -> None:
-    points = strokes._curves(2000, 3, ImageSpec((1, 10, 20)), torch.Generator().manual_seed(0))
-    joined = (points[0, :, 1:] - points[-1, :, :-1]).abs().amax(2) < 1e-6
-    assert float(joined.float().mean()) == pytest.approx(strokes.JOINED, abs=0.03)
-    assert 1.9 < float(points[..., 0].max()) <= 2
-    assert 0.9 < float(points[..., 1].max()) <= 1
-
-
 # noise
 
 
@@ -171,7 +140,8 @@ def test_strokes_begin_where_others_end_and_stay_inside() -> None:
 @pytest.mark.parametrize("exponent", [0.0, 1.0, 1.8])
 def test_the_spectrum_falls_as_it_should(shape: tuple[int, int, int], exponent: float) -> None:
     rng = torch.Generator().manual_seed(0)
-    fields = power_law_fields(torch.full((500,), exponent), shape, rng).numpy()
+    exponents = torch.tensor([exponent, 3.0] * 500)  # each field is of its own
+    fields = power_law_fields(exponents, shape, rng)[::2].numpy()
     assert abs(fields.mean((2, 3))).max() < 1e-5
     assert fields.var() == pytest.approx(1, abs=0.1)
     power = (np.abs(np.fft.fft2(fields)) ** 2).mean((0, 1))
@@ -179,13 +149,6 @@ def test_the_spectrum_falls_as_it_should(shape: tuple[int, int, int], exponent: 
     seen = frequency > 0
     slope = np.polyfit(np.log(frequency[seen]), np.log(power[seen]), 1)[0]
     assert slope == pytest.approx(-2 * exponent, abs=0.05)
-
-
-def test_fields_of_several_exponents_are_each_their_own() -> None:
-    both = power_law_fields(torch.tensor([0.0, 2.0] * 200), (1, 16, 16), torch.Generator().manual_seed(0))
-    rough, smooth = both[0::2].diff(dim=3).var(), both[1::2].diff(dim=3).var()
-    assert float(rough) == pytest.approx(2, rel=0.05)  # the variance of a difference of two independent numbers
-    assert smooth < 0.2
 
 
 # gradients
@@ -204,7 +167,9 @@ def test_gradients_run_between_two_colours() -> None:
 
 
 @pytest.mark.parametrize("on_accelerator", [False, True])
-def test_a_fresh_generator_is_initialised_as_any_other(on_accelerator: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fresh_generator_is_initialised_as_any_other(
+    on_accelerator: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(generators, "on_accelerator", lambda _: on_accelerator)
     spec = ImageSpec((3, 12, 12))
     fresh, again = (generators.fresh_generator(spec, torch.Generator().manual_seed(0)) for _ in range(2))
@@ -225,17 +190,6 @@ def test_a_fresh_generator_is_initialised_as_any_other(on_accelerator: bool, mon
     assert len(compared) >= 4
 
 
-def test_every_batch_has_a_generator_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Generator] = []
-    original = generators.fresh_generator
-    monkeypatch.setattr(generators, "MAX_IMAGES", 20)
-    monkeypatch.setattr(generators, "fresh_generator", lambda *given: made.append(original(*given)) or made[-1])
-    assert generators.draw(50, ImageSpec((1, 8, 8)), torch.Generator().manual_seed(0)).shape == (50, 1, 8, 8)
-    weights = [next(each.parameters()) for each in made]
-    assert len(weights) == 3
-    assert not torch.equal(weights[0], weights[1])
-
-
 # mixtures and names
 
 
@@ -250,8 +204,13 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROGRAMS, "ones", "toy_programs:ones")
 
 
-@pytest.mark.parametrize(("names", "share"), [(["zeros", "ones"], 0.5), (["zeros", "ones", "zeros", "zeros"], 0.25)])
-def test_a_mixture_is_even_and_in_random_order(monkeypatch: pytest.MonkeyPatch, names: list[str], share: float) -> None:
+@pytest.mark.parametrize(
+    ("names", "share"),
+    [(["zeros", "ones"], 0.5), (["zeros", "ones", "zeros", "zeros"], 0.25), (["ones"] * 2, 1.0)],
+)
+def test_a_mixture_is_even_and_in_random_order(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], share: float
+) -> None:
     toys(monkeypatch)
     rng, source = torch.Generator().manual_seed(0), ProceduralImages(ImageSpec((1, 1, 1)), names)
     for count in (1, 5, 1000):
@@ -263,21 +222,10 @@ def test_a_mixture_is_even_and_in_random_order(monkeypatch: pytest.MonkeyPatch, 
     assert ones == pytest.approx(share * 800, abs=60), "single images too"
 
 
-def test_a_name_alone_may_stand_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    toys(monkeypatch)
-    assert (
-        ProceduralImages(ImageSpec((1, 2, 2)), ["ones", "ones"]).draw(5, torch.Generator()).tolist()
-        == [[[[1, 1], [1, 1]]]] * 5
-    )
-
-
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        (
-            ["leaves", "noize"],
-            "expected a program .leaves, strokes, noise, gradients, generators., got 'noize'; did you mean noise",
-        ),
+        (["leaves", "noize"], "expected a program .leaves, .* got 'noize'; did you mean noise"),
         ([], "expected at least one of leaves"),
         (["xyz"], "got 'xyz'$"),
     ],
@@ -287,14 +235,3 @@ def test_unknown_programs_are_refused(names: list[str], says: str) -> None:
         check_programs(names)
     with pytest.raises(UserError, match=says):
         ProceduralImages(ImageSpec((1, 8, 8)), names)
-
-
-@pytest.mark.integration
-def test_names_are_checked_without_torch() -> None:
-    code = (
-        "import sys; from dfme.queries.names import check_pool, check_programs; import dfme.queries.programs\n"
-        "check_programs(['leaves']); check_pool('digits'); check_pool('procedural'); check_pool('.')\n"
-        "print({'torch', 'torchvision', 'numpy'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

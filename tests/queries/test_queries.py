@@ -42,10 +42,7 @@ def from_program(x_BCHW: Tensor) -> int:
 def test_the_procedural_share_of_every_batch_is_the_programs(share, drawn):
     x_BCHW = queries(procedural=share).images(16)
     assert (len(x_BCHW), from_program(x_BCHW)) == (16, drawn)
-
-
-def test_without_a_generator_all_are_the_programs():
-    assert from_program(queries(generator="none").images(7)) == 7
+    assert from_program(queries(generator="none").images(7)) == 7, "without a generator all are"
 
 
 def grey(count: int, rng: torch.Generator) -> Tensor:
@@ -56,17 +53,23 @@ def grey(count: int, rng: torch.Generator) -> Tensor:
 def test_of_a_pool_the_students_choose_and_the_pool_size_sets_how_picky():
     def distance(pool: int) -> float:
         source = queries(grey, "none", batch=64, pool=pool, balance=False)
-        return (source.images(64).mean(dim=(1, 2, 3)) - 0.5).abs().mean().item()
+        net = source._students[0].train()
+        images = source.images(64)
+        assert net.training, "choosing changes no student's mode"
+        assert len(images) == 64
+        return (images.mean(dim=(1, 2, 3)) - 0.5).abs().mean().item()
 
     assert distance(1) == pytest.approx(0.25, abs=0.05)
     assert distance(8) == pytest.approx(0.25 / 8, abs=0.02)
 
 
 def test_before_the_students_first_step_nothing_is_chosen():
-    """As many images are made as are asked for, and they come as they were made; afterwards the best of four."""
+    """As many images are made as are asked for, and they come as they were made."""
     steps: list[int] = []
     config, streams = QueriesConfig(pool=4, balance=False), Streams(0, torch.device("cpu"))
-    source = QuerySampler(config, SPEC, None, grey, [Brightness()], streams, 64, trained=lambda: len(steps) > 0)
+    source = QuerySampler(
+        config, SPEC, None, grey, [Brightness()], streams, 64, trained=lambda: len(steps) > 0
+    )
     assert torch.equal(source.images(64), grey(64, Streams(0, torch.device("cpu"))["procedural"]))
     steps.append(1)
     assert (source.images(64).mean(dim=(1, 2, 3)) - 0.5).abs().max() < 0.2
@@ -78,13 +81,6 @@ def test_balance_takes_both_sides_though_one_is_rare():
 
     bright = (queries(mostly_dark, "none", batch=64, pool=8).images(64).mean(dim=(1, 2, 3)) > 0.5).sum()
     assert 25 <= bright <= 32  # 9 % of 512 candidates are
-
-
-def test_choosing_changes_no_students_mode_and_asks_for_the_count():
-    source = queries(grey, "none", pool=4)
-    net = source._students[0].train()
-    assert len(source.images(5)) == 5
-    assert net.training
 
 
 def test_what_is_given_is_what_the_wire_carries():

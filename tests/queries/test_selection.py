@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dfme.queries import selection as choice
+from dfme.queries import sampler as choice
 
 
 def usefulness(scores_ENK: Tensor, by: choice.By) -> Tensor:
@@ -36,7 +36,7 @@ def test_disagreement_is_the_deviation_between_students():
 
 
 def test_margin_is_between_the_two_likeliest_classes_of_the_vote():
-    """By entropy the second image is less certain, by margin the first: it lies at a boundary of two classes."""
+    """By entropy the second image is less certain, by margin the first."""
     scores_ENK = scores_of([0.5, 0.49, 0.01], [0.5, 0.25, 0.25])
     assert torch.allclose(usefulness(scores_ENK, "margin"), torch.tensor([-0.01, -0.25]), atol=1e-6)
     assert choose(scores_ENK, 1, "margin", balance=False).tolist() == [0]
@@ -66,7 +66,7 @@ def test_equal_candidates_are_still_chosen_once_each(balance):
 
 
 def test_without_a_measure_only_balance_chooses():
-    """Nine of ten candidates are of one class; half of those chosen are, and they are not simply the first."""
+    """Nine of ten candidates are of one class; half of those chosen are."""
     scores_ENK = scores_of(*[[0.9, 0.1]] * 90, *[[0.1, 0.9]] * 10)
     chosen = choose(scores_ENK, 20, "random", balance=True).tolist()
     assert sum(index >= 90 for index in chosen) == 10

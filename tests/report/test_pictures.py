@@ -1,6 +1,4 @@
-"""Pictures as a person looks at them: legends beside the curves, axes that show them, classes by their names."""
-
-from __future__ import annotations
+"""Pictures as a person looks at them: legends beside the curves, axes that show them."""
 
 import json
 from pathlib import Path
@@ -12,9 +10,9 @@ import pytest
 from matplotlib.figure import Figure
 from report_runs import make_run
 
-from dfme.benchmarks.compare import picture
-from dfme.benchmarks.compare.figures import ComparisonResult, Outcome
-from dfme.benchmarks.compare.plan import Cell
+from dfme.audits.compare import picture
+from dfme.audits.compare.figures import ComparisonResult, Outcome
+from dfme.audits.compare.plan import Cell
 from dfme.report import curves, sheets, write_report
 from dfme.report.curves import early
 from dfme.report.run_files import Series, read_run
@@ -36,13 +34,17 @@ def with_metrics(run: Path, records: list[dict[str, float]]) -> Path:
 
 
 def test_no_legend_lies_on_a_curve(tmp_path: Path, drawn: list[Figure]) -> None:
-    """0.6.0 put them into the panels, where a run that fails (curve.png) or ends well (losses.png) has its curves."""
+    """0.6.0 put them into the panels, where a run that fails (curve.png) or ends well (losses.png) has its
+    curves."""
     names = ("student_loss", "replay_loss", "generator_loss", "generator_grad_norm", "student_grad_norm")
-    records = [{"queries": q, "agreement": 0.1, "accuracy": 0.1, **dict.fromkeys(names, q / 100)} for q in (100, 900)]
+    scores = {"agreement": 0.1, "accuracy": 0.1, "upstream_grad_norm": 0.05}
+    records = [{"queries": q, **scores, **dict.fromkeys(names, q / 100)} for q in (100, 900)]
     run = read_run(with_metrics(make_run(tmp_path / "run"), records))
     curves.draw_curve(run, tmp_path / "a.png")
     curves.draw_losses(run, tmp_path / "b.png")
     assert len(drawn) == 2
+    scales = [axes.get_yscale() for axes in drawn[1].axes]
+    assert scales == ["linear", "linear", "log"], "norms of several sizes, and no others"
     for figure in drawn:
         figure.draw_without_rendering()
         legends = [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()))]
@@ -56,15 +58,16 @@ def test_no_legend_lies_on_a_curve(tmp_path: Path, drawn: list[Figure]) -> None:
 def test_every_row_has_a_colour_of_its_own_and_the_picture_names_the_teacher(
     tmp_path: Path, drawn: list[Figure]
 ) -> None:
-    """0.6.0 had eight colours for ten rows."""
     figures: Any = SimpleNamespace(curve=[(100, 0.5), (400, 0.92)], teacher_accuracy=0.99)
     job: Any = None  # a picture asks nothing of it
-    outcomes = [Outcome(Cell(f"row{n}", "label", 400, 0, job), "finished", figures=figures) for n in range(12)]
+    cells = [Cell(f"row{n}", "label", 400, 0, job) for n in range(12)]
+    outcomes = [Outcome(cell, "finished", figures=figures) for cell in cells]
     picture.draw(ComparisonResult("x", {"teacher": "shop.onnx"}, tuple(outcomes)), tmp_path / "x.png")
     (axes,) = drawn[0].axes
     lines = {line.get_label(): line for line in axes.lines}
     assert len({str(lines[f"row{place}"].get_color()) for place in range(10)}) == 10
-    assert len({(str(each.get_color()), each.get_linestyle(), each.get_marker()) for each in lines.values()}) == 13
+    looks = {(str(each.get_color()), each.get_linestyle(), each.get_marker()) for each in lines.values()}
+    assert len(looks) == 13
     assert drawn[0].get_suptitle() == "teacher: shop.onnx"
     drawn[0].draw_without_rendering()
     assert not drawn[0].legends[0].get_window_extent().overlaps(axes.bbox), "the legend covers no curve"
@@ -85,7 +88,7 @@ def test_the_axis_of_queries_is_logarithmic_where_the_start_is_what_matters(
 ) -> None:
     assert early(series) == expected
     if series:
-        records = [{"queries": queries, "agreement": value, "student_loss": value} for queries, value in series]
+        records = [{"queries": at, "agreement": value, "student_loss": value} for at, value in series]
         run = read_run(with_metrics(make_run(tmp_path / "run"), records))
         curves.draw_curve(run, tmp_path / "a.png")
         curves.draw_losses(run, tmp_path / "b.png")
@@ -95,28 +98,13 @@ def test_the_axis_of_queries_is_logarithmic_where_the_start_is_what_matters(
         assert low <= series[0][0] < series[-1][0] <= high
 
 
-def test_losses_of_several_sizes_have_a_logarithmic_axis(tmp_path: Path, drawn: list[Figure]) -> None:
-    """Upstream norms below 1 lay flat under generator norms of 90."""
-    norms = {"upstream_grad_norm": 0.8, "generator_grad_norm": 90.0}
-    records = [{"queries": queries, "generator_loss": -4.0, **norms} for queries in (100, 900)]
-    curves.draw_losses(read_run(with_metrics(make_run(tmp_path / "run"), records)), tmp_path / "b.png")
-    assert [axes.get_yscale() for axes in drawn[0].axes] == ["linear", "log"]
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("wolf", "wolf"),
-        ("aquarium_fish", "aquarium fish"),
-        ("German short-haired pointer", "German …"),
-        ("pneumonoultramicroscopic", "pneumonoultra…"),
-        ("a\nb\x1b", "a b"),
-    ],
-)
-def test_a_class_is_called_by_its_name_shortened_between_words(name: str, shown: str) -> None:
-    assert called(1, ["other", name]) == shown
-    assert len(shown) <= 14
-    assert called(2, ["other", name]) == "2"
+def test_a_class_is_called_by_its_name_shortened_between_words() -> None:
+    names = {"aquarium_fish": "aquarium fish", "German short-haired pointer": "German …", "a\nb\x1b": "a b"}
+    for name, shown in (names | {"pneumonoultramicroscopic": "pneumonoultra…"}).items():
+        assert called(1, ["other", name]) == shown
+    assert called(2, ["other", "dog"]) == "2"
+    assert top_answers(np.array([[0.25, 0.75]]), 1, ["cat", "dog"]) == ["dog\n75%"]
+    assert top_answers(np.array([1]), 1, ["cat", "dog"]) == ["dog"]
 
 
 def test_sheets_name_the_classes_and_take_no_name_for_a_formula(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -132,10 +120,3 @@ def test_sheets_name_the_classes_and_take_no_name_for_a_formula(tmp_path: Path, 
     assert texts
     assert all(text.startswith("$class ") and text.endswith("%") for text in texts)
     write_report(run)
-
-
-def test_without_names_the_number_stands_beside_its_share() -> None:
-    scores = np.array([[0.25, 0.75]])
-    assert top_answers(scores, 1) == ["1 · 75%"]
-    assert top_answers(scores, 1, ["cat", "dog"]) == ["dog\n75%"]
-    assert top_answers(np.array([1]), 1, ["cat", "dog"]) == ["dog"]

@@ -1,6 +1,4 @@
-"""Estimated gradients beside the true ones: the truth by hand, figures against theory, stages, tables and the files."""
-
-from __future__ import annotations
+"""Estimated gradients beside the true ones: the truth by hand, figures against theory, stages, tables."""
 
 import json
 import math
@@ -8,34 +6,69 @@ from pathlib import Path
 
 import pytest
 import torch
-from gradient_toys import CPU, L1, SPEC, TEACHER, figures, job, net, untrained, white_box
 from tiers import exhaustive
-from torch import Tensor
+from torch import Tensor, nn
 
+from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.estimators.base import Objective
+from dfme.methods.configs import DfmeConfig
+from dfme.nets.generators import Generator
 from dfme.randomness import Streams
 from dfme.run.directory import LOCK
-from dfme.spec import LabelMode
+from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import make_distance
-from dfme.teachers.local.white_box import TorchWhiteBox
+from dfme.teachers.local.pytorch import TorchTeacher
 from research.candidates import CANDIDATES, CONDITIONS, LIMIT, PUBLISHED
 from research.gradients import FILES, compare_gradients, require_local, run
-from research.measure import GradientRow, Setting, Sizes
+from research.measure import GradientRow, Setting, Sizes, measure
 from research.options import GradientsConfig
 from research.synthetic_course import PICTURE, course
 from research.table import GradientsResult, StageFacts, as_json, overview
 from research.truth import Stage, TrueGradient, stages, true_gradients, weights_gradient
 
+SPEC = ImageSpec((1, 8, 8), (-1.0, 1.0))
+CPU = torch.device("cpu")
+TEACHER = 12.0  # sharpness that makes its answers confident, as trained ones are
+
+
+def net(seed: int, sharpness: float = 3.0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 5))
+    made[-1].weight.data.mul_(sharpness)
+    return made.eval()
+
+
+def figures(
+    box: TorchTeacher, stage: Stage, condition: str, *names: str, batches: int = 3
+) -> dict[str, GradientRow]:
+    candidates = {name: CANDIDATES[name] for name in names}
+    rows = measure(box, stage, condition, candidates, Sizes(batches, 64, 0))
+    return {row.estimator: row for row in rows}
+
+
+def job(**changes: object) -> Job:
+    config = ExtractConfig(
+        budget=200,
+        student=StudentConfig(arch="cnn_small", lr=0.05, replay_steps=1, replay_batch=8),
+        evaluation=EvaluationConfig(dataset="none"),
+    )
+    method = DfmeConfig(batch_size=8, student_steps=2, latent_size=16)
+    return Job(config, TeacherConfig(), {}, "dfme", method, EstimatorConfig(**changes))
+
 
 @pytest.fixture(scope="module")
-def box() -> TorchWhiteBox:
-    return white_box()
+def box() -> TorchTeacher:
+    return TorchTeacher(net(1, TEACHER), SPEC, 5)
 
 
 @pytest.fixture(scope="module")
 def stage() -> Stage:
-    return untrained()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return Stage(0.0, 0, 0.2, net(2), Generator(16, SPEC))
 
 
 def weights(stage: Stage) -> Tensor:
@@ -43,7 +76,9 @@ def weights(stage: Stage) -> Tensor:
 
 
 def test_the_truth_is_the_slope_of_the_objective_written_out_by_hand(box, stage):
-    truth = true_gradients(box, stage, {"l1": L1}, 4, Streams(0, CPU)["latent"])["l1"]
+    truth = true_gradients(
+        box, stage, {"l1": make_distance("l1", LabelMode("logits"))}, 4, Streams(0, CPU)["latent"]
+    )["l1"]
     student = net(2).double()
     teacher = net(1, TEACHER).double()
     u_BCHW = truth.gen_op.detach().double()
@@ -59,7 +94,9 @@ def test_the_truth_is_the_slope_of_the_objective_written_out_by_hand(box, stage)
     # In place of an estimate it is the same, whatever a query would answer.
     distance = make_distance("l1", LabelMode("probabilities"))
     known = Objective(pytest.fail, lambda x, answers: -distance(net(2)(x).double(), answers))
-    estimate = TrueGradient(box, torch.tanh).estimate(known, truth.gen_op.detach(), Streams(0, CPU)["directions"])
+    estimate = TrueGradient(box, torch.tanh).estimate(
+        known, truth.gen_op.detach(), Streams(0, CPU)["directions"]
+    )
     torch.testing.assert_close((estimate.grad_BCHW * v_BCHW).sum((1, 2, 3)), slope_B, rtol=1e-3, atol=1e-4)
     assert estimate.queries == 0
 
@@ -90,13 +127,17 @@ def test_lost_precision_kills_the_published_step_and_its_remedies_survive(box, s
     rows = figures(box, stage, "2decimals", "sphere", "dct_kl", "auto")
     objectives = {name: row.objective for name, row in rows.items()}
     assert objectives == {"sphere": "l1", "dct_kl": "kl", "auto": "kl", LIMIT: "l1", f"{LIMIT}_kl": "kl"}
-    assert rows[f"{LIMIT}_kl"].cosine > 0.99 > 0.98 > rows[LIMIT].cosine, "kl outlives the rounding, l1 does not"
+    assert rows[f"{LIMIT}_kl"].cosine > 0.99 > 0.98 > rows[LIMIT].cosine, (
+        "kl outlives the rounding, l1 does not"
+    )
 
 
 TELLING = ["range_reused", "neighbour_prior", "lattice_student_prior", "lattice_dct_kl"]
 
 
-@pytest.mark.parametrize("name", [*TELLING, *exhaustive(*(name for name in CANDIDATES if name not in TELLING))])
+@pytest.mark.parametrize(
+    "name", [*TELLING, *exhaustive(*(name for name in CANDIDATES if name not in TELLING))]
+)
 def test_every_row_can_be_estimated(box, stage, name):
     condition = next(key for key, entry in CONDITIONS.items() if CANDIDATES[name].fits(entry))
     row = figures(box, stage, condition, name, batches=2)[name]
@@ -123,7 +164,9 @@ def test_stages_are_copies_taken_on_the_way_and_a_free_gradient_asks_for_nothing
     assert [stage.queries for stage in free] == [80, 200], "whole steps of 2 x 8 for the student alone"
 
 
-def row(name: str, weights_cosine: float, queries: float = 2.0, spread: float = 0.01, condition: str = "exact"):
+def row(
+    name: str, weights_cosine: float, queries: float = 2.0, spread: float = 0.01, condition: str = "exact"
+):
     rest = (queries, 0.1, 0.01, 1.0, 0.1, weights_cosine, spread, 0.2, 1.0, {})
     return GradientRow(0.0, condition, name, "kl" if "kl" in name else "l1", *rest)
 
@@ -138,7 +181,10 @@ def best_rows(rows: list[GradientRow]) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        ([row("sphere", 0.1), row("dct", 0.25), row("sphere_9", 0.9, 10.0), row(LIMIT, 1.0, 0.0)], ("dct", "2.5")),
+        (
+            [row("sphere", 0.1), row("dct", 0.25), row("sphere_9", 0.9, 10.0), row(LIMIT, 1.0, 0.0)],
+            ("dct", "2.5"),
+        ),
         ([row("sphere", 0.001, spread=0.02), row("dct", 0.3)], ("dct", "noise")),
         ([row("sphere", -0.1, spread=0.2), row("dct", 0.1, spread=0.2)], ("none is clear", "")),
     ],
@@ -150,7 +196,11 @@ def test_the_best_row_is_named_at_the_published_price(rows, expected):
 
 def test_the_best_row_is_compared_with_the_published_one_here_and_where_nothing_is_lost():
     rounded = "4decimals"
-    rows = [row(PUBLISHED, 0.2), row(PUBLISHED, 0.05, condition=rounded), row("dct_kl", 0.3, condition=rounded)]
+    rows = [
+        row(PUBLISHED, 0.2),
+        row(PUBLISHED, 0.05, condition=rounded),
+        row("dct_kl", 0.3, condition=rounded),
+    ]
     expected = ["dct_kl", "kl", "0.300 +- 0.010", "0.050 +- 0.010", "6.0", "0.200 +- 0.010", "1.5"]
     assert best_rows(rows)["4 decimals"] == expected
     assert best_rows(rows[1:])["4 decimals"] == [*expected[:5], "", ""], "exact was not measured"
@@ -177,7 +227,13 @@ def test_a_comparison_keeps_what_it_prints(box, tmp_path: Path, capsys):
     names = ("sphere", "lattice", "lattice_dct_kl")
     conditions = ("exact", "8bit_4decimals")
     config = GradientsConfig(
-        batches=2, batch_size=16, stages=(0.0, 0.5), conditions=conditions, estimators=names, free=True, out=str(out)
+        batches=2,
+        batch_size=16,
+        stages=(0.0, 0.5),
+        conditions=conditions,
+        estimators=names,
+        free=True,
+        out=str(out),
     )
     assert compare_gradients(box, job(kind="synthetic", every=3), config) == out
     assert capsys.readouterr().out.startswith("White box: the teacher's own gradients")
@@ -198,11 +254,20 @@ def test_a_comparison_keeps_what_it_prints(box, tmp_path: Path, capsys):
     ("flags", "message"),
     [
         (["--conditions", "exakt"], "--conditions: expected a condition (all, exact"),
-        (["--method", "knockoff"], "--method: expected a method with a generator, whose gradients are measured"),
-        (["--stages", "0.5,0.1"], "--stages: expected increasing shares of the budget from 0 to 1, got 0.5,0.1"),
+        (
+            ["--method", "knockoff"],
+            "--method: expected a method with a generator, whose gradients are measured",
+        ),
+        (
+            ["--stages", "0.5,0.1"],
+            "--stages: expected increasing shares of the budget from 0 to 1, got 0.5,0.1",
+        ),
         (["--teacher.label-mode", "label"], "--teacher.label-mode: expected scores"),
         (["--conditions", "tf32", "--device", "cpu"], "--conditions tf32: expected a CUDA device"),
-        (["--free", "true", "--method", "static"], "--free: expected a method that estimates gradients, got static"),
+        (
+            ["--free", "true", "--method", "static"],
+            "--free: expected a method that estimates gradients, got static",
+        ),
     ],
 )
 def test_a_mistake_is_named(flags, message):
@@ -213,5 +278,7 @@ def test_a_mistake_is_named(flags, message):
 
 @pytest.mark.parametrize("kind", ["my_module:MyTeacher", "v2"])
 def test_only_a_network_on_this_machine_has_gradients(kind):
-    with pytest.raises(UserError, match=rf"--teacher {kind}: expected a network on this machine .*run.py check"):
+    with pytest.raises(
+        UserError, match=rf"--teacher {kind}: expected a network on this machine .*run.py check"
+    ):
         require_local(kind)

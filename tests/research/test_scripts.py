@@ -1,7 +1,5 @@
 """The scripts as they are started: their help, and a mistake in one line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +10,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def started(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.mark.integration

@@ -1,7 +1,5 @@
 """The bench: the loop's time, with its log as a run has it, beside the bare work."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +18,6 @@ from research.published import PublishedLoop
 
 
 def test_the_loop_is_timed_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """0.5.0 timed it with a listener that wrote nothing, and said nothing of what the metrics cost."""
     monkeypatch.setattr(loop, "LOG_SECONDS", 0.0)
     config = BenchConfig(cases=("digits_paper",), batch_size=2, seconds=0.01, rounds=1, device="cpu")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -38,6 +35,16 @@ def test_the_loop_is_timed_with_its_log(tmp_path: Path, monkeypatch: pytest.Monk
     cells = dict(zip(*([cell.strip() for cell in line.split("|")] for line in (heads, figures)), strict=True))
     assert (cells["loop ms"], cells["bare / loop"], cells["log %"]) == ("500.0", "0.800", "1.23")
     assert (cells["case"], cells["queries/s"]) == ("digits_paper", f"{work.queries / 0.5:,.0f}")
+
+
+def test_the_loop_is_timed_with_any_option_of_a_run() -> None:
+    options = ("deterministic=true", "estimator.step=0.3", "teacher.precision=bf16")
+    config = BenchConfig(batch_size=2, options=options)
+    work = speed.Work(speed.CASES["digits_paper"], config, torch.device("cpu"))
+    assert work.job.config.deterministic is True
+    assert (work.job.estimator.step, work.network.precision) == (0.3, "bf16")
+    with pytest.raises(UserError, match=r"--options: .*did you mean graphs"):
+        speed.Work(speed.CASES["digits_paper"], BenchConfig(options=("graph=true",)), torch.device("cpu"))
 
 
 def test_the_published_loop_is_timed_beside_ours() -> None:

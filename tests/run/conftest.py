@@ -1,6 +1,4 @@
-"""Where a run is started by the command line in these tests."""
-
-from __future__ import annotations
+"""Runs in these tests draw no report, which takes longer than all the rest."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +7,14 @@ import pytest
 from small_runs import no_pictures
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty current directory; no report is drawn."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="package", autouse=True)
+def _no_pictures() -> Iterator[None]:
     with no_pictures():
-        yield tmp_path
+        yield
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,14 +1,11 @@
 """A function of the user's hears what a run logs, and may stop it: all that was paid is kept."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
-import small_runs
 import torch
 from small_runs import BUDGET, Metered, clone, student
 
@@ -22,43 +19,38 @@ from dfme.report.wandb_run import WandbRun
 QUARTERS = (100, 200, 300, 400)
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures():
-    with small_runs.no_pictures():
-        yield
-
-
 def test_it_hears_every_record_and_the_result_has_them_all(tmp_path: Path) -> None:
     heard = []
-    result = clone(tmp_path / "run", Metered(), callback=lambda queries, metrics: heard.append((queries, metrics)))
-    written = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    out = tmp_path / "run"
+    result = clone(out, Metered(), callback=lambda queries, metrics: heard.append((queries, metrics)))
+    written = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [queries for queries, _ in heard] == [record["queries"] for record in written]
     assert [metrics["student_loss"] for _, metrics in heard] == [record["student_loss"] for record in written]
-    assert result.metrics == written
     assert sum("requests" in metrics for _, metrics in heard) == 4, "the evaluations"
-    again = clone(tmp_path / "run", Metered(), resume=True)
-    assert again.metrics == written, "of a run that was finished before, too"
+    again = clone(out, Metered(), resume=True)
+    assert result.metrics == again.metrics == written, "of a run that was finished before, too"
 
 
-def test_true_stops_the_run_and_resuming_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
-    clone(tmp_path / "whole", Metered())
+def test_true_stops_the_run_and_resuming_ends_as_if_nothing_had_been(tmp_path: Path, whole: Path) -> None:
     first, second = Metered(), Metered()
     stopped = clone(tmp_path / "run", first, callback=lambda queries, metrics: queries >= BUDGET / 2)
     assert not stopped.finished
     assert first.served == stopped.summary["spent"] == BUDGET / 2
-    assert clone(tmp_path / "run", second, resume=True, callback=lambda queries, metrics: 1).finished, "1 is not True"
+    one = clone(tmp_path / "run", second, resume=True, callback=lambda queries, metrics: 1)
+    assert one.finished, "1 is not True"
     assert first.served + second.served == BUDGET
-    assert student(tmp_path / "run") == student(tmp_path / "whole")
+    assert student(tmp_path / "run") == student(whole)
 
 
-@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
-def test_what_it_raises_ends_the_run_once_everything_is_kept(share: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_what_it_raises_ends_the_run_once_everything_is_kept(
+    share: float, tmp_path: Path, whole: Path
+) -> None:
     def fail(queries: int, metrics: dict[str, float]) -> None:
         if queries >= share * BUDGET:
             metrics.clear()
             raise ZeroDivisionError("mine")
 
-    clone(tmp_path / "whole", Metered())
     first, second = Metered(), Metered()
     with pytest.raises(ZeroDivisionError, match="mine"):
         clone(tmp_path / "run", first, callback=fail)
@@ -66,12 +58,12 @@ def test_what_it_raises_ends_the_run_once_everything_is_kept(share: float, tmp_p
     result = clone(tmp_path / "run", second, resume=True)
     assert result.finished
     assert (first.served, second.served) == (share * BUDGET, BUDGET - share * BUDGET)
-    assert student(tmp_path / "run") == student(tmp_path / "whole")
-    assert [record["queries"] for record in result.metrics if "requests" in record] == [100, 200, 300, 400]
+    assert student(tmp_path / "run") == student(whole)
+    assert tuple(record["queries"] for record in result.metrics if "requests" in record) == QUARTERS
 
 
 def test_what_it_returns_joins_line_wandb_table_and_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logged: list[dict[str, float]] = []
     monkeypatch.setattr(WandbRun, "log", lambda run, queries, metrics: logged.append(dict(metrics)))
@@ -80,37 +72,29 @@ def test_what_it_returns_joins_line_wandb_table_and_page(
         assert not student.training
         return {"my_score": queries / 7} if "requests" in metrics else None
 
-    clone(tmp_path / "whole", Metered())
     result = clone(tmp_path / "run", Metered(), callback=scored, progress=True)
-    assert [record["my_score"] for record in result.metrics if "my_score" in record] == [n / 7 for n in QUARTERS]
-    assert [each["my_score"] for each in logged if "my_score" in each] == [n / 7 for n in QUARTERS]
+    for records in (result.metrics, logged):
+        assert [each["my_score"] for each in records if "my_score" in each] == [n / 7 for n in QUARTERS]
     assert result.summary["callback_metrics"] == {"my_score": BUDGET / 7}
     shown = capsys.readouterr()
     assert "my_score          57.14" in shown.out
     assert "my_score 14.29" in shown.err
     page = write_page(read_run(tmp_path / "run"), tmp_path / "page.html").read_text()
     assert page.count("my_score") == 2, "its value, and its row among the metrics"
-    assert student(tmp_path / "run") == student(tmp_path / "whole")
+    assert student(tmp_path / "run") == student(whole)
     assert read_summary(tmp_path / "run" / "summary.json") == result.summary
 
 
-@pytest.mark.parametrize(
-    ("returned", "said"),
-    [
-        *(({name: 0.5}, "callback: expected names of its own (") for name in ("agreement", "samples", "my score", 3)),
-        ({"a": "0.5"}, "callback: a: expected a number, got '0.5'"),
-        ({"a": True}, "callback: a: expected a number, got True"),
-        ({"a": 10**400}, "callback: a: expected a number, got 1000"),
-        ({"a": torch.zeros(2, 20)}, "callback: a: expected a number, got tensor([[0., 0."),
-    ],
-)
+WRONG: list[dict[object, object]] = [{name: 0.5} for name in ("agreement", "samples", "my score", 3)]
+WRONG += [{"a": value} for value in ("0.5", True, 10**400, torch.zeros(2, 20))]
+
+
+@pytest.mark.parametrize("returned", WRONG, ids=str)
 def test_what_can_be_no_metric_is_one_line_and_all_paid_is_kept(
-    returned: dict[str, object], said: str, tmp_path: Path
+    returned: dict[object, object], tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r"^callback: (a: expected a number, got|expected names).*$"):
         clone(tmp_path / "run", first := Metered(), callback=lambda queries, metrics: returned)
-    assert str(caught.value).startswith(said)
-    assert "\n" not in str(caught.value)
     assert clone(tmp_path / "run", second := Metered(), resume=True).finished
     assert first.served + second.served == BUDGET
 

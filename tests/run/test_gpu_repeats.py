@@ -1,6 +1,4 @@
-"""On a GPU with --deterministic: a run repeats to the bit, also when it was killed, and with --graphs as without."""
-
-from __future__ import annotations
+"""On a GPU with --deterministic: a run repeats to the bit, also when it was killed."""
 
 import subprocess
 import sys

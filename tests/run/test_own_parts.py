@@ -1,36 +1,27 @@
-"""Methods, students and generators of one's own, by name and from Python: ours, named so, give the same run."""
-
-from __future__ import annotations
+"""Methods, students and generators of one's own, by name and from Python; the student's file by itself."""
 
 import dataclasses
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import small_runs
 import torch
-from small_runs import BATCH, Metered, break_down, clone, ctrl_c, student
+from small_runs import BATCH, Metered, clone
 from torch import Tensor, nn
 
 import dfme
 from dfme.cli.extract import parse_extract
 from dfme.cli.main import main
-from dfme.config.yaml_files import load_yaml
-from dfme.errors import TeacherError, UserError
+from dfme.config.yaml_files import load_yaml, sealed
+from dfme.errors import UserError
+from dfme.nets.architectures import cnn_small
 from dfme.nets.generators import Generator, GeneratorNet
-from dfme.nets.small import cnn_small
 from dfme.run.components import build_nets
-from dfme.run.job import config_hash, differing_keys, document
+from dfme.run.student_file import load_student_of_run, save_student
 from dfme.spec import ImageSpec
 
 SPEC = ImageSpec((1, 8, 8))
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures() -> Iterator[None]:
-    with small_runs.no_pictures():
-        yield
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,17 +74,26 @@ OURS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """The student of our own parts by their own names."""
+    out = tmp_path_factory.mktemp("ours") / "run"
+    clone(out, Metered(), 200, student={"arch": "cnn_small"})
+    return torch.load(out / "checkpoint.pt")["trainer"]["nets"]  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("what", OURS)
-def test_what_is_ours_under_another_name_gives_the_same_student(what: str, tmp_path: Path) -> None:
-    settings = {"student": {"arch": "cnn_small"}}
-    clone(tmp_path / "ours", Metered(), **settings)
-    result = clone(tmp_path / "own", Metered(), **settings | OURS[what])
-    ours, own = (torch.load(tmp_path / each / "checkpoint.pt")["trainer"]["nets"] for each in ("ours", "own"))
+def test_what_is_ours_under_another_name_gives_the_same_student(
+    what: str, ours: dict[str, Tensor], tmp_path: Path
+) -> None:
+    result = clone(tmp_path / "own", Metered(), 200, **{"student": {"arch": "cnn_small"}} | OURS[what])
+    own = torch.load(tmp_path / "own" / "checkpoint.pt")["trainer"]["nets"]
     assert all(torch.equal(value, own[name]) for name, value in ours.items())
     written = load_yaml(tmp_path / "own" / "config.yaml")
-    named = [written["method"]["name"], written["student"]["arch"], written["method"].get("generator", "auto")]
+    method = written["method"]
+    named = [method["name"], written["student"]["arch"], method.get("generator", "auto")]
     assert sum(name.startswith(f"{__name__}:") for name in named) == 1
-    assert result.summary["method"] == written["method"]["name"]
+    assert result.summary["method"] == method["name"]
 
 
 OWN: dict[str, Any] = {
@@ -103,34 +103,25 @@ OWN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"student": Net(width=3)}, {"method": "dfme", "method_options": {**PLAIN, "generator": Flat}}],
-    ids=["two students of a class", "a module", "a generator"],
-)
-def test_a_run_that_is_stopped_goes_on_and_its_student_loads_again(changes: dict[str, Any], tmp_path: Path) -> None:
-    settings = {**OWN, **changes}
-    clone(tmp_path / "whole", Metered(), **settings)
+@pytest.mark.parametrize("arch", [Net, Net(width=3)], ids=["a class", "a module"])
+def test_the_student_of_ones_own_loads_again(arch: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert not clone(out, Metered({6: ctrl_c}), **settings).finished
-    with pytest.raises(TeacherError):
-        clone(out, Metered({3: break_down}), resume=True, **settings)
-    result = clone(out, Metered(), resume=True, **settings)
-    assert student(out) == student(tmp_path / "whole")
-    arch = settings["student"] if isinstance(settings["student"], nn.Module) else f"{__name__}:Net"
-    again = dfme.load_student(out, arch=arch)
+    result = clone(out, Metered(), **OWN | {"student": {"arch": arch}})
+    again = dfme.load_student(out, arch=arch if isinstance(arch, nn.Module) else f"{__name__}:Net")
     assert again.arch == f"{__name__}:Net"
     x = torch.rand(3, 1, 8, 8)
     assert torch.equal(again(x), result.student(x))
     if isinstance(arch, nn.Module):
-        with pytest.raises(UserError, match=r"its network is \w+:Net: its weights do not fit"):
+        with pytest.raises(UserError, match="weights do not fit"):
             dfme.load_student(out, arch=Net)
 
 
 def test_a_module_is_copied_and_trained_from_its_own_weights(tmp_path: Path) -> None:
     net = Net()
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    result = clone(tmp_path / "run", Metered(), student={"arch": net, "lr": 1e-9}, schedule={"kind": "constant"})
+    result = clone(
+        tmp_path / "run", Metered(), student={"arch": net, "lr": 1e-9}, schedule={"kind": "constant"}
+    )
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     for name, value in result.student.state_dict().items():
         torch.testing.assert_close(value, before[name], atol=1e-5, rtol=0)
@@ -143,7 +134,9 @@ def test_the_whole_command_line_knows_them(tmp_path: Path, capsys: pytest.Captur
     assert main([*words, "--budget", "200", "--out", out]) == 0
     assert main(["--resume", "--out", out, "--budget", "300"]) == 0
     assert main(["evaluate", "--student", out]) == 0
-    assert main(["retrain", "--run", out, "--out", f"{out}-2", "--student.count", "2", "--device", "cpu"]) == 0
+    assert (
+        main(["retrain", "--run", out, "--out", f"{out}-2", "--student.count", "2", "--device", "cpu"]) == 0
+    )
     capsys.readouterr()
     assert main(["--method", f"{__name__}:Mine", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -177,30 +170,36 @@ class NoSize(Mine):
     entry: ClassVar = dfme.MethodEntry(NoBatch)
 
 
+DIGITS = "--teacher.checkpoint teachers/checkpoints/digits.safetensors"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--method nowhere:Mine", "--method.name nowhere:Mine: no module 'nowhere' in"),
-        (f"--method {__name__}:Minee", "no 'Minee' in it; did you mean Mine?"),
-        (f"--method {__name__}:Net", "expected a class derived from dfme.Method"),
-        (f"--method {__name__}:small", "expected a class derived from dfme.Method"),
-        (f"--method {__name__}:NoEntry", "expected entry = dfme.MethodEntry(Config) on the class"),
-        (f"--method {__name__}:NoModes", "expected label_modes among logits, probabilities, top_k, label"),
-        (f"--method {__name__}:NoSection", "sections among estimator, queries, got ('probabilities',) and ('est"),
-        (f"--method {__name__}:NoSize", "expected options with defaults in NoBatch, one called batch_size"),
-        (f"--method {__name__}:Mine --method.batch-size x", "--method.batch-size: expected a whole number, got 'x'"),
-        (f"--method {__name__}:Mine --method.batch 1", "did you mean --method.batch-size?"),
-        (f"--method {__name__}:Mine --estimator.step 1", "--estimator.step: unknown flag of method"),
+        ("--method nowhere:Mine", "no module 'nowhere' in"),
+        ("--method OWN:Minee", "did you mean Mine?"),
+        ("--method OWN:Net", "expected a class derived from dfme.Method"),
+        ("--method OWN:small", "expected a class derived from dfme.Method"),
+        ("--method OWN:NoEntry", "expected entry = dfme.MethodEntry(Config)"),
+        ("--method OWN:NoModes", "expected label_modes among logits"),
+        ("--method OWN:NoSection", "sections among estimator, queries"),
+        ("--method OWN:NoSize", "expected options with defaults in NoBatch"),
+        ("--method OWN:Mine --method.batch-size x", "--method.batch-size: expected a whole number"),
+        ("--method OWN:Mine --method.batch 1", "did you mean --method.batch-size?"),
+        ("--method OWN:Mine --estimator.step 1", "--estimator.step: unknown flag of method"),
         ("--student.arch nowhere:Net", "--student.arch: no module 'nowhere'"),
-        (f"--student.arch {__name__}:Nett", "no 'Nett' in it; did you mean Net?"),
-        (f"--method.generator {__name__}:Flatt", "did you mean Flat?"),
+        ("--student.arch OWN:Nett", "did you mean Net?"),
+        ("--method.generator OWN:Flatt", "did you mean Flat?"),
         ("--method.generator flat", "expected module:Class or module:function, got 'flat'"),
-        (f"--method.generator {__name__}:Flat --queries.base procedural", "--queries.base: expected none with method"),
-        (f"--teacher.checkpoint teachers/checkpoints/digits.safetensors --teacher.arch {__name__}:Net", "unknown net"),
+        (
+            "--method.generator OWN:Flat --queries.base procedural",
+            "--queries.base: expected none with method",
+        ),
+        (f"{DIGITS} --teacher.arch OWN:Net", "unknown net"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_found_is_one_line(words: str, message: str) -> None:
-    said = refusal(words.split())
+    said = refusal(words.replace("OWN", __name__).split())
     assert message in said
     assert "\n" not in said
 
@@ -214,22 +213,26 @@ class Late(Net):
         raise RuntimeError("no forward")
 
 
+LOCAL = type("Local", (Mine,), {"__qualname__": "f.<locals>.Local"})
 NETS: dict[str, tuple[dict[str, Any], str]] = {
     "not a module": ({"student": lambda shape: 3}, "expected a torch module, got an object of type int"),
-    "nothing taken": ({"student": lambda: Net()}, "expected a parameter named shape or num_classes, got none of them"),
-    "fails": ({"student": fails}, r"fails: called with shape, num_classes, it failed: ValueError: too deep \(test_own"),
-    "fails later": ({"student": Late()}, r"it failed: RuntimeError: no forward \(test_own_parts.py"),
-    "other classes": ({"student": Net(7)}, r"Net: expected floats \(2, 10\) for \(2, 1, 8, 8\), got \(2, 7\)"),
-    "no parameters": ({"student": nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(10))}, "parameters to train, got"),
-    "two of a module": ({"student": Net(), "method": "disguide"}, "one student, but this needs 2 students; give its c"),
-    "rounds": ({"student": {"arch": Net(), "steps": 9, "rounds": (1.0,)}}, r'needs student=\{"rounds": ...\}, which'),
-    "images": ({"method_options": {"generator": nn.Linear(256, 9)}}, r"floats \(2, 1, 8, 8\) for \(2, 256\), got"),
+    "nothing taken": ({"student": lambda: Net()}, "expected a parameter named shape or num_classes"),
+    "fails": ({"student": fails}, r"ValueError: too deep \(test_own"),
+    "fails later": ({"student": Late()}, r"RuntimeError: no forward \(test_own_parts.py"),
+    "other classes": (
+        {"student": Net(7)},
+        r"Net: expected floats \(2, 10\) for \(2, 1, 8, 8\), got \(2, 7\)",
+    ),
+    "no parameters": ({"student": nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(10))}, "to train, got"),
+    "two of a module": ({"student": Net(), "method": "disguide"}, "one student, but this needs 2"),
+    "rounds": ({"student": {"arch": Net(), "steps": 9, "rounds": (1.0,)}}, r'needs student=\{"rounds"'),
+    "images": ({"method_options": {"generator": nn.Linear(256, 9)}}, r"floats \(2, 1, 8, 8\) for \(2, 256\)"),
     "range": (
         {"method": "dfme", "method_options": {"generator": Flat}, "estimator": {"direction": "range"}},
         r'expected a Conv2d in it, for estimator=\{"direction": "range"\}',
     ),
-    "local": ({"method": type("Local", (Mine,), {"__qualname__": "f.<locals>.Local"})}, "class at the top of a mod"),
-}  # fmt: skip
+    "local": ({"method": LOCAL}, "class at the top of a mod"),
+}
 
 
 @pytest.mark.parametrize("what", NETS)
@@ -245,7 +248,7 @@ def test_a_network_that_does_not_fit_is_refused_before_the_first_query(what: str
 
 def test_answers_that_a_method_cannot_use_are_refused_before_the_first_query(tmp_path: Path) -> None:
     teacher = Metered()
-    with pytest.raises(UserError, match=rf'method="{__name__}:Mine" needs a teacher that answers probabilities, this'):
+    with pytest.raises(UserError, match=r"Mine.* needs a teacher that answers probabilities"):
         clone(tmp_path / "run", teacher, **OWN, label_mode="label")
     assert teacher.calls == 0
 
@@ -262,23 +265,60 @@ def test_the_loop_holds_them_to_their_cost(tmp_path: Path) -> None:
         clone(tmp_path / "run", Metered(), method=Greedy)
 
 
-def test_a_run_of_0_6_0_which_had_no_option_for_the_generator_is_the_same_run(tmp_path: Path) -> None:
-    job = parse_extract(["--method", "static", "--out", str(tmp_path / "run")])
-    old = document(job)
-    del old["method"]["generator"]
-    assert differing_keys(old, job) == []
-    own = dataclasses.replace(job.method_config, generator=f"{__name__}:usual")
-    other = dataclasses.replace(job, method_config=own)
-    assert differing_keys(old, other) == ["method.generator"]
-    assert config_hash(other) != config_hash(job)
-
-
 def test_the_seed_makes_the_weights_of_each_of_several() -> None:
-    job = parse_extract(
-        ["--student.arch", f"{__name__}:Net", "--student.count", "2", "--method.generator", f"{__name__}:Flat"]
-    )
+    words = f"--student.arch {__name__}:Net --student.count 2 --method.generator {__name__}:Flat"
+    job = parse_extract(words.split())
     made = [build_nets(job, SPEC, 10, torch.device("cpu")) for _ in range(2)]
     one, other = (list(each.parameters()) for each in made[0].students)
     assert not torch.equal(one[0], other[0])
     assert all(torch.equal(a, b) for a, b in zip(one, made[1].students[0].parameters(), strict=True))
     assert isinstance(made[0].generator, GeneratorNet)
+
+
+# The student's file
+
+
+SPEC = ImageSpec((1, 8, 8))
+
+
+class Only(nn.Sequential):
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+
+
+@pytest.mark.parametrize(
+    "name", ["os:system", "shutil:rmtree", "builtins:exec", "nowhere:Net", "a:b:c", ":", f"{__name__}:boom"]
+)
+def test_nothing_is_called_that_makes_no_network(name: str, tmp_path: Path) -> None:
+    save_student(tmp_path / "student.safetensors", Only(), name, SPEC, 10)
+    with pytest.raises(UserError, match="its network is "):
+        dfme.load_student(tmp_path, arch=name)
+
+
+def test_a_file_alone_imports_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "imported_by_nobody"
+    Path(f"{name}.py").write_text("raise SystemExit('imported')\n")
+    weights = tmp_path / "student.safetensors"
+    save_student(weights, Only(), f"{name}:Net", SPEC, 10)
+    told = (
+        rf"its network is {name}:Net, and no file alone .*: in Python, say dfme.load_student\(path, "
+        r"arch=Net\)"
+    )
+    with pytest.raises(UserError, match=told):
+        dfme.load_student(weights)
+    assert main(["export", "--student", str(weights), "--format", "pt2"]) == 2
+    assert "no file alone has a module imported" in capsys.readouterr().err
+    assert name not in sys.modules
+    with torch.no_grad():
+        own = dfme.load_student(weights, arch=Only)(torch.rand(2, 1, 8, 8))
+    assert own.shape == (2, 10)
+    config = f"student: {{arch: '{__name__}:Only'}}\n"
+    (tmp_path / "config.yaml").write_text(sealed(config))  # a run's own says it
+    assert load_student_of_run(weights).arch == f"{name}:Net"
+
+
+def boom(*arguments: object, **options: object) -> None:
+    raise SystemExit("called")

@@ -1,6 +1,4 @@
-"""The record says what was audited, when, and with how many threads; a run goes on from it wherever its files lie."""
-
-from __future__ import annotations
+"""The record says what was audited, when, and with how many threads; a run goes on with the same."""
 
 import hashlib
 import json
@@ -14,23 +12,30 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from small_runs import BUDGET, SMALL, Metered, break_down, clone, ctrl_c, student
+from hostile import Hostile
+from http_runs import command, extract, finished, summary
+from protocols import tensor
+from small_runs import BUDGET, SMALL, Metered, break_down, clone, ctrl_c
 
+from dfme.cli.extract import parse_extract
 from dfme.cli.main import main
+from dfme.compute import DeferredChecks
 from dfme.errors import TeacherError, UserError
-from dfme.oracle.ledger import Ledger
+from dfme.nets import build_net
+from dfme.run.build import build_oracle
+from dfme.run.directory import RunDirectory
 from dfme.run.job import PROJECT
-from dfme.run.resuming import require_same_adapter
-from dfme.teachers.facts import resolved_adapter
+from dfme.run.opening import require_same_adapter
+from dfme.spec import ImageSpec, LabelMode, TeacherInfo
+from dfme.teachers.facts import resolved_adapter, teacher_facts
 
 pytestmark = pytest.mark.usefixtures("here")
 
 DIGITS = PROJECT / "teachers/checkpoints/digits.safetensors"
 
 
-def summary(out: str | Path) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((Path(out) / "summary.json").read_text())
-    return told
+def sha(path: str | Path) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def events(out: str | Path, name: str) -> list[dict[str, Any]]:
@@ -38,21 +43,25 @@ def events(out: str | Path, name: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == name]
 
 
-def test_a_file_is_named_with_its_digest_and_its_classes(capsys: pytest.CaptureFixture[str]) -> None:
+# A teacher of files
+
+
+def test_a_file_is_named_with_its_digest_its_classes_and_dates() -> None:
     before = datetime.now(UTC).replace(microsecond=0)
     assert main([*SMALL, "--teacher.checkpoint", str(DIGITS), "--out", "run"]) == 0
-    told, digest = summary("run"), hashlib.sha256(DIGITS.read_bytes()).hexdigest()
-    assert told["teacher"]["target"] == f"digits.safetensors, sha256 {digest}"
+    told = summary(Path("run"))
+    assert told["teacher"]["target"] == f"digits.safetensors, sha256 {sha(DIGITS)}"
     assert told["teacher"]["class_names"] == list("0123456789")
     assert events("run", "budget")[0]["teacher"] == told["teacher"]
-    dates = [datetime.strptime(told[name], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC) for name in ("started", "ended")]
+    dates = [datetime.fromisoformat(told[name]) for name in ("started", "ended")]
     assert before <= dates[0] <= dates[1] <= datetime.now(UTC)
     assert main(["--resume", "--out", "run", "--budget", "140"]) == 0
-    again = summary("run")
+    again = summary(Path("run"))
     assert again["started"] == told["started"]
-    assert [each["started"] for each in again["stretches"]] == [each["started"] for each in events("run", "stretch")]
-    assert [each["ended"] for each in again["stretches"]] == [each["at"] for each in events("run", "ended")]
-    assert len(again["stretches"]) == 2
+    starts, ends = ([each[name] for each in again["stretches"]] for name in ("started", "ended"))
+    assert starts == [each["started"] for each in events("run", "stretch")]
+    assert ends == [each["at"] for each in events("run", "ended")]
+    assert len(starts) == 2
 
 
 def test_a_module_of_ones_own_is_named_and_may_be_mended(
@@ -61,24 +70,38 @@ def test_a_module_of_ones_own_is_named_and_may_be_mended(
     monkeypatch.syspath_prepend(".")
     source = (
         "class T:\n    shape, num_classes, class_names = (1, 8, 8), 2, ('dark', 'light')\n"
-        "    def __call__(self, x):\n        p = x.mean((1, 2, 3))\n        return [[1 - q, q] for q in p.tolist()]\n"
+        "    def __call__(self, x):\n        p = x.mean((1, 2, 3))\n        return [[1 - q, q] for q in "
+        "p.tolist()]\n"
     )
-    Path("recorded_teacher.py").write_text(source)
-    words = [*SMALL, "--teacher", "recorded_teacher:T", "--out", "run"]
-    assert main(words) == 0
-    digest = hashlib.sha256(source.encode()).hexdigest()
-    told = summary("run")["teacher"]
+    path = Path("recorded_teacher.py")
+    path.write_text(source)
+    assert main([*SMALL, "--teacher", "recorded_teacher:T", "--out", "run"]) == 0
+    told, digest = summary(Path("run"))["teacher"], sha(path)
     assert told["target"] == f"recorded_teacher:T in recorded_teacher.py, sha256 {digest}"
     assert told["class_names"] == ["dark", "light"]
-    Path("recorded_teacher.py").write_text(source + "# mended\n")
+    path.write_text(source + "# mended\n")
     capsys.readouterr()
     assert main(["--resume", "--out", "run", "--budget", "140"]) == 0
     assert f"'recorded_teacher.py' (sha256 '{digest[:12]}') is now" in capsys.readouterr().err
 
 
+def swap(weights: Path) -> tuple[str, str]:
+    """Another teacher of the same form in the place of a file; the digests of both."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    before = sha(weights)
+    with safe_open(weights, "pt") as file:
+        metadata, state = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    weights.unlink()
+    save_file({key: value.flip(0).contiguous() for key, value in state.items()}, weights, metadata)
+    return before, sha(weights)
+
+
 def test_a_checkpoint_that_lies_elsewhere_goes_on_if_it_is_the_same(
     monkeypatch: pytest.MonkeyPatch, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Another is refused in one line, also in the middle and after the end with a larger budget."""
     shutil.copy(DIGITS, "t.safetensors")
     assert main([*SMALL, "--teacher.checkpoint", "t.safetensors", "--out", "runs/a"]) == 0
     Path("elsewhere").mkdir()
@@ -89,11 +112,138 @@ def test_a_checkpoint_that_lies_elsewhere_goes_on_if_it_is_the_same(
     assert main(["--resume", "--out", out, "--budget", "140", "--teacher.checkpoint", "u.safetensors"]) == 0
     monkeypatch.chdir(here)
     assert main(["--resume", "--out", "runs/a", "--budget", "160"]) == 0
-    shutil.copy(PROJECT / "teachers/checkpoints/shapes.safetensors", "v.safetensors")
-    capsys.readouterr()
-    assert main(["--resume", "--out", "runs/a", "--budget", "180", "--teacher.checkpoint", "v.safetensors"]) == 2
-    digests = [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in (DIGITS, Path("v.safetensors"))]
-    assert f"file checkpoint {digests[0]} (now {digests[1]})" in capsys.readouterr().err
+    digests, ledger = swap(Path("elsewhere/u.safetensors")), Path("runs/a/ledger.jsonl").read_bytes()
+    for _ in range(2):
+        capsys.readouterr()
+        assert main(["--resume", "--out", "runs/a", "--budget", "180"]) == 2
+        refused = capsys.readouterr().err
+        assert f"file checkpoint {digests[0][:12]} (now {digests[1][:12]})" in refused
+        assert refused.count("\n") == 1
+        assert Path("runs/a/ledger.jsonl").read_bytes() == ledger
+        Path("runs/a/summary.json").unlink(missing_ok=True)
+    shutil.copy(DIGITS, "elsewhere/u.safetensors")
+    assert main(["--resume", "--out", "runs/a", "--budget", "180"]) == 0
+    told = summary(Path("runs/a"))["teacher"]
+    assert told["files"]["checkpoint"] == digests[0]
+    assert (told["kind"], told["num_classes"], told["label_mode"]) == ("torch", 10, "probabilities")
+
+
+def test_a_function_of_other_form_is_refused_in_python(tmp_path: Path) -> None:
+    """What the object says of itself is in no config.yaml."""
+    out, first, second = tmp_path / "run", Metered({3: ctrl_c}), Metered()
+    first.label_mode = "probabilities"  # type: ignore[attr-defined]
+    second.label_mode = "logits"  # type: ignore[attr-defined]
+    assert not clone(out, first).finished
+    with pytest.raises(UserError, match=r"label_mode.*probabilities.*logits"):
+        clone(out, second, resume=True)
+    assert second.calls == 0
+    assert clone(out, Metered(), resume=True).summary["spent"] == BUDGET
+
+
+# Facts
+
+
+class Known:
+    """A teacher by what it says of itself."""
+
+    spec = ImageSpec((1, 2, 2), (-1.0, 1.0), 256)
+    num_classes = 3
+    label_mode = LabelMode("top_k", k=2)
+    info = TeacherInfo()
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("nobody asks it")
+
+
+def digests(kind: str, **options: Any) -> dict[str, str]:
+    """The digests on record, by what they are of."""
+    facts = teacher_facts(Known(), kind, options)
+    assert json.loads(json.dumps(facts)) == facts, "plain data"
+    files: dict[str, str] = facts["files"]
+    return files
+
+
+def made(*names: str) -> dict[str, str]:
+    """Files, and their digests by other means."""
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(name.encode() * 100)
+    return {name: sha(name) for name in names}
+
+
+def test_what_a_teacher_is_is_plain_data() -> None:
+    spec = {"shape": [1, 2, 2], "bounds": [-1.0, 1.0], "levels": 256, "num_classes": 3}
+    spec |= {"label_mode": "top_k:2", "files": {}}
+    assert teacher_facts(Known(), "nowhere:T", {"url": "x", "n": 3}) == {
+        **spec, "kind": "nowhere:T", "target": "nowhere:T"
+    }  # fmt: skip
+    options = {"url": "https://h.example:8/v2?key=s3cr3t", "model": "m", "authorised_by": "me"}
+    url = "https://h.example:8/v2"
+    assert teacher_facts(Known(), "v2", options) == {
+        **spec, "kind": "v2", "url": url, "model": "m", "target": f"{url}, model m"
+    }  # fmt: skip
+
+
+def test_the_files_of_every_kind_are_digested() -> None:
+    found = made("w.pt", "m.onnx", "p.ts", "ca.pem", "log.txt", "a b.npz", "digits")
+    for kind, option, name in (("torch", "checkpoint", "w.pt"), ("torchscript", "program", "p.ts")):
+        assert digests(kind, **{option: name}) == {option: found[name]}
+    assert digests("v2", url="http://h", model="digits", ca_file="ca.pem") == {}
+    own = {
+        "weights": "a b.npz",
+        "ca_file": "ca.pem",
+        "log": "log.txt",
+        "other": "no.pt",
+        "n": 3,
+        "folder": ".",
+    }
+    assert digests("mine:T", **own) == {"weights": found["a b.npz"]}
+
+
+def test_folders_and_what_lies_beside_a_file() -> None:
+    names = ("config.json", "preprocessor_config.json", "model.safetensors")
+    whole = made(*(f"hf/{name}" for name in (*names, "README.md")))
+    named = json.dumps({"id2label": {"0": "cat", "1": "dog"}})
+    Path("hf/config.json").write_text(named)
+    whole["hf/config.json"] = sha("hf/config.json")
+    assert digests("hf", folder="hf") == {name: whole[f"hf/{name}"] for name in names}
+    used = ("a.safetensors", "in/b.safetensors")
+    parts = made(*(f"parts/{name}" for name in ("config.json", *used, "c.safetensors")))
+    Path("parts/config.json").write_text("{}")
+    index = json.dumps({"weight_map": {"x": used[0], "y": used[1], "z": used[0]}})
+    Path("parts/model.safetensors.index.json").write_text(index)
+    assert digests("hf", folder="parts") == {name: parts[f"parts/{name}"] for name in used} | {
+        name: sha(f"parts/{name}") for name in ("config.json", "model.safetensors.index.json")
+    }
+    weights = made("onnx/m.onnx.data", "onnx/other.bin")["onnx/m.onnx.data"]
+    # As protocol buffers have TensorProto.external_data: a key and a value, each with its field, its length,
+    # its text.
+    entry = b"j\x1a\n\x08location\x12\x0bm.onnx.dataj\x0b\n\x06offset\x12\x010"
+    Path("onnx/m.onnx").write_bytes(b"\x08\x08" + entry * 2)
+    assert digests("onnx", model="onnx/m.onnx") == {"model": sha("onnx/m.onnx"), "m.onnx.data": weights}
+    Path("labels.txt").write_text("a\nb\n")
+    answer = "{path: s, form: mapping, classes: labels.txt}"
+    paper = f"url: http://h/x\nrequest: {{json: {{i: '${{image}}'}}}}\nanswer: {answer}\n"
+    Path("a.yaml").write_text(paper)
+    facts = teacher_facts(Known(), "json", {"adapter": "a.yaml", "url": ""})
+    assert facts["url"] == "http://h/x"
+    assert set(facts["files"]) == {"adapter", "labels.txt"}
+
+
+def test_a_network_on_a_gpu_has_no_journal_and_is_held_to_it_all_the_same(tmp_path: Path) -> None:
+    class OnGpu(Known):
+        info = TeacherInfo("cuda")
+
+    job = parse_extract(["--budget", "100"])
+    facts = teacher_facts(OnGpu(), "torch", {"checkpoint": str(DIGITS)})
+    with RunDirectory.create(tmp_path / "run") as directory:
+        oracle = build_oracle(job, OnGpu(), directory, {}, DeferredChecks(), facts)
+        oracle.ledger.charge(10, "student")
+        oracle.close()
+        assert not directory.journal.exists()
+        other = facts | {"files": {"checkpoint": "0" * 64}}
+        with pytest.raises(UserError, match=f"{sha(DIGITS)[:12]}.*{'0' * 12}"):
+            build_oracle(job, OnGpu(), directory, {}, DeferredChecks(), other)
 
 
 ADAPTER = """
@@ -118,9 +268,50 @@ def test_an_adapter_is_written_out_without_secrets_and_held_to() -> None:
     require_same_adapter(Path("kept.yaml"), text)
     changed = resolved_adapter("json", {"adapter": "a.yaml", "url": "https://host/v2"})
     first, now = (hashlib.sha256(each.encode()).hexdigest()[:12] for each in (text, changed))
-    said = rf"url was '.*apikey=\*\*\*' \(now 'https://host/v2'\), sha256 as read {first} \(now {now}\)"
+    said = rf"apikey=\*\*\*' \(now 'https://host/v2'\), sha256 as read {first} \(now {now}\)"
     with pytest.raises(UserError, match=said):
         require_same_adapter(Path("kept.yaml"), changed)
+
+
+# A service
+
+PARAMETERS = {"bounds": [0, 1], "label_mode": "probabilities", "levels": None}
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "levels": ({"parameters": PARAMETERS | {"levels": 256}}, "levels.*none.*256"),
+    "bounds": ({"parameters": PARAMETERS | {"bounds": [0, 2]}}, r"bounds.*\[0.0, 1.0\].*\[0.0, 2.0\]"),
+    "mode": ({"parameters": PARAMETERS | {"label_mode": "probabilities:4"}}, "label_mode.*probabilities:4"),
+    "shape": ({"inputs": [tensor("x", "FP32", [-1, 1, 8, 9])]}, r"shape.*\[1, 8, 8\].*\[1, 8, 9\]"),
+    "classes": ({"outputs": [tensor("y", "FP32", [-1, 7])]}, "num_classes.*10.*7"),
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_a_service_announces_is_the_same_in_every_stretch(
+    ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    with Hostile({} if ended else {5: "status:403"}) as server:
+        server.what.parameters = PARAMETERS
+        first = extract(server, out, budget=100)
+        assert first.code == (0 if ended else 3), first.err
+        asked, ledger = server.questions, (out / "ledger.jsonl").read_bytes()
+        for changes, said in CHANGES.values():
+            with monkeypatch.context() as patch:
+                for key, value in changes.items():
+                    patch.setattr(server.what, key, value)
+                refused = command(["--resume", "--out", str(out), "--budget", "200"])
+            assert refused.code == 2
+            assert re.search(said, refused.line), refused.line
+            assert server.questions == asked
+            assert (out / "ledger.jsonl").read_bytes() == ledger
+        finished(command(["--resume", "--out", str(out), "--budget", "200"]))
+        facts = summary(out)["teacher"]
+    same = {"kind": "v2", "url": server.url, "model": "m", "target": f"{server.url}, model m", "files": {}}
+    assert facts == same | PARAMETERS | {"shape": [1, 8, 8], "num_classes": 10, "bounds": [0.0, 1.0]}
+
+
+# Threads
 
 
 @pytest.fixture
@@ -135,51 +326,17 @@ def threads() -> Iterator[int]:
 def test_a_run_goes_on_with_its_own_number_of_threads(
     threads: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On 0.6.0 it went on with the others, and the student was another."""
     out = tmp_path / "run"
     with pytest.raises(TeacherError):
         clone(out, Metered({9: break_down}), device="cpu")
     torch.set_num_threads(3)
     assert clone(out, Metered(), device="cpu", resume=True, progress=True).finished
-    said = f"threads: the run was begun with {threads} threads of torch, this process had 3; this stretch takes 1, too"
-    assert said in capsys.readouterr().err
+    assert "begun with 1 threads of torch, this process had 3" in capsys.readouterr().err
     assert [each["threads"] for each in events(out, "stretch")] == [1, 1]
     assert torch.get_num_threads() == 3
 
 
-def test_a_ledger_cannot_ask_for_any_number_of_threads(threads: int, tmp_path: Path) -> None:
-    with pytest.raises(TeacherError):
-        clone(tmp_path / "r", Metered({9: break_down}), device="cpu")
-    path = tmp_path / "r" / "ledger.jsonl"
-    first = json.loads(path.read_text().splitlines()[0])
-    path.unlink()
-    forged = Ledger(BUDGET, path, facts=first["teacher"])
-    forged.begin(10**9)
-    forged.settle()
-    forged.close()
-    for name in ("checkpoint.pt", "checkpoint.previous.pt"):
-        (tmp_path / "r" / name).unlink(missing_ok=True)
-    shutil.rmtree(tmp_path / "r" / "journal")
-    assert clone(tmp_path / "r", Metered(), device="cpu", resume=True).finished
-    assert events(tmp_path / "r", "stretch")[1]["threads"] == threads
-
-
-def test_a_signal_before_the_first_step_is_heeded_at_once_and_loses_nothing(tmp_path: Path) -> None:
-    """On 0.6.0 the evaluation, and the first step of the method, were gone through first."""
-    evaluation: dict[str, Any] = {"dataset": "digits", "limit": 40, "points": 1}
-    whole, out, first, second = tmp_path / "whole", tmp_path / "run", Metered({1: ctrl_c}), Metered()
-    clone(whole, Metered(), evaluation=evaluation)
-    with pytest.raises(KeyboardInterrupt):
-        clone(out, first, evaluation=evaluation)
-    assert first.calls == 1
-    assert clone(out, second, resume=True, evaluation=evaluation).finished
-    assert first.served + second.served == BUDGET + 40
-    assert student(out) == student(whole)
-
-
 def test_images_of_no_known_size_are_those_of_the_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
-    from dfme.nets import build_net
-
     torch.save(build_net("cnn_small", (1, 8, 8), 10).state_dict(), "net.pt")
     words = [*SMALL, "--teacher.checkpoint", "net.pt"]
     assert main([*words, "--out", "a"]) == 2
@@ -187,4 +344,4 @@ def test_images_of_no_known_size_are_those_of_the_evaluation(capsys: pytest.Capt
     assert not Path("a").exists()
     assert main([*words, "--out", "b", "--evaluation.dataset", "digits"]) == 0
     assert "images 1x8x8, as those of the evaluation (--teacher.shape)" in capsys.readouterr().err
-    assert summary("b")["teacher"]["shape"] == [1, 8, 8]
+    assert summary(Path("b"))["teacher"]["shape"] == [1, 8, 8]

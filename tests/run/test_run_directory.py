@@ -1,68 +1,48 @@
-"""The run directory: fresh or resumable, one process at a time, the summary last."""
+"""The run directory: fresh or resumable, the summary last; checkpoints: whole, or damage that is named."""
 
 import hashlib
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+import torch
 from damage import file_size_limit
-from small_runs import Metered, break_down, clone
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_runs import Metered, clone
 
-from dfme.errors import RunError, TeacherError, UserError
+from dfme.config.yaml_files import SEAL
+from dfme.errors import RunError, UserError
 from dfme.methods.static import Static
-from dfme.run.checkpoint import save_checkpoint
-from dfme.run.directory import RunDirectory, require_space
-
-HOLDER = """
-import sys, time
-from pathlib import Path
+from dfme.run.checkpoint import load_checkpoint, previous, save_checkpoint
 from dfme.run.directory import RunDirectory
-directory = RunDirectory.create(Path(sys.argv[1]))
-directory.write_config("budget: 1")
-print("locked", flush=True)
-time.sleep(60)
-"""
 
 
 def test_a_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "runs" / "x")
     directory.write_config("seed: 0\n")
-    above = f"seed: 0\n# relative paths begin at, from here: {os.path.relpath(Path.cwd(), tmp_path / 'runs/x')}\n"
-    said = f"# sha256 of the lines above: {hashlib.sha256(above.encode()).hexdigest()}\n"
+    above = (
+        f"seed: 0\n# relative paths begin at, from here: {os.path.relpath(Path.cwd(), tmp_path / 'runs/x')}\n"
+    )
+    said = f"{SEAL}{hashlib.sha256(above.encode()).hexdigest()}\n"
     assert directory.config.read_text() == above + said
     assert not directory.has_checkpoint
 
 
 def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path) as run:
-        found = {path.relative_to(tmp_path).as_posix() for path in vars(run).values() if isinstance(path, Path)}
+        found = {
+            path.relative_to(tmp_path).as_posix() for path in vars(run).values() if isinstance(path, Path)
+        }
     assert found - {"."} == {
-        "config.yaml",
-        "adapter.yaml",
-        "ledger.jsonl",
-        "journal",
-        "metrics.jsonl",
-        "checkpoint.pt",
-        "checkpoint.previous.pt",
-        "student.safetensors",
-        "samples",
-        "watch.jsonl",
-        "summary.json",
-        "report.html",
+        *(
+            "config.yaml adapter.yaml ledger.jsonl journal metrics.jsonl checkpoint.pt "
+            "checkpoint.previous.pt student.safetensors samples watch.jsonl summary.json report.html"
+        ).split()
     }
-
-
-def test_a_directory_with_files_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(UserError, match="--resume to go on with its run, or choose another --out"):
-        RunDirectory.create(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.parametrize("out", ["file", "file/x", "/proc/x", "/dev/null"])
@@ -86,29 +66,6 @@ def test_resuming_needs_a_run(tmp_path: Path) -> None:
         assert again.has_checkpoint
 
 
-@pytest.mark.integration
-def test_a_second_process_is_kept_out_until_the_first_dies(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(out)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "locked\n"
-        with pytest.raises(UserError, match=rf"in use by process {holder.pid}"):
-            RunDirectory.open_for_resume(out)
-    finally:
-        holder.send_signal(signal.SIGKILL)
-        holder.communicate()
-    RunDirectory.open_for_resume(out).close()
-
-
-def test_the_lock_holds_within_a_process_and_ends_with_close(tmp_path: Path) -> None:
-    with RunDirectory.create(tmp_path) as first:
-        with pytest.raises(UserError, match=rf"in use by process {os.getpid()}"):
-            RunDirectory.create(tmp_path)
-        first.close()
-    RunDirectory.create(tmp_path).close()
-
-
 def test_free_names_count_up(tmp_path: Path) -> None:
     base = tmp_path / "digits"
     names = []
@@ -129,12 +86,6 @@ def test_the_summary_is_whole_or_absent(tmp_path: Path) -> None:
     assert not run.summary.exists()
 
 
-def test_space_is_asked_for_in_words(tmp_path: Path) -> None:
-    require_space(tmp_path, 1)
-    with pytest.raises(UserError, match=r"expected 1000000000000.0 MB of free space, got [\d.]+ MB"):
-        require_space(tmp_path / "to" / "be made", 10**18)
-
-
 def raising(failure: type[BaseException]) -> Callable[..., NoReturn]:
     def fail(*_: object) -> NoReturn:
         raise failure
@@ -144,22 +95,107 @@ def raising(failure: type[BaseException]) -> Callable[..., NoReturn]:
 
 @pytest.mark.parametrize("failure", [ZeroDivisionError, KeyboardInterrupt])
 def test_a_run_that_fails_before_its_first_charge_leaves_no_directory(
-    failure: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    failure: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    out = tmp_path / "run"
     monkeypatch.setattr(Static, "prepare", raising(failure))
-    for out in (tmp_path / "run", tmp_path / "run"):  # the second is not told to choose another --out
-        with pytest.raises(failure):
-            clone(out, Metered(), progress=True)
-        assert not out.exists()
-    assert "go on with" not in capsys.readouterr().err
-    monkeypatch.setattr(Static, "prepare", lambda _: (tmp_path / "run" / "own.log").touch() or raising(failure)())
     with pytest.raises(failure):
-        clone(tmp_path / "run", Metered())
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["own.log"], "what is not the run's stays"
+        clone(out, Metered())
+    assert not out.exists()
+    monkeypatch.setattr(Static, "prepare", lambda _: (out / "own.log").touch() or raising(failure)())
+    with pytest.raises(failure):
+        clone(out, Metered())
+    assert [path.name for path in out.iterdir()] == ["own.log"], "what is not the run's stays"
 
 
-def test_a_run_that_fails_after_a_charge_is_kept(tmp_path: Path) -> None:
-    with pytest.raises(TeacherError, match="all that was paid is kept"):
-        clone(tmp_path / "run", Metered({1: break_down}))
-    assert (tmp_path / "run" / "ledger.jsonl").is_file()
-    assert clone(tmp_path / "run", Metered(), resume=True).finished
+# Checkpoints
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint.pt"
+
+
+def test_everything_a_run_holds_comes_back(path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    adam, rng = torch.optim.Adam(net.parameters()), torch.Generator().manual_seed(3)
+    net(torch.rand(4, 3)).sum().backward()
+    adam.step()
+    plain = [1, 2.5, True, None, "text", b"bytes", (1, 2), 2**70]
+    state = {"net": net.state_dict(), "adam": adam.state_dict(), "rng": rng.get_state(), "plain": plain}
+    save_checkpoint(path, state)
+    again = load_checkpoint(path)
+    assert again["plain"] == torch.load(path, weights_only=True)["plain"] == plain
+    assert all(torch.equal(again["net"][name], value) for name, value in net.state_dict().items())
+    torch.optim.Adam(net.parameters()).load_state_dict(again["adam"])
+    second = torch.Generator().set_state(again["rng"])
+    assert torch.equal(torch.rand(5, generator=rng), torch.rand(5, generator=second))
+
+
+def test_the_one_before_is_kept(path: Path) -> None:
+    for step in range(3):
+        save_checkpoint(path, {"step": step})
+    assert (load_checkpoint(path), load_checkpoint(previous(path))) == ({"step": 2}, {"step": 1})
+    assert sorted(each.name for each in path.parent.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
+
+
+def test_after_a_kill_between_the_two_renames_the_one_before_is_loaded(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renames, rename = [], os.replace
+
+    def killed_at_the_second(old: Path, new: Path) -> None:
+        renames.append(new)
+        if len(renames) == 2:
+            raise KeyboardInterrupt
+        rename(old, new)
+
+    save_checkpoint(path, {"step": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed_at_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(path, {"step": 2})
+    assert not path.exists()
+    assert load_checkpoint(path) == {"step": 1}
+    save_checkpoint(path, {"step": 2})
+    assert (load_checkpoint(path), load_checkpoint(previous(path))) == ({"step": 2}, {"step": 1})
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_damage_anywhere_is_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    path = tmp_path_factory.mktemp("run") / "checkpoint.pt"
+    save_checkpoint(path, {"x": torch.arange(20.0)})
+    content = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        content = content[:place]
+    else:
+        content[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=r"expected a whole checkpoint, but .*start a new run"):
+        load_checkpoint(path)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_untouched(path: Path) -> None:
+    save_checkpoint(path, {"step": 1})
+    before = path.read_bytes()
+    for size in (0, 5_000, 300_000):
+        with file_size_limit(size), pytest.raises(RunError, match=r"cannot write .*free some space"):
+            save_checkpoint(path, {"x": torch.zeros(100_000)})
+    assert path.read_bytes() == before
+    assert [*path.parent.iterdir()] == [path]
+
+
+@pytest.mark.parametrize(
+    ("state", "where"),
+    [
+        ({"a": [0, {"b": Path("x")}]}, r"state\['a'\]\[1\]\['b'\] is a PosixPath"),
+        ({"a": {1, 2}}, r"state\['a'\] is a set"),
+        ({"a": {(1, 2): 3}}, r"state\['a'\] has the key \(1, 2\)"),
+    ],
+)
+def test_what_could_not_be_loaded_is_not_saved(path: Path, state: dict[str, Any], where: str) -> None:
+    with pytest.raises(TypeError, match=where):
+        save_checkpoint(path, state)
+    assert not list(path.parent.iterdir())

@@ -1,7 +1,5 @@
 """A run of its own process takes the threads that pay, and keeps them; whoever says how many is obeyed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle
@@ -10,18 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import Metered, clone, student
+from small_runs import SMALL, Metered, clone, student
 
 from dfme.cli.extract import parse_extract
 from dfme.cli.main import main
 from dfme.compute import worthwhile_threads
 from dfme.run.build import run_job
-from dfme.run.job import PROJECT
 
-CHECKPOINT = ["--teacher.checkpoint", str(PROJECT / "teachers/checkpoints/digits.safetensors")]
-SIZES = "--method.batch-size 20 --method.latent-size 16 --budget 400 --student.replay-batch 8 --evaluation.points 4"
-STUDENT = "--student.arch cnn_small --evaluation.dataset none --device cpu"
-RUN = [*CHECKPOINT, *SIZES.split(), *STUDENT.split()]
+RUN = [*SMALL, *"--student.replay-batch 8 --device cpu".split()]
 LINE = "threads: 1 of 3, by timing a few steps of the student; OMP_NUM_THREADS=N takes N"
 
 
@@ -30,7 +24,8 @@ class Machine:
 
     def __init__(self, milliseconds: Mapping[int, float | tuple[float, ...]], cores: float = 1.0) -> None:
         self.now, self._cores = 0.0, cores
-        self._steps = {each: cycle(own if isinstance(own, tuple) else (own,)) for each, own in milliseconds.items()}
+        turns = {each: own if isinstance(own, tuple) else (own,) for each, own in milliseconds.items()}
+        self._steps = {each: cycle(own) for each, own in turns.items()}
 
     def step(self, images: int) -> None:
         self.now += next(self._steps[torch.get_num_threads()]) / 1000 * images / 64
@@ -101,36 +96,31 @@ def test_a_run_says_and_records_its_threads_and_goes_on_with_them(
     assert LINE in capsys.readouterr().err
     assert summary("chosen")["threads"] == 1
     assert torch.get_num_threads() == 3
-    job = parse_extract([*RUN, "--out", "killed"])
-    stopped = run_job(job, own_process=True, console=False, callback=lambda *_: True)
-    assert not stopped.finished
+    job = parse_extract([*RUN, "--out", "killed", "--budget", "200"])
+    assert not run_job(job, own_process=True, console=False, callback=lambda *_: True).finished
     unsaid(-1)
     assert main(["--resume", "--out", "killed"]) == 0
     assert [each["threads"] for each in summary("killed")["stretches"]] == [1, 1]
+    capsys.readouterr()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as if it had been there when torch was loaded
     torch.set_num_threads(1)
     assert main([*RUN, "--out", "said"]) == 0
-    assert "threads:" not in capsys.readouterr().err.partition("said")[2]
-    assert student(Path("chosen")) == student(Path("killed")) == student(Path("said"))
-
-
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_nothing_is_measured_where_somebody_says_how_many(
-    name: str, unsaid: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(name, "3")
-    assert main([*RUN, "--budget", "20", "--out", "run"]) == 0
-    assert summary("run")["threads"] == 3
     assert "threads:" not in capsys.readouterr().err
+    assert student(Path("chosen")) == student(Path("said"))
 
 
-def test_a_python_programs_threads_are_its_own(unsaid: Callable[[int], None]) -> None:
-    assert clone(Path("run"), Metered(), budget=20, device="cpu").summary["threads"] == 3
-
-
-def test_a_services_run_measures_nothing(unsaid: Callable[[int], None]) -> None:
-    words = ["--budget", "20", "--out", "run", "--teacher.shape", "1,8,8", "--teacher.num-classes", "10"]
-    job = parse_extract(
-        [*RUN[2:], *words, "--teacher", "v2", "--teacher.url", "http://127.0.0.1:9", "--teacher.model", "m"]
+def test_nothing_is_measured_where_somebody_says_how_many_or_another_program_or_service_runs(
+    unsaid: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert clone(Path("python"), Metered(), budget=20, device="cpu").summary["threads"] == 3
+    words = (
+        "--budget 20 --teacher v2 --teacher.shape 1,8,8 --teacher.num-classes 10 --teacher.model m".split()
     )
+    job = parse_extract([*RUN, *words, "--teacher.url", "http://127.0.0.1:9", "--out", "service"])
     assert run_job(job, teacher=Metered(), own_process=True, console=False).summary["threads"] == 3
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "3")
+            assert main([*RUN, "--budget", "20", "--out", name]) == 0
+        assert summary(name)["threads"] == 3
+        assert "threads:" not in capsys.readouterr().err

@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from dfme.nets import build_net
-from dfme.students.ensemble import Ensemble, Vote
+from dfme.students.trainer import Ensemble, Vote
 
 NETS = [("cnn_small", (1, 8, 8)), ("cnn_medium", (3, 9, 13)), ("wrn16_1", (3, 8, 8)), ("lenet5", (1, 28, 28))]
 
@@ -20,10 +20,6 @@ def nets(count, arch="cnn_small", shape=(1, 8, 8), classes=4):
 
 def images(shape=(1, 8, 8), count=6, seed=2):
     return torch.rand((count, *shape), generator=torch.Generator().manual_seed(seed))
-
-
-def state(ensemble):
-    return {name: value.clone() for name, value in ensemble.state_dict().items()}
 
 
 @pytest.mark.parametrize(("arch", "shape"), NETS)
@@ -38,27 +34,6 @@ def test_every_member_is_trained_as_if_it_were_alone(arch, shape):
         F.cross_entropy(net(x_BCHW), labels_B).backward()
         torch.testing.assert_close([p.grad for p in own.parameters()], [p.grad for p in net.parameters()])
         torch.testing.assert_close(own.state_dict(), net.state_dict())
-
-
-def test_in_eval_mode_nothing_moves_and_images_are_independent():
-    ensemble = Ensemble(nets(2))
-    ensemble(images())
-    ensemble.eval()
-    before, x_BCHW = state(ensemble), images(seed=5)
-    with torch.no_grad():
-        scores_EBK = ensemble(x_BCHW)
-        torch.testing.assert_close(ensemble(x_BCHW[:1]), scores_EBK[:, :1])
-    assert all(torch.equal(value, before[name]) for name, value in ensemble.state_dict().items())
-
-
-def test_weights_loaded_or_converted_later_are_the_ones_used():
-    ensemble, other = Ensemble(nets(2)), Ensemble(nets(2)[::-1])
-    ensemble(images())
-    ensemble.load_state_dict(other.state_dict())
-    ensemble.double()
-    x_BCHW = images().double()
-    torch.testing.assert_close(ensemble(x_BCHW), other.double()(x_BCHW))
-    torch.testing.assert_close(ensemble.state_dict(), other.state_dict())
 
 
 def test_refuses_no_nets_and_nets_of_two_kinds():
@@ -85,10 +60,3 @@ def test_a_vote_is_the_mean_of_the_probabilities_as_logarithms():
     expected_BK = torch.tensor([[0.3, 0.525, 0.175]]).log().expand(2, -1)
     torch.testing.assert_close(scores_BK, expected_BK)
     torch.testing.assert_close(scores_BK.exp().sum(1), torch.ones(2))
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_a_vote_knows_the_mode_of_its_members(training):
-    members = [net.train(training) for net in nets(2)]
-    assert Vote(members).training == Ensemble(members).training == training
-    assert [net.training for net in members] == [training] * 2

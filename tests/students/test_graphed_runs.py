@@ -1,7 +1,5 @@
 """A run with graphs is the run without, bit for bit. On a CPU, what was captured runs anew on its buffers."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +25,9 @@ BUDGET = 8 * 5 * 7 + 3
 
 
 def small_net(num_classes: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, num_classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, num_classes)
+    )
 
 
 def dropping_net(num_classes: int) -> nn.Module:
@@ -62,7 +62,9 @@ CASES: dict[str, dict[str, Any]] = {
     "replay and average": {},
     "average of every second step": {"student": {"lr": 0.01, "average": 0.9, "average_every": 2}},
     "adam": {"student": {"lr": 0.001, "optimizer": "adam"}},
-    "rounds": {"student": {"lr": 0.01, "steps": 90, "rounds": (0.4, 1.0), "average": 0.9, "replay_batch": 24}},
+    "rounds": {
+        "student": {"lr": 0.01, "steps": 90, "rounds": (0.4, 1.0), "average": 0.9, "replay_batch": 24}
+    },
     "weight decay of what is held": {"student": {"lr": 0.01, "replay_steps": 1, "decay_images": 500}},
 }
 
@@ -102,7 +104,11 @@ def test_what_cannot_be_captured_goes_on_without_and_is_told_once(
     with with_graphs():
         assert cloned(tmp_path / "with", **changes) == without
         assert FakeGraph.replayed > 10, "the rest is replayed"
-    assert [record.getMessage().startswith(f"--graphs: {said}") for record in caplog.records if "graphs" in str(record)]
+    assert [
+        record.getMessage().startswith(f"--graphs: {said}")
+        for record in caplog.records
+        if "graphs" in str(record)
+    ]
     assert caplog.text.count(said) == 1
 
 
@@ -115,16 +121,17 @@ class Breaking(FakeGraph):
         raise RuntimeError("operation not permitted when stream is capturing")
 
 
-def test_a_capture_that_fails_leaves_everything_as_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_capture_that_fails_leaves_everything_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "the student's step goes on without, since it cannot be captured (RuntimeError: op"
     dropping = {"student": {"arch": dropping_net, "lr": 0.1}}
     for name, changes in {"usual": {}, "drawing": dropping}.items():
         caplog.clear()
         without = cloned(tmp_path / f"{name} without", **changes)
         with with_graphs(Breaking):
             assert cloned(tmp_path / f"{name} with", **changes) == without
-        assert (
-            caplog.text.count("the student's step goes on without, since it cannot be captured (RuntimeError: op") == 1
-        )
+        assert caplog.text.count(said) == 1
 
 
 def test_a_local_teacher_is_replayed_too_and_all_nets_are_given_back(tmp_path: Path) -> None:
@@ -139,4 +146,4 @@ def test_a_local_teacher_is_replayed_too_and_all_nets_are_given_back(tmp_path: P
             assert isinstance(build.run_job(job, console=False).student, nn.Module)
             assert FakeGraph.captured >= 3, "the generator, the student's step, the teacher"
     assert student(tmp_path / "with") == student(tmp_path / "without")
-    assert not isinstance(teachers[1].network.forward, GraphedForward)
+    assert not isinstance(teachers[1].info.network.forward, GraphedForward)

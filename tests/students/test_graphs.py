@@ -1,6 +1,4 @@
-"""What graphs need: addresses that stay, rates in memory, nothing that reads the host; and what nets do with them."""
-
-from __future__ import annotations
+"""What graphs need: addresses that stay, rates in memory, nothing that reads the host."""
 
 import copy
 import pickle
@@ -10,7 +8,6 @@ import pytest
 import torch
 from fake_graphs import FakeGraph, faked
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from toys import LinearTeacher, make_parts
 
 from dfme import graphs
@@ -68,7 +65,11 @@ def test_a_round_begins_like_a_new_optimiser_and_graphs_go_on(optimizer: str) ->
             images = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(2))
             for _ in range(2):
                 trainer.learn(images, LinearTeacher(SPEC)(images))
-            tensors = [*trainer.net.parameters(), *trainer._optimizer.moments, *trainer.delivered.parameters()]
+            tensors = [
+                *trainer.net.parameters(),
+                *trainer._optimizer.moments,
+                *trainer.delivered.parameters(),
+            ]
             ends.append([*tensors, gradient_norm(trainer.net), trainer._average.n_averaged.clone()])
         for each in zip(*ends, strict=True):
             assert torch.equal(each[0], each[1])
@@ -76,11 +77,10 @@ def test_a_round_begins_like_a_new_optimiser_and_graphs_go_on(optimizer: str) ->
 
 
 def test_what_a_graph_keeps_of_pythons_values_is_part_of_its_form() -> None:
-    """Weight decay, whether the average is due, and whether it is the first: other values take another graph."""
+    """Weight decay, whether the average is due, and whether it is the first."""
     settings = {"decay_images": 500, "replay_steps": 1, "average": 0.9, "average_every": 2, "replay_batch": 8}
     trainer = make_parts(LinearTeacher(SPEC), 800, **settings).students
     optimizer, average = trainer._optimizer, trainer._average
-    assert average is not None
     rng = torch.Generator().manual_seed(1)
     with faked():
         trainer.use_graphs()
@@ -116,18 +116,6 @@ def test_a_rate_in_memory_gives_the_bits_of_a_number(kind: type[torch.optim.Opti
         ends.append(own.detach())
     assert torch.equal(*ends)
     assert not torch.equal(ends[0], weights)
-
-
-def test_a_step_can_be_traced_as_a_whole() -> None:
-    """What reads the host or depends on values cannot: the tracer refuses it, as a capture would."""
-    trainer = trained("sgd", 1, graphs=False)
-    trainer._optimizer.stay_in_place()
-    images, answers = torch.rand(8, 1, 8, 8), torch.full((8, 3), 1 / 3)
-    traced = make_fx(lambda x, y: trainer._kernels(x, y, -1, 0.0))(images, answers)
-    calls = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
-    assert any("_fused_sgd_" in call for call in calls)
-    with pytest.raises(RuntimeError):
-        make_fx(lambda x, y: (trainer._kernels(x, y, -1, 0.0)[0].sum().item() * x,))(images, answers)
 
 
 def generators() -> tuple[Generator, Generator]:

@@ -1,7 +1,5 @@
 """A scheduled optimiser: its learning rate is asked at every step; it takes up its state; it starts anew."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import torch
@@ -52,7 +50,9 @@ def test_momentum_is_in_the_state_and_can_be_forgotten() -> None:
 
 def test_an_optimiser_of_auto_is_sgd_for_scores_and_a_gentle_adam_for_labels() -> None:
     config, net = StudentConfig(optimizer="auto", lr=0.5, weight_decay=0.1), nn.Linear(1, 1)
-    scores, labels = (make_optimizer(net, fitting(config, LabelMode(kind))) for kind in ("probabilities", "label"))
+    scores, labels = (
+        make_optimizer(net, fitting(config, LabelMode(kind))) for kind in ("probabilities", "label")
+    )
     assert isinstance(scores, torch.optim.SGD)
     assert isinstance(labels, torch.optim.Adam)
     assert [(each.defaults["lr"], each.defaults["weight_decay"]) for each in (scores, labels)] == [

@@ -6,7 +6,7 @@ from loops import fed
 
 from dfme.config.settings import ScheduleConfig, StudentConfig
 from dfme.spec import ImageSpec
-from dfme.students.schedule import StepPlan, factor, weight_decay
+from dfme.students.optimizers import StepPlan, factor, weight_decay
 
 SPEC = ImageSpec((1, 8, 8))
 
@@ -33,9 +33,20 @@ def test_progress_runs_from_zero_to_one_over_budget_and_final_steps():
     assert StepPlan(100).progress(0.3, 30) == StepPlan().progress(0.3, 500) == 0.3
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.0, 0.0), (0.05, 0.5), (0.1, 1.0), (0.5, 1.0)])
-def test_warm_up_climbs_over_its_share_of_the_budget(share, expected):
-    assert factor(ScheduleConfig(kind="constant", warmup=0.1), share) == pytest.approx(expected)
+MILESTONES = [(0.0, 1.0), (0.0999, 1.0), (0.1, 0.3), (0.3, 0.09), (0.5, 0.027), (1.0, 0.027)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (ScheduleConfig(), MILESTONES),
+        (ScheduleConfig(kind="cosine"), [(0.0, 1.0), (0.5, 0.5), (1.0, 0.0)]),
+        (ScheduleConfig(kind="constant"), [(0.9, 1.0)]),
+        (ScheduleConfig(kind="constant", warmup=0.1), [(0.0, 0.0), (0.05, 0.5), (0.1, 1.0), (0.5, 1.0)]),
+    ],
+)
+def test_learning_rates_follow_the_share_of_the_budget(schedule, expected):
+    assert [factor(schedule, share) for share, _ in expected] == pytest.approx([each for _, each in expected])
 
 
 @pytest.mark.parametrize(("images", "expected"), [(400, 0.05), (1_600, 0.025), (100, 0.1), (25, 0.1)])
@@ -46,7 +57,7 @@ def test_weight_decay_falls_with_the_root_of_what_is_held(images, expected):
 
 
 def test_the_optimiser_decays_the_weights_by_it():
-    """With no gradient to speak of, a step of SGD takes lr * decay of each weight: decay 0.01 * sqrt(64 / 8)."""
+    """With no gradient to speak of, a step of SGD takes lr * decay of each weight."""
     _, trainer = fed(8, steps=1, final_share=1.0, weight_decay=0.01, decay_images=64, momentum=0.0, lr=0.5)
     before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
     trainer.train_pending(1)
@@ -54,20 +65,17 @@ def test_the_optimiser_decays_the_weights_by_it():
         torch.testing.assert_close(now.detach(), old - 0.5 * (now.grad + 0.01 * 8**0.5 * old))
 
 
-def test_steps_are_spread_evenly_over_the_budget_and_none_is_left_out():
-    taken, trainer = fed(80, steps=37)
-    assert taken == [round(37 * (batch + 1) / 10) for batch in range(10)]
-    assert trainer.steps_left == 0
-
-
-def test_fewer_steps_than_batches_still_hold_every_batch():
-    taken, trainer = fed(80, steps=4)
-    assert taken[-1] == 4
-    assert len(trainer.replay) == 64  # the toy's capacity
+@pytest.mark.parametrize("steps", [37, 4])
+def test_steps_are_spread_evenly_over_the_budget_and_none_is_left_out(steps):
+    taken, trainer = fed(80, steps=steps)
+    assert taken[-1] == steps
+    assert steps < 10 or taken == [round(steps * (batch + 1) / 10) for batch in range(10)]
+    assert len(trainer.replay) == 64, "the toy's capacity"
     assert trainer.steps_left == 0
 
 
 def test_the_final_share_is_taken_after_the_budget():
+    assert fed(80, steps=20, final_share=1.0)[0] == [0] * 10
     taken, trainer = fed(80, steps=40, final_share=0.25)
     assert taken[-1] == 30
     assert trainer.steps_left == 10
@@ -75,12 +83,3 @@ def test_the_final_share_is_taken_after_the_budget():
     assert (trainer.steps, trainer.steps_left) == (34, 6)
     trainer.train_pending(50)
     assert (trainer.steps, trainer.steps_left, trainer.progress) == (40, 0, 1.0)
-
-
-def test_all_steps_may_come_last():
-    taken, trainer = fed(80, steps=20, final_share=1.0)
-    assert taken == [0] * 10
-    before = [parameter.clone() for parameter in trainer.net.parameters()]
-    trainer.train_pending(20)
-    assert trainer.steps_left == 0
-    assert any(not torch.equal(a, b) for a, b in zip(before, trainer.net.parameters(), strict=True))

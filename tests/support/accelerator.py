@@ -1,7 +1,5 @@
 """The CPU as if it were an accelerator: what the code does there, and a host that may not read a tensor."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,10 +58,11 @@ def _refuse(*_: object, **__: object) -> None:
 
 @contextmanager
 def unreadable() -> Iterator[None]:
-    """Tensors have no values meanwhile, and are on an accelerator: whatever reads one, or depends on it, raises.
+    """Tensors have no values meanwhile, and are on an accelerator: whatever reads one, or depends on it.
 
-    Fake tensors raise where a number, a size or an index follows from values. What copies a whole tensor is refused
-    here. They cannot be swapped or deep-copied, so that modules stay where they are and copies are clones.
+    Fake tensors raise where a number, a size or an index follows from values. What copies a whole tensor is
+    refused here. They cannot be swapped or deep-copied, so that modules stay where they are and copies are
+    clones.
     """
     with pretended() as patch, FakeTensorMode():
         for name in ("cpu", "numpy", "__array__"):
@@ -76,7 +75,7 @@ def unreadable() -> Iterator[None]:
 
 
 class Launches(TorchDispatchMode):
-    """Counts the kernels that are launched meanwhile: operations of ATen that are neither views nor reserve memory.
+    """Counts the kernels that are launched meanwhile.
 
     An operation with several kernels counts once, one of a whole list of tensors (fused, foreach) too.
     """

@@ -1,6 +1,4 @@
-"""What tests ask a service with: an endpoint, an adapter that reads one body, the description of a JSON API."""
-
-from __future__ import annotations
+"""What tests ask a service with: an endpoint, an adapter that reads one body."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -8,12 +6,13 @@ from typing import Any
 
 import torch
 from protocols import V2
+from refusals import refused
 from service import Reply as Said
 from service import Service
 from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
-from dfme.errors import Unusable
+from dfme.errors import Refused, Unusable
 from dfme.teachers.open_inference.client import connect_v2
 from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.options import ServiceOptions, V2Options
@@ -32,7 +31,9 @@ SHAPE, K = (3, 4, 5), 3
 
 def endpoint(url: str, timeout: float = PATIENT, **options: Any) -> closing[Endpoint]:
     """An endpoint that knows one secret, DFME_KEY; closed at the end of the block."""
-    return closing(Endpoint(ServiceOptions(url=url, timeout=timeout, **options), url, Secrets({"DFME_KEY": KEY})))
+    return closing(
+        Endpoint(ServiceOptions(url=url, timeout=timeout, **options), url, Secrets({"DFME_KEY": KEY}))
+    )
 
 
 def post(url: str, path: str = "/ask", body: bytes = b"question", most: int = 1000, **options: Any) -> Reply:
@@ -51,6 +52,14 @@ def post_once(what: Said, **options: Any) -> Reply:
     """The answer to one post to a service that answers so."""
     with Service(what) as service:
         return post(service.url, **options)
+
+
+def failed(
+    what: Said, words: str = "", kind: type[Exception] = Refused, tls: Any = None, **options: Any
+) -> tuple[Any, Service]:
+    """How a post to a service that answers so fails, and the service."""
+    with Service(what, tls) as service:
+        return refused(words, post, service.url, error=kind, **options), service
 
 
 def described(**changes: Any) -> dict[str, Any]:
@@ -73,7 +82,7 @@ def described(**changes: Any) -> dict[str, Any]:
 
 
 def answer_or_unusable(adapter: Adapter, body: bytes, batch: int) -> Tensor | None:
-    """What an adapter reads in a body; None if it calls it unusable, in one short line. Nothing else may come."""
+    """What an adapter reads in a body; None if it calls it unusable."""
     try:
         return adapter.decode(Reply(200, {}, body), batch)
     except Unusable as error:

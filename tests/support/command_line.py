@@ -1,7 +1,5 @@
 """Command lines in this process, the modules of teachers that they name, and what a run leaves behind."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

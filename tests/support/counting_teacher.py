@@ -1,22 +1,20 @@
-"""A teacher whose answer to an image depends on how many images it was asked before: no step of it can be missed."""
-
-from __future__ import annotations
+"""A teacher whose answer to an image depends on how many images it was asked before."""
 
 import os
-import signal
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dfme.compute import held_to
+from dfme.compute import validate_like
 
 
 class Counting:
-    """Every image's scores are those of ``truth``, moved on by one class for each image asked before, in part.
+    """Every image's scores are those of ``truth``, moved on by one class for each image asked before.
 
-    It counts by itself what was ``answered``, what ``truth`` and an ``honest`` user were, and what was ``witnessed``.
+    It counts by itself what was ``answered``, what ``truth`` and an ``honest`` user were, and what was
+    ``witnessed``.
     """
 
     defences: tuple[str, ...] = ("counting:moved=0.3",)
@@ -26,6 +24,11 @@ class Counting:
         self._at = at or {}
         self._weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(7))
         self._moved, self._asked, self._sum = moved, 0, torch.zeros(10)
+
+    @property
+    def images(self) -> int:
+        """All that was answered and charged, or answered to score with."""
+        return self.answered + self.truths
 
     def truth(self, images: Tensor) -> Tensor:
         self.truths += len(images)
@@ -50,8 +53,8 @@ class Counting:
         return {"asked": self._asked, "sum": self._sum.clone()}
 
     def load_state_dict(self, state: Any) -> None:
-        found = held_to(self.state_dict(), state, "counting")
-        self._asked, self._sum = found["asked"], found["sum"]
+        validate_like(self.state_dict(), state, "counting")
+        self._asked, self._sum = state["asked"], state["sum"]
 
     def report(self) -> dict[str, Any]:
         return {"asked": self._asked}
@@ -72,25 +75,18 @@ class Counting:
 
 
 def metered(log: str, moved: float = 0.3) -> Counting:
-    """For a command line; the images it serves are in the file before it answers, as other processes see it."""
+    """For a command line; the images it serves are in the file before it answers."""
     meter = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    kill_at = int(os.environ.get("KILL_AT", "0"))
 
     class Metering(Counting):
         shape, num_classes = (1, 8, 8), 10
 
-        def _note(self, kind: str, images: Tensor) -> None:
-            os.write(meter, f"{kind} {len(images)}\n".encode())
-
         def __call__(self, images: Tensor) -> Tensor:
-            answers = super().__call__(images)
-            if self.calls == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            self._note("served", images)
-            return answers
+            os.write(meter, f"{len(images)}\n".encode())
+            return super().__call__(images)
 
         def truth(self, images: Tensor) -> Tensor:
-            self._note("truth", images)
+            os.write(meter, f"{len(images)}\n".encode())
             return super().truth(images)
 
     return Metering(moved=moved)

@@ -1,6 +1,4 @@
-"""TF32 as a GPU's products have it, on a CPU: operands of products are rounded to 10 bits, sums are fp32's."""
-
-from __future__ import annotations
+"""TF32 as a GPU's products have it, on a CPU: operands of products are rounded to 10 bits."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +10,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dfme import precision
-from dfme.estimators import arithmetic
 
 OPERANDS = {
     torch.ops.aten.convolution.default: (0, 1),
@@ -32,7 +29,9 @@ class Rounding(TorchDispatchMode):
         self, func: Callable[..., Any], types: object, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         rounds = OPERANDS.get(func, ())  # type: ignore[call-overload]
-        operands = [rounded(x) if at in rounds and x.dtype == torch.float32 else x for at, x in enumerate(args)]
+        operands = [
+            rounded(x) if at in rounds and x.dtype == torch.float32 else x for at, x in enumerate(args)
+        ]
         return func(*operands, **kwargs or {})
 
 
@@ -40,12 +39,6 @@ class Rounding(TorchDispatchMode):
 def tf32() -> Iterator[None]:
     with precision.ieee_fp32(), Rounding():
         yield
-
-
-def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put it where the real switch is, on a CPU that has it."""
-    monkeypatch.setattr(precision, "tf32", tf32)
-    monkeypatch.setattr(arithmetic, "has_tf32", lambda device: True)
 
 
 def flagged(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -1,6 +1,5 @@
-"""CUDA graphs as a CPU can play them: what was captured runs anew on the buffers that it was captured with."""
-
-from __future__ import annotations
+"""CUDA graphs as a CPU can play them: what was captured runs anew on the buffers that it was captured
+with."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,18 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from dfme import graphs
-from dfme.students.average import MovingAverage
+from dfme.students.trainer import MovingAverage
 
 
 class FakeGraph(graphs.Graph):
-    """Like a real one it sees only its own buffers, fills its own outputs, and leaves what Python holds as it is.
+    """Like a real one it sees only its own buffers, fills its own outputs.
 
     Unlike a real one it computes while it is captured; what comes of that must be undone.
     """
 
     captured = replayed = 0
     baked: Callable[[], object] = staticmethod(lambda: None)  # type: ignore[assignment]
-    """What a real graph would have kept of Python's values: the same whenever it is replayed, or the key lacks it."""
+    """What a real graph would have kept of Python's values: the same whenever it is replayed, or the key
+    lacks it."""
 
     def record(self, run: graphs.Pass) -> tuple[Tensor, ...]:
         FakeGraph.captured += 1
@@ -36,7 +36,8 @@ class FakeGraph(graphs.Graph):
                 made = run()
             for own, new in zip(self.outputs, made, strict=True):
                 own.copy_(new)
-                new.fill_(torch.nan)  # a replay makes nothing new: who still looks here looks at the wrong place
+                # a replay makes nothing new: who still looks here looks at the wrong place
+                new.fill_(torch.nan)
 
         self.play = play
         return run()
@@ -50,7 +51,7 @@ def uncounted(self: MovingAverage, model: nn.Module, update: Any = MovingAverage
 
 
 def fake_graphed_callable(net: nn.Module, given: tuple[Tensor, ...]) -> nn.Module:
-    """torch.cuda.make_graphed_callables, warm-up and static memory included; forward and backward count as one."""
+    """torch.cuda.make_graphed_callables, warm-up and static memory included."""
     FakeGraph.captured += 1
     plain, learning = net.forward, [parameter for parameter in net.parameters() if parameter.requires_grad]
     made: dict[str, Any] = {}
@@ -77,7 +78,9 @@ def fake_graphed_callable(net: nn.Module, given: tuple[Tensor, ...]) -> nn.Modul
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             made["grad"].copy_(grad)
-            for own, each in zip(made["grads"], torch.autograd.grad(made["out"], learning, made["grad"]), strict=True):
+            for own, each in zip(
+                made["grads"], torch.autograd.grad(made["out"], learning, made["grad"]), strict=True
+            ):
                 own.copy_(each)
             return (*([None] * len(given)), *(each.detach() for each in made["grads"]))
 
@@ -88,7 +91,7 @@ def fake_graphed_callable(net: nn.Module, given: tuple[Tensor, ...]) -> nn.Modul
 @contextmanager
 def faked(graph: type[FakeGraph] = FakeGraph) -> Iterator[type[FakeGraph]]:
     """Graphs on a CPU."""
-    graphs.refuse.cache_clear()
+    graphs.warn_not_captured.cache_clear()
     FakeGraph.captured = FakeGraph.replayed = 0
     FakeGraph.baked = lambda: None  # type: ignore[method-assign]
     with pytest.MonkeyPatch.context() as patch:

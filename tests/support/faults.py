@@ -1,4 +1,4 @@
-"""Everything that the hostile service can do to a question, by name; ``name:argument`` for those that take one."""
+"""Everything that the hostile service can do to a question, by name."""
 
 from __future__ import annotations
 
@@ -117,7 +117,9 @@ def some_nan(call: Call) -> bytes:
     asked = call.serve()
     scores = truth(asked.pixels)
     scores[-1, 3] = np.nan
-    body, headers = call.packed(asked, scores, **({} if asked.wants_binary else {"data": scores.ravel().tolist()}))
+    body, headers = call.packed(
+        asked, scores, **({} if asked.wants_binary else {"data": scores.ravel().tolist()})
+    )
     return http(body, **headers)
 
 
@@ -167,7 +169,8 @@ UNUSABLE: dict[str, Fault] = {
     "negative": changed(lambda scores: -scores),
     "other_name": changed(lambda scores: scores, name="embedding"),
     "other_type": changed(lambda scores: scores, datatype="BYTES"),
-    "short_header": lambda call: call.true(binary=True, **{LENGTH: "9999"}),  # the JSON part longer than everything
+    # the JSON part longer than everything
+    "short_header": lambda call: call.true(binary=True, **{LENGTH: "9999"}),
     "swapped": swapped,
     "garbage_bytes": noise,
     "garbage_json": lambda call: served(call, http(b'{"outputs": [{"name": "y", "data": [0.1, 0.', **JSON)),
@@ -182,9 +185,11 @@ UNUSABLE: dict[str, Fault] = {
 FAULTS: dict[str, Fault] = {
     "honest": honest,
     "status": status,
-    "redirect": lambda call: http(b"", 307, Location=call.argument or call.request.path),  # to itself without one
+    # to itself without one
+    "redirect": lambda call: http(b"", 307, Location=call.argument or call.request.path),
     "flaky": flaky,
-    "twice": lambda call: honest(call) * 2,  # who reads on takes the second for the answer to the next question
+    # who reads on takes the second for the answer to the next question
+    "twice": lambda call: honest(call) * 2,
     "overrun": lambda call: call.true(lambda body: body + bytes(100)),  # these stand before the next answer
     **HARMLESS,
     **UNANSWERED,

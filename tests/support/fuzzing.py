@@ -3,8 +3,6 @@
 More examples of each: ``HYPOTHESIS_MAX_EXAMPLES=3000 python -m pytest -m exhaustive -k any --timeout 0``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -26,7 +24,8 @@ EVERY_TIME = settings(
     max_examples=EXAMPLES,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # one folder serves all examples of a test
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # what fails is told as found: to shrink it takes minutes
+    # what fails is told as found: to shrink it takes minutes
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 
 
@@ -41,11 +40,18 @@ def few(test: Any) -> Any:
 
 
 NUMBERS = st.one_of(
-    st.integers(), st.integers(0, 12), st.just(10**12), st.just(10**400), st.floats(), st.sampled_from([1e308, -0.0])
+    st.integers(),
+    st.integers(0, 12),
+    st.just(10**12),
+    st.just(10**400),
+    st.floats(),
+    st.sampled_from([1e308, -0.0]),
 )
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=8), st.just("\ud800")),
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=4)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
     max_leaves=6,
 )
 

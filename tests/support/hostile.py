@@ -1,15 +1,14 @@
-"""A service that does to its clients whatever real services do, with a model of arithmetic and a meter of its own.
+"""A service that does to its clients whatever real services do, with a model of arithmetic.
 
 In a thread (``with Hostile({3: "status:429/0"}) as server``) or as a process, whose meter is a file::
 
     python tests/support/hostile.py PORT served.jsonl slow:0.003
 
-``plan`` says, for the number of a question (from 1, in the order in which their heads came), what is done to it:
-a name of ``FAULTS``, with ``:argument`` for those that take one; nothing: it is answered truly.
+``plan`` says, for the number of a question (from 1, in the order in which their heads came), what is done to
+it: a name of ``FAULTS``, with ``:argument`` for those that take one; nothing: it is answered truly.
 """
 
-from __future__ import annotations
-
+import io
 import json
 import ssl
 import sys
@@ -19,10 +18,85 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dialects import V2_, Dialect, images_unread
+import numpy as np
 from faults import FAULTS
-from protocols import SHAPE, Asked, Packed, code, truth
+from protocols import CLASSES, LENGTH, PIXELS, SHAPE, V2, Asked, Packed, code, packed, read, tensor, truth
 from service import Reply, Request, Service, Step, http, steps
+
+NAMES = [f"class {number}" for number in range(CLASSES)]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """``options`` are those of the teacher, besides its URL.
+
+    ``only``: names of faults that are words of this language alone.
+    """
+
+    kind: str
+    path: str
+    pages: Callable[[dict[str, object]], Callable[[Request], Reply]]
+    read: Callable[[Request], Asked]
+    packed: Callable[..., Packed]
+    options: dict[str, Any]
+    config: dict[str, Any]
+    only: frozenset[str] = frozenset()
+
+
+def _v2_pages(pages: dict[str, object]) -> V2:
+    image, scores = tensor("x", "FP32", [-1, *SHAPE]), tensor("y", "FP32", [-1, CLASSES])
+    return V2([image], [scores], ["binary_tensor_data"], pages=pages)
+
+
+def _v2_read(request: Request) -> Asked:
+    asked = read(request)
+    if asked.message["inputs"][0]["name"] != "x":
+        raise ValueError(f"{asked.message['inputs']}")
+    return asked
+
+
+def _no_pages(pages: dict[str, object]) -> Callable[[Request], Reply]:
+    return lambda request: http(b"", 404)
+
+
+def _rows_read(request: Request) -> Asked:
+    pixels = np.array(request.json["instances"], np.float64).astype(np.float32)
+    return Asked(request, {}, pixels.reshape(len(pixels), *SHAPE), False)
+
+
+def _rows_packed(asked: Asked, array: np.ndarray, binary: bool | None = None, **changes: Any) -> Packed:
+    body = json.dumps({"predictions": array.astype(float).tolist()})
+    return body.encode(), {"Content-Type": "application/json"}
+
+
+def _picture_read(request: Request) -> Asked:
+    from PIL import Image
+
+    pixels = np.asarray(Image.open(io.BytesIO(request.body))).astype(np.float32) / np.float32(255)
+    return Asked(request, {}, pixels.reshape(1, *SHAPE), False)
+
+
+def _pairs_packed(asked: Asked, array: np.ndarray, binary: bool | None = None, **changes: Any) -> Packed:
+    names = [*NAMES, "one more"]
+    pairs = [{"label": names[k], "score": float(score)} for row in array for k, score in enumerate(row)]
+    return json.dumps(pairs[::-1]).encode(), {"Content-Type": "application/json"}
+
+
+WORDS_OF_V2 = frozenset({"other_name", "other_type", "short_header", "swapped", "no_outputs"})
+V2_ = Dialect("v2", "/v2/models/m/infer", _v2_pages, _v2_read, packed, {"model": "m"}, {}, WORDS_OF_V2)
+TF = Dialect(
+    "tf-serving", "/", _no_pages, _rows_read, _rows_packed, {}, {"shape": SHAPE, "num_classes": CLASSES}
+)
+HF = Dialect(
+    "hf-api", "/", _no_pages, _picture_read, _pairs_packed, {"classes": tuple(NAMES)}, {"shape": SHAPE}
+)
+
+
+def images_unread(request: Request) -> int | None:
+    """How many images a binary question of v2 holds, by its head alone; None for every other question."""
+    head = request.headers.get(LENGTH.lower())
+    return None if head is None else (int(request.headers["content-length"]) - int(head)) // (4 * PIXELS)
+
 
 INFER = V2_.path
 Plan = Mapping[int, str] | Callable[[int], str | None]
@@ -47,9 +121,10 @@ class Served(NamedTuple):
 class Hostile(Service):
     """The service.
 
-    ``pages``: what GET gives, by path, in protocol v2; ``dialect``: another language. ``max_batch``: larger questions
-    get a 400, as from Triton. ``need``: a header that every request must have, else 401. ``log``: a file for the meter.
-    ``when_served`` is called with the number of each question once it is on the meter, before the answer is sent.
+    ``pages``: what GET gives, by path, in protocol v2; ``dialect``: another language. ``max_batch``: larger
+    questions get a 400, as from Triton. ``need``: a header that every request must have, else 401. ``log``: a
+    file for the meter. ``when_served`` is called with the number of each question once it is on the meter,
+    before the answer is sent.
     """
 
     def __init__(
@@ -138,7 +213,11 @@ class Call:
         return asked
 
     def true(
-        self, change: Callable[[bytes], bytes] = bytes, said: bool = True, binary: bool | None = None, **headers: str
+        self,
+        change: Callable[[bytes], bytes] = bytes,
+        said: bool = True,
+        binary: bool | None = None,
+        **headers: str,
     ) -> bytes:
         """Serve; the true answer, or another body with its Content-Length if that is to be ``said``."""
         asked = self.serve()

@@ -1,17 +1,16 @@
-"""Small runs over HTTP by the command line in this process, against the hostile server, and what they must agree on."""
+"""Small runs over HTTP by the command line in this process, against the hostile server."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import stamina
 from hostile import Hostile, Served
 from numpy.typing import NDArray
 from protocols import code, truth
@@ -21,11 +20,14 @@ from dfme.cli.main import main
 from dfme.oracle.ledger import Totals, audit
 from dfme.oracle.oracle import Oracle
 from dfme.oracle.pace import Pace
+from dfme.oracle.retry import RateLimiter
 
 BATCH, MOST = 20, 8
 """Images that the method asks for at once, and that one request carries: 8 + 8 + 4."""
 
-STUDENT: tuple[str, ...] = ("--student.lr", "0.01", "--student.replay-steps", "1", "--student.replay-batch", "8")
+STUDENT: tuple[str, ...] = tuple(
+    "--student.lr 0.01 --student.replay-steps 1 --student.replay-batch 8".split()
+)
 STUDENT += ("--student.average", "0.9")
 METHOD = ("--method.name", "static", "--method.batch-size", str(BATCH), "--method.latent-size", "16")
 EVALUATION = ("--evaluation.dataset", "none", "--evaluation.points", "4")
@@ -48,7 +50,7 @@ class Ended(NamedTuple):
 
 def words(url: str, out: Path | str, *more: str, budget: int = 400) -> list[str]:
     """The words of a small run on the teacher at ``url``."""
-    teacher = ["--teacher", "v2", "--teacher.url", url, "--teacher.model", "m", "--teacher.max-batch", str(MOST)]
+    teacher = f"--teacher v2 --teacher.url {url} --teacher.model m --teacher.max-batch {MOST}".split()
     return [*teacher, *METHOD, *STUDENT, *EVALUATION, "--budget", str(budget), "--out", str(out), *more]
 
 
@@ -82,12 +84,12 @@ def summary(out: Path) -> dict[str, Any]:
 
 
 def meters_agree(server: Hostile, out: Path) -> Totals:
-    """Hold the ledger, and the summary if there is one, against the server's own count; the ledger's totals."""
+    """Hold the ledger, and the summary if there is one, against the server's own count."""
     totals = audit(out / "ledger.jsonl")
     assert server.images + server.dropped == totals.spent + totals.evaluation_queries + totals.lost
     assert totals.spent == sum(totals.spent_by_purpose.values()) <= totals.budget
     if (out / "summary.json").exists():
-        same = ("budget", "spent", "spent_by_purpose", "evaluation_queries", "requests", "refused", "failed", "lost")
+        same = tuple("budget spent spent_by_purpose evaluation_queries requests refused failed lost".split())
         assert {name: summary(out)[name] for name in same} == {name: getattr(totals, name) for name in same}
     return totals
 
@@ -109,7 +111,9 @@ class Witness:
 
     def all_served(self, served: list[Served]) -> None:
         """Each of them was served: none is invented."""
-        used = {code(x): code(y) for images, answers in self.used for x, y in zip(images, answers, strict=True)}
+        used = {
+            code(x): code(y) for images, answers in self.used for x, y in zip(images, answers, strict=True)
+        }
         given = {x: y for entry in served for x, y in zip(entry.queries, entry.answers, strict=True)}
         assert used.items() <= given.items()
 
@@ -127,14 +131,10 @@ class Witness:
             yield self
 
 
-def mostly(fast: Iterable[object], slow: Iterable[object]) -> list[object]:
-    """Parameters of a test: those that are always looked at, and those of the slow tests."""
-    return [*fast, *(pytest.param(value, marks=pytest.mark.exhaustive) for value in slow)]
-
-
 @contextlib.contextmanager
 def no_waiting() -> Iterator[None]:
     """Whoever tries again does so at once; how often and for how long is still the run's own business."""
-    with pytest.MonkeyPatch.context() as patch, stamina.set_testing(True, attempts=10_000, cap=True):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RateLimiter, "pause", lambda self, seconds: None)
         patch.setattr(Pace, "refused", lambda *given: None)
         yield

@@ -1,7 +1,5 @@
 """When to kill a run's process, and what its records say without what kills change."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -35,7 +33,8 @@ def at_once(run: Path, started: float) -> bool:
 def after(requests: int) -> Callable[[Path, float], bool]:
     """Once so many requests are on the ledger, and at least one of them is of this session."""
     return lambda run, started: (
-        written(run / "ledger.jsonl", started) and (run / "ledger.jsonl").read_bytes().count(b'"charge"') >= requests
+        written(run / "ledger.jsonl", started)
+        and (run / "ledger.jsonl").read_bytes().count(b'"charge"') >= requests
     )
 
 

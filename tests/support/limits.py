@@ -1,6 +1,4 @@
-"""Rate limits as services have them, by a clock that the caller brings, and a service behind one with top-3 answers."""
-
-from __future__ import annotations
+"""Rate limits as services have them, by a clock that the caller brings."""
 
 import base64
 import io
@@ -8,9 +6,15 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Protocol
 
-from service import Reply, Request, Service, http
+import numpy as np
+import torch
+from service import Reply, Request, http
+
+from dfme.config.settings import TeacherConfig
+from dfme.teachers.build import make_teacher
 
 
 class Limit(Protocol):
@@ -63,13 +67,15 @@ class Log:
         return None
 
 
-KEY, NAMES = "s3cret-of-the-service", ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+KEY = "s3cret-of-the-service"
+NAMES = "zero one two three four five six seven eight nine".split()
 
 
 class TopThree:
     """A service of digits that takes one picture a request with a key, and names the three best classes.
 
-    ``hint``: whether a refusal says when to come again. ``served`` and ``refused`` are its own count, with moments.
+    ``hint``: whether a refusal says when to come again. ``served`` and ``refused`` are its own count, with
+    moments.
     """
 
     def __init__(self, scores: Callable[[Any], Any], limit: Limit, hint: bool = True) -> None:
@@ -96,31 +102,15 @@ class TopThree:
         return http({"model": "digits-3", "result": {"predictions": named}})
 
 
+@cache
+def embedded() -> Any:
+
+    return make_teacher(
+        TeacherConfig(), {"checkpoint": "teachers/checkpoints/digits.safetensors"}, torch.device("cpu")
+    )
+
+
 def digits(pixels: Any) -> Any:
     """What the embedded teacher says of a grey 8x8 picture."""
-    import numpy as np
-    import torch
-
-    from dfme.config.settings import TeacherConfig
-    from dfme.teachers.build import make_teacher
-
-    global _teacher
-    if _teacher is None:
-        options = {"checkpoint": "teachers/checkpoints/digits.safetensors"}
-        _teacher = make_teacher(TeacherConfig(), options, torch.device("cpu"))
     x = torch.from_numpy(np.array(pixels, np.float32) / 255)[None, None]
-    return _teacher(x)[0]
-
-
-_teacher: Any = None
-
-
-if __name__ == "__main__":  # for a person to try the page docs/adapters.md with
-    import sys
-
-    service = TopThree(digits, Bucket(5, 5), hint="no-hint" not in sys.argv)
-    with Service(service, port=8000):
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            print(f"served {len(service.served)}, refused {len(service.refused)}")
+    return embedded()(x)[0]

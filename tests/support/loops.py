@@ -44,7 +44,7 @@ def run(method, parts, points=5, stopped=lambda: False, kept=None, goal=None):
 
 
 def fed(budget: int, **student: object):
-    """A trainer with the toy's whole budget spent in batches of 8; steps taken after each, and the trainer."""
+    """A trainer with the toy's whole budget spent in batches of 8."""
     parts = make_parts(LinearTeacher(SPEC), budget, **student)
     taken, rng = [], torch.Generator().manual_seed(0)
     for _ in range(budget // 8):

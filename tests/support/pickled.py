@@ -1,7 +1,5 @@
 """Hostile files of weights, written opcode by opcode: each does to PyTorch what its name says."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import struct
@@ -9,7 +7,8 @@ import zipfile
 from collections.abc import Mapping
 
 HOOKS = b"ccollections\nOrderedDict\n)R"
-DOUBLED = b")q\0" + b"h\0\x86q\0" + b"h\0h\0\x86q\0" * 60  # t = (t, t), sixty times: its hash takes 2^60 steps
+# t = (t, t), sixty times: its hash takes 2^60 steps
+DOUBLED = b")q\0" + b"h\0\x86q\0" + b"h\0h\0\x86q\0" * 60
 LAUGHS = b"]q\0" + b"".join(b"](" + bytes([ord("h"), n]) * 10 + b"eq" + bytes([n + 1]) for n in range(20))
 VALUE = struct.pack("<f", 1.0)
 PLACE = b"<place>"
@@ -139,18 +138,24 @@ PICKLES = {
     + call_often("_codecs.encode", text("x" * 200_000) + text("latin1"), 1_000)
     + b"N.",
     "100 copies of a dictionary": b"\x80\x02"
-    + call_often("collections.Counter", b"}(" + b"".join(number(each) + b"N" for each in range(3_000)) + b"u", 100)
+    + call_often(
+        "collections.Counter", b"}(" + b"".join(number(each) + b"N" for each in range(3_000)) + b"u", 100
+    )
     + b"N.",
     "200 copies of pairs": b"\x80\x02"
     + call_often(
-        "collections.OrderedDict", b"](" + b"".join(number(each) + b"N\x86" for each in range(1_500)) + b"e", 200
+        "collections.OrderedDict",
+        b"](" + b"".join(number(each) + b"N\x86" for each in range(1_500)) + b"e",
+        200,
     )
     + b"N.",
     "10^11 bytes": entry(call("builtins.bytearray", number(10**11))),
     "a set of a tuple of tuples": b"\x80\x02" + b"cbuiltins\nset\n](" + DOUBLED + b"e\x85R.",
     "counted tuples of tuples": b"\x80\x02" + b"ccollections\nCounter\n](" + DOUBLED + b"e\x85R.",
     "keyword arguments": b"\x80\x02ccollections\nOrderedDict\n}R.",
-    "a size as a pair": b"\x80\x02ccollections\nOrderedDict\n]" + call("torch.Size", numbers(1, 2)) + b"a\x85R.",
+    "a size as a pair": b"\x80\x02ccollections\nOrderedDict\n]"
+    + call("torch.Size", numbers(1, 2))
+    + b"a\x85R.",
     "an odd number of items": b"\x80\x02}(K\1u.",
     "nothing on the stack": b"\x80\x02s.",
     "no mark": b"\x80\x02t.",

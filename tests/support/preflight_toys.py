@@ -1,7 +1,5 @@
 """Teachers whose every property is known, for the pre-flight check, and slopes that autograd gives."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from dfme.estimators.preflight.diagnostics import ObjectiveOfAnswers
 from dfme.nets.generators import Generator
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.spec import ImageSpec, LabelMode
+from dfme.spec import ImageSpec, LabelMode, TeacherInfo
 from dfme.students.losses import make_distance
 from dfme.teachers.label_modes import reveal
 
@@ -42,6 +40,7 @@ class Toy:
     """A known network behind a wire of known defects; ``gain`` makes its answers confident."""
 
     num_classes = CLASSES
+    info = TeacherInfo()
 
     def __init__(
         self,
@@ -78,7 +77,9 @@ class Setting:
     def probe(self, config: EstimatorConfig = OPEN, seed: int = 4) -> Finding:
         rng = torch.Generator().manual_seed(seed)
         oracle = self.oracle
-        channel = Channel(partial(oracle, purpose="check"), oracle.spec, oracle.label_mode, oracle.ledger.remaining)
+        channel = Channel(
+            partial(oracle, purpose="check"), oracle.spec, oracle.label_mode, oracle.ledger.remaining
+        )
         return run_preflight(channel, self.generator, self.value_of, config, rng)
 
     def value_of(self, objective: ObjectiveName) -> ObjectiveOfAnswers:

@@ -1,7 +1,5 @@
 """Real runs in processes of their own, and a teacher that meters them by means independent of ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -13,7 +11,7 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[2]
 
 METER = '''
-"""A teacher whose meter is a file: the images it serves are on it before it answers. Not too fast to be met."""
+"""A teacher whose meter is a file: served images are on it before it answers. Not too fast to be met."""
 
 import os
 import time
@@ -43,7 +41,11 @@ class Bench:
         self.folder = folder
         folder.mkdir(exist_ok=True)
         (folder / "meter.py").write_text(METER)
-        self.environment = {**os.environ, "PYTHONPATH": f"{folder}:{PROJECT}", "OMP_NUM_THREADS": "1"}
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": f"{folder}:{PROJECT}:{PROJECT}/tests/support",
+            "OMP_NUM_THREADS": "1",
+        }
 
     def flags(self, out: str, *more: str) -> list[str]:
         """A run on the metering teacher into ``out``, whose meter is ``out`` + .log."""

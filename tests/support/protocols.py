@@ -1,10 +1,8 @@
 """What a service of protocol v2 answers: its documents and its bodies, as ``Service`` sends them.
 
-Written from the protocol's description with json and numpy, and with nothing of ``teachers``, so that the two can be
-held against each other. The one input is called x, the one output y, the model m.
+Written from the protocol's description with json and numpy, and with nothing of ``teachers``, so that the two
+can be held against each other. The one input is called x, the one output y, the model m.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -28,7 +26,8 @@ WEIGHT = np.random.default_rng(7).standard_normal((PIXELS, CLASSES))
 def truth(images: NDArray[Any]) -> NDArray[np.float32]:
     """The model: a linear map and a softmax. Bitwise the same for an image in whatever batch it comes."""
     pixels = 3 * (np.asarray(images, np.float64).reshape(len(images), PIXELS, 1) - 0.5)
-    scores = (pixels * WEIGHT).sum(1)  # a sum in the order of the pixels, which a matrix product does not promise
+    # a sum in the order of the pixels, which a matrix product does not promise
+    scores = (pixels * WEIGHT).sum(1)
     powers = np.exp(scores - scores.max(1, keepdims=True))
     answers: NDArray[np.float32] = (powers / powers.sum(1, keepdims=True)).astype(np.float32)
     return answers
@@ -46,7 +45,7 @@ def tensor(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:
 
 @dataclass
 class Asked:
-    """A question as it came: its JSON part, the pixels of its only input, and whether these came in binary."""
+    """A question as it came: its JSON part, the pixels of its only input."""
 
     request: Request
     message: dict[str, Any]
@@ -80,7 +79,9 @@ def read(request: Request) -> Asked:
     message = json.loads(request.body[:end])
     (entry,) = message["inputs"]
     dtype = NUMPY[entry["datatype"]]
-    if entry.get("parameters", {}) != ({} if length is None else {"binary_data_size": len(request.body) - end}):
+    if entry.get("parameters", {}) != (
+        {} if length is None else {"binary_data_size": len(request.body) - end}
+    ):
         raise ValueError(f"{entry['parameters']}, but {len(request.body) - end} bytes came")
     if length is None:
         pixels = np.array(entry["data"], np.float64).astype(dtype)
@@ -90,7 +91,7 @@ def read(request: Request) -> Asked:
 
 
 def packed(asked: Asked, array: np.ndarray, binary: bool | None = None, **changes: Any) -> Packed:
-    """An answer with one output; ``changes`` replace keys of the message or of its output. In JSON, NaN is null."""
+    """An answer with one output; ``changes`` replace keys of the message or of its output. In JSON."""
     datatype = next(word for word, dtype in NUMPY.items() if np.dtype(dtype) == array.dtype)
     output = tensor("y", datatype, list(array.shape))
     message = {"model_name": "m", "model_version": "1"} | ({} if asked.id is None else {"id": asked.id})
@@ -111,7 +112,7 @@ def answer(asked: Asked, array: np.ndarray, binary: bool | None = None, **change
 
 
 def scores(pixels: np.ndarray, classes: int = 3) -> np.ndarray:
-    """What the model answers if nothing else is said: the mean of the pixels in halves of k + 1, plus the first one."""
+    """What the model answers if nothing else is said: the mean of the pixels in halves of k + 1."""
     flat = pixels.reshape(len(pixels), -1).astype(np.float32)
     return flat.mean(1, keepdims=True) * np.arange(1, classes + 1, dtype=np.float32) / 2 + flat[:, :1]
 
@@ -120,7 +121,8 @@ def scores(pixels: np.ndarray, classes: int = 3) -> np.ndarray:
 class V2:
     """What a server of one model says to each request.
 
-    ``pages``: what GET gives instead, by path: bytes, a status, or a document. ``infer``: what a question gets.
+    ``pages``: what GET gives instead, by path: bytes, a status, or a document. ``infer``: what a question
+    gets.
     """
 
     inputs: list[dict[str, Any]] = field(default_factory=lambda: [tensor("x", "FP32", [-1, 1, 2, 2])])

@@ -1,13 +1,12 @@
-"""The recorded learning curves, what they say of how curves go on, and how often an interval made from others holds.
+"""The recorded learning curves, what they say of how curves go on.
 
-    python tests/support/recorded_curves.py docs/results/curves.csv              the constants and the coverage
-    python tests/support/recorded_curves.py docs/results/curves.csv RUN RUN...   the same, with finished runs added
+    python tests/support/recorded_curves.py docs/results/curves.csv              the constants and the
+    coverage python tests/support/recorded_curves.py docs/results/curves.csv RUN RUN...   the same, with
+    finished runs added
 
-A line of the file is a run that was given a pilot's budget first and a larger one afterwards (``points``: queries and
-agreement wherever the student had learnt since the last score).
+A line of the file is a run that was given a pilot's budget first and a larger one afterwards (``points``:
+queries and agreement wherever the student had learnt since the last score).
 """
-
-from __future__ import annotations
 
 import csv
 import math
@@ -20,9 +19,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from dfme.cli.estimate import GOALS, GROWTH, Law, Start, logit, scores_after_training, start_of
 from dfme.config.yaml_files import load_yaml
 from dfme.oracle.ledger_log import read_history
-from dfme.report.learning_curve import GOALS, GROWTH, Law, Start, logit, scores_after_training, start_of
 from dfme.report.metrics import read_metrics
 from dfme.report.run_files import Series
 from dfme.report.summary_file import read_summary
@@ -60,11 +59,15 @@ class Recorded:
     def later(self) -> Series:
         """Scores after the pilot, half an image from none and all."""
         least = 0.5 / self.images
-        return [(queries, min(max(share, least), 1 - least)) for queries, share in self.points if queries > self.pilot]
+        return [
+            (queries, min(max(share, least), 1 - least))
+            for queries, share in self.points
+            if queries > self.pilot
+        ]
 
     @property
     def ends(self) -> dict[float, tuple[float, float]]:
-        """Of each goal that the pilot does not reach: where it is reached, and the goal; or else the last score."""
+        """Of each goal that the pilot does not reach: where it is reached, and the goal."""
         found = {goal: when_reached(self.points, goal) for goal in GOALS}
         return {
             goal: self.later[-1] if queries is None else (queries, goal)
@@ -78,7 +81,7 @@ Begun = Sequence[tuple[Recorded, Start]]
 
 
 def when_reached(points: Series, agreement: float) -> float | None:
-    """Queries at which a curve first reaches it: between two scores, by a straight line of logit over log queries.
+    """Queries at which a curve first reaches it: between two scores.
 
     A run in rounds has few scores, and the first one above may be far above.
     """
@@ -99,7 +102,9 @@ def rise_of(begun: Begun) -> Law:
     """The rise by least squares over levels, a group of curves counting as the root of its number."""
     rows = []
     for curve, start in begun:
-        later = [(math.log(queries / start.queries), logit(share) - start.level) for queries, share in curve.later]
+        later = [
+            (math.log(queries / start.queries), logit(share) - start.level) for queries, share in curve.later
+        ]
         slope = sum(x * y for x, y in later) / sum(x * x for x, _ in later)
         count = sum(other.group == curve.group for other, _ in begun)
         rows.append((start.level, slope, 1 / count**0.5))
@@ -122,7 +127,7 @@ def law_of(curves: Sequence[Recorded]) -> Law:
 
 
 def coverage(curves: Sequence[Recorded]) -> Iterator[tuple[Recorded, float, bool, bool]]:
-    """Of every curve and goal whether it was reached, and whether that lies in the interval, by the other groups' law.
+    """Of every curve and goal whether it was reached.
 
     Of a goal that was not reached: whether the interval does not end before the curve does.
     """
@@ -135,7 +140,12 @@ def coverage(curves: Sequence[Recorded]) -> Iterator[tuple[Recorded, float, bool
         for goal, (queries, agreement) in curve.ends.items():
             low, _, high = start.queries_to(law, goal)
             reached = agreement == goal
-            yield curve, goal, reached, (high or math.inf) >= queries and (not reached or (low or math.inf) <= queries)
+            yield (
+                curve,
+                goal,
+                reached,
+                (high or math.inf) >= queries and (not reached or (low or math.inf) <= queries),
+            )
 
 
 def of_run(run: Path) -> Recorded:
@@ -144,7 +154,12 @@ def of_run(run: Path) -> Recorded:
     pilot, *later = (budget for _, budget in read_history(run / "ledger.jsonl").budgets)
     assert later, f"{run}: its budget was never enlarged"
     points = scores_after_training(read_metrics(run / "metrics.jsonl"))
-    named = plain_name(config["recipe"]), summary["method"], config["evaluation"]["dataset"], summary["label_mode"]
+    named = (
+        plain_name(config["recipe"]),
+        summary["method"],
+        config["evaluation"]["dataset"],
+        summary["label_mode"],
+    )
     numbers = summary["seed"], summary["evaluation"]["images"], pilot
     return Recorded(*named, *numbers, summary["version"], points)
 
@@ -179,7 +194,9 @@ def main(words: Sequence[str]) -> None:
         with path.open("a", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             for each in runs:
-                points = " ".join(f"{queries}:{share:.4f}" for queries, share in thinned(each.points, each.pilot))
+                points = " ".join(
+                    f"{queries}:{share:.4f}" for queries, share in thinned(each.points, each.pilot)
+                )
                 writer.writerow([*(getattr(each, name) for name in FIELDS[:-1]), points])
     curves = read_curves(path)
     print(law_of(curves))

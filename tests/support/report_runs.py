@@ -1,8 +1,7 @@
 """Runs written by hand, and what a browser would show of their report."""
 
-from __future__ import annotations
-
 import json
+import zlib
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -54,40 +53,28 @@ def charge(seq: int, purpose: str, images: int, spent: int) -> dict[str, Any]:
     return {"seq": seq, "event": "charge", "purpose": purpose, "images": images, "spent": spent}
 
 
+def ledger(run: Path, *entries: dict[str, Any]) -> None:
+    """Write these lines as the run's ledger, each with its check."""
+    text, check = b"", 0
+    for entry in entries:
+        members = json.dumps(entry, separators=(",", ":"))[:-1].encode()
+        check = zlib.crc32(members, check)
+        text += members + b',"check":"%08x"}\n' % check
+    (run / "ledger.jsonl").write_bytes(text)
+
+
 SUMMARY: dict[str, Any] = {
-    "method": "dfme",
-    "seed": 0,
-    "budget": 1_000,
-    "spent": 1_000,
+    **{"method": "dfme", "seed": 0, "budget": 1_000, "spent": 1_000, "label_mode": "probabilities"},
+    **{"evaluation_queries": 360, "requests": 4, "refused": 0, "lost": 0},
     "spent_by_purpose": {"generator": 300, "student": 700, "seed": 0, "check": 0},
-    "evaluation_queries": 360,
-    "requests": 4,
-    "refused": 0,
-    "lost": 0,
-    "label_mode": "probabilities",
     "estimator": {
-        "kind": "finite_difference",
-        "objective": "kl",
-        "directions": 2,
-        "step": 4.0,
-        "form": "central",
-        "direction": "dct",
-        "space": "lattice",
-        "every": 4,
+        **{"kind": "finite_difference", "objective": "kl", "directions": 2, "step": 4.0, "every": 4},
+        **{"form": "central", "direction": "dct", "space": "lattice"},
     },
-    "teacher_accuracy": 0.9889,
-    "accuracy": 0.9611,
-    "agreement": 0.975,
-    "kl": 0.05,
+    **{"teacher_accuracy": 0.9889, "accuracy": 0.9611, "agreement": 0.975, "kl": 0.05},
     "evaluation": {"name": "digits", "images": 360, "held_back": False},
-    "student_arch": "cnn_small",
-    "student_steps": 77,
-    "wall_seconds": 12.5,
-    "queries_per_second": 80.0,
-    "device": "cpu",
-    "config_hash": "abc",
-    "version": "0.1.0",
-    "torch": "2.6",
+    **{"student_arch": "cnn_small", "student_steps": 77, "wall_seconds": 12.5, "queries_per_second": 80.0},
+    **{"device": "cpu", "config_hash": "abc", "version": "0.1.0", "torch": "2.6"},
 }
 
 
@@ -102,7 +89,9 @@ LEADING: dict[str, Any] = {
         **{"classes": [0, 1, 2], "names": ["cat", "<i>dog</i>", "cow"]},
         **{"teacher": [180, 90, 90], "student": [170, 100, 90], "queries": [999, 1, 0]},
     },
-    "warnings": ["the teacher answered <i>cat</i> to 99.9% of the 1,000 images paid for; likely cause: <script>"],
+    "warnings": [
+        "the teacher answered <i>cat</i> to 99.9% of the 1,000 images paid for; likely cause: <script>"
+    ],
 }
 """What 0.7.0 adds to a summary."""
 
@@ -116,17 +105,19 @@ DEFENDED: dict[str, Any] = {
 def make_run(run_dir: Path, *, finished: bool = True, channels: int = 1, dataset: str = "digits") -> Path:
     """A run of 1,000 queries with three evaluations and three sheets of samples."""
     (run_dir / "samples").mkdir(parents=True)
-    (run_dir / "config.yaml").write_text(f"method:\n  name: dfme\nseed: 0\nevaluation:\n  dataset: {dataset}\n")
+    (run_dir / "config.yaml").write_text(
+        f"method:\n  name: dfme\nseed: 0\nevaluation:\n  dataset: {dataset}\n"
+    )
     scores = [(200, 0.5), (600, 0.85), (1_000, 0.975)]
     shown = [{"queries": q, "agreement": a, "accuracy": a - 0.01, "student_loss": 1 - a} for q, a in scores]
     (run_dir / "metrics.jsonl").write_text(lines(*shown))
-    ledger = [
-        charge(1, "evaluation", 360, 0),
-        charge(2, "generator", 300, 300),
-        charge(3, "student", 300, 600),
-        charge(4, "student", 400, 1_000),
+    charged = [
+        ("evaluation", 360, 0),
+        ("generator", 300, 300),
+        ("student", 300, 600),
+        ("student", 400, 1_000),
     ]
-    (run_dir / "ledger.jsonl").write_text(lines(*ledger))
+    ledger(run_dir, *(charge(seq, *each) for seq, each in enumerate(charged, start=1)))
     rng = np.random.default_rng(0)
     for queries, _ in scores:
         images = rng.integers(0, 256, (12, channels, 8, 6), dtype=np.uint8)

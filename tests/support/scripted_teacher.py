@@ -1,7 +1,5 @@
 """A teacher in this process whose every outcome is written down beforehand, with a meter of its own."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dfme.errors import BatchTooLarge, Refused, Unanswered
-from dfme.spec import ImageSpec, LabelMode, RequestPolicy
+from dfme.spec import ImageSpec, LabelMode, RequestPolicy, TeacherInfo
 
 SHAPE = (1, 2, 2)
 
@@ -22,8 +20,9 @@ class Interrupted(KeyboardInterrupt):
 class ScriptedTeacher:
     """Answers by arithmetic; request number n (from 0) first does what ``plan[n]`` says.
 
-    ``ok``; ``429``: refused; ``500``: served, then failed; ``nan``: served, and answers with NaN; ``stop before`` and
-    ``stop after``: the client is interrupted, the request not yet or already served; a number: refused for more images.
+    ``ok``; ``429``: refused; ``500``: served, then failed; ``nan``: served, and answers with NaN; ``stop
+    before`` and ``stop after``: the client is interrupted, the request not yet or already served; a number:
+    refused for more images.
     """
 
     spec, num_classes, label_mode = ImageSpec(SHAPE), 3, LabelMode("probabilities")
@@ -31,7 +30,8 @@ class ScriptedTeacher:
     def __init__(
         self, plan: Sequence[str | int] = (), wire: RequestPolicy | None = None, max_batch: int | None = None
     ) -> None:
-        self.plan, self.wire, self.max_batch = list(plan), wire or RequestPolicy(patience=5.0), max_batch
+        self.plan, self.wire = list(plan), wire or RequestPolicy(patience=5.0)
+        self.info = TeacherInfo(max_batch=max_batch, remote=self)
         self.requests = self.served = self.unserved = self.at_once = self.most_at_once = 0
         self.keys: list[str] = []
         self.delay: Callable[[int], float] = lambda number: 0.0
@@ -57,6 +57,9 @@ class ScriptedTeacher:
         finally:
             with self._lock:
                 self.at_once -= 1
+
+    def close(self) -> None:
+        pass
 
     def _do(self, outcome: str | int, images: Tensor) -> Tensor:
         if outcome == "429":

@@ -1,8 +1,9 @@
-"""One HTTP service on loopback for all tests: a function from a request to what is sent, byte by byte if need be.
+"""One HTTP service on loopback for all tests: a function from a request to what is sent.
 
 ``with Service(lambda request: {"said": request.json}) as service``: ask ``service.url``, then look at
-``service.requests``. What the function gives is sent so: a JSON document as a whole answer, bytes as they are (``http``
-makes a whole answer of a body), and an iterator step by step: bytes, seconds to wait, and what ``Do`` has.
+``service.requests``. What the function gives is sent so: a JSON document as a whole answer, bytes as they are
+(``http`` makes a whole answer of a body), and an iterator step by step: bytes, seconds to wait, and what
+``Do`` has.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Reply = Any
 
 
 def http(body: object = b"", status: int | str = 200, /, **headers: str) -> bytes:
-    """A whole answer; underscores in the names of headers are hyphens, and one without a value is left out."""
+    """A whole answer; underscores in the names of headers are hyphens."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     kind = {} if isinstance(body, bytes) else {"Content-Type": "application/json"}
     given = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -59,7 +60,8 @@ def then(*given: Step) -> Callable[[Request], Iterator[Step]]:
 
 
 class Request:
-    """A request as it came; names of headers are in lower case. Its body is read when it is first looked at."""
+    """A request as it came; names of headers are in lower case. Its body is read when it is first looked
+    at."""
 
     def __init__(self, line: str, headers: dict[str, str], stream: BinaryIO) -> None:
         self.line, self.headers, self._stream = line, headers, stream
@@ -80,7 +82,7 @@ class Request:
 
 
 class Service:
-    """Up from ``__enter__`` to ``__exit__``. ``tls``: a context, for https; it may change between connections."""
+    """Up from ``__enter__`` to ``__exit__``. ``tls``: a context, for https."""
 
     def __init__(
         self, what: Reply | Callable[[Request], Reply] = b"", tls: ssl.SSLContext | None = None, port: int = 0
@@ -156,7 +158,8 @@ class Service:
         """Answer the requests of one connection."""
         try:
             with contextlib.suppress(OSError):
-                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)  # else a second write waits for 40 ms
+                # else a second write waits for 40 ms
+                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
                 if self.tls is not None:
                     stream = self.tls.wrap_socket(stream, server_side=True)
                 with self._lock:

@@ -1,7 +1,5 @@
 """Small runs in this process, on a teacher that counts, and can be made to stop them in its answers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import signal
@@ -21,7 +19,7 @@ from dfme.methods import METHODS
 
 BUDGET, BATCH = 400, 20
 
-SMALL = ["--method.name", "static", "--method.batch-size", "20", "--method.latent-size", "16", "--budget", "100"]
+SMALL = "--method.name static --method.batch-size 20 --method.latent-size 16 --budget 100".split()
 SMALL += ["--student.arch", "cnn_small", "--evaluation.dataset", "none", "--evaluation.points", "1"]
 """Flags of a small run by the command line."""
 
@@ -33,12 +31,17 @@ def small_options(method: str, **sizes: float) -> dict[str, float]:
 
 
 class Metered:
-    """A teacher that counts what it served, and does at some of its calls what ``at`` says, before it answers."""
+    """A teacher that counts what it served, and does at some of its calls what ``at`` says."""
 
     def __init__(self, at: dict[int, Callable[[], object]] | None = None, seconds: float = 0.0) -> None:
         self.served = self.calls = 0
         self._at, self._seconds = at or {}, seconds
         self._weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(7))
+
+    @property
+    def images(self) -> int:
+        """All that it was asked for and answered."""
+        return self.served
 
     def __call__(self, images: Tensor) -> Tensor:
         self.calls += 1
@@ -59,7 +62,11 @@ def break_down() -> None:
 
 
 def clone(
-    out: Path, teacher: Callable[[Tensor], Tensor], budget: int = BUDGET, resume: bool | str = False, **changes: Any
+    out: Path,
+    teacher: Callable[[Tensor], Tensor],
+    budget: int = BUDGET,
+    resume: bool | str = False,
+    **changes: Any,
 ) -> dfme.Result:
     """A small run: four steps of five batches, scored on what it held back."""
     settings: dict[str, Any] = {
@@ -75,6 +82,16 @@ def clone(
 
 def student(out: Path) -> bytes:
     return (out / "student.safetensors").read_bytes()
+
+
+SESSION = {*"seconds stretches benign_queries started ended wall_seconds".split()}
+SESSION |= {*"queries_per_second requests refused lost".split()}
+
+
+def lasting(out: Path) -> dict[str, Any]:
+    """The summary, without what only says how the run went."""
+    summary = json.loads((out / "summary.json").read_text())
+    return {key: value for key, value in summary.items() if key not in SESSION}
 
 
 def queries(out: Path) -> list[int]:
@@ -93,6 +110,8 @@ def cut_short(out: Path) -> int:
     """A run stopped by Ctrl-C, then by its teacher: a checkpoint and answers beyond it. The images served."""
     first, second = Metered({7: ctrl_c}), Metered({4: break_down})
     assert not clone(out, first).finished
-    with pytest.raises(TeacherError, match="ConnectionError: gone; all that was paid is kept: call extract again"):
+    with pytest.raises(
+        TeacherError, match="ConnectionError: gone; all that was paid is kept: call extract again"
+    ):
         clone(out, second, resume=True)
     return first.served + second.served

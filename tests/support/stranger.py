@@ -1,6 +1,4 @@
-"""An audit worked out again by a stranger: from the files of its cells, by arithmetic that shares nothing with dfme."""
-
-from __future__ import annotations
+"""An audit worked out again by a stranger: from the files of its cells."""
 
 import json
 import math
@@ -35,7 +33,7 @@ def curve_of(run: Path) -> list[tuple[int, float]]:
 
 
 def charged(run: Path) -> dict[str, int]:
-    """Images by the lines of ledger.jsonl: what was charged, less what was given back, and what was scored."""
+    """Images by the lines of ledger.jsonl: what was charged, less what was given back."""
     found = {"spent": 0, "evaluation": 0, "requests": 0}
     for line in map(json.loads, (run / "ledger.jsonl").read_text().splitlines()):
         if line["event"] == "charge":
@@ -82,10 +80,15 @@ def _cell(cell: dict[str, Any], run: Path, price: float | None) -> None:
     assert cell["interval"] == near(wilson(summary["agreement"], summary["evaluation"]["images"]))
     assert (cell["config_hash"], cell["steps_seconds"]) == (summary["config_hash"], summary["wall_seconds"])
     assert cell["cost"] == near(price and ledger["spent"] * price / 1000)
-    assert (cell["seed"], cell["budget"], cell["mode"]) == (summary["seed"], summary["budget"], summary["label_mode"])
+    assert (cell["seed"], cell["budget"], cell["mode"]) == (
+        summary["seed"],
+        summary["budget"],
+        summary["label_mode"],
+    )
     assert ("none" if cell["defence"] == "none" else "yes") == ("yes" if summary.get("defences") else "none")
     rung = {
-        name: each["first_alarm"] for name, each in (summary.get("watch") or {"detectors": {}})["detectors"].items()
+        name: each["first_alarm"]
+        for name, each in (summary.get("watch") or {"detectors": {}})["detectors"].items()
     }
     assert cell["alarms"] == rung
 
@@ -96,7 +99,9 @@ def _median(counts: list[Any]) -> float | None:
 
 
 def _price(line: dict[str, Any], cells: list[dict[str, Any]], price: float | None) -> None:
-    assert all((cell["row"], cell["mode"], cell["defence"]) == (line["row"], line["mode"], "none") for cell in cells)
+    assert all(
+        (cell["row"], cell["mode"], cell["defence"]) == (line["row"], line["mode"], "none") for cell in cells
+    )
     shares = [cell["agreement"] for cell in cells]
     if not cells:  # of an attacker that cannot learn from such answers nothing is known, and it is said why
         assert line["reason"] and line["state"] == "not applicable"  # noqa: PT018
@@ -141,10 +146,14 @@ def _defences(audit: dict[str, Any], by_name: dict[str, Any], runs: dict[str, Pa
             shares = [[share for at, share in curve if limit is None or at <= limit][-1] for curve in curves]
             assert each["agreement"]["mean"] == near(sum(shares) / len(shares))
             assert each["agreement"]["n"] == len(shares)
-            renamed = [read(runs[name] / "summary.json").get("agreement_relabelled") for name in each["cells"]]
+            renamed = [
+                read(runs[name] / "summary.json").get("agreement_relabelled") for name in each["cells"]
+            ]
             assert each["score"]["mean"] == near(_score(shares, [] if limit or None in renamed else renamed))
             assert {by_name[name]["seed"] for name in each["cells"]} == set(audit["options"]["seeds"])
-        best = max((each for each in line["attackers"] if each["score"]), key=lambda each: each["score"]["mean"])
+        best = max(
+            (each for each in line["attackers"] if each["score"]), key=lambda each: each["score"]["mean"]
+        )
         assert line["best_score"]["mean"] == best["score"]["mean"]
     if audit["defences"]:
         bare = audit["defences"][0]
@@ -157,7 +166,7 @@ def _defences(audit: dict[str, Any], by_name: dict[str, Any], runs: dict[str, Pa
 
 
 def _score(shares: list[float], renamed: list[Any]) -> float:
-    """Agreement, or that under the best renaming of classes where it gains more than five points and the spread."""
+    """Agreement, or that under the best renaming of classes where it gains more than five points."""
     mean, other = (sum(each) / len(each) if each else 0.0 for each in (shares, renamed))
     spread = max(statistics.stdev(each) if len(each) > 1 else 0.0 for each in (shares, renamed))
     return other if other - mean > max(0.05, spread) else mean
@@ -169,7 +178,9 @@ def _pareto(audit: dict[str, Any], bills: list[dict[str, Any]]) -> None:
     assert {row["defence"] for row in bills} == set(rows)
     points = audit["pareto"]
     for point in points:
-        paid = rows.get("none" if point["name"].startswith("quota") else point["name"], {"held_out": {}})["held_out"]
+        paid = rows.get("none" if point["name"].startswith("quota") else point["name"], {"held_out": {}})[
+            "held_out"
+        ]
         assert (point["l1_mean"], point["accuracy_drop"]) == (paid.get("l1_mean"), paid.get("accuracy_drop"))
         if not paid:
             assert not point["dominated"]
@@ -177,7 +188,8 @@ def _pareto(audit: dict[str, Any], bills: list[dict[str, Any]]) -> None:
         price = ("l1_mean", "accuracy_drop", "agreement")
         better = [
             other for other in points
-            if all(other[name] <= point[name] for name in price) and any(other[name] < point[name] for name in price)
+            if all(other[name] <= point[name] for name in price)
+            and any(other[name] < point[name] for name in price)
         ]  # fmt: skip
         assert point["dominated"] == bool(better)
     modes = {line["mode"] for line in audit["price"]} - {audit["target"]["label_mode"]}
@@ -208,14 +220,18 @@ def _examined(audit: dict[str, Any], out: Path) -> None:
         assert each["agreement"] == near(summary["agreement"])
         assert each["images"] == summary["evaluation"]["images"]
         assert sum(map(sum, each["table"])) == each["images"]
-        assert sum(each["table"][k][k] for k in range(len(each["table"]))) == round(each["agreement"] * each["images"])
+        assert sum(each["table"][k][k] for k in range(len(each["table"]))) == round(
+            each["agreement"] * each["images"]
+        )
     examples = [read(out / "cells" / cell["name"] / "summary.json") for cell in audit["cells"]]
     assert audit["games"]["constant"] == examples[0]["baselines"]["constant_agreement"]
     assert audit["games"]["guess"] == 1 / audit["target"]["num_classes"]
     twin = audit["games"]["twin"]
     for line in audit["games"]["advantage"]:
         shares = next(
-            one["agreement"] for one in audit["price"] if (one["row"], one["mode"]) == (line["row"], line["mode"])
+            one["agreement"]
+            for one in audit["price"]
+            if (one["row"], one["mode"]) == (line["row"], line["mode"])
         )
         least = audit["games"]["constant"]
         assert line["values"] == [
@@ -225,6 +241,8 @@ def _examined(audit: dict[str, Any], out: Path) -> None:
         summary = read(out / "cells" / each["cell"] / "summary.json")
         seen = summary["watch"]["detectors"][each["detector"]]
         assert (each["first_alarm"], each["largest"]) == (seen["first_alarm"], seen["largest"])
-        before = [share for at, share in curve_of(out / "cells" / each["cell"]) if at <= (seen["first_alarm"] or 0)]
+        before = [
+            share for at, share in curve_of(out / "cells" / each["cell"]) if at <= (seen["first_alarm"] or 0)
+        ]
         worth = before[-1] if before else audit["games"]["constant"]
         assert each["agreement_at_alarm"] == near(None if seen["first_alarm"] is None else worth)

@@ -1,7 +1,5 @@
 """Many small cases in one test: every one is looked at, and the failure lists all that do not hold."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import pytest

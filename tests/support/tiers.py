@@ -1,6 +1,4 @@
-"""Rows of a table that only the ``exhaustive`` tier runs; the rows beside them are the fewest that find the faults."""
-
-from __future__ import annotations
+"""Rows of a table that only the ``exhaustive`` tier runs."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,13 +1,12 @@
 """Objectives whose gradient is known by other means, for the tests of the estimators."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import Tensor, nn
 
-from dfme.estimators import ImageFunction, Objective
+from dfme.estimators import Objective
+from dfme.estimators.base import ImageFunction
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -75,11 +74,16 @@ def composed(over_images: OverImages) -> Objective:
     )
 
 
+def of_answers(query: ImageFunction, features_BFHW: Tensor | None = None) -> Objective:
+    """An objective that is the answers themselves."""
+    return Objective(query, lambda _, answers: answers, features_BFHW)
+
+
 def featured(objective: ImageFunction, point_BCHW: Tensor, width: int = 5) -> Objective:
-    """The objective with something that a last convolution might have read at these points, for range directions."""
+    """The objective with something that a last convolution might have read at these points."""
     batch, _, height, rows = point_BCHW.shape
     features_BFHW = torch.randn(batch, width, height, rows, generator=rng(11)).to(point_BCHW)
-    return Objective(objective, lambda _, answers: answers, features_BFHW)
+    return of_answers(objective, features_BFHW)
 
 
 def agreement(estimate_BCHW: Tensor, truth_BCHW: Tensor) -> tuple[float, float]:

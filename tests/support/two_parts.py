@@ -1,6 +1,4 @@
-"""Objectives in two parts, an API's and our own, whose gradients autograd knows; for the tests of estimators."""
-
-from __future__ import annotations
+"""Objectives in two parts, an API's and our own, whose gradients autograd knows."""
 
 import math
 
@@ -13,11 +11,13 @@ from dfme.estimators import Objective
 def net(shape: tuple[int, ...], seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.Tanh(), nn.Linear(64, 10)).double()
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.Tanh(), nn.Linear(64, 10)
+        ).double()
 
 
 class TwoParts:
-    """- mean |student - teacher| in float64, with a meter; ``apart`` 0 makes the student the teacher, 1 a stranger."""
+    """- mean |student - teacher| in float64, with a meter."""
 
     def __init__(self, shape: tuple[int, ...], apart: float = 1.0) -> None:
         self.student, self.teacher, stranger = net(shape, 3), net(shape, 3), net(shape, 4)
@@ -61,7 +61,9 @@ def straight(teachers_CHW: Tensor, students_CHW: Tensor) -> Objective:
     def along(x_NCHW: Tensor, direction_CHW: Tensor) -> Tensor:
         return (x_NCHW.double() * direction_CHW).sum((1, 2, 3))
 
-    return Objective(lambda x_NCHW: along(x_NCHW, teachers_CHW), lambda x_NCHW, a_N: a_N + along(x_NCHW, students_CHW))
+    return Objective(
+        lambda x_NCHW: along(x_NCHW, teachers_CHW), lambda x_NCHW, a_N: a_N + along(x_NCHW, students_CHW)
+    )
 
 
 def cosines(one_BCHW: Tensor, other_BCHW: Tensor) -> Tensor:

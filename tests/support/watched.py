@@ -1,7 +1,5 @@
 """The digits teacher's answers as a watch sees them, honest images, and streams of an attack."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch
@@ -15,7 +13,7 @@ from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.defences.defence import Mahalanobis
 from dfme.teachers.utility import corrupted
 from dfme.teachers.watch import DETECTORS
-from dfme.teachers.watch.detector import Benign, Detector, Seen
+from dfme.teachers.watch.detector import Benign, Detector, Observation
 
 SPEC = ImageSpec((1, 8, 8))
 
@@ -30,15 +28,15 @@ def teacher() -> Teacher:
     return digits()
 
 
-def seen(images_BCHW: Tensor, inside: bool = True) -> Seen:
+def seen(images_BCHW: Tensor, inside: bool = True) -> Observation:
     """What the watch sees; ``inside``: into the network, too."""
     images_BCHW = images_BCHW.clamp(0, 1)
     distance_B = features()(images_BCHW) if inside else None
-    return Seen(images_BCHW, teacher()(images_BCHW).double(), distance_B)
+    return Observation(images_BCHW, teacher()(images_BCHW).double(), distance_B)
 
 
 @cache
-def drawn(program: str, count: int = 1_500) -> Seen:
+def drawn(program: str, count: int = 1_500) -> Observation:
     return seen(procedural(program, count))
 
 
@@ -74,7 +72,7 @@ def procedural(program: str, count: int = 1_500) -> Tensor:
 
 
 def pairs(base_BCHW: Tensor, directions: int = 1, step: float | None = None) -> Tensor:
-    """Each image, then itself moved in so many directions: to an L2 of ``step``, or by one level of every pixel."""
+    """Each image, then itself moved in so many directions: to an L2 of ``step``."""
     rng = torch.Generator().manual_seed(1)
     signs = torch.randn((len(base_BCHW), directions, *base_BCHW.shape[1:]), generator=rng)
     if step is None:

@@ -1,7 +1,5 @@
 """The names by which teachers call their classes, whatever they are and whatever is wrapped around them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,7 @@ import torch
 
 from dfme.config.settings import TeacherConfig
 from dfme.data.shapes import OUTLINES
-from dfme.teachers.build import make_teacher, wrap_callable
+from dfme.teachers.build import make_teacher
 from dfme.teachers.options import TrainDataConfig, TrainTeacherConfig
 from dfme.teachers.training.train import train_teacher
 
@@ -28,7 +26,7 @@ teacher: {shape: [1, 8, 8]}
 def test_a_card_is_believed_behind_every_label_mode() -> None:
     for mode in (None, "label", "top_k:3"):
         config = TeacherConfig(label_mode=mode)
-        assert make_teacher(config, {"checkpoint": str(CHECKPOINT)}, CPU).class_names == tuple(OUTLINES)
+        assert make_teacher(config, {"checkpoint": str(CHECKPOINT)}, CPU).info.class_names == tuple(OUTLINES)
 
 
 def test_a_trained_teacher_remembers_the_folders(tmp_path: Path) -> None:
@@ -39,8 +37,11 @@ def test_a_trained_teacher_remembers_the_folders(tmp_path: Path) -> None:
             image.new("L", (8, 8), 90 * number).save(tmp_path / "zoo" / part / name / "1.png")
     weights = tmp_path / "zoo.safetensors"
     data = TrainDataConfig(name=str(tmp_path / "zoo"))
-    train_teacher(TrainTeacherConfig(data, epochs=1, batch_size=2, arch="cnn_small", threads=1, out=str(weights)))
-    assert make_teacher(TeacherConfig(), {"checkpoint": str(weights)}, CPU).class_names == ("ant", "wasp")
+    train_teacher(
+        TrainTeacherConfig(data, epochs=1, batch_size=2, arch="cnn_small", threads=1, out=str(weights))
+    )
+    names = make_teacher(TeacherConfig(), {"checkpoint": str(weights)}, CPU).info.class_names
+    assert names == ("ant", "wasp")
 
 
 def test_services_tell_by_their_options_and_adapters(tmp_path: Path) -> None:
@@ -49,15 +50,5 @@ def test_services_tell_by_their_options_and_adapters(tmp_path: Path) -> None:
     options = {"url": "http://127.0.0.1:9/models/x", "classes": ("cat", "dog", "bird")}
     by_option = make_teacher(TeacherConfig(kind="hf-api", shape=(1, 8, 8)), options, CPU)
     for teacher in (by_adapter, by_option):
-        assert teacher.class_names == ("cat", "dog", "bird")
-        teacher.close()
-
-
-def test_a_teacher_of_ones_own_tells_by_an_attribute() -> None:
-    def named(images: torch.Tensor) -> torch.Tensor:
-        return images.flatten(1)[:, :2]
-
-    named.class_names = ["cat", "dog"]  # type: ignore[attr-defined]
-    wrapped = wrap_callable(named, shape=(1, 8, 8), num_classes=2, label_mode="logits")
-    assert wrapped.class_names == ("cat", "dog")
-    assert wrap_callable(lambda x: x, shape=(1, 8, 8), num_classes=2).class_names is None
+        assert teacher.info.class_names == ("cat", "dog", "bird")
+        teacher.info.close()

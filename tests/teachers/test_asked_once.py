@@ -1,20 +1,15 @@
 """A teacher of one's own is asked each image once, and what it is asked outside a charge is in the ledger."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor
-from toys import LinearTeacher
 
-from dfme.errors import RunError
 from dfme.oracle.ledger import Ledger, audit
 from dfme.oracle.oracle import Oracle
 from dfme.spec import ImageSpec
-from dfme.teachers.asked_once import AskedOnce
 from dfme.teachers.custom import wrap_callable
+from dfme.teachers.label_modes import AskedOnce
 
 SPEC = ImageSpec((1, 2, 2))
 
@@ -51,7 +46,7 @@ def test_what_is_asked_outside_a_charge_is_in_the_ledger_before_it_is_asked(tmp_
     teacher(torch.rand(3, *SPEC.shape))  # before there is a ledger, as the calibration of a watch is
     ledger = Ledger(10, tmp_path / "ledger.jsonl")
     oracle = Oracle(teacher, ledger)
-    teacher.uncharged.report_to(ledger.record_beside)  # type: ignore[attr-defined]
+    teacher.info.report_uncharged(ledger.record_beside)
     oracle(torch.rand(4, *SPEC.shape))
     oracle(torch.rand(2, *SPEC.shape), purpose="evaluation")
     teacher(torch.rand(5, *SPEC.shape))
@@ -62,15 +57,3 @@ def test_what_is_asked_outside_a_charge_is_in_the_ledger_before_it_is_asked(tmp_
     again = Ledger(10, tmp_path / "ledger.jsonl", ledger.state_dict())
     again.record_beside(1)
     assert again.totals().benign_queries == 9  # it goes on from the file
-
-
-@pytest.mark.parametrize("images", ["-1", "1.5", '"3"', "null"])
-def test_a_line_with_another_number_of_images_is_refused(images: str, tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    path.write_text(f'{{"seq":0,"event":"beside","purpose":"benign","images":{images}}}\n')
-    with pytest.raises(RunError, match=r"line 1: .*images: expected a whole number"):
-        audit(path)
-
-
-def test_a_built_in_teacher_counts_nothing_outside_its_charges() -> None:
-    assert not hasattr(LinearTeacher(SPEC), "uncharged")

@@ -1,8 +1,5 @@
 """Teachers of a user's own code, and what is refused of them."""
 
-from __future__ import annotations
-
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +13,7 @@ from torch import Tensor, nn
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import options_of
 from dfme.errors import TeacherError, UserError
-from dfme.spec import ImageSpec, Teacher
+from dfme.spec import ImageSpec, RequestPolicy, Teacher, TeacherInfo
 from dfme.teachers import KINDS
 from dfme.teachers.build import make_teacher, wrap_callable
 
@@ -73,6 +70,8 @@ def test_own_class_with_its_arguments(own_module: str) -> None:
     assert str(teacher.label_mode) == "probabilities"
     p = torch.sigmoid(torch.tensor(4.0)).item()
     torch.testing.assert_close(teacher(torch.ones(1, 1, 2, 2)), torch.tensor([[p, 1 - p]]))
+    normalised = own(f"{own_module}:MyTeacher", {"sharpness": 1.0}, mean=(0.5,), std=(0.25,))
+    torch.testing.assert_close(normalised(torch.ones(1, 1, 2, 2)), torch.tensor([[p, 1 - p]]))
     label = own(f"{own_module}:MyTeacher", {"sharpness": 2.0}, label_mode="label")
     assert label(torch.ones(3, 1, 2, 2)).tolist() == [0, 0, 0]
 
@@ -82,12 +81,6 @@ def test_own_function_shares_the_common_keys_it_asks_for(own_module: str) -> Non
     assert teacher(torch.ones(2, 3, 4, 4)).shape == (2, 5)
     given_as_option = own(f"{own_module}:make_teacher", {"num_classes": 4}, shape=(3, 4, 4))
     assert given_as_option.num_classes == 4
-
-
-def test_own_teacher_behind_normalisation(own_module: str) -> None:
-    teacher = own(f"{own_module}:MyTeacher", {"sharpness": 1.0}, mean=(0.5,), std=(0.25,))
-    p = torch.sigmoid(torch.tensor(4.0)).item()
-    torch.testing.assert_close(teacher(torch.ones(1, 1, 2, 2)), torch.tensor([[p, 1 - p]]))
 
 
 @pytest.mark.parametrize(
@@ -177,17 +170,20 @@ def test_attributes_win_and_contradictions_are_refused() -> None:
         bounds = (-1.0, 1.0)
         label_mode = "top_k:2"
         max_batch = 5
+        class_names = ["a", "b", "c", "d"]  # noqa: RUF012 (as users write it)
 
         def __call__(self, images: Tensor) -> Tensor:
             return uniform(images)
 
     teacher = wrap_callable(WithFacts(), bounds=(0.0, 1.0), max_batch=9)
     assert teacher.spec == ImageSpec((1, 2, 2), (-1.0, 1.0))
-    assert teacher.max_batch == 5  # type: ignore[attr-defined]
+    assert (teacher.info.max_batch, teacher.info.class_names) == (5, ("a", "b", "c", "d"))
     assert str(wrap_callable(WithFacts(), label_mode="label").label_mode) == "label"
     with pytest.raises(UserError, match="tells less"):
         wrap_callable(WithFacts(), label_mode="probabilities")
-    with pytest.raises(UserError, match=r"--teacher\.shape: got \(3, 2, 2\), but the teacher itself says \(1, 2, 2\)"):
+    with pytest.raises(
+        UserError, match=r"--teacher\.shape: got \(3, 2, 2\), but the teacher itself says \(1, 2, 2\)"
+    ):
         wrap_callable(WithFacts(), shape=(3, 2, 2))
     with pytest.raises(UserError, match=r"num_classes = 10, or say --teacher\.num-classes"):
         wrap_callable(uniform, shape=(1, 2, 2))
@@ -203,14 +199,48 @@ def test_a_module_in_training_mode_is_refused() -> None:
     )
 
 
-@pytest.mark.integration
-def test_options_need_no_torch() -> None:
-    code = "import sys, dfme.teachers, dfme.teachers.options; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_every_option_of_every_kind_has_a_line_of_help() -> None:
     options = {
-        f"{name}.{option.key}": option.help for name, kind in KINDS.items() for option in options_of(kind.options)
+        f"{name}.{option.key}": option.help
+        for name, kind in KINDS.items()
+        for option in options_of(kind.options)
     }
     assert [key for key, text in options.items() if not text] == []
+
+
+def test_a_service_of_ones_own_is_asked_with_its_key_behind_every_wrapper() -> None:
+    class Client:
+        shape, num_classes, wire = (1, 2, 2), 2, RequestPolicy(in_flight=3)
+        keys: list[str] = []  # noqa: RUF012 (one list for all)
+
+        def __call__(self, images: Tensor) -> Tensor:
+            raise AssertionError("a teacher with ask is asked with a key")
+
+        def ask(self, images: Tensor, key: str) -> list[list[float]]:
+            self.keys.append(key)
+            return [[0.25, 0.75]] * len(images)
+
+    class Keyless:
+        shape, num_classes, wire = (1, 2, 2), 2, RequestPolicy()
+
+        def __call__(self, images: Tensor) -> Tensor:
+            return torch.tensor([[0.25, 0.75]]).expand(len(images), 2)
+
+    x_BCHW = torch.zeros(3, 1, 2, 2)
+    for client in (Client(), Keyless()):
+        teacher = wrap_callable(client, label_mode="label")
+        assert teacher.info.wire == client.wire
+        assert teacher.info.remote.ask(x_BCHW, "k").tolist() == [1, 1, 1]
+    assert Client.keys == ["k"]
+
+
+def test_info_stands_for_single_attributes() -> None:
+    class Whole:
+        shape, num_classes, info = (1, 2, 2), 4, TeacherInfo(max_batch=7, class_names=("a", "b", "c", "d"))
+        max_batch = 9
+
+        def __call__(self, images: Tensor) -> Tensor:
+            return uniform(images)
+
+    found = wrap_callable(Whole(), max_batch=8).info
+    assert (found.max_batch, found.class_names, found.remote) == (7, ("a", "b", "c", "d"), None)

@@ -1,4 +1,4 @@
-"""The pre-flight check: what an API's answers are like, which finite differences survive them, and what to choose."""
+"""Pre-flight check: an API's answers, which finite differences survive them, what to choose."""
 
 from dfme.estimators.preflight.choose import (
     Finding,

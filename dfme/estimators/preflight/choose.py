@@ -1,11 +1,8 @@
 """From a finding to settings: what is left open is chosen, in two lines that say so and one that warns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
-from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
-from dfme.estimators.differences import Form
+from dfme.config.estimator_settings import EstimatorConfig, Form, ObjectiveName
 from dfme.spec import ImageSpec, LabelMode
 
 FINEST_LATTICE = 65_536
@@ -29,11 +26,11 @@ DOUBTFUL = 0.5
 class StepCandidate:
     """One candidate step, and what a difference along it is predicted to say.
 
-    ``step`` is in units of the perturbed space (of a lattice: levels). ``signal``: rms of central differences;
-    ``noise``: rms of what they owe to the answers' resolution and to noise. ``carried``: cosine between the way
-    intended and the way the wire carries. ``forward`` and ``central``: predicted correlation of the difference
-    with the true slope along its direction. ``steady``: that correlation if curvature were all; ``clear``: if
-    noise and rounding were all (both of central differences).
+    ``step`` is in units of the perturbed space (of a lattice: levels). ``signal``: rms of central
+    differences; ``noise``: rms of what they owe to the answers' resolution and to noise. ``carried``: cosine
+    between the way intended and the way the wire carries. ``forward`` and ``central``: predicted correlation
+    of the difference with the true slope along its direction. ``steady``: that correlation if curvature were
+    all; ``clear``: if noise and rounding were all (both of central differences).
     """
 
     step: float
@@ -52,14 +49,16 @@ class StepCandidate:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a few hundred images said about a teacher's answers and the steps that survive them.
+    """Findings of a few hundred images about a teacher's answers and the steps that survive them.
 
-    ``declared``: its label mode; ``answers``: the form seen. ``decimals``: that the scores are rounded to, none if
-    they are not; ``relative``: their resolution as floats. ``levels``: pixel values the wire carries. ``repeat``
-    and ``batch``: largest change of an answer when the same images come again, and when they come among others.
-    ``hidden``: share of the scores that were answered as exactly zero, or not at all. ``objective``, ``space`` and
-    ``direction``: of what, where and along what the steps were tried; no ``candidates`` where answers have
-    no scores. ``images``: charged.
+    ``declared``: its label mode; ``answers``: the form seen. ``decimals``: that the scores are rounded to,
+    none if they are not; ``relative``: their resolution as floats. ``levels``: pixel values the wire carries.
+    ``repeat`` and ``batch``: largest change of an answer when the same images come again, and when they come
+    among others.
+    ``hidden``: share of the scores that were answered as exactly zero, or not at all. ``objective``,
+    ``space`` and
+    ``direction``: of what, where and along what the steps were tried; no ``candidates`` where answers have no
+    scores. ``images``: charged.
     """
 
     declared: str
@@ -82,28 +81,30 @@ class Finding:
 
 
 def needs_preflight(config: EstimatorConfig) -> bool:
-    """Whether the settings leave something to the pre-flight check."""
+    """True if the settings leave something to the pre-flight check."""
     return config.kind == "auto" or config.step == "auto"
 
 
 def default_settings(config: EstimatorConfig, spec: ImageSpec) -> EstimatorConfig:
     """The settings with all chosen that needs no query: of kind auto, the space and the directions.
 
-    8-bit images are walked on as the lattice they are; dct directions, since the parameters of a convolutional
-    generator follow low frequencies best (docs/results/estimators.md has the figures).
+    8-bit images are walked on as the lattice they are; dct directions, since the parameters of a
+    convolutional generator follow low frequencies best (docs/results/estimators.md has the figures).
     """
     if config.kind != "auto":
         return config
     lattice = spec.levels is not None and COARSEST_LATTICE <= spec.levels <= FINEST_LATTICE
-    return replace(config, kind="finite_difference", space="lattice" if lattice else "pre_squash", direction="dct")
+    return replace(
+        config, kind="finite_difference", space="lattice" if lattice else "pre_squash", direction="dct"
+    )
 
 
 def choose(config: EstimatorConfig, finding: Finding, spec: ImageSpec, reuse: bool) -> EstimatorConfig:
-    """Settings that leave nothing open. ``step: auto`` sets the step alone, ``kind: auto`` all but ``directions``.
+    """Settings without ``auto``. ``step: auto`` sets the step, ``kind: auto`` all but ``directions``.
 
-    ``reuse``: the answer at the point itself costs nothing, so that forward differences do not pay for it. The
-    step is the middle of those that are predicted to do about as well as the best. Where none is predicted to
-    do anything, it is still the best there is.
+    ``reuse``: the answer at the point itself costs nothing, so that forward differences do not pay for it.
+    The step is the middle of those that are predicted to do about as well as the best. Where none is
+    predicted to do anything, it is still the best there is.
     """
     chosen = default_settings(config, spec)
     if config.kind == "auto":
@@ -132,7 +133,9 @@ def best_step(finding: Finding, form: Form) -> float:
     tried = finding.candidates
     correlations = [candidate.of(form) for candidate in tried]
     best = max(range(len(tried)), key=lambda j: (correlations[j], tried[j].clear, tried[j].step))
-    enough, low, high = WITHIN_OF_BEST * correlations[best], best, best
+    enough = WITHIN_OF_BEST * correlations[best]
+    low = best
+    high = best
     while low > 0 and correlations[low - 1] >= enough:
         low -= 1
     while high < len(tried) - 1 and correlations[high + 1] >= enough:
@@ -154,7 +157,8 @@ def explain(finding: Finding, chosen: EstimatorConfig) -> tuple[str, str]:
     images = "images as floats" if finding.levels is None else f"images of {finding.levels} levels"
     why = (
         f"because: {_answers(finding)}; {images}; at this step a difference is {_ratio(candidate)} the noise "
-        f"and its predicted correlation with the true slope {candidate.of(chosen.form):.2f}; {_window(finding)}"
+        f"and its predicted correlation with the true slope {candidate.of(chosen.form):.2f}; "
+        f"{_window(finding)}"
     )
     return what, why
 
@@ -167,15 +171,17 @@ def warning(finding: Finding, chosen: EstimatorConfig) -> str | None:
         return None
     cause, remedy = _diagnosis(finding, chosen, candidate)
     return (
-        f"warning: the predicted correlation of a difference with the true slope is {found:.2f}: the generator will "
-        f"mostly follow noise; likely cause: {cause}; {remedy}"
+        f"warning: the predicted correlation of a difference with the true slope is {found:.2f}: the "
+        f"generator will mostly follow noise; likely cause: {cause}; {remedy}"
     )
 
 
 def flags(chosen: EstimatorConfig) -> str:
     """The command line's words for what was chosen."""
     words = {name: getattr(chosen, name) for name in ("kind", "objective", "space", "direction", "form")}
-    return " ".join(f"--estimator.{name} {value}" for name, value in (words | {"step": _step(chosen)}).items())
+    return " ".join(
+        f"--estimator.{name} {value}" for name, value in (words | {"step": _step(chosen)}).items()
+    )
 
 
 def _diagnosis(finding: Finding, chosen: EstimatorConfig, candidate: StepCandidate | None) -> tuple[str, str]:
@@ -185,7 +191,8 @@ def _diagnosis(finding: Finding, chosen: EstimatorConfig, candidate: StepCandida
         return f"the answers are {finding.answers} and change in jumps only", no_queries
     if candidate.carried < DOUBTFUL:
         return (
-            f"images travel as {finding.levels} levels, which {1 - candidate.carried:.0%} of the step is lost to",
+            f"images travel as {finding.levels} levels, which {1 - candidate.carried:.0%} of the step is "
+            "lost to",
             "try --estimator.space lattice --estimator.step auto, or --estimator.kind auto",
         )
     if max(finding.repeat, finding.batch) > _quantum(finding):
@@ -197,8 +204,8 @@ def _diagnosis(finding: Finding, chosen: EstimatorConfig, candidate: StepCandida
         share = f", {finding.hidden:.0%} of them to zero" if finding.hidden > 0 else ""
         return (
             f"scores rounded to {finding.decimals} decimals{share}",
-            "--estimator.objective kl hardly depends on scores near zero (--estimator.kind auto takes it), and more "
-            "decimals would help most",
+            "--estimator.objective kl hardly depends on scores near zero (--estimator.kind auto takes it), "
+            "and more decimals would help most",
         )
     return (
         "noise in the answers, or a teacher that computes in low precision",
@@ -233,7 +240,7 @@ def _ratio(candidate: StepCandidate) -> str:
 
 
 def _window(finding: Finding) -> str:
-    """The smallest step with enough signal and the largest before curvature, as far as the candidates tell."""
+    """Smallest step with enough signal and largest before curvature, among the candidates."""
     clear = [candidate.step for candidate in finding.candidates if candidate.clear >= ENOUGH]
     steady = [candidate.step for candidate in finding.candidates if candidate.steady >= ENOUGH]
     low = f"enough signal from {min(clear):g} on" if clear else "no step tried has enough signal"

@@ -37,7 +37,7 @@ ObjectiveOfAnswers = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Resolution:
-    """What distance between two answers is lost: a rounding step of ``decimals``, or ``relative`` to the answer.
+    """Distance of two answers that is lost: a rounding step of ``decimals``, or ``relative``.
 
     Both are exact knowledge of the wire, no guess at noise: a teacher may well compute less precisely.
     """
@@ -47,7 +47,7 @@ class Resolution:
 
     @classmethod
     def seen(cls, answers_NK: Tensor) -> Resolution:
-        """What scores show: decimals, or a short floating-point format that carries them all."""
+        """Resolution that scores show: decimals, or a short floating-point format that carries them all."""
         places = decimals(answers_NK)
         known = answers_NK[torch.isfinite(answers_NK)]
         if places is None:
@@ -57,9 +57,10 @@ class Resolution:
         return cls(places)
 
     def jitter(self, answers_NK: Tensor, rng: torch.Generator) -> Tensor:
-        """Scores (N, K) that would have been answered alike: moved by up to half a step; unknown ones stay so.
+        """Scores (N, K) with the same answer: moved by up to half a step; unknown ones stay.
 
-        Answers of exactly 0 stay too: how small they were is not known to within anything (``hidden_weight``).
+        Answers of exactly 0 stay too: how small they were is not known to within anything
+        (``hidden_weight``).
         """
         part_NK = torch.rand(answers_NK.shape, generator=rng, device=answers_NK.device) - 0.5
         if self.decimals is None:
@@ -93,14 +94,17 @@ def pair_of_images(
     rng: torch.Generator,
     features_BFHW: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The two images per point that one difference of these settings is taken between, before the wire rounds them.
+    """Both images per point of one difference of these settings, before the wire rounds them.
 
-    (plus, minus) of central differences, (plus, base) of forward ones: what the estimator itself would ask for
-    along its first direction. ``features_BFHW``: for the direction range.
+    (plus, minus) of central differences, (plus, base) of forward ones: what the estimator itself would ask
+    for along its first direction. ``features_BFHW``: for the direction range.
     """
     single = replace(config, kind="finite_difference", directions=1)
-    floats = spec if config.space == "lattice" else replace(spec, levels=None)  # lattice probes are never rounded
-    objective = Objective(lambda x_NCHW: x_NCHW.new_zeros(len(x_NCHW)), lambda _, answers: answers, features_BFHW)
+    # lattice probes are never rounded
+    floats = spec if config.space == "lattice" else replace(spec, levels=None)
+    objective = Objective(
+        lambda x_NCHW: x_NCHW.new_zeros(len(x_NCHW)), lambda _, answers: answers, features_BFHW
+    )
     make_estimator(single, floats, squash, None, 0).estimate(objective, u_BCHW, rng)
     first, second = torch.cat([x_NCHW for x_NCHW, _ in objective.asked]).split(len(u_BCHW))
     return (first, second) if config.form == "central" else (second, first)
@@ -108,7 +112,7 @@ def pair_of_images(
 
 @torch.no_grad()
 def alignment(plus_BCHW: Tensor, minus_BCHW: Tensor, spec: ImageSpec) -> Tensor:
-    """Cosine, one per image, between the way from minus to plus and the way between what the wire makes of them.
+    """Cosine, per image, of the way from minus to plus before and after the wire's rounding.
 
     0 where the wire makes the same image of both, and 1 everywhere where it carries floats.
     """
@@ -143,15 +147,19 @@ def difference_snr(
 ) -> Tensor:
     """The metric: rms of the differences over the rms of what the answers' resolution hides in one, a scalar.
 
-    ``value`` is the objective's own side, with its net in eval mode; ``images_NCHW`` and ``answers``: any of those
-    that the differences were made of.
+    ``value`` is the objective's own side, with its net in eval mode; ``images_NCHW`` and ``answers``: any of
+    those that the differences were made of.
     """
     return rms(differences_BM) / (2**0.5 * hidden_rms(value, images_NCHW, answers, resolution, rng))
 
 
 @torch.no_grad()
 def hidden_rms(
-    value: ObjectiveOfAnswers, images_NCHW: Tensor, answers: Tensor, resolution: Resolution, rng: torch.Generator
+    value: ObjectiveOfAnswers,
+    images_NCHW: Tensor,
+    answers: Tensor,
+    resolution: Resolution,
+    rng: torch.Generator,
 ) -> Tensor:
     """Rms, a scalar, of what the answers' resolution hides in one value of the objective.
 
@@ -171,11 +179,11 @@ def revealed_share(
     resolution: Resolution,
     rng: torch.Generator,
 ) -> float:
-    """Correlation between changes of the objective as they are and as they are answered where classes are hidden.
+    """Correlation of the objective's changes with and without the hidden classes.
 
-    All scores are moved at random, by factors before they are normalised again; of the hidden ones, which stand
-    at one rounding step here, nobody hears (heuristic). An l1 distance between logits lives by the small classes
-    as much as by the large; a KL hardly notices them.
+    All scores are moved at random, by factors before they are normalised again; of the hidden ones, which
+    stand at one rounding step here, nobody hears (heuristic). An l1 distance between logits lives by the
+    small classes as much as by the large; a KL hardly notices them.
     """
     if not hidden_NK.any():
         return 1.0

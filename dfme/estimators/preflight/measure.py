@@ -1,7 +1,5 @@
 """The pre-flight check: a few hundred images that tell what an API's answers are good for."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +19,7 @@ from dfme.estimators.preflight.diagnostics import (
     pair_of_images,
     revealed_share,
 )
-from dfme.estimators.preflight.steps import Values, candidate_steps, predicted
+from dfme.estimators.preflight.steps import candidate_steps, predicted
 from dfme.nets.generators import GeneratorNet
 from dfme.precision import ieee_fp32
 from dfme.spec import ImageSpec, LabelMode
@@ -31,8 +29,7 @@ POINTS = 16
 
 
 class Channel(NamedTuple):
-    """What the check may know of a teacher. ``ask``: images -> answers, charged as ``check``; ``left``: images that
-    the budget still allows."""
+    """The check's access to a teacher. ``ask``: charged as ``check``; ``left``: images the budget allows."""
 
     ask: Callable[[Tensor], Tensor]
     spec: ImageSpec
@@ -53,7 +50,7 @@ def preflight_images(config: EstimatorConfig, spec: ImageSpec, scores: bool = Tr
 
 
 def preflight_calls(config: EstimatorConfig, spec: ImageSpec, scores: bool = True) -> list[int]:
-    """The images of each batch that ``run_preflight`` asks for: at the points, again, among others, at the steps."""
+    """Images of each batch of ``run_preflight``: at the points, again, among others, at the steps."""
     steps = candidate_steps(default_settings(config, spec), spec) if scores else ()
     return [POINTS, POINTS, 2 * POINTS] + [2 * POINTS] * len(steps)
 
@@ -68,12 +65,16 @@ def require_budget(left: int, images: int) -> None:
 
 
 def run_preflight(
-    channel: Channel, generator: GeneratorNet, value_of: ValueOf, config: EstimatorConfig, rng: torch.Generator
+    channel: Channel,
+    generator: GeneratorNet,
+    value_of: ValueOf,
+    config: EstimatorConfig,
+    rng: torch.Generator,
 ) -> Finding:
     """Ask for ``preflight_images`` images and say how well differences of their answers follow true slopes.
 
-    Kind auto takes kl where the answers are rounded or in part hidden. The student behind ``value_of`` is in eval
-    mode. Points are the generator's, whose state does not change. All chance comes from ``rng``.
+    Kind auto takes kl where the answers are rounded or in part hidden. The student behind ``value_of`` is in
+    eval mode. Points are the generator's, whose state does not change. All chance comes from ``rng``.
 
     Raises:
         UserError: the budget does not reach; nothing was asked.
@@ -97,22 +98,30 @@ class _Check:
     free: bool
 
     def finding(self, generator: GeneratorNet, images: int) -> Finding:
-        spec, squash = self.channel.spec, generator.squash
-        # Points as a step of training has them; a copy makes them, for the generator's running statistics' sake.
+        spec = self.channel.spec
+        squash = generator.squash
+        # Points as a step of training has them; a copy makes them, for the generator's running statistics'
+        # sake.
         twin = copy.deepcopy(generator).train()
         with twin.watched() as read:
             drawn_NCHW = twin(twin.draw(2 * POINTS, self.rng))
-        u_NCHW, features_NFHW = drawn_NCHW[:POINTS], read[0][:POINTS]
-        base_NCHW, others_NCHW = squash(u_NCHW), squash(drawn_NCHW[POINTS:])
+        u_NCHW = drawn_NCHW[:POINTS]
+        features_NFHW = read[0][:POINTS]
+        base_NCHW = squash(u_NCHW)
+        others_NCHW = squash(drawn_NCHW[POINTS:])
         # Ask for the same images twice over, then in another order among others.
-        base, again = self._ask(base_NCHW), self._ask(base_NCHW)
+        base = self._ask(base_NCHW)
+        again = self._ask(base_NCHW)
         mixed_NCHW = torch.stack([base_NCHW.flip(0), others_NCHW], dim=1).flatten(0, 1)
         among = self._ask(mixed_NCHW)[::2].flip(0)
         objective = self._objective(torch.cat([base, again, among]))
         # Ask for both ends of central differences; every step goes along the same directions.
         steps = candidate_steps(self.config, spec) if base.ndim == 2 else ()
         central = [replace(self.config, step=step, form="central") for step in steps]
-        pairs = [pair_of_images(config, spec, squash, u_NCHW, self._same_chance(), features_NFHW) for config in central]
+        pairs = [
+            pair_of_images(config, spec, squash, u_NCHW, self._same_chance(), features_NFHW)
+            for config in central
+        ]
         asked = [self._ask(torch.cat(pair)) for pair in pairs]
         answers = torch.cat([base, again, among, *asked])
         resolution = Resolution.seen(answers) if base.ndim == 2 else Resolution()
@@ -137,7 +146,7 @@ class _Check:
         )
 
     def _objective(self, answers: Tensor) -> ObjectiveName:
-        """What to differentiate: where it is free to choose, kl if probabilities are rounded or in part hidden."""
+        """Objective to differentiate: if free, kl where probabilities are rounded or partly hidden."""
         if not self.free or answers.ndim != 2 or self.channel.label_mode.kind == "logits":
             return self.config.objective
         whole = Resolution.seen(answers).decimals is None and not _hidden(answers).any()
@@ -162,28 +171,31 @@ class _Check:
         at_base: tuple[Tensor, Tensor],
         resolution: Resolution,
     ) -> tuple[StepCandidate, ...]:
-        spec, (base, again) = self.channel.spec, at_base
+        spec = self.channel.spec
+        base, again = at_base
         images_NCHW = spec.quantise(base_NCHW)
         base_N = value(images_NCHW, base).double()
         repeated = (value(images_NCHW, again) - base_N).square().mean().item() / 2
         unresolved = hidden_rms(value, images_NCHW, base, resolution, self._same_chance()).item() ** 2
-        revealed, ends = [], []
+        revealed = []
+        ends = []
         for (plus_NCHW, minus_NCHW), answers in zip(pairs, asked, strict=True):
             plus, minus = answers.chunk(2)
-            hidden, chance = _hidden(plus) & _hidden(minus), self._same_chance()
+            hidden = _hidden(plus) & _hidden(minus)
+            chance = self._same_chance()
             revealed.append(revealed_share(value, spec.quantise(plus_NCHW), plus, hidden, resolution, chance))
             ends.append(value(spec.quantise(torch.cat([plus_NCHW, minus_NCHW])), answers).double().chunk(2))
         return predicted(
-            Values(
-                steps_J=base_N.new_tensor(steps),
-                plus_JN=torch.stack([plus_N for plus_N, _ in ends]),
-                minus_JN=torch.stack([minus_N for _, minus_N in ends]),
-                base_N=base_N,
-                noise=unresolved + repeated,
-                carried_J=torch.stack([alignment(plus, minus, spec).mean() for plus, minus in pairs]).double(),
-                carried_forward_J=torch.stack([alignment(plus, base_NCHW, spec).mean() for plus, _ in pairs]).double(),
-                revealed_J=base_N.new_tensor(revealed),
-            )
+            steps_J=base_N.new_tensor(steps),
+            plus_JN=torch.stack([plus_N for plus_N, _ in ends]),
+            minus_JN=torch.stack([minus_N for _, minus_N in ends]),
+            base_N=base_N,
+            known_noise=unresolved + repeated,
+            carried_J=torch.stack([alignment(*pair, spec).mean() for pair in pairs]).double(),
+            carried_forward_J=torch.stack(
+                [alignment(plus, base_NCHW, spec).mean() for plus, _ in pairs]
+            ).double(),
+            revealed_J=base_N.new_tensor(revealed),
         )
 
 
@@ -200,7 +212,7 @@ def largest_change(first: Tensor, second: Tensor) -> float:
 
 
 def form_of(answers: Tensor) -> str:
-    """What answers look like, whatever was declared: labels, one-hot, probabilities, top_k or logits."""
+    """Form of answers, whatever was declared: labels, one-hot, probabilities, top_k or logits."""
     if answers.ndim == 1:
         return "labels"
     known_NK = answers.nan_to_num(nan=0.0)

@@ -1,8 +1,9 @@
 """Which steps to try, and how well slopes there follow the true ones: predicted from pairs of values.
 
 At image i the half difference over the step, s_i(h) = (f(+h) - f(-h)) / 2h, is the true slope t_i blurred by
-the answers' resolution and noise (less, the larger h) and bent by curvature (more, the larger h). The correlation
-with t, taken as a cosine over the images since that is what reaches the generator, is predicted to be the least of
+the answers' resolution and noise (less, the larger h) and bent by curvature (more, the larger h). The
+correlation with t, taken as a cosine over the images since that is what reaches the generator, is predicted
+to be the least of
 
     blur      1 / sqrt(1 + w^2 / (2 h^2 E[t^2])), w^2 being the variance of one value
     carried   the cosine between the way intended and the way that the wire carries
@@ -13,10 +14,7 @@ slopes are the same, in size and sign; since their errors differ, r = 2 <s, s'> 
 square of its correlation and <s, s'> measures E[t^2]. Forward differences have four times the variance.
 """
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -56,7 +54,8 @@ def candidate_steps(config: EstimatorConfig, spec: ImageSpec) -> tuple[float, ..
 
 
 ALIKE = 0.95
-"""Pairs of steps that agree at least this much of the best pair do as well for a reference; the smallest is taken."""
+"""Pairs of steps that agree at least this much of the best pair do as well for a reference; the smallest is
+taken."""
 
 MIN_COSINE = 1e-3
 """Slopes less alike than this have nothing in common."""
@@ -70,61 +69,59 @@ def _rounded(step: float) -> float:
     return float(f"{step:.2g}")
 
 
-@dataclass(frozen=True, eq=False)
-class Values:
-    """The objective at both ends of every step (J steps, N images) and at the images themselves, in float64.
+def predicted(
+    steps_J: Tensor,
+    plus_JN: Tensor,
+    minus_JN: Tensor,
+    base_N: Tensor,
+    known_noise: float,
+    carried_J: Tensor,
+    carried_forward_J: Tensor,
+    revealed_J: Tensor,
+) -> tuple[StepCandidate, ...]:
+    """Every step with its correlations, by this module's model: 0 where no value ever differs.
 
-    ``noise``: variance of one value, as far as it is known. ``carried_J``: alignment of the ways between both
-    ends; ``carried_forward_J``: between an end and the image. ``revealed_J``: correlation left by classes of which
-    nothing is known.
+    The objective, in float64, at both ends of every step (J steps, N images) and at the images themselves.
+    ``known_noise``: variance of one value, as far as it is known. ``carried_J``: alignment of the ways
+    between both ends; ``carried_forward_J``: between an end and the image. ``revealed_J``: correlation left
+    by classes of which nothing is known.
     """
-
-    steps_J: Tensor
-    plus_JN: Tensor
-    minus_JN: Tensor
-    base_N: Tensor
-    noise: float
-    carried_J: Tensor
-    carried_forward_J: Tensor
-    revealed_J: Tensor
-
-
-def predicted(values: Values) -> tuple[StepCandidate, ...]:
-    """Every step with its correlations, by the model at the head of this file: 0 where no value ever differs."""
-    h_J1 = values.steps_J.unsqueeze(1)
-    slope_JN = (values.plus_JN - values.minus_JN) / (2 * h_J1)
-    ahead_JN = (values.plus_JN - values.base_N) / h_J1
-    known_J = values.noise / (2 * values.steps_J.square())
+    h_J1 = steps_J.unsqueeze(1)
+    slope_JN = (plus_JN - minus_JN) / (2 * h_J1)
+    ahead_JN = (plus_JN - base_N) / h_J1
+    known_J = known_noise / (2 * steps_J.square())
     j, truth, own = reference(slope_JN, known_J)
-    noise = max(values.noise, residue(slope_JN, values.steps_J, j))
-    blur_J = noise / (2 * values.steps_J.square()) / truth.clamp_min(TINY)
+    noise = max(known_noise, residue(slope_JN, steps_J, j))
+    blur_J = noise / (2 * steps_J.square()) / truth.clamp_min(TINY)
     other_N = slope_JN[min(j + 1, len(slope_JN) - 1)]
     likeness_J = likeness(slope_JN, slope_JN[j]) / own
     likeness_J[j] = likeness(other_N, slope_JN[j]) / own
     ahead_J = likeness(ahead_JN, slope_JN[j]) / own
     ahead_J[j] = likeness(ahead_JN[j], other_N) / own
-    revealed_J = values.revealed_J * (truth > TINY)
-    clear_J = torch.minimum(values.carried_J, (1 + blur_J).rsqrt())
-    ahead_clear_J = torch.minimum(values.carried_forward_J, (1 + 4 * blur_J).rsqrt())
-    signal_J = (values.plus_JN - values.minus_JN).square().mean(1).sqrt()
+    revealed_J = revealed_J * (truth > TINY)
+    clear_J = torch.minimum(carried_J, (1 + blur_J).rsqrt())
+    ahead_clear_J = torch.minimum(carried_forward_J, (1 + 4 * blur_J).rsqrt())
+    signal_J = (plus_JN - minus_JN).square().mean(1).sqrt()
     columns = (
-        values.steps_J,
+        steps_J,
         signal_J,
         torch.full_like(signal_J, (2 * noise) ** 0.5),
-        values.carried_J,
+        carried_J,
         torch.minimum(ahead_clear_J, ahead_J) * revealed_J,
         torch.minimum(clear_J, likeness_J) * revealed_J,
-        torch.where(values.steps_J > values.steps_J[j], likeness_J.clamp_max(1.0), 1.0),
+        torch.where(steps_J > steps_J[j], likeness_J.clamp_max(1.0), 1.0),
         clear_J * revealed_J,
     )
-    return tuple(StepCandidate(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True))
+    return tuple(
+        StepCandidate(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True)
+    )
 
 
 def reference(slope_JN: Tensor, known_J: Tensor) -> tuple[int, Tensor, Tensor]:
-    """The step to compare the others with, the mean square of the true slopes, the step's own correlation with them.
+    """The reference step, the mean square of true slopes, and the step's correlation with them.
 
-    ``known_J``: variance that the known noise of values gives the slopes of each step: steps that it drowns agree
-    by chance only. A single step has nothing to agree with but what noise leaves of itself.
+    ``known_J``: variance that the known noise of values gives the slopes of each step: steps that it drowns
+    agree by chance only. A single step has nothing to agree with but what noise leaves of itself.
     """
     power_J = slope_JN.square().mean(1)
     if len(slope_JN) == 1:
@@ -138,7 +135,7 @@ def reference(slope_JN: Tensor, known_J: Tensor) -> tuple[int, Tensor, Tensor]:
 
 
 def residue(slope_JN: Tensor, steps_J: Tensor, j: int) -> float:
-    """Variance of one value as differences smaller than those of step j show it, whose slopes they should have."""
+    """Variance of one value from differences smaller than step j's, given the true slopes."""
     if j == 0:
         return 0.0
     left_JN = (slope_JN[:j] - slope_JN[j]) * 2 * steps_J[:j].unsqueeze(1)

@@ -1,20 +1,18 @@
-"""Query images that no trained generator makes: drawn by programs, or real ones out of a pool. No torch on import."""
+"""Query images without a trained generator: from programs or a pool. No torch on import."""
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from dfme.queries.names import PROCEDURAL, PROGRAMS, check_pool, check_programs
+from dfme.queries.names import PROCEDURAL, PROGRAMS, check_programs
 from dfme.spec import ImageSpec
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-__all__ = ["PROGRAMS", "ProceduralImages", "check_pool", "check_programs"]
 
 DrawProgram = Callable[[int, ImageSpec, "torch.Generator"], "Tensor"]
 
@@ -36,10 +34,12 @@ class ProceduralImages:
         check_programs(programs)
         self._spec = spec
         self._names = len(programs)
-        self._weights = {_load(name): weight for name, weight in Counter(programs).items()}
+        self._weights: dict[DrawProgram, int] = {
+            resolve_name(PROGRAMS[name]): weight for name, weight in Counter(programs).items()
+        }
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        """``count`` images (B, C, H, W), float32 within the bounds (not yet quantised), on the device of ``rng``."""
+        """``count`` images (B, C, H, W), float32 within the bounds, not quantised, on ``rng``'s device."""
         import torch
 
         from dfme.queries.programs.canvas import shuffled
@@ -53,9 +53,3 @@ class ProceduralImages:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         assert not state, "programs have no state"
-
-
-def _load(name: str) -> DrawProgram:
-    module, _, function = PROGRAMS[name].partition(":")
-    program: DrawProgram = getattr(importlib.import_module(module), function)
-    return program

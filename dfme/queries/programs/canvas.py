@@ -1,6 +1,4 @@
-"""What the programs share: where the pixels are, numbers drawn per image, and the way to the teacher's bounds."""
-
-from __future__ import annotations
+"""Common to the programs: pixel coordinates, random numbers per image, the way to the bounds."""
 
 import math
 from collections.abc import Callable
@@ -10,20 +8,23 @@ from torch import Tensor
 
 from dfme.spec import ImageSpec
 
-CHUNK = 1 << 18  # numbers worked on at once
+CHUNK = 1 << 18  # numbers worked on at once: as many as a processor's cache holds
 
 
 def in_chunks(
-    drawn: Callable[[int, ImageSpec, torch.Generator], Tensor], count: int, spec: ImageSpec, rng: torch.Generator
+    drawn: Callable[[int, ImageSpec, torch.Generator], Tensor],
+    count: int,
+    spec: ImageSpec,
+    rng: torch.Generator,
 ) -> Tensor:
-    """``count`` images within the bounds; ``drawn`` makes them, within 0 and 1, as many at a time as memory allows."""
+    """``count`` images within the bounds; ``drawn`` makes as many at a time as memory allows."""
     chunk = max(1, CHUNK // spec.numel)
     parts = [drawn(min(chunk, count - start), spec, rng) for start in range(0, count, chunk)]
     return within_bounds(torch.cat(parts), spec)
 
 
 def pixel_grid(spec: ImageSpec, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The pixels' centres as x (1, W) and y (H, 1), measured from the middle in halves of the shorter side."""
+    """Centres of the pixels, x (1, W) and y (H, 1), from the middle in halves of the shorter side."""
     _, height, width = spec.shape
     unit = min(height, width) / 2
     x_1W = (torch.arange(width, device=device) + (1 - width) / 2).div_(unit).unsqueeze(0)
@@ -44,13 +45,13 @@ def log_uniform(shape: tuple[int, ...], low: float, high: float, rng: torch.Gene
 def shuffled(images_NCHW: Tensor, count: int, rng: torch.Generator) -> Tensor:
     """``count`` of the images, each as likely as any other, in random order.
 
-    Kinds of image are drawn in equal shares, rounded up, and the surplus falls away here: so the shares need no
-    random numbers on the host, which on a GPU would have to wait for the device.
+    Kinds of image are drawn in equal shares, rounded up, and the surplus falls away here: so the shares need
+    no random numbers on the host, which on a GPU would have to wait for the device.
     """
     return images_NCHW[torch.randperm(len(images_NCHW), generator=rng, device=rng.device)[:count]]
 
 
 def within_bounds(unit_BCHW: Tensor, spec: ImageSpec) -> Tensor:
-    """Images from the range of 0 to 1 (what lies outside is clamped, in place) to the bounds of the teacher."""
+    """Map images from 0 to 1 (clamped in place) to the bounds of the teacher."""
     low, high = spec.bounds
     return unit_BCHW.clamp_(0, 1).mul_(high - low).add_(low).clamp_(low, high)

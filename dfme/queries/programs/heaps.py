@@ -1,7 +1,5 @@
 """Heaps: things that fall on a ground one after the other, each hiding what is below it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dfme.queries.programs import ramps
-from dfme.queries.programs.canvas import shuffled, uniform, within_bounds
+from dfme.queries.programs.canvas import CHUNK, shuffled, uniform, within_bounds
 from dfme.spec import ImageSpec
 
 Range = tuple[int, int]
@@ -19,16 +17,15 @@ NOISE = 0.02
 """Standard deviation of what is added to every pixel at last."""
 
 FAR = 1e4  # where a thing is not seen
-CHUNK = 1 << 18  # numbers worked on at once: as many as a processor's cache holds
 
 
 @dataclass(frozen=True)
 class Things:
-    """What falls.
+    """Objects that fall.
 
-    ``numbers``: ranges, each of which an equal share of the images has, so that little is worked out for things
-    that are not there. ``cover(count, numbers, spec, rng)``: how much of each pixel each thing covers (B, M, H, W),
-    within 0 and 1. ``colours(count, most, channels, rng)``: (B, M, C), within 0 and 1.
+    ``numbers``: ranges, each of which an equal share of the images has, so that little is worked out for
+    things that are not there. ``cover(count, numbers, spec, rng)``: how much of each pixel each thing covers
+    (B, M, H, W), within 0 and 1. ``colours(count, most, channels, rng)``: (B, M, C), within 0 and 1.
     """
 
     numbers: tuple[Range, ...]
@@ -51,7 +48,7 @@ def heap(things: Things, count: int, spec: ImageSpec, rng: torch.Generator) -> T
 
 
 def grounds(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
-    """What things fall on, within 0 and 1: one colour for one half of the images, a gradient for the other."""
+    """Grounds within 0 and 1: one colour for half of the images, a gradient for the other half."""
     half = -(-count // 2)
     flat_BC11 = uniform((half, spec.shape[0], 1, 1), 0, 1, rng)
     both_NCHW = torch.cat([flat_BC11.expand(-1, *spec.shape), ramps.draw(half, ImageSpec(spec.shape), rng)])
@@ -66,7 +63,7 @@ def drop(image_BCHW: Tensor, cover_BMHW: Tensor, colours_BMC: Tensor) -> None:
 
 
 def absent(count: int, numbers: Range, rng: torch.Generator) -> Tensor:
-    """Which of M things are beyond the number that an image has, drawn evenly from the range, (B, M, 1, 1)."""
+    """Mask of the things beyond an image's number of M, drawn evenly from the range, (B, M, 1, 1)."""
     fewest, most = numbers
     number_B111 = torch.randint(fewest, most + 1, (count, 1, 1, 1), generator=rng, device=rng.device)
     return torch.arange(most, device=rng.device).view(1, -1, 1, 1) >= number_B111

@@ -1,13 +1,12 @@
 """Dead leaves: overlapping discs, rectangles and diamonds of random size, place, turn, aspect and colour.
 
-The model of images as a heap of things that hide each other: Lee, Mumford and Huang 2001, "Occlusion models for
-natural images", International Journal of Computer Vision 41; as training data: Baradad et al. 2021 (arXiv 2106.05963).
-There leaves fall until nothing else is seen; here few fall on a ground of one colour or of a gradient, since small
-pictures hold few things. The ranges are heuristic. Tried on three tasks of small images, two seeds each: gradients on
-half of the grounds gained 0 to 2 points of accuracy over plain ones, 1/f noise on a quarter cost up to 4.
+The model of images as a heap of things that hide each other: Lee, Mumford and Huang 2001, "Occlusion models
+for natural images", International Journal of Computer Vision 41; as training data: Baradad et al. 2021 (arXiv
+2106.05963). There leaves fall until nothing else is seen; here few fall on a ground of one colour or of a
+gradient, since small pictures hold few things. The ranges are heuristic. Tried on three tasks of small
+images, two seeds each: gradients on half of the grounds gained 0 to 2 points of accuracy over plain ones, 1/f
+noise on a quarter cost up to 4.
 """
-
-from __future__ import annotations
 
 import math
 
@@ -38,7 +37,7 @@ def _colours(count: int, most: int, channels: int, rng: torch.Generator) -> Tens
 
 
 def _cover(count: int, numbers: Range, spec: ImageSpec, rng: torch.Generator) -> Tensor:
-    """How much of each pixel each leaf covers, (B, M, H, W) within 0 and 1: edges are a pixel wide.
+    """Share of each pixel that each leaf covers, (B, M, H, W) within 0 and 1: edges are a pixel wide.
 
     With a and b the coordinates in the leaf's own axes and radii, not negative, a pixel lies inside where
     max(a, b) < 1 (rectangle), a**2 + b**2 < 1 (disc) or a + b < 1 (diamond). With h = max(a, b) and
@@ -49,13 +48,15 @@ def _cover(count: int, numbers: Range, spec: ImageSpec, rng: torch.Generator) ->
     across, up = _axes(one, rng)
     centre_x, centre_y = _centres(one, numbers, spec, rng)
     angle = uniform(one, 0, math.pi, rng)
-    dx_BM1W, dy_BMH1 = x_1W - centre_x, y_H1 - centre_y
+    dx_BM1W = x_1W - centre_x
+    dy_BMH1 = y_H1 - centre_y
     a = (dx_BM1W * (angle.cos() / across)).add(dy_BMH1 * (angle.sin() / across)).abs_()
     b = (dy_BMH1 * (angle.cos() / up)).sub(dx_BM1W * (angle.sin() / up)).abs_()
     high = torch.maximum(a, b)
     low = torch.minimum(a, b, out=a)
     kind = uniform(one, 0, 3, rng)
-    square, double = (kind < 2).float(), 2 * (kind < 1).float()
+    square = (kind < 2).float()
+    double = 2 * (kind < 1).float()
     squared = torch.mul(low, square, out=b).addcmul_(high, double).mul_(low).addcmul_(high, high)
     # The distance to the edge, in pixels, along the shorter radius.
     pixels = torch.minimum(across, up) * (min(spec.shape[1:]) / 2)
@@ -64,11 +65,14 @@ def _cover(count: int, numbers: Range, spec: ImageSpec, rng: torch.Generator) ->
 
 def _axes(one: tuple[int, ...], rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """The two radii of every leaf, in halves of the shorter side."""
-    radius, aspect = log_uniform(one, *RADII, rng), log_uniform(one, *ASPECTS, rng)
+    radius = log_uniform(one, *RADII, rng)
+    aspect = log_uniform(one, *ASPECTS, rng)
     return radius * aspect, radius / aspect
 
 
-def _centres(one: tuple[int, ...], numbers: Range, spec: ImageSpec, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def _centres(
+    one: tuple[int, ...], numbers: Range, spec: ImageSpec, rng: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Anywhere in the image; leaves beyond an image's own number lie far outside."""
     _, height, width = spec.shape
     unit = min(height, width)

@@ -1,10 +1,9 @@
 """1/f noise: random fields whose amplitude falls with a power of the frequency, as that of photographs does.
 
-Baradad et al. 2021, "Learning to see by looking at noise" (arXiv 2106.05963), their statistical image models. Here the
-exponent is that of an isotropic spectrum, and colours are mixtures of fields: the ranges are heuristic.
+Baradad et al. 2021, "Learning to see by looking at noise" (arXiv 2106.05963), their statistical image models.
+Here the exponent is that of an isotropic spectrum, and colours are mixtures of fields: the ranges are
+heuristic.
 """
-
-from __future__ import annotations
 
 import torch
 from torch import Tensor
@@ -39,8 +38,8 @@ def _drawn(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
 def power_law_fields(exponent_B: Tensor, shape: tuple[int, int, int], rng: torch.Generator) -> Tensor:
     """Gaussian fields (B, C, H, W) of mean 0 whose amplitude spectrum is frequency ** -exponent.
 
-    They are periodic: what leaves at one edge comes in at the opposite one.
-    The expected variance is 1 (Parseval: that of white noise times the filter's mean square), unless H * W is 1.
+    They are periodic: what leaves at one edge comes in at the opposite one. The expected variance is 1
+    (Parseval: that of white noise times the filter's mean square), unless H * W is 1.
     """
     _, height, width = shape
     device = exponent_B.device

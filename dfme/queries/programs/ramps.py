@@ -3,8 +3,6 @@
 No paper: the smooth end of what a picture can be, where leaves are all edges.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -23,7 +21,8 @@ def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
 
 
 def _drawn(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
-    one, channels = (count, 1, 1), spec.shape[0]
+    one = (count, 1, 1)
+    channels = spec.shape[0]
     position_BHW = _position(count, spec, rng).div_(log_uniform(one, *LENGTHS, rng))
     phase_B11 = uniform(one, -1, 1, rng)
     ramp_BHW = (position_BHW + phase_B11).mul_(0.5).add_(0.5).clamp_(0, 1)
@@ -37,8 +36,10 @@ def _position(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """Where a pixel stands: along a line of any direction, or away from any point of the image, (B, H, W)."""
     one = (count, 1, 1)
     x_1W, y_H1 = pixel_grid(spec, rng.device)
-    centre_x, centre_y = uniform(one, -1, 1, rng) * x_1W.amax(), uniform(one, -1, 1, rng) * y_H1.amax()
+    centre_x = uniform(one, -1, 1, rng) * x_1W.amax()
+    centre_y = uniform(one, -1, 1, rng) * y_H1.amax()
     angle = uniform(one, 0, 2 * math.pi, rng)
-    dx_B1W, dy_BH1 = x_1W - centre_x, y_H1 - centre_y
+    dx_B1W = x_1W - centre_x
+    dy_BH1 = y_H1 - centre_y
     along_BHW = dx_B1W * angle.cos() + dy_BH1 * angle.sin()
     return torch.where(uniform(one, 0, 1, rng) < 0.5, along_BHW, dx_B1W.hypot(dy_BH1))

@@ -3,8 +3,6 @@
 Baradad et al. 2021 (arXiv 2106.05963) draw from untrained StyleGANs; here it is the generator of DFME.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -21,7 +19,7 @@ CHUNK = 1 << 17  # pixels at once, each of 128 activations: what a net needs in 
 
 
 def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
-    """``count`` images (B, C, H, W), float32 within the bounds, on the device of ``rng``: a net for up to 256."""
+    """``count`` images (B, C, H, W), float32 within the bounds, on ``rng``'s device: a net per 256."""
     chunk = max(MIN_IMAGES, min(MAX_IMAGES, CHUNK // math.prod(spec.shape[1:])))
     parts = [_drawn(min(chunk, count - start), spec, rng) for start in range(0, count, chunk)]
     return torch.cat(parts)
@@ -50,12 +48,13 @@ def _drawn_by_torch(spec: ImageSpec, rng: torch.Generator) -> Generator:
 
 @torch.no_grad()
 def _drawn_on_device(spec: ImageSpec, rng: torch.Generator) -> Generator:
-    """The same distributions from the stream itself: no number goes to the host, and no weight comes from it."""
+    """The same distributions from the stream itself: no number goes to the host, no weight comes back."""
     with torch.device("meta"):
         generator = Generator(LATENT_SIZE, spec)
     for layer in generator.to_empty(device=rng.device).modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
-            bound = layer.weight[0].numel() ** -0.5  # torch's own: weights and biases even within 1 / sqrt(inputs)
+            # torch's own: weights and biases even within 1 / sqrt(inputs)
+            bound = layer.weight[0].numel() ** -0.5
             for parameter in layer.parameters(recurse=False):
                 parameter.uniform_(-bound, bound, generator=rng)
         elif isinstance(layer, nn.BatchNorm2d):

@@ -1,11 +1,9 @@
 """The description of an API, read from its YAML file and checked before anything is sent. No torch here."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dfme.config.settings import TeacherConfig
@@ -15,10 +13,13 @@ from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.remote.class_names import ClassNames, read_class_names
 from dfme.teachers.remote.consent import require_free
-from dfme.teachers.remote.json_api.description import Description
+from dfme.teachers.remote.json_api.description import Description, RequestForm
 from dfme.teachers.remote.json_api.template import JsonPath, environment_names, problem_of, texts
 from dfme.teachers.remote.json_bodies import native_mode
 from dfme.teachers.remote.pictures import require_picture
+
+PACKAGE = Path(__file__).resolve().parents[3]
+"""Folder above configs/ and teachers/, in the project and where it is installed."""
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTENT_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w.+-]+=[\w.+-]+)*", re.ASCII)
@@ -56,7 +57,8 @@ def problems(description: Description) -> Iterator[str]:
 
 
 def _request_problems(description: Description) -> Iterator[str]:
-    request, encoding = description.request, description.image.encoding
+    request = description.request
+    encoding = description.image.encoding
     ways = {"json": request.json, "bytes": request.bytes, "multipart": request.multipart}
     given = [name for name, value in ways.items() if value is not None]
     if len(given) != 1:
@@ -72,6 +74,10 @@ def _request_problems(description: Description) -> Iterator[str]:
         yield f"request.bytes: expected a content type such as image/png, got {request.bytes!r}"
     if request.bytes is not None and description.batch > 1:
         yield f"request.bytes: expected batch: 1, got {description.batch}"
+    yield from _form_problems(request)
+
+
+def _form_problems(request: RequestForm) -> Iterator[str]:
     fields = [("fields", name) for name in request.fields]
     for key, name in (("multipart", request.multipart), ("filename", request.filename), *fields):
         if name is not None and not _FIELD.fullmatch(name):
@@ -89,7 +95,10 @@ def _answer_problems(description: Description) -> Iterator[str]:
             yield f"answer.{key}: {error}"
             continue
         if key == "path" and description.batch > 1 and not path.each:
-            yield f"answer.path: with batch: {description.batch}, expected [*] where the images' answers are listed"
+            yield (
+                f"answer.path: with batch: {description.batch}, expected [*] where the images' answers "
+                "are listed"
+            )
         if key in ("label", "score") and path.each:
             yield f"answer.{key}: expected a path without [*], got {path.text!r}"
     if answer.form == "name" and answer.classes is None:
@@ -104,7 +113,9 @@ def _answer_problems(description: Description) -> Iterator[str]:
 def secrets_of(description: Description, url: str) -> list[str]:
     """Names of the environment variables that a description and the URL in use ask for."""
     request = description.request
-    return environment_names(url, *description.headers.values(), *request.fields.values(), *texts(request.json))
+    return environment_names(
+        url, *description.headers.values(), *request.fields.values(), *texts(request.json)
+    )
 
 
 @dataclass(frozen=True)
@@ -115,19 +126,28 @@ class JsonApi:
     classes: ClassNames | None
 
 
-def load_adapter(path: str | Path) -> JsonApi:
-    """The description in a YAML file. UserError naming the file and everything that is wrong with it."""
-    description = from_mapping(Description, load_yaml(path), prefix=f"{path}: ")
+def load_adapter(path: str | Path, classes: tuple[str, ...] | str | None = None) -> JsonApi:
+    """Description in a YAML file, which may be one that ships with dfme; ``classes`` replace the file's.
+
+    UserError naming the file and everything that is wrong with it.
+    """
+    shipped = PACKAGE / path
+    file = shipped if shipped.exists() and not Path(path).exists() else path
+    description = from_mapping(Description, load_yaml(file), prefix=f"{path}: ")
+    if classes is not None:
+        description = replace(description, answer=replace(description.answer, classes=classes))
     if found := list(problems(description)):
         raise UserError("; ".join(f"{path}: {problem}" for problem in found))
-    answer, folder = description.answer, Path(path).parent
-    classes = read_class_names(answer.classes, f"{path}: answer.classes", folder) if answer.classes else None
-    return JsonApi(description, classes)
+    if classes is not None:
+        return JsonApi(description, read_class_names(classes, "--teacher.classes"))
+    own = description.answer.classes
+    names = read_class_names(own, f"{path}: answer.classes", Path(path).parent) if own else None
+    return JsonApi(description, names)
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What the service takes and gives, by flags, file and class names together."""
+    """Images and answers of the service, by flags, file and class names together."""
 
     spec: ImageSpec
     classes: ClassNames
@@ -135,11 +155,14 @@ class ModelSpec:
 
 
 def model_spec(api: JsonApi, config: TeacherConfig) -> ModelSpec:
-    """What the teacher is, by the flags, then by the file. UserError for what is missing and for contradictions."""
-    described, answer = api.description.teacher, api.description.answer
+    """Teacher by flags, then by file. UserError for missing or contradictory values."""
+    described = api.description.teacher
+    answer = api.description.answer
     shape = config.shape or described.shape
     if shape is None:
-        raise UserError("--teacher.shape: neither flag nor adapter says the shape of an image; give it as C,H,W")
+        raise UserError(
+            "--teacher.shape: neither flag nor adapter says the shape of an image; give it as C,H,W"
+        )
     if api.description.image.picture:
         require_picture(shape)
     levels = described.levels if config.levels is None else config.levels
@@ -159,8 +182,13 @@ def _classes(api: JsonApi, config: TeacherConfig) -> ClassNames:
     number = config.num_classes or api.description.teacher.num_classes
     if api.classes is not None:
         if number not in (None, len(api.classes)):
-            raise UserError(f"--teacher.num-classes: got {number}, but the adapter names {len(api.classes)} classes")
+            raise UserError(
+                f"--teacher.num-classes: got {number}, but the adapter names {len(api.classes)} classes"
+            )
         return api.classes
     if number is None or number < 2:
-        raise UserError("--teacher.num-classes: expected two or more, by flag or adapter; name the number of classes")
+        raise UserError(
+            "--teacher.num-classes: expected two or more, by flag or adapter; give their number, or names "
+            "with --teacher.classes"
+        )
     return ClassNames(tuple(map(str, range(number))))

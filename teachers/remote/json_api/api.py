@@ -16,10 +16,27 @@ from dfme.spec import ImageSpec
 from dfme.teachers.arrays import Array
 from dfme.teachers.remote.class_names import ClassNames
 from dfme.teachers.remote.endpoint import Endpoint, Reply
-from dfme.teachers.remote.json_api.adapter_file import JsonApi, ModelSpec, load_adapter, model_spec, secrets_of
+from dfme.teachers.remote.json_api.adapter_file import (
+    JsonApi,
+    ModelSpec,
+    load_adapter,
+    model_spec,
+    secrets_of,
+)
 from dfme.teachers.remote.json_api.description import AnswerForm, ImageForm
 from dfme.teachers.remote.json_api.template import JsonPath, fill_images, with_environment
-from dfme.teachers.remote.json_bodies import HEADERS, NUMBER, ROOM, dump, labels, numbers, parse, settle, shown, table
+from dfme.teachers.remote.json_bodies import (
+    HEADERS,
+    NUMBER,
+    ROOM,
+    dump,
+    labels,
+    numbers,
+    parse,
+    settle,
+    shown,
+    table,
+)
 from dfme.teachers.remote.options import JsonOptions
 from dfme.teachers.remote.pictures import eight_bit, png
 from dfme.teachers.remote.secrets import Secrets, read_secrets
@@ -33,29 +50,29 @@ Body = Callable[[Sequence[Any]], tuple[bytes, dict[str, str]]]
 
 
 def connect_json(options: JsonOptions, config: TeacherConfig, device: torch.device) -> RemoteTeacher:
-    """The API that ``options.adapter`` describes; nothing is asked here. UserError for whatever would stop a run."""
-    api = load_adapter(options.adapter)
+    """The API of ``options.adapter``; nothing is asked. UserError for problems of a run."""
+    api = load_adapter(options.adapter, options.classes)
     url = options.url or api.description.url
     model = model_spec(api, config)
     secrets = read_secrets(vars(options), url, *secrets_of(api.description, url))
     endpoint = Endpoint(options, url, secrets, api.description.headers)
     adapter = JsonAdapter(api.description.image, body_of(api, secrets), api.description.answer, model)
     batch = min(config.max_batch or api.description.batch, api.description.batch)
-    teacher = RemoteTeacher(
-        endpoint, adapter, model.spec, len(model.classes), model.mode, batch, request_policy_of(options)
-    )
-    teacher.class_names = model.classes.names
-    return teacher
+    wire = request_policy_of(options)
+    names = model.classes.names
+    return RemoteTeacher(endpoint, adapter, model.spec, len(names), model.mode, batch, wire, names)
 
 
 def body_of(api: JsonApi, secrets: Secrets) -> Body:
-    """What makes a body of encoded images, with the secrets in their places."""
+    """Maker of a body of encoded images, with the secrets in their places."""
     request = api.description.request
     if request.bytes is not None:
         return partial(bytes_body, request.bytes)
     if request.multipart is not None:
         fields = {name: secrets.fill(value) for name, value in request.fields.items()}
-        return partial(multipart_body, request.multipart, request.filename, api.description.image.picture, fields)
+        return partial(
+            multipart_body, request.multipart, request.filename, api.description.image.picture, fields
+        )
     return partial(json_body, with_environment(request.json, secrets.fill))
 
 
@@ -66,9 +83,12 @@ class JsonAdapter(Adapter):
         self._form = form
         self._body = body
         self._model = model
-        self._path, self._error = JsonPath.read(answer.path, "answer.path"), JsonPath.read(answer.error)
-        label, score = JsonPath.read(answer.label, "answer.label"), JsonPath.read(answer.score, "answer.score")
-        self._kind, self._scale = answer.form, answer.scale or 1.0
+        self._path = JsonPath.read(answer.path, "answer.path")
+        self._error = JsonPath.read(answer.error)
+        label = JsonPath.read(answer.label, "answer.label")
+        score = JsonPath.read(answer.score, "answer.score")
+        self._kind = answer.form
+        self._scale = answer.scale or 1.0
         self._pair = lambda entry: (label.values(entry)[0], score.values(entry)[0])
 
     def encode(self, images_BCHW: Tensor) -> Query:
@@ -76,7 +96,8 @@ class JsonAdapter(Adapter):
         return Query("", body, headers)
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
-        values, classes = self._values(parse(reply.body), batch), self._model.classes
+        values = self._values(parse(reply.body), batch)
+        classes = self._model.classes
         try:
             return self._read(values, classes, batch)
         except Unusable as error:
@@ -100,7 +121,9 @@ class JsonAdapter(Adapter):
 
     def _require_scale(self, scores_BK: Array) -> None:
         """Unusable, with a class's name, where the sum of an image's scores is far from ``answer.scale``."""
-        kind, scale, sums_B = self._model.mode.kind, self._scale, scores_BK.sum(1)
+        kind = self._model.mode.kind
+        scale = self._scale
+        sums_B = scores_BK.sum(1)
         odd_B = (sums_B > 1.5 * scale) | ((sums_B < 0.5 * scale) & (kind == "probabilities"))
         if odd_B.any() and kind in ("probabilities", "top_k"):
             row = int(odd_B.argmax())
@@ -118,7 +141,7 @@ class JsonAdapter(Adapter):
         return ROOM + batch * len(self._model.classes) * (NUMBER + name)
 
     def _values(self, document: object, batch: int) -> list[object]:
-        """The part of an answer that belongs to each image. Unusable, with the service's own words, if it has none."""
+        """Each image's part of an answer. Unusable, with the service's words, if there is none."""
         error = self._error.first(document)
         if isinstance(error, str) and error.strip():
             raise Unusable(f"expected an answer, got the error {shown(error)}", "an error")
@@ -169,7 +192,8 @@ def _pixels(images_BCHW: Tensor, scale: tuple[float, float] | None, spec: ImageS
     x_BCHW = images_BCHW.detach().cpu().numpy()
     if scale is None or scale == spec.bounds:
         return x_BCHW.astype("<f4")
-    (low, high), (start, end) = spec.bounds, scale
+    (low, high) = spec.bounds
+    (start, end) = scale
     share = (x_BCHW.astype(np.float64) - low) / (high - low)
     if spec.levels is not None:  # so that 255 * (i / 255) is the whole number i
         share = np.rint(share * (spec.levels - 1)) / (spec.levels - 1)
@@ -192,8 +216,11 @@ def multipart_body(
     """A form (RFC 7578) with the fields, and each image as a file of the field ``name``; and its headers."""
     kind = "image/png" if picture else "application/octet-stream"
     parts = [(f'name="{key}"', "", value.encode()) for key, value in fields.items()]
-    parts += [(f'name="{name}"; filename="{filename}"', f"Content-Type: {kind}\r\n", image) for image in images]
-    boundary = hashlib.sha256(b"".join(content for *_, content in parts)).hexdigest()  # no content holds its own digest
+    parts += [
+        (f'name="{name}"; filename="{filename}"', f"Content-Type: {kind}\r\n", image) for image in images
+    ]
+    # no content holds its own digest
+    boundary = hashlib.sha256(b"".join(content for *_, content in parts)).hexdigest()
     pieces = [
         f"--{boundary}\r\nContent-Disposition: form-data; {head}\r\n{more}\r\n".encode() + content + b"\r\n"
         for head, more, content in parts

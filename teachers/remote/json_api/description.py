@@ -3,10 +3,8 @@
 The text below a field is its meaning there. No torch here.
 """
 
-from __future__ import annotations
-
 from dataclasses import field
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic.dataclasses import dataclass
 
@@ -15,11 +13,11 @@ from dfme.config.fields import CONFIG, Count
 
 @dataclass(frozen=True, config=CONFIG)
 class ImageForm:
-    """How an image is encoded."""
+    """Encoding of an image."""
 
     encoding: Literal["png", "png_base64", "data_url", "raw", "raw_base64", "list"] = "png_base64"
-    """png, png_base64 or data_url (a PNG in base64); raw or raw_base64 (the numbers' bytes, little endian); list
-    (nested lists of numbers)"""
+    """png, png_base64 or data_url (a PNG in base64); raw or raw_base64 (the numbers' bytes, little endian);
+    list (nested lists of numbers)"""
     dtype: Literal["uint8", "float32"] = "uint8"
     """of raw, raw_base64 and list: uint8 (0 to 255) or float32; pictures are uint8"""
     layout: Literal["nhwc", "nchw"] = "nhwc"
@@ -31,12 +29,12 @@ class ImageForm:
 
     @property
     def picture(self) -> bool:
-        """Whether it is a PNG."""
+        """True if it is a PNG."""
         return self.encoding in ("png", "png_base64", "data_url")
 
     @property
     def eight_bit(self) -> bool:
-        """Whether pixels travel as bytes."""
+        """True if pixels travel as bytes."""
         return self.picture or self.dtype == "uint8"
 
 
@@ -44,11 +42,12 @@ class ImageForm:
 class RequestForm:
     """Where an image goes; ``json`` is any document, taken as it is."""
 
-    json: object = None
-    """any document with ${image} in it, or ${images} for the list of all; a list of one item with ${image} in it is
-    repeated for each image"""
+    json: Any = None
+    """any document with ${image} in it, or ${images} for the list of all; a list of one item with ${image} in
+    it is repeated for each image"""
     bytes: str | None = None
-    """in place of json: the encoded image (png or raw) is the body, of this content type, such as image/png"""
+    """in place of json: the encoded image (png or raw) is the body, of this content type, such as
+    image/png"""
     multipart: str | None = None
     """in place of json: the encoded image (png or raw) is the file of this field of a form"""
     filename: str = "image.png"
@@ -62,18 +61,18 @@ class AnswerForm:
     """Where the scores are in an answer, and what they are."""
 
     path: str = ""
-    """where the scores are: names and numbers with dots, [*] for one item an image, ["odd name"]; empty: the whole
-    answer"""
+    """where the scores are: names and numbers with dots, [*] for one item an image, ["odd name"]; empty: the
+    whole answer"""
     form: Literal["scores", "mapping", "pairs", "name", "number"] = "scores"
-    """scores (a list of numbers, null: not revealed), mapping (names to numbers), pairs (objects with a label and a
-    score), name (of a class) or number (of a class, from 0)"""
+    """scores (a list of numbers, null: not revealed), mapping (names to numbers), pairs (objects with a label
+    and a score), name (of a class) or number (of a class, from 0)"""
     label: str = "label"
     """of pairs: the path of the label in an object"""
     score: str = "score"
     """of pairs: the path of the score in an object"""
     classes: tuple[str, ...] | str | None = None
-    """the classes' names in the order of the student's, or a text file beside this one with one a line; none: their
-    numbers"""
+    """the classes' names in the order of the student's, or a text file beside this one with one a line; none:
+    their numbers"""
     values: Literal["probabilities", "logits"] | None = None
     """what the scores are; none: as the label mode says"""
     scale: float | None = None
@@ -84,7 +83,7 @@ class AnswerForm:
 
 @dataclass(frozen=True, config=CONFIG)
 class TeacherSection:
-    """What a service does not say of itself."""
+    """Facts that a service does not say of itself."""
 
     shape: tuple[int, int, int] | None = None
     """an image's C, H, W; --teacher.shape goes first, as do the flags of the names below"""

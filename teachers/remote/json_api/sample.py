@@ -1,6 +1,4 @@
-"""A first adapter from one sample answer: where the scores are in it and what form they have. No torch, no network."""
-
-from __future__ import annotations
+"""First adapter from a sample answer: where the scores are, and their form. No torch."""
 
 import json
 import math
@@ -40,7 +38,7 @@ class Found(NamedTuple):
 
 
 def write_adapter(sample: str, path: str) -> str:
-    """Write a first adapter for a file with one sample answer, and say what was found and what is left to fill in.
+    """Write a first adapter from a file with a sample answer; report what is left to fill in.
 
     UserError for a file that is none, an answer without scores or labels, and a path that exists.
     """
@@ -60,7 +58,8 @@ def write_adapter(sample: str, path: str) -> str:
     what = f"{len(found.values)} scores" if found.values else f"the {found.form} of a class"
     where = f"at {found.path}" if found.path else "as the whole answer"
     return (
-        f"{path}: answer.form {found.form}, {what} {where}; fill in what is marked TODO ({text.count('TODO')} places)"
+        f"{path}: answer.form {found.form}, {what} {where}; fill in what is marked TODO "
+        f"({text.count('TODO')} places)"
     )
 
 
@@ -97,23 +96,31 @@ def _candidates(value: Any, path: str, depth: int) -> Iterator[Found]:
     if isinstance(value, dict):
         numbers = {name: float(score) for name, score in value.items() if _is_number(score)}
         if len(numbers) == len(value) > 1 and all(map(_is_name, value)):
-            yield Found(_weight(list(numbers.values()), key), path, "mapping", list(numbers.values()), list(numbers))
+            yield Found(
+                _weight(list(numbers.values()), key), path, "mapping", list(numbers.values()), list(numbers)
+            )
         for name, item in value.items():
             if _is_name(name) and '"' not in name:
                 yield from _candidates(item, _joined(path, name), depth + 1)
     elif isinstance(value, list):
-        pairs = _pairs(value)
-        if pairs is not None:
-            yield pairs._replace(path=path)
-        elif len(value) > 1 and all(map(_is_number, value)):
-            yield Found(_weight(list(map(float, value)), key), path, "scores", list(map(float, value)), [])
-        elif value and "[*]" not in path and all(_is_like(value[0], item) for item in value):
-            for found in _candidates(value[0], f"{path}[*]", depth + 1):
-                yield found._replace(images=len(value))
+        yield from _listed(value, path, depth)
     elif isinstance(value, str) and _is_name(value) and _LABELS.search(key):
         yield Found(1.0, path, "name", [], [value])
     elif type(value) is int and value >= 0 and _LABELS.search(key):
         yield Found(1.0, path, "number", [], [])
+
+
+def _listed(value: list[Any], path: str, depth: int) -> Iterator[Found]:
+    """The candidates in a list: pairs, scores, or an entry for each image."""
+    pairs = _pairs(value)
+    if pairs is not None:
+        yield pairs._replace(path=path)
+    elif len(value) > 1 and all(map(_is_number, value)):
+        scores = list(map(float, value))
+        yield Found(_weight(scores, path.rpartition(".")[2]), path, "scores", scores, [])
+    elif value and "[*]" not in path and all(_is_like(value[0], item) for item in value):
+        for found in _candidates(value[0], f"{path}[*]", depth + 1):
+            yield found._replace(images=len(value))
 
 
 def _pairs(entries: list[Any]) -> Found | None:
@@ -122,7 +129,11 @@ def _pairs(entries: list[Any]) -> Found | None:
         return None
     leaves = [dict(_leaves(entry, "", 0)) for entry in entries]
     shared = [path for path in leaves[0] if all(path in each for each in leaves)]
-    labels = [path for path in shared if all(isinstance(each[path], str) and _is_name(each[path]) for each in leaves)]
+    labels = [
+        path
+        for path in shared
+        if all(isinstance(each[path], str) and _is_name(each[path]) for each in leaves)
+    ]
     scores = [path for path in shared if all(_is_number(each[path]) for each in leaves)]
     if not scores:
         return None
@@ -133,7 +144,8 @@ def _pairs(entries: list[Any]) -> Found | None:
     label = next((path for path in labels if len({each[path] for each in leaves}) == len(leaves)), None)
     if label is None:
         return None
-    values, names = [float(each[score]) for each in leaves], [str(each[label]) for each in leaves]
+    values = [float(each[score]) for each in leaves]
+    names = [str(each[label]) for each in leaves]
     return Found(6.0 + _weight(values, score), "", "pairs", values, names, label, score)
 
 
@@ -156,7 +168,7 @@ def _weight(values: list[float], key: str) -> float:
 
 
 def _scale(values: list[float], form: str = "") -> float:
-    """What the scores are to be divided by: 100 where they add up to that, of pairs to half of it; a heuristic."""
+    """Divisor of the scores: 100 if they add up to that, pairs to half of it; a heuristic."""
     least = 50.0 if form == "pairs" else 100 * (1 - _NEAR_ONE)
     return 100.0 if values and min(values) >= 0 and least <= sum(values) <= 100 * (1 + _NEAR_ONE) else 1.0
 
@@ -166,7 +178,7 @@ def _is_distribution(values: list[float]) -> bool:
 
 
 def _is_like(first: object, other: object) -> bool:
-    """Whether both may be answers of one form."""
+    """True if both may be answers of one form."""
     if isinstance(first, dict) and isinstance(other, dict):
         return first.keys() == other.keys()
     return type(first) is type(other)
@@ -183,7 +195,13 @@ def _is_name(text: str) -> bool:
 def adapter_text(found: Found) -> str:
     """The YAML of a first adapter; what no answer tells is marked TODO."""
     mode = _mode(found)
-    names = found.names if len(found.names) > 1 else [*found.names, "TODO the other classes"] if found.names else []
+    names = (
+        found.names
+        if len(found.names) > 1
+        else [*found.names, "TODO the other classes"]
+        if found.names
+        else []
+    )
     known = found.form == "mapping" and mode != "logits" and _is_distribution(found.values)
     lines = [
         "# A first adapter, from one sample answer. Every key is explained in docs/adapters.md.",
@@ -198,10 +216,18 @@ def adapter_text(found: Found) -> str:
         f"  path: {_text(found.path)}",
         f"  form: {found.form}",
         *([f"  label: {_text(found.label)}", f"  score: {_text(found.score)}"] if found.label else []),
-        *(["  scale: 100 # they add up to nearly that: percentages"] if _scale(found.values, found.form) != 1 else []),
+        *(
+            ["  scale: 100 # they add up to nearly that: percentages"]
+            if _scale(found.values, found.form) != 1
+            else []
+        ),
     ]
     if names:
-        left = "" if known else " # TODO all the classes, in the order of the student's; or a file with one a line"
+        left = (
+            ""
+            if known
+            else " # TODO all the classes, in the order of the student's; or a file with one a line"
+        )
         lines.append(f"  classes: [{', '.join(map(_text, names))}]{left}")
     lines.append("teacher:")
     lines.append("  # shape: [3, 32, 32] # TODO an image's C, H, W, or --teacher.shape")
@@ -220,7 +246,9 @@ def _mode(found: Found) -> str:
     if min(found.values) < 0 or sum(found.values) / _scale(found.values, found.form) > 1 + _NEAR_ONE:
         return "logits"
     return (
-        f"top_k:{len(found.values)}" if found.form == "pairs" or not _is_distribution(found.values) else "probabilities"
+        f"top_k:{len(found.values)}"
+        if found.form == "pairs" or not _is_distribution(found.values)
+        else "probabilities"
     )
 
 

@@ -1,6 +1,7 @@
-"""Paths into a JSON document (``predictions[*].scores``, ``result.0["odd name"]``), and templates of requests.
+"""Paths into JSON (``predictions[*].scores``, ``result.0["odd name"]``), and templates.
 
-A path's steps are names and numbers; ``[*]`` is every item of a list, one for each image. Nothing is evaluated.
+A path's steps are names and numbers; ``[*]`` is every item of a list, one for each image. Nothing is
+evaluated.
 """
 
 from __future__ import annotations
@@ -18,32 +19,24 @@ _STEP = re.compile(
     r'\.?(?P<name>[^\W\d][\w-]*)|\.?(?P<number>\d{1,6})(?!\w)|\[(?P<index>\d{1,6}|\*)\]|\["(?P<quoted>[^"]*)"\]'
 )
 _MAX_STEPS = 32
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A name in an object, a number in a list (or the same digits as a name), or every item."""
-
-    name: str | None = None
-    index: int | None = None
-
-    @property
-    def each(self) -> bool:
-        return self.name is None and self.index is None
+_EACH = object()
 
 
 @dataclass(frozen=True)
 class JsonPath:
-    """A path, read; an empty text is the document itself."""
+    """A path, read; an empty text is the document itself.
+
+    A step is a name in an object, a number in a list (or the same digits as a name), or ``_EACH`` item.
+    """
 
     text: str
-    steps: tuple[_Step, ...]
+    steps: tuple[object, ...]
     key: str = ""
 
     @classmethod
     def read(cls, text: str, key: str = "") -> JsonPath:
-        """``key``: of the adapter, for messages. ValueError, with what was expected and came, for what is no path."""
-        steps: list[_Step] = []
+        """``key``: the adapter's, for messages. ValueError, expected and got, for a bad path."""
+        steps: list[object] = []
         position = 0
         while position < len(text) and len(steps) <= _MAX_STEPS:
             found = _STEP.match(text, position)
@@ -52,24 +45,26 @@ class JsonPath:
                     'expected names with dots and numbers, such as predictions[*].scores or ["odd name"].0, '
                     f"got {text!r}, which cannot be read from {text[position : position + 20]!r}"
                 )
-            steps.append(_step(found))
+            number = found["number"] or found["index"]
+            name = found["name"] if found["quoted"] is None else found["quoted"]
+            steps.append(name if number is None else _EACH if number == "*" else int(number))
             position = found.end()
         if len(steps) > _MAX_STEPS:
             raise ValueError(f"expected at most {_MAX_STEPS} steps, got {text[:80]!r}")
-        if sum(step.each for step in steps) > 1:
+        if steps.count(_EACH) > 1:
             raise ValueError(f"expected [*] once, for the images, got {text!r}")
         return cls(text, tuple(steps), key)
 
     @property
     def each(self) -> bool:
-        """Whether the path leads to one value for each image."""
-        return any(step.each for step in self.steps)
+        """True if the path leads to one value for each image."""
+        return _EACH in self.steps
 
     def values(self, document: object) -> list[object]:
-        """What stands there: one value, or with ``[*]`` one for each item. Unusable if nothing does."""
+        """Values at the path: one, or with ``[*]`` one for each item. Unusable if there are none."""
         found = [document]
         for step in self.steps:
-            if not step.each:
+            if step is not _EACH:
                 found = [self._take(value, step) for value in found]
             elif isinstance(found[0], list):
                 found = found[0]
@@ -84,23 +79,15 @@ class JsonPath:
         except Unusable:
             return None
 
-    def _take(self, value: object, step: _Step) -> object:
-        if isinstance(value, list) and step.index is not None and step.index < len(value):
-            return cast(object, value[step.index])
-        name = step.name if step.index is None else str(step.index)
-        if isinstance(value, dict) and name in value:
-            return value[name]
-        raise self._nothing(f"nothing at {name!r}", value)
+    def _take(self, value: object, step: object) -> object:
+        if isinstance(value, list) and isinstance(step, int) and step < len(value):
+            return cast(object, value[step])
+        if isinstance(value, dict) and str(step) in value:
+            return cast(object, value[str(step)])
+        raise self._nothing(f"nothing at {str(step)!r}", value)
 
     def _nothing(self, what: str, value: object) -> Unusable:
         return Unusable(f"{self.key}: {self.text!r} found {what} in {shown(value)}", "no answer")
-
-
-def _step(found: re.Match[str]) -> _Step:
-    number = found["number"] or found["index"]
-    if number is not None:
-        return _Step() if number == "*" else _Step(index=int(number))
-    return _Step(name=found["name"] if found["name"] is not None else found["quoted"])
 
 
 IMAGE = "${image}"
@@ -110,7 +97,7 @@ _ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def problem_of(template: object, batch: int, as_text: bool) -> str | None:
-    """What is wrong with a template for up to ``batch`` images; ``as_text``: they may stand in longer texts."""
+    """Problems of a template for up to ``batch`` images; ``as_text``: within longer texts."""
     if not isinstance(template, dict | list):
         return f"expected an object or a list with {IMAGE} in it, got {type(template).__name__}"
     try:
@@ -124,7 +111,9 @@ def problem_of(template: object, batch: int, as_text: bool) -> str | None:
         place = IMAGES if IMAGES in found[0] else IMAGE
         return f"expected {place} alone, as the whole of a text, got {found[0][:60]!r}"
     if batch > 1 and needs_one(template):
-        return f"with batch: {batch}, expected {IMAGES}, or {IMAGE} within a list of one item, which is repeated"
+        return (
+            f"with batch: {batch}, expected {IMAGES}, or {IMAGE} within a list of one item, which is repeated"
+        )
     return None
 
 
@@ -139,7 +128,9 @@ def texts(node: object) -> Iterator[str]:
 
 def environment_names(*values: str) -> list[str]:
     """The environment variables that texts want, each once. UserError for a name that none can have."""
-    names = dict.fromkeys(name for text in values for name in _NAME.findall(text) if name not in ("image", "images"))
+    names = dict.fromkeys(
+        name for text in values for name in _NAME.findall(text) if name not in ("image", "images")
+    )
     odd = next((name for name in names if not _ENVIRONMENT.fullmatch(name)), None)
     if odd is not None:
         raise UserError(f"expected ${{NAME}} with the name of an environment variable, got ${{{odd[:40]}}}")
@@ -174,7 +165,7 @@ def fill_images(node: Any, images: Sequence[Any]) -> Any:
 
 
 def needs_one(node: object) -> bool:
-    """Whether ``${image}`` stands in a document outside every list that would be repeated for it."""
+    """True if ``${image}`` stands in a document outside every list that would be repeated for it."""
     if isinstance(node, str):
         return IMAGE in node
     if isinstance(node, dict):

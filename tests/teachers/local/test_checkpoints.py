@@ -1,26 +1,23 @@
 """A network on this machine, and a teacher made from its weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from refusals import refused
 from tiers import exhaustive
 from torch import Tensor, nn
 
 from dfme.config.settings import TeacherConfig
 from dfme.data import load_dataset
-from dfme.errors import ShapeUnknown, UserError
+from dfme.errors import ShapeUnknown
 from dfme.nets import NETS, build_net
 from dfme.run.student_file import save_student
-from dfme.spec import ImageSpec, LabelMode, Teacher
+from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.build import make_teacher
-from dfme.teachers.label_modes import restrict
-from dfme.teachers.local.card import Card
 from dfme.teachers.local.pytorch import Normalise, TorchTeacher
-from dfme.teachers.local.weights import save_weights
+from dfme.teachers.local.weights import Card, save_weights
 
 CPU = torch.device("cpu")
 
@@ -35,9 +32,6 @@ class Channels(nn.Module):
         return x_BCHW.sum((2, 3))
 
 
-LADDER = ["logits", "probabilities", "probabilities:4", "probabilities:2", "top_k:2:2", "top_k:1:2", "label"]
-
-
 def test_torch_teacher_normalises_and_records_no_autograd() -> None:
     teacher = TorchTeacher(Channels().train(), ImageSpec((2, 3, 3)), 2, mean=(0.5, 0.25), std=(0.5, 2.0))
     assert isinstance(teacher, Teacher)
@@ -50,16 +44,10 @@ def test_torch_teacher_normalises_and_records_no_autograd() -> None:
     loss.backward()  # an answer can be the target of a student's loss
 
 
-@pytest.mark.parametrize("mode", LADDER)
-def test_torch_teacher_answers_in_its_mode(mode: str) -> None:
-    x_BCHW = torch.rand(5, 3, 2, 2)
-    logits = TorchTeacher(Channels(), ImageSpec((3, 2, 2)), 3)
-    answer = TorchTeacher(Channels(), ImageSpec((3, 2, 2)), 3, LabelMode.parse(mode))(x_BCHW)
-    torch.testing.assert_close(answer, restrict(logits, LabelMode.parse(mode))(x_BCHW), equal_nan=True)
-
-
 def test_torch_teacher_stays_in_eval_mode_and_fp32() -> None:
-    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4, 3))
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4, 3)
+    )
     teacher = TorchTeacher(module, ImageSpec((1, 3, 3)), 3)
     x_BCHW = torch.rand(6, 1, 3, 3)
     before = teacher(x_BCHW)
@@ -71,23 +59,16 @@ def test_torch_teacher_stays_in_eval_mode_and_fp32() -> None:
 
 def test_one_output_is_the_logit_of_class_one() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
-    teacher = TorchTeacher(module, ImageSpec((1, 2, 2)), 2, LabelMode("probabilities"))
+    teacher = TorchTeacher(module, ImageSpec((1, 2, 2)), 2)
     x_BCHW = torch.rand(3, 1, 2, 2)
-    p_B = torch.sigmoid(module(x_BCHW))[:, 0]
-    torch.testing.assert_close(teacher(x_BCHW), torch.stack([1 - p_B, p_B], 1).detach())
+    z_B = module(x_BCHW)[:, 0].detach()
+    torch.testing.assert_close(teacher(x_BCHW), torch.stack([torch.zeros(3), z_B], 1))
 
 
-@pytest.mark.parametrize(
-    ("mean", "std", "message"),
-    [
-        ((0.5,), None, "both or neither"),
-        ((0.5, 0.5), (0.5, 0.5), "expected 3 numbers each"),
-        ((0.5,), (0.0,), "positive"),
-    ],
-)
-def test_normalisation_that_cannot_work(mean: Any, std: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Normalise(mean, std, channels=3)
+def test_normalisation_that_cannot_work() -> None:
+    refused("both or neither", Normalise, (0.5,), None, channels=3)
+    refused("3 numbers each", Normalise, (0.5, 0.5), (0.5, 0.5), channels=3)
+    refused("positive", Normalise, (0.5,), (0.0,), channels=3)
 
 
 def torch_teacher(path: Path, arch: str | None = None, **common: Any) -> Teacher:
@@ -101,25 +82,13 @@ def published(tmp_path: Path, arch: str, shape: tuple[int, int, int], classes: i
     return path, net
 
 
-@pytest.mark.exhaustive
-def test_a_published_resnet34_8x_loads_as_it_is(tmp_path: Path) -> None:
-    path, net = published(tmp_path, "resnet34_8x", (3, 32, 32), 10)
-    teacher = torch_teacher(path, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))
-    assert teacher.spec.shape == (3, 32, 32)
-    assert teacher.num_classes == 10
-    assert str(teacher.label_mode) == "probabilities"
-    x_BCHW = torch.rand(2, 3, 32, 32)
-    with torch.no_grad():
-        mean = torch.tensor([0.5, 0.4, 0.3])[:, None, None]
-        expected = net((x_BCHW - mean) / 0.2).softmax(1)
-    torch.testing.assert_close(teacher(x_BCHW), expected)
-
-
 SMALL = ["lenet5", "cnn_medium", "resnet18_8x", "wrn16_1"]
-LARGE = ("resnet34_8x", "wrn28_10", "resnet50_8x")
+LARGE = ("wrn28_10", "resnet50_8x")
 
 
-@pytest.mark.parametrize("arch", [*SMALL, *exhaustive(*(name for name in NETS if name not in (*SMALL, *LARGE)))])
+@pytest.mark.parametrize(
+    "arch", [*SMALL, *exhaustive(*(name for name in NETS if name not in (*SMALL, *LARGE)))]
+)
 def test_every_net_of_ours_is_recognised(tmp_path: Path, arch: str) -> None:
     path, net = published(tmp_path, arch, (3, 16, 16), 7)
     teacher = torch_teacher(path, shape=(3, 16, 16), label_mode="logits")
@@ -132,11 +101,10 @@ def test_torchvision_resnet_by_its_names(tmp_path: Path) -> None:
     torchvision = pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     net = torchvision.models.resnet18(num_classes=5).eval()
     torch.save(net.state_dict(), tmp_path / "resnet18.pth")
-    with pytest.raises(ShapeUnknown, match=r"^--teacher\.shape: .* weights of resnet18, .* give --teacher.shape C,H,W"):
-        torch_teacher(tmp_path / "resnet18.pth")
+    refused("--teacher.shape", torch_teacher, tmp_path / "resnet18.pth", error=ShapeUnknown)
     small = torch_teacher(tmp_path / "resnet18.pth", shape=(3, 64, 64), label_mode="logits")
     assert small.num_classes == 5
-    assert small.inferred == (  # type: ignore[attr-defined]
+    assert small.info.inferred == (
         "architecture resnet18 (--teacher.arch)",
         "5 classes (--teacher.num-classes)",
         "no normalisation: the network gets the pixels as they are (--teacher.mean, --teacher.std)",
@@ -150,24 +118,18 @@ def test_torchvision_classifier_by_name(tmp_path: Path) -> None:
     torchvision = pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     net = torchvision.models.squeezenet1_1(num_classes=4)
     torch.save(net.state_dict(), tmp_path / "net.pth")
-    with pytest.raises(UserError, match=r"give --teacher\.arch"):
-        torch_teacher(tmp_path / "net.pth")
-    with pytest.raises(UserError, match=r"--teacher\.num-classes: .* cannot be told"):
-        torch_teacher(tmp_path / "net.pth", arch="squeezenet1_1")
+    refused("give --teacher.arch", torch_teacher, tmp_path / "net.pth")
+    refused("--teacher.num-classes", torch_teacher, tmp_path / "net.pth", arch="squeezenet1_1")
     teacher = torch_teacher(tmp_path / "net.pth", arch="squeezenet1_1", num_classes=4, shape=(3, 64, 64))
     assert teacher(torch.rand(2, 3, 64, 64)).shape == (2, 4)
 
 
 def test_what_is_given_must_fit_what_is_found(tmp_path: Path) -> None:
     path, _ = published(tmp_path, "cnn_small", (1, 8, 8), 10)
-    with pytest.raises(UserError, match=r"--teacher\.num-classes: got 7, but the weights are for 10"):
-        torch_teacher(path, num_classes=7, shape=(1, 8, 8))
-    with pytest.raises(UserError, match=r"--teacher\.shape: got 3,8,8, but the weights are for 1,8,8"):
-        torch_teacher(path, shape=(3, 8, 8))
-    with pytest.raises(UserError, match=r"as lenet5 \(they look like cnn_small\): .* missing, first"):
-        torch_teacher(path, arch="lenet5", shape=(1, 8, 8))
-    with pytest.raises(UserError, match="cnn_small"):
-        torch_teacher(path, arch="cnn_smal")
+    refused("--teacher.num-classes: got 7, but the", torch_teacher, path, num_classes=7, shape=(1, 8, 8))
+    refused("--teacher.shape: got 3,8,8, but the weights", torch_teacher, path, shape=(3, 8, 8))
+    refused("as lenet5 (they look like cnn_small)", torch_teacher, path, arch="lenet5", shape=(1, 8, 8))
+    refused("cnn_small", torch_teacher, path, arch="cnn_smal")
 
 
 def test_the_card_tells_everything_and_the_configuration_wins(tmp_path: Path) -> None:
@@ -176,7 +138,7 @@ def test_the_card_tells_everything_and_the_configuration_wins(tmp_path: Path) ->
     save_weights(path, net, Card("cnn_small", (1, 8, 8), 3, mean=(0.5,), std=(0.5,), bounds=(-1.0, 1.0)))
     teacher = torch_teacher(path, label_mode="logits", levels=256, max_batch=17)
     assert teacher.spec == ImageSpec((1, 8, 8), (-1.0, 1.0), 256)
-    assert teacher.max_batch == 17  # type: ignore[attr-defined]
+    assert teacher.info.max_batch == 17
     x_BCHW = torch.rand(2, 1, 8, 8)
     with torch.no_grad():
         torch.testing.assert_close(teacher(x_BCHW), net.eval()((x_BCHW - 0.5) / 0.5))
@@ -204,7 +166,8 @@ def test_loading_draws_from_no_random_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "least", "size"), [("digits", 0.98, 500_000), ("shapes", 0.95, 600_000), ("letters", 0.98, 120_000)]
+    ("name", "least", "size"),
+    [("digits", 0.98, 500_000), ("shapes", 0.95, 600_000), ("letters", 0.98, 120_000)],
 )
 def test_embedded_teachers_reach_their_accuracy(name: str, least: float, size: int) -> None:
     path = CHECKPOINTS / f"{name}.safetensors"

@@ -1,7 +1,5 @@
 """Reading and writing weights: every form people publish, and everything that is no weights at all."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import pickle
@@ -11,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 from safetensors import safe_open
+from safetensors.torch import save_file
 from tables import all_hold
 from torch import Tensor, nn
 
 from dfme.errors import UserError
-from dfme.teachers.local.card import Card
-from dfme.teachers.local.weights import load_into, read_weights, save_weights
+from dfme.teachers.local.weights import Card, load_into, read_weights, save_weights
 
 
 def net() -> nn.Sequential:
@@ -73,60 +72,35 @@ def test_a_prefix_written_100000_times_is_taken_off_at_once(tmp_path: Path) -> N
     assert list(read_weights(path)[0]) == ["a", "module.b"]
 
 
-def test_saved_weights_come_back_with_their_card(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "teacher.safetensors"
+def test_saved_weights_come_back_with_their_card_and_saving_again_gives_the_same_bytes(
+    tmp_path: Path,
+) -> None:
+    path, module = tmp_path / "deep" / "teacher.safetensors", net()
     path.parent.mkdir()
-    card = Card(
-        arch="lenet5",
-        shape=(1, 8, 8),
-        num_classes=3,
-        mean=(0.5,),
-        std=(0.25,),
-        bounds=(-1.0, 1.0),
-        class_names=("a", "b", "ü"),
-        accuracy=0.98,
-        recipe={"lr": 0.1},
-    )
-    module = net()
-    save_weights(path, module, card)
-    state, found = read_weights(path)
-    assert_same(state, module.state_dict())
-    assert found == card
-    with safe_open(path, framework="pt") as file:
-        assert file.metadata()["arch"] == "lenet5"
-        assert file.metadata()["shape"] == "[1, 8, 8]"
-    assert [entry.name for entry in path.parent.iterdir()] == ["teacher.safetensors"]
-
-
-def test_saving_twice_gives_the_same_bytes_and_replaces_the_old_file(tmp_path: Path) -> None:
-    card = Card(**{name: name for name in ("arch", "dataset")}, num_classes=3, accuracy=0.5, mean=(0.0,))
-    module = net()
-    path = tmp_path / "teacher.safetensors"
     path.write_text("old")
+    known = {"mean": (0.5,), "std": (0.25,), "bounds": (-1.0, 1.0), "class_names": ("a", "b", "\u00fc")}
+    card = Card(arch="lenet5", shape=(1, 8, 8), num_classes=3, accuracy=0.98, recipe={"lr": 0.1}, **known)
     contents = set()
     for _ in range(8):
         save_weights(path, module, card)
         contents.add(path.read_bytes())
     assert len(contents) == 1
+    state, found = read_weights(path)
+    assert_same(state, module.state_dict())
+    assert found == card
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    assert (metadata["arch"], metadata["shape"]) == ("lenet5", "[1, 8, 8]")
+    assert [entry.name for entry in path.parent.iterdir()] == ["teacher.safetensors"]
 
 
-def test_safetensors_of_other_makers_are_read(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
+def test_safetensors_of_other_makers_are_read_and_unreadable_metadata_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"module.fc.weight": torch.ones(2, 3)}, path, metadata={"format": "pt"})
     state, card = read_weights(path)
-    assert list(state) == ["fc.weight"]
-    assert card == Card()
-
-
-def test_unreadable_metadata_is_named(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    path = tmp_path / "model.safetensors"
+    assert (list(state), card) == (["fc.weight"], Card())
     save_file({"a": torch.ones(2)}, path, metadata={"shape": "3x32x32"})
-    with pytest.raises(UserError, match=r"metadata shape .*'3x32x32'"):
-        read_weights(path)
+    refused("metadata shape", read_weights, path)
 
 
 def test_a_pickle_that_runs_code_is_refused_unrun_and_named(tmp_path: Path) -> None:
@@ -140,9 +114,7 @@ def test_a_pickle_that_runs_code_is_refused_unrun_and_named(tmp_path: Path) -> N
             path.write_bytes(pickle.dumps(Evil(target)))
         else:
             path.write_bytes(pickle.dumps(payload, protocol=int(form[-1])))
-        with pytest.raises(UserError, match=r"(posix|nt)\.mkdir") as error:
-            read_weights(path)
-        assert "\n" not in str(error.value)
+        refused(".mkdir", read_weights, path)
         assert not target.exists()
 
     all_hold(holds, ((form,) for form in ("zip", "legacy", "pickle2", "pickle5", "bare")))
@@ -153,11 +125,9 @@ def test_a_pickle_that_runs_code_is_refused_unrun_and_named(tmp_path: Path) -> N
 def test_what_is_not_weights_only_names_its_globals(tmp_path: Path) -> None:
     path = tmp_path / "full.pt"
     torch.save(net(), path)
-    with pytest.raises(UserError, match=r"torch\.nn\.modules\.\w+\.\w+.*save model\.state_dict\(\)"):
-        read_weights(path)
+    refused("save model.state_dict()", read_weights, path)
     torch.save({"net": net().state_dict(), "acc": np.float64(95.0)}, path)
-    with pytest.raises(UserError, match=r"numpy.*scalar"):
-        read_weights(path)
+    refused("scalar", read_weights, path)
 
 
 def half(data: bytes) -> bytes:
@@ -214,10 +184,8 @@ def test_what_is_no_weights_is_told_in_one_line(tmp_path: Path) -> None:
 
 
 def test_missing_file_and_directory(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file"):
-        read_weights(tmp_path / "none.pt")
-    with pytest.raises(UserError, match="is a directory"):
-        read_weights(tmp_path)
+    refused("no such file", read_weights, tmp_path / "none.pt")
+    refused("is a directory", read_weights, tmp_path)
 
 
 def test_load_into_copies_every_value() -> None:
@@ -246,5 +214,4 @@ def test_load_into_does_without_batch_counters_but_not_with_nan() -> None:
     state = {name: value for name, value in net().state_dict().items() if "num_batches" not in name}
     load_into(net(), state)
     state["3.bias"] = torch.tensor([0.0, torch.nan, 0.0])
-    with pytest.raises(UserError, match=r"NaN or infinite values in 1 tensors, first 3\.bias"):
-        load_into(net(), state)
+    refused("NaN or infinite values in 1 tensors, first", load_into, net(), state)

@@ -1,6 +1,5 @@
-"""docs/adapters.md: its table is the model's, and its example runs as printed against a service with a meter."""
-
-from __future__ import annotations
+"""docs/adapters.md: its table is the model's, and its example runs as printed against a service with a
+meter."""
 
 import json
 import os
@@ -22,7 +21,7 @@ from dfme.teachers.remote.json_api.description import Description
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
-TYPES = {"dict": "names and texts", "object": "any"}
+TYPES = {"dict": "names and texts", "Any": "any"}
 BLOCK = re.compile(r"<!-- tested: adapter(?:, file (\S+))? -->\n```\w+\n(.*?)```", re.S)
 
 
@@ -48,12 +47,19 @@ def test_the_example_as_printed(tmp_path: Path) -> None:
     top_three, printed = TopThree(digits, Bucket(250, 250)), ""
     with Service(top_three) as service:
         for file, text in BLOCK.findall(PAGE):
-            text = text.replace("http://127.0.0.1:8000", service.url).replace("per-second 5 ", "per-second 250 ")
+            text = text.replace("http://127.0.0.1:8000", service.url).replace(
+                "per-second 5 ", "per-second 250 "
+            )
             if file:
                 (tmp_path / file).write_text(text)
                 continue
             done = subprocess.run(
-                ["bash", "-e", "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110
+                ["bash", "-e", "-c", text],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=110,
             )
             assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
             printed += done.stdout

@@ -1,6 +1,4 @@
-"""A service that tells more than its label mode, announced or given by flag, over each protocol: cut, and said once."""
-
-from __future__ import annotations
+"""A service that tells more than its label mode, announced or given by flag, over each protocol: cut."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,55 +28,42 @@ SCORES = np.array([0.1234567, 0.2345678, 0.3456789, 0.2962966])
 ROUNDED = {"probabilities:4": [0.1235, 0.2346, 0.3457, 0.2963], "top_k:2:3": [None, None, 0.346, 0.296]}
 ROUNDED |= {"top_k:2": [None, None, 0.3456789, 0.2962966], "probabilities": SCORES.tolist()}
 
-Made = tuple[Callable[[Request], Any], str, dict[str, Any]]
-"""What a service answers, the kind of teacher, and its options."""
+KINDS = ("v2", "json", "tf-serving", "hf-api")
+Replies = Callable[[Request], Any]
 
 
-def v2(announced: str | None, scores: np.ndarray[Any, Any], folder: Path) -> Made:
+def v2(announced: str | None, scores: Any) -> V2:
+    """A model that announces a label mode and answers so."""
     parameters = {"label_mode": announced} if announced else None
     said = [tensor("x", "FP32", [-1, *SHAPE])], [tensor("y", "FP64", [-1, K])]
-    infer = lambda asked: answer(asked, np.repeat(scores[None], len(asked.pixels), 0))  # noqa: E731
-    return V2(*said, parameters=parameters, infer=infer), "v2", {"model": "m"}
+    infer = lambda asked: answer(asked, np.repeat(np.array(scores)[None], len(asked.pixels), 0))  # noqa: E731
+    return V2(*said, parameters=parameters, infer=infer)
 
 
-def tf_serving(announced: str | None, scores: np.ndarray[Any, Any], folder: Path) -> Made:
-    def dims(*sizes: int) -> dict[str, Any]:
-        return {"dtype": "DT_FLOAT", "tensor_shape": {"dim": [{"size": str(size)} for size in sizes]}, "name": "a:0"}
-
-    def reply(asked: Request) -> Any:
-        if asked.path.endswith("/metadata"):
-            signature = {"inputs": {"x": dims(-1, 2, 2, 3)}, "outputs": {"y": dims(-1, K)}}
-            return {"metadata": {"signature_def": {"signature_def": {"serving_default": signature}}}}
-        if asked.method == "GET":
-            return {"model_version_status": [{"version": "7", "state": "AVAILABLE"}]}
-        return {"predictions": [scores.tolist() for _ in asked.json["instances"]]}
-
-    return reply, "tf-serving", {"model": "m"}
-
-
-def hf_api(announced: str | None, scores: np.ndarray[Any, Any], folder: Path) -> Made:
-    pairs = [{"label": name, "score": score} for name, score in zip("abcd", scores.tolist(), strict=True)]
-    return lambda asked: pairs, "hf-api", {"classes": "a,b,c,d"}
-
-
-def json_api(announced: str | None, scores: np.ndarray[Any, Any], folder: Path) -> Made:
+def made(kind: str, announced: str | None, scores: Any, folder: Path) -> tuple[Replies, dict[str, Any]]:
+    """What a service answers, and the options of the teacher, common ones included."""
+    if kind == "v2":
+        return v2(announced, scores), {"model": "m"}
+    if kind == "hf-api":
+        pairs = [{"label": name, "score": score} for name, score in zip("abcd", scores, strict=True)]
+        return lambda asked: pairs, {"classes": "a,b,c,d"}
+    if kind == "tf-serving":
+        return lambda asked: {"predictions": [list(scores)] * len(asked.json["instances"])}, {}
     paper = described(teacher__shape=list(SHAPE), teacher__num_classes=K, teacher__label_mode=announced)
     (folder / "adapter.yaml").write_text(yaml.safe_dump(paper))
-    return lambda asked: {"scores": scores.tolist()}, "json", {"adapter": str(folder / "adapter.yaml")}
+    return lambda asked: {"scores": list(scores)}, {"adapter": str(folder / "adapter.yaml")}
 
 
-KINDS = {"v2": v2, "tf-serving": tf_serving, "hf-api": hf_api, "json": json_api}
-
-
-def asked(kind: str, announced: str | None, flag: str | None, scores: Any, folder: Path) -> tuple[Any, list[str]]:
+def asked(
+    kind: str, announced: str | None, flag: str | None, scores: Any, folder: Path
+) -> tuple[Any, list[str]]:
     """Two batches of answers through an oracle, and what it told."""
-    reply, name, options = KINDS[kind](announced, np.array(scores), folder)
+    reply, options = made(kind, announced, scores, folder)
+    stated = {"shape": SHAPE, "num_classes": K} if kind in ("tf-serving", "hf-api") else {}
     told: list[str] = []
     with Service(reply) as service:
-        options["url"] = service.url
-        shape = SHAPE if kind == "hf-api" else None
-        config = TeacherConfig(kind=name, label_mode=flag, shape=shape)
-        teacher: Teacher = make_teacher(config, options, torch.device("cpu"))
+        config = TeacherConfig(kind=kind, label_mode=flag, **stated)  # type: ignore[arg-type]
+        teacher: Teacher = make_teacher(config, {**options, "url": service.url}, torch.device("cpu"))
         oracle = Oracle(teacher, Ledger(100), tell=told.append)
         answers = torch.cat([oracle(torch.rand(2, *SHAPE)) for _ in range(2)])
         getattr(teacher, "close", lambda: None)()
@@ -90,8 +75,11 @@ def asked(kind: str, announced: str | None, flag: str | None, scores: Any, folde
     ("kind", "by"),
     [*((kind, "flag") for kind in KINDS), ("v2", "announced"), ("v2", "both"), ("json", "announced")],
 )
-def test_what_is_told_beyond_the_label_mode_is_cut_and_said_once(kind: str, by: str, mode: str, tmp_path: Path) -> None:
-    announced, flag = (mode if by in ("announced", "both") else None), (mode if by in ("flag", "both") else None)
+def test_what_is_told_beyond_the_label_mode_is_cut_and_said_once(
+    kind: str, by: str, mode: str, tmp_path: Path
+) -> None:
+    announced = mode if by in ("announced", "both") else None
+    flag = mode if by in ("flag", "both") else None
     answers, told = asked(kind, announced, flag, SCORES, tmp_path)
     expected = np.array([ROUNDED[mode]] * 4, dtype=float).astype(np.float32)
     assert np.array_equal(answers, expected, equal_nan=True)
@@ -100,30 +88,29 @@ def test_what_is_told_beyond_the_label_mode_is_cut_and_said_once(kind: str, by: 
 
 @pytest.mark.parametrize("mode", ["probabilities:4", "probabilities", None])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_told_within_it_stays_as_it_is_in_silence(kind: str, mode: str | None, tmp_path: Path) -> None:
+def test_what_is_told_within_it_stays_as_it_is_in_silence(
+    kind: str, mode: str | None, tmp_path: Path
+) -> None:
     scores = ROUNDED[mode or "probabilities"]
     answers, told = asked(kind, mode, mode, scores, tmp_path)
     assert np.array_equal(answers, np.array([scores] * 4).astype(np.float32))
     assert told == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_label_is_taken_from_scores_where_the_user_says_so(kind: str, tmp_path: Path) -> None:
-    answers, _ = asked(kind, None, "label", SCORES, tmp_path)
-    assert answers.tolist() == [2] * 4
+    labels, _ = asked(kind, None, "label", SCORES, tmp_path)
+    assert labels.tolist() == [2] * 4
 
 
 @pytest.mark.parametrize("flag", [(), ("--teacher.label-mode", "label")])
 def test_a_service_that_announces_logits_from_one_day_on_is_refused_on_resume(
     flag: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Also where the logits would be cut to the form that the run was begun with; and the old service goes on."""
-    reply, _, _ = v2("probabilities", SCORES, tmp_path)
+    """Also where the logits would be cut to the form that the run was begun with."""
+    reply = v2("probabilities", SCORES)
+    resume = ["--resume", "--out", str(tmp_path / "run"), "--budget", "32"]
     with Service(reply) as service:
         finished(command(words(service.url, tmp_path / "run", *flag, budget=16)))
-        service.what, asked = v2("logits", SCORES, tmp_path)[0], len(service.posted)
-        ended = command(["--resume", "--out", str(tmp_path / "run"), "--budget", "32"])
-        assert (ended.code, len(service.posted)) == (2, asked)
-        assert "uncut_label_mode probabilities (now logits)" in ended.line
+        service.what, posted = v2("logits", SCORES), len(service.posted)
+        ended = command(resume)
+        assert (ended.code, len(service.posted)) == (2, posted)
+        assert "uncut_label_mode" in ended.line
         service.what = reply
-        finished(command(["--resume", "--out", str(tmp_path / "run"), "--budget", "32"]))
+        finished(command(resume))

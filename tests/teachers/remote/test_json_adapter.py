@@ -1,6 +1,4 @@
-"""Descriptions of APIs with faults, and answers that are none: refused in words, before an image is sent or used."""
-
-from __future__ import annotations
+"""Descriptions of APIs with faults, and answers that are none: refused in words."""
 
 import contextlib
 import json
@@ -14,7 +12,7 @@ import yaml
 from clients import SHAPE, K, answer_or_unusable, described
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from service import Service
+from refusals import refused
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable, UserError
@@ -32,36 +30,37 @@ def write(folder: Path, text: str) -> Path:
     return folder / "adapter.yaml"
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"anser": {}, "answer__pth": "x"}, "answer.pth: unknown option; did you mean answer.path"),
-        ({"image__encoding": "pgn"}, "image.encoding: expected one of png, png_base64"),
-        ({"batch": 0}, "batch: expected at least 1, got 0"),
-        ({"batch": 4}, "batch: 4, expected .*images"),
-        ({"batch": 4, "request__json": ["${images}"]}, r"answer.path: with batch: 4, expected \[\*\]"),
-        ({"request__bytes": "image/png"}, "request: expected one of json, bytes and multipart"),
-        ({"request__json": {"image": "no"}}, "image} or .* once, got none"),
-        ({"request__json": {"a": "${image}", "b": "${image}"}}, "once, got 2"),
-        ({"request__json": {"a": "${image} ${images}"}}, "once, got 1"),
-        ({"image__encoding": "list", "request__json": {"a": "x${image}"}}, "alone, as the whole of a text"),
-        ({"image__encoding": "raw"}, "image.encoding: expected raw_base64"),
-        ({"image__scale": [0, 255]}, "image.scale: expected two different numbers"),
-        ({"answer__path": "__class__()"}, "answer.path: expected names with dots"),
-        ({"answer__path": "a[*].b[*]"}, r"expected \[\*\] once"),
-        ({"answer__form": "name"}, "answer.classes: expected the names"),
-        ({"answer__classes": "../labels.txt"}, "answer.classes: "),
-        ({"headers": {"A:b": "c"}}, "headers: expected a name"),
-        ({"headers": {"A": "${not a name}"}}, "name of an environment variable"),
-        ({"headers": {"A": "${DFME_TEST_UNSET}"}}, "DFME_TEST_UNSET should hold a key"),
-        ({"answer__values": "logits", "teacher__label_mode": "top_k:2"}, "what teacher.label_mode says, top_k:2"),
-        ({"teacher__label_mode": "best"}, "label mode: expected"),
-        ({"teacher__levels": 16}, "--teacher.levels: got 16"),
-        ({"teacher__shape": None}, "--teacher.shape: neither"),
-        ({"teacher__num_classes": None}, "--teacher.num-classes: expected two or more"),
-    ],
-)
+FAULTS: list[tuple[dict[str, Any], str]] = [
+    ({"anser": {}, "answer__pth": "x"}, "did you mean answer.path"),
+    ({"image__encoding": "pgn"}, "image.encoding"),
+    ({"batch": 0}, "batch: expected at least 1"),
+    ({"batch": 4}, "batch: 4, expected"),
+    ({"batch": 4, "request__json": ["${images}"]}, "answer.path: with batch: 4"),
+    ({"request__bytes": "image/png"}, "request: expected one of"),
+    ({"request__json": {"image": "no"}}, "once, got none"),
+    ({"request__json": {"a": "${image}", "b": "${image}"}}, "once, got 2"),
+    ({"request__json": {"a": "${image} ${images}"}}, "once, got 1"),
+    ({"image__encoding": "list", "request__json": {"a": "x${image}"}}, "the whole of a text"),
+    ({"image__encoding": "raw"}, "image.encoding: expected raw_base64"),
+    ({"image__scale": [0, 255]}, "image.scale"),
+    ({"answer__path": "__class__()"}, "answer.path: expected names with dots"),
+    ({"answer__path": "a[*].b[*]"}, "[*] once"),
+    ({"answer__form": "name"}, "answer.classes"),
+    ({"answer__classes": "../labels.txt"}, "answer.classes"),
+    *(({"answer__scale": scale}, "answer.scale") for scale in (0, -1, float("nan"), float("inf"))),
+    ({"answer__scale": 100, "answer__form": "number"}, "answer.scale"),
+    ({"headers": {"A:b": "c"}}, "headers: expected a name"),
+    ({"headers": {"A": "${not a name}"}}, "name of an environment variable"),
+    ({"headers": {"A": "${DFME_TEST_UNSET}"}}, "DFME_TEST_UNSET"),
+    ({"answer__values": "logits", "teacher__label_mode": "top_k:2"}, "answer.values"),
+    ({"teacher__label_mode": "best"}, "label mode: expected"),
+    ({"teacher__levels": 16}, "--teacher.levels: got 16"),
+    ({"teacher__shape": None}, "--teacher.shape: neither"),
+    ({"teacher__num_classes": None}, "--teacher.num-classes"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), FAULTS)
 def test_a_description_with_faults_is_refused_before_anything_is_sent(
     changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
@@ -69,17 +68,14 @@ def test_a_description_with_faults_is_refused_before_anything_is_sent(
     folder.mkdir()
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
     file = write(folder, yaml.safe_dump(described(**changes)))
-    with Service() as service:
-        options = JsonOptions(adapter=str(file), url=service.url, allow_env=("DFME_TEST_UNSET",))
-        with pytest.raises(UserError, match=words):
-            connect_json(options, TeacherConfig(), torch.device("cpu"))
-    assert service.requests == []
+    options = JsonOptions(adapter=str(file), url="http://127.0.0.1:9", allow_env=("DFME_TEST_UNSET",))
+    refused(words, connect_json, options, TeacherConfig(), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("request: {json: &a [*a]}", "expected no alias"),
+        ("request: {json: &a [*a]}", "no alias"),
         ("request: {json: " + "[" * 700 + "]" * 700 + "}", "adapter.yaml: expected"),
         ("x: " + "y" * 200_001, "more than 200,000 bytes"),
         ("!!python/object/apply:os.getcwd []", "expected YAML"),
@@ -90,8 +86,7 @@ def test_a_description_with_faults_is_refused_before_anything_is_sent(
     ],
 )
 def test_yaml_is_only_data(text: str, words: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=words):
-        load_adapter(write(tmp_path, text))
+    refused(words, load_adapter, write(tmp_path, text))
 
 
 @pytest.mark.exhaustive
@@ -124,25 +119,27 @@ def test_paths_find_something_or_say_what_is_missing(text: str, document: Any) -
 
 
 scalars = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["a", "b", "c"])
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from("abc")
 )
 entries = st.lists(st.fixed_dictionaries({"label": scalars, "score": scalars}) | scalars, max_size=4)
-values = (
-    scalars | entries | st.lists(scalars, min_size=K, max_size=K) | st.dictionaries(st.sampled_from("abcd"), scalars)
-)
+rows = st.lists(scalars, min_size=K, max_size=K) | st.dictionaries(st.sampled_from("abcd"), scalars)
+bodies = st.lists(scalars | entries | rows, max_size=3).map(lambda value: json.dumps({"r": value}).encode())
+
+
+def adapter(mode: LabelMode, classes: Any, **answer: Any) -> JsonAdapter:
+    model = ModelSpec(ImageSpec(SHAPE, levels=256), ClassNames(tuple(classes)), mode)
+    return JsonAdapter(ImageForm(), lambda images: (b"", {}), AnswerForm(**answer), model)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["probabilities", "top_k:2", "label"])
 @pytest.mark.parametrize("form", ["scores", "mapping", "pairs", "name", "number"])
-@given(st.binary(max_size=100) | st.lists(values, max_size=3).map(lambda value: json.dumps({"r": value}).encode()))
+@given(st.binary(max_size=100) | bodies)
 @settings(max_examples=60, deadline=None)
 def test_whatever_comes_is_an_answer_or_unusable(form: Any, mode: str, body: bytes) -> None:
     labels = form in ("name", "number") or mode == "label"
     own = LabelMode("label") if labels else LabelMode.parse(mode)
-    model = ModelSpec(ImageSpec(SHAPE, levels=256), ClassNames(("a", "b", "c")), own)
-    adapter = JsonAdapter(ImageForm(), lambda images: (b"", {}), AnswerForm(path="r[*]", form=form), model)
-    answer = answer_or_unusable(adapter, body, 2)
+    answer = answer_or_unusable(adapter(own, "abc", path="r[*]", form=form), body, 2)
     if answer is not None:
         assert answer.shape == ((2,) if labels else (2, K))
         assert answer.dtype == (torch.int64 if labels else torch.float32)
@@ -150,12 +147,9 @@ def test_whatever_comes_is_an_answer_or_unusable(form: Any, mode: str, body: byt
 
 @pytest.mark.exhaustive
 def test_a_long_and_deep_body_takes_no_time() -> None:
-    model = ModelSpec(
-        ImageSpec(SHAPE, levels=256), ClassNames(tuple(map(str, range(1000)))), LabelMode("probabilities")
-    )
-    adapter = JsonAdapter(ImageForm(), lambda images: (b"", {}), AnswerForm(form="pairs"), model)
+    reader = adapter(LabelMode("probabilities"), map(str, range(1000)), form="pairs")
     odd = json.dumps([{"label": f"9{'x' * 90}", "score": 1}] * 10_000).encode()
     start = time.perf_counter()
     for body in (b"[" * 1_000_000, b'{"a":' * 200_000, odd, b"9" * 1_000_000):
-        assert answer_or_unusable(adapter, body, 1) is None
+        assert answer_or_unusable(reader, body, 1) is None
     assert time.perf_counter() - start < 5

@@ -1,13 +1,13 @@
-"""Any API with JSON answers, described in YAML: against services that read what they get by means of their own."""
-
-from __future__ import annotations
+"""Any API with JSON answers, described in YAML: against services that read what they get by means of their
+own."""
 
 import base64
 import contextlib
 import email
 import io
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,23 @@ import pytest
 import torch
 import yaml
 from clients import SHAPE, K, described
+from http_runs import EVALUATION, METHOD, command, finished, summary
+from refusals import refused
 from service import Request, Service
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable
-from dfme.spec import ImageSpec, LabelMode
+from dfme.oracle.ledger import Ledger
+from dfme.oracle.oracle import Oracle
+from dfme.spec import ImageSpec
 from dfme.teachers.remote.json_api.api import connect_json
-from dfme.teachers.remote.options import JsonOptions
+from dfme.teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions
 from dfme.teachers.remote.teacher import RemoteTeacher
 
 Image = pytest.importorskip("PIL.Image", reason="the independent reader of pictures")
 
 pytestmark = pytest.mark.integration
 
-ADAPTERS = Path(__file__).resolve().parents[3] / "configs" / "adapters"
 Array = np.ndarray[Any, Any]
 
 
@@ -49,22 +52,28 @@ def picture(content: bytes) -> Array:
     return np.asarray(Image.open(io.BytesIO(content)))
 
 
-@contextlib.contextmanager
-def connected(
-    paper: dict[str, Any] | Path, answer: Callable[[Request], Any], folder: Path, **flags: Any
-) -> Iterator[tuple[RemoteTeacher, Service]]:
-    file = paper
+def ask(
+    paper: dict[str, Any] | str | Callable[..., JsonOptions],
+    answer: Callable[[Request], Any],
+    x: torch.Tensor,
+    folder: Path,
+    **flags: Any,
+) -> tuple[torch.Tensor, RemoteTeacher, list[Request]]:
+    """Answers to images, one of which needs no oracle, the teacher, and the requests.
+
+    The teacher is by a description, by the name of an adapter that ships, or by options of another kind.
+    """
     if isinstance(paper, dict):
-        file = folder / "adapter.yaml"
-        file.write_text(yaml.safe_dump(paper))
+        (folder / "adapter.yaml").write_text(yaml.safe_dump(paper))
+        paper = str(folder / "adapter")
+    make = partial(JsonOptions, adapter=f"{paper}.yaml") if isinstance(paper, str) else paper
     with Service(answer) as service:
         allowed = ("VISION_KEY", "VISION_TOKEN", "KEY")
-        options = JsonOptions(adapter=str(file), url=f"{service.url}/classify/?version=2", allow_env=allowed)
+        options = make(url=f"{service.url}/classify/?version=2", allow_env=allowed)
         teacher = connect_json(options, TeacherConfig(**flags), torch.device("cpu"))
-        try:
-            yield teacher, service
-        finally:
-            teacher.close()
+        with contextlib.closing(teacher):
+            asks = teacher if len(x) == 1 else Oracle(teacher, Ledger(len(x)))
+            return asks(x), teacher, service.posted
 
 
 def test_the_example_with_base64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -78,34 +87,24 @@ def test_the_example_with_base64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         return {"status": "ok", "result": {"scores": {"bird": row[2], "cat": row[0], "dog": row[1]}}}
 
     x = levels(2, (3, 32, 32))
-    with connected(ADAPTERS / "png_base64.yaml", answer, tmp_path) as (teacher, service):
-        assert (teacher.max_batch, teacher.num_classes) == (1, 3)
-        assert (teacher.spec, teacher.label_mode) == (
-            ImageSpec((3, 32, 32), levels=256),
-            LabelMode.parse("probabilities:4"),
-        )
-        answers = torch.cat([teacher(image[None] / 255) for image in x])
-        assert len(service.posted) == 2
+    answers, teacher, posted = ask("configs/adapters/png_base64", answer, x / 255, tmp_path)
+    assert (teacher.info.max_batch, teacher.num_classes, len(posted)) == (1, 3, 2)
+    assert (teacher.spec, str(teacher.label_mode)) == (ImageSpec((3, 32, 32), levels=256), "probabilities:4")
     expected = scores(x.permute(0, 2, 3, 1).numpy()).round(4)
     assert np.array_equal(answers.numpy(), expected.astype(np.float32))
 
 
 def test_the_example_with_lists(tmp_path: Path) -> None:
-    served = []
-
     def answer(asked: Request) -> Any:
-        x_BHWC = np.array([instance["pixels"] for instance in asked.json["instances"]])
-        served.append(x_BHWC)
-        return {"predictions": [{"logits": [float(x.sum()), *range(9)]} for x in x_BHWC]}
+        sums = [np.sum(instance["pixels"]) for instance in asked.json["instances"]]
+        return {"predictions": [{"logits": [float(each), *range(9)]} for each in sums]}
 
     x = levels(5, (1, 8, 8))
-    with connected(ADAPTERS / "nested_list.yaml", answer, tmp_path, levels=256) as (teacher, service):
-        assert (teacher.max_batch, teacher.label_mode) == (64, LabelMode("logits"))
-        answers = teacher(teacher.spec.quantise(x / 255))
-        assert len(service.posted) == 1
-    assert np.array_equal(served[0], x.permute(0, 2, 3, 1).numpy()), "whole numbers, exactly"
-    assert answers[:, 0].tolist() == x.flatten(1).sum(1).tolist()
-    assert answers[:, 1:].tolist() == [list(range(9))] * 5
+    answers, teacher, posted = ask("configs/adapters/nested_list", answer, x / 255, tmp_path, levels=256)
+    assert (teacher.info.max_batch, str(teacher.label_mode)) == (64, "logits")
+    sent = np.array([instance["pixels"] for instance in posted[0].json["instances"]])
+    assert np.array_equal(sent, x.permute(0, 2, 3, 1).numpy()), "whole numbers, exactly"
+    assert answers.tolist() == [[total, *range(9)] for total in x.flatten(1).sum(1).tolist()]
 
 
 def test_the_example_with_an_upload(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -113,9 +112,8 @@ def test_the_example_with_an_upload(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
     def answer(asked: Request) -> Any:
         assert asked.headers["authorization"] == "Token t0ken"
-        message = email.message_from_bytes(
-            b"Content-Type: " + asked.headers["content-type"].encode() + b"\n\n" + asked.body
-        )
+        head = f"Content-Type: {asked.headers['content-type']}\n\n".encode()
+        message = email.message_from_bytes(head + asked.body)
         parts = {part.get_param("name", header="content-disposition"): part for part in message.get_payload()}
         assert parts["limit"].get_payload(decode=True) == b"2"
         assert parts["file"].get_filename() == "image.png"
@@ -124,69 +122,59 @@ def test_the_example_with_an_upload(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         return {"results": [{"tag": {"en": ("cat", "dog", "bird")[n]}, "confidence": row[n]} for n in best]}
 
     x = levels(1, (3, 32, 32))
-    with connected(ADAPTERS / "multipart.yaml", answer, tmp_path) as (teacher, _):
-        assert teacher.label_mode == LabelMode("top_k", k=2)
-        (answers,) = teacher(x / 255)
+    (answers,), teacher, _ = ask("configs/adapters/multipart", answer, x / 255, tmp_path)
+    assert str(teacher.label_mode) == "top_k:2"
     (row,) = scores(x.permute(0, 2, 3, 1).numpy())
     assert int(answers.isnan().nonzero()) == row.argmin()
     assert float(answers.nan_to_num(0).max()) == pytest.approx(row.max(), rel=1e-6)
 
 
-def read_list(asked: Request) -> Array:
-    return np.array(asked.json["image"])
-
-
-READERS: dict[str, Callable[[Request], Array]] = {
-    "data_url": lambda asked: picture(base64.b64decode(asked.json["image"].removeprefix("data:image/png;base64,"))),
-    "raw_base64": lambda asked: np.frombuffer(base64.b64decode(asked.json["image"]), np.uint8).reshape(4, 5, 3),
-    "list": read_list,
+READERS: dict[str, Callable[[Any], Array]] = {
+    "data_url": lambda said: picture(base64.b64decode(said.removeprefix("data:image/png;base64,"))),
+    "raw_base64": lambda said: np.frombuffer(base64.b64decode(said), np.uint8).reshape(4, 5, 3),
+    "list": np.array,
 }
+
+
+def first(asked: Request) -> Any:
+    return {"scores": [1, 0, 0]}
 
 
 @pytest.mark.parametrize("encoding", READERS)
 def test_bytes_arrive_in_every_form(encoding: str, tmp_path: Path) -> None:
-    paper = described(image__encoding=encoding)
-    with connected(paper, lambda asked: {"scores": scores(READERS[encoding](asked)[None])[0].tolist()}, tmp_path) as (
-        teacher,
-        service,
-    ):
-        x = levels(1)
-        teacher(x / 255)
-        assert np.array_equal(READERS[encoding](service.posted[0]), x[0].permute(1, 2, 0))
+    x = levels(1)
+    _, _, posted = ask(described(image__encoding=encoding), first, x / 255, tmp_path)
+    assert np.array_equal(READERS[encoding](posted[0].json["image"]), x[0].permute(1, 2, 0))
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("encoding", ["raw", "list"])
 def test_floats_arrive_exactly_in_either_layout(encoding: str, layout: str, tmp_path: Path) -> None:
-    changes = {"request__json": None, "request__bytes": "application/octet-stream"} if encoding == "raw" else {}
-    image = {"encoding": encoding, "dtype": "float32", "layout": layout, "flat": encoding == "list"}
-    paper = described(image=image, **changes)
-    with connected(paper, lambda asked: {"scores": [1, 0, 0]}, tmp_path, bounds=(-1.0, 1.0)) as (teacher, service):
-        x = torch.rand(1, *SHAPE) * 2 - 1
-        teacher(x)
-        body = service.posted[0]
-    sent = struct.unpack("<60f", body.body) if encoding == "raw" else body.json["image"]
+    raw = encoding == "raw"
+    changes = {"request__json": None, "request__bytes": "application/octet-stream"} if raw else {}
+    image = {"encoding": encoding, "dtype": "float32", "layout": layout, "flat": not raw}
+    x = torch.rand(1, *SHAPE) * 2 - 1
+    _, _, (body,) = ask(described(image=image, **changes), first, x, tmp_path, bounds=(-1.0, 1.0))
+    sent = struct.unpack("<60f", body.body) if raw else body.json["image"]
     wanted = x[0] if layout == "nchw" else x[0].permute(1, 2, 0)
     assert np.array_equal(np.array(sent, np.float32), wanted.reshape(-1).numpy())
 
 
 @pytest.mark.parametrize("template", [["${images}"], {"a": [{"b": [1, "x ${image}"]}], "c": None}])
 def test_several_images_in_one_request(template: Any, tmp_path: Path) -> None:
-    def read(asked: Request) -> list[str]:
-        return asked.json[0] if isinstance(asked.json, list) else [item["b"][1][2:] for item in asked.json["a"]]
-
     def answer(asked: Request) -> Any:
-        images = np.array([picture(base64.b64decode(text)) for text in read(asked)])
+        said = asked.json
+        texts = said[0] if isinstance(said, list) else [item["b"][1][2:] for item in said["a"]]
+        images = np.array([picture(base64.b64decode(text)) for text in texts])
         return [{"out": [None, *row[1:]]} for row in scores(images).tolist()]
 
     paper = described(batch=8, request__json=template, answer__path="[*].out")
-    with connected(paper, answer, tmp_path, label_mode="top_k:2", max_batch=4) as (teacher, _):
-        assert teacher.max_batch == 4
-        x = levels(3)
-        answers = teacher(x / 255)
+    x = levels(3)
+    answers, teacher, _ = ask(paper, answer, x / 255, tmp_path, label_mode="top_k:2", max_batch=4)
+    assert teacher.info.max_batch == 4
     expected = scores(x.permute(0, 2, 3, 1).numpy()).astype(np.float32)
-    assert answers[:, 0].isnan().all()
-    assert np.array_equal(answers[:, 1:].numpy(), expected[:, 1:])
+    expected[:, 0] = np.nan
+    assert np.array_equal(answers.numpy(), expected, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -195,22 +183,73 @@ def test_several_images_in_one_request(template: Any, tmp_path: Path) -> None:
 )
 def test_labels(form: str, said: Any, classes: Any, tmp_path: Path) -> None:
     paper = described(answer={"path": 'out["the answer"].0', "form": form, "classes": classes})
-    with connected(paper, lambda asked: {"out": {"the answer": [said]}}, tmp_path, label_mode="label") as (teacher, _):
-        assert teacher.label_mode == LabelMode("label")
-        assert teacher(levels(1) / 255).tolist() == [1]
+    body = {"out": {"the answer": [said]}}
+    answers, teacher, _ = ask(paper, lambda asked: body, levels(1) / 255, tmp_path, label_mode="label")
+    assert (answers.tolist(), str(teacher.label_mode)) == ([1], "label")
 
 
-def test_the_services_own_words_are_shown_but_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("KEY", "very-secret-value")
+@pytest.mark.parametrize(
+    ("said", "words"), [("quota\nexceeded", r"'quota\nexceeded'"), ("k=my-secret", "secret")]
+)
+def test_the_services_own_words_are_shown_but_no_secret(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, words: str
+) -> None:
+    monkeypatch.setenv("KEY", "my-secret")
     paper = described(request__json={"image": "${image}", "key": "k=${KEY}"}, answer__error="error.message")
-    with connected(paper, lambda asked: {"error": {"message": "quota\nexceeded"}}, tmp_path) as (teacher, service):
-        with pytest.raises(Unusable, match=r"got the error 'quota\\nexceeded'"):
-            teacher(levels(1) / 255)
-        assert service.posted[0].json["key"] == "k=very-secret-value"
-    with connected(paper, lambda asked: {"error": {"message": f"no such key: {asked.json['key']}"}}, tmp_path) as (
-        teacher,
-        _,
-    ):
-        with pytest.raises(Unusable, match="repeats a secret") as caught:
-            teacher(levels(1) / 255)
-        assert caught.value.__cause__ is None
+
+    def answer(asked: Request) -> Any:
+        assert asked.json["key"] == "k=my-secret"
+        return {"error": {"message": said}}
+
+    caught = refused(words, ask, paper, answer, levels(1) / 255, tmp_path, error=Unusable)
+    assert "my-secret" not in str(caught)
+    assert caught.__cause__ is None
+
+
+def test_tensorflow_servings_rest_predict(tmp_path: Path) -> None:
+    x = levels(40) / 255
+
+    def answer(asked: Request) -> Any:
+        rows = np.array(asked.json["instances"])
+        return {"predictions": [[row.sum(), row[0, 0, 0], 0.5] for row in rows]}
+
+    flags = {"shape": SHAPE, "num_classes": K, "label_mode": "logits"}
+    answers, teacher, posted = ask(TfServingOptions, answer, x, tmp_path, **flags)
+    assert (teacher.info.max_batch, str(teacher.label_mode)) == (32, "logits")
+    sent = np.concatenate([np.array(asked.json["instances"], np.float32) for asked in posted])
+    rows = sorted(row.tobytes() for row in sent)
+    assert rows == sorted(row.tobytes() for row in x.permute(0, 2, 3, 1).numpy()), "every float, exactly"
+    assert answers[:, 1].tolist() == x[:, 0, 0, 0].tolist()
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+def test_hugging_faces_image_classification(by_file: bool, tmp_path: Path) -> None:
+    names = ("tench", "great white shark", "d\u00f6rrobst")
+    (tmp_path / "names.txt").write_text("\n".join(names))
+
+    def answer(asked: Request) -> Any:
+        assert asked.headers["content-type"] == "image/png"
+        (row,) = scores(picture(asked.body)[None])
+        return [{"label": names[k], "score": row[k]} for k in np.argsort(-row)[:2]]
+
+    x = levels(2)
+    options = partial(HfApiOptions, classes=str(tmp_path / "names.txt") if by_file else names)
+    answers, teacher, _ = ask(options, answer, x / 255, tmp_path, shape=SHAPE, label_mode="top_k:2")
+    assert (teacher.info.max_batch, teacher.spec.levels, teacher.info.class_names) == (1, 256, names)
+    expected = scores(x.permute(0, 2, 3, 1).numpy()).astype(np.float32)
+    expected[[0, 1], expected.argmin(1)] = np.nan
+    assert np.array_equal(answers.numpy(), expected, equal_nan=True)
+
+
+def test_the_kinds_of_shipped_adapters_run_resume_and_are_on_record(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = "--teacher tf-serving --teacher.num-classes 3 --teacher.shape 1,4,4 --budget 16".split()
+    pixels = lambda asked: np.array(asked.json["instances"]).reshape(-1, 16)  # noqa: E731
+    with Service(lambda asked: {"predictions": [[0.5, 0.25, 0.25]] * len(pixels(asked))}) as service:
+        url = f"{service.url}/v1/models/m:predict"
+        words += ["--teacher.url", url, "--out", str(run), *METHOD, *EVALUATION]
+        finished(command(words))
+        finished(command(["--resume", "--out", str(run), "--budget", "32"]))
+    assert summary(run)["teacher"]["target"] == url
+    assert "path: predictions[*]" in (run / "adapter.yaml").read_text()
+    assert "adapter: configs/adapters/tf_serving.yaml" in (run / "config.yaml").read_text()

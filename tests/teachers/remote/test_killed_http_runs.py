@@ -1,4 +1,4 @@
-"""Runs over HTTP killed with SIGKILL at any moment, and servers killed under them: nothing paid is lost unsaid.
+"""Runs over HTTP, and their services, killed with SIGKILL or stopped with SIGSTOP at any moment.
 
 ``DFME_KILLS`` is the number of kills planned in all (8 by default; the long proof: DFME_KILLS=50).
 """
@@ -22,11 +22,12 @@ from processes import PROJECT, Bench
 
 from dfme.oracle.ledger import Totals, audit
 
-pytestmark = [pytest.mark.integration, pytest.mark.exhaustive, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(7200)]
+EXHAUSTIVE = pytest.mark.exhaustive
 
 IMAGES_PER_KILL = 1_200
 MOST = 64
-SAME = ("budget", "spent", "spent_by_purpose", "evaluation_queries", "accuracy", "agreement", "kl", "config_hash")
+SAME = tuple("budget spent spent_by_purpose evaluation_queries accuracy agreement kl config_hash".split())
 
 CASES = {"one at a time": ("static", 1), "dfme, four at once": ("dfme", 4)}
 
@@ -34,7 +35,7 @@ KILLS = max(4, PLANNED // len(CASES))
 
 
 def slowly(number: int) -> str:
-    """Answers that take long enough for a kill to meet them; here and there a refusal, after each of which it waits."""
+    """Answers that take long enough for a kill to meet them."""
     return "status:429/0" if number % 31 == 5 else "slow:0.01"
 
 
@@ -45,6 +46,7 @@ def flags(server: Hostile, method: str, in_flight: int, budget: int) -> list[str
     return words(server.url, "run", *more, budget=budget)
 
 
+@EXHAUSTIVE
 @pytest.mark.parametrize("case", CASES)
 def test_killed_again_and_again_over_http(case: str, tmp_path: Path) -> None:
     method, in_flight = CASES[case]
@@ -58,7 +60,9 @@ def test_killed_again_and_again_over_http(case: str, tmp_path: Path) -> None:
         assert undisturbed.spent == budget
 
     with Hostile(slowly) as server:
-        kills, ledger = kill_and_resume(killed, flags(server, method, in_flight, budget), case, budget, undisturbed)
+        kills, ledger = kill_and_resume(
+            killed, flags(server, method, in_flight, budget), case, budget, undisturbed
+        )
     print(f"{case}: {kills} kills, {ledger.lost} images lost, {server.images} served, budget {budget}")
 
     # The same student, bit by bit, the same scores, and the budget spent to the last image.
@@ -68,8 +72,9 @@ def test_killed_again_and_again_over_http(case: str, tmp_path: Path) -> None:
     assert {key: summary[key] for key in SAME} == {key: expected[key] for key in SAME}
     assert scores(killed.evaluations("run")) == scores(whole.evaluations("run"))
 
-    # The server counted no more than the ledger says was sent, and at least what was answered; what was charged
-    # and killed before it was sent is all that may be missing. What was lost is in flight at a kill, and no more.
+    # The server counted no more than the ledger says was sent, and at least what was answered; what was
+    # charged and killed before it was sent is all that may be missing. What was lost is in flight at a kill,
+    # and no more.
     assert ledger.spent == budget
     assert ledger.failed == 0
     assert ledger.lost <= kills * in_flight * MOST
@@ -78,7 +83,9 @@ def test_killed_again_and_again_over_http(case: str, tmp_path: Path) -> None:
     served_twice_is_lost(server.served, ledger.lost)
 
 
-def kill_and_resume(bench: Bench, first: list[str], case: str, budget: int, undisturbed: Totals) -> tuple[int, Totals]:
+def kill_and_resume(
+    bench: Bench, first: list[str], case: str, budget: int, undisturbed: Totals
+) -> tuple[int, Totals]:
     """Kill and resume until all strikes were dealt out, then go on to the end; the kills, and the ledger."""
     run, kills, resume = bench.folder / "run", 0, ["--resume", "--out", "run"]
     for when in plan(random.Random(case), KILLS, budget, undisturbed.requests):
@@ -105,38 +112,51 @@ def served_twice_is_lost(served: list[Served], lost: int) -> None:
 class Victim:
     """A hostile server in a process of its own, to be killed and started again on the same port."""
 
-    def __init__(self, log: Path) -> None:
-        self.log, self.port = log, 0
+    def __init__(self, log: Path, fault: str) -> None:
+        self.log, self.port, self.fault = log, 0, fault
+
+    def __enter__(self) -> Victim:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def images(self) -> int:
+        return sum(entry.images for entry in read_log(self.log))
 
     def start(self) -> None:
         script = PROJECT / "tests" / "support" / "hostile.py"
-        words = [sys.executable, str(script), str(self.port), str(self.log), "slow:0.003"]
-        self._process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
+        words = [sys.executable, str(script), str(self.port), str(self.log), self.fault]
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        self.port = int(self.process.stdout.readline())
 
     def kill(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
-        self._process.communicate()
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
 
 
+@EXHAUSTIVE
 @pytest.mark.parametrize("in_flight", [1, 4])
 def test_servers_killed_under_a_run(in_flight: int, tmp_path: Path) -> None:
-    """The run waits for them, and goes on: what may have been served is charged, by the log of all the servers."""
-    bench, victim = Bench(tmp_path / "bench"), Victim(tmp_path / "served.jsonl")
-    victim.start()
-    argv = words(f"http://127.0.0.1:{victim.port}", "run", "--teacher.in-flight", str(in_flight), budget=2_000)
-    process = bench.start(argv)
-    reaper = threading.Thread(target=kill_servers, args=(victim, process, random.Random(in_flight)))
-    reaper.start()
-    _, err = process.communicate()
-    reaper.join()
-    victim.kill()
+    """The run waits for them, and goes on: what may have been served is charged."""
+    bench = Bench(tmp_path / "bench")
+    with Victim(tmp_path / "served.jsonl", "slow:0.003") as victim:
+        argv = words(victim.url, "run", "--teacher.in-flight", str(in_flight), budget=2_000)
+        process = bench.start(argv)
+        reaper = threading.Thread(target=kill_servers, args=(victim, process, random.Random(in_flight)))
+        reaper.start()
+        _, err = process.communicate()
+        reaper.join()
     assert process.returncode == 0, err
-    ledger, served = audit(bench.folder / "run" / "ledger.jsonl"), read_log(victim.log)
-    count = sum(entry.images for entry in served)
+    ledger = audit(bench.folder / "run" / "ledger.jsonl")
     assert (ledger.spent, ledger.lost) == (2_000, 0)
-    assert ledger.spent - ledger.failed <= count <= ledger.spent
+    assert ledger.spent - ledger.failed <= victim.images <= ledger.spent
     assert ledger.failed + ledger.refused > 0
 
 
@@ -149,3 +169,44 @@ def kill_servers(victim: Victim, process: subprocess.Popen[str], rng: random.Ran
         if process.poll() is None:
             victim.kill()
             victim.start()
+
+
+def stop_and_go(run: subprocess.Popen[str], stopped: subprocess.Popen[str], ledger: Path) -> Totals:
+    """Stop a process for twice as long as a request may take, now and then; the ledger at the end."""
+    for number in (1, 2, 3):
+        until = time.monotonic() + 60
+        while not ledger.exists() or ledger.read_bytes().count(b'"charge"') < 4 * number:
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        stopped.send_signal(signal.SIGSTOP)
+        time.sleep(1)
+        stopped.send_signal(signal.SIGCONT)
+    _, err = run.communicate(timeout=100)
+    assert run.returncode == 0, err
+    assert "Traceback" not in err
+    return audit(ledger)
+
+
+IMPATIENT = ("--teacher.timeout", "0.5", "--teacher.attempts", "9")
+
+
+def test_a_run_that_is_stopped_in_the_middle_of_requests_goes_on(tmp_path: Path) -> None:
+    with Hostile(lambda number: "slow:0.02") as server:
+        run = Bench(tmp_path).start(words(server.url, "run", *IMPATIENT, budget=800))
+        totals = stop_and_go(run, run, tmp_path / "run" / "ledger.jsonl")
+    # Stopped between head and body of a request, it cannot know that nobody could serve it: it stays charged.
+    assert totals.spent == 800
+    assert server.images <= totals.spent <= server.images + totals.failed
+    assert server.questions <= totals.requests
+
+
+def test_a_service_that_is_stopped_in_the_middle_of_requests_is_asked_again(tmp_path: Path) -> None:
+    with Victim(tmp_path / "served.jsonl", "slow:0.02") as victim:
+        run = Bench(tmp_path).start(words(victim.url, "run", *IMPATIENT, budget=800))
+        totals = stop_and_go(run, victim.process, tmp_path / "run" / "ledger.jsonl")
+        assert totals.spent == 800
+        assert totals.failed > 0
+        until = time.monotonic() + 10  # what was sent while it was stopped is served, too
+        while victim.images != totals.spent:
+            assert time.monotonic() < until
+            time.sleep(0.05)

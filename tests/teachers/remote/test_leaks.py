@@ -1,7 +1,5 @@
 """A secret goes to the service, and is shown to nobody else."""
 
-from __future__ import annotations
-
 import base64
 import logging
 from contextlib import closing
@@ -10,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 from clients import KEY, post
+from refusals import refused
 from service import Request, Service, http
 from tables import all_hold
 
@@ -23,17 +22,17 @@ pytestmark = pytest.mark.integration
 
 def everything_said(error: BaseException | None) -> str:
     """An exception with all that it is chained to."""
-    return "" if error is None else f"{error!r} {error} {everything_said(error.__cause__ or error.__context__)}"
+    if error is None:
+        return ""
+    return f"{error!r} {error} {everything_said(error.__cause__ or error.__context__)}"
 
 
 FORMS = [KEY, quote(KEY, safe=""), quote(KEY), base64.b64encode(KEY.encode()).decode()]
 
 
 def does_not_reach_people(url: str, status: str, written: str) -> None:
-    with pytest.raises(DfmeError) as outcome:
-        post(url, body=f"{status}|bad key {written}".encode(), api_key_env="DFME_KEY")
-    said = everything_said(outcome.value)
-    assert "bad key" in said
+    sent = f"{status}|bad key {written}".encode()
+    said = everything_said(refused("bad key", post, url, body=sent, api_key_env="DFME_KEY", error=DfmeError))
     assert "***" in said
     assert [form for form in [*FORMS, written[8:-8]] if form in said] == []
 
@@ -51,22 +50,23 @@ def test_a_service_that_repeats_the_key_does_not_reach_people():
 
 def test_a_secret_in_the_url_is_sent_and_shown_nowhere(caplog):
     caplog.set_level(logging.DEBUG)
-    options, url = ServiceOptions(url=""), "{}/p/${{DFME_KEY}}?key=${{DFME_KEY}}"
+    quoted = quote(KEY, safe="")
 
     def turn(request):
-        if "moved" in request.line:
-            return http(b"", "404 What")
-        return http(b"", "307 Away", Location=f"/moved?key={quote(KEY, safe='')}&again={KEY}")
+        location = "" if "moved" in request.line else f"/moved?key={quoted}&again={KEY}"
+        return http(b"", "307 Away" if location else "404 What", Location=location)
 
     with Service(turn) as server:
-        service = Endpoint(options, url.format(server.url), Secrets({"DFME_KEY": KEY}), {"X-Key": "is ${DFME_KEY}"})
-        with closing(service), pytest.raises(Refused) as refusal:
-            service.post("", b"", {}, 10)
-    quoted = quote(KEY, safe="")
+        url, secrets = f"{server.url}/p/${{DFME_KEY}}?key=${{DFME_KEY}}", Secrets({"DFME_KEY": KEY})
+        service = Endpoint(ServiceOptions(url=""), url, secrets, {"X-Key": "is ${DFME_KEY}"})
+        with closing(service):
+            refusal = refused("", service.post, "", b"", {}, 10, error=Refused)
     assert server.requests[0].line == f"POST /p/{quoted}?key={quoted} HTTP/1.1"
     assert server.requests[0].headers["x-key"] == f"is {KEY}"
-    shown = [service.url, repr(service), everything_said(refusal.value)]
-    logged = [record.getMessage() for record in caplog.records if "receive_response_headers" not in record.getMessage()]
+    shown = [service.url, repr(service), everything_said(refusal)]
+    logged = [
+        line for line in map(logging.LogRecord.getMessage, caplog.records) if "receive_resp" not in line
+    ]
     assert any("HTTP Request" in line for line in logged)
     assert [text for text in shown + logged if any(form in text for form in FORMS)] == []
 

@@ -1,7 +1,5 @@
 """Secrets come from the environment by name, go where they are sent, and show up nowhere else."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json
@@ -10,8 +8,8 @@ from urllib.parse import parse_qs, quote, quote_plus, urlencode, urlsplit
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
-from dfme.errors import UserError
 from dfme.teachers.remote.secrets import Secrets
 
 KEY = "s3cr+t/k=y?&\"<'\\ 7"
@@ -33,17 +31,13 @@ def test_a_variable_that_holds_no_key_is_named_but_not_shown(monkeypatch, value)
         monkeypatch.delenv("DFME_TEST_KEY", raising=False)
     else:
         monkeypatch.setenv("DFME_TEST_KEY", value)
-    with pytest.raises(UserError, match="DFME_TEST_KEY") as refusal:
-        Secrets.from_environment(["DFME_TEST_KEY"])
-    assert "lines" not in str(refusal.value)
-    assert str(refusal.value).isprintable()
+    refusal = refused("DFME_TEST_KEY", Secrets.from_environment, ["DFME_TEST_KEY"])
+    assert "lines" not in str(refusal)
 
 
 @pytest.mark.parametrize("text", ["${OTHER}", "${}", "${A-B}", "${HOME}", "x ${KEY} ${KEY }"])
 def test_a_placeholder_without_a_secret_is_refused(text):
-    with pytest.raises(UserError, match="expected the name of a secret") as refusal:
-        Secrets({"KEY": KEY}).fill(text)
-    assert KEY not in str(refusal.value)
+    assert KEY not in str(refused("the name of a secret", Secrets({"KEY": KEY}).fill, text))
 
 
 def test_a_value_that_looks_like_a_placeholder_is_not_filled_again():
@@ -59,7 +53,8 @@ def test_a_url_carries_the_value_as_it_is(value):
 @pytest.mark.parametrize(
     "written",
     [
-        KEY, quote(KEY), quote(KEY, safe=""), quote_plus(KEY), quote(KEY, safe="").lower(), urlencode({"k": KEY}),
+        KEY, quote(KEY), quote(KEY, safe=""), quote_plus(KEY), quote(KEY, safe="").lower(),
+        urlencode({"k": KEY}),
         json.dumps({"error": f"bad key {KEY}"}), repr(KEY), html.escape(KEY),
         base64.b64encode(KEY.encode()).decode(), base64.urlsafe_b64encode(KEY.encode()).decode().rstrip("="),
     ],
@@ -91,13 +86,9 @@ def test_base64_of_more_than_the_value_is_hidden_too(value, before, after):
         assert len(written) - len(hidden) + 3 >= len(value) * 4 // 3 - 1
 
 
-def test_the_longer_of_two_secrets_goes_first():
+def test_the_longer_of_two_secrets_goes_first_and_other_text_stays():
     assert Secrets({"A": "abc", "B": "abcdef"}).hide("abcdef abc") == "*** ***"
-
-
-def test_text_without_a_secret_stays():
-    assert Secrets({}).hide("a plain text") == "a plain text"
-    assert Secrets({"KEY": KEY}).hide("a plain text") == "a plain text"
+    assert Secrets({}).hide("a plain text") == Secrets({"KEY": KEY}).hide("a plain text") == "a plain text"
 
 
 def test_the_repr_shows_names_only():

@@ -1,7 +1,5 @@
 """A served teacher over real HTTP: the teacher's own answers, nothing beyond them, counted as it says."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket
@@ -18,13 +16,13 @@ from torch import Tensor
 from toys import LinearTeacher
 
 from dfme.errors import UserError
-from dfme.spec import ImageSpec, LabelMode
+from dfme.spec import ImageSpec, LabelMode, TeacherInfo
 from dfme.teachers.label_modes import restrict
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from dfme.teachers.serve.server import Server, Serving
+from dfme.teachers.serve.server import Serving
 
 pytestmark = pytest.mark.integration
 
@@ -38,18 +36,15 @@ def images(batch: int, spec: ImageSpec = SPEC) -> Tensor:
     return spec.quantise(torch.rand((batch, *spec.shape), generator=rng))
 
 
-def post(url: str, batch: Tensor, path: str = INFER, headers: dict[str, str] | None = None) -> httpx2.Response:
+def post(url: str, batch: Tensor, path: str = INFER, **headers: str) -> httpx2.Response:
     """Raw bytes in, raw bytes out."""
     raw = batch.numpy().astype("<f4").tobytes()
     image = {"name": "image", "datatype": "FP32", "shape": list(batch.shape)}
     image["parameters"] = {"binary_data_size": len(raw)}
     text = json.dumps({"inputs": [image], "parameters": {"binary_data_output": True}}).encode()
-    return httpx2.post(url + path, content=text + raw, headers={HEADER: str(len(text)), **(headers or {})}, timeout=20)
-
-
-def post_json(url: str, batch: Tensor, **more: Any) -> httpx2.Response:
-    image = {"name": "image", "datatype": "FP32", "shape": list(batch.shape), "data": batch.tolist()}
-    return httpx2.post(url + INFER, json={"inputs": [image], **more}, timeout=20)
+    return httpx2.post(
+        url + path, content=text + raw, headers={HEADER: str(len(text)), **headers}, timeout=20
+    )
 
 
 def raw_answers(response: httpx2.Response, dtype: str = "<f4") -> np.ndarray:
@@ -62,21 +57,20 @@ def raw_answers(response: httpx2.Response, dtype: str = "<f4") -> np.ndarray:
 def counts(url: str) -> dict[str, float]:
     """The values at /metrics, by name and labels."""
     lines = httpx2.get(url + "/metrics").text.splitlines()
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
 
 
 class Broken(LinearTeacher):
     """Fails as it is told to."""
 
-    def __init__(self, failure: object) -> None:
-        super().__init__(SPEC, mode="top_k:1")
-        self._failure = failure
+    failure: object = None
 
     def __call__(self, images: Tensor, /) -> Tensor:
         super().__call__(images)
-        if isinstance(self._failure, BaseException):
-            raise self._failure
-        return torch.full((len(images), 3), 0.125 if self._failure == "tells too much" else torch.nan)
+        if isinstance(self.failure, BaseException):
+            raise self.failure
+        return torch.full((len(images), 3), torch.nan)
 
 
 class Gated(LinearTeacher):
@@ -106,14 +100,15 @@ def toy() -> Iterator[tuple[str, LinearTeacher]]:
 # Answers
 
 
-@pytest.mark.parametrize("mode", ["logits", "probabilities", "probabilities:2", "top_k:2", "top_k:2:1", "label"])
+@pytest.mark.parametrize("mode", ["probabilities:2", "top_k:2", "label"])
 def test_answers_are_those_of_the_teacher_to_the_last_bit(mode: str) -> None:
     local = restrict(LinearTeacher(SPEC, mode="logits"), LabelMode.parse(mode))
     batch = images(5)
     truth = local(batch).numpy()
     with Serving(local, "toy") as serving:
         raw = raw_answers(post(serving.url, batch), "<i8" if mode == "label" else "<f4")
-        (tensor,) = post_json(serving.url, batch, id="7").json()["outputs"]
+        image = {"name": "image", "datatype": "FP32", "shape": [5, 1, 4, 4], "data": batch.tolist()}
+        (tensor,) = httpx2.post(serving.url + INFER, json={"inputs": [image]}).json()["outputs"]
         described = httpx2.get(f"{serving.url}/v2/models/toy").json()
     assert np.array_equal(raw, truth, equal_nan=mode != "label")
     listed = np.array(tensor["data"], truth.dtype).reshape(truth.shape)
@@ -121,19 +116,6 @@ def test_answers_are_those_of_the_teacher_to_the_last_bit(mode: str) -> None:
     assert tensor["shape"] == list(truth.shape)
     assert described["parameters"]["label_mode"] == mode
     assert described["outputs"][0]["name"] == tensor["name"] == ("label" if mode == "label" else "scores")
-
-
-def test_bytes_and_what_lies_between_them_reach_the_teacher_as_levels():
-    spec = ImageSpec((1, 4, 4), bounds=(-1.0, 1.0), levels=256)
-    levels = torch.arange(32).mul(8).view(2, 1, 4, 4).to(torch.uint8)
-    exact = spec.quantise(levels / 255 * 2 - 1)
-    truth = LinearTeacher(spec)(exact).numpy()
-    entry = {"name": "image", "datatype": "UINT8", "shape": [2, 1, 4, 4], "data": levels.flatten().tolist()}
-    with Serving(LinearTeacher(spec), "toy") as serving:
-        listed = httpx2.post(serving.url + INFER, json={"inputs": [entry]}).json()["outputs"][0]["data"]
-        off_lattice = raw_answers(post(serving.url, (exact + 0.001).clamp(-1, 1)))
-    assert np.array_equal(np.array(listed, np.float32).reshape(2, 3), truth)
-    assert np.array_equal(off_lattice, truth)
 
 
 def test_every_path_of_the_protocol_answers(toy: tuple[str, LinearTeacher]) -> None:
@@ -147,31 +129,22 @@ def test_every_path_of_the_protocol_answers(toy: tuple[str, LinearTeacher]) -> N
         assert httpx2.get(f"{url}{model}/config").json()["max_batch_size"] == 0
         assert post(url, images(1), f"{model}/infer").status_code == 200
     assert httpx2.post(f"{url}/v2/repository/index").json()[0]["name"] == "toy"
+    for path, word in (
+        ("/v2/models/other/infer", "unknown model"),
+        ("/v2/models/toy/versions/2/infer", "unknown version"),
+        ("/v1/models/toy:predict", "expected a path and method"),
+    ):
+        response = post(url, images(2), path)
+        assert (response.status_code, word in response.json()["error"]) == (404, True)
+    assert httpx2.get(f"{url}{INFER}").status_code == 405
 
 
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("/v2/models/other/infer", "unknown model 'other': expected 'toy'"),
-        ("/v2/models/toy/versions/2/infer", "unknown version '2' of 'toy': expected '1'"),
-        ("/v1/models/toy:predict", "POST '/v1/models/toy:predict': expected a path and method"),
-    ],
-)
-def test_what_is_not_here_is_404(toy: tuple[str, LinearTeacher], path: str, words: str) -> None:
-    url, teacher = toy
-    response = post(url, images(2), path)
-    assert response.status_code == 404
-    assert words in response.json()["error"]
-    assert httpx2.get(f"{url}{INFER}").status_code == 405
-    assert teacher.images == 0
-
-
 def test_the_batch_limit_is_the_smaller_one_and_is_said() -> None:
     teacher = LinearTeacher(SPEC)
-    teacher.max_batch = 64  # type: ignore[attr-defined]
+    teacher.info = TeacherInfo(max_batch=64)
     for asked, limit in ((None, 64), (32, 32), (100, 64)):
         with Serving(teacher, "toy", max_batch=asked) as serving:
             response = post(serving.url, images(256))
@@ -188,9 +161,9 @@ def test_a_malformed_request_is_400_and_costs_nothing(toy: tuple[str, LinearTeac
     answers = [
         post(url, torch.full((1, 1, 4, 4), 1.5)),
         post(url, torch.full((1, 1, 4, 4), torch.nan)),
-        post(url, images(1), headers={HEADER: "many"}),
-        post(url, images(1), headers={HEADER: str(10**9)}),
-        post(url, images(1), headers={"Content-Encoding": "gzip"}),
+        post(url, images(1), **{HEADER: "many"}),
+        post(url, images(1), **{HEADER: str(10**9)}),
+        post(url, images(1), **{"Content-Encoding": "gzip"}),
         httpx2.post(url + INFER, content=b"\x80garbage"),
     ]
     assert [answer.status_code for answer in answers] == [400] * 6
@@ -201,10 +174,13 @@ def test_a_malformed_request_is_400_and_costs_nothing(toy: tuple[str, LinearTeac
     assert seen['dfme_requests_refused_total{model="toy",reason="malformed"}'] == 6
 
 
-def test_a_body_that_is_or_says_it_is_too_long_is_413_at_once():
+def test_a_body_that_is_or_says_it_is_too_long_is_413_at_once_and_half_a_one_counts_nothing(caplog):
     with Serving(LinearTeacher(SPEC), "toy", max_batch=2) as serving:
         host, port = serving.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=20) as claimed:  # a terabyte of which nothing comes
+        # a terabyte of which nothing comes
+        with socket.create_connection((host, int(port)), timeout=20) as leaving:
+            leaving.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+        with socket.create_connection((host, int(port)), timeout=20) as claimed:
             claimed.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {10**12}\r\n\r\n".encode())
             assert claimed.recv(4096).startswith(b"HTTP/1.1 413 ")
         response = httpx2.post(serving.url + INFER, content=(bytes(2**16) for _ in range(1000)))
@@ -212,15 +188,6 @@ def test_a_body_that_is_or_says_it_is_too_long_is_413_at_once():
         assert "expected at most 2 images" in response.json()["error"]
         assert serving.meter.refused["body too large"] == 2
         assert serving.meter.images == 0
-
-
-def test_a_client_that_breaks_off_is_not_counted(toy: tuple[str, LinearTeacher], caplog: Any) -> None:
-    url, teacher = toy
-    host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as leaving:
-        leaving.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
-    assert len(raw_answers(post(url, images(3)))) == 3
-    assert teacher.images == 3
     assert caplog.records == []
 
 
@@ -229,12 +196,18 @@ def test_only_the_key_opens_and_it_is_shown_nowhere():
     with Serving(LinearTeacher(SPEC), "toy", key=key) as serving:
         url = serving.url
         assert httpx2.get(f"{url}/v2/health/ready").status_code == 200
-        for headers in ({}, {"Authorization": f"Basic {key}"}, {"X-API-Key": key + "x"}, {"Authorization": "Bearer x"}):
-            refused = post(url, images(2), headers=headers)
+        wrong = (
+            {},
+            {"Authorization": f"Basic {key}"},
+            {"X-API-Key": key + "x"},
+            {"Authorization": "Bearer x"},
+        )
+        for headers in wrong:
+            refused = post(url, images(2), **headers)
             assert (refused.status_code, key in refused.text) == (401, False)
         assert httpx2.get(f"{url}/metrics").status_code == 401
         for headers in ({"Authorization": f"Bearer {key}"}, {"X-API-Key": key}):
-            assert post(url, images(2), headers=headers).status_code == 200
+            assert post(url, images(2), **headers).status_code == 200
         shown = httpx2.get(f"{url}/metrics", headers={"X-API-Key": key}).text
         assert 'reason="unauthorised"} 5' in shown
         assert key not in shown
@@ -258,7 +231,8 @@ def test_over_the_rate_is_429_with_whole_seconds(limit: dict[str, float]) -> Non
 
 @pytest.mark.parametrize("failure", [RuntimeError("the weights lie in a vault"), SystemExit(1), "no numbers"])
 def test_a_failure_is_500_without_a_word_of_it_and_counts(failure: object, caplog: Any) -> None:
-    teacher = Broken(failure)
+    teacher = Broken(SPEC, mode="top_k:1")
+    teacher.failure = failure
     with caplog.at_level(logging.ERROR), Serving(teacher, "toy") as serving:
         response = post(serving.url, images(4))
         seen = counts(serving.url)
@@ -267,13 +241,6 @@ def test_a_failure_is_500_without_a_word_of_it_and_counts(failure: object, caplo
     assert seen['dfme_images_served_total{model="toy"}'] == teacher.images == 4
     assert seen['dfme_requests_failed_total{model="toy"}'] == 1
     assert any(record.exc_info for record in caplog.records)
-
-
-def test_an_answer_that_tells_too_much_is_cut():
-    with Serving(Broken("tells too much"), "toy") as serving:
-        answers = raw_answers(post(serving.url, images(4)))
-    assert np.isnan(answers).sum(1).tolist() == [2] * 4
-    assert np.nansum(answers, 1).tolist() == [0.125] * 4
 
 
 def test_health_and_metrics_answer_while_the_model_works_on_one_batch_at_a_time():
@@ -286,13 +253,12 @@ def test_health_and_metrics_answer_while_the_model_works_on_one_batch_at_a_time(
         teacher.gate.set()
         assert [len(raw_answers(one.result())) for one in asked] == [2, 3, 4, 5]
         assert serving.meter.images == teacher.images == 14
-        assert "served 14 images in 4 requests" in serving.meter.summary()
     assert teacher.most == 1
 
 
 def test_an_address_that_cannot_be_had_is_one_line(toy: tuple[str, LinearTeacher]) -> None:
     port = int(toy[0].rpartition(":")[2])
     with pytest.raises(UserError, match=rf"--port {port}: cannot listen there: .*; give another --port"):
-        Server(lambda *_: None, port=port)  # type: ignore[arg-type,return-value]
+        Serving(LinearTeacher(SPEC), port=port)
     with pytest.raises(UserError, match=r"--host 203\.0\.113\.1"):
-        Server(lambda *_: None, host="203.0.113.1")  # type: ignore[arg-type,return-value]
+        Serving(LinearTeacher(SPEC), host="203.0.113.1")

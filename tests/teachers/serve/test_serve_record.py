@@ -1,6 +1,4 @@
-"""What ``serve --record`` writes: every image once, nothing for longer than said, and nothing of a hostile file."""
-
-from __future__ import annotations
+"""What ``serve --record`` writes: every image once, nothing for longer than said."""
 
 import hashlib
 import json
@@ -9,7 +7,6 @@ import re
 import stat
 import time
 import tracemalloc
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,7 +21,7 @@ from dfme.errors import RunError, UserError
 from dfme.run.lock import DirectoryLock
 from dfme.teachers.serve import record as module
 from dfme.teachers.serve.record import Recording, account_tag, fingerprints, read_log
-from dfme.teachers.watch.detector import Seen
+from dfme.teachers.watch.detector import Observation
 
 ONE, OTHER = account_tag("a key"), account_tag("another")
 SHAPE = (1, 8, 8)
@@ -44,35 +41,30 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "datetime", Clock)
 
 
-def seen(count: int, seed: int = 0, distance: bool = True, shape: tuple[int, int, int] = (1, 8, 8)) -> Seen:
+def seen(count: int, seed: int = 0, distance: bool = True) -> Observation:
     rng = torch.Generator().manual_seed(seed)
     p = torch.rand((count, 10), generator=rng).double().softmax(1)
-    images = torch.rand((count, *shape), generator=rng)
-    return Seen(images, p, torch.rand(count, generator=rng).double() * 9 if distance else None)
+    images = torch.rand((count, *SHAPE), generator=rng)
+    return Observation(images, p, torch.rand(count, generator=rng).double() * 9 if distance else None)
 
 
-def recording(folder: Path, days: int, images: int, tell: Callable[[str], None] = lambda line: None) -> Recording:
-    return Recording(folder, days, images, tell)
+def recording(folder: Path, days: int, images: int, said: list[str] | None = None) -> Recording:
+    return Recording(folder, days, images, ([] if said is None else said).append)
 
 
 def listed(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 
 
-def pixels(each: Seen) -> Any:
+def pixels(each: Observation) -> Any:
     return np.rint(each.images_BCHW.numpy() * 255).astype(np.uint8)
 
 
 def test_what_is_written_is_read_again_by_account_and_in_order(tmp_path: Path) -> None:
     told: list[str] = []
-    record, first, second, third = (
-        recording(tmp_path, 3, 10**6, told.append),
-        seen(1_100),
-        seen(7, 1, False),
-        seen(3, 2),
-    )
+    record, first, third = recording(tmp_path, 3, 10**6, told), seen(1_100), seen(3, 2)
     record(ONE, 1, first)
-    record(OTHER, 1, second)
+    record(OTHER, 1, seen(7, 1, False))
     Clock.at += timedelta(seconds=1)
     record(ONE, 1_101, third)
     images = {f"images-2026-11-{rest}-1x8x8.u8" for rest in (f"23-{ONE}", f"23-{OTHER}", f"24-{ONE}")}
@@ -80,14 +72,12 @@ def test_what_is_written_is_read_again_by_account_and_in_order(tmp_path: Path) -
     batches = [*read_log(tmp_path, SHAPE)]
     own = [each for each in batches if each["account"] == ONE]
     assert {each["account"] for each in batches} == {ONE, OTHER}
-    for name, expected in (
-        ("number", np.arange(1, 1_104)),
-        ("images", np.concatenate([pixels(first), pixels(third)])),
-        ("top", torch.cat([first.p_BK, third.p_BK]).argmax(1).numpy()),
-        ("score", torch.cat([first.p_BK, third.p_BK]).amax(1).numpy()),
-        ("distance", torch.cat([each.distance_B for each in (first, third) if each.distance_B is not None]).numpy()),
-    ):
-        assert np.array_equal(np.concatenate([each[name] for each in own]), expected)
+    p = torch.cat([first.p_BK, third.p_BK])
+    expected = {"number": np.arange(1, 1_104), "top": p.argmax(1).numpy(), "score": p.amax(1).numpy()}
+    expected["images"] = np.concatenate([pixels(first), pixels(third)])
+    expected["distance"] = np.concatenate([first.distance_B, third.distance_B])
+    for name, values in expected.items():
+        assert np.array_equal(np.concatenate([each[name] for each in own]), values)
     digests = [int(hashlib.blake2b(each.tobytes(), digest_size=8).hexdigest(), 16) for each in pixels(first)]
     assert np.concatenate([each["digest"] for each in own])[:1_100].tolist() == digests
     assert own[0]["at"][0] == "2026-11-23T23:59:59.500Z"
@@ -134,7 +124,7 @@ def test_nothing_stays_longer_than_said_and_nothing_else_is_deleted(tmp_path: Pa
 
 def test_images_stop_at_the_cap_which_is_said_once(tmp_path: Path) -> None:
     told: list[str] = []
-    record = recording(tmp_path, 9, 64 * 25, told.append)
+    record = recording(tmp_path, 9, 64 * 25, told)
     for number in range(3):
         record(ONE, 1 + 10 * number, seen(10, number))
     assert told == ["the images recorded reach 0.0016 MB: no more are kept, only lines about them"]
@@ -142,16 +132,8 @@ def test_images_stop_at_the_cap_which_is_said_once(tmp_path: Path) -> None:
     assert path.stat().st_size == 64 * 20
     (batch,) = read_log(tmp_path, SHAPE)
     assert (len(batch["at"]), batch["images"]) == (30, None)
-    assert [json.loads(line)["image"] for line in (tmp_path / "log-2026-11-23.jsonl").open()][18:22] == [
-        18,
-        19,
-        None,
-        None,
-    ]
-    without = recording(tmp_path / "no images", 9, 0, told.append)
-    without(ONE, 1, seen(3))
-    assert len(told) == 1
-    assert listed(tmp_path / "no images") == ["log-2026-11-23.jsonl"]
+    places = [json.loads(line)["image"] for line in (tmp_path / "log-2026-11-23.jsonl").open()]
+    assert places[18:22] == [18, 19, None, None]
 
 
 def test_a_kill_tears_the_last_line_and_no_other(tmp_path: Path) -> None:
@@ -168,24 +150,18 @@ def test_a_kill_tears_the_last_line_and_no_other(tmp_path: Path) -> None:
     assert np.array_equal(batch["images"][-2:], pixels(again))
 
 
-def test_a_disk_that_takes_no_more_ends_the_record_and_nothing_else(tmp_path: Path) -> None:
+def test_a_disk_that_takes_no_more_ends_the_record_and_not_the_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.01)
     told: list[str] = []
-    record = recording(tmp_path, 9, 0, told.append)
+    record, old = recording(tmp_path, 1, 0, told), tmp_path / "log-2026-11-21.jsonl"
     (tmp_path / "log-2026-11-23.jsonl").symlink_to(tmp_path / "elsewhere")
     for _ in range(2):
         record(ONE, 1, seen(1))
     (line,) = told
     assert line.startswith("WARNING: nothing is recorded from here on: ")
     assert not (tmp_path / "elsewhere").exists()
-
-
-def test_what_is_too_old_is_deleted_after_a_full_disk_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.01)
-    told: list[str] = []
-    record, old = recording(tmp_path, 1, 0, told.append), tmp_path / "log-2026-11-21.jsonl"
-    (tmp_path / "log-2026-11-23.jsonl").mkdir()
-    record(ONE, 1, seen(1))
-    assert "nothing is recorded" in told[0]
     old.write_text("a line\n")
     deadline = time.monotonic() + 10
     while old.exists() and time.monotonic() < deadline:
@@ -193,7 +169,9 @@ def test_what_is_too_old_is_deleted_after_a_full_disk_as_well(tmp_path: Path, mo
     assert not old.exists()
 
 
-def test_one_server_at_a_time_writes_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_server_at_a_time_writes_into_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with closing(DirectoryLock(tmp_path)):
         assert main(["serve", "--port", "0", "--record", str(tmp_path), "--retain-days", "3"]) == 2
     said = capsys.readouterr().err
@@ -212,41 +190,19 @@ def test_a_log_of_a_stranger_costs_no_memory_and_ends_in_one_line(tmp_path: Path
         with images.open("r+b") as file:
             file.truncate(2**31)
         tracemalloc.start()
-        with pytest.raises(RunError, match=rf"{shape}\.u8: expected the log of this teacher, of images of 1x8x8"):
+        with pytest.raises(RunError, match=rf"{shape}\.u8: expected the log of this teacher"):
             [*read_log(tmp_path, SHAPE)]
         assert tracemalloc.get_traced_memory()[1] < 10**7
         tracemalloc.stop()
-    log.rename(tmp_path / "log-**.jsonl")
-    with pytest.raises(UserError, match=r"expected a folder that run\.py serve --record wrote"):
-        [*read_log(tmp_path, SHAPE)]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("account", value) for value in ("../../etc/passwd", "F" * 16, None)),
-        *(("at", value) for value in ("now", 3)),
-        *(("number", value) for value in (-1, 2**63, 1.5, True)),
-        *(("score", value) for value in (7.0, "1", None)),
-        *(("distance", value) for value in (-1.0, "far", 1e308)),
-        *(("image", value) for value in (-1, 0.5, 10**30)),
-        *(("digest", value) for value in ("0x12", "1" * 17)),
-    ],
-)
-def test_a_line_of_anybodys_is_an_error_in_words(name: str, value: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("old", "new"), [('"number"', '"n"'), ('"score": ', '"score": "x'), ("{", "[")])
+def test_a_line_of_anybodys_is_an_error_in_words(old: str, new: str, tmp_path: Path) -> None:
     recording(tmp_path, 9, 0)(ONE, 1, seen(2))
     log = tmp_path / "log-2026-11-23.jsonl"
-    first, second = (json.loads(line) for line in log.open())
-    log.write_text("".join(json.dumps(each) + "\n" for each in (first, second | {name: value})))
-    with pytest.raises(RunError, match=r"log-2026-11-23\.jsonl, line 2: expected a line that run\.py serve --record"):
+    log.write_text(log.read_text().replace(old, new))
+    with pytest.raises(RunError, match=r"log-2026-11-23\.jsonl: expected lines"):
         [*read_log(tmp_path, SHAPE)]
-
-
-def test_a_folder_without_a_log_and_a_place_beyond_the_images(tmp_path: Path) -> None:
+    log.unlink()
     with pytest.raises(UserError, match=r"expected a folder that run\.py serve --record wrote"):
         [*read_log(tmp_path, SHAPE)]
-    recording(tmp_path, 9, 10**6)(ONE, 1, seen(2))
-    log = tmp_path / "log-2026-11-23.jsonl"
-    log.write_text(log.read_text().replace('"image": 1', '"image": 999999'))
-    (batch,) = read_log(tmp_path, SHAPE)
-    assert batch["images"] is None

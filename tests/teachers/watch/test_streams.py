@@ -1,18 +1,12 @@
 """Honest accounts: which images they are made of, and how."""
 
-from __future__ import annotations
-
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
-from dfme.data import ImageSet, load_dataset
+from dfme.data import ImageSet
 from dfme.spec import ImageSpec
-from dfme.teachers.utility import corrupted
-from dfme.teachers.watch import streams
-from dfme.teachers.watch.streams import BATCH, SESSION, STREAMS, halves, held_out, session
+from dfme.teachers.watch.streams import BATCH, SESSION, STREAMS, halves, session
 
 SPEC = ImageSpec((1, 5, 5))
 LABELS = torch.arange(90) % 9
@@ -44,23 +38,6 @@ def test_halves_are_two_that_share_no_image(count: int) -> None:
     assert count < 300 or not torch.equal(halves(count)[0], halves(count, 1)[0])
 
 
-def test_every_image_comes_as_often_as_another_in_random_order_with_replacement() -> None:
-    counts = sum((number(drawn("random order", seed)).bincount(minlength=90) for seed in range(40)), torch.zeros(90))
-    mean = 40 * SESSION / 90
-    assert float(counts.min()) > mean - 5 * math.sqrt(mean)
-    assert float(counts.max()) < mean + 5 * math.sqrt(mean)
-    assert torch.equal(drawn("random order", 3), drawn("random order", 3))
-
-
-def test_corrupted_images_are_those_of_the_bill_of_honest_users() -> None:
-    rng = torch.Generator().manual_seed(4)
-    torch.rand(SESSION, generator=rng)
-    index = torch.multinomial(torch.ones(90), SESSION, replacement=True, generator=rng)
-    torch.rand(SESSION, generator=rng)
-    first = corrupted(numbered().batch(index[:BATCH]), SPEC, rng).clamp(0, 1)
-    assert torch.equal(drawn("corrupted", 4)[:BATCH], first)
-
-
 def test_a_skewed_customer_has_few_classes_and_all_images_of_each() -> None:
     shares = []
     for seed in range(200):
@@ -68,7 +45,8 @@ def test_a_skewed_customer_has_few_classes_and_all_images_of_each() -> None:
         shares.append(LABELS[found].bincount(minlength=9) / SESSION)
     share_SK = torch.stack(shares).double()
     assert share_SK.mean(0).tolist() == pytest.approx([1 / 9] * 9, abs=0.06)
-    # of Dirichlet(a, ..., a): the sum of squared shares has mean (a + 1) / (K a + 1), a sample's 1 / n (1 - it) more
+    # of Dirichlet(a, ..., a): the sum of squared shares has mean (a + 1) / (K a + 1), a sample's 1 / n (1 -
+    # it) more
     expected = 1.3 / (9 * 0.3 + 1)
     assert share_SK.square().sum(1).mean().item() == pytest.approx(expected, rel=0.1)
     top = int(share_SK[0].argmax())
@@ -90,7 +68,8 @@ def test_a_tenth_of_repeats_is_the_image_before_exactly_or_moved_by_a_pixel() ->
         exact += int((again & ~off[1:]).sum())
     asked = 20 * SESSION
     assert moved / asked == pytest.approx(0.05, abs=0.008)
-    assert exact / asked == pytest.approx(0.05 + 0.95 / 90, abs=0.012)  # one in 90 draws is the same by chance
+    # one in 90 draws is the same by chance
+    assert exact / asked == pytest.approx(0.05 + 0.95 / 90, abs=0.012)
 
 
 def test_no_image_comes_but_from_its_places_and_within_0_and_1() -> None:
@@ -100,11 +79,3 @@ def test_no_image_comes_but_from_its_places_and_within_0_and_1() -> None:
         assert all(0 <= float(part.min()) <= float(part.max()) <= 1 for part in parts)
         if stream != "corrupted":
             assert {*number(torch.cat(parts)).tolist()} <= {*places.tolist()}
-
-
-def test_held_out_images_are_the_test_part_and_both_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, calibration, measuring = held_out("digits", ImageSpec((1, 8, 8)))
-    assert (len(data), len(calibration), len(measuring)) == (359, 180, 179)
-    assert torch.equal(data.images, load_dataset("digits", "test").images)
-    monkeypatch.setattr(streams, "HELD_OUT", 50)
-    assert [len(each) for each in held_out("digits", ImageSpec((1, 8, 8)))] == [50, 25, 25]

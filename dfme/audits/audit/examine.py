@@ -1,0 +1,358 @@
+"""Use of finished copies: each beside its teacher's recorded answers, and adversarial transfer.
+
+That is asked with the purpose ``transfer`` by an oracle with a ledger and a journal of its own, in
+``OUT/examined``: a teacher on this machine is asked undefended, a service as it is. Where it was stopped, the
+same call asks nothing twice.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from itertools import count, product
+from operator import add
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dfme.answers.asking import binned_gaps
+from dfme.answers.reading import largest, top_class
+from dfme.audits.audit.model import Entry
+from dfme.audits.audit.transfer import ATTACKS, Logits, Surrogate, eps_of, gains, measure
+from dfme.audits.compare.figures import spread
+from dfme.compute import DeferredChecks, choose_device, within_memory
+from dfme.config.answer_settings import AnswersConfig
+from dfme.config.settings import Job, TeacherConfig
+from dfme.data import ImageSet
+from dfme.data.class_names import in_order
+from dfme.errors import DfmeError, UserError
+from dfme.files import make_folder, write_text
+from dfme.nets import auto_net, is_own
+from dfme.oracle.ledger import Totals, audit
+from dfme.precision import ieee_fp32
+from dfme.queries.programs import ProceduralImages
+from dfme.randomness import derived_seed
+from dfme.report.facts import wilson_interval
+from dfme.report.summary_file import read_summary
+from dfme.run.build import build_oracle, build_teacher, facts_of, is_local, white_box
+from dfme.run.checkpoint import explain_load_errors, load_checkpoint, require_paid
+from dfme.run.components import fresh_nets
+from dfme.run.directory import RunDirectory
+from dfme.run.evaluation import EvaluationSet, evaluation_images, examination_of
+from dfme.run.opening import take_up_threads
+from dfme.run.scores import COMPARED, MANY_CLASSES, batches, compare, evaluation_batch, scores
+from dfme.run.student_file import load_student_of_run, student_facts
+from dfme.spec import ImageSpec, LabelMode
+from dfme.students.losses import log_probabilities
+
+# images that are in no evaluation set, and what draws them
+PROCEDURAL = 2_000
+PROGRAMS = ("leaves", "strokes")
+MAX_IMAGES = 500
+"""That are perturbed for each eps and attack, and for each source too, unless a service is asked."""
+UNASKED = "agreement on other images, and adversarial transfer"
+NOT_ASKED = "a service, or a teacher of one's own, is asked only with --transfer true"
+Tell = Callable[[str], None]
+
+
+class ExaminedCell(NamedTuple):
+    """A finished run in ``directory``; runs that are not examined in full give only figures over seeds."""
+
+    name: str
+    row: str
+    mode: str
+    seed: int
+    directory: Path
+    examined_in_full: bool
+
+
+def examine(
+    out: Path, cells: Sequence[ExaminedCell], job: Job, twin: Path | None, transfer: bool | None, tell: Tell
+) -> Entry:
+    """Return ``fidelity``, ``fidelity_seeds`` and ``transfer`` for ``audit.json``, and remarks on them.
+
+    ``transfer``: whether the job's teacher is asked; None: if it is of a built-in kind on this machine.
+    ``twin``: weights of a net trained on the owner's data. ``asked``: images that were, with those of an
+    examination of other copies, which is set aside.
+    """
+    device = choose_device(job.config.device)
+    folder = out / "examined"
+    why = ""
+    earlier = _set_aside(folder, json.dumps([[cell.name for cell in cells], twin and twin.name, transfer]))
+    found: Entry = {"fidelity": [], "fidelity_seeds": [], "transfer": None, "asked": 0, "twin": None}
+    rows = dict[tuple[str, str], list[Entry]]()
+    nets = list[Any]()
+    first = None
+    box = None
+    with within_memory(device), ieee_fp32():
+        for cell, on, answers in _recorded(cells, job, device):
+            net = load_student_of_run(cell.directory / "student.safetensors").to(device)
+            seen = answers, on.mode, scores(net, on.images).cpu()
+            rows.setdefault((cell.row, cell.mode), []).append(figures(*seen))
+            if cell.examined_in_full:
+                first = first or on
+                nets = [*nets, net]
+                told = dict(zip(("cell", "row", "mode", "seed"), cell[:4], strict=True))
+                told |= examined(*seen, on.labels, on.class_names)
+                found["fidelity"].append(told | dict.fromkeys(("procedural", "adversarial")))
+        if first is None or first.answers is None:
+            why = "no copy was scored on an evaluation set"
+        elif twin is not None:
+            box = _twin(twin, job, first, nets[0])
+            beside = (top_class(first.answers), first.labels)
+            with torch.no_grad():
+                class_N = torch.cat([box(x_BCHW).argmax(1).cpu() for x_BCHW in batches(first.images)])
+            shares = [None if of is None else (class_N == of).double().mean().item() for of in beside]
+            found["twin"] = {"agreement": shares[0], "accuracy": shares[1], "file": twin.name}
+        if first is not None and (is_local(job) if transfer is None else transfer):
+            _ask(found, nets, first, job, box, folder, tell)
+        elif first is not None:
+            why = NOT_ASKED if transfer is None else "--transfer false"
+    found["asked"] += sum(each.transfer_queries for each in earlier)
+    found["not_run"] = [{"what": UNASKED, "why": why}] if why else []
+    for ((row, mode), every), name in product(rows.items(), FIGURES):
+        values = [each[name] for each in every]
+        told = {"row": row, "mode": mode, "figure": name, "values": values}
+        of = spread(values)
+        found["fidelity_seeds"].append({**told, "mean": of and of.mean, "sd": of and of.sd})
+    for name, content in (("fidelity", {**found, "transfer": None}), ("transfer", found["transfer"])):
+        write_text(folder / f"{name}.json", json.dumps(content, indent=2, allow_nan=False) + "\n")
+    return found
+
+
+def _set_aside(folder: Path, of: str) -> list[Totals]:
+    """Make a folder for an examination ``of`` these copies, or go on with it; what was asked about others."""
+    known = folder / "of.json"
+    same = known.exists() and known.read_text(encoding="utf-8") == of
+    if (folder / "ledger.jsonl").exists() and not same:
+        places = (folder.with_name(f"examined-{number}") for number in count(1))
+        folder.rename(next(place for place in places if not place.exists()))
+    make_folder(folder)
+    write_text(known, of)
+    return [audit(path) for path in sorted(folder.parent.glob("examined-*/ledger.jsonl"))]
+
+
+def _recorded(
+    cells: Sequence[ExaminedCell], job: Job, device: torch.device
+) -> Iterator[tuple[Any, Any, Tensor]]:
+    """The evaluation and the teacher's answers to it, on the CPU."""
+    data = None
+    for cell in cells if job.config.evaluation.dataset != "none" else ():
+        run = cell.directory
+        summary = read_summary(run / "summary.json") or {}
+        (_, spec, classes) = student_facts(cell.directory)
+        mode = LabelMode.parse(summary["label_mode"])
+        names = (summary.get("teacher") or {}).get("class_names")
+        data = data or evaluation_images(job.config.evaluation, spec, classes, names)
+        on = examination_of(data, spec, mode, device, None)
+        state = load_checkpoint(run / "checkpoint.pt")
+        with explain_load_errors(run / "checkpoint.pt"):
+            on.load_state_dict(state["examination"])
+            require_paid(on.paid, spec, classes, mode)
+        assert isinstance(on, EvaluationSet) and on.answers is not None  # noqa: PT018 (one condition)
+        on.answers = on.answers.cpu()
+        on.labels = None if on.labels is None else on.labels.cpu()
+        yield cell, on, on.answers
+
+
+def open_twin(path: Path, job: Job, spec: ImageSpec, num_classes: int) -> Any:
+    """White box of a weights file. UserError where it has no weights, or is for other images or classes."""
+    try:
+        box = white_box(
+            replace(job, teacher=TeacherConfig(kind="torch"), teacher_options={"checkpoint": str(path)})
+        )
+    except DfmeError as error:
+        reason = str(error).removeprefix("--teacher.checkpoint").lstrip(": ")
+        raise UserError(f"--twin {path}: expected the weights of a net: {reason}") from error
+    if (box.spec.shape, box.num_classes) != (spec.shape, num_classes):
+        expected = f"expected a net for images {spec.shape} and {num_classes} classes"
+        raise UserError(f"--twin {path}: {expected}, got {box.spec.shape} and {box.num_classes}")
+    return box
+
+
+def _twin(path: Path, job: Job, on: EvaluationSet, copy: Any) -> Logits:
+    """Return the net's logits, classes in the teacher's order; UserError for a net that does not fit."""
+    spec = copy.spec
+    classes = copy.num_classes
+    box = open_twin(path, job, spec, classes)
+    own = ImageSet("twin", torch.empty(classes, 1, 1, 1), torch.arange(classes), box.info.class_names or ())
+    ordered = in_order(own, on.class_names)
+    (low, high) = spec.bounds
+    (least, most) = box.spec.bounds
+    order_K = (own if ordered is None else ordered).required_labels.argsort().to(box.device)
+    mean = job.config.evaluation.mean or (low / (low - high),)
+    std = job.config.evaluation.std or (1 / (high - low),)
+    added_C11, times_C11 = (torch.tensor(each, device=box.device).view(-1, 1, 1) for each in (mean, std))
+    return lambda x_BCHW: box.logits((x_BCHW * times_C11 + added_C11) * (most - least) + least)[:, order_K]
+
+
+def _ask(
+    found: Entry, nets: list[Any], on: EvaluationSet, job: Job, twin: Logits | None, folder: Path, tell: Tell
+) -> None:
+    """Ask the job's teacher, and put what comes of it into ``found``."""
+    # nothing here is charged to it
+    job = replace(job, config=replace(job.config, answers=AnswersConfig(), budget=1))
+    device = choose_device(job.config.device)
+    deferred = DeferredChecks()
+    seed = job.config.seed
+    counts = {name: [0] * (len(nets) + 1) for name in ("procedural", "adversarial")}
+    with ExitStack() as held:
+        teacher = build_teacher(job, None, device)
+        held.callback(teacher.info.close)
+        held.callback(torch.set_num_threads, torch.get_num_threads())
+        directory = held.enter_context(RunDirectory(folder))
+        parts = teacher, directory, dict[str, Any](), deferred, facts_of(job, teacher)
+        oracle = build_oracle(
+            job, *parts, lambda ledger: tell("; ".join(take_up_threads(ledger, device)) or "asking")
+        )
+        held.enter_context(closing(oracle)).report_to(tell)
+        (_, headline, _) = eps_of(oracle.spec)
+        spec = oracle.spec
+
+        def ask(source: Surrogate | None, eps: float, x_BCHW: Tensor) -> Tensor:
+            """The teacher's classes; the number of images on which each copy follows it."""
+            class_B = top_class(oracle(x_BCHW, "transfer"))
+            kind = "procedural" if source is None else "adversarial"
+            if source is None or (source.kind != "clone" and source.logits is not None and eps == headline):
+                alike = [int((scores(net, x_BCHW).argmax(1) == class_B).sum()) for net in nets]
+                counts[kind] = [*map(add, counts[kind], [*alike, len(x_BCHW)])]
+            return class_B
+
+        draw = ProceduralImages(spec, PROGRAMS).draw
+        rng = torch.Generator().manual_seed(derived_seed(seed, "procedural"))
+        for part in torch.arange(PROCEDURAL).split(evaluation_batch(spec.shape)) if is_local(job) else ():
+            ask(None, 0.0, spec.quantise(draw(len(part), rng)).to(device))
+        sources = _sources(found, nets, job, twin)
+        x_NCHW, labels_N = _right(on, MAX_IMAGES if is_local(job) else MAX_IMAGES // len(sources), device)
+        rows = measure(sources, x_NCHW, labels_N, spec, seed, ask)
+        deferred.verify()
+        totals = oracle.ledger.totals()
+    table = {"images": len(x_NCHW), "eps": list(eps_of(spec)), "headline_eps": headline}
+    table |= {"attacks": list(ATTACKS)}
+    found["asked"] = totals.transfer_queries
+    found["transfer"] = table | {"asked": found["asked"], "rows": rows, "gain": gains(rows)}
+    for place, told in enumerate(found["fidelity"]):
+        told |= {
+            name: {"images": n[-1], "agreement": n[place] / n[-1]} for name, n in counts.items() if n[-1]
+        }
+    tell(f"examined: {totals.transfer_queries:,} images asked, outside the budget")
+
+
+def _sources(found: Entry, nets: list[Any], job: Job, twin: Logits | None) -> list[Surrogate]:
+    """Strangers, the teacher where its gradients are here, and each copy."""
+    own = nets[0]
+    seed = derived_seed(job.config.seed, "untrained")
+    arch = auto_net(own.spec.shape) if is_own(own.arch) else own.arch
+    untrained = (
+        fresh_nets(arch, own.spec, own.num_classes, seed, 1)[0].to(choose_device(job.config.device)).eval()
+    )
+    sources = [Surrogate("random signs", "stranger", None), Surrogate("untrained", "stranger", untrained)]
+    sources += [] if twin is None else [Surrogate("twin", "stranger", twin, found["twin"]["agreement"])]
+    sources += (
+        [Surrogate("teacher", "ceiling", white_box(job).logits, 1.0)] if job.teacher.kind == "torch" else []
+    )
+    for told, net in zip(found["fidelity"], nets, strict=True):
+        sources.append(Surrogate(f"clone: {told['row']}, {told['mode']}", "clone", net, told["agreement"]))
+    return sources
+
+
+def _right(on: Any, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return up to so many evaluation images that the teacher gets right, evenly spread, and their labels."""
+    top_N = top_class(on.answers)
+    right_M = (top_N == (top_N if on.labels is None else on.labels)).nonzero()[:, 0]
+    if not (count := min(most, len(right_M))):
+        raise UserError(
+            "--transfer: expected a teacher that is right on an evaluation image; see run.py check"
+        )
+    picked = right_M[torch.arange(count) * len(right_M) // count]
+    images = on.images.batch(picked) if isinstance(on.images, ImageSet) else on.images[picked.to(device)]
+    return images, top_N[picked].to(device)
+
+
+FIGURES = ("agreement", "top3_equal", "kendall_tau", "kl", "l1")
+
+
+def figures(answers: Tensor, mode: LabelMode, scores_NK: Tensor) -> Entry:
+    """``FIGURES`` of a copy's scores (N, K) and the teacher's answers; None where these hide what it needs.
+
+    ``top3_equal``: share of images where the copy's three likeliest classes are three likeliest of the
+    teacher's, which of equal scores (rounded ones) are any. ``kendall_tau``: mean over the images where
+    neither side ties all classes. ``kl``: mean KL(teacher || copy) in nats. ``l1``: mean |p - q|.
+    """
+    compared = compare(scores_NK, answers, mode)
+    found: Entry = {name: compared.get(name) for name in FIGURES}
+    if mode.soft:
+        p_NK = log_probabilities(answers.double(), mode).exp()
+        found["l1"] = (p_NK - scores_NK.double().softmax(1)).abs().sum(1).mean().item()
+        found["kendall_tau"] = tau if (tau := kendall_tau(answers, scores_NK).nanmean().item()) > -2 else None
+        if scores_NK.shape[1] > 3:
+            own_N3 = answers[largest(scores_NK, 3)].reshape(-1, 3).sort(1, descending=True).values
+            found["top3_equal"] = (own_N3 == answers.topk(3).values).all(1).double().mean().item()
+    return found
+
+
+def kendall_tau(a_NK: Tensor, b_NK: Tensor) -> Tensor:
+    """Kendall's tau-b of each row (Biometrika 33, 1945, 239-251), float64 (N,); NaN if a side is all ties."""
+    found = []
+    at_once = max(1, COMPARED // a_NK.shape[1] ** 2)
+    for pair in zip(a_NK.split(at_once), b_NK.split(at_once), strict=True):
+        a_BKK, b_BKK = ((each[:, :, None] - each[:, None]).sign() for each in pair)
+        untied_B = a_BKK.abs().sum((1, 2)).double() * b_BKK.abs().sum((1, 2)).double()
+        found.append((a_BKK * b_BKK).sum((1, 2)).double() / untied_B.sqrt())
+    return torch.cat(found)
+
+
+def examined(
+    answers: Tensor, mode: LabelMode, scores_NK: Tensor, labels_N: Tensor | None, names: Sequence[str] = ()
+) -> Entry:
+    """One copy's entry in ``audit.json``, as far as these answers tell.
+
+    ``where_wrong``: images that the teacher gets wrong, and those of them where the copy gives the same wrong
+    class. ``table`` (teacher x copy, counts) is left empty for more than ``MANY_CLASSES`` classes.
+    """
+    (images, classes) = scores_NK.shape
+    top_N = top_class(answers)
+    own_N = scores_NK.argmax(1)
+    table_KK = torch.bincount(top_N * classes + own_N, minlength=classes**2).view(classes, classes)
+    of_class = table_KK.sum(1).tolist()
+    names = names if len(names) == classes else [*map(str, range(classes))]
+    beside: Entry = dict.fromkeys(("where_wrong", "teacher_ece", "clone_ece"))
+    if labels_N is not None:
+        wrong_N = top_N != labels_N
+        count = int(wrong_N.sum())
+        same = int((wrong_N & (own_N == top_N)).sum())
+        beside["where_wrong"] = {"images": count, "same": same, "interval": _wilson(same, count)}
+        beside["clone_ece"] = calibration(scores_NK.softmax(1), labels_N)
+        if mode.soft:
+            beside["teacher_ece"] = calibration(log_probabilities(answers, mode).exp(), labels_N)
+    return {
+        "images": images,
+        **figures(answers, mode, scores_NK),
+        "interval": _wilson(int((own_N == top_N).sum()), images),
+        "per_class": [
+            {"class": k, "name": names[k], "images": n, "agreement": int(table_KK[k, k]) / n if n else None}
+            for k, n in enumerate(of_class)
+        ],
+        "table": table_KK.tolist() if classes <= MANY_CLASSES else [],
+        **beside,
+    }
+
+
+def _wilson(count: int, images: int) -> list[float] | None:
+    return list(wilson_interval(count / images, images)) if images else None
+
+
+def calibration(p_NK: Tensor, labels_N: Tensor) -> Entry:
+    """Calibration error and its 95 % interval: percentiles of 2,000 bootstraps over images (Efron 1979)."""
+    (score_N, class_N) = p_NK.max(1)
+    rng = torch.Generator().manual_seed(0)
+    images = len(labels_N)
+    gaps_NJ = binned_gaps(score_N, class_N == labels_N)
+    drawn = (gaps_NJ[torch.randint(images, (images,), generator=rng)].sum(0) for _ in range(2_000))
+    errors = torch.stack([gaps_NJ.sum(0), *drawn]).abs().sum(1) / images
+    return {
+        "value": errors[0].item(),
+        "interval": [errors[1:].quantile(share).item() for share in (0.025, 0.975)],
+    }

@@ -1,0 +1,273 @@
+"""Findings of an audit for ``audit.json``, from the files of its cells, by arithmetic alone. No torch.
+
+Of attackers the worst counts, never their mean: the cheapest copy, the largest agreement.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dfme.audits.audit.model import Entry
+from dfme.audits.audit.options import LIMITS
+from dfme.audits.compare.attackers import NO_DEFENCE
+from dfme.audits.compare.defended import defended
+from dfme.audits.compare.figures import ComparisonResult, Outcome, Spread, spread
+from dfme.audits.compare.plan import Cell
+from dfme.oracle.ledger_log import Totals
+from dfme.report.facts import LEVELS, wilson_interval
+
+COPY = 0.9
+"""The agreement at which a student counts as a copy."""
+
+
+@dataclass
+class Findings:
+    """Results of an audit so far. ``second`` is None until the defences have been tried.
+
+    ``runs``: every run of both comparisons, as it ended; ``summaries``: what each finished one says, by its
+    name; ``ledgers``: what each run asked, by its name, finished or not.
+    """
+
+    own: str
+    budget: int
+    price_per_1000: float | None
+    first: ComparisonResult
+    second: ComparisonResult | None = None
+    runs: Sequence[Outcome] = ()
+    summaries: Mapping[str, Entry] = field(default_factory=dict)
+    utility: Sequence[Entry] = ()
+    ledgers: Mapping[str, Totals] = field(default_factory=dict)
+
+    @property
+    def example(self) -> Entry:
+        """Summary of a run of the teacher's own answers, which describes the teacher; empty without any."""
+        names = (each.cell.name for each in self.first.outcomes if each.cell.mode == self.own)
+        return next((self.summaries[name] for name in names if name in self.summaries), {})
+
+    @property
+    def images(self) -> int:
+        """The images that copies are scored on."""
+        return int((self.example.get("evaluation") or {}).get("images", 0))
+
+    @property
+    def holds_data(self) -> bool:
+        """True if the attacker of the defences has images of the teacher's task, which makes a gate void."""
+        return any(each.cell.row == "knockoff" for each in (self.second.outcomes if self.second else ()))
+
+    def cost(self, queries: float | None) -> float | None:
+        """Cost of so many images."""
+        return (
+            None if self.price_per_1000 is None or queries is None else queries * self.price_per_1000 / 1000
+        )
+
+    def interval(self, share: float | None) -> list[float] | None:
+        """Over the images of the evaluation."""
+        return None if share is None or not self.images else [*wilson_interval(share, self.images)]
+
+    @cached_property
+    def price(self) -> list[Entry]:
+        """Price of a copy: a line for each attacker and form of answers."""
+        groups: dict[tuple[str, str], list[Outcome]] = {}
+        for each in self.first.outcomes:
+            groups.setdefault((each.cell.row, each.cell.mode), []).append(each)
+        return [self._line(*group, outcomes) for group, outcomes in groups.items()]
+
+    def _line(self, row: str, mode: str, outcomes: Sequence[Outcome]) -> Entry:
+        figures = [each.figures for each in outcomes]
+        agreement = [None if each is None else each.agreement for each in figures]
+        queries = {f"{level:g}": [each and each.queries_to[level] for each in figures] for level in LEVELS}
+        told = plain(spread(agreement)) or {"mean": None, "sd": None}
+        ended = next((each for each in outcomes if each.state != "finished"), outcomes[0])
+        line = {"row": row, "mode": mode, "agreement": agreement, "mean": told["mean"], "sd": told["sd"]}
+        line |= {"interval": self.interval(told["mean"]), "queries_to": queries, "state": ended.state}
+        ran = [each.cell.name for each in outcomes if each.state != "not applicable"]
+        line |= {"reason": ended.reason, "cells": ran}
+        return line | {"cost_to_90": self.cost(median_to_copy(line))}
+
+    @cached_property
+    def defences(self) -> list[Entry]:
+        """Each defence and its attackers, that of the strongest attacker's answers without one first."""
+        found = []
+        lines = defended(self.second, self.own, self.budget) if self.second else []
+        cells = self.second.rows(self.own, self.budget) if self.second else {}
+        for line in lines:
+            attackers = []
+            for each in line.attackers:
+                made = [one.cell.name for one in cells[each.label] if one.figures]
+                found_by = {"agreement": plain(each.agreement), "score": plain(each.score)}
+                attackers.append(
+                    {"answers": each.answers, **found_by, "remarks": [*each.remarks], "cells": made}
+                )
+            score = next((each["score"] for each in attackers if each["answers"] == line.best), None)
+            told = {"best": line.best, "best_score": score, "to_label_only": line.to_label_only}
+            found.append({"defence": line.defence, "attackers": attackers, **told})
+        return found
+
+    def paid(self, name: str) -> Entry:
+        """Cost of a defence or label mode to honest users on held-out images, where it was measured."""
+        rows = {row["row"]: row["held_out"] for row in self.utility}
+        return rows.get(NO_DEFENCE if name.startswith("quota") else name) or {}  # a quota changes no answer
+
+    def switches(self) -> Iterator[tuple[str, str, Spread, str]]:
+        """Name, kind, best agreement and its place, of each switch; the first row is no switch."""
+        modes = dict.fromkeys(line["mode"] for line in self.price)
+        best = {mode: strongest_copy(self.price, mode) for mode in modes}
+        places = {mode: f"price.{self.price.index(line)}" for mode, line in best.items() if line}
+        spreads = {mode: _spread(line) for mode, line in best.items() if line}
+        scored = [(at, line) for at, line in enumerate(self.defences) if line["best_score"]]
+        tried = [
+            (line["defence"], Spread(*line["best_score"].values()), f"defences.{at}") for at, line in scored
+        ]
+        bare = [(spreads[self.own], places[self.own])] if self.own in spreads else []
+        bare += [(score, place) for name, score, place in tried if name == NO_DEFENCE]
+        if bare:
+            yield NO_DEFENCE, "defence", *max(bare, key=lambda pair: pair[0].mean)
+        yield from ((name, "defence", *found) for name, *found in tried if name != NO_DEFENCE)
+        yield from ((mode, "label mode", spreads[mode], places[mode]) for mode in spreads if mode != self.own)
+
+    def pareto(self) -> list[Entry]:
+        """Cost of every switch to honest users, beside what the best attacker gets."""
+        points = []
+        for name, kind, score, _ in self.switches():
+            costs = {each: self.paid(name).get(each) for each in ("l1_mean", "accuracy_drop")}
+            points.append({"name": name, "kind": kind, **costs, "agreement": score.mean})
+        return [{**point, "dominated": any(_dominates(other, point) for other in points)} for point in points]
+
+    def verdicts(self, limits: Mapping[str, float]) -> list[Entry]:
+        """Hold each stated limit against the worst attacker and seed with the teacher's own answers.
+
+        ``pass`` is None, not known, where an attack that might have failed the limit has not finished.
+        """
+        lines = [line for line in self.price if line["mode"] == self.own and line["mean"] is not None]
+        own = [each for each in self.first.outcomes if each.cell.mode == self.own]
+        unknown = [each.cell.name for each in own if each.state not in ("finished", "not applicable")]
+        return [_verdict(name, wanted, lines, unknown) for name, wanted in limits.items()]
+
+    def games(self, twin: Entry | None) -> Entry:
+        """Reference agreements, and a copy's share of the way from a constant answer to a twin."""
+        known = self.example.get("baselines") or {}
+        least = known.get("constant_agreement")
+        way = 0.0
+        if twin is not None and least is not None:
+            way = twin["agreement"] - least
+        advantage = []
+        for line in self.price if way else ():
+            values = [None if share is None else (share - least) / way for share in line["agreement"]]
+            told = plain(spread(values)) or {"mean": None, "sd": None}
+            place = {"row": line["row"], "mode": line["mode"], "values": values}
+            advantage.append(place | {"mean": told["mean"], "sd": told["sd"]})
+        return {"constant": least, "guess": known.get("chance"), "twin": twin, "advantage": advantage}
+
+    def cells(self) -> list[Entry]:
+        """Every run of both comparisons, once."""
+        every = {each.cell.name: each for each in self.runs if each.state != "not applicable"}
+        return [self._cell(each, each.cell) for each in every.values()]
+
+    def _cell(self, of: Outcome, cell: Cell) -> Entry:
+        summary = self.summaries.get(cell.name) or {}
+        asked = self.ledgers.get(cell.name)
+        agreement = None if of.figures is None else of.figures.agreement
+        watch = (summary.get("watch") or {}).get("detectors") or {}
+        told: Entry = {"name": cell.name, "row": cell.row, "mode": cell.mode, "defence": cell.attempt.runs}
+        told |= {"seed": cell.seed, "answers": cell.attempt.answers, "budget": cell.budget}
+        told |= {"state": of.state, "reason": of.reason, "spent": asked and asked.spent}
+        told |= {"agreement": agreement, "dir": f"cells/{cell.name}", "interval": self.interval(agreement)}
+        told |= {"curve": [[*at] for at in of.figures.curve] if of.figures else []}
+        told |= {"alarms": {detector: each["first_alarm"] for detector, each in watch.items()}}
+        told |= {"config_hash": summary.get("config_hash"), "requests": asked and asked.requests}
+        return told | {"steps_seconds": of.figures and of.figures.seconds, "cost": self.cost(told["spent"])}
+
+    def ledger(self, beside: Sequence[Totals]) -> Entry:
+        """Images of all cells, failed ones too, and of the ledgers ``beside`` them.
+
+        ``served`` and ``cost`` are the most that may be owed.
+        """
+        every = [*self.ledgers.values(), *beside]
+        served = sum(totals.served for totals in every)
+        return {
+            "images": sum(totals.spent for totals in every),
+            "evaluation": sum(totals.evaluation_queries for totals in every),
+            "transfer": sum(totals.transfer_queries for totals in every),
+            "benign": sum(totals.benign_queries for totals in every),
+            "served": served,
+            "cost": self.cost(served),
+            "cells": len(self.ledgers),
+        }
+
+    def not_run(self) -> list[Entry]:
+        """Cells that were never to be run, and those that failed."""
+        found: dict[str, str] = {}
+        for each in self.runs:
+            if each.state in ("not applicable", "failed"):
+                seed = f", seed {each.cell.seed}" if each.state == "failed" else ""
+                found.setdefault(f"{each.cell.label} with {each.cell.mode}{seed}", each.reason)
+        return [{"what": what, "why": why} for what, why in found.items()]
+
+
+def plain(of: Spread | None) -> Entry | None:
+    """A mean and a deviation over so many seeds."""
+    return None if of is None else {"mean": of.mean, "sd": of.sd, "n": of.count}
+
+
+def _spread(line: Entry) -> Spread:
+    return Spread(line["mean"], line["sd"], sum(share is not None for share in line["agreement"]))
+
+
+def to_copy(line: Entry) -> list[float | None]:
+    """Queries until a copy, of every seed that is finished; None: it did not get there."""
+    pairs = zip(line["queries_to"][f"{COPY:g}"], line["agreement"], strict=True)
+    return [queries for queries, agreement in pairs if agreement is not None]
+
+
+def median_to_copy(line: Entry) -> float | None:
+    """Over seeds; one that did not get there counts as more than any number."""
+    counts = [math.inf if count is None else count for count in to_copy(line)]
+    middle = statistics.median(counts or [math.inf])
+    return middle if math.isfinite(middle) else None
+
+
+def strongest(lines: Iterable[Entry], mode: str) -> Entry | None:
+    """The attacker that made a copy with the fewest queries, else the one whose students agree most."""
+    scored = [line for line in lines if line["mode"] == mode and line["mean"] is not None]
+    return min(scored, key=lambda line: (median_to_copy(line) or math.inf, -line["mean"]), default=None)
+
+
+def strongest_copy(lines: Iterable[Entry], mode: str) -> Entry | None:
+    """The attacker whose students agree most."""
+    scored = [line for line in lines if line["mode"] == mode and line["mean"] is not None]
+    return max(scored, key=lambda line: float(line["mean"]), default=None)
+
+
+def _dominates(one: Entry, other: Entry) -> bool:
+    """True if a point is nowhere worse and somewhere better, in what is known of both; the price must be."""
+    pairs = [(one[name], other[name]) for name in ("l1_mean", "accuracy_drop", "agreement")]
+    known = [(left, right) for left, right in pairs if None not in (left, right)]
+    return (
+        len(known) > 1
+        and all(left <= right for left, right in known)
+        and any(left < right for left, right in known)
+    )
+
+
+def _verdict(limit: str, wanted: float, lines: Sequence[Entry], unknown: Sequence[str]) -> Entry:
+    if limit in LIMITS:
+        level = LIMITS[limit]
+        counts = [count for line in lines for count in line["queries_to"][f"{level:g}"] if count is not None]
+        value = min(counts, default=None)
+        least = f"at least {wanted:,.0f} queries to {level:.0%} agreement"
+        holds = value is None or value >= wanted
+        told = "none got there" if value is None else f"{value:,}"
+    else:
+        value = max(
+            (share for line in lines for share in line["agreement"] if share is not None), default=None
+        )
+        least = f"at most {wanted:.1%} agreement"
+        holds = value is None or value <= wanted
+        told = "" if value is None else f"{value:.1%}"
+    text = f"the worst attack that finished: {told}" if lines else "no attack has finished"
+    open_still = holds and (unknown or not lines)
+    text += f"; not known of {', '.join(unknown)}" if open_still and unknown else ""
+    judged = {"limit": limit, "wanted": wanted, "value": value, "pass": None if open_still else holds}
+    return judged | {"text": f"you want {least}; {text}"}

@@ -1,0 +1,169 @@
+"""What an audit will ask, cost and take, known before anybody is asked."""
+
+import math
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dfme.audits.audit.examine import MAX_IMAGES, PROCEDURAL, open_twin
+from dfme.audits.audit.model import OwnerServices
+from dfme.audits.audit.options import AuditPlan
+from dfme.audits.audit.transfer import ATTACKS, EPS
+from dfme.audits.compare.plan import Cell, rates_of
+from dfme.audits.compare.processes import cores, threads_each
+from dfme.audits.compare.rehearsal import Rehearsal
+from dfme.compute import choose_device
+from dfme.errors import UserError
+from dfme.report.console import duration
+from dfme.run.build import is_local
+from dfme.run.components import build_nets
+from dfme.run.plan import WIDTH
+
+TIMED_STEPS = 6
+
+MAX_SECONDS = 3.0
+"""After which no further step is timed."""
+
+STRANGERS = 4
+"""Sources of adversarial images beside the copies: random signs, an untrained net, a twin and the teacher."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Images that an audit will ask, by purpose: ``charged`` and ``evaluation`` exactly, the others at most.
+
+    ``training``: seconds of the students' steps; ``asking``: those of a stated rate, 0 without one.
+    """
+
+    attacks: int
+    budget: int
+    evaluation: int
+    benign: int
+    transfer: int
+    price_per_1000: float | None
+    training: float
+    asking: float
+    local: bool
+
+    @property
+    def total(self) -> int:
+        """The images that --total counts."""
+        return self.attacks * self.budget + self.benign + self.transfer
+
+    @property
+    def text(self) -> str:
+        """The images that --total counts, in a sentence."""
+        charged = self.attacks * self.budget
+        attacks = f"{self.attacks} attack{'s' * (self.attacks != 1)}"
+        text = f"{attacks} of {self.budget:,} images may be charged {charged:,} in all"
+        beside = {"as images of honest users": self.benign, "to examine the copies": self.transfer}
+        more = [f", and at most {images:,} more {what}" for what, images in beside.items() if images]
+        return "".join([text, *more])
+
+    @property
+    def cost(self) -> str:
+        """The price of all images, in words."""
+        if self.price_per_1000 is None:
+            return "cost not known: state the price by --price-per-1000"
+        return f"cost at most {(self.total + self.evaluation) * self.price_per_1000 / 1000:,.2f}"
+
+    @property
+    def line(self) -> str:
+        """All images and their price, as they are said before the first one is asked."""
+        return f"{self.text}; {self.evaluation:,} more to score the copies; {self.cost}"
+
+    @property
+    def time(self) -> str:
+        """The time of the attacks, in words."""
+        text = f"at least {duration(self.training)} to train the copies"
+        if self.asking:
+            return f"{text}; at least {duration(self.asking)} to ask, at the rate that is stated"
+        return text if self.local else f"{text}; to ask comes on top, at a rate that nobody states"
+
+
+def forecast(
+    plan: AuditPlan, cells: Sequence[Cell], rehearsal: Rehearsal | None, owner: OwnerServices, timed: bool
+) -> Forecast:
+    """Images and time of the audit, in ``cells`` and beside; ``rehearsal`` is None if all are finished.
+
+    ``timed``: a few steps of each attacker's student are timed. UserError for more images than ``--total``,
+    and for a ``--twin`` that is none.
+    """
+    config = plan.config
+    scored = 0 if rehearsal is None else rehearsal.scored
+    own = plan.local and not is_local(plan.job)
+    benign = owner.benign_at_most(scored, bool(plan.texts), bool(plan.watch), len(cells)) if own else 0
+    found = Forecast(
+        attacks=len(cells),
+        budget=config.budget,
+        evaluation=len(cells) * scored,
+        benign=benign,
+        transfer=_transfer(plan, scored),
+        price_per_1000=plan.job.teacher.price_per_1000,
+        training=_training(plan, cells, rehearsal) if timed and rehearsal else 0.0,
+        asking=len(cells) * (config.budget + scored) / rates_of(plan.job).get("images_per_second", math.inf),
+        local=plan.local,
+    )
+    if config.total is not None and found.total > config.total:
+        remedy = "give a smaller --budget, or fewer attackers, label modes, defences or seeds"
+        raise UserError(f"--total: {found.text}, more than {config.total:,}; {remedy}")
+    if config.twin not in ("none", "train") and rehearsal:
+        open_twin(Path(config.twin), plan.job, rehearsal.spec, rehearsal.num_classes)
+    return found
+
+
+def plan_table(plan: AuditPlan, found: Forecast, left_out: Sequence[Mapping[str, str]]) -> str:
+    """The text of ``--dry-run``; ``left_out``: what will not run, and why."""
+    config = plan.config
+    seeds = ", ".join(map(str, config.seeds))
+    attackers = f"{', '.join(config.attackers)}; answers {', '.join(config.label_modes)}; seeds {seeds}"
+    rows = [
+        ("attackers", attackers),
+        ("defences", ", ".join(config.defences) or "none"),
+        ("images", found.line),
+        ("time", found.time),
+        *(("left out", f"{each['what']}: {each['why']}") for each in left_out),
+    ]
+    lines = ["plan: the teacher was asked no image, nothing was written"]
+    for what, text in rows:
+        lines += textwrap.wrap(f"{what:12}{text}", WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _transfer(plan: AuditPlan, scored: int) -> int:
+    """Most images of an examination: per source for a built-in local teacher, else for all sources."""
+    here = is_local(plan.job)
+    if plan.config.transfer == "false" or (plan.config.transfer == "auto" and not here):
+        return 0
+    images = min(MAX_IMAGES, scored) * len(ATTACKS) * len(next(iter(EPS.values())))
+    copies = sum(cell.seed == plan.config.seeds[0] for cell in plan.first.cells)
+    return PROCEDURAL + images * (copies + STRANGERS) if here else images
+
+
+def _training(plan: AuditPlan, cells: Sequence[Cell], rehearsal: Rehearsal) -> float:
+    """Seconds of all students' steps, as many cells side by side as the plan has it."""
+    first = {cell.row: cell for cell in reversed(cells)}
+    torch.set_num_threads(threads_each(plan.first.jobs))  # as the cells will have
+    seconds = {row: _step_seconds(cell, rehearsal) for row, cell in first.items()}
+    steps = sum(seconds[cell.row] * cell.job.config.student.steps for cell in cells)
+    return steps / min(plan.first.jobs, cores(), len(cells))
+
+
+def _step_seconds(cell: Cell, rehearsal: Rehearsal) -> float:
+    """Seconds of a step of all students of the cell, on noise: the least of a few, since others may run."""
+    student = cell.job.config.student
+    device = choose_device(cell.job.config.device)
+    nets = build_nets(cell.job, rehearsal.spec, rehearsal.num_classes, device).students
+    x_BCHW = torch.rand(student.replay_batch, *rehearsal.spec.shape, device=device)
+    seconds: list[float] = []
+    while len(seconds) < TIMED_STEPS and sum(seconds) < MAX_SECONDS:
+        began = time.perf_counter()
+        for net in nets:
+            net.zero_grad()
+            net(x_BCHW).square().mean().backward()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)

@@ -1,0 +1,237 @@
+"""Text of an audit: two sentences with the price, advice, limits of the figures, and the model card."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dfme.audits.audit.findings import COPY, Findings, median_to_copy, strongest, to_copy
+from dfme.audits.audit.model import Entry
+from dfme.audits.compare.attackers import NO_DEFENCE
+from dfme.audits.compare.defended import gains
+from dfme.audits.compare.figures import Spread
+from dfme.report.facts import wilson_interval
+
+JUDGED = {True: "holds", False: "FAILS", None: "NOT KNOWN"}
+"""Words of a verdict."""
+
+ADVICE = 3
+PLAIN = "random order"
+"""Lines what to do; the honest stream in which a detector that is named must have raised no alarm."""
+
+NOTHING = (
+    "Nothing here helps: no switch we tried takes more from the best attacker we ran than chance explains."
+)
+GATES = (
+    "A gate (misinform) is not advised: nobody with images of your task, whom it lets pass, attacked "
+    "it (--pool)."
+)
+UNTRIED = "No switch of yours was tried: see what was not run, and why."
+
+ATLAS = {
+    "AML.T0040": "AI Model Inference API Access",
+    "AML.T0024.002": "Extract AI Model",
+    "AML.T0005.001": "Train Proxy via Replication",
+    "AML.T0043.002": "Black-Box Transfer",
+    "AML.T0048.004": "AI Intellectual Property Theft",
+}
+TAXONOMY = {
+    "atlas": [{"id": key, "name": name} for key, name in ATLAS.items()],
+    "owasp": ["ML05:2023 Model Theft"],
+}
+"""Names of the threat in MITRE ATLAS 5.6.1 and OWASP's list."""
+
+
+def headline(of: Findings, seeds: Sequence[int]) -> Entry:
+    """Price of a copy from the teacher's own answers, and from labels alone, in figures and two sentences."""
+    best = _price(of, of.own)
+    labels = None
+    if of.own != "label" and any(line["mode"] == "label" for line in of.price):
+        labels = {**_price(of, "label"), "l1_mean": of.paid("label").get("l1_mean")}
+    sentences = [_first(of, best, seeds), _second(of, labels)]
+    return {"level": COPY, "mode": of.own, **best, "labels": labels, "sentences": sentences}
+
+
+def _price(of: Findings, mode: str) -> Entry:
+    line = strongest(of.price, mode)
+    if line is None:
+        unknown = dict.fromkeys(("attacker", "median", "cost", "best_agreement"))
+        return {**unknown, "queries": [], "by_seed": []}
+    middle = median_to_copy(line)
+    told = {"mean": line["mean"], "sd": line["sd"], "n": len(to_copy(line))}
+    queries = {"queries": line["queries_to"][f"{COPY:g}"], "median": middle, "cost": of.cost(middle)}
+    queries |= {"by_seed": seeds_text(line, f"{COPY:g}")}
+    return {"attacker": line["row"], **queries, "best_agreement": told}
+
+
+def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
+    held_back = (of.example.get("evaluation") or {}).get("held_back")
+    images = f"{of.images:,} held-{'back generated queries' if held_back else 'out images'}"
+    copy = f"A copy that agrees with your model on {COPY:.0%} of {images}"
+    if best["attacker"] is None:
+        return f"What a copy costs is not known: no attack on {of.own} has finished."
+    texts = best["by_seed"]
+    told = f"seeds: {', '.join(texts)}" if len(texts) > 1 else f"seed {seeds[0]} alone"
+    by = f"{best['attacker']}, the best attacker we ran"
+    if best["median"] is not None:
+        return f"{copy} costs {best['median']:,.0f} queries ({told}){_money(best)}; it is of {by}."
+    some = f"in most seeds ({told})" if any(best["queries"]) else f"within {of.budget:,} queries"
+    return f"{copy} was not made {some}: those of {by}, agree on {best['best_agreement']['mean']:.1%}."
+
+
+def seeds_text(line: Entry, level: str) -> list[str]:
+    """Queries until an agreement, per seed of a price line; a failed attack counts as unknown."""
+    unfinished = {"failed": "failed", "not applicable": "-"}.get(line["state"], "not finished")
+    missed = [unfinished if share is None else "not reached" for share in line["agreement"]]
+    pairs = zip(line["queries_to"][level], missed, strict=True)
+    return [text if count is None else f"{count:,}" for count, text in pairs]
+
+
+def _money(price: Entry) -> str:
+    return "" if price["cost"] is None else f", {price['cost']:,.2f} at your price"
+
+
+def _second(of: Findings, labels: Entry | None) -> str:
+    if labels is None or labels["attacker"] is None:
+        return (
+            "Your model answers labels alone."
+            if of.own == "label"
+            else "What it costs with labels alone is not known."
+        )
+    paid = labels["l1_mean"]
+    change = "" if paid is None else f"; your users' answers would change by {paid:.2f} on average"
+    if labels["median"] is not None:
+        return f"With labels alone it costs {labels['median']:,.0f} queries{_money(labels)}{change}."
+    reached = sum(count is not None for count in labels["queries"])
+    mean = labels["best_agreement"]["mean"]
+    finished = labels["best_agreement"]["n"]
+    made = f"one was made in {reached} of {finished} seeds" if reached else "none was made"
+    made += f" ({len(labels['queries']) - finished} failed)" if finished < len(labels["queries"]) else ""
+    return f"With labels alone {made} within {of.budget:,} queries: the best agree on {mean:.1%}{change}."
+
+
+def advice(of: Findings, detection: Entry | None) -> list[Entry]:
+    """Advice on what helps beyond chance of seeds and images, largest effect first; or that nothing does."""
+    found = sorted([*_switches(of), *_watch(of, detection)], key=lambda each: -each[0])
+    told = [
+        {"text": text, "effect": f"{100 * gain:.1f} points of agreement less", "from": at}
+        for gain, text, at in found
+    ]
+    tried = detection or len([*of.switches()]) > 1
+    return told[:ADVICE] or [{"text": NOTHING if tried else UNTRIED, "effect": "none", "from": "price.0"}]
+
+
+def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
+    switches = [*of.switches()]
+    if not switches or switches[0][0] != NO_DEFENCE:
+        return
+    before = switches[0][2]
+    cheapest = sorted(switches[1:], key=lambda each: of.paid(each[0]).get("l1_mean") or 0.0)
+    for name, kind, after, at in cheapest:  # of equal effect the first
+        if _helps(of, before, after) and ("misinform" not in name or of.holds_data):
+            answers = f"Answer {'labels alone' if name == 'label' else name}"
+            what = answers if kind == "label mode" else f"Switch on {name}"
+            if name.startswith("quota"):
+                what = f"Answer no client more than {int(name.partition('=')[2]):,} images ({name})"
+            text = (
+                f"{what}: the best attacker we ran agrees on {after.mean:.1%} in place of {before.mean:.1%}"
+            )
+            paid = of.paid(name).get("l1_mean")
+            lost = of.paid(name).get("accuracy_drop")
+            text += "" if paid is None else f"; your users' answers change by {paid:.2f} on average"
+            text += "" if lost is None else f", and their accuracy falls by {100 * lost:.1f} points"
+            yield before.mean - after.mean, f"{text}.", at
+
+
+def _helps(of: Findings, before: Spread, after: Spread) -> bool:
+    """True if agreement falls by more than the spread over seeds, and than the images can tell."""
+    if not of.images or not gains(before, after):
+        return False
+    return wilson_interval(before.mean, of.images)[0] > wilson_interval(after.mean, of.images)[1]
+
+
+def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]:
+    """The detector with alarms in the fewest honest streams; of equal ones the best against attacks."""
+    benign, attacks = ((told or {}).get(name, ()) for name in ("benign", "attacks"))
+    before = next((score for name, _, score, _ in of.switches() if name == NO_DEFENCE), None)
+    best: tuple[int, float, int, list[Entry]] | None = None
+    for name in dict.fromkeys(each["detector"] for each in benign):
+        streams = [each for each in benign if each["detector"] == name]
+        place = name, of.own, NO_DEFENCE
+        rung = [
+            (_worth(each), at)
+            for at, each in enumerate(attacks)
+            if (each["detector"], each["mode"], each["defence"]) == place
+        ]
+        worst = max(rung, default=(1.0, 0))
+        quiet = not any(each["alarms"] for each in streams if each["stream"] == PLAIN)
+        if quiet and before is not None and _helps(of, before, Spread(worst[0], None, 1)):
+            this = sum(bool(each["alarms"]) for each in streams), *worst, streams
+            best = this if best is None else min(best, this, key=lambda one: one[:2])
+    if best is None or before is None:
+        return
+    _, share, at, streams = best
+    wrong = [one for one in streams if one["alarms"]]
+    false = [f"{one['sessions_with_alarm']} of {one['sessions']} {one['stream']}" for one in wrong]
+    honest = ", ".join(false) or f"none of {sum(one['sessions'] for one in streams)}"
+    text = (
+        f"Watch with {attacks[at]['detector']}, and stop whom it names: it raised an alarm in every attack, "
+        "in the worst at image "
+    )
+    text += f"{attacks[at]['first_alarm']:,} of its budget, where the copy agreed on {share:.1%} in place of "
+    most = max(one["per_10000_upper"] for one in streams)
+    text += f"{before.mean:.1%}; of honest sessions in {honest} (at most {most:,.0f} alarms in "
+    yield before.mean - share, f"{text}10,000 images, as far as yours can tell).", f"detection.attacks.{at}"
+
+
+def _worth(attack: Entry) -> float:
+    """Agreement of the copy when an alarm was raised; 1 where none was or nobody knows."""
+    known = None not in (attack["first_alarm"], attack["agreement_at_alarm"])
+    return attack["agreement_at_alarm"] if known else 1.0
+
+
+def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
+    """The sentences below every audit."""
+    rows = ", ".join(dict.fromkeys(line["row"] for line in of.price))
+    watched = (
+        "Detectors were held against honest streams made from your evaluation images; your real "
+        "traffic is another."
+    )
+    return [
+        f"The attackers that ran are {rows}; a stronger one, or one with images of your task, may need "
+        "fewer queries.",
+        f"Shares are of {of.images:,} images and {seeds} seed{'s' * (seeds > 1)}; intervals are over images, "
+        "and stand beside them; below five seeds none is claimed for those.",
+        "Prices are upper bounds: a copy may have been as good before the evaluation that saw it, and "
+        "training longer costs an attacker no query.",
+        *([] if of.holds_data or not local else [GATES]),
+        "Every attack was one client: several that share keys divide a quota, and what a watch sees, among "
+        "them.",
+        "What an attacker learns elsewhere is not counted: labels of the same images, or an earlier "
+        "version's answers.",
+        "Figures hold for this model and these answers; another model, or this one trained again, has "
+        "others.",
+        watched
+        if local
+        else "Which defences or watches the service has is not known here, and none was tried.",
+    ]
+
+
+def commands(said: str, now: Sequence[str]) -> str:
+    """Command that repeats an audit: the recorded words, and the present ones if they change something."""
+    more = {word.partition("=")[0] for word in now if word.startswith("--")} - {"--resume", "--out"}
+    return " && ".join(filter(None, (said, shlex.join(now) if more or not said else "")))
+
+
+def model_card(audit: Mapping[str, Any]) -> str:
+    """A section for the model's card."""
+    made = audit["made"]
+    options = audit["options"]
+    lines = ["## Extraction resistance", "", *audit["headline"]["sentences"], ""]
+    lines += [f"- {each['text']}" for each in audit["advice"]]
+    lines += [f"- Limit {JUDGED[each['pass']]}: {each['text']}" for each in audit["verdicts"]]
+    lines += ["", "What this does not tell:", "", *(f"- {text}" for text in audit["limits"]), ""]
+    seeds = ", ".join(map(str, options["seeds"]))
+    lines += [
+        f"dfme {audit['tool']['dfme']}, {made['started'][:10]}, profile {options['profile']}, seeds {seeds}:"
+    ]
+    return "\n".join([*lines, "", f"    {made['command']}"]) + "\n"

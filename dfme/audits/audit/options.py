@@ -1,0 +1,273 @@
+"""Options of ``run.py audit``, its profiles, and the limits that an owner states. No torch."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic.dataclasses import dataclass
+
+from dfme.audits.compare.engines import require_engine
+from dfme.audits.compare.plan import ComparisonPlan
+from dfme.config.fields import (
+    CONFIG,
+    Basic,
+    Count,
+    Images,
+    LabelModeText,
+    Natural,
+    OwnTeacher,
+    Seed,
+    accepted_by,
+    parse_count,
+)
+from dfme.config.messages import Problem, unknown_choice
+from dfme.config.settings import Job
+from dfme.errors import UserError
+from dfme.files import open_file, write_text
+from dfme.report.facts import LEVELS
+from dfme.run.job import unwatched
+from dfme.spec import LabelMode
+
+
+@dataclass(frozen=True, config=CONFIG)
+class AuditConfig:
+    """One audit: the price of a copy, what raises it, and whether it would be noticed."""
+
+    profile: Basic[Literal["quick", "standard", "full"]] = "quick"
+    """quick (minutes), standard or full (hours): how many seeds, attackers and defences, and how large a
+    budget"""
+    budget: Basic[Images] = 12_000
+    """images that each attack may ask, such as 12k; of quick at most 3k"""
+    acceptable: Basic[tuple[str, ...]] = ()
+    """limits of yours, KEY=VALUE: queries_to_50, _80, _90 or _95 (at least so many) and agreement (at most);
+    where one fails the exit code is 4"""
+    attackers: Basic[tuple[str, ...]] = ()
+    """rows of the file, such as frugal,dfme; by default those of the profile, and knockoff where there is a
+    --pool"""
+    label_modes: Basic[tuple[LabelModeText, ...]] = ()
+    """forms of answers, your model's own first; by default also probabilities:2 and label, where they tell
+    less"""
+    own_teacher: Basic[OwnTeacher] = "api"
+    """of a class or function of your own (module:name): api, where attacks alone ask it, or local, where it
+    answers on this machine for nothing, so that defences and detectors are measured, too"""
+    defences: Basic[tuple[str, ...]] = ()
+    """switches of a teacher on this machine that are tried, such as lattice:n=10,mad; none: no one; by
+    default those of the profile (docs/defences.md)"""
+    seeds: Basic[tuple[Seed, ...]] = ()
+    """seeds of everything random; by default 1 of quick, 3 of standard and 5 of full"""
+    pool: Basic[str | None] = None
+    """images of a like kind that an attacker may have (knockoff): a FOLDER, a data set or procedural"""
+    twin: Basic[str] = "train"
+    """a network trained on your own data, beside which a copy is held: train, none, or its weights"""
+    transfer: Basic[Literal["auto", "true", "false"]] = "auto"
+    """ask the teacher about adversarial images made on the copies; auto: of one on this machine alone"""
+    total: Basic[Images | None] = None
+    """most images that may be asked in all, but those that score the copies; more is refused before the first
+    one"""
+    student_steps: Basic[Natural] = 0
+    """optimiser steps of each student; 0: one for each image of the budget, at most 2,400 of quick and
+    standard; fewer make a copy look dearer"""
+    jobs: Basic[Count | None] = None
+    """attacks side by side; none: 2, of a service 1, or all that slurm or ray has room for"""
+    engine: Basic[Annotated[str, accepted_by(require_engine)]] = "local"
+    """who runs them, as of run.py compare: local, commands, slurm or ray"""
+    engine_options: Basic[tuple[str, ...]] = ()
+    """KEY=VALUE of the engine's own"""
+    retries: Basic[Natural] = 3
+    """how many times an attack that was killed is gone on with"""
+    out: Basic[str | None] = None
+    """directory of the page and all it was made from; by default a free name under runs/"""
+    resume: Basic[bool] = False
+    """go on with the audit in --out: what is finished is kept"""
+    dry_run: Basic[bool] = False
+    """say what the audit would ask, cost and leave out, ask nothing and write nothing"""
+
+
+class Profile(NamedTuple):
+    """Defaults of a profile; ``budget`` and a student's ``steps`` are upper limits."""
+
+    seeds: int
+    budget: int | None
+    steps: int | None
+    attackers: tuple[str, ...]
+    defences: tuple[str, ...]
+
+
+_FEW = ("modelguard_s", "modelguard_w", "reverse_sigmoid:beta=0.7")
+_SIX = ("lattice:n=10", *_FEW, "mad", "misinform:key_env=DFME_KEY")
+_ALL = (
+    *_SIX,
+    "temperature:t=2",
+    "reverse_sigmoid:beta=0.21",
+    "mad:vertices=extreme",
+    "grad2",
+    "grad2:keep_top=true",
+)
+PROFILES = {
+    "quick": Profile(1, 3_000, 2_400, ("frugal",), _FEW),
+    "standard": Profile(3, None, 2_400, ("frugal", "disguide", "dfme"), _SIX),
+    "full": Profile(
+        5,
+        None,
+        None,
+        ("frugal", "disguide", "dfme"),
+        (*_ALL, "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY"),
+    ),
+}
+
+SERVICE = "the teacher is behind a service, which its owner alone can change or watch"
+ON_REQUEST = (
+    "a teacher of one's own is asked by attacks alone; if it answers for nothing, add --own-teacher local"
+)
+"""Why neither defences nor detectors are measured."""
+
+LIMITS = {f"queries_to_{100 * level:.0f}": level for level in LEVELS}
+"""Limits on the price of a level of agreement."""
+
+
+def budget_of(config: AuditConfig) -> int:
+    """The images of each attack, as far as the profile lets it ask."""
+    return min(config.budget, PROFILES[config.profile].budget or config.budget)
+
+
+def limits(texts: Sequence[str], budget: int) -> dict[str, float]:
+    """Parse the limits that an owner states. UserError for unknown ones, or beyond what the budget shows."""
+    found: dict[str, float] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if name in found:
+            raise UserError(f"expected each limit once, got {name} twice")
+        if name not in (*LIMITS, "agreement"):
+            raise UserError(unknown_choice("limit", name, [*LIMITS, "agreement"]))
+        try:
+            found[name] = parse_count(value) if name in LIMITS else float(value)
+        except ValueError:
+            found[name] = -1
+        if not equals or not (found[name] > 0 if name in LIMITS else 0 <= found[name] <= 1):
+            wanted = "images such as 10000 or 10k" if name in LIMITS else "a share from 0 to 1"
+            raise UserError(f"expected {name}={wanted}, got {text!r}")
+        if name in LIMITS and found[name] > budget:
+            remedy = "give a larger --budget"
+            raise UserError(f"{text} cannot be decided by attacks of {budget:,} images; {remedy}")
+    return found
+
+
+def own_problems(config: AuditConfig, away: str) -> Iterator[Problem]:
+    """Problems with the audit's own options; ``away``: reason why defences are not tried."""
+    try:
+        limits(config.acceptable, budget_of(config))
+    except UserError as error:
+        yield Problem("acceptable", str(error))
+    if "knockoff" in config.attackers and config.pool is None:
+        yield Problem("attackers", "expected --pool as well: the images that knockoff asks")
+    if config.defences and away:
+        yield Problem("defences", f"expected none: {away}")
+    if config.dry_run and config.resume:
+        yield Problem("dry_run", "expected no --resume with it, which goes on with what is planned")
+    if config.twin not in ("train", "none") and not Path(config.twin).is_file():
+        yield Problem("twin", f"expected train, none or a file of weights, got {config.twin!r}")
+
+
+def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[dict[str, str]]]:
+    """Fill unset options from the profile; and what is left out, for the reason ``away``."""
+    profile = PROFILES[config.profile]
+    budget = budget_of(config)
+    (own, *others) = config.label_modes
+    settled = replace(
+        config,
+        budget=budget,
+        seeds=config.seeds or tuple(range(profile.seeds)),
+        attackers=config.attackers or profile.attackers + ("knockoff",) * (config.pool is not None),
+        label_modes=(own,) if away else config.label_modes,
+        student_steps=config.student_steps or min(budget, profile.steps or budget),
+        jobs=config.jobs or ((1 if away else 2) if config.engine == "local" else None),
+    )
+    other = "it answers in one form; another one would have to be asked for anew"
+    not_run = dict.fromkeys((f"label mode {mode}" for mode in others), other)
+    not_run |= dict.fromkeys(("defences", "detection"), away)
+    return settled, [{"what": what, "why": why} for what, why in not_run.items()] if away else []
+
+
+def modes_of(config: AuditConfig, stated: str | None) -> list[str]:
+    """The label modes of the audit, the teacher's own first: as ``stated``, else the first that is listed."""
+    own = LabelMode.parse(stated or next(iter(config.label_modes), "probabilities"))
+    fine = own.kind in ("logits", "probabilities") and (own.decimals is None or own.decimals > 2)
+    usual = [*["probabilities:2"] * fine, *["label"] * (own.kind != "label")]
+    listed: Sequence[str] = config.label_modes or usual
+    return list(dict.fromkeys([str(own), *(str(LabelMode.parse(text)) for text in listed)]))
+
+
+OPTIONS = "audit.yaml"
+DATA = "audit.json"
+PAGE = "audit.html"
+CARD = "model_card.md"
+"""The audit's own file of options, and what it leaves, in the order in which it is written."""
+
+
+MAX_BYTES = 1 << 25
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file of an audit holds; nothing where it holds none."""
+    with suppress(OSError, ValueError, RecursionError), open_file(path) as file:
+        found = json.loads(file.read(MAX_BYTES))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def cached(path: Path, of: Sequence[str], make: Callable[[], Any], anew: bool = False) -> Any:
+    """Return the result for ``of`` on file; make and store it where there is none, or ``anew``."""
+    kept = read_object(path)
+    if anew or kept.get("of") != [*of] or "found" not in kept:
+        kept = {"of": [*of], "found": json.loads(json.dumps(make(), allow_nan=False))}
+        write_text(path, json.dumps(kept, indent=1) + "\n")
+    return kept["found"]
+
+
+Second = Callable[[str, Sequence[str]], ComparisonPlan]
+"""Makes the comparison of a row's attackers against these defences."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditPlan:
+    """An audit before it begins; ``config`` has what the profile says where the user is silent.
+
+    ``first`` compares attackers and label modes. ``second``, of a row and of defences, is None where none is
+    tried. ``options`` is its own file, ``not_run`` what it leaves out and why.
+    """
+
+    config: AuditConfig
+    first: ComparisonPlan
+    second: Second | None
+    options: dict[str, Any]
+    local: bool
+    not_run: tuple[dict[str, str], ...]
+
+    @property
+    def out(self) -> Path:
+        return self.first.out
+
+    @property
+    def own(self) -> str:
+        """The form of the teacher's own answers."""
+        return self.config.label_modes[0]
+
+    @property
+    def job(self) -> Job:
+        """A job whose teacher and evaluation are every cell's, and that nobody watches."""
+        return unwatched(self.first.cells[0].job)
+
+    @property
+    def texts(self) -> list[str]:
+        """The defences and label modes whose price for honest users is measured."""
+        images = self.job.config.evaluation.dataset != "none"
+        return [*self.config.defences, *self.config.label_modes[1:]] if self.local and images else []
+
+    @property
+    def watch(self) -> tuple[str, ...]:
+        """The detectors that see what the cells ask."""
+        return self.first.cells[0].job.teacher.watch

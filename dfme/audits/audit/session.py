@@ -1,0 +1,379 @@
+"""Run an audit from its plan to its page: two comparisons, then the findings; everything is stored."""
+
+import io
+import json
+import math
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dfme import __version__
+from dfme.audits.audit.findings import Findings, strongest, to_copy
+from dfme.audits.audit.forecast import Forecast, forecast, plan_table
+from dfme.audits.audit.headline import (
+    JUDGED,
+    TAXONOMY,
+    advice,
+    commands,
+    headline,
+    model_card,
+    what_it_does_not_tell,
+)
+from dfme.audits.audit.model import SCHEMA, Entry, Metering, OwnerServices, check_audit
+from dfme.audits.audit.options import (
+    CARD,
+    DATA,
+    OPTIONS,
+    PAGE,
+    AuditPlan,
+    cached,
+    limits,
+    read_object,
+)
+from dfme.audits.compare.attackers import NO_DEFENCE
+from dfme.audits.compare.figures import Outcome
+from dfme.audits.compare.picture import draw
+from dfme.audits.compare.plan import ComparisonPlan
+from dfme.audits.compare.processes import cores
+from dfme.audits.compare.rehearsal import rehearse
+from dfme.audits.compare.session import Session, not_applicable
+from dfme.config.yaml_files import dump_yaml, sealed
+from dfme.errors import UserError
+from dfme.files import make_folder, write_text
+from dfme.oracle.ledger_log import Totals
+from dfme.oracle.ledger_log import audit as add_up
+from dfme.report.console import teacher_name
+from dfme.report.page import embedded
+from dfme.report.summary_file import read_summary
+from dfme.report.terminal import StatusLine, wrapped
+from dfme.run.build import is_local
+from dfme.run.interrupt import Interrupt
+from dfme.run.job import PROJECT, document, resume_command
+from dfme.run.lock import DirectoryLock
+
+FAILS = 4
+STOPPED = 130
+"""Exit codes: a stated limit fails; stopped and kept."""
+
+
+def audit(
+    plan: AuditPlan,
+    owner: OwnerServices,
+    line: StatusLine,
+    show: Callable[[str], None],
+    across: int | None = None,
+) -> int:
+    """Run what is left of the audit. Exit code: 0, 4 if a limit fails, 1 if a cell failed, 130 if stopped.
+
+    ``owner``: the owner's side (``dfme.cli.teacher_side``). ``line`` says how far it is, ``show`` what was
+    found.
+
+    Raises:
+        UserError: for what cannot work, before anything is asked, or a directory in use.
+    """
+    work = Audit(plan, owner, line)
+    command = resume_command(plan.out, plan.job, "audit")
+    work.check()
+    make_folder(plan.out / "examined")
+    make_folder(plan.out / "cells")
+    lock = DirectoryLock(plan.out)
+    whole = False
+    try:
+        write_text(plan.out / OPTIONS, sealed(dump_yaml(plan.options)))
+        whole = work.run()
+    finally:
+        line.close()
+        lock.close()
+        if not whole:
+            paid = "stopped; all that was paid is kept"
+            line.note(f"{paid}; when no cell runs any more, go on with:\n  {command}")
+    if not whole:
+        return 0 if plan.config.engine == "commands" else STOPPED
+    found = work.found
+    lines = [*found["headline"]["sentences"], *(f"- {each['text']}" for each in found["advice"])]
+    lines += [f"{JUDGED[each['pass']]}: {each['text']}" for each in found["verdicts"]]
+    files = [str(plan.out / name) for name in (PAGE, DATA, CARD)]
+    show("\n".join([wrapped("\n".join(lines), across, "  "), "", *files]))
+    failed = any(each["state"] == "failed" for each in found["cells"])
+    return FAILS if any(each["pass"] is False for each in found["verdicts"]) else int(failed)
+
+
+def dry_run(plan: AuditPlan, owner: OwnerServices) -> str:
+    """Table of what the audit would ask, cost, take and leave out. UserError for what cannot work."""
+    work = Audit(plan, owner, StatusLine(io.StringIO()))
+    return plan_table(plan, work.check(dry=True), work.left_out)
+
+
+class Audit:
+    """An audit on its way; ``found`` is what its audit.json holds."""
+
+    def __init__(self, plan: AuditPlan, owner: OwnerServices, line: StatusLine) -> None:
+        self._plan = plan
+        self._owner = owner
+        self._line = line
+        self._plans, self._sessions = [plan.first], [self._session(plan.first)]
+        self._not_run = [*plan.not_run]
+        self._utility = list[Entry]()
+        self._measured: Entry | None = None
+        self._examined: Entry = {}
+        self._meter: Metering | None = None
+        before = read_object(plan.out / DATA).get("made")
+        self._began = time.time()
+        self._before = before if isinstance(before, dict) else {}
+        self.found: Entry = {}
+
+    def check(self, dry: bool = False) -> Forecast:
+        """Find problems and forecast the images asked; print them unless ``dry``. UserError for problems."""
+        plan = self._plan
+        first = self._sessions[0]
+        config = self._plan.config
+        able = dict.fromkeys(each.cell.row for each in _to_run(first) if each.cell.mode == plan.own)
+        then = [self._session(plan.second(row, config.defences)) for row in able] if plan.second else []
+        known = {each.cell.name: each.cell for each in _to_run(first)}
+        defended = [{each.cell.name: each.cell for each in _to_run(one)} for one in then]
+        cells = max((known | more for more in defended), key=len, default=known)
+        waiting = {cell.name: cell for session in (first, *then) for cell in session.waiting}
+        free = is_local(plan.job) and not dry  # any other teacher's count is to be that of the ledgers
+        rehearsal = rehearse(plan.first, [*waiting.values()], self._line.note, ask=free)
+        found = forecast(plan, [*cells.values()], rehearsal, self._owner, timed=dry)
+        if rehearsal:
+            first.sharing = rehearsal.sharing
+        if not dry:
+            self._line.note(found.line)
+        return found
+
+    @property
+    def left_out(self) -> list[Entry]:
+        """Parts that are known not to run, and why."""
+        never = [each for each in self._sessions[0].runs if each.state == "not applicable"]
+        cells = {f"{each.cell.label} with {each.cell.mode}": each.reason for each in never}
+        return [*self._not_run, *({"what": what, "why": why} for what, why in cells.items())]
+
+    def run(self) -> bool:
+        """Every phase that is not done; whether none was stopped."""
+        job = self._plan.job
+        folder = self._plan.out / "benign"
+        with self._owner.benign_meter(job.teacher, job.teacher_options, folder) as self._meter:
+            return self._run_phases()
+
+    def _run_phases(self) -> bool:
+        for phase in (self._bill, self._attack, self._defend, self._detect, self._examine):
+            began = time.monotonic()
+            self._line.note(f"-- {phase.__doc__}")
+            if phase() is False:
+                return False
+            self._write(finished=phase == self._examine)
+            self._line.note(f"   {time.monotonic() - began:.1f} s")
+        for plan, session in zip(self._plans, self._sessions, strict=True):
+            draw(session.findings(), plan.files[2])
+        return True
+
+    def _session(self, plan: ComparisonPlan) -> Session:
+        return Session(plan, not_applicable(plan.runs), self._line)
+
+    def _run(self, session: Session) -> bool:
+        with Interrupt(announce=True) as interrupt:
+            return not session.run(interrupt.requested)
+
+    def _bill(self) -> None:
+        """what honest users pay"""
+        job = self._plan.job
+        texts = self._plan.texts
+        out = self._plan.out
+        if not texts:
+            return
+        stacks = [tuple(text.split("+")) for text in texts]
+        asked = job.teacher, job.teacher_options, stacks, job.config.evaluation, job.config.device
+        measure = partial(self._owner.bills, *asked, tell=self._line.note, meter=self._meter)
+        # The journal of a meter gives answers again in the order in which they came, and detection's come
+        # after these.
+        anew = self._meter is not None and not (out / "detection.json").exists()
+        bills = cached(out / "utility.json", texts, measure, anew)
+        self._utility = [{"row": row, **bill} for row, bill in zip((NO_DEFENCE, *texts), bills, strict=True)]
+
+    def _attack(self) -> bool:
+        """the price of a copy"""
+        return self._run(self._sessions[0])
+
+    def _defend(self) -> bool | None:
+        """defences, and attackers who know them"""
+        best = strongest(self._of().price, self._plan.own)
+        if self._plan.second is None or best is None:
+            return None
+        least = min((count for count in to_copy(best) if count is not None), default=0)
+        quota = [f"quota:images={_below(least)}"] if least > 1 else []
+        bills = {row["row"]: row for row in self._utility}
+        self._plans.append(
+            replace(self._plan.second(best["row"], [*self._plan.config.defences, *quota]), bills=bills)
+        )
+        self._sessions.append(self._session(self._plans[1]))
+        return self._run(self._sessions[1])
+
+    def _detect(self) -> None:
+        """would one notice?"""
+        job = self._plan.job
+        file = self._plan.out / "detection.json"
+        asked = job.teacher, job.teacher_options, self._plan.watch, job.config.evaluation, job.config.device
+        if self._plan.watch:
+            measure = partial(self._owner.detection, *asked, meter=self._meter)
+            self._measured = self._tried("detection", lambda: cached(file, asked[2], measure))
+
+    def _examine(self) -> None:
+        """what a copy is good for"""
+        from dfme.audits.audit.examine import ExaminedCell, examine
+
+        plan = self._plan
+        config = self._plan.config
+        out = self._plan.out
+        done = [each.cell for each in self._sessions[0].runs if each.state == "finished"]
+        if not done:
+            return
+        cells = []
+        for cell in done:
+            run = cell.name, cell.row, cell.mode, cell.seed, plan.first.directory(cell)
+            cells.append(ExaminedCell(*run, examined_in_full=cell.seed == config.seeds[0]))
+        twin = None if config.twin in ("none", "train") else Path(config.twin)
+        if config.twin == "train":
+            asked = plan.job, cells[0].directory, out / "twin.safetensors", self._line.note
+            train = partial(self._owner.train_twin, *asked)
+            twin = self._tried("a twin, trained on your own data", train)
+        asks = {"auto": None, "true": True, "false": False}[config.transfer]
+        key = [*(cell.name for cell in done), str(twin), config.transfer]
+        found = partial(examine, out, cells, plan.job, twin, asks, self._line.note)
+        self._examined = cached(out / "examined" / "found.json", key, found)
+
+    def _tried(self, what: str, make: Callable[[], Any]) -> Any:
+        """Result of ``make``, or None if the data do not allow it, which is noted."""
+        try:
+            return make()
+        except UserError as error:
+            self._not_run.append({"what": what, "why": str(error)})
+            return None
+
+    def _of(self) -> Findings:
+        plan = self._plan
+        told = [session.findings() for session in self._sessions]
+        runs = [each for session in self._sessions for each in session.runs]
+        ended = [each.cell for each in runs if each.state == "finished"]
+        files = {cell.name: plan.first.directory(cell) / "summary.json" for cell in ended}
+        summaries = {name: read_summary(file) or {} for name, file in files.items()}
+        known = plan.own, plan.config.budget, plan.job.teacher.price_per_1000
+        ledgers = {path.parent.name: totals for path, totals in self._ledgers("cells/*")}
+        second = told[1] if told[1:] else None
+        return Findings(*known, told[0], second, runs, summaries, self._utility, ledgers)
+
+    def _ledgers(self, place: str) -> list[tuple[Path, Totals]]:
+        """Every ledger in such a place of the audit's directory, added up."""
+        return [(path, add_up(path)) for path in sorted(self._plan.out.glob(f"{place}/ledger.jsonl"))]
+
+    def _write(self, finished: bool) -> None:
+        """audit.json, and of a finished audit the page and the card."""
+        plan = self._plan
+        began = self._began
+        before = self._before.get("wall_seconds")
+        wall = time.time() - began + (before if isinstance(before, float) else 0.0)
+        started = str(self._before.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)))
+        command = commands(str(self._before.get("command") or ""), plan.first.command)
+        machine = f"{platform.machine()}, {cores()} cores"
+        made = {"command": command, "started": started, "wall_seconds": round(wall, 1), "machine": machine}
+        made |= {"finished": finished, "directory": str(plan.out)}
+        self.found = {"schema": SCHEMA, "tool": tool(), "made": made, **self._findings()}
+        check_audit(self.found)
+        write_text(plan.out / DATA, json.dumps(self.found, indent=1, allow_nan=False) + "\n")
+        if finished:
+            from dfme.audits.audit.page import write_page
+
+            write_page(self.found, plan.out / PAGE)
+            write_text(plan.out / CARD, model_card(self.found))
+
+    def _findings(self) -> Entry:
+        plan = self._plan
+        of = self._of()
+        examined = self._examined
+        config = self._plan.config
+        told = limits(config.acceptable, config.budget)
+        beside = [totals for place in ("benign", "examined*") for _, totals in self._ledgers(place)]
+        cells = of.cells()
+        games = of.games(examined.get("twin"))
+        detection = None
+        if self._measured is not None:
+            from dfme.audits.audit.detection import joined
+
+            watches = ((of.summaries.get(cell["name"]) or {}).get("watch") for cell in cells)
+            pairs = zip(cells, watches, strict=True)
+            constant = {"constant": games["constant"]}
+            detection = joined(self._measured, [cell | constant | {"watch": seen} for cell, seen in pairs])
+        names = ("profile", "budget", "seeds", "attackers", "label_modes", "defences", "total", "transfer")
+        price = plan.job.teacher.price_per_1000
+        first = headline(of, config.seeds)
+        return {
+            "options": {name: getattr(config, name) for name in names}
+            | {"price_per_1000": price, "acceptable": told},
+            **{"target": target(plan, of.example), "headline": first, "advice": advice(of, detection)},
+            **{"verdicts": of.verdicts(told), "price": of.price, "games": games, "defences": of.defences},
+            **{"utility": self._utility, "pareto": of.pareto(), "detection": detection, "cells": cells},
+            **{name: examined.get(name, []) for name in ("fidelity", "fidelity_seeds")},
+            **{"transfer": examined.get("transfer"), "ledger": of.ledger(beside), "taxonomy": TAXONOMY},
+            "not_run": [*self._not_run, *examined.get("not_run", ()), *of.not_run()],
+            "limits": what_it_does_not_tell(of, len(config.seeds), plan.local),
+            "pictures": pictures(plan, first["attacker"]),
+        }
+
+
+def _to_run(session: Session) -> list[Outcome]:
+    return [each for each in session.runs if each.state != "not applicable"]
+
+
+def _below(queries: float) -> int:
+    """A round number of images, to two digits, below so many."""
+    unit = 10 ** max(0, math.floor(math.log10(queries - 1)) - 1)
+    return int((queries - 1) // unit * unit)
+
+
+MAX_SHEET = 400_000
+"""Bytes of a picture that the page carries."""
+
+
+def target(plan: AuditPlan, example: Entry) -> Entry:
+    """The audited teacher; ``example``: the summary of a finished run of its own answers, or empty."""
+    teacher = example.get("teacher") or {}
+    scored = example.get("evaluation") or {}
+    accuracy = example.get("teacher_accuracy")
+    name = teacher_name(document(plan.job)["teacher"])
+    told = {"kind": plan.job.teacher.kind, "name": name, "local": plan.local, "label_mode": plan.own}
+    told |= {key: teacher.get(key) for key in ("shape", "num_classes", "levels")}
+    told |= {"defences": [*plan.job.teacher.defences], "authorised_by": example.get("authorised_by")}
+    on = {"name": scored.get("name"), "images": scored.get("images"), "labelled": accuracy is not None}
+    return told | {"accuracy": accuracy, "evaluation": on}
+
+
+def tool() -> Entry:
+    """Versions, and the commit of a checkout."""
+    versions = {"dfme": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return versions | {"commit": commit()}
+
+
+def commit() -> str | None:
+    """The commit of a checkout and a mark of changed files; None outside a checkout."""
+    words = ["git", "describe", "--always", "--dirty"]
+    with suppress(OSError, subprocess.SubprocessError):
+        if (PROJECT / ".git").exists():
+            done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, timeout=20, check=True)  # noqa: S603
+            return done.stdout.strip() or None
+    return None
+
+
+def pictures(plan: AuditPlan, attacker: str | None) -> Entry:
+    """The sheet of the strongest attacker's queries."""
+    every = (cell for cell in plan.first.cells if (cell.row, cell.mode) == (attacker, plan.own))
+    sheets = [plan.first.directory(cell) / "samples.png" for cell in every]
+    sheet = next((file for file in sheets if file.is_file() and file.stat().st_size <= MAX_SHEET), None)
+    return {"samples": embedded(sheet)} if sheet else {}

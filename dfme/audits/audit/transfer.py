@@ -1,0 +1,127 @@
+"""Adversarial images made on a copy and asked of its teacher: L-inf, untargeted, cross-entropy."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import product
+from operator import itemgetter
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dfme.audits.audit.model import Entry
+from dfme.randomness import derived_seed
+from dfme.report.facts import wilson_interval
+from dfme.run.scores import batches, evaluation_batch
+from dfme.spec import ImageSpec
+
+ATTACKS = {"fgsm": (1, 1.0, 0, 0.0), "pgd20": (20, 2.5 / 20, 1, 0.0), "mifgsm": (10, 1 / 10, 0, 1.0)}
+"""Steps, size of one in eps, share of eps that the start is random in, momentum: FGSM (Goodfellow et al.
+2015, arXiv 1412.6572), PGD (Madry et al. 2018, arXiv 1706.06083) and MI-FGSM (Dong et al. 2018, arXiv
+1710.06081)."""
+
+EPS = {12: (0.05, 0.1, 0.2), 31: (0.1, 0.2, 0.3), 64: (4 / 255, 8 / 255, 16 / 255)}
+"""By the longest side of the image at most, as shares of a pixel's range; the middle one is the headline."""
+
+Logits = Callable[[Tensor], Tensor]
+
+
+class Surrogate(NamedTuple):
+    """A source of adversarial images. ``kind``: clone, stranger or ceiling; ``logits`` None: random signs."""
+
+    name: str
+    kind: str
+    logits: Logits | None
+    agreement: float | None = None
+
+
+def eps_of(spec: ImageSpec) -> tuple[float, ...]:
+    """The three sizes of perturbation for such images."""
+    return next(
+        (eps for side, eps in EPS.items() if max(spec.shape[1:]) <= side), (2 / 255, 4 / 255, 8 / 255)
+    )
+
+
+def adversarial(
+    name: str,
+    source: Surrogate,
+    x_BCHW: Tensor,
+    labels_B: Tensor,
+    eps: float,
+    spec: ImageSpec,
+    rng: torch.Generator,
+) -> Tensor:
+    """Images within ``eps`` and the bounds, on wire levels: the ball ends at its last level. CPU ``rng``."""
+    (steps, size, random, momentum) = ATTACKS[name]
+    (low, high) = spec.bounds
+    x_BCHW = spec.quantise(x_BCHW)
+    radius = eps * (high - low)
+    if spec.levels is not None:
+        radius = math.floor(radius / spec.step + 1e-6) * spec.step
+    least_BCHW = (x_BCHW - radius).clamp(min=low)
+    most_BCHW = (x_BCHW + radius).clamp(max=high)
+    drawn_BCHW = (2 * torch.rand(x_BCHW.shape, generator=rng) - 1).to(x_BCHW)
+    if source.logits is None:
+        return spec.quantise(torch.where(drawn_BCHW > 0, most_BCHW, least_BCHW))
+    y_BCHW = (x_BCHW + random * radius * drawn_BCHW).clamp(least_BCHW, most_BCHW)
+    along_BCHW = torch.zeros_like(x_BCHW)
+    for _ in range(steps):
+        y_BCHW = y_BCHW.detach().requires_grad_()
+        # Cross-entropy is softplus of this margin, whose gradient has the same direction and never vanishes.
+        z_BK = source.logits(y_BCHW)
+        margin_B = (
+            z_BK.scatter(1, labels_B[:, None], -math.inf).logsumexp(1)
+            - z_BK.gather(1, labels_B[:, None])[:, 0]
+        )
+        (gradient_BCHW,) = torch.autograd.grad(margin_B.sum(), y_BCHW)
+        mean_B111 = (
+            gradient_BCHW.abs().mean((1, 2, 3), keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        )
+        along_BCHW = momentum * along_BCHW + gradient_BCHW / mean_B111
+        y_BCHW = (y_BCHW.detach() + size * radius * along_BCHW.sign()).clamp(least_BCHW, most_BCHW)
+    return spec.quantise(y_BCHW)
+
+
+def measure(
+    on: Sequence[Surrogate],
+    x_NCHW: Tensor,
+    labels_N: Tensor,
+    spec: ImageSpec,
+    seed: int,
+    ask: Callable[..., Tensor],
+) -> list[Entry]:
+    """Rows per source, eps and attack: the share of images that lose their label. Signs are asked once."""
+    rows = list[Entry]()
+    for source, eps, name in product(on, eps_of(spec), ATTACKS):
+        told = {
+            "source": source.name,
+            "kind": source.kind,
+            "agreement": source.agreement,
+            "attack": name,
+            "eps": eps,
+        }
+        if source.logits is None and name != next(iter(ATTACKS)):
+            rows.append({**rows[-1], **told})
+            continue
+        rng = torch.Generator().manual_seed(derived_seed(seed, f"{source.name} {name} {eps:g}"))
+        fooled = 0
+        for x_BCHW, labels_B in zip(
+            batches(x_NCHW), labels_N.split(evaluation_batch(spec.shape)), strict=True
+        ):
+            y_BCHW = adversarial(name, source, x_BCHW, labels_B, eps, spec, rng)
+            fooled += int((ask(source, eps, y_BCHW) != labels_B).sum())
+        told |= {"success": fooled / len(labels_N), "images": len(labels_N)}
+        rows.append({**told, "interval": list(wilson_interval(fooled / len(labels_N), len(labels_N)))})
+    return rows
+
+
+def gains(rows: Sequence[Entry]) -> list[Entry]:
+    """Success of each clone, attack and eps, less that of the best stranger, who is named."""
+    found = list[Entry]()
+    place = itemgetter("attack", "eps")
+    for row in (row for row in rows if row["kind"] == "clone"):
+        rivals = [each for each in rows if each["kind"] == "stranger" and place(each) == place(row)]
+        best = max(rivals, key=itemgetter("success"))
+        told = {name: row[name] for name in ("source", "attack", "eps")}
+        found.append({**told, "gain": row["success"] - best["success"], "over": best["source"]})
+    return found

@@ -1,0 +1,213 @@
+"""What one finished run comes to, read from its directory, and what all runs come to over seeds. No torch."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dfme.audits.compare.plan import Cell
+from dfme.errors import RunError
+from dfme.report.facts import LEVELS, queries_to_reach
+from dfme.report.metrics import read_metrics
+from dfme.report.run_files import Series
+from dfme.report.summary_file import read_summary
+
+OF_THE_TEACHER = 0.9
+"""Share of the teacher's accuracy whose price in queries is reported."""
+
+LOST = 0.8
+"""A run has collapsed whose last agreement is below this share of its own best on the way ..."""
+
+NEAR_CHANCE = (2.0, 0.1)
+"""... or no more than so many times chance, and no more than this above it."""
+
+SCORES = "accuracy agreement kl vote_accuracy vote_agreement agreement_served agreement_relabelled"
+"""Entries of a summary that are figures as they are."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures of a run. Shares are of the evaluation set; None: not known, or, of queries, not reached.
+
+    ``queries_to``: images charged until the first evaluation with at least that agreement;
+    ``queries_to_teacher``: until ``OF_THE_TEACHER`` of the teacher's accuracy. ``curve``: (queries,
+    agreement) of every evaluation. ``constant_agreement``: of one answer to everything. ``agreement_served``:
+    with what honest users are answered; ``agreement_relabelled``: under the best renaming of the student's
+    classes.
+    """
+
+    accuracy: float | None
+    agreement: float | None
+    kl: float | None
+    vote_accuracy: float | None
+    vote_agreement: float | None
+    teacher_accuracy: float | None
+    queries_to: dict[float, int | None]
+    queries_to_teacher: int | None
+    collapsed: bool | None
+    seconds: float
+    students: int
+    student_steps: int
+    spent: int
+    curve: Series
+    made_with: str
+    constant_agreement: float | None = None
+    agreement_served: float | None = None
+    agreement_relabelled: float | None = None
+
+
+def cut_off(figures: Figures, images: int) -> Figures:
+    """Figures of a run cut at so many images by a quota: its curve up to there, and its last point."""
+    if figures.spent <= images:
+        return figures
+    curve = [(queries, agreement) for queries, agreement in figures.curve if queries <= images]
+    unknown = ("accuracy", "kl", "vote_accuracy", "vote_agreement", "collapsed", "agreement_served")
+    nothing: dict[str, Any] = dict.fromkeys([*unknown, "agreement_relabelled", "queries_to_teacher"])
+    reached = {level: None if at is None or at > images else at for level, at in figures.queries_to.items()}
+    agreement = curve[-1][1] if curve else None
+    return replace(figures, **nothing, agreement=agreement, curve=curve, queries_to=reached, spent=images)
+
+
+def read_figures(run_dir: Path) -> Figures:
+    """The figures of the finished run in ``run_dir``. RunError where its files are damaged or missing."""
+    summary = read_summary(run_dir / "summary.json")
+    if summary is None:
+        raise RunError(f"{run_dir}: expected a finished run, but it has no summary.json; resume it")
+    records = read_metrics(run_dir / "metrics.jsonl")
+    agreement, accuracy = (series(records, name, summary) for name in ("agreement", "accuracy"))
+    teacher = summary.get("teacher_accuracy")
+    return Figures(
+        **{name: summary.get(name) for name in SCORES.split()},
+        teacher_accuracy=teacher,
+        queries_to={level: queries_to_reach(agreement, level) for level in LEVELS},
+        queries_to_teacher=None if teacher is None else queries_to_reach(accuracy, OF_THE_TEACHER * teacher),
+        collapsed=has_collapsed([value for _, value in agreement], summary["teacher"]["num_classes"]),
+        seconds=float(summary["wall_seconds"]),
+        students=int(summary.get("students", 1)),
+        student_steps=int(summary["student_steps"]),
+        spent=int(summary["spent"]),
+        curve=agreement,
+        constant_agreement=(summary.get("baselines") or {}).get("constant_agreement"),
+        made_with=f"{summary['device']}, dfme {summary['version']}, torch {summary['torch']}",
+    )
+
+
+def series(records: list[dict[str, float | None]], name: str, summary: dict[str, Any]) -> Series:
+    """(queries, value) of every evaluation, and of the student that was delivered."""
+    found = [(int(record["queries"] or 0), record.get(name)) for record in records]
+    every = [*found, (summary["spent"], summary.get(name))]
+    known = [(queries, value) for queries, value in every if value is not None]
+    return known[:-1] if known[-2:-1] == known[-1:] else known
+
+
+def has_collapsed(agreements: list[float], classes: int) -> bool | None:
+    """True if a run lost what it had, or never had anything, from its agreements in order; None without any.
+
+    Lost: the last is below ``LOST`` of the best. Nothing: it is at most twice chance, 2/K, and at most ten
+    points above it, which is less where the classes are fewer than ten (heuristic).
+    """
+    if not agreements:
+        return None
+    chance = 1 / classes
+    last = agreements[-1]
+    times, above = NEAR_CHANCE
+    return last < LOST * max(agreements) or last <= min(times * chance, chance + above)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """``mean`` and standard deviation (n - 1) of ``count`` values; one value has no deviation."""
+
+    mean: float
+    sd: float | None
+    count: int
+
+    def text(self, form: str) -> str:
+        """The mean, and +- its deviation, each in ``form``."""
+        return form.format(self.mean) + ("" if self.sd is None else f" +- {form.format(self.sd)}")
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Queries until a level was reached, over seeds: ``spread`` where all did, else how many and the median.
+
+    The median is over all seeds, one that did not reach the level counting as more than any number; None
+    where it is one of those.
+    """
+
+    reached: int
+    seeds: int
+    spread: Spread | None
+    median: float | None
+
+    def __str__(self) -> str:
+        if self.spread is not None:
+            return self.spread.text("{:,.0f}")
+        if not self.reached:
+            return "not reached"
+        return f"{self.reached} of {self.seeds}" + ("" if self.median is None else f": {self.median:,.0f}")
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """Mean and deviation of the values there are; None if there are none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+
+def reached(queries: Sequence[int | None]) -> Reached:
+    """Spread of the queries that each seed needed; None is a seed that never got there."""
+    known = [count for count in queries if count is not None]
+    if len(known) == len(queries):
+        return Reached(len(known), len(queries), spread(known), None)
+    middle = statistics.median([math.inf if count is None else count for count in queries])
+    return Reached(len(known), len(queries), None, middle if math.isfinite(middle) else None)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of a cell: ``state`` is finished (with ``figures``), failed, waiting or not applicable.
+
+    ``shared``: the defence in whose cell the run is listed, where the cell has none of its own.
+    """
+
+    cell: Cell
+    state: str
+    reason: str = ""
+    figures: Figures | None = None
+    shared: str = ""
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """All that is known of a comparison so far; ``facts`` say of what, how and where.
+
+    ``unequal``: in what rows differ besides their methods. ``bills``: what each stack of defences costs
+    honest users.
+    """
+
+    title: str
+    facts: dict[str, str]
+    outcomes: tuple[Outcome, ...]
+    unequal: str = ""
+    bills: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def defended(self) -> bool:
+        """True if there is more to compare than rows: a defence, or an attacker by name."""
+        return any(each.cell.label != each.cell.row for each in self.outcomes)
+
+    def groups(self) -> list[tuple[str, int]]:
+        """The label modes and budgets that have a table each."""
+        return list(dict.fromkeys((each.cell.mode, each.cell.budget) for each in self.outcomes))
+
+    def rows(self, mode: str, budget: int) -> dict[str, list[Outcome]]:
+        """The outcomes of one table by row, with its defence and attacker, in order."""
+        rows: dict[str, list[Outcome]] = {}
+        for each in self.outcomes:
+            if (each.cell.mode, each.cell.budget) == (mode, budget):
+                rows.setdefault(each.cell.label, []).append(each)
+        return rows

@@ -1,0 +1,211 @@
+"""The options of ``run.py compare``, and its cells, each a complete job, in the order in which they run."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
+from pydantic.dataclasses import dataclass as as_model
+
+from dfme.audits.compare.attackers import AS_IT_IS, NO_DEFENCE, Attempt
+from dfme.audits.compare.engines import require_engine
+from dfme.config.fields import (
+    CONFIG,
+    Basic,
+    Count,
+    LabelModeText,
+    Natural,
+    Seed,
+    accepted_by,
+    parse_count,
+)
+from dfme.config.settings import Job
+from dfme.run.recipes import fitted
+
+
+def _require_count(text: str) -> str:
+    if parse_count(text) < 1:
+        raise ValueError(f"expected at least 1 each, got {text}")
+    return text
+
+
+Budget = Annotated[str, AfterValidator(_require_count)]
+
+
+@as_model(frozen=True, config=CONFIG)
+class CompareConfig:
+    """One comparison: rows x seeds x budgets x label modes x defences x attackers; cells may share a run."""
+
+    methods: Basic[tuple[str, ...]] = ()
+    """rows in the order of the tables, such as static,dfme: names under rows of the file, or methods, which
+    have their defaults then; none: all rows"""
+    seeds: Basic[tuple[Seed, ...]] = (0, 1, 2)
+    """seeds of everything random, such as 0,1,2"""
+    budgets: Basic[tuple[Budget, ...]] = ("30k",)
+    """images that may be charged, such as 30k,100k"""
+    label_modes: Basic[tuple[LabelModeText, ...]] = ("probabilities",)
+    """forms of the teacher's answers, such as probabilities,label"""
+    defences: Basic[tuple[str, ...]] = ("none",)
+    """what a teacher on this machine is defended by in turn, each one defence or several joined by +, such as
+    none,lattice:n=10,modelguard_w:epsilon=1 (docs/defences.md)"""
+    answers: Basic[tuple[str, ...]] = ("auto",)
+    """attackers of each defence: what they learn (auto: as the row says; scores, kl, label), how they undo
+    the defence, which they know (table, net), repeat=N and vote=N, joined by +, such as
+    scores,kl,label,table,net,kl+repeat=4; they recover what answers tell, and hide nothing"""
+    student_steps: Basic[Count] = 3_000
+    """optimiser steps of each student over the whole run, the same in every cell"""
+    jobs: Basic[Count | None] = None
+    """runs side by side; each has its share of the cores. None: 1, or all that slurm or ray has room for"""
+    engine: Basic[Annotated[str, accepted_by(require_engine)]] = "local"
+    """who runs them: local (processes of this machine, each on a GPU of its own), commands (a list, and an
+    array of SLURM jobs, for you to run), slurm (submitit) or ray. All of them read and write --out"""
+    engine_options: Basic[tuple[str, ...]] = ()
+    """KEY=VALUE of the engine's own: partition=gpu,time=240,gpus_per_node=1,cpus_per_task=4 of slurm;
+    address=HOST:6379,num_cpus=4,num_gpus=0.25 of ray; of commands, what the array says to sbatch"""
+    retries: Basic[Natural] = 3
+    """how many times a run that was killed or preempted, or lost its node, is gone on with; one that fails is
+    not"""
+    format: Basic[Literal["png", "pdf"]] = "png"
+    """of the picture: png or pdf"""
+    out: Basic[str | None] = None
+    """directory of tables, curves and runs; by default a free name under runs/"""
+    resume: Basic[bool] = False
+    """go on with the comparison in --out: what is finished is kept, what was interrupted is resumed"""
+
+
+OPTIONS = "comparison.yaml"
+"""A comparison's own file of options, in its directory."""
+
+IN_NO_NAME = re.compile(r"[^\w.+=-]")
+"""What of a defence's text stands in no directory's name."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of a comparison. ``name`` is that of its run directory, which some cells share."""
+
+    row: str
+    mode: str
+    budget: int
+    seed: int
+    job: Job
+    attempt: Attempt = field(default_factory=Attempt)
+
+    @property
+    def name(self) -> str:
+        here = self.attempt.runs, self.attempt.answers
+        others = [IN_NO_NAME.sub("_", text) for text in here if text not in (NO_DEFENCE, AS_IT_IS)]
+        parts = self.row.replace(":", "."), self.mode.replace(":", "_"), *others
+        return "-".join([*parts, count_text(self.budget), f"seed{self.seed}"])
+
+    @property
+    def label(self) -> str:
+        """The row, and its defence and attacker where one of them was asked for."""
+        asked = (self.attempt.defence, self.attempt.answers)
+        return self.row if asked == (NO_DEFENCE, AS_IT_IS) else ", ".join((self.row, *asked))
+
+
+@dataclass(frozen=True)
+class ComparisonPlan:
+    """A comparison before it begins, its ``cells`` in the order in which they run.
+
+    ``options`` is its own file of options, with the flags that were given; ``command`` are the words that
+    asked for it. ``jobs`` cells run at once, by ``engine`` with its options; one that is killed is begun
+    again ``retries`` times. ``bills``: what each stack of defences costs honest users. ``stem``: of the names
+    of its tables and its picture, whose file has this ``format``.
+    """
+
+    out: Path
+    student_steps: int
+    jobs: int
+    cells: tuple[Cell, ...]
+    options: dict[str, Any]
+    command: tuple[str, ...]
+    engine: str = "local"
+    engine_options: Mapping[str, str] = field(default_factory=dict)
+    retries: int = 3
+    bills: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stem: str = "comparison"
+    format: str = "png"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Its report, its data, its picture and its cells."""
+        return tuple(self.out / f"{self.stem}.{suffix}" for suffix in ("md", "json", self.format, "csv"))
+
+    @property
+    def name(self) -> str:
+        return self.out.resolve().name
+
+    @property
+    def engine_words(self) -> str:
+        """The engine's options as they are typed."""
+        return ",".join(f"{name}={text}" for name, text in self.engine_options.items())
+
+    @property
+    def runs(self) -> tuple[Cell, ...]:
+        """A cell of every run, the first of those that share it."""
+        first = {cell.name: cell for cell in reversed(self.cells)}
+        return tuple(cell for cell in self.cells if first[cell.name] is cell)
+
+    def directory(self, cell: Cell) -> Path:
+        """The run directory of a cell."""
+        return self.out / "cells" / cell.name
+
+
+def cells_of(
+    jobs: Mapping[tuple[str, str, Attempt], Job], seeds: Sequence[int], budgets: Sequence[int], out: Path
+) -> tuple[Cell, ...]:
+    """All cells of ``jobs``, which may have any seed and budget.
+
+    The first seed of every row comes before the second of any: a table that is not finished is fair all the
+    same.
+    """
+    cells = []
+    for seed, budget, ((row, mode, attempt), job) in product(seeds, budgets, jobs.items()):
+        cell = Cell(row, mode, budget, seed, job, attempt)
+        config = cell.job.config
+        directory = str(out / "cells" / cell.name)
+        group = config.wandb.group or out.resolve().name
+        name = cell.name
+        wandb = replace(config.wandb, group=group, name=name)
+        config = replace(config, seed=seed, budget=budget, out=directory, resume=False, wandb=wandb)
+        cells.append(replace(cell, job=fitted(replace(cell.job, config=config))))
+    return tuple(cells)
+
+
+def rates_of(job: Job) -> dict[str, float]:
+    """The rates at which the job's service may be asked, as far as anybody says."""
+    rates = ("images_per_second", "requests_per_second")
+    return {name: job.teacher_options[name] for name in rates if job.teacher_options.get(name)}
+
+
+def as_asked(job: Job, sharing: int, away: bool) -> Job:
+    """The job of one of so many cells that ask a service at once (0: none do), which share its rates.
+
+    On other machines (``away``) its records wait for the disk. None of that decides a result.
+    """
+    if not sharing:
+        return job
+    shares = {name: rate / sharing for name, rate in rates_of(job).items()}
+    config = replace(job.config, fsync=job.config.fsync or away)
+    return replace(job, config=config, teacher_options={**job.teacher_options, **shares})
+
+
+def own_options(config: CompareConfig, rows: Sequence[str]) -> dict[str, Any]:
+    """The comparison's own options in its file."""
+    axes = ("seeds", "budgets", "label_modes", "defences", "answers")
+    lists = {key: list(getattr(config, key)) for key in axes}
+    single = {key: getattr(config, key) for key in ("student_steps", "jobs", "engine", "retries", "format")}
+    return {"methods": list(rows), **lists, **single}
+
+
+def count_text(images: int) -> str:
+    """A budget as people write it: 500, 20k, 2M."""
+    for size, letter in ((1_000_000, "M"), (1_000, "k")):
+        if images % size == 0:
+            return f"{images // size}{letter}"
+    return str(images)

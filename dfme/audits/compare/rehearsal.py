@@ -1,0 +1,122 @@
+"""What every cell would find for itself is found once, before the first of them asks anything."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from dfme.audits.compare.attackers import NO_DEFENCE
+from dfme.audits.compare.engines import EXTRAS
+from dfme.audits.compare.plan import Cell, ComparisonPlan, rates_of
+from dfme.compute import choose_device
+from dfme.config.settings import Job
+from dfme.errors import UserError
+from dfme.oracle.ledger import Ledger
+from dfme.oracle.oracle import Oracle
+from dfme.report.console import teacher_name
+from dfme.run.build import build_teacher, is_local
+from dfme.run.evaluation import evaluation_images
+from dfme.run.job import document, unwatched
+from dfme.run.parts import build_parts, require_room
+from dfme.run.plan import method_of
+from dfme.spec import ImageSpec, Teacher
+
+
+class Rehearsal(NamedTuple):
+    """Facts of the cells' teacher before it is asked.
+
+    ``sharing``: cells that ask a service at once, 0 where it is none; ``scored``: images of the evaluation.
+    """
+
+    sharing: int
+    scored: int
+    spec: ImageSpec
+    num_classes: int
+
+
+def rehearse(
+    plan: ComparisonPlan, cells: Sequence[Cell], tell: Callable[[str], None], ask: bool = True
+) -> Rehearsal | None:
+    """Build the teacher of the waiting cells, and each row's parts; return a line about the teacher.
+
+    A teacher in this process is asked for one image, if ``ask``. A service is not: its count and the cells'
+    ledgers must be equal. None where no cell waits.
+
+    Raises:
+        UserError: one line that names everything that cannot work, or a service whose rate nobody states.
+    """
+    problems = dict[str, dict[str, None]]()
+    sharing = 0
+    rehearsal: Rehearsal | None = None
+    for mode, defence in dict.fromkeys((cell.mode, cell.attempt.runs) for cell in cells):
+        of_mode = [cell for cell in cells if (cell.mode, cell.attempt.runs) == (mode, defence)]
+        job = of_mode[0].job
+        named = teacher_name(document(of_mode[0].job)["teacher"])
+        local = is_local(job)  # others would be asked by the calibration of a watch
+        teacher = build_teacher(job if local else unwatched(job), None, torch.device("cpu"))
+        try:
+            names = teacher.info.class_names
+            service = teacher.info.remote is not None
+            # whoever runs a list may run it all at once
+            most = len(cells) if plan.engine == "commands" else plan.jobs
+            sharing = min(most, len(cells)) if service else 0
+            _require_rates(job, named, sharing)
+            data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names)
+            scored = 0 if data is None else len(data)
+            rehearsal = Rehearsal(sharing, scored, teacher.spec, teacher.num_classes)
+            alike = {(cell.row, cell.budget, cell.attempt.answers): cell for cell in of_mode}.values()
+            for cell in alike:
+                try:
+                    _require_fit(cell, teacher, plan.engine in EXTRAS)
+                except UserError as error:
+                    problems.setdefault(str(error), {})[cell.row] = None
+            asks = ask and not service
+            if asks and not problems:
+                grey_BCHW = torch.full((1, *teacher.spec.shape), sum(teacher.spec.bounds) / 2)
+                Oracle(teacher, Ledger(1))(grey_BCHW, purpose="check")
+        finally:
+            teacher.info.close()
+        asked = "it answers (one image, charged to no run)" if asks else "not asked before the cells"
+        asked = f"a service, {asked}" if service else asked
+        if not problems:
+            tell(f"teacher {named}: {', '.join(_facts(teacher, defence))}; {asked}")
+    if problems:
+        raise UserError("; ".join(f"{', '.join(rows)}: {text}" for text, rows in problems.items()))
+    if sharing > 1:
+        stated = rates_of(cells[0].job).items()
+        rates = " and ".join(f"{rate:g} {name.replace('_', ' ')}" for name, rate in stated)
+        tell(f"{sharing} cells ask the service at once, each at 1/{sharing} of its {rates}")
+    return rehearsal
+
+
+def _require_rates(job: Job, service: str, sharing: int) -> None:
+    """Refuse cells that would ask a service at once at a rate that nobody states."""
+    # a server on this machine included, which a tunnel looks like
+    if sharing > 1 and not rates_of(job):
+        raise UserError(
+            f"--jobs: {sharing} cells would ask {service} at once, and nobody says how fast it may be asked; "
+            "give --teacher.images-per-second or --teacher.requests-per-second, to be shared, or --jobs 1 "
+            "with --engine local"
+        )
+
+
+def _facts(teacher: Teacher, defence: str) -> list[str]:
+    """A teacher's shape, classes, label mode and defence, and what was inferred of it."""
+    shape = "x".join(map(str, teacher.spec.shape))
+    facts = [shape, f"{teacher.num_classes} classes", str(teacher.label_mode)]
+    facts += teacher.info.inferred  # from the weights or the evaluation, where nobody says
+    return [*facts, f"defended by {defence}"] if defence != NO_DEFENCE else facts
+
+
+def _require_fit(cell: Cell, teacher: Teacher, away: bool) -> None:
+    """UserError unless the parts of the cell's run fit together, and its replay on this machine's CPU."""
+    config = cell.job.config
+    cpu = torch.device("cpu")
+    here = None if away else choose_device(config.device)
+    none = replace(config.evaluation, dataset="none")
+    job = replace(cell.job, config=replace(config, device="cpu", evaluation=none))
+    _, pool, nets = build_parts(job, teacher, cpu)
+    method_of(job, teacher, nets, pool)
+    if here == cpu:
+        require_room(job, teacher, cpu)

@@ -1,0 +1,163 @@
+"""What a row of a comparison is: the shared recipe, and the sections in which the row departs from it."""
+
+import os
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from dfme.config.messages import did_you_mean, unknown_choice
+from dfme.config.settings import Job
+from dfme.config.values import flatten
+from dfme.config.yaml_files import load_yaml
+from dfme.errors import UserError
+from dfme.methods import METHODS, SECTIONS, find_method
+from dfme.run.job import document, locate
+from dfme.run.recipes import Content, merged, names, shipped, tidy, whole
+
+OF_A_ROW = ("method", "student", "schedule", *SECTIONS)
+"""Sections in which a row may depart; everything else is the same for all."""
+
+EQUAL = {"steps": "student_steps", "arch": "student.arch"}
+"""Options of the student that no row may have of its own, and the key of the comparison that sets them for
+all."""
+
+
+class Parts(NamedTuple):
+    """A comparison's file: its rows, flags of all cells, its own options, and the recipe that all share."""
+
+    rows: Content
+    overrides: dict[str, str]
+    written: Content
+    shared: Content
+
+
+def parted(file: str, content: Content, own: Iterable[str]) -> Parts:
+    """The parts of a comparison's or an audit's file, whose ``own`` options these are.
+
+    UserError for rows or overrides that are no mappings, and for hosts to connect to.
+    """
+    for name in ("rows", "overrides"):
+        if not isinstance(content.get(name) or {}, Mapping):
+            raise UserError(f"{file}: {name}: expected a mapping, got {content[name]!r}")
+    rows, overrides = (content.pop(name, None) or {} for name in ("rows", "overrides"))
+    written = {name: content.pop(name) for name in [*content] if name in own}
+    if "engine_options" in written:  # hosts to connect to, and what runs there
+        raise UserError(f"{file}: engine_options: say --engine-options on the command line; a file cannot")
+    texts = {str(key): str(value) for key, value in overrides.items()}
+    return Parts({str(name): value for name, value in rows.items()}, texts, written, content)
+
+
+def row_contents(
+    names: Iterable[str], rows: Mapping[str, Any], shared: Content, arch: str | None, file: str
+) -> dict[str, Content]:
+    """Complete recipe of each row; ``arch``: architecture that a flag names, used by all rows.
+
+    Raises:
+        UserError: for rows that are none, or that would make the comparison unfair: all that is wrong.
+    """
+    student = shared.get("student", {})
+    if arch and isinstance(student, dict):
+        shared = shared | {"student": {**student, "arch": arch}}
+    contents = {}
+    problems = []
+    for name in names:
+        try:
+            contents[name] = row_content(name, rows, shared)
+        except UserError as error:
+            problems.append(f"{file}: {error}" if str(error).startswith("rows.") else str(error))
+    if problems:
+        raise UserError("; ".join(dict.fromkeys(problems)))
+    return contents
+
+
+def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
+    """Complete recipe of a row, its method named; ``rows`` and ``shared`` come from the file.
+
+    A row of a file has that file's student, schedule, method and its sections, with the comparison's
+    architecture and steps; a row written out departs from the shared recipe key by key; a method has its
+    defaults.
+
+    Raises:
+        UserError: for a row that is none, or that would make the comparison unfair.
+    """
+    given = rows.get(row)
+    if isinstance(given, str):
+        if given not in shipped() and not os.path.isfile(locate(given)):
+            raise UserError(f"rows.{row}: {unknown_choice('recipe, or its file', given, names())}")
+        return _by_file(row, str(shipped().get(given, given)), shared)
+    if given is None:
+        if row not in METHODS and ":" not in row and row not in shipped():
+            choices = dict.fromkeys([*rows, *METHODS, *names()])
+            raise UserError(f"methods: {unknown_choice('row, method or recipe', row, choices)}")
+        if row not in METHODS and ":" not in row:
+            return _by_file(row, str(shipped()[row]), shared)
+        given = {}
+    if not isinstance(given, Mapping):
+        raise UserError(
+            f"rows.{row}: expected sections such as method, or a recipe's file or name, got {given!r}"
+        )
+    own = tidy(given)
+    _require_fair(row, own, shared)
+    own["method"] = _named(row, own.get("method", {}))
+    heeded = find_method(own["method"]["name"]).sections
+    kept = {name: value for name, value in shared.items() if name not in SECTIONS or name in heeded}
+    return merged(kept, own)
+
+
+def unequal(jobs: Mapping[str, Job]) -> str:
+    """Options that differ between rows, methods' own aside: ``batch_size 64 (frugal: 32); lr 0.1``."""
+    options = {row: dict(flatten(document(job), ())) for row, job in jobs.items()}
+    keys = dict.fromkeys(key for each in options.values() for key in each)
+    found = []
+    for key in ["method.batch_size", *(key for key in keys if key.startswith(("student.", "schedule.")))]:
+        values = {row: str(each.get(key) or "none") for row, each in options.items()}
+        usual = statistics.mode(values.values())
+        others = [f"{row}: {value}" for row, value in values.items() if value != usual]
+        found += [f"{key.partition('.')[2]} {usual} ({', '.join(others)})"] if others else []
+    return "; ".join(found)
+
+
+def _by_file(row: str, file: str, shared: Content) -> Content:
+    recipe = whole(tidy(load_yaml(locate(file))))
+    student = recipe.get("student", {})
+    if isinstance(student, dict):
+        fixed = {name: value for name, value in _section(shared, "student").items() if name in EQUAL}
+        recipe["student"] = {name: value for name, value in student.items() if name not in EQUAL} | fixed
+    recipe["method"] = _named(row, recipe.get("method", {}))
+    equal = {name: value for name, value in shared.items() if name not in OF_A_ROW}
+    return equal | {name: value for name, value in recipe.items() if name in OF_A_ROW}
+
+
+def _require_fair(row: str, own: Content, shared: Content) -> None:
+    for name in own:
+        if name not in OF_A_ROW:
+            hint = did_you_mean(name, OF_A_ROW)
+            raise UserError(
+                f"rows.{row}.{name}: expected one of {', '.join(OF_A_ROW)}; the rest is shared{hint}"
+            )
+    student = own.get("student", {})
+    for name, key in EQUAL.items():
+        value = student.get(name) if isinstance(student, dict) else None
+        if value is not None and value != _section(shared, "student").get(name):
+            raise UserError(
+                f"rows.{row}.student.{name}: is equal in every row of a comparison; set {key} instead"
+            )
+
+
+def _named(row: str, method: Any) -> Content:
+    """The row's method section with the method's name: its own, or the row's."""
+    if not isinstance(method, dict):
+        raise UserError(f"rows.{row}.method: expected a method or its options, got {method!r}")
+    if "name" not in method and row not in METHODS and ":" not in row:
+        raise UserError(f"rows.{row}: expected method: {{name: ...}}, one of {', '.join(METHODS)}")
+    name = str(method.get("name", row))
+    try:
+        find_method(name)
+    except UserError as error:
+        raise UserError(f"rows.{row}.{str(error).removeprefix('--')}") from error
+    return {"name": name, **method}
+
+
+def _section(content: Content, name: str) -> Content:
+    section = content.get(name)
+    return section if isinstance(section, dict) else {}

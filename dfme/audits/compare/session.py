@@ -1,0 +1,273 @@
+"""Run a comparison from plan to files: finished cells are kept, others run, tables written."""
+
+import json
+import shlex
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pkgutil import resolve_name
+
+from dfme.audits.compare.engines import ENGINES, EXTRAS, LOST, STOPPED, Task
+from dfme.audits.compare.engines.pool import WorkerPool
+from dfme.audits.compare.figures import ComparisonResult, Outcome, cut_off, read_figures
+from dfme.audits.compare.plan import OPTIONS, Cell, ComparisonPlan, as_asked
+from dfme.audits.compare.processes import last_line
+from dfme.audits.compare.rehearsal import rehearse
+from dfme.audits.compare.rows import unequal
+from dfme.audits.compare.table import as_csv, as_json, markdown, overview
+from dfme.config.yaml_files import dump_yaml, sealed
+from dfme.errors import DfmeError, UserError
+from dfme.files import make_folder, write_text
+from dfme.methods import find_method
+from dfme.report.console import duration, teacher_name
+from dfme.report.summary_file import read_summary
+from dfme.report.terminal import StatusLine, wrapped
+from dfme.run.interrupt import Interrupt
+from dfme.run.job import config_hash, consent_flags, document, resume_command
+from dfme.run.lock import DirectoryLock
+from dfme.spec import LabelMode
+from dfme.students.losses import make_distance
+
+
+def compare(
+    plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None], across: int | None = None
+) -> int:
+    """Run what is left of the comparison; the exit code: 0, 1 if a cell failed, 130 if it was stopped.
+
+    ``line`` says how far it is, ``show`` the tables at the end, whose lines are of ``across`` letters. Report
+    and data are written after every cell, the curves at the end.
+
+    Raises:
+        UserError: for cells that cannot work, before any is started, or a directory in use.
+        TeacherError: from a teacher that does not answer.
+    """
+    session = Session(plan, not_applicable(plan.runs), line)
+    if rehearsal := rehearse(plan, session.waiting, line.note):
+        session.sharing = rehearsal.sharing
+    command = resume_command(plan.out, plan.cells[0].job, "compare")
+    if plan.engine_options:  # which no file keeps
+        command += f" --engine-options {shlex.quote(plan.engine_words)}"
+    again = f"stopped; all that was paid is kept; go on with:\n  {command}"
+    make_folder(plan.out / "cells")
+    lock = DirectoryLock(plan.out)
+    try:
+        if lock.note:
+            line.note(lock.note)
+        write_text(plan.out / OPTIONS, sealed(dump_yaml(plan.options)))
+        with Interrupt(announce=True) as interrupt:
+            stopped = session.run(interrupt.requested)
+    except KeyboardInterrupt:
+        line.note(again)
+        raise
+    finally:
+        line.close()
+        lock.close()
+    from dfme.audits.compare.picture import draw
+
+    findings = session.findings()
+    draw(findings, plan.files[2])
+    text = f"teacher: {findings.facts['teacher']}\n\n{overview(findings, across)}"
+    show(wrapped(text, across, "  ") + "\n\n" + "\n".join(str(file) for file in plan.files if file.exists()))
+    if stopped and plan.engine == "commands":
+        line.note(f"when they have run, make the table with:\n  {command}")
+    elif stopped:
+        line.note(again)
+        return 130
+    return 1 if any(outcome.state == "failed" for outcome in findings.outcomes) else 0
+
+
+class Session:
+    """Outcomes of a comparison's cells as they come in; ``reasons``: those of cells that are not run."""
+
+    def __init__(self, plan: ComparisonPlan, reasons: dict[str, str], line: StatusLine) -> None:
+        self._plan = plan
+        self._line = line
+        self._unequal = unequal({cell.row: cell.job for cell in plan.cells})
+        self._asked: dict[str, int] = {}
+        self._again: Counter[str] = Counter()
+        self._due: dict[str, Cell] = {}
+        engine = resolve_name(ENGINES[plan.engine])
+        self._engine: WorkerPool[Cell] = engine(plan, self._task, line.note)
+        self._outcomes = {cell.name: self._before(cell, reasons.get(cell.name)) for cell in plan.runs}
+        self.sharing = 0
+
+    @property
+    def runs(self) -> list[Outcome]:
+        """State of every run, whatever a quota leaves of it."""
+        return [*self._outcomes.values()]
+
+    @property
+    def waiting(self) -> list[Cell]:
+        """The cells that are still to be run."""
+        return [each.cell for each in self.runs if each.state == "waiting"]
+
+    def run(self, stopped: Callable[[], bool]) -> bool:
+        """Run every waiting cell; True if stopped before the last had finished. ``sharing``: as rehearsed."""
+        if kept := sum(outcome.state == "finished" for outcome in self._outcomes.values()):
+            self._line.note(f"{kept} cells were finished before and are kept")
+        self._write()
+        self._started = time.monotonic()
+        self._due = {cell.name: cell for cell in self.waiting}
+        self._engine.run(
+            self.waiting, lambda cell, code: self._ended(cell, code, stopped()), stopped, self._watch
+        )
+        self._watch()
+        return bool(self.waiting)
+
+    def _images(self) -> int:
+        """Charged so far, of all cells that were to be run, as far as their records tell."""
+        for cell in self._engine.running:
+            try:
+                record = json.loads(last_line(self._plan.directory(cell) / "metrics.jsonl"))
+                self._asked[cell.name] = int(record["queries"])
+            except (ValueError, LookupError, TypeError):  # none yet, or half of one
+                continue
+        known = {name: figures.spent for name in self._due if (figures := self._outcomes[name].figures)}
+        return sum((self._asked | known).values())
+
+    def _watch(self) -> None:
+        """Draw how far the cells are that were to be run."""
+        if not (self._line.live and self._due):
+            return
+        images = self._images()
+        every = sum(cell.budget for cell in self._due.values())
+        running = self._engine.running
+        ended = len(self._due) - len(self.waiting)
+        parts = [f"{ended} of {len(self._due)} cells done, {len(running)} running"]
+        parts.append(f"{images:,}/{every:,} images")
+        if 0 < images < every:
+            parts.append(f"{duration((time.monotonic() - self._started) * (every - images) / images)} left")
+        self._line.show(images / every, parts, [cell.name for cell in running])
+
+    def _before(self, cell: Cell, reason: str | None) -> Outcome:
+        """Facts of a cell before anything runs: it may be finished by an earlier call."""
+        if reason is not None:
+            return Outcome(cell, "not applicable", reason)
+        directory = self._plan.directory(cell)
+        waiting = Outcome(cell, "waiting")
+        try:
+            summary = read_summary(directory / "summary.json")
+            known = summary is not None and summary.get("config_hash") == config_hash(cell.job)
+            if summary is None or not known or summary["budget"] < cell.budget:
+                return waiting
+            return Outcome(cell, "finished", figures=read_figures(directory))
+        except DfmeError:  # damaged: the run itself says what, or writes it again
+            return waiting
+
+    def _task(self, cell: Cell) -> Task:
+        """Task that begins or resumes a cell's run."""
+        if not self._line.live and self._plan.engine != "commands":
+            self._line.note(f"{cell.name}: {'begun' if self._plan.engine == 'local' else 'queued'}")
+        directory = self._plan.directory(cell)
+        make_folder(directory)
+        recipe = directory.with_name(f"{cell.name}.yaml")
+        log = directory.with_name(f"{cell.name}.log")
+        job = as_asked(cell.job, self.sharing, self._plan.engine in EXTRAS)
+        write_text(recipe, sealed(dump_yaml(document(job))))
+        words = ("extract", "--config", str(recipe), "--out", str(directory), "--resume", "auto")
+        return Task((*words, *consent_flags(cell.job)), log, directory, cell.job.config.device)
+
+    def _ended(self, cell: Cell, code: int, stopping: bool) -> bool:
+        """Read what a cell left and report it; True if it should restart at once, since it was killed."""
+        if code < 0 and not stopping and self._again[cell.name] < self._plan.retries:
+            self._again[cell.name] += 1
+            retry = f"and is gone on with (retry {self._again[cell.name]})"
+            self._line.note(f"{cell.name}: {_killed(code)}, {retry}")
+            return True
+        outcome = self._outcomes[cell.name] = self._after(cell, code, stopping)
+        ended = len(self._due) - len(self.waiting)
+        self._line.note(f"[{ended}/{len(self._due)}] {outcome.cell.name}: {_in_a_line(outcome)}")
+        self._write()
+        return False
+
+    def _after(self, cell: Cell, code: int, stopping: bool) -> Outcome:
+        directory = self._plan.directory(cell)
+        if code == 0:
+            try:
+                return Outcome(cell, "finished", figures=read_figures(directory))
+            except DfmeError as error:
+                return Outcome(cell, "failed", str(error))
+        if stopping or code == STOPPED:
+            return Outcome(cell, "waiting")
+        log = directory.with_name(f"{cell.name}.log")
+        ended = f"{_killed(code)}; what was paid is kept" if code < 0 else ""
+        said = [text for text in (ended, last_line(log)) if text] or [f"exit code {code}, and nothing said"]
+        return Outcome(cell, "failed", f"{'; '.join(said)} ({log})")
+
+    def findings(self) -> ComparisonResult:
+        plan = self._plan
+        made_with = dict.fromkeys(each.figures.made_with for each in self._outcomes.values() if each.figures)
+        facts = {
+            "teacher": teacher_name(document(plan.cells[0].job)["teacher"]),
+            "command": shlex.join(plan.command),
+            "seeds": ", ".join(dict.fromkeys(str(cell.seed) for cell in plan.cells)),
+            "student steps": f"{plan.student_steps:,} of each student",
+            "machine": self._engine.manner,
+            "made with": "; ".join(made_with) or "nothing yet",
+        }
+        outcomes = tuple(self._seen_by(cell) for cell in plan.cells)
+        return ComparisonResult(f"Comparison {plan.name}", facts, outcomes, self._unequal, plan.bills)
+
+    def _seen_by(self, cell: Cell) -> Outcome:
+        """State of the cell's run, as far as a quota of the cell lets it come."""
+        of_run = self._outcomes[cell.name]
+        limit = cell.attempt.limit
+        figures = of_run.figures and (cut_off(of_run.figures, limit) if limit else of_run.figures)
+        shared = "" if of_run.cell == cell else of_run.cell.attempt.defence
+        return replace(of_run, cell=cell, figures=figures, shared=shared)
+
+    def _write(self) -> None:
+        findings = self.findings()
+        report, data, _, cells = self._plan.files
+        write_text(report, markdown(findings))
+        write_text(data, as_json(findings))
+        write_text(cells, as_csv(findings))
+
+
+def _killed(code: int) -> str:
+    """End of a cell that has no exit code."""
+    if code == LOST:
+        return "lost with its worker, which was killed or preempted, or whose node is gone"
+    return f"killed by signal {-code}" + " (the system does that when memory runs out)" * (
+        code == -signal.SIGKILL
+    )
+
+
+def _in_a_line(outcome: Outcome) -> str:
+    if outcome.figures is None:
+        return {"waiting": "stopped and kept", "failed": f"FAILED: {outcome.reason}"}[outcome.state]
+    found = outcome.figures
+    shares = {"agreement": found.agreement, "accuracy": found.accuracy}
+    known = [f"{name} {value:.2%}" for name, value in shares.items() if value is not None]
+    return ", ".join([*known, f"{found.seconds:,.1f} s"])
+
+
+def not_applicable(cells: Iterable[Cell]) -> dict[str, str]:
+    """Names and reasons of cells whose method or attacker cannot learn from such answers.
+
+    Raises:
+        UserError: for a loss that a row names and that does not fit its answers, or where nothing is left to
+            run.
+    """
+    reasons: dict[str, str] = {}
+    problems: dict[str, None] = {}
+    for cell in (every := list(cells)):
+        able = find_method(cell.job.method).load().label_modes
+        config = cell.job.config
+        form = config.answers.mode(LabelMode.parse(cell.mode))
+        if cell.attempt.reason or form.kind not in able:
+            reasons[cell.name] = (
+                cell.attempt.reason or f"{cell.job.method} needs answers of {' or '.join(able)}"
+            )
+            continue
+        try:
+            make_distance(config.answers.loss(config.student.loss), form)
+        except UserError as error:
+            problems[f"row {cell.row}: {error}"] = None
+    if len(reasons) == len(every):
+        problems |= dict.fromkeys(f"row {cell.row}: {reasons[cell.name]}" for cell in every)
+    if problems:
+        raise UserError("; ".join(problems))
+    return reasons

@@ -1,0 +1,342 @@
+"""Images and answers that are paid for, kept to train on again: the last ones, in memory or on disk."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dfme.errors import RunError
+from dfme.files import disk_error, make_folder, open_file, replacing
+from dfme.spec import ImageSpec
+
+DTYPES = {torch.uint8: "|u1", torch.float32: "<f4", torch.int64: "<i8"}
+"""How each kind of number stands in the file: little-endian, on every machine."""
+
+ADVICE = "restore the file as the run left it, or start a new run in another --out"
+
+
+class DiskStore:
+    """Items by number in a file of ``folder``, which is made by the first ``write``: a ring of rows.
+
+    A row holds a coded image, its answer, and a checksum that includes the item's number. Item n lies in row
+    n modulo the number of rows. A checkpoint holds no items, so a row that one of the two kept checkpoints
+    needs is not overwritten: the file gets more rows instead. Rows are read by ``pread``: pages of a memory
+    map count as the process's own, and a file cut short by somebody else would kill the process. RunError
+    where the disk refuses.
+    """
+
+    def __init__(self, folder: Path, capacity: int, coding: Coding) -> None:
+        self._path = folder / "items.bin"
+        self._rows = rows_for(capacity)
+        self._coding = coding
+        self._row: np.dtype[Any] | None = None
+        self._needed = [0, 0]  # the oldest item that each of the two kept checkpoints holds
+        self._fd = -1
+        self._writable = False
+
+    def write(self, first: int, coded_BCHW: Tensor, answers: Tensor) -> None:
+        """Write items ``first`` and on, whatever lies in their rows."""
+        row = self._row or self._row_of(tuple(answers.shape[1:]), DTYPES[answers.dtype])
+        items = np.empty(len(coded_BCHW), row)
+        items["image"] = coded_BCHW.detach().cpu().numpy()
+        items["answer"] = answers.detach().cpu().numpy()
+        contents = items.view("u1").reshape(len(items), row.itemsize)[:, :-CRC_BYTES]
+        items["crc"] = [zlib.crc32(content, number) for number, content in enumerate(contents, first)]
+        self._row = row
+        try:
+            if not self._writable:
+                self._open_to_write(new=first == 0)
+            if first + len(items) - self._needed[0] > self._rows:
+                self._enlarge(first, first + len(items))
+            place = first % self._rows
+            self._write_at(place, items[: self._rows - place])
+            self._write_at(0, items[self._rows - place :])
+        except OSError as error:
+            raise disk_error("write", self._path, error) from error
+
+    def read(self, slots_B: Tensor) -> tuple[Tensor, Tensor]:
+        """The coded images and the answers of these items, on the CPU."""
+        items = np.frombuffer(b"".join([self._item(slot) for slot in slots_B.tolist()]), self._row)
+        return torch.from_numpy(items["image"].copy()), torch.from_numpy(items["answer"].copy())
+
+    def state_dict(self, first: int, end: int) -> dict[str, Any]:
+        """State for a checkpoint beside the file, which is on the disk when this returns."""
+        try:
+            if self._writable:
+                os.fsync(self._fd)
+        except OSError as error:
+            raise disk_error("write", self._path, error) from error
+        if first > self._needed[1]:
+            self._needed = [self._needed[1], first]
+        answer = None if self._row is None else self._row["answer"]
+        form = None if answer is None else [list(answer.shape), answer.base.str]
+        return {"kind": "disk", "needed": list(self._needed), "answer": form}
+
+    def load_state_dict(self, state: dict[str, Any], first: int, end: int) -> None:
+        """Load items ``first`` to ``end``; nothing in the folder is changed.
+
+        Raises RunError for a file that is missing or cut short.
+        """
+        before, last = state["needed"]
+        self.close()
+        self._needed = [before, last]
+        self._row = None
+        if end:
+            shape, dtype = state["answer"]
+            self._row = self._row_of(tuple(shape), dtype)
+            self._open_to_read(end - first)
+
+    def close(self) -> None:
+        """Close the file; closing twice is no error."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+        self._writable = False
+
+    def _row_of(self, answer: tuple[int, ...], dtype: str) -> np.dtype[Any]:
+        image = ("image", DTYPES[self._coding.dtype], self._coding.spec.shape)
+        return np.dtype([image, ("answer", dtype, answer), ("crc", "<u4")])
+
+    def _size(self) -> int:
+        assert self._row is not None, "nothing was added yet"
+        return self._row.itemsize
+
+    def _open_to_read(self, held: int) -> None:
+        try:
+            with open_file(self._path) as file:
+                self._fd = os.dup(file.fileno())
+        except OSError as error:
+            raise RunError(f"{self._path}: cannot read kept answers: {error.strerror}; {ADVICE}") from error
+        size = os.fstat(self._fd).st_size
+        self._rows = size // self._size()
+        if self._rows < held or size % self._size():
+            raise RunError(
+                f"{self._path}: expected at least {held} kept answers of {self._size()} bytes, got {size} "
+                f"bytes; {ADVICE}"
+            )
+
+    def _open_to_write(self, new: bool = False) -> None:
+        """Open the file, never through a link; a new one takes disk only where it is written."""
+        self.close()
+        make_folder(self._path.parent)
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT | os.O_TRUNC if new else 0)
+        self._fd = os.open(self._path, flags, 0o644)
+        self._writable = True
+        if new:
+            os.ftruncate(self._fd, self._rows * self._size())
+
+    def _enlarge(self, first: int, end: int) -> None:
+        """Move the needed items before ``first`` to a file that has rows up to ``end`` too."""
+        rows = max(self._rows + self._rows // 4, end - self._needed[0])
+        size = self._size()
+        with replacing(self._path) as file:
+            file.truncate(rows * size)
+            for number in range(self._needed[0], first):
+                file.seek(number % rows * size)
+                file.write(os.pread(self._fd, size, number % self._rows * size))
+        self._rows = rows
+        self._open_to_write()
+
+    def _write_at(self, place: int, items: np.ndarray[Any, Any]) -> None:
+        start = place * self._size()
+        rest = memoryview(items.tobytes())
+        while rest:  # a full disk takes a part, and refuses the rest
+            written = os.pwrite(self._fd, rest, start)
+            start += written
+            rest = rest[written:]
+
+    def _item(self, number: int) -> bytes:
+        size = self._size()
+        item = os.pread(self._fd, size, number % self._rows * size)
+        crc = zlib.crc32(item[:-CRC_BYTES], number).to_bytes(CRC_BYTES, "little")
+        if len(item) != size or item[-CRC_BYTES:] != crc:
+            raise RunError(f"{self._path}, item {number}: is cut short, or not as it was written; {ADVICE}")
+        return item
+
+
+CRC_BYTES = 4
+"""Bytes of the checksum of an item on disk."""
+
+
+def rows_for(capacity: int) -> int:
+    """Rows of a file for ``capacity`` items and those that the checkpoints before need."""
+    return capacity + capacity // 4 + 1
+
+
+@dataclass(frozen=True)
+class Coding:
+    """The form in which images of ``spec`` are kept: numbers of levels up to 256 levels, else as they are."""
+
+    spec: ImageSpec
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of a kept image."""
+        return torch.uint8 if self.spec.levels is not None and self.spec.levels <= 256 else torch.float32
+
+    def item_bytes(self, answer: int, on_disk: bool) -> int:
+        """Bytes of one item with an answer of so many."""
+        return self.spec.numel * self.dtype.itemsize + answer + CRC_BYTES * on_disk
+
+    def encode(self, images_BCHW: Tensor) -> Tensor:
+        """Images within the bounds, float32, as they are kept."""
+        return self.spec.encode(images_BCHW) if self.dtype == torch.uint8 else images_BCHW
+
+    def decode(self, coded_BCHW: Tensor) -> Tensor:
+        """Kept images as the float32 that they were."""
+        return self.spec.decode(coded_BCHW) if coded_BCHW.dtype == torch.uint8 else coded_BCHW
+
+
+def capacity_within(size: int, spec: ImageSpec, answer: int, on_disk: bool, ever: int) -> int:
+    """Most items within ``size`` bytes, of ``ever`` in all; on disk with the rows beside them."""
+    items = size // Coding(spec).item_bytes(answer, on_disk)
+    return max(0, (items - 1) * 4 // 5) if on_disk and items < ever else items
+
+
+class MemoryStore:
+    """The last ``capacity`` items; item n lies at place n modulo the capacity.
+
+    Memory is reserved when the first batch comes.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self._capacity = capacity
+        self._device = device
+        self._images: Tensor | None = None
+        self._answers: Tensor | None = None
+
+    def write(self, first: int, coded_BCHW: Tensor, answers: Tensor) -> None:
+        """Items ``first`` and on, at most ``capacity`` of them; they take the place of the oldest."""
+        images_kept, answers_kept = self._reserved(coded_BCHW, answers)
+        start = first % self._capacity
+        head = min(len(coded_BCHW), self._capacity - start)
+        for kept, new in ((images_kept, coded_BCHW), (answers_kept, answers)):
+            kept[start : start + head] = new[:head]
+            kept[: len(new) - head] = new[head:]
+
+    def read(self, slots_B: Tensor) -> tuple[Tensor, Tensor]:
+        """The coded images and the answers of these items."""
+        assert self._images is not None, "nothing was added yet"
+        assert self._answers is not None
+        place_B = slots_B % self._capacity
+        # index_select gathers whole rows, three times as fast as indexing does on a CPU.
+        return self._images.index_select(0, place_B), self._answers.index_select(0, place_B)
+
+    def state_dict(self, first: int, end: int) -> dict[str, Any]:
+        """Copies of the items from ``first`` to ``end``, which are all that it holds, by place."""
+        held = end - first
+        return {
+            "kind": "memory",
+            "images": None if self._images is None else self._images[:held].clone(),
+            "answers": None if self._answers is None else self._answers[:held].clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], first: int, end: int) -> None:
+        """Load what ``state_dict`` gave."""
+        if held := end - first:
+            self._images = self._answers = None  # room is made for answers such as these
+            images_kept, answers_kept = self._reserved(state["images"], state["answers"])
+            images_kept[:held] = state["images"]
+            answers_kept[:held] = state["answers"]
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _reserved(self, images: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+        """Room for ``capacity`` items such as these."""
+        if self._images is None or self._answers is None:
+            self._images, self._answers = (
+                torch.empty(self._capacity, *like.shape[1:], dtype=like.dtype, device=self._device)
+                for like in (images, answers)
+            )
+        return self._images, self._answers
+
+
+class Replay:
+    """The last ``capacity`` items, first in, first out; drawn from with replacement, on ``rng``'s device.
+
+    ``folder``: where the items lie on disk, with hardly any of them in this process's memory; without one
+    they lie on ``rng``'s device.
+    """
+
+    def __init__(
+        self, capacity: int, spec: ImageSpec, rng: torch.Generator, folder: Path | None = None
+    ) -> None:
+        self.capacity = capacity
+        self.spec = spec
+        self._coding = Coding(spec)
+        self._rng = rng
+        self._device = rng.device
+        self.on_disk = folder is not None
+        self._store: MemoryStore | DiskStore = (
+            MemoryStore(capacity, rng.device) if folder is None else DiskStore(folder, capacity, self._coding)
+        )
+        self._added = 0
+
+    def __len__(self) -> int:
+        return min(self._added, self.capacity)
+
+    @property
+    def added(self) -> int:
+        """Items that were ever kept; the number of the next."""
+        return self._added
+
+    def size(self, answer: int) -> int:
+        """Bytes of its items when full, in memory or on disk, with answers of so many bytes."""
+        count = rows_for(self.capacity) if self.on_disk else self.capacity
+        return count * self._coding.item_bytes(answer, self.on_disk)
+
+    def add(self, images_BCHW: Tensor, answers: Tensor) -> None:
+        """Store a batch of paid images and answers, dropping the oldest. RunError for disk errors."""
+        images_BCHW = images_BCHW[-self.capacity :]
+        answers = answers[-self.capacity :]
+        self._store.write(self._added, self._coding.encode(images_BCHW), answers)
+        self._added += len(images_BCHW)
+
+    def sample(self, count: int) -> tuple[Tensor, Tensor]:
+        """``count`` images (float32, within the bounds) and answers, from at least one stored."""
+        assert self._added, "nothing was added yet"
+        place_B = torch.randint(len(self), (count,), generator=self._rng, device=self._device)
+        return self._read(self._oldest + (place_B - self._oldest) % self.capacity)
+
+    def batches(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All images and answers held, ``count`` at a time, the oldest first."""
+        end = self._added
+        for start in range(self._oldest, end, count):
+            yield self._read(torch.arange(start, min(start + count, end), device=self._device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """State as plain tensors and numbers; items on disk are flushed and not in it."""
+        held = len(self)
+        return {
+            "added": self._added,
+            "held": held,
+            "items": self._store.state_dict(self._oldest, self._added),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what ``state_dict`` gave. RunError for a file on disk that is missing or cut short."""
+        self._added = state["added"]
+        self._store.load_state_dict(state["items"], self._oldest, self._added)
+
+    def close(self) -> None:
+        """Close what is open on disk; closing twice is no error."""
+        self._store.close()
+
+    @property
+    def _oldest(self) -> int:
+        """The number of the oldest item held."""
+        return self._added - len(self)
+
+    def _read(self, slots_B: Tensor) -> tuple[Tensor, Tensor]:
+        coded_BCHW, answers = self._store.read(slots_B)
+        # Coded they are smallest, so they travel to an accelerator before they are images again.
+        return self._coding.decode(coded_BCHW.to(self._device)), answers.to(self._device)

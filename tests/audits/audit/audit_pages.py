@@ -1,0 +1,81 @@
+"""An audit.json of two attackers, two label modes, three defences and three seeds; its page as read."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from dfme.audits.audit.page import write_page
+
+SAMPLE = Path(__file__).with_name("audit_sample.json").read_text(encoding="utf-8")
+
+
+def audit() -> dict[str, Any]:
+    """All of it, read anew, so that a test may change it."""
+    return json.loads(SAMPLE)  # type: ignore[no-any-return]
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a browser makes of the page: its text, tables by caption as rows of cells, headings."""
+
+    text: str = ""
+    tables: dict[str, list[list[str]]] = field(default_factory=dict)
+    headings: list[tuple[str, str]] = field(default_factory=list)
+    tags: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    strong: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._open: list[str] = []
+        self._rows: list[list[str]] = []
+        self._caption = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in ("meta", "img", "wbr"):
+            self._open.append(tag)
+            self.text += " "
+        if tag == "table":
+            self._rows, self._caption = [], ""
+        elif tag == "tr":
+            self._rows.append([])
+        elif tag in ("th", "td"):
+            self._rows[-1].append("")
+        elif tag in ("h1", "h2", "h3"):
+            self.headings.append((tag, ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag, tag
+        if tag == "table":
+            assert self._caption not in self.tables
+            self.tables[self._caption] = self._rows
+
+    def handle_data(self, data: str) -> None:
+        data = re.sub(r"\s+", " ", data)
+        if "style" in self._open:
+            return
+        self.text += data
+        if "caption" in self._open:
+            self._caption += data
+        elif {"th", "td"} & {*self._open}:
+            self._rows[-1][-1] += f" {data}" if "small" in self._open else data
+        elif self._open[-1:] and self._open[-1] in ("h1", "h2", "h3"):
+            self.headings[-1] = (self._open[-1], self.headings[-1][1] + data)
+        if "strong" in self._open:
+            self.strong.append(data)
+
+    def table(self, start: str) -> list[list[str]]:
+        """The rows below the heads of the one table whose caption begins so."""
+        (rows,) = (rows for caption, rows in self.tables.items() if caption.startswith(start))
+        assert len({len(row) for row in rows}) == 1
+        return rows[1:]
+
+
+def page_of(told: dict[str, Any], folder: Path) -> Page:
+    page = Page()
+    page.feed(write_page(told, folder / "audit.html").read_text(encoding="utf-8"))
+    assert page._open == []
+    return page

@@ -1,0 +1,153 @@
+"""A teacher of one's own counts what it is asked, in a file of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dfme.oracle.ledger_log import audit
+from dfme.run.job import PROJECT
+
+pytestmark = pytest.mark.integration
+
+CLIENT = """
+import os
+import signal
+
+import torch
+
+METER = os.open("meter", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+KILL_AT = int(os.environ.get("KILL_AT", "0"))
+
+
+class Client:
+    shape, num_classes, levels = (1, 8, 8), 10, 17
+
+    def __init__(self):
+        self.weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(7))
+
+    def __call__(self, images):
+        os.write(METER, f"{len(images)}\\n".encode())
+        if KILL_AT and os.lseek(METER, 0, os.SEEK_CUR) > KILL_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if os.path.exists("broken") and len(images) < 20:
+            raise RuntimeError("gone")
+        return (3 * (images - 0.5).flatten(1) @ self.weight).softmax(1)
+"""
+WORDS = ["audit", "--teacher", "client:Client", "--evaluation.dataset", "digits", "--evaluation.limit", "60"]
+WORDS += "--student.arch cnn_small --evaluation.points 2 --budget 160 --student-steps 20".split()
+WORDS += ["--twin", "none", "--price-per-1000", "2", "--jobs", "1"]
+LOCAL = ["--own-teacher", "local", "--defences", "lattice:n=10", "--label-modes", "probabilities,label"]
+LOCAL += ["--teacher.watch", "labels", "--teacher.benign", "digits"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "client.py").write_text(CLIENT)
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*words: str, kill_at: int = 0) -> subprocess.CompletedProcess[str]:
+    """A command line in a process of its own."""
+    path = os.pathsep.join([str(PROJECT), str(Path.cwd())])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "KILL_AT": str(kill_at)}
+    command = [sys.executable, "-m", "dfme", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def asked() -> int:
+    """Images that the teacher was asked, by its own count."""
+    meter = Path("meter")
+    return sum(map(int, meter.read_text().split())) if meter.exists() else 0
+
+
+def test_an_api_is_asked_by_attacks_alone_and_the_bill_is_its_own_count() -> None:
+    done = run(*WORDS, "--total", "160", "--out", "a")
+    assert done.returncode == 0, done.stderr
+    line = "1 attack of 160 images may be charged 160 in all; 60 more to score the copies; cost at most 0.44"
+    assert line in done.stderr
+    told = json.loads(Path("a/audit.json").read_text())
+    ledger = told["ledger"]
+    assert asked() == ledger["served"] == 220
+    assert (ledger["images"], ledger["evaluation"], ledger["benign"], ledger["cost"]) == (160, 60, 0, 0.44)
+    why = {each["what"]: each["why"] for each in told["not_run"]}
+    assert "--own-teacher local" in why["defences"]
+    assert why["detection"] == why["defences"]
+
+
+def test_a_local_one_is_measured_whole_and_every_image_is_in_a_ledger_once() -> None:
+    done = run(*WORDS, *LOCAL, "--out", "a")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(Path("a/audit.json").read_text())
+    assert (told["detection"]["benign"] != [], len(told["utility"])) == (True, 3)
+    ledger = told["ledger"]
+    assert asked() == ledger["served"]
+    assert ledger["served"] == ledger["images"] + ledger["evaluation"] + ledger["benign"]
+    measured = audit(Path("a/benign/ledger.jsonl")).benign_queries
+    most = int(done.stderr.split("and at most ")[1].split()[0].replace(",", ""))
+    assert 5_000 < measured < ledger["benign"] <= most
+    before = asked()
+    assert run("audit", "--resume", "--out", "a").returncode == 0  # what is known is not asked again
+    assert asked() == before
+
+
+def test_killed_while_it_measures_it_asks_nothing_twice() -> None:
+    assert run(*WORDS, *LOCAL, "--out", "whole").returncode == 0
+    kill_at = Path("meter").stat().st_size // 2  # in the midst of detection, which asks by far the most
+    whole = json.loads(Path("whole/audit.json").read_text())
+    total = asked()
+    Path("meter").unlink()
+    assert run(*WORDS, *LOCAL, "--out", "cut", kill_at=kill_at).returncode < 0
+    done = run("audit", "--resume", "--out", "cut")
+    assert done.returncode == 0, done.stderr
+    cut = json.loads(Path("cut/audit.json").read_text())
+    assert asked() == cut["ledger"]["served"]
+    assert asked() - total <= 100  # the one request in flight
+    assert cut["detection"] == whole["detection"]
+    assert cut["utility"] == whole["utility"]
+
+
+def test_what_failed_attacks_asked_is_paid_for_and_decides_no_limit() -> None:
+    Path("broken").touch()  # the attack's own small requests fail, the evaluation's do not
+    done = run(*WORDS, "--acceptable", "agreement=0.9", "--out", "a")
+    assert done.returncode == 1, done.stderr
+    told = json.loads(Path("a/audit.json").read_text())
+    assert asked() == told["ledger"]["served"] > 0
+    assert told["cells"][0]["spent"] > 0
+    assert told["verdicts"][0]["pass"] is None
+    assert "NOT KNOWN: you want at most 90.0% agreement" in done.stdout
+
+
+def test_a_dry_run_asks_nothing_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    done = run(*WORDS, "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 attack of 160 images may be charged 160 in all" in done.stdout
+    for text in ("cost at most 0.44", "time        at least", "left out    defences: ", "attackers   frugal"):
+        assert text in done.stdout
+    assert (asked(), {path.name for path in Path().iterdir()} - {"__pycache__", "meter"}) == (
+        0,
+        {"client.py"},
+    )
+
+
+def test_utility_asks_only_who_is_said_to_answer_for_nothing_and_counts_it() -> None:
+    words = ["utility", *WORDS[1:7], "--teacher.defences", "lattice:n=10,label", "--price-per-1000", "2"]
+    refused = run(*words, "--out", "u")
+    assert (refused.returncode, asked(), Path("u").exists()) == (2, 0, False)
+    assert refused.stderr.startswith(
+        "dfme: --own-teacher: expected local, since client:Client would be asked"
+    )
+    done = run(*words, "--own-teacher", "local", "--out", "u")
+    assert done.returncode == 0, done.stderr
+    assert asked() == audit(Path("u/benign/ledger.jsonl")).served <= 180  # three streams of 60, once each
+    assert f"the teacher was asked {asked():,} images, which cost {asked() * 0.002:,.2f}" in done.stderr
+
+
+def test_a_twin_without_weights_is_found_before_anything_is_asked() -> None:
+    done = run(*WORDS, "--twin", "/etc/passwd", "--out", "a")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--twin /etc/passwd: expected the weights of a net" in done.stderr
+    assert (asked(), Path("a").exists()) == (0, False)

@@ -1,0 +1,130 @@
+"""Audits whole, of real attacks: worked out again by a stranger, killed and gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stranger import work_out_again
+
+from dfme.audits.compare.engines import ENGINES, Task
+from dfme.audits.compare.plan import Cell
+from dfme.audits.compare.processes import free
+from dfme.cli.main import main
+from dfme.run.job import PROJECT
+
+pytestmark = pytest.mark.integration
+
+WORDS = ["audit", "--budget", "200", "--student.arch", "cnn_small", "--evaluation.points", "4"]
+WORDS += ["--teacher.watch", "labels"]
+SMALL = ["--label-modes", "probabilities", "--defences", "none", "--twin", "none", "--transfer", "false"]
+
+
+class Here:
+    """An engine that runs its cells one after the other in this process; where one is to fail, it does."""
+
+    manner, failing = "here", ""
+
+    def __init__(self, _: object, task: Callable[[Cell], Task], tell: object) -> None:
+        self._task, self.running = task, list[Cell]()
+
+    def run(self, cells: Iterable[Cell], ended: Callable[[Cell, int], bool], *_: object) -> None:
+        for cell in cells:
+            task = self._task(cell)
+            free(task.directory)  # of one that a kill has left
+            ended(cell, 1 if self.failing and self.failing in cell.name else main(list(task.words)))
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(ENGINES, "local", f"{__name__}:Here")
+    monkeypatch.setattr(Here, "failing", "")
+    monkeypatch.chdir(tmp_path)
+
+
+def told(out: str = "a") -> dict[str, Any]:
+    return json.loads(Path(out, "audit.json").read_text())  # type: ignore[no-any-return]
+
+
+def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--label-modes", "probabilities,label", "--defences", "lattice:n=10,quota:images=100"]
+    limits = "--acceptable queries_to_50=200,queries_to_95=200,agreement=0.999 --price-per-1000 1.5".split()
+    code = main([*WORDS, *words, *limits, "--budget", "400", "--student-steps", "300", "--out", "a"])
+    audit = work_out_again(Path("a"))
+    assert code == (0 if all(each["pass"] for each in audit["verdicts"]) else 4)
+    assert audit["made"]["finished"] is True
+    # it learns, so that there is something to count
+    assert audit["price"][0]["queries_to"]["0.5"][0] is not None
+    assert [each["defence"] for each in audit["defences"]][:3] == ["none", "lattice:n=10", "quota:images=100"]
+    out = capsys.readouterr().out
+    assert all(sentence.split()[-1] in out for sentence in audit["headline"]["sentences"])
+    card = Path("a/model_card.md").read_text()
+    assert card.startswith("## Extraction resistance\n")
+    assert all(text in card for text in (*audit["headline"]["sentences"], *audit["limits"]))
+    assert Path("a/audit.html").stat().st_size > 10_000
+
+    before = {path: path.stat().st_mtime_ns for path in Path("a").glob("cells/*/summary.json")}
+    kept = [
+        Path("a", name).stat().st_mtime_ns
+        for name in ("utility.json", "detection.json", "examined/found.json")
+    ]
+    assert main(["audit", "--resume", "--out", "a"]) == code
+    again = told()
+    assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing was run, or measured, twice
+    assert [
+        Path("a", name).stat().st_mtime_ns
+        for name in ("utility.json", "detection.json", "examined/found.json")
+    ] == kept
+    assert again["made"]["command"] == audit["made"]["command"]  # how to make it, not how it went on
+    apart = {"made", "tool"}
+    assert {k: v for k, v in again.items() if k not in apart} == {
+        k: v for k, v in audit.items() if k not in apart
+    }
+
+
+def test_limits_cells_that_fail_and_a_total_have_codes_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*WORDS, *SMALL, "--total", "100", "--out", "t"]) == 2
+    assert "1 attack of 200 images may be charged 200 in all, more than 100" in capsys.readouterr().err
+    assert not Path("t").exists()
+    assert main([*WORDS, *SMALL, "--acceptable", "agreement=0.01", "--total", "200", "--out", "a"]) == 4
+    (verdict,) = told()["verdicts"]
+    assert (verdict["pass"], verdict["value"]) == (False, told()["price"][0]["agreement"][0])
+    monkeypatch.setattr(Here, "failing", "seed1")
+    words = ["--seeds", "0,1", "--acceptable", "agreement=1", "--total", "400", "--resume", "--out", "a"]
+    assert main([*WORDS, *SMALL, *words]) == 1
+    audit = told()
+    assert audit["price"][0]["agreement"][1] is None
+    assert (audit["price"][0]["state"], audit["cells"][1]["state"]) == ("failed", "failed")
+    assert any(each["what"] == "frugal with probabilities, seed 1" for each in audit["not_run"])
+    assert audit["headline"]["best_agreement"]["n"] == 1
+
+
+def test_killed_in_the_middle_it_goes_on_and_comes_to_the_same() -> None:
+    words = [*WORDS, *SMALL, "--seeds", "0,1"]
+    assert main([*words, "--out", "whole"]) == 0
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "dfme", *words, "--out", "cut"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    ledger = next(Path("whole").glob("cells/*/ledger.jsonl")).parent.name
+    charges = Path("cut/cells", ledger, "ledger.jsonl")
+    deadline = time.monotonic() + 60
+    while not (charges.exists() and b"student" in charges.read_bytes()):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert told("cut")["made"]["finished"] is False  # what was found before is on file
+    assert main(["audit", "--resume", "--out", "cut"]) == 0
+    whole, cut = work_out_again(Path("whole")), told("cut")
+    assert cut["made"]["finished"] is True
+    for name in ("headline", "price", "verdicts", "fidelity", "pareto", "detection"):
+        assert cut[name] == whole[name]

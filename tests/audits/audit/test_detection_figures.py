@@ -1,0 +1,114 @@
+"""The figures of detection: against brute force, arithmetic, and a second bootstrap."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from dfme.audits.audit.detection import auroc, joined, share_at_most
+
+
+def brute(attacks: list[float], benign: list[float]) -> float:
+    pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a in attacks for b in benign]
+    return sum(pairs) / len(pairs)
+
+
+def test_auroc_is_that_of_brute_force_and_half_for_equal_scores() -> None:
+    rng = random.Random(3)
+    for _ in range(20):
+        attacks, benign = ([float(rng.randrange(6)) for _ in range(rng.randrange(1, 21))] for _ in range(2))
+        assert auroc({0: attacks}, benign)[0] == pytest.approx(brute(attacks, benign))
+        by_seed = {each: attacks[each::3] for each in range(min(3, len(attacks)))}
+        assert auroc(by_seed, benign)[0] == pytest.approx(brute(attacks, benign))
+    assert auroc({0: [1.0] * 4}, [1.0] * 7) == (0.5, [0.5, 0.5])
+    assert auroc({0: [math.inf, 2.0]}, [1.0])[0] == 1.0
+
+
+def test_the_interval_is_a_bootstrap_over_sessions_and_seeds() -> None:
+    rng = random.Random(5)
+    benign = [rng.gauss(0, 1) for _ in range(30)]
+    single = {seed: [rng.gauss(1, 1)] for seed in range(12)}
+    found = auroc(single, benign)[1]
+    again = []
+    for _ in range(1_000):  # by another generator, one session after the other
+        attacks = [single[rng.randrange(12)][0] for _ in range(12)]
+        again.append(brute(attacks, [rng.choice(benign) for _ in range(30)]))
+    again.sort()
+    assert found == pytest.approx([again[25], again[974]], abs=0.02)
+    assert found == auroc(single, benign)[1]
+    # four cells of one seed are one unit: they tell no more than one of them
+    assert auroc({seed: own * 4 for seed, own in single.items()}, benign)[1] == pytest.approx(found)
+    # infinite statistics have an order as well
+    assert auroc({0: [math.inf]}, [math.inf, math.inf]) == (0.5, [0.5, 0.5])
+
+
+def test_a_rate_is_bounded_by_the_independent_units_behind_it() -> None:
+    assert share_at_most(0, 36_000, 180) == pytest.approx(3 / 180)  # "fewer than 167 per 10,000", never 0
+    assert share_at_most(0, 10, 2) == 1.0
+    # Wilson's upper end solves (p - r)^2 = z^2 p (1 - p) / n; of 100 of 1,000 with 180 units behind them:
+    upper = share_at_most(100, 1_000, 180)
+    assert (upper - 0.1) ** 2 == pytest.approx(1.959964**2 * upper * (1 - upper) / 180)
+    assert upper > 0.1
+    assert share_at_most(600, 600, 180) == 1.0
+    rates = [share_at_most(each, 12_000, 180) for each in range(0, 12_001, 100)]
+    assert rates == sorted(rates)
+
+
+def cell(name: str, seed: int, first: int | None, largest_600: float | None, **more: Any) -> dict[str, Any]:
+    found = {"first_alarm": first, "alarms": 3, "largest": 9.0, "largest_600": largest_600, "threshold": 1.0}
+    watch = {"images": 3_000, "on_alarm": "log", "detectors": {"pairs": found}}
+    own = {"name": name, "row": "dfme", "mode": "label", "defence": "none", "seed": seed, "constant": 0.11}
+    return {**own, "curve": [[256, 0.3], [1_024, 0.5], [3_000, 0.8]], "watch": watch, **more}
+
+
+MEASURED: dict[str, Any] = {
+    "session": 600,
+    "benign_largest": {"pairs": {"random order": [0.1, 0.4, 0.2], "corrupted": [0.5, 0.5, 0.5]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "worth"),
+    [(None, None), (1, 0.11), (255, 0.11), (256, 0.3), (1_023, 0.3), (1_024, 0.5), (9_999, 0.8)],
+)
+def test_what_the_copy_was_worth_is_read_off_the_cells_own_curve(
+    first: int | None, worth: float | None
+) -> None:
+    found = joined(MEASURED, [cell("a", 0, first, 0.5)])["attacks"]
+    assert [each["agreement_at_alarm"] for each in found] == [worth]
+    unscored = joined(MEASURED, [cell("a", 0, first, 0.5, curve=[], constant=None)])["attacks"]
+    assert unscored[0]["agreement_at_alarm"] is None
+
+
+def test_cells_and_streams_are_joined() -> None:
+    cells = [
+        cell("a", 0, 255, 0.5),
+        cell("b", 1, 1_500, 0.3),
+        cell("c", 2, None, None),
+        cell("d", 3, 1, 1.0, watch=None),
+    ]
+    found = joined(MEASURED, cells)
+    assert {name: found[name] for name in MEASURED} == MEASURED
+    assert [(each["cell"], each["first_alarm"], each["agreement_at_alarm"]) for each in found["attacks"]] == [
+        ("a", 255, 0.11),
+        ("b", 1_500, 0.5),
+        ("c", None, None),
+    ]
+    assert found["attacks"][0] == {
+        **{"cell": "a", "row": "dfme", "mode": "label", "defence": "none", "seed": 0, "detector": "pairs"},
+        **{
+            "images": 3_000,
+            "first_alarm": 255,
+            "largest": 9.0,
+            "largest_600": 0.5,
+            "agreement_at_alarm": 0.11,
+        },
+    }
+    plain, corrupted = found["auroc"]
+    assert (plain["row"], plain["detector"], plain["stream"]) == ("dfme", "pairs", "random order")
+    assert plain["auroc"] == pytest.approx(brute([0.5, 0.3], [0.1, 0.4, 0.2])) == pytest.approx(5 / 6)
+    # no session of cell c was long enough
+    assert (plain["attack_sessions"], plain["benign_sessions"]) == (2, 3)
+    assert plain["interval"][0] <= plain["auroc"] <= plain["interval"][1]
+    assert corrupted["auroc"] == 0.25

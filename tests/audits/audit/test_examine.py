@@ -1,0 +1,243 @@
+"""Copies of the embedded digits teacher, examined: what is asked, counted, kept, and never asked twice."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_runs
+import torch
+from torch import Tensor
+
+from dfme.audits.audit import examine as module
+from dfme.audits.audit.examine import ExaminedCell, examine
+from dfme.audits.audit.transfer import ATTACKS
+from dfme.cli.extract import parse_extract
+from dfme.cli.teacher_side import train_twin
+from dfme.config.settings import EvaluationConfig, Job
+from dfme.errors import RunError, UserError
+from dfme.oracle.ledger import audit
+from dfme.run.build import build_teacher, run_job
+from dfme.run.evaluation import evaluation_images
+from dfme.run.job import PACKAGE
+from dfme.run.student_file import load_student
+from dfme.spec import RequestPolicy, Teacher
+
+LIMIT, MODES = 40, ("probabilities", "label")
+WORDS = (
+    "--recipe digits_procedural --budget 200 --student.arch cnn_small --student.steps 40 --student.lr 0.02"
+).split()
+WORDS += ["--evaluation.limit", str(LIMIT), *"--evaluation.points 1 --device cpu --student.lr 0.02".split()]
+
+
+def job_of(*words: str) -> Job:
+    return parse_extract([*WORDS, *words])
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> list[ExaminedCell]:
+    """A copy by scores and one by labels."""
+    folder, found = tmp_path_factory.mktemp("cells"), []
+    with small_runs.no_pictures():
+        for mode in MODES:
+            run_job(job_of("--teacher.label-mode", mode, "--out", str(folder / mode)), console=False)
+            found.append(ExaminedCell(f"cell-{mode}", "procedural", mode, 0, folder / mode, mode == MODES[0]))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pgd20", "mifgsm"):
+        monkeypatch.setitem(ATTACKS, name, (2, 0.5, *ATTACKS[name][2:]))
+    monkeypatch.setattr(module, "PROCEDURAL", 100)
+
+
+class Meter:
+    """The job's teacher, counting what it served; ``at`` says what it does before it answers so many-th
+    calls."""
+
+    def __init__(self, teacher: Teacher, at: dict[int, Callable[[], object]]) -> None:
+        self._teacher, self._at, self.served, self.calls = teacher, at, 0, 0
+        self.spec, self.num_classes, self.label_mode = teacher.spec, teacher.num_classes, teacher.label_mode
+        self.info = teacher.info
+
+    def __call__(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        self._at.get(self.calls, int)()
+        self.served += len(images)
+        return self._teacher(images)
+
+
+@pytest.fixture
+def metered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Meter]]:
+    """Every teacher that is asked from now on counts."""
+
+    def meter(at: dict[int, Callable[[], object]] | None = None, **attributes: Any) -> list[Meter]:
+        found: list[Meter] = []
+
+        def build(job: Job, given: Any, device: torch.device) -> Any:
+            found.append(Meter(build_teacher(job, given, device), at or {}))
+            for name, value in attributes.items():
+                setattr(found[-1], name, value)
+            return found[-1]
+
+        monkeypatch.setattr(module, "build_teacher", build)
+        return found
+
+    return meter
+
+
+def quiet(line: str) -> None: ...
+
+
+def test_what_is_asked_is_in_a_ledger_of_its_own_outside_the_budget_and_in_the_cost(
+    cells: list[ExaminedCell], metered: Callable[..., list[Meter]], tmp_path: Path
+):
+    meters = metered()
+    found = examine(tmp_path, cells, job_of(), None, None, quiet)
+    totals = audit(tmp_path / "examined" / "ledger.jsonl")
+    right, sources = found["transfer"]["images"], 4  # random signs, untrained, teacher, copy
+    assert meters[0].served == totals.transfer_queries == found["asked"] == found["transfer"]["asked"]
+    assert totals.transfer_queries == 100 + right * 3 * (1 + 3 * (sources - 1))
+    assert (totals.spent, totals.evaluation_queries, totals.lost) == (0, 0, 0)
+    assert totals.served == meters[0].served
+    assert set(totals.spent_by_purpose) == {"generator", "student", "seed", "check"}
+    assert LIMIT - 3 < right <= LIMIT
+    assert json.loads((tmp_path / "examined/transfer.json").read_text()) == found["transfer"]
+    assert json.loads((tmp_path / "examined/fidelity.json").read_text())["fidelity"] == found["fidelity"]
+
+
+def test_the_figures_are_those_of_the_cells_own_files(
+    cells: list[ExaminedCell], metered: Callable[..., list[Meter]], tmp_path: Path
+):
+    metered()
+    both = [cell._replace(examined_in_full=True) for cell in cells]
+    found = examine(tmp_path, both, job_of(), None, None, quiet)
+    for cell, told in zip(both, found["fidelity"], strict=True):
+        summary = json.loads((cell.directory / "summary.json").read_text())
+        assert told["agreement"] == summary["agreement"]
+        assert told["kl"] == (pytest.approx(summary["kl"]) if cell.mode == "probabilities" else None)
+        assert [told[name] is None for name in ("l1", "kendall_tau", "top3_equal", "teacher_ece")] == (
+            [cell.mode == "label"] * 4
+        )
+        assert sum(map(sum, told["table"])) == LIMIT
+    seeds = {(row["mode"], row["figure"]): row for row in found["fidelity_seeds"]}
+    assert seeds["label", "agreement"]["values"] == [found["fidelity"][1]["agreement"]]
+    assert seeds["label", "kl"] == {
+        "row": "procedural", "mode": "label", "figure": "kl", "values": [None], "mean": None, "sd": None,
+    }  # fmt: skip
+    clones = {row["source"] for row in found["transfer"]["rows"] if row["kind"] == "clone"}
+    assert clones == {"clone: procedural, probabilities", "clone: procedural, label"}
+    top = {row["eps"]: row["success"] for row in found["transfer"]["rows"] if row["source"] == "teacher"}
+    assert top[0.2] > 0.9  # white box
+    followed = [told["procedural"] for told in found["fidelity"]]
+    assert followed[0]["images"] == 100
+    assert followed[0]["agreement"] > followed[1]["agreement"] / 2 > 0
+    assert found["fidelity"][0]["adversarial"]["images"] == found["transfer"]["images"] * 2 * 3
+
+
+def test_killed_in_the_middle_nothing_that_was_answered_is_asked_again(
+    cells: list[ExaminedCell], metered: Callable[..., list[Meter]], tmp_path: Path
+):
+    """What a kill leaves are the files as they are while the teacher is at work: they are copied then."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    metered({13: lambda: shutil.copytree(whole, killed)})
+    expected = examine(whole, cells, job_of(), None, None, quiet)
+    answered = audit(killed / "examined" / "ledger.jsonl")
+    meters = metered()
+    found = examine(killed, cells, job_of(), None, None, quiet)
+    totals = audit(killed / "examined" / "ledger.jsonl")
+    in_flight = totals.lost
+    assert 0 < in_flight <= LIMIT
+    assert meters[0].served == expected["asked"] - (answered.transfer_queries - in_flight)
+    assert meters[0].calls == 1 + 3 * (1 + 3 * 3) - 12
+    assert found == expected
+    assert totals.served == expected["asked"] + in_flight
+    again = metered()
+    assert examine(killed, cells, job_of(), None, None, quiet) == found
+    assert again[0].served == 0
+
+
+def test_other_copies_are_examined_anew_and_what_was_asked_before_stays_paid_for(
+    cells: list[ExaminedCell], metered: Callable[..., list[Meter]], tmp_path: Path
+):
+    first = examine(tmp_path, cells, job_of(), None, None, quiet)
+    meters = metered()
+    found = examine(tmp_path, [cells[0]._replace(name="another")], job_of(), None, None, quiet)
+    totals = audit(tmp_path / "examined" / "ledger.jsonl")
+    assert meters[0].served == totals.transfer_queries == found["asked"] - first["asked"] > 0
+    assert audit(tmp_path / "examined-1" / "ledger.jsonl").transfer_queries == first["asked"]
+
+
+def test_a_teacher_on_this_machine_is_asked_behind_its_defences(cells: list[ExaminedCell], tmp_path: Path):
+    """A quota of ten images would refuse the first batch."""
+    defended = job_of("--teacher.defences", "quota:images=10+reverse_sigmoid")
+    assert examine(tmp_path / "a", cells, defended, None, True, quiet) == (
+        examine(tmp_path / "b", cells, job_of(), None, True, quiet)
+    )
+
+
+def test_a_service_is_asked_only_where_that_is_said(
+    cells: list[ExaminedCell],
+    metered: Callable[..., list[Meter]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    meters = metered(wire=RequestPolicy())
+    job = job_of()
+    monkeypatch.setattr(module, "is_local", lambda job: False)
+    silent = examine(tmp_path / "no", cells, job, None, None, quiet)
+    assert (meters, silent["transfer"], silent["asked"]) == ([], None, 0)
+    assert not (tmp_path / "no/examined/ledger.jsonl").exists()
+    assert (
+        silent["fidelity"][0]["agreement"]
+        == json.loads((cells[0].directory / "summary.json").read_text())["agreement"]
+    )
+    assert silent["not_run"][0]["why"] == module.NOT_ASKED
+    assert examine(tmp_path / "no", cells, job, None, False, quiet)["not_run"][0]["why"] == "--transfer false"
+    monkeypatch.setattr(module, "MAX_IMAGES", 20)
+    found = examine(tmp_path / "yes", cells, job, None, True, quiet)
+    assert found["transfer"]["images"] == 20 // 4
+    assert meters[0].served == found["asked"] <= 20 * 3 * 3
+    assert found["fidelity"][0]["procedural"] is None
+    assert found["fidelity"][0]["adversarial"]["images"] == 5 * 2 * 3
+
+
+def test_another_teacher_on_record_is_refused(cells: list[ExaminedCell], tmp_path: Path):
+    examine(tmp_path, cells, job_of(), None, True, quiet)
+    with pytest.raises(UserError, match="this run was started with a teacher of label_mode probabilities"):
+        examine(tmp_path, cells, job_of("--teacher.label-mode", "label"), None, True, quiet)
+    fewer = job_of("--evaluation.limit", "30")
+    with pytest.raises(RunError, match="does not fit this run"):
+        examine(tmp_path, cells, fewer, None, False, quiet)
+    config = replace(fewer.config, evaluation=EvaluationConfig(dataset="none"))
+    without = examine(tmp_path, cells, replace(fewer, config=config), None, None, quiet)
+    assert (without["fidelity"], without["transfer"]) == ([], None)
+    assert without["not_run"][0]["why"] == "no copy was scored on an evaluation set"
+
+
+@pytest.mark.integration
+def test_a_twin_is_trained_alike_every_time_and_scored_by_its_own_logits(
+    cells: list[ExaminedCell], tmp_path: Path
+):
+    job, copy = job_of(), cells[0].directory
+    one, two = (train_twin(job, copy, tmp_path / f"{name}.safetensors", quiet) for name in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+    one.write_bytes(b"kept")
+    assert train_twin(job, copy, one, quiet).read_bytes() == b"kept"
+    found = examine(tmp_path, cells, job, two, False, quiet)["twin"]
+    student = load_student(copy)
+    data = evaluation_images(job.config.evaluation, student.spec, 10)
+    from dfme.teachers.local.weights import read_weights
+
+    state, card = read_weights(two)
+    student.load_state_dict(state)  # of the same architecture
+    top = student((data.images - card.mean[0]) / card.std[0]).argmax(1)
+    assert data.labels is not None
+    assert found["file"] == "two.safetensors"
+    assert found["accuracy"] == (top == data.labels).double().mean().item() > 0.85
+    with pytest.raises(UserError, match=r"--twin .*expected a net for images"):
+        examine(tmp_path, cells, job, PACKAGE / "teachers/checkpoints/shapes.safetensors", False, quiet)

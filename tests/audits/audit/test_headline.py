@@ -1,0 +1,225 @@
+"""The words of an audit, from cells made by hand: reached, not reached, by some seeds."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dfme.audits.audit.findings import Findings
+from dfme.audits.audit.headline import (
+    GATES,
+    NOTHING,
+    UNTRIED,
+    advice,
+    commands,
+    headline,
+    what_it_does_not_tell,
+)
+from dfme.audits.audit.options import limits
+from dfme.audits.compare.attackers import attempt
+from dfme.audits.compare.figures import ComparisonResult, Figures, Outcome
+from dfme.audits.compare.plan import Cell
+from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
+from dfme.errors import UserError
+from dfme.report.facts import LEVELS
+
+JOB = Job(ExtractConfig(evaluation=EvaluationConfig("digits")), TeacherConfig(), {}, "procedural", None)
+SUMMARY: dict[str, Any] = {
+    "evaluation": {"images": 359, "held_back": False},
+    "spent": 3000,
+    "evaluation_queries": 359,
+}
+SUMMARY |= {"lost": 0, "baselines": {"constant_agreement": 0.1, "chance": 0.1}}
+
+Curve = Sequence[tuple[int, float]] | None
+REACHED, LOW = ((500, 0.6), (850, 0.91), (3000, 0.94)), ((500, 0.4), (3000, 0.75))
+
+
+def outcome(
+    row: str, mode: str, seed: int, curve: Curve, defence: str = "none", answers: str = "auto"
+) -> Outcome:
+    cell = Cell(row, mode, 3000, seed, JOB, attempt(defence, answers, mode))
+    if curve is None:
+        return Outcome(cell, "failed", "it broke")
+    nothing: dict[str, Any] = dict.fromkeys(("kl", "vote_accuracy", "vote_agreement", "teacher_accuracy"))
+    nothing |= {"accuracy": None, "queries_to_teacher": None, "collapsed": None}
+    reached = {level: next((at for at, share in curve if share >= level), None) for level in LEVELS}
+    known = {"seconds": 1.0, "students": 1, "student_steps": 9, "spent": 3000, "made_with": "hands"}
+    own: Any = {**nothing, **known, "queries_to": reached, "curve": list(curve), "agreement": curve[-1][1]}
+    return Outcome(cell, "finished", figures=Figures(**own))
+
+
+def found(
+    *runs: Outcome, defended: Sequence[Outcome] = (), price: float | None = 1.5, bills: Any = ()
+) -> Findings:
+    second = ComparisonResult("b", {}, tuple(defended)) if defended else None
+    every = (*runs, *defended)
+    summaries = {each.cell.name: SUMMARY for each in every if each.figures}
+    return Findings(
+        "probabilities", 3000, price, ComparisonResult("a", {}, runs), second, every, summaries, bills
+    )
+
+
+def bill(row: str, l1: float) -> dict[str, Any]:
+    return {"row": row, "held_out": {"l1_mean": l1, "accuracy_drop": 0.0}}
+
+
+def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
+    strong = [outcome("frugal", "probabilities", seed, REACHED) for seed in (0, 1, 2)]
+    weak = [outcome("dfme", "probabilities", seed, LOW) for seed in (0, 1, 2)]
+    labels = [outcome("frugal", "label", seed, LOW) for seed in (0, 1, 2)]
+    of = found(*weak, *strong, *labels, bills=[bill("none", 0.0), bill("label", 0.0413)])
+    told = headline(of, (0, 1, 2))
+    figures = [told[name] for name in ("attacker", "queries", "median", "cost")]
+    assert figures == ["frugal", [850] * 3, 850, 1.275]
+    assert told["sentences"] == [
+        "A copy that agrees with your model on 90% of 359 held-out images costs 850 queries (seeds: 850, "
+        "850, 850), 1.27 at your price; it is of frugal, the best attacker we ran.",
+        "With labels alone none was made within 3,000 queries: the best agree on 75.0%; your users' answers "
+        "would change by 0.04 on average.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("curves", "median", "words"),
+    [
+        ([REACHED, ((2000, 0.9),), LOW], 2000, "costs 2,000 queries (seeds: 850, 2,000, not reached),"),
+        ([REACHED, LOW, LOW], None, "was not made in most seeds (seeds: 850, not reached, not reached):"),
+        ([LOW, LOW, LOW], None, "was not made within 3,000 queries: those of frugal, the best attacker"),
+        ([REACHED, None, None], 850, "costs 850 queries (seeds: 850, failed, failed), 1.27 at"),
+        ([REACHED], 850, "costs 850 queries (seed 0 alone), 1.27 at"),
+        ([None], None, "What a copy costs is not known"),
+    ],
+)
+def test_seeds_that_get_there_and_seeds_that_do_not(
+    curves: list[Curve], median: float | None, words: str
+) -> None:
+    of = found(*(outcome("frugal", "probabilities", seed, curve) for seed, curve in enumerate(curves)))
+    told = headline(of, range(len(curves)))
+    assert told["median"] == median
+    assert words in told["sentences"][0]
+    assert len(told["sentences"]) == 2
+
+
+def test_advice_is_ordered_by_effect_and_its_price_breaks_a_tie() -> None:
+    bare, labels = outcome("frugal", "probabilities", 0, REACHED), outcome("frugal", "label", 0, LOW)
+    tried = [
+        outcome("frugal", "probabilities", 0, REACHED),
+        outcome("frugal", "probabilities", 0, ((3000, 0.5),), "mad"),
+        outcome("frugal", "probabilities", 0, ((3000, 0.75),), "grad2"),
+        outcome("frugal", "probabilities", 0, ((3000, 0.93),), "lattice"),  # within what images can tell
+        outcome("frugal", "probabilities", 0, REACHED, "quota:images=800"),
+    ]
+    paid = {"none": 0.0, "mad": 1.0, "grad2": 0.9, "lattice": 0.1, "label": 0.04}
+    bills = [bill(*pair) for pair in paid.items()]
+    of = found(bare, labels, defended=tried, bills=bills)
+    lines = advice(of, None)
+    assert [each["from"] for each in lines] == ["defences.1", "price.1", "defences.2"]
+    assert [each["effect"].split()[0] for each in lines] == ["44.0", "19.0", "19.0"]
+    assert "Switch on mad" in lines[0]["text"]
+    assert "50.0% in place of 94.0%; your users' answers change by 1.00 on average" in lines[0]["text"]
+    names = ["none", "mad", "grad2", "lattice", "quota:images=800", "label"]
+    assert [point["name"] for point in of.pareto()] == names
+    assert [point["name"] for point in of.pareto() if point["dominated"]] == ["grad2", "lattice"]
+
+
+def test_nothing_helps_where_no_switch_gains_more_than_chance() -> None:
+    same = outcome("frugal", "probabilities", 0, ((3000, 0.93),), "lattice")
+    labels = outcome("frugal", "label", 0, ((3000, 0.92),))
+    bare = outcome("frugal", "probabilities", 0, REACHED)
+    told = advice(found(bare, labels, defended=[bare, same]), None)
+    assert [each["text"] for each in told] == [NOTHING]
+    spread = [((3000, 0.99),), ((3000, 0.70),), ((3000, 0.98),)]  # seeds differ by more than the switch takes
+    bare_seeds = [outcome("frugal", "probabilities", seed, curve) for seed, curve in enumerate(spread)]
+    label_seeds = [outcome("frugal", "label", seed, ((3000, 0.80),)) for seed in range(3)]
+    assert advice(found(*bare_seeds, *label_seeds), None)[0]["text"] == NOTHING
+
+
+def ring(
+    detector: str, first: int | None, share: float | None, seed: int = 0, **other: Any
+) -> dict[str, Any]:
+    told = {"detector": detector, "row": "frugal", "mode": "probabilities", "defence": "none", "seed": seed}
+    return {**told, "first_alarm": first, "agreement_at_alarm": share, **other}
+
+
+def stream(detector: str, name: str, alarms: int) -> dict[str, Any]:
+    counts = {"sessions": 20, "sessions_with_alarm": alarms, "alarms": alarms}
+    counts["per_10000_upper"] = 168 + alarms
+    return {"detector": detector, "stream": name, **counts}
+
+
+def test_a_service_whose_switches_nobody_could_try_is_not_said_to_have_none_that_helps() -> None:
+    assert advice(found(outcome("frugal", "probabilities", 0, REACHED)), None)[0]["text"] == UNTRIED
+
+
+def test_the_command_is_what_makes_an_audit_again() -> None:
+    first = ("python", "run.py", "audit", "--teacher.authorised-by", "Jane Doe", "--out", "a")
+    said = commands("", first)
+    assert said == "python run.py audit --teacher.authorised-by 'Jane Doe' --out a"
+    assert commands(said, ("python", "run.py", "audit", "--resume", "--out", "a")) == said
+    more = ("python", "run.py", "audit", "--resume", "--out=a", "--budget", "6k")
+    assert commands(said, more) == f"{said} && python run.py audit --resume --out=a --budget 6k"
+
+
+def test_an_attacker_that_cannot_learn_from_labels_has_a_line_and_no_cells() -> None:
+    cell = Cell("dfme", "label", 3000, 0, JOB, attempt("none", "auto", "label"))
+    _, line = found(outcome("frugal", "label", 0, LOW), Outcome(cell, "not applicable", "it needs")).price
+    told = [line[name] for name in ("state", "cells", "mean", "reason")]
+    assert told == ["not applicable", [], None, "it needs"]
+
+
+def test_a_gate_is_advised_only_where_an_attacker_with_data_met_it() -> None:
+    gate = "misinform:key_env=DFME_KEY"
+    for row, texts in (("frugal", [NOTHING]), ("knockoff", [])):
+        bare = outcome(row, "probabilities", 0, REACHED)
+        of = found(bare, defended=[bare, outcome(row, "probabilities", 0, LOW, gate)])
+        (line,) = advice(of, None)
+        assert ([line["text"]] == texts) if texts else line["text"].startswith(f"Switch on {gate}")
+        assert (GATES in what_it_does_not_tell(of, 1, True)) == (row == "frugal")
+
+
+def test_a_watch_counts_by_its_worst_attack_and_by_its_false_alarms() -> None:
+    of = found(outcome("frugal", "probabilities", 0, REACHED))
+    benign = [stream(name, "random order", 0) for name in ("pairs", "labels", "prada")]
+    benign += [stream("sprt", "random order", 3), stream("labels", "corrupted", 7)]
+    benign.append(stream("pairs", "corrupted", 0))
+    attacks = [ring("pairs", 120, 0.31), ring("pairs", 400, 0.52, seed=1), ring("labels", 48, 0.1)]
+    attacks += [ring("sprt", 3, 0.1), ring("prada", None, None), ring("prada", 9, 0.1, seed=1)]
+    (line,) = advice(of, {"benign": benign, "attacks": attacks})
+    assert line["from"] == "detection.attacks.1"
+    assert line["effect"].startswith("42.0 points")
+    assert "at image 400 of its budget, where the copy agreed on 52.0% in place of 94.0%" in line["text"]
+    assert "of honest sessions in none of 40 (at most 168 alarms in 10,000 images," in line["text"]
+    (line,) = advice(of, {"benign": benign, "attacks": attacks[2:]})
+    assert "of honest sessions in 7 of 20 corrupted (at most 175" in line["text"]
+    other = [ring("pairs", 5, 0.1, defence="mad"), ring("pairs", 5, 0.1, mode="label")]
+    assert advice(of, {"benign": benign, "attacks": other})[0]["text"] == NOTHING
+
+
+def test_a_limit_is_held_against_the_worst_attack() -> None:
+    runs = [outcome("frugal", "probabilities", 0, REACHED), outcome("dfme", "probabilities", 0, LOW)]
+    runs += [outcome("frugal", "probabilities", 1, ((700, 0.9), (3000, 0.96)))]
+    of = found(*runs)
+    asked = limits(["queries_to_90=800", "queries_to_95=3k", "queries_to_80=700", "agreement=.95"], 3000)
+    told = {each["limit"]: (each["value"], each["pass"]) for each in of.verdicts(asked)}
+    assert told.pop("agreement") == (0.96, False)
+    assert [*told.values()] == [(700, False), (3000, True), (700, True)]
+    (never,) = found(outcome("dfme", "probabilities", 0, LOW)).verdicts({"queries_to_90": 3000})
+    assert (never["value"], never["pass"]) == (None, True)
+    (unknown,) = found(outcome("dfme", "probabilities", 0, None)).verdicts({"queries_to_90": 3000})
+    assert (unknown["pass"], "no attack has finished; not known of dfme" in unknown["text"]) == (None, True)
+    failed = [outcome("frugal", "probabilities", 0, LOW), outcome("frugal", "probabilities", 1, None)]
+    holds, fails = found(*failed).verdicts({"queries_to_90": 3000, "agreement": 0.5})
+    assert (holds["pass"], fails["pass"]) == (None, False)  # a failed attack may have been a better one
+    assert holds["text"].endswith("none got there; not known of frugal-probabilities-3k-seed1")
+    with pytest.raises(UserError, match="cannot be decided"):
+        limits(["queries_to_90=3001"], 3000)
+
+
+def test_games_hold_a_copy_between_one_answer_and_a_twin() -> None:
+    of = found(
+        outcome("frugal", "probabilities", 0, ((3000, 0.939),)), outcome("frugal", "probabilities", 1, None)
+    )
+    (line,) = of.games({"agreement": 0.969, "accuracy": 0.97, "file": "twin.safetensors"})["advantage"]
+    assert line["values"] == [pytest.approx((0.939 - 0.1) / (0.969 - 0.1)), None]
+    assert of.games(None)["advantage"] == []

@@ -1,0 +1,64 @@
+"""The processes of a comparison: so many at once, each with its share of the cores, and none left behind."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dfme.audits.compare.engines.pool import WorkerPool
+from dfme.audits.compare.processes import last_line, threads_each
+
+pytestmark = pytest.mark.integration
+
+
+def sleeper(seconds: float) -> Callable[[float], subprocess.Popen[bytes]]:
+    return lambda _: subprocess.Popen([sys.executable, "-S", "-c", f"import time; time.sleep({seconds})"])
+
+
+def test_no_more_than_so_many_run_at_once() -> None:
+    begin, most = sleeper(0.1), []
+
+    def watched(task: float, slot: int) -> subprocess.Popen[bytes]:
+        assert 0 <= slot < 2
+        most.append(len(pool.running))
+        return begin(task)
+
+    pool: WorkerPool[float] = WorkerPool(watched, 2)
+    ended: list[tuple[float, int]] = []
+    seen: set[float] = set()
+    watch = lambda: seen.update(pool.running)  # noqa: E731
+    pool.run([1, 2, 3, 4, 5], lambda task, code: bool(ended.append((task, code))), lambda: False, watch)
+    assert seen == {1, 2, 3, 4, 5}
+    assert sorted(ended) == [(task, 0) for task in (1, 2, 3, 4, 5)]
+    assert max(most) == 1, "one was running when the second began, and never two when another did"
+
+
+def test_whatever_happens_no_process_is_left_behind() -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(task: int, slot: int) -> subprocess.Popen[bytes]:
+        if task == 2:
+            raise OSError("no more processes")
+        started.append(sleeper(60)(0))
+        return started[-1]
+
+    with pytest.raises(OSError, match="no more processes"):
+        WorkerPool(begin, 2).run([1, 2], lambda task, code: False, lambda: False)
+    assert started[0].poll() is not None
+
+
+def test_the_cores_are_shared_unless_the_user_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfme.audits.compare.processes.cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [threads_each(jobs) for jobs in (1, 2, 3, 20)] == [8, 4, 2, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads_each(2) == 3
+
+
+def test_the_last_word_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "cell.log"
+    assert last_line(log) == ""
+    log.write_text("x" * 20_000 + "\ndfme: no such teacher\n\n")
+    assert last_line(log) == "no such teacher"

@@ -1,0 +1,68 @@
+"""A comparison of a service: its cells' ledgers are all that the service has counted."""
+
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from http_runs import EVALUATION, MOST, STUDENT, command
+from toys import LinearTeacher
+
+from dfme.audits.compare import session
+from dfme.audits.compare.engines import ENGINES, Task
+from dfme.audits.compare.plan import Cell, ComparisonPlan
+from dfme.cli.compare import plan_of
+from dfme.config.yaml_files import load_yaml
+from dfme.oracle.ledger import audit
+from dfme.report.terminal import StatusLine
+from dfme.spec import ImageSpec
+
+Serving = pytest.importorskip("dfme.teachers.serve.server").Serving
+
+pytestmark = pytest.mark.integration
+
+
+WORDS = ["compare", "--methods", "static", "--seeds", "0", "--budgets", "40,60", "--student-steps", "4"]
+TEACHER = ["--teacher", "v2", "--teacher.model", "m", *STUDENT, *EVALUATION, "--label-modes", "label"]
+TEACHER += ["--teacher.requests-per-second", "1000"]
+
+
+def test_the_check_before_the_cells_asks_a_service_no_image(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Serving(
+        LinearTeacher(ImageSpec((1, 4, 4)), num_classes=5, mode="logits"), "m", max_batch=MOST
+    ) as serving:
+        ended = command([*WORDS, *TEACHER, "--teacher.url", serving.url, "--out", str(out)])
+        assert ended.code == 0, ended.err
+        ledgers = [audit(path) for path in out.glob("cells/*/ledger.jsonl")]
+        assert serving.meter.images == sum(each.spent + each.evaluation_queries for each in ledgers) == 100
+    assert "a service, not asked before the cells" in ended.err
+
+
+class Taking:
+    """An engine that takes the cells, and runs none."""
+
+    manner, taken = "nowhere", list[Task]()
+
+    def __init__(self, _: ComparisonPlan, task: Callable[[Cell], Task], tell: object) -> None:
+        self._task, self.running = task, list[Cell]()
+
+    def run(self, tasks: Iterable[Cell], *_: object) -> None:
+        self.taken.extend(map(self._task, tasks))
+
+
+def test_what_a_service_was_paid_survives_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is on the disk before it is used where nodes come and go."""
+    for name in ENGINES:
+        monkeypatch.setitem(ENGINES, name, f"{__name__}:Taking")
+    with Serving(
+        LinearTeacher(ImageSpec((1, 4, 4)), num_classes=5, mode="logits"), "m", max_batch=MOST
+    ) as serving:
+        for name in ("slurm", "ray", "local"):
+            out = tmp_path / name
+            plan = plan_of([*WORDS[1:], *TEACHER, "--teacher.url", serving.url, "--out", str(out)])
+            session.compare(replace(plan, engine=name), StatusLine(io.StringIO()), lambda text: None)
+            recipes = [load_yaml(task.words[task.words.index("--config") + 1]) for task in Taking.taken]
+            assert [recipe["fsync"] for recipe in recipes] == [name != "local"] * 2
+            Taking.taken.clear()

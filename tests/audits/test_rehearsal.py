@@ -1,0 +1,229 @@
+"""What cannot work in a comparison is found once, by its parent."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from http_runs import EVALUATION, MOST, STUDENT, command
+from safetensors.torch import save_file
+from toys import LinearTeacher
+
+from dfme.audits.compare.plan import ComparisonPlan, as_asked
+from dfme.audits.compare.rehearsal import rehearse
+from dfme.cli.compare import plan_of
+from dfme.config.yaml_files import load_yaml
+from dfme.errors import UserError
+from dfme.nets import build_net
+from dfme.oracle.ledger import audit
+from dfme.run.job import PROJECT, config_hash, differing_keys
+from dfme.spec import ImageSpec
+
+DIGITS = f"--teacher.checkpoint {PROJECT}/teachers/checkpoints/digits.safetensors"
+OWN = """
+import torch
+from torch import nn
+
+from dfme.spec import RequestPolicy
+
+calls = []
+
+
+class Local:
+    shape, num_classes = (1, 8, 8), 10
+
+    def __call__(self, images):
+        calls.append(len(images))
+        return images.flatten(1)[:, :10].softmax(1)
+
+
+class Service(Local):
+    def __init__(self, images_per_second: float = None, requests_per_second: float = None):
+        rates = {"images_per_second": images_per_second, "requests_per_second": requests_per_second}
+        self.wire = RequestPolicy(**rates)
+
+
+class Silent(Local):
+    wire = RequestPolicy(images_per_second=5)
+
+
+class Broken(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.linear = nn.Linear(3, num_classes)
+
+    def forward(self, x):
+        return self.linear(x.flatten(1))
+"""
+
+
+@pytest.fixture(autouse=True)
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """What the teachers of one's own were asked."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "owned", raising=False)
+    (tmp_path / "owned.py").write_text(OWN)
+    return lambda: list(__import__("owned").calls)
+
+
+def planned(words: str, **changes: object) -> ComparisonPlan:
+    shared = (
+        "--methods static,dfme --seeds 0,1 --budgets 2k --student-steps 4 --label-modes probabilities "
+        "--out out"
+    )
+    shared += " --evaluation.dataset none"
+    return replace(plan_of([*shared.split(), *words.split()]), **changes)  # type: ignore[arg-type]
+
+
+def rehearsed(words: str, ask: bool = True, **changes: object) -> tuple[int, str]:
+    """How many cells ask a service at once, and what is said."""
+    told = list[str]()
+    plan = planned(words, **changes)
+    rehearsal = rehearse(plan, plan.cells, told.append, ask)
+    return rehearsal.sharing, "\n".join(told)
+
+
+def refusal(words: str, **changes: object) -> str:
+    with pytest.raises(UserError) as caught:
+        rehearsed(words, **changes)
+    return str(caught.value)
+
+
+def test_what_fits_is_told_in_a_line_and_costs_one_image(calls: Callable[[], list[int]]) -> None:
+    own = "teacher owned:Local: 1x8x8, 10 classes, probabilities; "
+    assert rehearsed("--teacher owned:Local", ask=False) == (0, f"{own}not asked before the cells")
+    assert calls() == []
+    assert rehearsed("--teacher owned:Local") == (0, f"{own}it answers (one image, charged to no run)")
+    assert calls() == [1]
+    assert not Path("out").exists()
+
+
+def test_a_shape_that_the_weights_leave_open_is_the_evaluation_s_or_asked_for_once() -> None:
+    save_file(build_net("resnet18", (3, 32, 32), 10).state_dict(), "weights.safetensors")
+    said = refusal("--teacher.checkpoint weights.safetensors --teacher.arch resnet18")
+    assert said.startswith("--teacher.shape: ")
+    assert said.endswith("give --teacher.shape C,H,W")
+    images = np.zeros((40, 3, 16, 16), np.uint8)
+    np.savez("own.npz", images=images, labels=np.arange(40) % 10)
+    told = rehearsed(
+        "--methods static --evaluation.dataset own.npz --teacher.checkpoint weights.safetensors "
+        "--teacher.arch resnet18"
+    )[1]
+    assert (
+        "3x16x16, 10 classes, probabilities, images 3x16x16, as those of the evaluation (--teacher.shape)"
+        in told
+    )
+
+
+def test_each_problem_is_said_once_with_the_rows_that_have_it(
+    calls: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("c.yaml").write_text(
+        "methods: [static, tight, dfme]\nseeds: [0, 1, 2]\nbudgets: [200, 300]\nstudent_steps: 4\nrows:\n  "
+        "tight: {method: {name: dfme}}\nteacher: {kind: 'owned:Local'}\nevaluation: {dataset: none}\n"
+    )
+    plan = plan_of(["--config", "c.yaml", "--estimator.kind", "auto", "--out", "out"])
+    with pytest.raises(UserError) as caught:
+        rehearse(plan, plan.cells, print)
+    first, second = str(caught.value).split("; tight, dfme: ")
+    assert first.startswith("tight, dfme: --budget: expected at least 352 images for the check")
+    assert "200 are left" in first
+    assert "300 are left" in second
+    assert calls() == []
+    said = refusal("--teacher owned:Local --student.arch owned:Broken")
+    assert said.startswith("static, dfme: the student Broken: expected floats (2, 10) for (2, 1, 8, 8)")
+    assert "; static" not in said
+    assert not Path("out").exists()
+
+
+def test_device_and_replay_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = refusal(f"{DIGITS} --device cuda:99")
+    assert said.startswith("static, dfme: --device cuda:99: this machine has")
+    assert rehearsed(f"{DIGITS} --device cuda:99", engine="slurm")[0] == 0  # whose machines are others
+    monkeypatch.setattr("dfme.run.parts.free_memory", lambda device: 1)
+    words = f"{DIGITS} --methods static --student.replay-steps 1 --device cpu"
+    assert refusal(words).startswith("static: --student.replay-capacity: the full replay takes ")
+    assert rehearsed(words, engine="ray")[0] == 0
+
+
+# Services
+
+
+def test_several_cells_at_a_service_without_a_rate_are_refused(calls: Callable[[], list[int]]) -> None:
+    for kind in ("Service", "Silent"):  # the second states a rate in its code, which no option can divide
+        said = refusal(f"--teacher owned:{kind} --jobs 3")
+        assert said.startswith(f"--jobs: 3 cells would ask owned:{kind} at once, and nobody says how fast")
+        assert (
+            "; give --teacher.images-per-second or --teacher.requests-per-second, to be shared, or --jobs 1"
+            in said
+        )
+        assert rehearsed(f"--teacher owned:{kind} --jobs 1")[0] == 1
+    assert rehearsed("--teacher owned:Service --jobs 3 --methods static --seeds 0")[0] == 1  # one cell is one
+    # any at once
+    assert refusal("--teacher owned:Service --engine commands").startswith("--jobs: 4 cells would ask")
+    assert calls() == []
+
+
+@pytest.mark.parametrize(("jobs", "share"), [(1, 1), (2, 2), (3, 3), (9, 4)])
+def test_rates_are_divided_by_the_cells_at_once_and_decide_nothing(jobs: int, share: int) -> None:
+    words = (
+        "--teacher owned:Service --teacher.images-per-second 60 --teacher.requests-per-second 6 "
+        f"--jobs {jobs}"
+    )
+    sharing, told = rehearsed(words)
+    assert sharing == share
+    line = f"{share} cells ask the service at once, each at 1/{share} of its "
+    assert (f"{line}60 images per second and 6 requests per second" in told) == (share > 1)
+    job = planned(words).cells[0].job
+    asked = as_asked(job, sharing, away=False)
+    assert asked.teacher_options == {"images_per_second": 60 / share, "requests_per_second": 6 / share}
+    assert not asked.config.fsync
+    assert config_hash(asked) == config_hash(job)
+    assert differing_keys(asked, job) == differing_keys(job, asked) == []
+
+
+def test_on_other_machines_a_service_s_records_wait_for_the_disk_and_no_others_do() -> None:
+    job = planned("--teacher owned:Service --teacher.images-per-second 60").cells[0].job
+    assert as_asked(job, 1, away=True).config.fsync
+    assert not as_asked(job, 1, away=False).config.fsync
+    assert not as_asked(job, 0, away=True).config.fsync
+    asked = as_asked(replace(job, config=replace(job.config, fsync=True)), 1, away=False)
+    assert asked.config.fsync
+    assert differing_keys(asked, job) == []
+
+
+@pytest.mark.integration
+def test_two_cells_keep_together_to_what_the_server_allows_and_other_jobs_may_go_on(tmp_path: Path) -> None:
+    serving_of = pytest.importorskip("dfme.teachers.serve.server").Serving
+    out, rate = tmp_path / "out", 40
+    words = ["compare", "--methods", "static", "--seeds", "0,1", "--budgets", "120", "--student-steps", "4"]
+    with serving_of(
+        LinearTeacher(ImageSpec((1, 4, 4)), num_classes=5, mode="logits"),
+        "m",
+        max_batch=MOST,
+        images_per_second=rate,
+    ) as serving:
+        teacher = ["--teacher", "v2", "--teacher.url", serving.url, "--teacher.model", "m"]
+        words += [*teacher, *STUDENT, *EVALUATION, "--label-modes", "probabilities", "--out", str(out)]
+        ended = command([*words, "--jobs", "2"])
+        assert ended.code == 2
+        assert "2 cells would ask" in ended.line
+        assert (serving.meter.images, out.exists()) == (0, False)
+        ended = command([*words, "--jobs", "2", "--teacher.images-per-second", str(rate)])
+        assert ended.code == 0, ended.err
+        assert "2 cells ask the service at once, each at 1/2 of its 40 images per second" in ended.err
+        assert (serving.meter.images, serving.meter.refused.total()) == (240, 0)  # by the server's own clock
+        cells = sorted(out.glob("cells/*/config.yaml"))
+        assert [load_yaml(path)["teacher"]["images_per_second"] for path in cells] == [20.0, 20.0]
+        ledgers = [audit(path) for path in out.glob("cells/*/ledger.jsonl")]
+        assert sum(each.spent + each.evaluation_queries for each in ledgers) == 240
+        for path in out.glob("cells/*-seed0/summary.json"):
+            path.unlink()
+        ended = command(["compare", "--resume", "--out", str(out), "--jobs", "1"])
+        assert ended.code == 0, ended.err
+        assert "1 cells were finished before" in ended.err
+        assert serving.meter.images == 240
+    assert len(json.loads((out / "comparison.json").read_text())["cells"]) == 2

@@ -1,0 +1,36 @@
+"""Outcomes of comparisons that are made by hand, and rows of the tables that they give."""
+
+from dataclasses import replace
+from typing import Any
+
+from dfme.audits.compare.attackers import Attempt, attempt
+from dfme.audits.compare.figures import Figures, Outcome
+from dfme.audits.compare.plan import Cell
+
+FIGURES = Figures(
+    accuracy=0.9, agreement=0.92, kl=0.25, vote_accuracy=None, vote_agreement=None, teacher_accuracy=0.99,
+    queries_to={0.5: 100, 0.8: 200, 0.9: 300, 0.95: None}, queries_to_teacher=300, collapsed=False,
+    seconds=10.0, students=1, student_steps=3000, spent=400, curve=[(100, 0.5), (400, 0.92)], made_with="cpu",
+)  # fmt: skip
+
+
+def cell_of(row: str, mode: str, budget: int, seed: int, made: Attempt | None = None) -> Cell:
+    """A cell without a job: tables ask nothing of it."""
+    job: Any = None
+    return Cell(row, mode, budget, seed, job, made or Attempt())
+
+
+def defended(defence: str, answers: str, seed: int, agreement: float, **more: Any) -> Outcome:
+    """A finished run of an attacker on a defence; one that cannot be is not applicable."""
+    made = attempt(defence, answers, "probabilities")
+    cell = cell_of("frugal", "probabilities", 3000, seed, made)
+    if made.reason:
+        return Outcome(cell, "not applicable", made.reason)
+    return Outcome(cell, "finished", figures=replace(FIGURES, agreement=agreement, **more))
+
+
+def table_rows(text: str) -> list[dict[str, str]]:
+    """The lines of the first table of a text, by head."""
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line[:1] == "|"]
+    heads, _, *rows = [[part.strip() for part in line] for line in lines]
+    return [dict(zip(heads, row, strict=False)) for row in rows]

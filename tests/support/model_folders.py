@@ -1,0 +1,54 @@
+"""Folders of models on this machine, and a machine without a network."""
+
+import json
+import pickle
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from refusals import Harm
+
+
+@contextmanager
+def no_network() -> Iterator[None]:
+    """Any attempt to look a host up or to connect fails the test."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        pytest.fail(f"a network connection was attempted: {args}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", refuse)
+        patch.setattr(socket.socket, "connect", refuse)
+        yield
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change keys of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def spoil(folder: Path, how: Any) -> None:
+    """Change ``config.json`` by keys, replace it by a text, or do what a function does to the folder."""
+    if isinstance(how, dict):
+        edit(folder / "config.json", **how)
+    elif isinstance(how, str):
+        (folder / "config.json").write_text(how)
+    else:
+        how(folder)
+
+
+def pickled_weights(folder: Path) -> None:
+    """A pickle, which leaves a trace beside the folder when it is read, in place of the weights."""
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Harm(folder.parent / "trace")))
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
