@@ -73,7 +73,7 @@ class StatusLine:
         """Draw a ``bar`` anew, at a rate that an eye can follow."""
         if self.live:
             self._display.update(bar(share, parts, extras, self._console.width))
-            self._display.start()
+            self._display.start(refresh=True)
 
     def note(self, text: str) -> None:
         """Say something at once, above the line."""

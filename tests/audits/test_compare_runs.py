@@ -243,9 +243,10 @@ def test_a_terminal_shows_cells_images_and_time_from_the_first_cell_on(
     Path("stand_in.py").write_text(script)
     stream, shown = Terminal(), list[str]()
     assert session.compare(plan("--seeds 0", a=FINE, b=FINE), StatusLine(stream), shown.append, 80) == 0
-    drawn = [line.rstrip() for line in re.split(r"[\r\n]", stream.getvalue()) if line.startswith("|")]
-    assert all(len(line) < 80 for line in drawn)
-    said = [line.rpartition("| ")[2].split("  ") for line in drawn]
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    drawn = [line.rstrip() for line in re.split(r"[\r\n]", plain) if line.startswith("━")]
+    assert all(len(line) <= 80 for line in drawn)
+    said = [line.lstrip("━╸╺ ").split("  ") for line in drawn]
     assert said[0] == ["0 of 2 cells done, 1 running", "0/4,000 images"]
     assert any(parts[1] == "1,000/4,000 images" and parts[2].endswith(" left") for parts in said), (
         "half of the first"

@@ -142,8 +142,11 @@ class Audit:
         cells = max((known | more for more in defended), key=len, default=known)
         waiting = {cell.name: cell for session in (first, *then) for cell in session.waiting}
         free = is_local(plan.job) and not dry  # any other teacher's count is to be that of the ledgers
-        rehearsal = rehearse(plan.first, [*waiting.values()], self._line.note, ask=free)
+        facts: list[str] = []  # a refusal stands alone
+        rehearsal = rehearse(plan.first, [*waiting.values()], facts.append, ask=free)
         found = forecast(plan, [*cells.values()], rehearsal, self._owner, timed=dry)
+        for fact in facts:
+            self._line.note(fact)
         if rehearsal:
             first.sharing = rehearsal.sharing
         if not dry:
