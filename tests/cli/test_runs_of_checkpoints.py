@@ -50,7 +50,11 @@ def test_published_forms_of_a_checkpoint_give_the_same_run(capsys: pytest.Captur
         ("resnet50_8x", (3, 32, 32), ""),
         ("lenet5", (1, 28, 28), "--teacher.shape 1,28,28"),
         ("resnet18", (3, 64, 64), "--teacher.shape 3,64,64"),
-        ("mobilenet_v2", (3, 32, 32), "--teacher.arch mobilenet_v2 --teacher.num-classes 6"),
+        (
+            "mobilenet_v2",
+            (3, 32, 32),
+            "--teacher.arch mobilenet_v2 --teacher.num-classes 6 --teacher.shape 3,32,32",
+        ),
     ],
 )
 def test_architectures(arch: str, shape: tuple[int, int, int], flags: str) -> None:
