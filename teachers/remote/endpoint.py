@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpcore2
 import httpx2
@@ -29,7 +28,7 @@ from dfme.teachers.remote.outcomes import (
     refused,
 )
 from dfme.teachers.remote.secrets import Secrets
-from dfme.teachers.remote.transport import Transport
+from dfme.teachers.remote.transport import connections, moments
 
 USER_AGENT = f"dfme/{dfme.__version__} (data-free model extraction, authorised measurement)"
 
@@ -49,18 +48,6 @@ class Reply:
     body: bytes
 
 
-@dataclass(frozen=True, repr=False)  # its headers hold the key
-class _Question:
-    """A request; ``where`` names it in messages, ``deadline`` is on ``time.monotonic()``."""
-
-    method: str
-    where: str
-    headers: Mapping[str, str]
-    body: bytes
-    most: int
-    deadline: float
-
-
 class Endpoint:
     """One service at ``url``, for several threads at once; connections are kept alive.
 
@@ -76,16 +63,12 @@ class Endpoint:
         self.secrets = secrets
         self._base = secrets.fill_url(url)
         # By path: where to ask stands last, and redirects led there from the others.
-        self._routes: dict[str, tuple[Address, ...]] = {}
+        self._routes: dict[str, tuple[httpx2.URL, ...]] = {}
         self.url = secrets.hide(self._base).rstrip("/")
         base = self._route("")[-1]
         require_consent(url, options.authorised_by)
         self._headers = _standing_headers(options, base, secrets, headers or {})
-        self._client = httpx2.Client(
-            transport=Transport(base.url, options.in_flight, options.ca_file),
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # takes none: they would pile up
-            trust_env=False,
-        )
+        self._connections = connections(base, options.in_flight, options.ca_file)
 
     def get(self, path: str, most: int = 1_000_000) -> Reply:
         """Answer to a request before the run; UserError, with the cause and remedy, if none comes."""
@@ -110,12 +93,12 @@ class Endpoint:
         return self._ask("POST", path, body, headers, most)
 
     def close(self) -> None:
-        self._client.close()
+        self._connections.close()
 
     def __repr__(self) -> str:
         return f"Endpoint({self.url})"
 
-    def _route(self, path: str) -> tuple[Address, ...]:
+    def _route(self, path: str) -> tuple[httpx2.URL, ...]:
         """The way to the address of a path, which is read once: adapters ask at very few."""
         route = self._routes.get(path)
         if route is None:
@@ -128,64 +111,63 @@ class Endpoint:
     def _ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:
         """One request before the deadline; a GET follows its redirects."""
         route = self._route(path)
-        where = f"{method} {route[-1].shown}"
+        where = f"{method} {self._shown(route[-1])}"
         sent = {**self._headers, **{name.lower(): value for name, value in headers.items()}}
         if method != "GET":
             sent["content-length"] = str(len(body))
-        question = _Question(method, where, sent, body, most, time.monotonic() + self._timeout)
+        request = httpcore2.Request(method, "", headers=[*sent.items()], content=body)
+        deadline = time.monotonic() + self._timeout
         try:
-            reply = self._attempt(question, route[-1])
+            reply = self._attempt(request, route[-1], deadline, where, most)
             while not isinstance(reply, Reply):
                 route = self._follow(route, reply, where)
                 self._routes[path] = route
                 if method != "GET":
-                    to = quoted(str(reply.shown), self.secrets)
+                    to = quoted(self._shown(reply), self.secrets)
                     raise refused(where, f"the service answered with a redirect{to}", "redirect", retry=True)
-                reply = self._attempt(question, route[-1])
+                reply = self._attempt(request, route[-1], deadline, where, most)
         except CONNECTION_ERRORS as error:
             failure: Refused | Unanswered = failed_connection(where, error, self.secrets)
         except Refused as refusal:
             if not refusal.retry:
                 if self._routes.get(path) == route[-1:]:
                     self._routes.pop(path, None)  # where a redirect led may be good for a while only
-                refusal.retry = self._route(path)[-1].url != route[-1].url
+                refusal.retry = self._route(path)[-1] != route[-1]
             failure = refusal
         else:
             self._routes[path] = route[-1:]
             return reply
         raise failure
 
-    def _follow(self, route: tuple[Address, ...], target: Address, where: str) -> tuple[Address, ...]:
+    def _follow(
+        self, route: tuple[httpx2.URL, ...], target: httpx2.URL, where: str
+    ) -> tuple[httpx2.URL, ...]:
         """The way on, unless it goes round or on and on."""
-        if len(route) > MAX_REDIRECTS or target.url.raw_path in [address.url.raw_path for address in route]:
+        if len(route) > MAX_REDIRECTS or target.raw_path in [url.raw_path for url in route]:
             raise refused(where, f"redirects in a circle, or more than {MAX_REDIRECTS}", "redirect")
         return *route, target
 
-    def _attempt(self, question: _Question, address: Address) -> Reply | Address:
+    def _attempt(
+        self, request: httpcore2.Request, url: httpx2.URL, deadline: float, where: str, most: int
+    ) -> Reply | httpx2.URL:
         """Ask the service at one address: a reply, or another address."""
-        request = httpx2.Request(
-            question.method,
-            address.shown,
-            headers=question.headers,
-            stream=httpx2.ByteStream(question.body),
-            extensions={"address": address.core, "deadline": question.deadline},
+        request.url = httpcore2.URL(
+            scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
         )
-        response = self._client.send(request, stream=True)
+        request.extensions["timeout"] = moments(deadline)
+        response = self._connections.handle_request(request)
         try:
-            status = response.status_code
-            if 300 <= status < 400 and "location" in response.headers:
-                return self._redirect(response, address, question.where)
-            if not 200 <= status < 300:
-                raise failed_status(
-                    question.where, status, _headers(response), _beginning(response), self.secrets
-                )
-            return self._reply(response, question.where, question.most)
+            headers = dict(httpx2.Headers(response.headers).items())  # names in lower case
+            if 300 <= response.status < 400 and "location" in headers:
+                return self._redirect(response, url, headers["location"], where)
+            if not 200 <= response.status < 300:
+                raise failed_status(where, response.status, headers, _beginning(response), self.secrets)
+            return Reply(response.status, headers, self._body(response, headers, where, most))
         finally:
             response.close()
 
-    def _reply(self, response: httpx2.Response, where: str, most: int) -> Reply:
-        """A success, if it is one of at most so many bytes and as it was written."""
-        headers = _headers(response)
+    def _body(self, response: httpcore2.Response, headers: Mapping[str, str], where: str, most: int) -> bytes:
+        """The body of a success, if it has at most so many bytes and is as it was written."""
         encoding = headers.get("content-encoding", "identity").lower()
         if encoding not in ("", "identity"):
             coded = quoted(encoding, self.secrets)
@@ -196,26 +178,32 @@ class Endpoint:
             _read(response, body, most + 1)
         if max(announced, len(body)) > most:
             raise Unusable(f"{where}: expected at most {most:,} bytes, got more", "too long")
-        return Reply(response.status_code, headers, bytes(body))
+        return bytes(body)
 
-    def _redirect(self, response: httpx2.Response, address: Address, where: str) -> Address:
-        """Target of a redirect that keeps the request, scheme, host and port; else None."""
+    def _redirect(
+        self, response: httpcore2.Response, url: httpx2.URL, location: str, where: str
+    ) -> httpx2.URL:
+        """Target of a redirect that keeps the request, scheme, host and port; else Refused."""
         _beginning(response)  # so that the connection can be used again
-        target = redirected(address, response.headers["location"], self.secrets)
-        same = target is not None and target.origin == address.origin and not target.url.userinfo
-        if target is None or not same or response.status_code not in (307, 308):
-            to = "what is no URL" if target is None else self.secrets.hide(target.origin)[:200]
-            came = f"{response.status_code}, a redirect from {self.secrets.hide(address.origin)} to {to}"
+        target = redirected(url, location)
+        same = target is not None and origin(target) == origin(url) and not target.userinfo
+        if target is None or not same or response.status not in (307, 308):
+            to = "what is no URL" if target is None else self.secrets.hide(origin(target))[:200]
+            came = f"{response.status}, a redirect from {self.secrets.hide(origin(url))} to {to}"
             raise refused(where, f"the service answered {came}, which is not followed", "redirect")
         return target
 
+    def _shown(self, url: httpx2.URL) -> str:
+        """A URL for messages, without its query."""
+        return self.secrets.hide(str(url.copy_with(query=None)))
+
 
 def _standing_headers(
-    options: ServiceOptions, base: Address, secrets: Secrets, headers: Mapping[str, str]
+    options: ServiceOptions, base: httpx2.URL, secrets: Secrets, headers: Mapping[str, str]
 ) -> dict[str, str]:
     """Headers of every request; names in lower case."""
     standing = {
-        "host": base.url.netloc.decode("ascii"),
+        "host": base.netloc.decode("ascii"),
         "user-agent": USER_AGENT,
         "accept": "*/*",
         "accept-encoding": "identity",
@@ -232,15 +220,7 @@ def _standing_headers(
     return standing
 
 
-def _headers(response: httpx2.Response) -> dict[str, str]:
-    """The headers of an answer; those that come more than once in one, as HTTP has it."""
-    headers: dict[str, str] = {}
-    for name, value in response.headers.multi_items():
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return headers
-
-
-def _beginning(response: httpx2.Response) -> bytes:
+def _beginning(response: httpcore2.Response) -> bytes:
     """Beginning of the body, within limits."""
     body = bytearray()
     with suppress(*CONNECTION_ERRORS):
@@ -248,30 +228,21 @@ def _beginning(response: httpx2.Response) -> bytes:
     return bytes(body[:MAX_REFUSAL_BYTES])
 
 
-def _read(response: httpx2.Response, body: bytearray, enough: int) -> None:
+def _read(response: httpcore2.Response, body: bytearray, enough: int) -> None:
     """Read into ``body`` until it has ``enough`` bytes."""
-    for chunk in response.iter_raw():
+    for chunk in response.iter_stream():
         body += chunk
         if len(body) >= enough:
             return
 
 
-@dataclass(frozen=True, repr=False)
-class Address:
-    """A URL: ``url`` and ``core`` for the connection, ``shown`` for logs and messages."""
-
-    url: httpx2.URL
-    core: httpcore2.URL
-    shown: httpx2.URL
-
-    @property
-    def origin(self) -> str:
-        """Scheme, host and port."""
-        return f"{self.url.scheme}://{self.url.netloc.decode('ascii')}"
+def origin(url: httpx2.URL) -> str:
+    """Scheme, host and port."""
+    return f"{url.scheme}://{url.netloc.decode('ascii')}"
 
 
-def address_of(text: str, secrets: Secrets) -> Address:
-    """Address of a URL. UserError for an invalid one, or one with an ambiguous host."""
+def address_of(text: str, secrets: Secrets) -> httpx2.URL:
+    """A URL, read. UserError for an invalid one, or one with an ambiguous host."""
     host = host_of(text)
     try:
         url = httpx2.URL(text)
@@ -279,22 +250,12 @@ def address_of(text: str, secrets: Secrets) -> Address:
         raise UserError(f"--teacher.url: expected a URL, got {secrets.hide(text)}") from None
     if url.host != host:
         raise UserError(f"--teacher.url: expected a host in plain letters, got {secrets.hide(text)}")
-    return _addressed(url, secrets.hide(text))
+    return url
 
 
-def redirected(address: Address, location: str, secrets: Secrets) -> Address | None:
+def redirected(url: httpx2.URL, location: str) -> httpx2.URL | None:
     """Where a redirect leads; none if that is no URL at all."""
     try:
-        url = address.url.join(location)
-        return _addressed(url, secrets.hide(str(url.copy_with(query=None))))
+        return url.join(location)
     except (httpx2.InvalidURL, ValueError):
         return None
-
-
-def _addressed(url: httpx2.URL, readable: str) -> Address:
-    try:
-        shown = httpx2.URL(readable)
-    except httpx2.InvalidURL:  # so short a secret that it occurs in the port
-        shown = httpx2.URL(f"{url.scheme}://hidden/")
-    core = httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
-    return Address(url, core, shown)

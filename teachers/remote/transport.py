@@ -10,7 +10,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 from urllib.request import getproxies, proxy_bypass
 
@@ -29,53 +29,25 @@ class CertificateError(httpcore2.ConnectError):
     """The service's certificate is not one that it should have."""
 
 
-class Transport(httpx2.BaseTransport):
-    """A pool of ``connections`` to the host of ``url``, kept alive; for several threads at once.
+def connections(url: httpx2.URL, most: int, ca_file: str | None) -> httpcore2.ConnectionPool:
+    """At most so many connections to the host of ``url``, kept alive; for several threads at once.
 
-    A request carries in its extensions ``address``, the ``httpcore2.URL`` that is really asked (its own
-    ``url`` is for logs), and ``deadline``, a moment on ``time.monotonic()``. Raises httpcore2's exceptions.
+    The time-outs of a request are ``moments``. Raises httpcore2's exceptions.
     """
-
-    def __init__(self, url: httpx2.URL, connections: int, ca_file: str | None) -> None:
-        self._pool = httpcore2.ConnectionPool(
-            ssl_context=_ssl_context(ca_file) if url.scheme == "https" or ca_file else None,
-            proxy=_proxy(url),
-            max_connections=connections,
-            max_keepalive_connections=connections,
-            keepalive_expiry=IDLE_SECONDS,
-            network_backend=_Network(),
-        )
-
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        deadline = request.extensions["deadline"]
-        moments = dict.fromkeys(("connect", "write", "read"), deadline)
-        moments["pool"] = max(deadline - time.monotonic(), 0.0)  # the pool itself waits, and not at a socket
-        response = self._pool.handle_request(
-            httpcore2.Request(
-                request.method,
-                request.extensions["address"],
-                headers=request.headers.raw,
-                content=request.stream,
-                extensions={"timeout": moments},
-            )
-        )
-        return httpx2.Response(
-            response.status, headers=response.headers, stream=_Body(response), extensions=response.extensions
-        )
-
-    def close(self) -> None:
-        self._pool.close()
+    return httpcore2.ConnectionPool(
+        ssl_context=_ssl_context(ca_file) if url.scheme == "https" or ca_file else None,
+        proxy=_proxy(url),
+        max_connections=most,
+        max_keepalive_connections=most,
+        keepalive_expiry=IDLE_SECONDS,
+        network_backend=_Network(),
+    )
 
 
-class _Body(httpx2.SyncByteStream):
-    def __init__(self, response: httpcore2.Response) -> None:
-        self._response = response
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._response.iter_stream()
-
-    def close(self) -> None:
-        self._response.close()
+def moments(deadline: float) -> dict[str, float]:
+    """Time-outs of a request that has until ``deadline`` on ``time.monotonic()``."""
+    pool = max(deadline - time.monotonic(), 0.0)  # the pool itself waits, and not at a socket
+    return {"connect": deadline, "write": deadline, "read": deadline, "pool": pool}
 
 
 class _Network(httpcore2.NetworkBackend):
@@ -184,7 +156,7 @@ class _Answer:
 
 def _left(moment: float | None, late: type[Exception]) -> float:
     """Seconds until a moment; ``late`` once it has passed."""
-    assert moment is not None, "Transport gives every request its moments"
+    assert moment is not None, "every request has its moments"
     left = moment - time.monotonic()
     if left <= 0:
         raise late("the time is up")

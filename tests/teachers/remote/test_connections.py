@@ -151,7 +151,7 @@ def test_a_connection_that_is_not_accepted_in_time_was_not_made():
 
 def test_a_service_without_tls_is_no_https_service():
     with Service(then(http(b"", "400 Bad"), Do.CLOSE)) as server:
-        not_connected(server.url.replace("http", "https"))
+        not_connected(server.url.replace("http", "https"), timeout=2.0)
 
 
 # Questions before the run

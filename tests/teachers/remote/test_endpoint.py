@@ -79,7 +79,6 @@ def test_cookies_are_neither_kept_nor_sent():
     with Service(http(Set_Cookie="session=1; Path=/")) as server, endpoint(server.url) as service:
         for _ in range(2):
             service.post("/ask", b"", {}, 10)
-        assert len(service._client.cookies) == 0
     assert ["cookie" in request.headers for request in server.requests] == [False, False]
 
 

@@ -67,7 +67,7 @@ def test_a_secret_in_the_url_is_sent_and_shown_nowhere(caplog):
     logged = [
         line for line in map(logging.LogRecord.getMessage, caplog.records) if "receive_resp" not in line
     ]
-    assert any("HTTP Request" in line for line in logged)
+    assert logged
     assert [text for text in shown + logged if any(form in text for form in FORMS)] == []
 
 
