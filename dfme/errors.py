@@ -21,10 +21,10 @@ class RunError(UserError):
     """A file of a run is damaged, missing or does not fit the others; nothing more was queried."""
 
 
-class TeacherError(DfmeError):
-    """The teacher failed for good or answered what its specification rules out; everything paid is kept.
+class ServiceError(DfmeError):
+    """A request came to nothing.
 
-    ``reason`` as in ``Unanswered``.
+    ``reason``: a few words for the ledger, such as ``429`` or ``connection refused``; never a secret.
     """
 
     exit_code = 3
@@ -32,6 +32,10 @@ class TeacherError(DfmeError):
     def __init__(self, message: str, reason: str = "unusable answer") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class TeacherError(ServiceError):
+    """The teacher failed for good or answered what its specification rules out; everything paid is kept."""
 
 
 class BudgetExhausted(DfmeError):  # noqa: N818 (the name of the contract)
@@ -44,23 +48,20 @@ class SeamError(ValueError, DfmeError):
     """An upstream gradient does not fit the generator output it was handed to."""
 
 
-class Refused(DfmeError):  # noqa: N818 (an outcome, not a fault of the program)
+class Refused(ServiceError):  # noqa: N818 (an outcome, not a fault of the program)
     """The service says, or it is plain, that it did not serve a request: nothing is owed for it.
 
-    ``reason``: a few words for the ledger, such as ``429`` or ``connection refused``; never a secret.
     ``retry``: whether asking again can help. ``retry_after``: seconds that the service asks to wait.
     ``body``: the start of what the service said, which may repeat secrets and is never shown. A teacher of
     one's own may raise it too.
     """
 
-    exit_code = 3
     body: bytes = b""
 
     def __init__(
         self, message: str, reason: str, retry: bool = True, retry_after: float | None = None
     ) -> None:
-        super().__init__(message)
-        self.reason = reason
+        super().__init__(message, reason)
         self.retry = retry
         self.retry_after = retry_after
 
@@ -73,17 +74,11 @@ class BatchTooLarge(Refused):
         self.limit = limit
 
 
-class Unanswered(DfmeError):  # noqa: N818 (an outcome, too)
+class Unanswered(ServiceError):  # noqa: N818 (an outcome, too)
     """A request that may have been served has no answer: it stays paid for, and asking again costs again.
 
-    ``reason`` as in ``Refused``: ``timeout``, ``500``, ``reset``. A teacher of one's own may raise it too.
+    A teacher of one's own may raise it too.
     """
-
-    exit_code = 3
-
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class Unusable(Unanswered):
@@ -91,10 +86,9 @@ class Unusable(Unanswered):
 
 
 class Misfit(Unusable):
-    """A whole answer came that has another form than is read: the same question would get the same again.
+    """A whole answer came in another form than is read: the same question would get the same again.
 
-    It is not asked again before the service has once answered in the form that is read; ``for_good``: nor
-    afterwards.
+    It is not asked again before the service has once answered as is read; ``for_good``: nor afterwards.
     """
 
     def __init__(self, message: str, reason: str, for_good: bool = False) -> None:

@@ -1,8 +1,5 @@
 """Files that survive a kill: append-only logs, and files that are the old one or the new one, never half.
 
-What was handed to the operating system outlives the process, so a kill loses nothing. A power cut may lose
-what the system had not yet put on the disk.
-
 A run directory may come from somebody else: nothing is written through a link, and no pipe is waited for.
 """
 
@@ -15,7 +12,7 @@ import os
 import stat
 import struct
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
@@ -38,14 +35,11 @@ NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EISDIR)
 
 def disk_error(action: str, path: Path, error: OSError) -> RunError:
     """The error for a disk that is full, read-only or out of reach, with what to do about it."""
+    why = f"{error.strerror or error}; nothing recorded is lost: make the disk writable or free some space"
+    why += ", then resume, or begin again"
     if error.errno in NO_FILE:
-        return RunError(
-            f"cannot {action} {path}: it is a link, a pipe or a folder, and no file; put it elsewhere"
-        )
-    return RunError(
-        f"cannot {action} {path}: {error.strerror or error}; "
-        "nothing recorded is lost: make the disk writable or free some space, then resume, or begin again"
-    )
+        why = "it is a link, a pipe or a folder, and no file; put it elsewhere"
+    return RunError(f"cannot {action} {path}: {why}")
 
 
 def open_file(path: Path) -> BufferedReader:
@@ -63,12 +57,10 @@ def whole_lines(path: Path) -> Iterator[bytes]:
     Raises OSError as ``open_file`` does, and RunError for a line longer than any of ours.
     """
     with open_file(path) as file:
-        number = 0
         while (line := file.readline(MAX_LINE)).endswith(b"\n"):
             yield line
-            number += 1
     if len(line) == MAX_LINE:
-        raise RunError(f"{path}, line {number + 1}: expected a line of a log, got more than {MAX_LINE} bytes")
+        raise RunError(f"{path}: expected lines of a log, got one of more than {MAX_LINE} bytes")
 
 
 def make_folder(path: Path) -> None:
@@ -112,26 +104,17 @@ class AppendFile:
         """Hand the chunks, in order and as one, to the operating system, or to its disk."""
         start = os.lseek(self._fd, 0, os.SEEK_END)
         try:
-            self._write(chunks)
+            written = os.writev(self._fd, chunks)
+            if written < sum(map(len, chunks)):  # a full disk, or more than one system call takes
+                rest = memoryview(b"".join(chunks))[written:]
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
             if self._fsync:
                 os.fsync(self._fd)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, start)
             raise disk_error("write", self.path, error) from error
-
-    def _write(self, chunks: Sequence[bytes | memoryview]) -> None:
-        total = sum(len(chunk) for chunk in chunks)
-        written = os.writev(self._fd, chunks)
-        if written < total:  # a full disk, or more than one system call takes
-            rest = memoryview(b"".join(chunks))[written:]
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
-
-    @property
-    def size(self) -> int:
-        """Bytes in the file."""
-        return os.lseek(self._fd, 0, os.SEEK_END)
 
     def sync(self) -> None:
         """Wait until everything appended is on the disk."""
@@ -152,8 +135,7 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[IO[bytes]]:
     """Write a new ``path`` beside the old one and swap them at the end, on the disk, whole.
 
     With ``keep`` the old file takes that name. At every instant the old or the new file is whole under
-    ``path`` or ``keep``. Whatever goes wrong before the swap leaves both as they were. Raises RunError for
-    the disk's errors.
+    ``path`` or ``keep``. Raises RunError for the disk's errors.
     """
     draft = path.with_name(path.name + ".tmp")
     try:
@@ -221,11 +203,9 @@ def archive_entries(file: IO[bytes], end: int, unpacked: int = 0) -> dict[str, t
     """Where each entry of a zip archive begins, and its bytes; ``end``: where the archive ends in the file.
 
     PyTorch's reader is not Python's: each looks for the list of entries in its own way, and one takes names
-    that differ in case for the same. So there may be nothing here that can be read in two ways, nor what
-    PyTorch does not write. Compressed entries, which only its programs have, may unpack to ``unpacked`` bytes
-    together.
-
-    Raises ValueError, in words, for everything else.
+    that differ in case for the same. So nothing here may be readable in two ways, or not be as PyTorch writes
+    it: ValueError, in words. Compressed entries, which only its programs have, may unpack to ``unpacked``
+    bytes together.
     """
     file.seek(max(end - 98, 0))
     wide_end = file.read(56)
@@ -250,15 +230,10 @@ def archive_entries(file: IO[bytes], end: int, unpacked: int = 0) -> dict[str, t
             start = entry.header_offset + 30 + name_bytes + extra_bytes
             stored = method == zipfile.ZIP_STORED
             name = file.read(name_bytes).decode("utf-8" if entry.flag_bits & 0x800 else "cp437")
-            alike = (mark, method, name, name) == (
-                b"PK\3\4",
-                entry.compress_type,
-                entry.filename,
-                entry.orig_filename,
-            )
+            listed_as = (entry.compress_type, entry.filename, entry.orig_filename)
+            alike = mark == b"PK\3\4" and (method, name, name) == listed_as
             # and no other field
-            only_sizes = struct.pack("<HH", 1, len(entry.extra) - 4) if entry.extra else b""
-            wider = entry.extra[:4] == only_sizes
+            wider = not entry.extra or entry.extra[:4] == struct.pack("<HH", 1, len(entry.extra) - 4)
             known = entry.compress_size == entry.file_size if stored else method == zipfile.ZIP_DEFLATED
             if not (alike and wider and known) or entry.flag_bits & 1:
                 raise ValueError(f"its entry {name[:80]!r} is none that PyTorch wrote")
@@ -268,12 +243,9 @@ def archive_entries(file: IO[bytes], end: int, unpacked: int = 0) -> dict[str, t
     except (zipfile.BadZipFile, NotImplementedError, struct.error, UnicodeDecodeError) as problem:
         raise ValueError(f"it is no archive that PyTorch wrote: {problem}") from problem
     if unpacked < 0:
-        raise ValueError(
-            "its entries are compressed, as only those of TorchScript may be, or unpack to too much"
-        )
-    if len({name.lower() for name in entries}) != len(listed) or any(
-        a[1] > b[0] for a, b in pairwise(sorted(spans))
-    ):
+        raise ValueError("its entries are compressed, as only TorchScript's may be, or unpack to too much")
+    overlap = any(one[1] > other[0] for one, other in pairwise(sorted(spans)))
+    if overlap or len({name.lower() for name in entries}) != len(listed):
         raise ValueError("two of its entries share a name or a place")
     return entries
 
@@ -291,7 +263,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
         shape, _, dtype = headers[version](file)
         if dtype.hasobject:
             raise ValueError(
-                f"{entry.filename}: holds Python objects, which are not loaded: that could run any code"
+                f"{entry.filename}: holds Python objects, which are not loaded: they could run code"
             )
         claimed = math.prod(shape) * dtype.itemsize
         held = entry.file_size - file.tell()

@@ -1,9 +1,7 @@
-"""The vocabulary both sides of the API share: what an image is, what an answer is, what a teacher is.
+"""The vocabulary both sides of the API share: images, answers, teachers. No torch at run time.
 
 Shape legend used throughout the project: B images in a batch, C channels, H height, W width, K classes,
 Z latent size, M directions. A tensor's name ends in its axes where it has several: x_BCHW, scores_BK.
-
-This module imports no torch at run time, so that ``--help`` and configuration errors stay fast.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ Shape = tuple[int, int, int]
 """Channels, height and width of an image."""
 
 AT_ONCE = 25_000_000
-"""Numbers in a batch of images larger than 64x64, at most: 100 MB, and what a network makes of them some
-GB."""
+"""Numbers in a batch of images larger than 64x64, at most: 100 MB, and some GB within a network."""
 
 LabelKind = Literal["logits", "probabilities", "top_k", "label"]
 LABEL_KINDS: tuple[LabelKind, ...] = ("logits", "probabilities", "top_k", "label")
@@ -72,7 +69,7 @@ class ImageSpec:
 
     @property
     def step(self) -> float:
-        """From one level to the next; only where there are levels."""
+        """From one level to the next."""
         assert self.levels is not None
         return (self.bounds[1] - self.bounds[0]) / (self.levels - 1)
 
@@ -101,9 +98,7 @@ class LabelMode:
 
     def __post_init__(self) -> None:
         if self.decimals is not None and (self.kind not in ("probabilities", "top_k") or self.decimals < 1):
-            raise UserError(
-                f"label mode {self.kind}: decimals must be at least 1 and belong to probabilities"
-            )
+            raise UserError(f"label mode {self.kind}: decimals, at least 1, belong to probabilities")
         if (self.kind == "top_k") != (self.k is not None) or (self.k is not None and self.k < 1):
             raise UserError(f"label mode {self.kind}: expected top_k:K with K of at least 1, got k={self.k}")
 
@@ -120,21 +115,16 @@ class LabelMode:
     def parse(cls, text: str) -> LabelMode:
         """Parse ``logits``, ``probabilities``, ``probabilities:4``, ``top_k:3``, ``top_k:3:4``, ``label``."""
         kind, *numbers = text.replace("-", "_").split(":")
-        if kind not in LABEL_KINDS or not all(number.isdigit() for number in numbers):
-            raise UserError(
-                "label mode: expected logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label, got "
-                f"{text!r}"
-            )
-        values = [int(number) for number in numbers]
-        if kind == "top_k" and len(values) in (1, 2):
-            return cls(kind="top_k", k=values[0], decimals=values[1] if values[1:] else None)
-        if kind == "probabilities" and len(values) <= 1:
-            return cls(kind="probabilities", decimals=values[0] if values else None)
-        if values or kind == "top_k":
-            raise UserError(
-                f"label mode: expected top_k:K[:DECIMALS] or {kind} without numbers, got {text!r}"
-            )
-        return cls(kind=kind)
+        fitting = {"top_k": (1, 2), "probabilities": (0, 1)}.get(kind, (0,))
+        if (
+            kind not in LABEL_KINDS
+            or len(numbers) not in fitting
+            or not all(number.isdigit() for number in numbers)
+        ):
+            forms = "logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label"
+            raise UserError(f"label mode: expected {forms}, got {text!r}")
+        k = int(numbers.pop(0)) if kind == "top_k" else None
+        return cls(kind, int(numbers[0]) if numbers else None, k)
 
     def __str__(self) -> str:
         return ":".join(str(part) for part in (self.kind, self.k, self.decimals) if part is not None)
@@ -144,10 +134,9 @@ class LabelMode:
 class RequestPolicy:
     """Limits within which the oracle may ask a service.
 
-    ``in_flight``: requests at once. ``attempts``: most sends of one request that may have been served, each
-    of them paid for. ``unusable``: most sends of one request whose answers cannot be used. ``patience``:
-    seconds that one request may take with all its attempts and waits. ``images_per_second`` and
-    ``requests_per_second``: most of either, by the client's own clock; None: no limit.
+    ``in_flight``: requests at once. ``attempts``: most paid sends of one request. ``unusable``: most of them
+    whose answers cannot be used. ``patience``: seconds that one request may take with all attempts and waits.
+    ``images_per_second`` and ``requests_per_second``: by the client's own clock; None: no limit.
     """
 
     in_flight: int = 1
@@ -230,9 +219,8 @@ class Teacher(Protocol):
     """A classifier behind an API. The auditor's side holds one only inside an oracle.
 
     ``__call__`` takes (B, C, H, W) float32 images within ``spec.bounds`` and answers scores (B, K), float, or
-    labels (B,), int64, as ``label_mode`` says. Mean/std normalisation is the teacher's own business. To be
-    charged rightly it raises ``dfme.errors.Refused`` or ``Unanswered``. A user's own callable needs none of
-    this: ``dfme.teachers.custom`` completes it.
+    labels (B,), int64, as ``label_mode`` says. To be charged rightly it raises ``dfme.errors.Refused`` or
+    ``Unanswered``. A user's own callable needs none of this: ``dfme.teachers.custom`` completes it.
     """
 
     spec: ImageSpec

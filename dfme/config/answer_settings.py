@@ -18,16 +18,13 @@ class AnswersConfig:
     """
 
     learn: Literal["auto", "scores", "kl", "label"] = "auto"
-    """what the students learn: auto (as student.loss says), scores (L1 of logits), kl, or label (the top
-    class)"""
+    """what the students learn: auto (as student.loss says), scores (L1 of logits), kl, label (top class)"""
     repeat: Count = 1
-    """times that every image is asked, and charged; the answers are averaged, of labels the most frequent
-    counts"""
+    """times that every image is asked, and charged; answers are averaged, the most frequent label counts"""
     vote: Annotated[int, Field(ge=1, le=9)] = 1
     """shifts by up to a pixel of which every image is asked, and charged, and the answers averaged"""
     recover: Literal["none", "table", "net"] = "none"
-    """undo the defence that knows names: by a table of answers to probabilities that were drawn, or a trained
-    net"""
+    """undo the defence that knows names: by a table of answers to drawn probabilities, or a trained net"""
     knows: DefencesText = ()
     """the defence that is undone, with its options"""
 

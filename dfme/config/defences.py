@@ -1,9 +1,6 @@
-"""Defences of a teacher's answers: names, options, and the facts each states. No torch.
+"""Defences of a teacher's answers, as an attacker may know them: names, options, facts. No torch.
 
-The owner's side carries them out (``dfme.teachers.defences``); the auditor's side knows them by name, as an
-attacker
-may: only keys, the weights of a surrogate and what a defence has stored are secret. A defence is written
-``modelguard_w:epsilon=1``; several work one after the other, ``modelguard_w:epsilon=1+temperature:t=2``.
+A defence is written ``modelguard_w:epsilon=1``; several work one after the other, joined by ``+``.
 """
 
 import dataclasses
@@ -152,8 +149,7 @@ class Mad(DefenceOptions):
     epsilon: L1Bound = 1.0
     """most that an answer changes, in L1"""
     vertices: Literal["argmax", "extreme"] = "argmax"
-    """argmax (uniform over a set of classes with the top one) or extreme (any one class, which changes the
-    top one)"""
+    """argmax (uniform over classes with the top one) or extreme (any one class, which changes the top)"""
     q: Literal["uniform", "net"] = "uniform"
     """answers of the surrogate student: uniform, or those of an untrained network"""
 
@@ -191,16 +187,14 @@ class Misinform(DefenceOptions):
 
     name: ClassVar[str] = "misinform"
     gate: Literal["softmax", "entropy", "mahalanobis"] = "softmax"
-    """score of an image that is at home, within 0 and 1: softmax (the top probability), entropy (1 - entropy
-    / log K), or mahalanobis (share of data's held-out images that lie further from their class; of kind
-    torch)"""
+    """score of an image that is at home: softmax (the top probability), entropy (1 - entropy / log K), or
+    mahalanobis (share of data's held-out images further from their class; of kind torch)"""
     tau: Share | None = None
     """images below are strange; none: .9, and .01 of mahalanobis"""
     nu: Positive = 1000.0
     """steepness of the change from right to wrong"""
     wrong: Literal["permute", "net", "roll"] = "permute"
-    """permute (classes in an order drawn by key and image), net (an untrained network), or roll (classes
-    moved on by one, which anybody undoes: for comparison)"""
+    """permute (classes by key and image), net (an untrained one), or roll (by one, which anybody undoes)"""
     data: str = ""
     """of mahalanobis: the owner's labelled images, by name or FOLDER"""
     key_env: EnvironmentName | None = None
@@ -212,9 +206,8 @@ class Misinform(DefenceOptions):
 
     def facts(self, classes: int) -> Facts:
         wrong: dict[str, Any] = {"permute": ("key",), "net": ("key", "surrogate"), "roll": ()}
-        return Facts(
-            "no", needs=(*wrong[self.wrong], *(("network", "data") if self.gate == "mahalanobis" else ()))
-        )
+        gate = ("network", "data") if self.gate == "mahalanobis" else ()
+        return Facts("no", needs=(*wrong[self.wrong], *gate))
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -300,9 +293,7 @@ def parse_defences(given: object) -> tuple[DefenceOptions, ...]:
     """
     if isinstance(given, str):
         if "," in given:
-            raise UserError(
-                f"expected defences joined by +, such as modelguard_w:epsilon=1+lattice, got {given!r}"
-            )
+            raise UserError(f"expected defences joined by +, such as temperature:t=2+lattice, got {given!r}")
         given = [] if given.strip().lower() in ("", "none") else given.split("+")
     if isinstance(given, Mapping):
         given = [given]

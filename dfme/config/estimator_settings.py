@@ -18,35 +18,28 @@ class EstimatorConfig:
     """Settings of the estimated gradient at the generator's output, by finite differences."""
 
     kind: Basic[Literal["auto", "finite_difference", "prior_guided", "synthetic"]] = "finite_difference"
-    """finite_difference; prior_guided (directions that lean to a prior); synthetic (a network learns to
-    predict the gradient, one step in ``every`` is paid); or auto: the pre-flight check chooses objective,
-    space, form, direction and step of a finite_difference"""
+    """finite_difference; prior_guided (directions that lean to a prior); synthetic (a network predicts the
+    gradient); or auto: the pre-flight check chooses all of a finite_difference"""
     objective: ObjectiveName = "student"
-    """what the generator drives apart: student (the student's own loss), l1 or kl; kl survives rounded
-    answers, where l1's differences are mostly hidden"""
+    """what the generator drives apart: student (its own loss), l1, or kl, which survives rounded answers"""
     arithmetic: Literal["ieee", "tf32"] = "ieee"
-    """of the student's part of a difference, on a GPU: ieee (fp32) or tf32 (faster, and noise unless the step
-    is long)"""
+    """of the student's part on a GPU: ieee (fp32) or tf32 (faster, and noise unless the step is long)"""
     directions: Count = 1
     """random directions per image of the estimate (m)"""
     step: Basic[Positive | Literal["auto"]] = 1e-3
     """length of a finite difference in units of the perturbed space (of the lattice: whole levels), or auto:
     the pre-flight check measures it"""
     form: Form = "forward"
-    """forward differences cost m+1 queries per image, central ones (antithetic pairs) 2m; of kind
-    prior_guided 2m+1"""
+    """forward (m+1 queries per image) or central (antithetic pairs: 2m; of kind prior_guided 2m+1)"""
     direction: DirectionName = "sphere"
-    """sphere (uniform on the unit sphere), gaussian, rademacher (+-1 per pixel), orthogonal (m random
-    directions at right angles), dct (random low-frequency patterns), range (what the generator's last layer
-    can realise)"""
+    """sphere, gaussian, rademacher (+-1 per pixel), orthogonal (m at right angles), dct (low-frequency
+    patterns), range (what the generator's last layer can realise)"""
     space: Space = "pre_squash"
-    """where to perturb: pre_squash (before the generator's last tanh), image, or lattice (+- whole levels per
-    pixel, which 8-bit images carry exactly)"""
+    """where to perturb: pre_squash (before the generator's last tanh), image, or lattice (whole levels)"""
     frequencies: ShareAboveZero = 0.125
     """share of the frequencies, the lowest, that dct directions are made of"""
     prior: PriorName = "student"
-    """of prior_guided: student (its own gradient at the last answer) or neighbours (slopes towards images
-    that were paid for before)"""
+    """of prior_guided: student (its gradient at the last answer) or neighbours (slopes to paid images)"""
     every: Count = 4
     """of synthetic: one generator step in so many is paid for"""
     synthetic_lr: Positive = 1e-3

@@ -61,11 +61,7 @@ def parse_bytes(value: int | str) -> int:
 
 
 def parse_count(value: int | str, units: str = "km", what: str = "images such as 300000, 300k or 2M") -> int:
-    """A number of images: 300000, 300_000, 300k, 2M, 1e6, 1.5M.
-
-    Raises:
-        ValueError: if it is no whole number in one of these forms.
-    """
+    """A number of images: 300000, 300_000, 300k, 2M, 1e6, 1.5M. ValueError for anything else."""
     text = str(value).strip().replace("_", "")
     unit = text[-1:].lower() if text and text[-1:].lower() in units else ""
     try:

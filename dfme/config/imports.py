@@ -1,7 +1,4 @@
-"""Find ``module:Class`` and ``module:function`` of users; a teacher's signature gives its options.
-
-Their types, defaults and help are its author's. No torch here.
-"""
+"""Find ``module:Class`` and ``module:function`` of users; a teacher's signature gives options. No torch."""
 
 import importlib
 import inspect
@@ -35,11 +32,9 @@ def find_target(target: str, flag: str = "--teacher") -> Callable[..., Any]:
     if callable(found):
         return found  # type: ignore[no-any-return]
     callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    problem = (
-        f"no {name!r} in it"
-        if found is None
-        else f"{name} is of type {type(found).__name__}, no class or function"
-    )
+    problem = f"no {name!r} in it"
+    if found is not None:
+        problem = f"{name} is of type {type(found).__name__}, no class or function"
     place = getattr(module, "__file__", None) or module_name
     raise UserError(f"{flag} {target}: {place}: {problem}{did_you_mean(name, callables)}")
 
@@ -66,19 +61,18 @@ def _import(name: str, subject: str) -> ModuleType:
         sys.path.append(folder)
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+    except (Exception, SystemExit) as error:  # a script without a main guard may end the process
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
             beside = [entry[:-3] for entry in os.listdir(folder) if entry.endswith(".py")]
             hint = did_you_mean(name, beside)
-            raise UserError(f"{subject}: no module {error.name!r} in {folder} or installed{hint}") from None
-        raise UserError(f"{subject}: importing {name} failed: {what_and_where(error)}") from error
-    except (Exception, SystemExit) as error:  # a script without a main guard may end the process
+            raise UserError(f"{subject}: no module {missing!r} in {folder} or installed{hint}") from None
         raise UserError(f"{subject}: importing {name} failed: {what_and_where(error)}") from error
 
 
 _ARGUMENT = re.compile(
-    r"^(?P<indent>[ \t]*)(?::param )?(?P<name>\w+)(?: ?\([^)\n]*\))?: +(?P<text>\S.*(?:\n(?P=indent)[ "
-    r"\t]+\S.*)*)",
+    r"^(?P<indent>[ \t]*)(?::param )?(?P<name>\w+)(?: ?\([^)\n]*\))?: +"
+    r"(?P<text>\S.*(?:\n(?P=indent)[ \t]+\S.*)*)",
     re.M,
 )
 """An argument in a docstring in Google's or Sphinx' style, with the lines that are indented below it."""
@@ -114,9 +108,8 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
         # `token: str = None`, as people write it
         kind = kind | None if default is None and kind is not Any else kind
         text = texts.get(name) or (known.help if known else undescribed)
-        options.append(
-            Option(f"teacher.{name}", kind, REQUIRED if default is parameter.empty else default, text)
-        )
+        default = REQUIRED if default is parameter.empty else default
+        options.append(Option(f"teacher.{name}", kind, default, text))
     return options
 
 
@@ -142,12 +135,11 @@ def _parameters(target: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter,
             raw = getattr(function, "__annotations__", {})
             hints = {name: hint for name, hint in raw.items() if not isinstance(hint, str)}
         parameters = inspect.signature(function).parameters.values()
+        kinds = {parameter.kind for parameter in parameters}
         for parameter in parameters:
-            if (
-                parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-                and parameter.name not in seen
-            ):
+            open_ended = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            if not open_ended and parameter.name not in seen:
                 seen.add(parameter.name)
                 yield parameter, hints.get(parameter.name)
-        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -51,10 +52,7 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     known = list(choices)
     leaf = name.rpartition(".")[2]
     same_leaf = [choice for choice in known if choice.rpartition(".")[2] == leaf]
-    if same_leaf:
-        return max(same_leaf, key=lambda choice: difflib.SequenceMatcher(None, name, choice).ratio())
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if close:
+    if close := difflib.get_close_matches(name, same_leaf or known, n=1, cutoff=0.0 if same_leaf else 0.6):
         return close[0]
     leaves = {choice.rpartition(".")[2]: choice for choice in known}
     close = difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=0.75)
@@ -79,21 +77,16 @@ def fault_text(kind: Any, value: Any, faults: Sequence[ErrorDetails]) -> str:
     if said:
         return str(said[0])
     got = "none" if value is None else repr(value)
-    if faults[0]["type"] == "string_pattern_mismatch":
-        return f"expected {dict(_bounds(kind))['words']}, got {got}"
-    ranged = any(fault["type"].startswith(("greater_", "less_", "finite_")) for fault in faults)
     bounds = dict(_bounds(kind))
+    if faults[0]["type"] == "string_pattern_mismatch":
+        return f"expected {bounds['words']}, got {got}"
+    ranged = any(fault["type"].startswith(("greater_", "less_", "finite_")) for fault in faults)
     if ranged and bounds:
         plain = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         many = any(get_origin(member) in (tuple, list) for member in members(kind))
         return f"expected {_range(bounds, many)}, got {plain}"
-    choices = [
-        str(choice)
-        for member in members(kind)
-        for choice in get_args(member)
-        if get_origin(member) is Literal
-    ]
-    return f"expected {expected(kind)}, got {got}{did_you_mean(str(value), choices)}"
+    literals = [get_args(member) for member in members(kind) if get_origin(member) is Literal]
+    return f"expected {expected(kind)}, got {got}{did_you_mean(str(value), map(str, chain(*literals)))}"
 
 
 def members(kind: Any) -> tuple[Any, ...]:
@@ -140,13 +133,10 @@ def _bounds(kind: Any) -> Iterator[tuple[str, Any]]:
 def _range(bounds: Mapping[str, Any], many: bool) -> str:
     if "words" in bounds:
         return str(bounds["words"])
-    number = "numbers" if many else "a number"
-    high = (
-        f" to {bounds['le']:g}" if "le" in bounds else f" to below {bounds['lt']:g}" if "lt" in bounds else ""
-    )
-    if high:
+    if "le" in bounds or "lt" in bounds:
         low = f"above {bounds['gt']:g}" if "gt" in bounds else f"from {bounds.get('ge', 0):g}"
-        return f"{number} {low}{high}"
+        high = f"{bounds['le']:g}" if "le" in bounds else f"below {bounds['lt']:g}"
+        return f"{'numbers' if many else 'a number'} {low} to {high}"
     if bounds.get("gt") == 0:
         return "positive numbers" if many else "a positive number"
     return "0 or more" if bounds.get("ge") == 0 else f"at least {bounds.get('ge', bounds.get('gt')):g}"

@@ -1,7 +1,4 @@
-"""Settings of a run: one model per section, each field's type, range and help. No torch.
-
-``Basic`` marks the options that ``--help`` shows; ``--help-all`` shows the others too.
-"""
+"""Settings of a run: one model per section, each field's type, range and help. No torch."""
 
 import dataclasses
 import os
@@ -69,8 +66,7 @@ class TeacherConfig:
     num_classes: Basic[Classes | None] = None
     """number of classes, 2 of a binary model with one output; inferred where it can be"""
     label_mode: Basic[LabelModeText | None] = None
-    """logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label (hard labels); decided by the owner's
-    side"""
+    """logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label (hard labels); the owner decides"""
     bounds: Bounds | None = None
     """lowest and highest pixel value the API takes"""
     levels: Levels | None = None
@@ -82,17 +78,13 @@ class TeacherConfig:
     max_batch: Count | None = None
     """most images in one call"""
     defences: DefencesText = ()
-    """what the owner switches on, joined by +, such as modelguard_w:epsilon=1+lattice:n=10
-    (docs/defences.md); of teachers on this machine"""
+    """of a teacher on this machine, such as modelguard_w:epsilon=1+lattice:n=10 (docs/defences.md)"""
     watch: WatchText = ()
-    """detectors that see every image asked, such as pairs,sequential (docs/watch.md); of teachers on this
-    machine"""
+    """of a teacher on this machine: detectors that see every image asked, such as pairs,sequential"""
     benign: str | None = None
-    """held-out labelled images of the owner on which the detectors are calibrated: a data set's name, or
-    FOLDER"""
+    """owner's held-out labelled images that calibrate the detectors: a data set's name, or FOLDER"""
     on_alarm: OnAlarm = "log"
-    """what follows an alarm: log (answers stay as they are), refuse, or label (the top class alone from then
-    on)"""
+    """what follows an alarm: log (answers stay), refuse, or label (the top class alone from then on)"""
     price_per_1000: Price | None = None
     """what a thousand answered images cost, in any currency; the cost is shown and kept"""
 
@@ -116,17 +108,14 @@ class StudentConfig:
     """Students and their training. One is delivered; several learn from the same batches."""
 
     arch: Basic[str] = "auto"
-    """a name from dfme.nets, a torchvision classifier, timm:NAME, module:Net of your own, or auto (by
-    size)"""
+    """a name from dfme.nets, a torchvision classifier, timm:NAME, module:Net of your own, or auto"""
     count: UpTo64 = 0
     """students trained side by side; 0: as many as the method needs"""
     optimizer: Literal["sgd", "adam", "auto"] = "sgd"
-    """sgd, adam, or auto: sgd for scores, and for labels alone adam with a fiftieth of lr and no weight
-    decay"""
+    """sgd, adam, or auto: sgd for scores; for labels alone adam with a fiftieth of lr, no weight decay"""
     loss: Literal["auto", "l1", "kl", "cross_entropy"] = "auto"
-    """distance to the teacher, which a trained generator maximises: l1 (on recovered logits; a rounded zero
-    is an upper bound), kl, cross_entropy (on hard labels), or auto (l1 for soft labels, kl for top_k,
-    cross_entropy for hard); for l1 and kl, top_k's unrevealed mass is spread evenly"""
+    """distance to the teacher, which a generator maximises: l1 (on recovered logits), kl (both spread what
+    top_k hides evenly), cross_entropy (on hard labels), or auto (l1 of scores, kl of top_k, else that)"""
     lr: Basic[Positive] = 0.1
     """learning rate at the start"""
     momentum: ShareBelowOne = 0.9
@@ -134,8 +123,7 @@ class StudentConfig:
     weight_decay: NotNegative = 5e-4
     """of the optimiser"""
     decay_images: Natural = 0
-    """paid images held that weight_decay is meant for; with n of them it is sqrt(decay_images / n) times as
-    large; 0: the same for any number"""
+    """paid images held that weight_decay is meant for; n of them scale it by sqrt(decay_images / n)"""
     steps: Basic[Natural] = 0
     """optimiser steps of each student over the whole run, spread evenly over the budget: fresh batches first,
     then paid ones again (replay); 0: one step a fresh batch and replay_steps"""
@@ -145,8 +133,7 @@ class StudentConfig:
     """shares of the budget, up to 1, at which the students take equal parts of their steps on everything paid
     for, each by a schedule of its own, and none in between; empty: steps are spread over the budget"""
     shrink: Share = 0.4
-    """shrink-and-perturb: what is left of the students' weights as a round begins; the rest is that of fresh
-    ones"""
+    """shrink-and-perturb: share of the students' weights left as a round begins; the rest is fresh"""
     replay_steps: Basic[Natural] = 0
     """steps on already paid answers after each fresh batch; 0 is the papers' own recipe"""
     replay_batch: Count = 256
@@ -154,15 +141,13 @@ class StudentConfig:
     replay_capacity: Count = 1_000_000
     """paid images kept for replay, first in, first out"""
     replay_bytes: Bytes | None = None
-    """most that they may take, such as 500MB or 20GB, in memory or on disk; none: replay_capacity alone
-    decides"""
+    """most that they may take, such as 500MB or 20GB; none: replay_capacity alone decides"""
     replay_store: Literal["memory", "disk"] = "memory"
     """memory, or disk (files in the run directory, of which a batch at a time is read)"""
     augment: Literal["none", "flip", "shift", "both"] = "none"
     """of paid images that are replayed, with the same answer: none, flip, shift (by a pixel) or both"""
     average: ShareBelowOne = 0.0
-    """decay of the exponential moving average (EMA) of the weights, which is delivered; 0 delivers the last
-    weights"""
+    """decay of the weights' moving average (EMA), which is delivered; 0 delivers the last weights"""
     average_every: Count = 1
     """student steps between two updates of the EMA"""
 
@@ -189,9 +174,8 @@ class QueriesConfig:
     pool: Count = 1
     """candidates for each image that is paid for"""
     choose: Literal["entropy", "margin", "disagreement", "random"] = "entropy"
-    """of a pool, those on which the students' vote has the most entropy, between whose two likeliest classes
-    it sees the least difference (margin), on which the students differ most (disagreement, of two or more),
-    or random ones, for balance alone to decide; before the students' first step nothing is chosen"""
+    """of a pool, by the students' vote: entropy, margin (between its two likeliest classes), disagreement (of
+    two students or more), or random, for balance alone to decide; their first step comes before any"""
     balance: bool = True
     """choose as evenly as can be over the classes that the students see"""
 
@@ -201,11 +185,9 @@ class EvaluationConfig:
     """Images that the student is scored on. The teacher's answers to them are asked once and not charged."""
 
     dataset: Basic[str] = "none"
-    """digits, shapes, letters, mnist, fashion_mnist, cifar10, cifar100, svhn, a FOLDER of images, an .npz or
-    none"""
+    """digits, shapes, letters, mnist, fashion_mnist, cifar10, cifar100, svhn, FOLDER, an .npz or none"""
     classes: tuple[str, ...] | str | None = None
-    """the class names in the teacher's order, or a text file with one a line; none: as the teacher announces
-    them"""
+    """class names in the teacher's order, or a text file with one a line; none: as the teacher says"""
     root: str = "datasets"
     """where torchvision's data sets lie"""
     download: bool = False
@@ -243,8 +225,8 @@ class ExtractConfig:
     """One extraction run, less its teacher and method, whose options depend on their kind."""
 
     recipe: Basic[str] = ""
-    """a recipe of dfme by its name, for any teacher: frugal (few queries), dfme, paper (the paper's values),
-    a method's name, or one of configs/; by default that of the method; a file of --config lies above it"""
+    """a recipe for any teacher by its name: frugal (few queries), dfme, paper (the paper's values), a
+    method's (the default) or one of configs/; a file of --config lies above it"""
     budget: Basic[Images] = 1_000_000
     """images that may be charged, such as 300000, 300k or 2M"""
     seed: Basic[Seed] = 0
@@ -265,15 +247,13 @@ class ExtractConfig:
     compile: bool = False
     """run student and generator through torch.compile"""
     graphs: bool = False
-    """replay student, generator and local teacher as CUDA graphs; not yet compared on a GPU with a run
-    without"""
+    """replay student, generator and local teacher as CUDA graphs; not yet compared with a run without"""
     deterministic: bool = False
     """on a GPU only kernels that give the same bits every time, as a CPU's do anyway"""
     checkpoint_seconds: NotNegative = 60.0
     """least time between two checkpoints, in seconds"""
     fsync: bool = False
-    """wait for the disk before a request is sent and before its answer is used, for a power cut or a lost
-    node"""
+    """wait for the disk before a request is sent and its answer used, for a power cut or a lost node"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """learning-rate schedule"""
     student: StudentConfig = field(default_factory=StudentConfig)
@@ -296,8 +276,7 @@ class Job:
     """Everything that decides a run. ``teacher_options`` are the own arguments of the teacher's kind.
 
     ``estimator`` and ``queries`` are of no effect, and in no document, where the method estimates no gradient
-    or draws nothing. ``nets``: what was handed over in Python to make a network, by the key that has its
-    name.
+    or draws nothing. ``nets``: what was handed over in Python to make a network, by its name's key.
     """
 
     config: ExtractConfig
@@ -310,13 +289,11 @@ class Job:
     nets: dict[str, Any] = field(default_factory=dict)
 
 
-WANDB_MODES = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "off"}
-
-
 def wandb_environment(mode: object = "off") -> dict[str, str]:
     """Read wandb's own variables. They change a file's ``mode`` and never turn tracking on."""
     names = {"project": "PROJECT", "entity": "ENTITY", "name": "NAME", "group": "RUN_GROUP", "tags": "TAGS"}
     found = {name: text for name, end in names.items() if (text := os.environ.get(f"WANDB_{end}"))}
-    if mode in ("offline", "online") and (how := WANDB_MODES.get(os.environ.get("WANDB_MODE", ""))):
+    modes = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "off"}
+    if mode in ("offline", "online") and (how := modes.get(os.environ.get("WANDB_MODE", ""))):
         found["mode"] = how
     return found

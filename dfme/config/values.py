@@ -1,7 +1,4 @@
-"""Values: from text, files or Python mappings to checked models, by pydantic. No torch here.
-
-Models are read as one flat list of options (``student.lr``), since flags, files and messages name them so.
-"""
+"""Values: from text, files or Python mappings to checked models, which are lists of options. No torch."""
 
 from __future__ import annotations
 
@@ -75,19 +72,14 @@ def _help(model: type[Any], name: str) -> str:
 
 @functools.cache
 def _texts(module: str) -> dict[tuple[str, str], str]:
-    """Texts below the fields of a module's classes; pydantic's reading takes 3 ms a class.
-
-    Before Python 3.13 it also misses one now and then.
-    """
+    """Texts below the fields of a module's classes; pydantic's reading is slow, and may miss one."""
     return {
-        (model.name, field.target.id): " ".join(text.value.value.split())
+        (model.name, ast.unparse(field.target)): " ".join(text.value.value.split())
         for model in ast.parse(inspect.getsource(sys.modules[module])).body
         if isinstance(model, ast.ClassDef)
         for field, text in pairwise(model.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+        if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
     }
 
 

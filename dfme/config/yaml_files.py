@@ -1,7 +1,6 @@
 """Recipes: YAML files of options, read safely and written so that any reader takes them the same way.
 
-Safely: no tag makes an object, a file of more than ``MOST_BYTES`` is not read, and none may refer to itself
-(a few aliases of aliases would stand for more values than any memory holds).
+Safely: no tag makes an object, no long file is read, no alias (which may stand for more than memory holds).
 """
 
 import hashlib
@@ -21,8 +20,7 @@ RELEASE = "0.13"
 """The release whose runs and comparisons are resumed; it changes when one of their files changes its form."""
 
 SEAL = f"# dfme {RELEASE}, sha256 of the lines above: "
-"""Begins the last line, a comment, of a file of options that a run or a comparison wrote into its
-directory."""
+"""Begins the last line, a comment, of a file of options that a run or a comparison wrote for itself."""
 
 ANY_SEAL = re.compile(r"^# (?:dfme (\S+), )?sha256 of the lines above: ", re.MULTILINE)
 """The same line of any release; before 0.13 it did not name the release."""
@@ -88,18 +86,15 @@ def sealed(text: str) -> str:
 def load_yaml(path: str | Path, own: bool = False) -> dict[str, Any]:
     """The mapping in a YAML file; an empty file is an empty mapping.
 
-    ``own``: the file is the record of a run or a comparison, taken because it lies in its directory: it must
-    be as this release wrote it.
-
-    Raises:
-        UserError: if there is no such file, it cannot be read, is no YAML, holds no mapping, was changed, or
-            is the record of another release.
+    ``own``: the file is the record of a run or a comparison: it must be as this release wrote it.
+    UserError if it cannot be read, is no YAML, holds no mapping, was changed, or is of another release.
     """
+    expected = f"{path}: expected a YAML file of options"
     try:
         with Path(path).open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise UserError(f"{path}: expected a YAML file of options, got more than {MAX_BYTES:,} bytes")
+            raise UserError(f"{expected}, got more than {MAX_BYTES:,} bytes")
         text = content.decode()
         if own:
             _require_as_written(text, path)
@@ -108,15 +103,13 @@ def load_yaml(path: str | Path, own: bool = False) -> dict[str, Any]:
         raise UserError(f"{path}: no such file; expected a YAML file of options") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UserError(f"{path}: expected a YAML file of options, but cannot read it: {reason}") from error
+        raise UserError(f"{expected}, but cannot read it: {reason}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path}: expected YAML: {_place(error)}") from error
     except RecursionError:
-        raise UserError(f"{path}: expected a YAML file of options, got one nested too deeply") from None
+        raise UserError(f"{expected}, got one nested too deeply") from None
     except (ValueError, LookupError, AttributeError) as error:  # which PyYAML lets pass
-        raise UserError(
-            f"{path}: expected YAML, but a value does not fit its tag: {str(error)[:200]}"
-        ) from error
+        raise UserError(f"{expected}, but a value does not fit its tag: {str(error)[:200]}") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
@@ -141,12 +134,7 @@ def _require_as_written(text: str, path: str | Path) -> None:
     if text == sealed(text.rpartition(SEAL)[0]):
         return
     seal = ANY_SEAL.search(text)
+    why = "as the run wrote it, but it was changed since; restore it and give what is to change as flags"
     if seal and seal[1] != RELEASE:
-        raise UserError(
-            f"{path}: expected a file of dfme {RELEASE}, got one of dfme {seal[1] or 'before 0.13'}; go on "
-            f"with that release, or start a new run with --config {path}"
-        )
-    raise UserError(
-        f"{path}: expected the file as the run wrote it, but it was changed since; restore it and give what "
-        f"is to change as flags, or start a new run with --config {path}"
-    )
+        why = f"of dfme {RELEASE}, got one of dfme {seal[1] or 'before 0.13'}; go on with that release"
+    raise UserError(f"{path}: expected a file {why}, or start a new run with --config {path}")
