@@ -8,16 +8,11 @@ from dfme.config.settings import TeacherConfig
 from dfme.config.watch_texts import NEED_FEATURES
 from dfme.data import check_dataset
 from dfme.errors import UserError
+from dfme.teachers import options as local_options
 from dfme.teachers.defences import check_defences
-from dfme.teachers.options import (
-    HuggingFaceOptions,
-    OnnxOptions,
-    Pt2Options,
-    TimmOptions,
-    TorchOptions,
-    TorchScriptOptions,
-)
 from dfme.teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions, V2Options
+
+LOCAL = "dfme.teachers.local"
 
 
 class Source(NamedTuple):
@@ -44,7 +39,7 @@ class Kind(NamedTuple):
     @property
     def is_local(self) -> bool:
         """True if the model runs in this process."""
-        return self.loader.startswith("dfme.teachers.local.")
+        return self.loader.startswith(LOCAL)
 
 
 SERVICE = "dfme.teachers.remote.checks:check_service"
@@ -58,26 +53,23 @@ ONNX = Source("model", "; export one with torch.onnx.export")
 PROGRAM = Source("program", "; save one with torch.export.save")
 ARCHIVE = Source("program", "; TorchScript archives are written by torch.jit.save")
 HF_FOLDER = Source(
-    "folder", "; save one with the model's and the image processor's save_pretrained", folder=True
+    "folder", "; save one with save_pretrained, of the model and the image processor", folder=True
 )
 TIMM_FOLDER = Source("folder", "; save one with timm.models.save_for_hf", folder=True)
 
 KINDS: dict[str, Kind] = {
-    "torch": Kind(TorchOptions, "dfme.teachers.local.pytorch:load_torch", WEIGHTS),
+    "torch": Kind(local_options.TorchOptions, f"{LOCAL}.pytorch:load_torch", WEIGHTS),
     "v2": Kind(V2Options, "dfme.teachers.open_inference.client:connect_v2", check=SERVICE),
     "tf-serving": Kind(TfServingOptions, JSON_LOADER, ADAPTER, JSON_FILE),
     "hf-api": Kind(HfApiOptions, JSON_LOADER, ADAPTER, JSON_FILE),
     "json": Kind(JsonOptions, JSON_LOADER, ADAPTER, JSON_FILE),
-    "onnx": Kind(OnnxOptions, "dfme.teachers.local.onnx_runtime:load_onnx", ONNX),
-    "pt2": Kind(Pt2Options, "dfme.teachers.local.exported:load_pt2", PROGRAM, TRUSTED),
+    "onnx": Kind(local_options.OnnxOptions, f"{LOCAL}.onnx_runtime:load_onnx", ONNX),
+    "pt2": Kind(local_options.Pt2Options, f"{LOCAL}.exported:load_pt2", PROGRAM, TRUSTED),
     "torchscript": Kind(
-        TorchScriptOptions,
-        "dfme.teachers.local.exported:load_torchscript",
-        ARCHIVE,
-        "dfme.teachers.options:require_trust",
+        local_options.TorchScriptOptions, f"{LOCAL}.exported:load_torchscript", ARCHIVE, TRUSTED
     ),
-    "hf": Kind(HuggingFaceOptions, "dfme.teachers.local.huggingface:load_huggingface", HF_FOLDER),
-    "timm": Kind(TimmOptions, "dfme.teachers.local.timm_folder:load_timm", TIMM_FOLDER),
+    "hf": Kind(local_options.HuggingFaceOptions, f"{LOCAL}.huggingface:load_huggingface", HF_FOLDER),
+    "timm": Kind(local_options.TimmOptions, f"{LOCAL}.timm_folder:load_timm", TIMM_FOLDER),
 }
 
 
@@ -102,26 +94,14 @@ def _watch_problems(teacher: TeacherConfig, local: bool) -> Iterator[str]:
     benign = teacher.benign
     needing = ", ".join(name for name in teacher.watch if name in NEED_FEATURES)
     if names and not local:
-        yield (
-            f"--teacher.watch: a service is watched where it runs: run.py serve --watch {names}; leave "
-            "it out here"
-        )
+        yield f"--teacher.watch: a service is watched where it runs, by run.py serve --watch {names}"
         return
     if names and benign is None:
-        yield (
-            f"--teacher.benign: expected held-out labelled images to calibrate {names} on, such as "
-            "digits or FOLDER"
-        )
+        yield f"--teacher.benign: expected held-out labelled images to calibrate {names} on: a set or FOLDER"
     if needing and teacher.kind != "torch":
-        yield (
-            f"--teacher.watch: {needing}: look into the network of a teacher of kind torch, got "
-            f"{teacher.kind}"
-        )
+        yield f"--teacher.watch: {needing}: expected a teacher of kind torch to look into, got {teacher.kind}"
     if teacher.on_alarm == "label" and teacher.label_mode == "logits":
-        yield (
-            "--teacher.on-alarm label: expected --teacher.label-mode probabilities, top_k or label, got "
-            "logits"
-        )
+        yield "--teacher.on-alarm label: expected a --teacher.label-mode other than logits"
     try:
         if benign is not None:
             check_dataset(benign, download=False)

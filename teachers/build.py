@@ -28,15 +28,8 @@ __all__ = ["make_teacher", "wrap_callable"]
 
 LOGGER = logging.getLogger("dfme")
 
-NOT_DESCRIBING = (
-    "mean",
-    "std",
-    "price_per_1000",
-    "defences",
-    "watch",
-    "benign",
-    "on_alarm",
-)  # common keys that say nothing of images or answers
+# common keys that say nothing of images or answers
+NOT_DESCRIBING = ("mean", "std", "price_per_1000", "defences", "watch", "benign", "on_alarm")
 
 
 def make_teacher(
@@ -69,9 +62,7 @@ def _built_in(
     check_teacher(config, vars(checked))
     teacher: Teacher = resolve_name(kind.loader)(checked, config, device)
     if getattr(checked, "precision", "auto") == "tf32" and not has_tf32(device):
-        LOGGER.warning(
-            "teacher: --teacher.precision tf32 is idle on %s, which has no TF32: IEEE fp32", device
-        )
+        LOGGER.warning("teacher: --teacher.precision tf32 is idle on %s, which has none: IEEE fp32", device)
     return _as_configured(teacher, config, recorded)
 
 
@@ -80,12 +71,14 @@ def _as_configured(teacher: Teacher, config: TeacherConfig, recorded: bool, logi
     cut = teacher.label_mode.kind == "logits" and not logits
     default = LabelMode("probabilities") if cut else teacher.label_mode
     mode = LabelMode.parse(config.label_mode) if config.label_mode else default
-    if not (config.defences or config.watch or recorded):
+    watching = None
+    if config.watch or recorded:
+        watching = partial(
+            Watch, names=config.watch, data=config.benign, on_alarm=config.on_alarm, recorded=recorded
+        )
+    if not (config.defences or watching):
         return restrict(teacher, mode)
-    look = partial(Watch, names=config.watch, data=config.benign, on_alarm=config.on_alarm, recorded=recorded)
-    return Defended(
-        teacher, parse_defences(config.defences), mode, look if config.watch or recorded else None
-    )
+    return Defended(teacher, parse_defences(config.defences), mode, watching)
 
 
 def _custom(
@@ -96,10 +89,8 @@ def _custom(
 ) -> Teacher:
     """A teacher from ``module:name``. Parameters named like a common key receive its value, and give it."""
     common = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "kind"}
-    shared = {
-        name: value for name, value in common.items() if value is not None and accepts(config.kind, name)
-    }
-    given = {**shared, **options}
+    known = {name: value for name, value in common.items() if value is not None}
+    given = {**{name: value for name, value in known.items() if accepts(config.kind, name)}, **options}
     described = {name: given.get(name, value) for name, value in common.items() if name not in NOT_DESCRIBING}
     wrapped = bool(config.defences or config.watch or recorded or meter)
     if wrapped:  # the label mode is cut after them

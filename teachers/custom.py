@@ -45,8 +45,7 @@ class Uncharged:
 class CustomTeacher:
     """A user's callable as a teacher, described by ``info``.
 
-    Answers may be tensors, arrays or nested lists; with two classes, a lone probability or logit is that of
-    class 1.
+    Answers may be tensors, arrays or nested lists; with two classes a lone score is that of class 1.
     """
 
     def __init__(
@@ -186,8 +185,10 @@ def wrap_callable(
     if classes < 2:
         expected = "expected at least 2 (a binary model with one output has 2)"
         raise UserError(f"the teacher's num_classes: {expected}, got {classes}")
-    wanted = _mode(label_mode)
-    declared = _mode(stated["label_mode"])
+    wanted, declared = (
+        LabelMode.parse(mode) if isinstance(mode, str) else mode
+        for mode in (label_mode, stated["label_mode"])
+    )
     teacher = CustomTeacher(
         function_or_object,
         spec,
@@ -209,11 +210,7 @@ def make_custom(target: str, options: Mapping[str, Any]) -> Any:
     try:
         inspect.signature(make).bind(**options)
     except TypeError as error:
-        hint = (
-            ""
-            if isinstance(make, type)
-            else " (a function named here makes the teacher, it is not the teacher)"
-        )
+        hint = "" if isinstance(make, type) else " (a function named here makes the teacher, it is none)"
         signature = f"{getattr(make, '__name__', 'teacher')}{inspect.signature(make)}"
         raise UserError(f"--teacher {target}: {error}; it is {signature}{hint}") from None
     try:
@@ -236,8 +233,7 @@ def _given_once(name: str, example: str, given: Any, stated: Any) -> Any:
     flag = name.replace("_", "-")
     if given is None and stated is None:
         raise UserError(
-            f"the teacher's {name} is not known: give the object an attribute {name} = {example}, "
-            f"or say --teacher.{flag}"
+            f"the teacher's {name} is not known: say --teacher.{flag}, or give it {name} = {example}"
         )
     if given is not None and stated is not None and given != stated:
         raise UserError(f"--teacher.{flag}: got {given}, but the teacher itself says {stated}")
@@ -253,7 +249,3 @@ def _require_probability(scores: Tensor) -> None:
             f"{high:.4g}; if these are logits, start a new run with --teacher.label-mode logits, or give the "
             "teacher an attribute label_mode = 'logits'"
         )
-
-
-def _mode(mode: LabelMode | str | None) -> LabelMode | None:
-    return LabelMode.parse(mode) if isinstance(mode, str) else mode

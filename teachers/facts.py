@@ -19,7 +19,7 @@ from dfme.spec import Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.local.huggingface import PROCESSOR
 from dfme.teachers.local.model_folder import CONFIG, INDEX, WEIGHTS, read_config
-from dfme.teachers.remote.json_api.adapter_file import JsonApi, load_adapter
+from dfme.teachers.remote.json_api.adapter_file import load_adapter
 from dfme.teachers.remote.options import JsonOptions
 from dfme.teachers.remote.secrets import HIDDEN, PLACEHOLDER
 
@@ -27,8 +27,7 @@ MODELS = (
     *(".safetensors", ".pt", ".pth", ".ckpt", ".pt2", ".ts", ".onnx", ".npz", ".npy", ".h5", ".keras", ".pb"),
     *(".tflite", ".pkl", ".pickle", ".joblib", ".bin"),
 )
-"""Of the files that the options of somebody's own teacher name, those that are looked at: into others it may
-write."""
+"""Files named by options of somebody's own teacher that are looked at; into others it may write."""
 
 ADAPTER_FILE = "adapter.yaml"
 """The name, in a run directory, of the adapter as it was read."""
@@ -40,8 +39,7 @@ _SECRET = re.compile("auth|key|token|secret|passw|cookie|sign", re.IGNORECASE)
 """In the name of a header, a field or a parameter that carries a secret."""
 
 _EXTERNAL = re.compile(rb"\n\x08location\x12(.)", re.DOTALL)
-"""In an ONNX model, what stands before the name of a file of weights beside it: the last byte is the name's
-length."""
+"""In an ONNX model, what stands before the name of a file of weights; the last byte is the name's length."""
 
 
 def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,10 +76,6 @@ def _is_adapted(kind: str) -> bool:
     return kind in KINDS and issubclass(KINDS[kind].options, JsonOptions)
 
 
-def _adapter(options: Mapping[str, Any]) -> JsonApi:
-    return load_adapter(options["adapter"], options.get("classes"))
-
-
 def _target(facts: Mapping[str, Any], options: Mapping[str, Any]) -> str:
     """The teacher in one line: a service by URL and model, a file or module by its digest."""
     files: Mapping[str, str] = facts["files"]
@@ -105,7 +99,7 @@ def resolved_adapter(kind: str, options: Mapping[str, Any]) -> str:
     """
     if not _is_adapted(kind):
         return ""
-    api = _adapter(options)
+    api = load_adapter(options["adapter"], options.get("classes"))
     plain = json.loads(json.dumps(dataclasses.asdict(api.description), default=str))
     shown: dict[str, Any] = _without_secrets(plain)
     url = urlsplit(options["url"] or api.description.url)
@@ -131,7 +125,8 @@ def _hidden(name: str, value: str) -> str:
 
 def _service(kind: str, options: Mapping[str, Any], teacher: Teacher) -> dict[str, Any]:
     """A service's address without its query, its model, and its answers before any cut."""
-    url = urlsplit(options["url"] or _adapter(options).description.url)
+    address = options["url"] or load_adapter(options["adapter"], options.get("classes")).description.url
+    url = urlsplit(address)
     model = {name: options[name] for name in ("model", "version") if options.get(name)}
     uncut = teacher.info.uncut_mode
     form = {"uncut_label_mode": str(uncut)} if uncut and uncut != teacher.label_mode else {}
@@ -173,7 +168,9 @@ def _files(kind: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
         classes = options.get("classes")
         if isinstance(classes, str) and os.path.isfile(classes):
             yield "classes", Path(classes)
-        elif classes is None and isinstance(named := _adapter(options).description.answer.classes, str):
+        elif classes is None and isinstance(
+            named := load_adapter(options["adapter"]).description.answer.classes, str
+        ):
             beside = {named}
     yield CONFIG if source.folder else source.option, path
     yield from ((name, path.parent / name) for name in sorted(beside) if os.path.isfile(path.parent / name))
@@ -184,6 +181,4 @@ def _digest(path: Path) -> str:
         with open_file(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise UserError(
-            f"{path}: expected a file of the teacher, but cannot read it: {error.strerror}"
-        ) from error
+        raise UserError(f"{path}: cannot read this file of the teacher: {error.strerror}") from error

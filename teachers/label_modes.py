@@ -4,6 +4,7 @@ A mode only ever reveals less: logits > probabilities > rounded probabilities > 
 """
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -54,9 +55,8 @@ class Wrapper:
 
     def __init__(self, teacher: Teacher) -> None:
         if teacher.info.stateful:
-            last = "a label mode, a normalisation and other defences are its own business, too"
             raise UserError(
-                f"the teacher has defences of its own, which come last: {last}; leave these options out"
+                "the teacher's own defences come last: leave out the label mode, mean, std and other defences"
             )
         self._teacher = teacher
         self.spec = teacher.spec
@@ -90,7 +90,7 @@ class Restricted(Wrapper):
     def __init__(self, teacher: Teacher, label_mode: LabelMode) -> None:
         if not _reveals_less(teacher.label_mode, label_mode):
             raise UserError(
-                f"label mode {label_mode}: the teacher gives only {teacher.label_mode}, which tells less"
+                f"label mode {label_mode}: the teacher gives only {teacher.label_mode}"
             )
         if label_mode.k is not None and label_mode.k > teacher.num_classes:
             raise UserError(f"label mode {label_mode}: the teacher has only {teacher.num_classes} classes")
@@ -134,12 +134,7 @@ def restrict(teacher: Teacher, mode: LabelMode) -> Teacher:
 
 def _reveals_less(given: LabelMode, wanted: LabelMode) -> bool:
     """True if ``wanted`` can be computed from ``given`` without knowing more."""
-    if LABEL_KINDS.index(wanted.kind) < LABEL_KINDS.index(given.kind):
-        return False
-    if wanted.kind == "label":
-        return True
-    fewer_decimals = given.decimals is None or (
-        wanted.decimals is not None and wanted.decimals <= given.decimals
-    )
-    fewer_classes = given.k is None or (wanted.k is not None and wanted.k <= given.k)
-    return fewer_decimals and fewer_classes
+    fewer_decimals = (wanted.decimals or math.inf) <= (given.decimals or math.inf)
+    fewer_classes = (wanted.k or math.inf) <= (given.k or math.inf)
+    kind_tells_less = LABEL_KINDS.index(wanted.kind) >= LABEL_KINDS.index(given.kind)
+    return wanted.kind == "label" or (kind_tells_less and fewer_decimals and fewer_classes)

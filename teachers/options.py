@@ -74,24 +74,16 @@ class Pt2Options(LocalOptions):
     """A program saved by torch.export (.pt2) on this machine."""
 
     program: Basic[str]
-    """the .pt2 file"""
+    """the file: a .pt2, or a TorchScript archive (.pt, .ts)"""
     trust: Basic[bool] = False
-    """loading such a file runs code that is in it; say true for a file whose maker you trust"""
+    """loading it runs code that is in it, which may write files; say true for a file whose maker you trust"""
     answers: Basic[Literal["logits", "probabilities"]] = "logits"
     """what the program answers: logits, or probabilities where it ends in a softmax or a sigmoid"""
 
 
 @dataclass(frozen=True, config=CONFIG)
-class TorchScriptOptions(LocalOptions):
+class TorchScriptOptions(Pt2Options):
     """A TorchScript archive on this machine; PyTorch has deprecated the format in favour of torch.export."""
-
-    program: Basic[str]
-    """the archive, usually .pt or .ts"""
-    trust: Basic[bool] = False
-    """it is a program that loading may already run, and that can write files; say true for one whose maker
-    you trust"""
-    answers: Basic[Literal["logits", "probabilities"]] = "logits"
-    """what the program answers: logits, or probabilities where it ends in a softmax or a sigmoid"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -237,7 +229,4 @@ def check_training(config: TrainTeacherConfig) -> None:
 def require_trust(config: TeacherConfig, options: Mapping[str, Any]) -> None:
     """UserError for a program that may do anything, unless its maker is trusted."""
     if not options.get("trust"):
-        raise UserError(
-            "--teacher.trust: expected true, since loading such a program runs code that is in it; say so "
-            "where you trust its maker"
-        )
+        raise UserError("--teacher.trust: expected true where you trust its maker: loading it runs its code")

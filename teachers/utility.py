@@ -75,8 +75,8 @@ def confidence_auroc(scores_N: Tensor, right_N: Tensor) -> float | None:
 
 def corrupted(x_BCHW: Tensor, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """In turn: moved by a pixel, .7 to 1.3 times as bright, noise of .05, blurred by 1, 2, 1."""
-    (low, high) = spec.bounds
-    (height, width) = x_BCHW.shape[2:]
+    low, high = spec.bounds
+    height, width = x_BCHW.shape[2:]
     y_BCHW = (x_BCHW - low) / (high - low)
     around_BCHW = pad(y_BCHW, (1, 1, 1, 1), "replicate")
     places = ((1, 0), (1, 2), (0, 1), (2, 1), (1, 1), (0, 0), (0, 2), (2, 0), (2, 2))

@@ -55,10 +55,6 @@ def import_extra(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         problem = "is not installed" if error.name == package else f"lacks {error.name}"
-    except (
-        ImportError,
-        RuntimeError,
-        OSError,
-    ) as error:  # built for another torch, or a library of it is missing
-        problem = f"cannot be imported ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+    except (ImportError, RuntimeError, OSError) as error:  # for another torch, or a library of it is missing
+        problem = f"cannot be imported ({type(error).__name__}: {first_line(error)})"
     raise UserError(f"{package}, which this kind of teacher needs, {problem}; pip install {package}")

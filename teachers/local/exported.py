@@ -16,7 +16,7 @@ from dfme.errors import UserError
 from dfme.files import archive_entries, open_file
 from dfme.teachers.local.checks import first_line
 from dfme.teachers.local.program import Program, ProgramTeacher, make_program_teacher
-from dfme.teachers.options import Pt2Options, TorchScriptOptions, require_trust
+from dfme.teachers.options import Pt2Options, require_trust
 
 LOGGER = logging.getLogger("dfme")
 
@@ -53,9 +53,7 @@ def load_pt2(options: Pt2Options, config: TeacherConfig, device: torch.device) -
     return make_program_teacher(program, options.answers, config)
 
 
-def load_torchscript(
-    options: TorchScriptOptions, config: TeacherConfig, device: torch.device
-) -> ProgramTeacher:
+def load_torchscript(options: Pt2Options, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
     """Teacher in a TorchScript archive: logits, or probabilities if ``options.answers`` says so.
 
     An archive is a program, whose ``__setstate__`` methods run when it is loaded, and which can write any
@@ -64,21 +62,16 @@ def load_torchscript(
     """
     require_trust(config, vars(options))
     path = _archive(options.program, "torchscript")
-    LOGGER.warning(
-        "teacher: PyTorch has deprecated TorchScript; save %s again with torch.export (.pt2)", path.name
-    )
+    LOGGER.warning("teacher: PyTorch has deprecated TorchScript; save %s by torch.export (.pt2)", path.name)
     try:
         with warnings.catch_warnings(action="ignore"):  # the line above says it already
             module = torch.jit.load(str(path), map_location=device).eval()  # noqa: TID251 (the user says to trust it)
     except Exception as error:  # a damaged archive can raise anything at all
-        raise UserError(
-            f"{path}: cannot be read as TorchScript, perhaps cut short: {first_line(error)}"
-        ) from error
+        raise UserError(f"{path}: cannot be read as TorchScript: {first_line(error)}") from error
     floats = [tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()]
 
     def run(x_BCHW: Tensor) -> object:
-        # else the first calls are profiled and later ones run another, fused program, which rounds
-        # differently
+        # else later calls run another program than the first, fused, which rounds differently
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             return module(x_BCHW)
 
@@ -97,9 +90,7 @@ def _archive(name: str, kind: str) -> Path:
             entries = archive_entries(file, path.stat().st_size, MAX_CODE)
         inside = {entry.rpartition("/")[2] for entry in entries}
     except (ValueError, OSError) as error:
-        raise UserError(
-            f"{path}: is no archive of PyTorch's, or is cut short: {first_line(error)}"
-        ) from error
+        raise UserError(f"{path}: is no archive, or is cut short: {first_line(error)}") from error
     found = next((what for entry, what in ARCHIVES.items() if entry in inside), "an archive of another kind")
     if not found.endswith(f"--teacher {kind}"):
         raise UserError(f"{path}: expected a program for --teacher {kind}, but it is {found}")
@@ -133,15 +124,13 @@ def _silent(*names: str) -> Iterator[None]:
 def _image(exported: ExportedProgram, path: Path) -> Tensor:
     """The program's input, without its values. UserError for anything but one tensor (B, C, H, W)."""
     names = exported.graph_signature.user_inputs
-    values = [
-        node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder" and node.name in names
-    ]
+    inputs = (node for node in exported.graph.nodes if node.op == "placeholder" and node.name in names)
+    values = [node.meta["val"] for node in inputs]
     if len(values) == 1 and isinstance(values[0], Tensor) and values[0].ndim == 4:
         return values[0]
     shapes = [str(tuple(v.shape)) if isinstance(v, Tensor) else type(v).__name__ for v in values]
-    raise UserError(
-        f"{path}: expected one input, images (B, C, H, W), but it takes {', '.join(shapes) or 'nothing'}"
-    )
+    takes = ", ".join(shapes) or "nothing"
+    raise UserError(f"{path}: expected one input, images (B, C, H, W), but it takes {takes}")
 
 
 def _range(exported: ExportedProgram, batch: Any) -> tuple[int, int | None]:

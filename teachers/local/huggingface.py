@@ -16,7 +16,7 @@ from dfme.errors import UserError
 from dfme.nets.files import of_bounded_size
 from dfme.spec import ImageSpec
 from dfme.teachers.local import model_folder
-from dfme.teachers.local.checks import agreed, agreed_classes, first_line, import_extra
+from dfme.teachers.local.checks import agreed_classes, first_line, import_extra
 from dfme.teachers.local.model_folder import CONFIG, Scale, numbers, read_config, whole
 from dfme.teachers.local.program import first_look
 from dfme.teachers.local.pytorch import TorchTeacher
@@ -29,8 +29,7 @@ ATTENTION = re.compile("eager|sdpa")
 FETCHING = dict.fromkeys(("auto_map", "quantization_config", "backbone", "experts_implementation"), NOTHING)
 FETCHING |= dict.fromkeys(("attn_implementation", "_attn_implementation"), ATTENTION)
 FETCHING["model_type"] = re.compile("(?!timm).*")
-"""What in a configuration can make transformers import, fetch or open something else, and the values that do
-not."""
+"""What can make transformers import, fetch or open something else, and the values that do not."""
 
 
 class _Logits(nn.Module):
@@ -59,12 +58,12 @@ def load_huggingface(
     _require_plain(folder, model_config)
     model_folder.require_weights(folder)
     processor = read_config(folder, PROCESSOR) if (folder / PROCESSOR).is_file() else None
-    shape = _shape(model_config, processor, config)
+    size = _size(model_config, processor or {})
+    shape = model_folder.image_shape(config.shape, whole(model_config.get("num_channels")), size)
     scale = model_folder.given_scale(config) or _scale(folder, processor, config)
     model = _load(folder)
-    classes = agreed_classes(
-        config.num_classes, model.config.num_labels, f"the labels of {CONFIG} are", CONFIG
-    )
+    outputs = model.config.num_labels
+    classes = agreed_classes(config.num_classes, outputs, f"the labels of {CONFIG} are", CONFIG)
     spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
     teacher = TorchTeacher(_Logits(model), spec, classes, *scale, device, config.max_batch, options.precision)
     first_look(str(folder), teacher, spec)
@@ -81,17 +80,12 @@ def _require_plain(folder: Path, model_config: dict[str, Any]) -> None:
             inside.extend(part.values() if isinstance(part, dict) else part)
         for name, harmless in FETCHING.items() if isinstance(part, dict) else ():
             if name in part and not (isinstance(part[name], str) and harmless.fullmatch(part[name])):
-                raise UserError(
-                    f"{folder / CONFIG}: asks for code or weights of others ({name}), which is never done "
-                    "here"
-                )
+                raise UserError(f"{folder / CONFIG}: asks for code or weights of others, never done: {name}")
     if "model_type" not in model_config:
         hint = "; it looks like timm's: say --teacher timm" if "architecture" in model_config else ""
         raise UserError(f"{folder / CONFIG}: expected a model_type of transformers, found none{hint}")
     if (folder / "adapter_config.json").exists():
-        raise UserError(
-            f"{folder}: holds an adapter to another model; merge the two and save the whole model"
-        )
+        raise UserError(f"{folder}: holds an adapter to another model; save the two as one whole model")
 
 
 def _load(folder: Path) -> Any:
@@ -112,9 +106,7 @@ def _load(folder: Path) -> Any:
         raise UserError(f"{folder}: transformers cannot load it: {first_line(error)}") from error
     missing = sorted(loaded["missing_keys"])
     if missing:
-        raise UserError(
-            f"{folder}: its weights lack {len(missing)} of the model's tensors, first {missing[0]}"
-        )
+        raise UserError(f"{folder}: its weights lack {len(missing)} tensors of the model, first {missing[0]}")
     return model.float()
 
 
@@ -135,30 +127,11 @@ def _silent() -> Iterator[None]:
             log.enable_progress_bar()
 
 
-def _shape(
-    model_config: dict[str, Any], processor: dict[str, Any] | None, config: TeacherConfig
-) -> tuple[int, int, int]:
-    """C, H, W of the image: as given, else by the preprocessor, else by the network."""
-    given = config.shape
-    found = whole(model_config.get("num_channels"))
-    says = f"the num_channels of {CONFIG} are"
-    channels = agreed(
-        "number of channels", "--teacher.shape", given[0] if given else None, found, says, CONFIG
-    )
-    if given:
-        return given
-    size = (_output_size(processor) if processor else None) or _height_width(model_config.get("image_size"))
-    if size is None:
-        raise UserError(
-            f"--teacher.shape: the image size cannot be told from {PROCESSOR} or {CONFIG}; give it"
-        )
-    return channels, *size
-
-
-def _output_size(processor: dict[str, Any]) -> tuple[int, int] | None:
-    """The size of the images that a preprocessor makes."""
+def _size(model_config: dict[str, Any], processor: dict[str, Any]) -> tuple[int, int] | None:
+    """The size of the images that the preprocessor makes, else that the network takes."""
     crop = processor.get("crop_size") if processor.get("do_center_crop") else None
-    return _height_width(crop) or _height_width(processor.get("size"))
+    sizes = map(_height_width, (crop, processor.get("size"), model_config.get("image_size")))
+    return next(filter(None, sizes), None)
 
 
 def _height_width(size: Any) -> tuple[int, int] | None:
@@ -166,9 +139,7 @@ def _height_width(size: Any) -> tuple[int, int] | None:
     if isinstance(size, dict):
         edge = size.get("shortest_edge")
         size = [size.get("height", edge), size.get("width", edge)]
-    height, width = (
-        map(whole, size) if isinstance(size, list) and len(size) == 2 else (whole(size), whole(size))
-    )
+    height, width = map(whole, size if isinstance(size, list) and len(size) == 2 else (size, size))
     return (height, width) if height and width else None
 
 
@@ -195,9 +166,6 @@ def _scale(folder: Path, processor: dict[str, Any] | None, config: TeacherConfig
         std = tuple(s**divisions for s in numbers(processor.get("image_std"), f"{where}: image_std"))
     unit = 255 * factor
     if unit <= 0 or min(std) <= 0:
-        raise UserError(
-            f"{where}: expected a positive rescale_factor and image_std, got {factor:g} and {std}"
-        )
-    return model_folder.scaled(
-        config.bounds, tuple((m + offset) / unit for m in mean), tuple(s / unit for s in std)
-    )
+        raise UserError(f"{where}: expected positive rescale_factor and image_std, got {factor:g} and {std}")
+    mean = tuple((each + offset) / unit for each in mean)
+    return model_folder.scaled(config.bounds, mean, tuple(each / unit for each in std))

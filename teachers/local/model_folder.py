@@ -8,6 +8,8 @@ from typing import Any
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.files import open_file
+from dfme.spec import Shape
+from dfme.teachers.local.checks import agreed, first_line
 
 LARGEST = sys.float_info.max
 CONFIG = "config.json"
@@ -34,9 +36,7 @@ def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path}: expected a model folder with {name}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path}: expected the JSON of a model, but {' '.join(str(error).split())[:200]}"
-        ) from error
+        raise UserError(f"{path}: expected the JSON of a model, but {first_line(error)}") from error
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value
@@ -81,8 +81,7 @@ def given_scale(config: TeacherConfig) -> Scale | None:
 
 def unknown_scale(lacking: str) -> UserError:
     """The error of a folder that does not say how to normalise."""
-    flags = "give --teacher.mean and --teacher.std (0 and 1 for not at all)"
-    return UserError(f"{lacking}, so how to normalise is unknown; {flags}")
+    return UserError(f"{lacking} to normalise by; give --teacher.mean and --teacher.std (0 and 1 for none)")
 
 
 def scaled(bounds: tuple[float, float] | None, mean: tuple[float, ...], std: tuple[float, ...]) -> Scale:
@@ -94,11 +93,20 @@ def scaled(bounds: tuple[float, float] | None, mean: tuple[float, ...], std: tup
 def numbers(value: Any, what: str) -> tuple[float, ...]:
     """One number, or a list of them, out of a configuration. UserError for anything else."""
     values = value if isinstance(value, list) else [value]
-    if not values or not all(
-        isinstance(each, int | float) and -LARGEST <= each <= LARGEST for each in values
-    ):
-        raise UserError(f"{what}: expected finite numbers, got {str(value)[:80]}")
-    return tuple(float(each) for each in values)
+    if values and all(isinstance(each, int | float) and -LARGEST <= each <= LARGEST for each in values):
+        return tuple(map(float, values))
+    raise UserError(f"{what}: expected finite numbers, got {str(value)[:80]}")
+
+
+def image_shape(given: Shape | None, channels: int | None, size: tuple[int, int] | None) -> Shape:
+    """C, H, W as given, else as found. UserError where they differ in channels, or neither tells it."""
+    says = f"the channels of {CONFIG} are"
+    channels = agreed("number of channels", "--teacher.shape", given and given[0], channels, says, CONFIG)
+    if given is not None:
+        return given
+    if size is None:
+        raise UserError(f"--teacher.shape: the image size cannot be told from {CONFIG}; give it")
+    return channels, *size
 
 
 def whole(value: Any) -> int | None:

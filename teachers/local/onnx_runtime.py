@@ -27,8 +27,7 @@ DTYPES = {
 }
 
 OLDEST = (1, 24)  # before it, onnxruntime reads a model's weights from any file that the model names
-# counts of channels by which the order of the axes is recognised, the most usual first
-CHANNELS = ((1, 3), (2, 4))
+CHANNELS = ((1, 3), (2, 4))  # by which the order of the axes is recognised, the most usual first
 CUDA = "CUDAExecutionProvider"
 
 
@@ -42,25 +41,14 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
     path = Path(options.model).expanduser()
     session = _open(runtime, path, device)
     image = _named("input", options.input, session.get_inputs(), path)
-    unfilled = [
-        each.name
-        for each in session.get_inputs()
-        if each.name != image.name and not each.type.startswith("optional")
-    ]
-    if unfilled:
-        raise UserError(
-            f"{path}: expected one input, the images, but beside {image.name} it needs "
-            f"{', '.join(unfilled)}; export it with those as constants"
-        )
+    others = (each for each in session.get_inputs() if each.name != image.name)
+    if needed := ", ".join(each.name for each in others if not each.type.startswith("optional")):
+        raise UserError(f"{path}: beside {image.name} it needs {needed}; export it with those as constants")
     output = _named("output", options.output, session.get_outputs(), path)
     if output.type not in DTYPES:
-        others = (
-            ", ".join(each.name for each in session.get_outputs() if each.type in DTYPES)
-            or "none of that kind"
-        )
-        raise UserError(
-            f"{path}: its output {output.name} holds no scores but {output.type}; there is {others}"
-        )
+        scores = [each.name for each in session.get_outputs() if each.type in DTYPES]
+        there = ", ".join(scores) or "none of that kind"
+        raise UserError(f"{path}: output {output.name} holds no scores but {output.type}; there is {there}")
     axes = _axes(image, path)
     batch = _sizes(image)[0]
     nchw = _is_nchw(options.layout, config.shape, axes)
@@ -79,10 +67,8 @@ def _open(runtime: ModuleType, path: Path, device: torch.device) -> Any:
     """An onnxruntime session. UserError where the file is no model that this onnxruntime runs."""
     version = tuple(int(part) for part in re.findall(r"\d+", runtime.__version__)[:2])
     if version < OLDEST:
-        raise UserError(
-            f"--teacher onnx: expected onnxruntime {OLDEST[0]}.{OLDEST[1]} or later, which reads no file "
-            f"outside the model's folder, found {runtime.__version__}; pip install -U onnxruntime"
-        )
+        oldest = ".".join(map(str, OLDEST))
+        raise UserError(f"--teacher onnx: expected onnxruntime {oldest} or later; pip install -U onnxruntime")
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected an .onnx model")
     try:
@@ -107,9 +93,7 @@ def _providers(runtime: ModuleType, device: torch.device) -> list[Any]:
     if device.type != "cuda":
         return ["CPUExecutionProvider"]
     if CUDA not in runtime.get_available_providers():
-        LOGGER.warning(
-            "teacher: this onnxruntime has no CUDA; the model runs on the CPU (pip install onnxruntime-gpu)"
-        )
+        LOGGER.warning("teacher: onnxruntime has no CUDA, and runs it on the CPU; pip install onnxruntime-gpu")
         return ["CPUExecutionProvider"]
     exact = {"device_id": device.index or 0, "use_tf32": 0, "cudnn_conv_algo_search": "HEURISTIC"}
     return [(CUDA, exact), "CPUExecutionProvider"]
@@ -129,19 +113,16 @@ def _named(what: str, name: str | None, there: Sequence[Any], path: Path) -> Any
     if name is None:
         return there[0]
     if name not in names:
-        raise UserError(
-            f"--teacher.{what}: {path} has {', '.join(names)}, got {name!r}{did_you_mean(name, names)}"
-        )
+        hint = did_you_mean(name, names)
+        raise UserError(f"--teacher.{what}: {path} has {', '.join(names)}, got {name!r}{hint}")
     return there[names.index(name)]
 
 
 def _axes(image: Any, path: Path) -> Axes:
     """The three sizes of an image in the model's own order. UserError for an input that is no image."""
     if image.type not in DTYPES or len(image.shape) != 4:
-        raise UserError(
-            f"{path}: its input {image.name} is {image.type} {image.shape}; expected images, four axes of "
-            f"{', '.join(kind[7:-1] for kind in DTYPES)}"
-        )
+        expected = f"expected images, four axes of {', '.join(kind[7:-1] for kind in DTYPES)}"
+        raise UserError(f"{path}: its input {image.name} is {image.type} {image.shape}; {expected}")
     _, first, second, third = _sizes(image)
     return first, second, third
 

@@ -76,14 +76,9 @@ class ProgramTeacher:
         if isinstance(scores_BK, Tensor) and scores_BK.ndim == 1 and scores_BK.is_floating_point():
             scores_BK = scores_BK[:, None]  # a binary model's lone output, without its axis
         got = tuple(scores_BK.shape) if isinstance(scores_BK, Tensor) else f"a {type(scores_BK).__name__}"
-        if (
-            not isinstance(scores_BK, Tensor)
-            or scores_BK.ndim != 2
-            or len(scores_BK) != len(x_BCHW)
-            or not got[1]
-        ):
-            raise UserError(f"{self._program.source}: expected scores ({len(x_BCHW)}, classes), got {got}")
-        return scores_BK[:batch]
+        if isinstance(scores_BK, Tensor) and len(got) == 2 and got[0] == len(x_BCHW) and got[1]:
+            return scores_BK[:batch]
+        raise UserError(f"{self._program.source}: expected scores ({len(x_BCHW)}, classes), got {got}")
 
     def _pixels(self, x_BCHW: Tensor) -> Tensor:
         if self._program.dtype != torch.uint8:
@@ -134,9 +129,7 @@ def first_look(source: str, ask: Callable[[Tensor], Tensor], spec: ImageSpec) ->
     if not first_BK.isfinite().all():
         raise UserError(f"{source}: answers NaN or infinite values to a random image")
     if not torch.allclose(first_BK.float(), second_BK.float(), rtol=1e-2, atol=1e-3):
-        raise UserError(
-            f"{source}: answers the same image differently each time; save it in evaluation mode, eval()"
-        )
+        raise UserError(f"{source}: answers the same image differently each time; save it after eval()")
     return first_BK
 
 
@@ -146,15 +139,12 @@ def _shape(program: Program, config: TeacherConfig) -> tuple[int, int, int]:
     axes = program.axes
     if given is not None:
         if any(fixed not in (None, size) for size, fixed in zip(given, axes, strict=True)):
-            raise UserError(
-                f"--teacher.shape: got {as_text(given)}, but {program.source} takes {as_text(axes)}"
-            )
+            fixed = f"{program.source} takes {as_text(axes)}"
+            raise UserError(f"--teacher.shape: got {as_text(given)}, but {fixed}")
         return given
     channels, height, width = axes
     if channels is None or height is None or width is None:
-        raise UserError(
-            f"--teacher.shape: {program.source} takes images of C,H,W = {as_text(axes)}; give all three"
-        )
+        raise UserError(f"--teacher.shape: {program.source} takes C,H,W = {as_text(axes)}; give all three")
     return channels, height, width
 
 
@@ -174,7 +164,4 @@ def _require_kind(source: str, scores_BK: Tensor, answers: str) -> None:
     if answers == "probabilities" and not probabilities:
         raise UserError(f"{source}: its answers are no probabilities; say --teacher.answers logits")
     if answers == "logits" and probabilities and scores_BK.shape[1] > 1:
-        raise UserError(
-            f"{source}: its answers are not negative and sum to one, so they are probabilities; "
-            "say --teacher.answers probabilities"
-        )
+        raise UserError(f"{source}: its answers sum to one; say --teacher.answers probabilities")

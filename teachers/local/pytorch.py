@@ -176,9 +176,8 @@ def _shape(
     found = card.shape
     # else what is given is taken, and held to every weight later
     if found is None and (guess or given is None):
-        channels = (
-            guess.channels if guess else next((w.shape[1] for w in state.values() if w.ndim == 4), None)
-        )
+        depths = (weight.shape[1] for weight in state.values() if weight.ndim == 4)
+        channels = guess.channels if guess else next(depths, None)
         size = (guess.size if guess else None) or (given[1:] if given else _usual_size(arch))
         found = (channels, *size) if channels and size else None
     origin = f"the weights of {arch}, which fit images of many sizes"

@@ -14,9 +14,9 @@ from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets.files import of_bounded_size
-from dfme.spec import ImageSpec
+from dfme.spec import ImageSpec, Shape
 from dfme.teachers.local import model_folder
-from dfme.teachers.local.checks import agreed, agreed_classes, first_line, import_extra
+from dfme.teachers.local.checks import agreed_classes, first_line, import_extra
 from dfme.teachers.local.model_folder import CONFIG, WEIGHTS, Scale, numbers, read_config, scaled, whole
 from dfme.teachers.local.program import first_look
 from dfme.teachers.local.pytorch import TorchTeacher
@@ -40,7 +40,7 @@ def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device)
     found = (where.get("num_classes") for where in (model_config, source, arguments))
     outputs = next(filter(None, map(whole, found)), config.num_classes)
     classes = agreed_classes(config.num_classes, outputs, f"the num_classes of {CONFIG} are", CONFIG)
-    shape = _shape(source, arguments, config)
+    shape = _shape(source, arguments, config.shape)
     scale = model_folder.given_scale(config) or _scale(folder, source, config)
     build = partial(_build, timm, folder, name, {**arguments, "num_classes": outputs, "in_chans": shape[0]})
     # no memory for a network of the size that a file claims, before it is known to fit
@@ -67,15 +67,11 @@ def _arguments(timm: ModuleType, folder: Path, model_config: dict[str, Any]) -> 
     """The network's own arguments. UserError for any with which timm would read weights from elsewhere."""
     arguments = model_config.get("model_args") or {}
     if not isinstance(arguments, dict):
-        raise UserError(
-            f"{folder / CONFIG}: expected model_args as an object, got {type(arguments).__name__}"
-        )
+        raise UserError(f"{folder / CONFIG}: model_args: expected an object, got {type(arguments).__name__}")
     reserved = inspect.signature(timm.create_model).parameters
     foreign = [name for name in arguments if name in reserved or name.startswith("pretrained")]
     if foreign:
-        raise UserError(
-            f"{folder / CONFIG}: model_args may not say where weights come from, but has {foreign[0]}"
-        )
+        raise UserError(f"{folder / CONFIG}: model_args may not say where weights are, but has {foreign[0]}")
     return arguments
 
 
@@ -99,30 +95,19 @@ def _architecture(timm: ModuleType, folder: Path, model_config: dict[str, Any]) 
     name = str(model_config["architecture"]).partition(".")[0]
     if not timm.is_model(name):
         hint = did_you_mean(name, timm.list_models())
-        raise UserError(
-            f"{folder / CONFIG}: expected an architecture that timm knows, got {name[:80]!r}{hint}"
-        )
+        raise UserError(f"{folder / CONFIG}: timm has no such architecture: {name[:80]!r}{hint}")
     return name
 
 
-def _shape(source: dict[str, Any], arguments: dict[str, Any], config: TeacherConfig) -> tuple[int, int, int]:
+def _shape(source: dict[str, Any], arguments: dict[str, Any], given: Shape | None) -> Shape:
     """The image's C, H, W: the size as given, else as the network was built for."""
-    given = config.shape
     size = source.get("input_size")
     depth, *built = map(whole, size) if isinstance(size, list) and len(size) == 3 else (None, None, None)
-    found = whole(arguments.get("in_chans")) or depth
-    says = f"the channels of {CONFIG} are"
-    channels = agreed(
-        "number of channels", "--teacher.shape", given[0] if given else None, found, says, CONFIG
-    )
-    if given:
-        return given
     edge = arguments.get("img_size")
     asked = list(map(whole, edge)) if isinstance(edge, list) else [whole(edge)] * 2
-    for height, width in (pair for pair in (asked, built) if len(pair) == 2):
-        if height and width:
-            return channels, height, width
-    raise UserError(f"--teacher.shape: the image size cannot be told from {CONFIG}; give it")
+    sizes = (pair for pair in (asked, built) if len(pair) == 2)
+    size = next(((height, width) for height, width in sizes if height and width), None)
+    return model_folder.image_shape(given, whole(arguments.get("in_chans")) or depth, size)
 
 
 def _scale(folder: Path, source: dict[str, Any], config: TeacherConfig) -> Scale:
@@ -130,6 +115,5 @@ def _scale(folder: Path, source: dict[str, Any], config: TeacherConfig) -> Scale
     if "mean" not in source or "std" not in source:
         raise model_folder.unknown_scale(f"{folder / CONFIG}: has no mean and std")
     where = str(folder / CONFIG)
-    return scaled(
-        config.bounds, numbers(source["mean"], f"{where}: mean"), numbers(source["std"], f"{where}: std")
-    )
+    mean, std = (numbers(source[name], f"{where}: {name}") for name in ("mean", "std"))
+    return scaled(config.bounds, mean, std)

@@ -59,9 +59,8 @@ class Card:
         for name, kind in get_type_hints(cls, include_extras=True).items():
             if (text := metadata.get(name)) is not None:
                 try:
-                    values[name] = (
-                        text if name in TEXTS else TypeAdapter(kind).validate_json(text, strict=True)
-                    )
+                    read = TypeAdapter(kind).validate_json
+                    values[name] = text if name in TEXTS else read(text, strict=True)
                 except ValidationError as error:
                     said = f"{error.errors()[0]['msg']}, but it is {text[:80]!r}"
                     raise UserError(f"{path}: its metadata {name}: {said}") from None
@@ -90,9 +89,7 @@ def read_weights(path: str | Path) -> tuple[State, Card]:
         state = _unwrap(_read_pickle(path), path)
         card = Card()
     else:
-        raise UserError(
-            f"{path}: {_looks_like(head, path)}; expected .safetensors or a state dict in .pt/.pth"
-        )
+        raise UserError(f"{path}: {_looks_like(head, path)}; expected .safetensors or weights in .pt/.pth")
     if not state:
         raise UserError(f"{path}: holds no tensors; expected the weights of a network")
     return _strip_prefixes(state), card
@@ -111,9 +108,8 @@ def load_into(module: nn.Module, state: State, *, source: str = "the weights") -
     Batch counters (``num_batches_tracked``) may be missing, as in checkpoints of old PyTorch versions.
     """
     require_fit(module, state, source=source)
-    broken = [
-        name for name, value in state.items() if value.is_floating_point() and not value.isfinite().all()
-    ]
+    floats = {name: value for name, value in state.items() if value.is_floating_point()}
+    broken = [name for name, value in floats.items() if not value.isfinite().all()]
     if broken:
         raise UserError(f"{source} hold NaN or infinite values in {len(broken)} tensors, first {broken[0]}")
     module.load_state_dict(state, strict=False)
@@ -129,9 +125,7 @@ def _head(path: Path) -> bytes:
     if not path.exists():
         raise UserError(f"{path}: no such file; expected weights as .safetensors, .pt or .pth")
     if not path.is_file():
-        raise UserError(
-            f"{path}: is a directory, a pipe or a device; expected weights (.safetensors, .pt or .pth)"
-        )
+        raise UserError(f"{path}: is a directory, a pipe or a device; expected .safetensors, .pt or .pth")
     try:
         with path.open("rb") as file:
             return file.read(64)
@@ -150,11 +144,8 @@ def _looks_like(head: bytes, path: Path) -> str:
         return "is a Git LFS pointer; fetch the file itself with git lfs pull"
     if path.suffix == ".safetensors":
         return "is no safetensors file, or is cut short"
-    return (
-        "is a text file"
-        if all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in head)
-        else "is no weights file"
-    )
+    is_text = all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in head)
+    return "is a text file" if is_text else "is no weights file"
 
 
 def _read_safetensors(path: Path) -> tuple[State, Card]:

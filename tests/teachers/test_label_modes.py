@@ -79,7 +79,7 @@ def test_restrict_only_ever_reveals_less() -> None:
 def test_no_restriction_reveals_more_decimals_or_classes() -> None:
     rows = "probabilities:2 top_k:2, top_k:2 top_k:3, top_k:2:2 top_k:2, top_k:2 probabilities:1"
     for given, wanted in map(str.split, rows.split(", ")):
-        with pytest.raises(UserError, match="which tells less"):
+        with pytest.raises(UserError, match="gives only"):
             restricted(Fixed([[0.1, 0.5, 0.4]], given), wanted)
     with pytest.raises(UserError, match="only 3 classes"):
         restricted(Fixed([[0.1, 0.5, 0.4]]), "top_k:4")

@@ -244,7 +244,7 @@ def test_an_archive_that_unpacks_to_far_more_is_not_loaded(tmp_path: Path) -> No
     path = script(tmp_path / "net.ts", nn.Flatten())
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("net/code/more.py", bytes(101_000_000))
-    refused("is no archive of PyTorch's", load, "torchscript", path, shape=SHAPE)
+    refused("is no archive", load, "torchscript", path, shape=SHAPE)
 
 
 def test_torchscript_is_said_to_be_deprecated_in_one_line(
@@ -254,9 +254,7 @@ def test_torchscript_is_said_to_be_deprecated_in_one_line(
     recwarn.clear()
     with caplog.at_level(logging.WARNING, logger="dfme"):
         load("torchscript", path, shape=SHAPE)(torch.rand(2, *SHAPE))
-    assert [record.getMessage() for record in caplog.records] == [
-        "teacher: PyTorch has deprecated TorchScript; save net.pt again with torch.export (.pt2)"
-    ]
+    assert ["deprecated TorchScript; save net.pt" in message for message in caplog.messages] == [True]
     assert [str(each.message) for each in recwarn] == []
 
 

@@ -140,9 +140,7 @@ def test_it_is_on_record() -> None:
 
 def test_tf32_on_a_cpu_is_said_to_be_idle(caplog: pytest.LogCaptureFixture) -> None:
     made(SHAPES | {"precision": "tf32"})
-    assert caplog.messages == [
-        "teacher: --teacher.precision tf32 is idle on cpu, which has no TF32: IEEE fp32"
-    ]
+    assert ["tf32 is idle on cpu" in message for message in caplog.messages] == [True]
     caplog.clear()
     made(SHAPES | {"precision": "bf16"})
     assert caplog.messages == []

@@ -129,13 +129,13 @@ def weights_in_parts(folder: Path) -> None:
 
 
 SPOILT: list[tuple[Any, str]] = [
-    ({"architecture": "hf-hub:evil/model"}, "an architecture that timm knows"),
-    ({"architecture": "local-dir:../other"}, "an architecture that timm knows"),
+    ({"architecture": "hf-hub:evil/model"}, "no such architecture"),
+    ({"architecture": "local-dir:../other"}, "no such architecture"),
     ({"architecture": "test_vti"}, "did you mean test_vit"),
     (a_checkpoint, "checkpoint_path"),
     (other_weights, "pretrained_cfg_overlay"),
     ({"model_args": {"nonsense": 1}}, "nonsense"),
-    ({"model_args": [1]}, "model_args as an object"),
+    ({"model_args": [1]}, "model_args: expected an object"),
     ({"architecture": "test_resnet", "model_args": {}}, "missing"),
     ({"model_args": {"embed_dim": 960_000}}, "of another shape"),
     ({"model_args": {"depth": 10**6}}, "more than 20,000 tensors"),
