@@ -1,8 +1,4 @@
-"""A run's pictures and its page, drawn from the files in its directory alone. No torch here.
-
-``run_files.py`` reads, ``facts.py`` works out what the numbers say, ``curves.py`` and ``sheets.py`` draw, and
-``page.py`` writes report.html.
-"""
+"""A run's pictures and its page, drawn from the files in its directory alone. No torch here."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +12,8 @@ __all__ = ["write_report"]
 def write_report(run_dir: Path, *, summary: dict[str, Any] | None = None) -> Path:
     """Draw curve.png, losses.png and samples.png of a run and write its report.html; its path.
 
-    Whatever the run has not recorded is left out, and the page says so; an unfinished run will do.
-    ``summary``: of a run that is at its end but has not written it yet. Raises ``UserError`` for a directory
-    that holds no run and ``RunError`` for damaged files.
+    What an unfinished run has not recorded is left out. ``summary``: of a run at its end that has not written
+    it yet. Raises ``UserError`` for a directory without a run and ``RunError`` for damaged files.
     """
     run = read_run(run_dir)
     if summary is not None:

@@ -24,8 +24,8 @@ FORMS = {
     "student_loss": "student loss {:.4g}",
     "generator_loss": "generator loss {:.4g}",
 }
-FILES = ("checkpoint", "program", "folder", "adapter", "model")
-"""Options of a teacher that may name the file it comes from."""
+FILES = ("checkpoint", "program", "folder", "adapter", "model")  # options that may name a teacher's file
+OUTPUTS = ("student.safetensors", "curve.png", "samples.png", "report.html")
 EMBEDDED = PurePath("teachers/checkpoints")
 HELD = "\u00a0"  # a blank at which no line is broken
 LOGGER = logging.getLogger("dfme")
@@ -64,7 +64,8 @@ class Console:
 
     def step(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Show training metrics after ``queries`` images; plain lines come at a sensible rate only."""
-        self._show(queries, metrics, self._due(queries))
+        due = (queries - self._last) / self._budget >= LINE_SHARE
+        self._show(queries, metrics, due or self._clock() - self._last_time >= LINE_SECONDS)
 
     def evaluation(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Show how good the student is after ``queries`` images."""
@@ -121,10 +122,6 @@ class Console:
             spent = f"{queries:,} / {self._budget:,} queries ({share:.0%})"
             self._line.note(fitted([spent, *parts, *extras], PLAIN_WIDTH))
 
-    def _due(self, queries: int) -> bool:
-        share = (queries - self._last) / self._budget
-        return share >= LINE_SHARE or self._clock() - self._last_time >= LINE_SECONDS
-
     def _state(self, names: Iterable[str]) -> list[str]:
         return [FORMS[name].format(self._latest[name]) for name in names if name in self._latest]
 
@@ -169,19 +166,8 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-OUTPUTS = {
-    "student": "student.safetensors",
-    "curve": "curve.png",
-    "samples": "samples.png",
-    "report": "report.html",
-}
-
-
 def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = None) -> str:
-    """The table of a finished run, from its ``summary.json``, with the paths of the files that exist.
-
-    ``across``: the letters that a line of it may have.
-    """
+    """The table of a finished run, from its ``summary.json``, in lines of ``across`` letters; files last."""
     rows = [
         ("budget", f"{summary['budget']:,} queries"),
         ("spent", _spent(summary)),
@@ -195,7 +181,7 @@ def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = No
         *((name, f"{value:.4g}") for name, value in (summary.get("callback_metrics") or {}).items()),
     ]
     rows += [("ended by", ended)] if (ended := ended_early(summary)) else []
-    rows += [(label, str(run_dir / name)) for label, name in OUTPUTS.items() if (run_dir / name).exists()]
+    rows += [(path.stem, str(path)) for name in OUTPUTS if (path := run_dir / name).exists()]
     rows += [("warning", line) for line in summary.get("warnings", ())]
     width = max(len(label) for label, _ in rows)
     return "\n".join(

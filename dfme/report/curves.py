@@ -19,9 +19,7 @@ ORANGE = "#c75000"
 GREY = "#555555"
 DOTS = 200  # per inch
 EARLY = 0.1
-WIDE = 50.0
-"""From the least to the greatest of a panel's values: above it their axis is logarithmic, if all are
-positive."""
+WIDE = 50.0  # greatest over least value of a panel: above it the axis is logarithmic, if all are positive
 
 PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("student's loss", (("student_loss", "fresh answers"), ("replay_loss", "replayed answers"))),
@@ -38,10 +36,7 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 
 
 def draw_curve(run: RunFiles, path: Path) -> bool:
-    """Draw agreement and accuracy against queries, with the teacher's accuracy; False without evaluations.
-
-    The band is the 95% interval of an agreement counted on so many images.
-    """
+    """Draw agreement, with its 95% interval, and accuracies against queries; False without evaluations."""
     agreement = run.series("agreement")
     accuracy = run.series("accuracy")
     if not agreement and not accuracy:
@@ -49,12 +44,9 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
     figure = Figure(figsize=(6.4, 3.9), layout="constrained")
     axes = figure.add_subplot()
     # Open squares below solid dots: where both shares are the same, both can still be seen.
-    _draw_share(
-        axes, accuracy, "student's accuracy", color=ORANGE, dash="--", marker="s", size=6.0, fill="none"
-    )
-    _draw_share(
-        axes, agreement, "agreement with the teacher", color=BLUE, dash="-", marker="o", size=3.0, fill=BLUE
-    )
+    squares = {"color": ORANGE, "linestyle": "--", "marker": "s", "markersize": 6.0, "fillstyle": "none"}
+    _draw_share(axes, accuracy, label="student's accuracy", **squares)
+    _draw_share(axes, agreement, label="agreement with the teacher", color=BLUE, marker="o", markersize=3.0)
     if agreement and (images := scored_on(run).images):
         low, high = zip(*(wilson_interval(share, images) for _, share in agreement), strict=True)
         axes.fill_between(
@@ -73,8 +65,9 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
 
 def draw_losses(run: RunFiles, path: Path) -> bool:
     """Draw losses and gradient norms against queries, one panel each; False where none were logged."""
-    panels = [(title, _logged(run, lines)) for title, lines in PANELS]
-    panels = [(title, lines) for title, lines in panels if lines]
+    known = {title: [(label, run.series(name)) for name, label in lines] for title, lines in PANELS}
+    drawn = {title: [each for each in lines if len(each[1]) > 1] for title, lines in known.items()}
+    panels = [(title, lines) for title, lines in drawn.items() if lines]
     if not panels:
         return without(path)
     figure = Figure(figsize=(6.4, 0.6 + 1.8 * len(panels)), layout="constrained")
@@ -94,36 +87,15 @@ def draw_losses(run: RunFiles, path: Path) -> bool:
     return save_figure(figure, path)
 
 
-def _logged(run: RunFiles, lines: tuple[tuple[str, str], ...]) -> list[tuple[str, Series]]:
-    """The series with at least two points, which make a line."""
-    found = [(label, run.series(name)) for name, label in lines]
-    return [(label, series) for label, series in found if len(series) > 1]
-
-
-def _draw_share(
-    axes: Axes, series: Series, label: str, *, color: str, dash: str, marker: str, size: float, fill: str
-) -> None:
+def _draw_share(axes: Axes, series: Series, **style: Any) -> None:
     if series:
-        axes.plot(
-            *zip(*series, strict=True),
-            label=label,
-            color=color,
-            linestyle=dash,
-            linewidth=1.5,
-            marker=marker,
-            markersize=size,
-            markerfacecolor=fill,
-            markevery=max(1, len(series) // 20),
-        )
+        axes.plot(*zip(*series, strict=True), linewidth=1.5, markevery=max(1, len(series) // 20), **style)
 
 
 def query_axis(
     axes: Axes, agreements: Sequence[Series] = (), label: str = "queries", log: bool = False
 ) -> None:
-    """The axis that every curve of a run is drawn against, and the frame of its panel.
-
-    It is logarithmic on demand, and where most of the ``agreements`` that it is chosen for are ``early``.
-    """
+    """The axis of queries, and its panel's frame: logarithmic if ``log``, or most agreements are ``early``."""
     if log or 2 * sum(map(early, agreements)) > len(agreements):
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

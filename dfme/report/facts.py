@@ -5,16 +5,13 @@ from dataclasses import dataclass
 
 from dfme.report.run_files import RunFiles, Series
 
-LEVELS = (0.5, 0.8, 0.9, 0.95)
-"""Agreements whose price in queries is reported."""
-
-Z_95 = 1.959964
-"""Two-sided 95% quantile of the normal distribution."""
+LEVELS = (0.5, 0.8, 0.9, 0.95)  # agreements whose price in queries is reported
+Z_95 = 1.959964  # two-sided 95% quantile of the normal distribution
 
 
 @dataclass(frozen=True)
 class ScoredOn:
-    """Images that the copy was scored on: their number, and whether they are held-back generated queries."""
+    """Images that the copy was scored on; ``held_back``: they are generated queries."""
 
     name: str
     images: int
@@ -22,7 +19,6 @@ class ScoredOn:
 
     @property
     def phrase(self) -> str:
-        """The images, as a sentence names them."""
         count = f"{self.images:,} " if self.images else ""
         return f"{count}held-back generated queries" if self.held_back else f"the {count}evaluation images"
 
@@ -39,8 +35,7 @@ def scored_on(run: RunFiles) -> ScoredOn:
 def wilson_interval(share: float, images: int) -> tuple[float, float]:
     """The 95% interval of a share counted on ``images`` independent images.
 
-    Wilson's score interval (J. Am. Stat. Assoc. 22, 1927, 209-212): it stays within 0 and 1 and holds its
-    level for shares near one, where the usual +- interval does not.
+    Wilson's score interval (J. Am. Stat. Assoc. 22, 1927, 209-212), which holds its level near one too.
     """
     spread = Z_95**2 / images
     centre = (share + spread / 2) / (1 + spread)

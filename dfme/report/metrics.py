@@ -4,26 +4,24 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 from dfme.config.messages import did_you_mean, printable
 from dfme.errors import RunError, UserError
 from dfme.files import AppendFile, whole_lines
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(NamedTuple):
     """One quantity that a run logs."""
 
     unit: str
     meaning: str
 
 
-LARGEST = 1e300
-"""No metric is as large; what is larger, and NaN, no picture could show."""
+LARGEST = 1e300  # no metric is as large; what is larger, and NaN, no picture could show
 
 METRICS: dict[str, Metric] = {
     "queries": Metric("images", "Images charged to the budget so far; the axis of every other metric."),
@@ -31,44 +29,26 @@ METRICS: dict[str, Metric] = {
     "queries_per_second": Metric("images/s", "Charged images per second of wall time, over the run so far."),
     "accuracy": Metric("share", "Evaluation images that the student classifies as labelled."),
     "teacher_accuracy": Metric("share", "Evaluation images that the teacher classifies as labelled."),
-    "agreement": Metric(
-        "share", "Fidelity: evaluation images that student and teacher put into the same class."
-    ),
-    "agreement_top5": Metric(
-        "share",
-        "Evaluation images whose top class by the teacher is among the student's five; of 100 classes or "
-        "more.",
-    ),
+    "agreement": Metric("share", "Fidelity: evaluation images that student and teacher classify alike."),
+    "agreement_top5": Metric("share", "Teacher's class is among the student's five; of 100 classes or more."),
     "held_back_agreement": Metric("share", "The same of the queries held back for --until-agreement."),
     "kl": Metric("nats", "Mean KL divergence from the teacher's class probabilities to the student's."),
-    "vote_accuracy": Metric(
-        "share", "Evaluation images that the students' soft vote classifies as labelled."
-    ),
-    "vote_agreement": Metric(
-        "share", "Evaluation images that the vote and the teacher put into the same class."
-    ),
+    "vote_accuracy": Metric("share", "Evaluation images that the students' vote classifies as labelled."),
+    "vote_agreement": Metric("share", "Evaluation images that the vote and the teacher classify alike."),
     "vote_agreement_top5": Metric("share", "The same of the vote's five."),
     "vote_kl": Metric("nats", "Mean KL divergence from the teacher's class probabilities to the vote's."),
     "student_loss": Metric("loss", "Student's loss on the answers just paid for, mean over the images."),
     "replay_loss": Metric("loss", "Student's loss on answers paid for earlier, mean over the images."),
     "generator_loss": Metric("loss", "Objective that the generator minimises, mean over the images."),
-    "discriminator_loss": Metric(
-        "loss", "Loss of the net that tells real or proxy images from generated ones."
-    ),
+    "discriminator_loss": Metric("loss", "Loss of the net that tells real or proxy images from generated."),
     "generator_grad_norm": Metric("norm", "Euclidean norm of the gradient of the generator's parameters."),
     "upstream_grad_norm": Metric("norm", "Euclidean norm of the gradient handed to the generator's output."),
     "student_grad_norm": Metric("norm", "Euclidean norm of the gradient of the student's parameters."),
     "student_lr": Metric("rate", "Learning rate of the student's optimiser."),
     "generator_lr": Metric("rate", "Learning rate of the generator's optimiser."),
-    "difference_zero_share": Metric(
-        "share", "Finite differences that are exactly zero, hidden by the answers."
-    ),
-    "difference_snr": Metric(
-        "ratio", "Rms of the finite differences over that of what the answers' resolution hides."
-    ),
-    "probe_alignment": Metric(
-        "cosine", "Between the steps intended and those the wire carries; 1: nothing rounded."
-    ),
+    "difference_zero_share": Metric("share", "Finite differences that are zero, hidden by the answers."),
+    "difference_snr": Metric("ratio", "Rms of the finite differences over that of what the answers hide."),
+    "probe_alignment": Metric("cosine", "Between the steps intended and those the wire carries; 1: alike."),
     "student_steps": Metric("steps", "Optimiser steps of the student so far, replay included."),
     "queries_generator": Metric("images", "Images charged for the generator's gradient estimates."),
     "queries_student": Metric("images", "Images charged for the student's training."),
@@ -77,24 +57,17 @@ METRICS: dict[str, Metric] = {
     "queries_evaluation": Metric("images", "Evaluation images the teacher answered; recorded, not charged."),
     "requests": Metric("requests", "Requests sent to the teacher."),
     "refused": Metric("images", "Images the teacher said it did not serve; given back to the budget."),
-    "failed": Metric(
-        "images", "Images that may have been served without a usable answer; they stay charged."
-    ),
-    "cost": Metric(
-        "currency", "Price of all images that may have been served so far, by --teacher.price-per-1000."
-    ),
+    "failed": Metric("images", "Images maybe served, without a usable answer; they stay charged."),
+    "cost": Metric("currency", "Price of all images maybe served so far, by --teacher.price-per-1000."),
     "lost": Metric("images", "Images sent whose answers a kill lost; sent again, not counted as spent."),
 }
 
 
-MAX_STEPS = 2_000
-MAX_SCORED = 10_000
-"""Records of training steps, and of evaluations, that are kept of a longer file: a curve shows no more."""
+MAX_STEPS = 2_000  # records of training that are read of a longer file: a curve shows no more
+MAX_SCORED = 10_000  # and of evaluations
+CALLBACK_NAME = re.compile(r"[A-Za-z][\w.-]{0,59}")
 
 MetricRecord = dict[str, float | None]
-
-CALLBACK_NAME = re.compile(r"[A-Za-z][\w.-]{0,59}")
-"""Names of metrics that a callback returns."""
 
 
 def callback_metrics(returned: object) -> dict[str, float]:
@@ -118,20 +91,11 @@ def latest_of_callback(records: Iterable[MetricRecord]) -> dict[str, float]:
     return {name: value for name, value in every if name not in METRICS and value is not None}
 
 
-def require_known(names: Iterable[str]) -> None:
-    """Raise ``KeyError`` for a name that METRICS does not define: each logged quantity has one definition."""
-    for name in names:
-        if name not in METRICS:
-            hint = did_you_mean(name, METRICS)
-            raise KeyError(f"unknown metric {name!r}: define it in dfme.report.metrics.METRICS{hint}")
-
-
 def read_metrics(path: Path) -> list[MetricRecord]:
     """Records of a metrics file, in order; none without a file.
 
-    However long the file is, memory is bounded: of more than ``MAX_STEPS`` training records a sample is
-    kept, and of more than ``MAX_SCORED`` evaluations too. The last record with each name is always there.
-    A torn last line is left out: a kill can leave one. A broken line anywhere else raises ``RunError``.
+    Of more than ``MAX_STEPS`` training records, or ``MAX_SCORED`` evaluations, a sample is kept, and the last
+    record with each name. A torn last line is left out; a broken line anywhere else raises ``RunError``.
     """
     steps = _Sample(MAX_STEPS)
     scored = _Sample(MAX_SCORED)
@@ -181,18 +145,15 @@ def _parse(line: bytes, path: Path, number: int) -> MetricRecord:
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict) or type(record.get("queries")) is not int:
-        raise RunError(
-            f"{path}, line {number}: expected a JSON record with queries; remove the line to go on"
-        )
+        raise RunError(f"{path}, line {number}: expected a JSON record with queries; remove it to go on")
     return record
 
 
 class MetricsFile:
     """Appends one JSON line per record and hands each to the operating system at once.
 
-    What was logged beyond ``keep`` queries is dropped: a run resumed from there logs it again. Values that
-    are not finite are written as ``null``, since JSON has no word for them. Raises ``RunError`` for a disk
-    that does not take a record, or a file that holds something else.
+    What was logged beyond ``keep`` queries is dropped: a run resumed from there logs it again. What is not
+    finite is written as ``null``. Raises ``RunError`` if the disk refuses or the file holds something else.
     """
 
     def __init__(self, path: Path, keep: float = math.inf) -> None:
@@ -203,7 +164,10 @@ class MetricsFile:
         self, queries: int, metrics: Mapping[str, float], of_callback: Mapping[str, float] | None = None
     ) -> None:
         """Append one record, with a callback's own. Raises ``KeyError`` for a name not in METRICS."""
-        require_known(metrics)
+        for name in metrics:
+            if name not in METRICS:
+                hint = did_you_mean(name, METRICS)
+                raise KeyError(f"unknown metric {name!r}: define it in dfme.report.metrics.METRICS{hint}")
         record: MetricRecord = {"queries": queries}
         for name, value in {**metrics, **(of_callback or {})}.items():
             if name != "queries":
@@ -211,5 +175,5 @@ class MetricsFile:
         self._file.append(json.dumps(record, allow_nan=False).encode() + b"\n")
 
     def close(self) -> None:
-        """Close the file; nothing may be written afterwards."""
+        """Close the file."""
         self._file.close()

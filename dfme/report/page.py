@@ -14,28 +14,14 @@ from dfme.report.metrics import METRICS, Metric, latest_of_callback
 from dfme.report.run_files import RunFiles
 from dfme.report.summary_file import defended, ended_early, without_labels
 
-PICTURES = (
-    (
-        "curve.png",
-        "Agreement and accuracy against the queries spent; the band is the agreement's 95% interval.",
-    ),
-    (
-        "samples.png",
-        "Generated queries, each with the teacher's top class and, where it is told, its probability.",
-    ),
-    ("losses.png", "Training: losses and gradient norms against the queries spent."),
-)
-
-
+PICTURES = {
+    "curve.png": "Agreement and accuracy against the queries spent; the band is the 95% interval.",
+    "samples.png": "Generated queries, with the teacher's top class and, where it is told, its probability.",
+    "losses.png": "Training: losses and gradient norms against the queries spent.",
+}
 OF_CALLBACK = Metric("its own", "Returned by the callback that was handed to dfme.extract.")
-
-MAX_SHOWN = 20
-"""Classes in the table of answers, the most frequent; a picture of a thousand bars says less."""
-
-
-def write_page(run: RunFiles, path: Path) -> Path:
-    """Write the page beside the pictures, which it carries inside itself; its path."""
-    return render("report/report.html", path, _contents(run, path.parent))
+CHOSEN = "{kind}, {form}, {directions} x {direction}, step {step:g} in space {space}, objective {objective}"
+MAX_SHOWN = 20  # classes in the table of answers, the most frequent
 
 
 def render(template: str, path: Path, contents: Mapping[str, Any]) -> Path:
@@ -50,46 +36,43 @@ def render(template: str, path: Path, contents: Mapping[str, Any]) -> Path:
     return path
 
 
-def _contents(run: RunFiles, run_dir: Path) -> dict[str, Any]:
-    on = scored_on(run)
+def write_page(run: RunFiles, path: Path) -> Path:
+    """Write the page beside the pictures, which it carries inside itself; its path."""
     asked = run.config.get("teacher") or {}
     logged = {name for record in run.metrics for name in record}
     known = METRICS | dict.fromkeys(latest_of_callback(run.metrics), OF_CALLBACK)
-    return {
+    pictures = [(path.with_name(name), text) for name, text in PICTURES.items()]
+    contents = {
         "name": run.name,
         "target": teacher_name(asked) if asked.get("kind") else run.name,
         "answer": answer(run),
         "finished": run.summary is not None,
-        "scored_on": on,
+        "scored_on": scored_on(run),
         "warnings": (run.summary or {}).get("warnings", ()),
         "audited": _audited(run),
         "facts": _facts(run),
         "answers": _answers(run),
         "prices": _prices(run),
         "purposes": _purposes(run),
-        "pictures": [
-            (embedded(run_dir / name), text) for name, text in PICTURES if (run_dir / name).is_file()
-        ],
+        "pictures": [(embedded(picture), text) for picture, text in pictures if picture.is_file()],
         "disagreements": disagreements(run),
         "ledger": run.ledger,
         **{name: (run.summary or {}).get(name) for name in ("service", "defences", "cost")},
         "metrics": [(name, known[name]) for name in known if name in logged],
         "config": run.config_text,
     }
+    return render("report/report.html", path, contents)
 
 
 def _audited(run: RunFiles) -> list[tuple[str, str]]:
-    """Teacher that was audited, on whose word, when and at what price, as far as it is on record."""
+    """Whom was audited, on whose word, when and at what price, as far as it is on record."""
     told = run.summary or {}
     asked = run.config.get("teacher") or {}
     teacher = told.get("teacher") or {}
     adapter = teacher.get("adapter") or {}
     rows = [
         ("Target", teacher.get("target") or (teacher_name(asked) if asked.get("kind") else None)),
-        (
-            "Adapter",
-            _text(adapter.get("file")) and f"{adapter['file']} (SHA-256 {adapter['sha256'][:16]}...)",
-        ),
+        ("Adapter", f"{adapter['file']} (SHA-256 {adapter['sha256'][:16]}...)" if adapter else None),
         ("Authorised by", _text(asked.get("authorised_by"))),
         ("Started", _text(told.get("started"))),
         ("Ended", _text(told.get("ended"))),
@@ -140,7 +123,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("Constant answer", ", ".join(value for _, value in constant_answer(told)) or None),
         ("KL divergence from the teacher", _text(run.final("kl"), "{:.4f} nats")),
         ("Form of the answers", _text(told.get("label_mode"))),
-        ("Estimator", _estimator(told.get("estimator"))),
+        ("Estimator", CHOSEN.format_map(told["estimator"]) if told.get("estimator") else None),
         ("Student", _text(told.get("student_arch"))),
         ("Student's training steps", _text(told.get("student_steps"), "{:,}")),
         ("Time", _text(told.get("wall_seconds"), "{:,.1f} s")),
@@ -153,16 +136,6 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("torch", _text(told.get("torch"))),
     ]
     return [(label, value) for label, value in rows if value is not None]
-
-
-def _estimator(settings: Mapping[str, Any] | None) -> str | None:
-    """Estimator of the generator's gradients, choices of the check included."""
-    if not settings:
-        return None
-    words = (
-        "{kind}, {form}, {directions} x {direction}, step {step:g} in space {space}, objective {objective}"
-    )
-    return words.format_map(settings)
 
 
 def with_interval(share: float | None, images: int) -> str | None:
@@ -178,9 +151,7 @@ def _text(value: object, form: str = "{}") -> str | None:
 
 
 def _prices(run: RunFiles) -> list[tuple[str, str]]:
-    """Queries at the first evaluation that reached each level of agreement."""
-    series = run.series("agreement")
-    reached = [(level, queries_to_reach(series, level)) for level in LEVELS]
+    reached = [(level, queries_to_reach(run.series("agreement"), level)) for level in LEVELS]
     return [(f"{level:.0%}", "not reached" if count is None else f"{count:,}") for level, count in reached]
 
 

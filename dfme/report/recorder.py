@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,7 @@ from dfme.report.metrics import MetricsFile, callback_metrics
 from dfme.report.wandb_run import WandbRun
 
 Callback = Callable[[int, dict[str, float]], object]
-"""A function of the user's, called with the queries so far and the metrics of a record, which it may add
-to."""
+"""A function of the user's, called with the queries so far and a record's metrics, which it may add to."""
 
 SHEET_IMAGES = 32  # of a sheet, sent to wandb
 
@@ -24,12 +23,10 @@ SHEET_IMAGES = 32  # of a sheet, sent to wandb
 class Recorder(AbstractContextManager["Recorder"]):
     """Records a run in its directory, on the console and, if asked for, in wandb.
 
-    ``resume_at`` is the checkpoint's number of charged images: what was recorded beyond it is dropped, since
-    the resumed run records it again. Save a checkpoint after the records of its own number of images.
-    ``bounds``: the teacher's lowest and highest pixel value, of the images handed to ``samples``.
-    ``document`` is the effective configuration, which wandb is given. ``callback`` hears every record, and
-    metrics that it returns join it; the run is asked to stop (``stopped``) once it returns True or raises
-    ``error``.
+    ``resume_at``: charged images at the checkpoint; what was recorded beyond them is dropped, since the
+    resumed run records it again. ``bounds``: the lowest and highest pixel value handed to ``samples``.
+    ``document``: the effective configuration, for wandb. ``callback`` hears every record, and metrics that it
+    returns join it; the run is asked to stop (``stopped``) once it returns True or raises ``error``.
     """
 
     callback: Callback | None = None
@@ -73,9 +70,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         """Keep a sheet of queries: images within bounds; the teacher's answers (N, K) or (N,), if known."""
         low, high = self._bounds
         pixels_NCHW = np.rint(np.clip((images_NCHW - low) / (high - low), 0.0, 1.0) * 255.0).astype(np.uint8)
-        arrays: dict[str, NDArray[Any]] = {"images": pixels_NCHW}
-        if answers is not None:
-            arrays["answers"] = answers
+        arrays: dict[str, Any] = {"images": pixels_NCHW} | ({} if answers is None else {"answers": answers})
         path = self._run_dir / "samples" / f"queries-{queries:09d}.npz"
         with replacing(path) as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
@@ -109,8 +104,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             self.error = error
         self._metrics.write(queries, metrics, added)
         self._wandb.log(queries, {**metrics, **added})
-        warned = self._watch.see(metrics)
-        if warned is not None:
+        if warned := self._watch.see(metrics):
             self._console.note(warned)
         return {**metrics, **added}
 
@@ -122,45 +116,30 @@ class Recorder(AbstractContextManager["Recorder"]):
                 remove(path)
 
 
-IN_A_ROW = 3
-"""Logged generator steps in a row that must show a symptom: a single one may by chance."""
-
-
-class Symptom(NamedTuple):
-    """When a metric's value is bad, how it is told, and the likely cause."""
-
-    bad: Callable[[float], bool]
-    told: str
-    cause: str
-
-
-SYMPTOMS: dict[str, Symptom] = {
-    "difference_zero_share": Symptom(
+IN_A_ROW = 3  # logged generator steps that must show a symptom: a single one may by chance
+SYMPTOMS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "difference_zero_share": (
         lambda share: share > 0.5,
-        "{:.0%} of the finite differences are exactly zero",
-        "rounded answers or 8-bit images hide so small a step",
+        "{:.0%} of the finite differences are exactly zero; likely cause: rounded answers or 8-bit images "
+        "hide so small a step",
     ),
-    "probe_alignment": Symptom(
+    "probe_alignment": (
         lambda cosine: cosine < 0.5,
-        "the steps that the API's images carry have a cosine of {:.2f} with those intended",
+        "the steps that the API's images carry have a cosine of {:.2f} with those intended; likely cause: "
         "8-bit images round so small a step away",
     ),
-    "difference_snr": Symptom(
+    "difference_snr": (
         lambda ratio: ratio < 2.0,
-        "finite differences are only {:.2g} times what the answers' rounding hides",
-        "the step is too small for answers with so few decimals",
+        "finite differences are only {:.2g} times what the answers' rounding hides; likely cause: the step "
+        "is too small for answers with so few decimals",
     ),
 }
-
 REMEDY = "start a new run with --estimator.kind auto, or see what run.py check recommends"
-NO_REMEDY = (
-    "the check chose the best there is; more --estimator.directions help, and most of all finer answers"
-)
-"""What is left to say where the settings are those of the check already."""
+NO_REMEDY = "the check chose the best there is; more --estimator.directions and finer answers help"
 
 
 class GradientWatch:
-    """Watches the logged metrics and gives one warning, once, after the same symptom in ``IN_A_ROW`` records.
+    """Warns of logged metrics once, after the same symptom in ``IN_A_ROW`` records.
 
     ``checked``: the settings were chosen by the pre-flight check, which is no remedy then.
     """
@@ -172,14 +151,11 @@ class GradientWatch:
 
     def see(self, metrics: Mapping[str, float]) -> str | None:
         """The line to show after these metrics, or None. Records without a symptom's metric do not count."""
-        for name, symptom in SYMPTOMS.items():
+        for name, (bad, told) in SYMPTOMS.items():
             if name not in metrics:
                 continue
-            self._times[name] = self._times[name] + 1 if symptom.bad(metrics[name]) else 0
+            self._times[name] = self._times[name] + 1 if bad(metrics[name]) else 0
             if self._times[name] >= IN_A_ROW and not self._said:
                 self._said = True
-                return (
-                    f"warning: {symptom.told.format(metrics[name])}; likely cause: {symptom.cause}; "
-                    f"{self._remedy}"
-                )
+                return f"warning: {told.format(metrics[name])}; {self._remedy}"
         return None

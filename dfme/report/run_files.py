@@ -16,8 +16,7 @@ from dfme.report.summary_file import read_summary
 
 Series = list[tuple[int, float]]
 
-MAX_BYTES = 1 << 28
-"""Bytes of the arrays of one sheet of samples, by far."""
+MAX_BYTES = 1 << 28  # of the arrays of one sheet of samples, by far
 
 
 @dataclass(frozen=True)
@@ -43,16 +42,14 @@ class RunFiles:
 
     def series(self, metric: str) -> Series:
         """(queries, value) of every record that has a finite value of the metric, in order."""
-        pairs = ((record["queries"], record.get(metric)) for record in self.metrics)
-        return [
-            (int(queries), value) for queries, value in pairs if queries is not None and value is not None
-        ]
+        pairs = ((int(record["queries"] or 0), record.get(metric)) for record in self.metrics)
+        return [(queries, value) for queries, value in pairs if value is not None]
 
     def final(self, metric: str) -> float | None:
         """The metric of the delivered student; of an unfinished run, of its latest record."""
-        series = self.series(metric)
-        latest = series[-1][1] if series else None
-        return latest if self.summary is None else self.summary.get(metric)
+        if self.summary is not None:
+            return self.summary.get(metric)
+        return series[-1][1] if (series := self.series(metric)) else None
 
 
 def read_run(run_dir: Path) -> RunFiles:
@@ -75,9 +72,7 @@ def read_run(run_dir: Path) -> RunFiles:
 def _read_samples(path: Path) -> Samples:
     try:
         arrays = read_npz(path, MAX_BYTES)
-        images = arrays["images"]
-        answers = arrays.get("answers")
-        return Samples(int(path.stem.removeprefix("queries-")), images, answers)
+        return Samples(int(path.stem.removeprefix("queries-")), arrays["images"], arrays.get("answers"))
     except (OSError, ValueError, KeyError) as error:
         raise RunError(f"{path}: expected a sheet of samples: {error}; delete it to go on") from error
 

@@ -14,14 +14,12 @@ from dfme.config.messages import printable
 from dfme.report.curves import save_figure, without
 from dfme.report.run_files import RunFiles, Samples, to_picture
 
-# of each of the moments shown
 COLUMNS = 10
-ROWS = 2
-# inches: of the sheet, around it, between images
+ROWS = 2  # of each of the moments shown
+# inches: of the sheet, around it, between images, of a moment's line, of a line above an image
 WIDTH = 7.0
 MARGIN = 0.06
 GAP = 0.08
-# inches: height of a moment's line and of a line above an image
 HEADING = 0.30
 CAPTION = 0.16
 NAME = 14  # letters of a class's name for which there is room above an image
@@ -32,7 +30,8 @@ def draw_samples(run: RunFiles, path: Path) -> bool:
     if not run.samples:
         return without(path)
     moments = choose(run.samples)
-    names = class_names(run)
+    named = ((run.summary or {}).get("teacher") or {}).get("class_names")
+    names = [*map(str, named)] if isinstance(named, list) else []
     caption = CAPTION * (2 if names else 1)
     cell = (WIDTH - 2 * MARGIN + GAP) / COLUMNS  # inches from one image to the next
     side = cell - GAP
@@ -62,38 +61,21 @@ def choose(samples: list[Samples]) -> list[Samples]:
     return [samples[i] for i in sorted({0, (len(samples) - 1) // 2, len(samples) - 1})]
 
 
-def class_names(run: RunFiles) -> list[str]:
-    """The teacher's names of its classes, in order; none where it told none."""
-    names = ((run.summary or {}).get("teacher") or {}).get("class_names")
-    return [str(name) for name in names] if isinstance(names, list) else []
-
-
 def _draw_image(
     axes: Axes, image_CHW: NDArray[np.uint8], caption: str, place: tuple[float, float, float, float]
 ) -> None:
     """One image below its caption; ``place``: left, top, width and height in inches."""
     left, top, width, height = place
-    across = left + width / 2
-    size = 6 if "\n" in caption else 7
-    axes.text(
-        across,
-        top - 0.03,
-        caption,
-        fontsize=size,
-        ha="center",
-        va="bottom",
-        linespacing=1.1,
-        parse_math=False,
-    )
+    look: dict[str, Any] = {"ha": "center", "va": "bottom", "linespacing": 1.1, "parse_math": False}
+    axes.text(left + width / 2, top - 0.03, caption, fontsize=6 if "\n" in caption else 7, **look)
     extent = (left, left + width, top + height, top)
     axes.imshow(to_picture(image_CHW), interpolation="nearest", aspect="auto", extent=extent)
 
 
 def top_answers(answers: NDArray[Any] | None, count: int, names: Sequence[str] = ()) -> list[str]:
-    """The teacher's top class for each image, with its probability where the answers are scores (N, K).
+    """The teacher's top class for each image, by name if it has one; of scores (N, K) its probability too.
 
-    Scores that are no probabilities (below zero, or not summing to one) are taken for logits. NaN marks a
-    class that a top-k answer does not reveal. Above the probability stands a class's name, where it has one.
+    Scores that are no probabilities (below zero, or not summing to one) are taken for logits; NaN: hidden.
     """
     if answers is None:
         return [""] * count

@@ -14,7 +14,6 @@ MAX_BYTES = 1 << 20
 AGREEMENTS = ("agreement_served", "agreement_relabelled")
 
 NO_LABELS = "not known: the evaluation images have no labels"
-"""What is said of an accuracy, then."""
 
 
 def without_labels(summary: Mapping[str, Any]) -> str | None:
@@ -29,9 +28,8 @@ def defended(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     watch = summary.get("watch") or {"detectors": {}}
     for name, found in watch["detectors"].items():
         alarm = f"first alarm at image {found['first_alarm']:,}" if found["first_alarm"] else "no alarm"
-        rows.append(
-            (f"watch: {name}", f"{alarm} of {watch['images']:,} images, the evaluation's not counted")
-        )
+        told = f"{alarm} of {watch['images']:,} images, the evaluation's not counted"
+        rows.append((f"watch: {name}", told))
     if not summary.get("defences"):
         return rows
     counted = ", ".join(f"{name} {value}" for name, value in flatten(summary.get("defence_report") or {}, ()))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-MIN_BAR = 10
+MIN_BAR = 10  # cells: with room for fewer there is no bar
 MAX_BAR = 30
-"""Cells of a bar: with room for fewer there is none, more tell nothing."""
 
 
 def columns(stream: TextIO) -> int | None:

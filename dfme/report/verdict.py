@@ -17,34 +17,23 @@ from dfme.report.facts import Z_95, wilson_interval
 
 ClassNumbers = NDArray[np.int64]
 
-ALMOST_ALL = 0.95
-"""Answers are nearly all of one class if the 95% interval of its share is above this (heuristic)."""
-
-SLIGHT = 0.1
-"""The share put right of what luck would not (Cohen's kappa) that is next to nothing on any images
-(heuristic)."""
-
-LOPSIDED = 0.5
-"""A teacher that gives one class more than this, and twice what the labels do, is not asked as it wants
-(heuristic)."""
-
-MIN_LOSSES = 8
-FALLEN = 0.9
-"""Losses that tell a fall, at least; it takes the last quarter below this share of the first (heuristic)."""
-
-MAX_KEPT = 1_000
-MAX_ORDERED = 1_000
-MAX_NAMED = 20
-"""Classes in summary.json; classes among which another order is looked for; classes that a warning names."""
+# Heuristic, but for the numbers of classes.
+ALMOST_ALL = 0.95  # answers are nearly all of one class if the 95% interval of its share is above this
+SLIGHT = 0.1  # share put right of what luck would not (Cohen's kappa) that is next to nothing on any images
+LOPSIDED = 0.5  # a teacher that gives one class more, and twice what the labels do, is not asked as it wants
+MIN_LOSSES = 8  # that tell a fall, at least
+FALLEN = 0.9  # the last quarter lies below this share of the first
+MAX_KEPT = 1_000  # classes in summary.json
+MAX_ORDERED = 1_000  # classes among which another order is looked for
+MAX_NAMED = 20  # classes that a warning names
 
 
 @dataclass(frozen=True)
 class Classified:
     """Classes (N,) that the teacher and, if there are any, labels and student give to the same images.
 
-    ``queries``: how often each of the ``classes`` was the answer to what was paid for (K,). ``names`` and, of
-    the data set's own, ``label_names``: of all classes, or none. ``where``: the images, as a sentence names
-    them. ``method``, the ``programs`` that draw its images and the ``losses`` in order: of a run.
+    ``queries``: how often each of the ``classes`` was the answer to what was paid for (K,). ``names`` and the
+    data set's ``label_names``: of all classes, or none. ``where``: the images, as a sentence names them.
     """
 
     classes: int
@@ -79,12 +68,11 @@ def top(counts_K: ClassNumbers) -> tuple[int, float]:
 
 def baselines(seen: Classified) -> dict[str, float | None]:
     """Agreement and accuracy of the best constant answer, None if there are none, and of a guess."""
-    known = {"constant_agreement": seen.teacher, "constant_accuracy": seen.labels}
-    found = {
-        name: None if each is None or not len(each) else top(seen.counts(each))[1]
-        for name, each in known.items()
-    }
-    return {**found, "chance": 1 / seen.classes}
+    shares = [
+        None if each is None or not len(each) else top(seen.counts(each))[1]
+        for each in (seen.teacher, seen.labels)
+    ]
+    return {"constant_agreement": shares[0], "constant_accuracy": shares[1], "chance": 1 / seen.classes}
 
 
 def histogram(seen: Classified) -> dict[str, Any]:
@@ -212,9 +200,8 @@ def _luck(labels: ClassNumbers, seen: Classified) -> tuple[float, float]:
 def _other_order(labels: ClassNumbers, seen: Classified, accuracy: float) -> str | None:
     """A line where most images follow one order of the classes that is not the labels' own.
 
-    What is found on half of the images is judged by the other half: on its own some order always fits. It
-    must be right more often than the labels' own, the most frequent label, and one time in two, by its 95%
-    interval.
+    Found on half of the images, it is judged by the other half: by its 95% interval it must be right more
+    often than the labels' own, the most frequent label, and one time in two.
     """
     teacher = seen.teacher
     images = len(labels)
@@ -229,15 +216,12 @@ def _other_order(labels: ClassNumbers, seen: Classified, accuracy: float) -> str
     order_K = best_order(labels, teacher, classes)
     names = [plain(seen.label_names[label]) for label in np.argsort(order_K)] if seen.label_names else []
     given = shlex.quote(",".join(names)) if classes <= MAX_NAMED else "and a file of their names"
+    remedy = f"give the teacher's order with --evaluation.classes {given}"
     return (
         f"the teacher is right on {accuracy:.1%} of the {seen.where}, but on "
         f"{(order_K[labels] == teacher).mean():.1%} with the labels' classes in another order; "
-        + (
-            f"give the teacher's order with --evaluation.classes {given}"
-            if names
-            else "number the labels as it does"
-        )
-        + "; until then accuracies and names of classes say nothing, agreement does"
+        f"{remedy if names else 'number the labels as it does'}; until then accuracies and names of classes "
+        "say nothing, agreement does"
     )
 
 
@@ -249,8 +233,7 @@ def _crossed(labels: ClassNumbers, teacher: ClassNumbers, classes: int) -> Class
 def best_order(labels: ClassNumbers, teacher: ClassNumbers, classes: int) -> ClassNumbers:
     """One-to-one class (K,) per label that most images agree on; among equals most keep theirs.
 
-    Exact, by shortest augmenting paths (Jonker & Volgenant 1987, Computing 38, 325-340); row and column 0:
-    none.
+    Exact, by shortest augmenting paths (Jonker & Volgenant 1987, Computing 38, 325-340); 0 stands for none.
     """
     cost_KK = np.zeros((classes + 1, classes + 1), np.int64)
     cost_KK[1:, 1:] -= _crossed(labels, teacher, classes) * (classes + 1) + np.eye(classes, dtype=np.int64)

@@ -1,10 +1,8 @@
 """A run in Weights & Biases, beside the run's own files and never in its way.
 
-wandb is imported only when it is asked for, writes below the run directory, asks nothing, and is waited for
-a few seconds at most. Whatever it raises is said once, in one line; the run goes on without it.
-
-History steps are the queries spent. A resumed online run therefore cannot add a second row for what was
-logged before: wandb drops steps that lie behind. Offline, each part of a run is a folder under the same id.
+Whatever wandb raises is said once, in one line; the run goes on without it. History steps are the queries
+spent, so a resumed online run adds no second row for what was logged before: wandb drops steps that lie
+behind. Offline, each part of a run is a folder under the same id.
 """
 
 import importlib
