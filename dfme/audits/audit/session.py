@@ -28,16 +28,7 @@ from dfme.audits.audit.headline import (
     what_it_does_not_tell,
 )
 from dfme.audits.audit.model import SCHEMA, Entry, Metering, OwnerServices, check_audit
-from dfme.audits.audit.options import (
-    CARD,
-    DATA,
-    OPTIONS,
-    PAGE,
-    AuditPlan,
-    cached,
-    limits,
-    read_object,
-)
+from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, cached, limits, read_object
 from dfme.audits.compare.attackers import NO_DEFENCE
 from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.picture import draw

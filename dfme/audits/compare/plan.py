@@ -12,16 +12,7 @@ from pydantic.dataclasses import dataclass as as_model
 
 from dfme.audits.compare.attackers import AS_IT_IS, NO_DEFENCE, Attempt
 from dfme.audits.compare.engines import require_engine
-from dfme.config.fields import (
-    CONFIG,
-    Basic,
-    Count,
-    LabelModeText,
-    Natural,
-    Seed,
-    accepted_by,
-    parse_count,
-)
+from dfme.config.fields import CONFIG, Basic, Count, LabelModeText, Natural, Seed, accepted_by, parse_count
 from dfme.config.settings import Job
 from dfme.run.recipes import fitted
 
