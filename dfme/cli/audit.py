@@ -18,11 +18,9 @@ from dfme.audits.audit.options import (
     own_problems,
     usual,
 )
-from dfme.audits.compare.attackers import AS_IT_IS, NO_DEFENCE
-from dfme.audits.compare.checks import directory_of
-from dfme.audits.compare.checks import own_problems as compare_problems
-from dfme.audits.compare.plan import CompareConfig, ComparisonPlan
-from dfme.audits.compare.rows import parted
+from dfme.audits.compare.plan import AS_IT_IS, NO_DEFENCE, CompareConfig, ComparisonPlan
+from dfme.audits.compare.rows import directory_of, parted
+from dfme.audits.compare.rows import own_problems as compare_problems
 from dfme.cli import compare, teacher_side
 from dfme.cli.flags import Flag, Recipe, asks_to_resume, read_recipe, resumed, split_flags
 from dfme.config.messages import Problem

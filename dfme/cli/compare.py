@@ -7,17 +7,26 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dfme.audits.compare.attackers import Attempt, attempt
-from dfme.audits.compare.checks import (
+from dfme.audits.compare.engines import EXTRAS
+from dfme.audits.compare.plan import (
+    OPTIONS,
+    Attempt,
+    CompareConfig,
+    ComparisonPlan,
+    attempt,
+    cells_of,
+    own_options,
+)
+from dfme.audits.compare.rows import (
     ELSEWHERE,
+    Parts,
     directory_of,
     elsewhere_problems,
     own_problems,
+    parted,
     require_same,
+    row_contents,
 )
-from dfme.audits.compare.engines import EXTRAS
-from dfme.audits.compare.plan import OPTIONS, CompareConfig, ComparisonPlan, cells_of, own_options
-from dfme.audits.compare.rows import Parts, parted, row_contents
 from dfme.cli import extract, teacher_side
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.flags import Flag, Recipe, asks_to_resume, last_text, read_recipe, resumed, split_flags

@@ -245,7 +245,7 @@ def detection(
     meter: Metering | None = None,
 ) -> dict[str, Any]:
     """Detectors over honest accounts, on images that calibrated none of them, and over a ``log``."""
-    from dfme.audits.audit.detection import share_at_most
+    from dfme.audits.audit.findings import share_at_most
     from dfme.compute import choose_device
     from dfme.teachers.build import make_teacher
     from dfme.teachers.watch.detection import detect

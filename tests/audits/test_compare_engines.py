@@ -17,7 +17,7 @@ import torch
 from dfme.audits.compare import processes
 from dfme.audits.compare.engines import Task
 from dfme.audits.compare.engines.commands import Commands
-from dfme.audits.compare.engines.local import Local, gpu_of
+from dfme.audits.compare.engines.pool import Local, gpu_of
 from dfme.cli.compare import plan_of
 from dfme.cli.main import main
 from dfme.config.yaml_files import sealed

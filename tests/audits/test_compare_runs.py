@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dfme.audits.compare import rehearsal, session
-from dfme.audits.compare.engines import local
+from dfme.audits.compare.engines import pool
 from dfme.audits.compare.plan import ComparisonPlan
 from dfme.cli.compare import plan_of
 from dfme.cli.extract import parse_extract
@@ -89,7 +89,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[s
                 [sys.executable, "-S", "stand_in.py", *told], stdout=file, stderr=file, start_new_session=True
             )
 
-    monkeypatch.setattr(local, "start", start)
+    monkeypatch.setattr(pool, "start", start)
     return started
 
 

@@ -1,9 +1,10 @@
 """A comparison of a service: its cells' ledgers are all that the service has counted."""
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from http_runs import EVALUATION, MOST, STUDENT, command
@@ -11,7 +12,8 @@ from toys import LinearTeacher
 
 from dfme.audits.compare import session
 from dfme.audits.compare.engines import ENGINES, Task
-from dfme.audits.compare.plan import Cell, ComparisonPlan
+from dfme.audits.compare.engines.pool import WorkerPool
+from dfme.audits.compare.plan import Cell
 from dfme.cli.compare import plan_of
 from dfme.config.yaml_files import load_yaml
 from dfme.oracle.ledger import audit
@@ -40,16 +42,13 @@ def test_the_check_before_the_cells_asks_a_service_no_image(tmp_path: Path) -> N
     assert "a service, not asked before the cells" in ended.err
 
 
-class Taking:
+class Taking(WorkerPool):
     """An engine that takes the cells, and runs none."""
 
-    manner, taken = "nowhere", list[Task]()
+    taken: ClassVar[list[Task]] = []
 
-    def __init__(self, _: ComparisonPlan, task: Callable[[Cell], Task], tell: object) -> None:
-        self._task, self.running = task, list[Cell]()
-
-    def run(self, tasks: Iterable[Cell], *_: object) -> None:
-        self.taken.extend(map(self._task, tasks))
+    def run(self, cells: Iterable[Cell], *_: object) -> None:
+        self.taken.extend(map(self._task, cells))
 
 
 def test_what_a_service_was_paid_survives_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from dfme.audits.compare.attackers import Attempt, attempt
 from dfme.audits.compare.figures import Figures, Outcome
-from dfme.audits.compare.plan import Cell
+from dfme.audits.compare.plan import Attempt, Cell, attempt
 
 FIGURES = Figures(
     accuracy=0.9, agreement=0.92, kl=0.25, vote_accuracy=None, vote_agreement=None, teacher_accuracy=0.99,

@@ -6,9 +6,9 @@ from typing import Any
 
 from dfme.audits.audit.findings import COPY, Findings, median_to_copy, strongest, to_copy
 from dfme.audits.audit.model import Entry
-from dfme.audits.compare.attackers import NO_DEFENCE
-from dfme.audits.compare.defended import gains
 from dfme.audits.compare.figures import Spread
+from dfme.audits.compare.plan import NO_DEFENCE
+from dfme.audits.compare.table import gains
 from dfme.report.facts import wilson_interval
 
 JUDGED = {True: "holds", False: "FAILS", None: "NOT KNOWN"}

@@ -29,10 +29,9 @@ from dfme.audits.audit.headline import (
 )
 from dfme.audits.audit.model import SCHEMA, Entry, Metering, OwnerServices, check_audit
 from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, cached, limits, read_object
-from dfme.audits.compare.attackers import NO_DEFENCE
 from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.picture import draw
-from dfme.audits.compare.plan import ComparisonPlan
+from dfme.audits.compare.plan import NO_DEFENCE, ComparisonPlan
 from dfme.audits.compare.processes import cores
 from dfme.audits.compare.rehearsal import rehearse
 from dfme.audits.compare.session import Session, not_applicable
@@ -299,7 +298,7 @@ class Audit:
         games = of.games(examined.get("twin"))
         detection = None
         if self._measured is not None:
-            from dfme.audits.audit.detection import joined
+            from dfme.audits.audit.findings import joined
 
             watches = ((of.summaries.get(cell["name"]) or {}).get("watch") for cell in cells)
             pairs = zip(cells, watches, strict=True)

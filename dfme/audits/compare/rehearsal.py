@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from dfme.audits.compare.attackers import NO_DEFENCE
 from dfme.audits.compare.engines import EXTRAS
-from dfme.audits.compare.plan import Cell, ComparisonPlan, rates_of
+from dfme.audits.compare.plan import NO_DEFENCE, Cell, ComparisonPlan, rates_of
 from dfme.compute import choose_device
 from dfme.config.settings import Job
 from dfme.errors import UserError

@@ -89,7 +89,7 @@ class Session:
         self._again: Counter[str] = Counter()
         self._due: dict[str, Cell] = {}
         engine = resolve_name(ENGINES[plan.engine])
-        self._engine: WorkerPool[Cell] = engine(plan, self._task, line.note)
+        self._engine: WorkerPool = engine(plan, self._task, line.note)
         self._outcomes = {cell.name: self._before(cell, reasons.get(cell.name)) for cell in plan.runs}
         self.sharing = 0
 

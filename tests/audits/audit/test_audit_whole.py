@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from stranger import work_out_again
 
-from dfme.audits.compare.engines import ENGINES, Task
+from dfme.audits.compare.engines import ENGINES
+from dfme.audits.compare.engines.pool import WorkerPool
 from dfme.audits.compare.plan import Cell
 from dfme.audits.compare.processes import free
 from dfme.cli.main import main
@@ -26,13 +27,10 @@ WORDS += ["--teacher.watch", "labels"]
 SMALL = ["--label-modes", "probabilities", "--defences", "none", "--twin", "none", "--transfer", "false"]
 
 
-class Here:
+class Here(WorkerPool):
     """An engine that runs its cells one after the other in this process; where one is to fail, it does."""
 
-    manner, failing = "here", ""
-
-    def __init__(self, _: object, task: Callable[[Cell], Task], tell: object) -> None:
-        self._task, self.running = task, list[Cell]()
+    failing = ""
 
     def run(self, cells: Iterable[Cell], ended: Callable[[Cell, int], bool], *_: object) -> None:
         for cell in cells:

@@ -16,9 +16,8 @@ from dfme.audits.audit.headline import (
     what_it_does_not_tell,
 )
 from dfme.audits.audit.options import limits
-from dfme.audits.compare.attackers import attempt
 from dfme.audits.compare.figures import ComparisonResult, Figures, Outcome
-from dfme.audits.compare.plan import Cell
+from dfme.audits.compare.plan import Cell, attempt
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.errors import UserError
 from dfme.report.facts import LEVELS

@@ -48,8 +48,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out the pictures, which take a second."""
-    monkeypatch.setattr(page_module.pictures, "curves", lambda told: [])
-    monkeypatch.setattr(page_module.pictures, "pareto", lambda told: None)
+    monkeypatch.setattr(page_module, "curves", lambda told: [])
+    monkeypatch.setattr(page_module, "pareto", lambda told: None)
 
 
 def percent(share: float | None) -> str:
@@ -178,9 +178,8 @@ def test_the_page_has_the_json_s_figures_and_no_others(page: Page) -> None:
 
 def test_the_pictures_show_what_the_json_says(monkeypatch: pytest.MonkeyPatch) -> None:
     told = audit()
-    pictures = page_module.pictures
-    monkeypatch.setattr(pictures, "_address", lambda figure: figure)
-    (figure, _), *_ = pictures.curves(told)
+    monkeypatch.setattr(page_module, "_address", lambda figure: figure)
+    (figure, _), *_ = page_module.curves(told)
     axes, right = figure.axes  # type: ignore[attr-defined]
     lines = {line.get_label(): line for line in axes.lines}
     assert lines["one answer to everything (10.6%)"].get_ydata()[0] == told["games"]["constant"]
@@ -190,10 +189,10 @@ def test_the_pictures_show_what_the_json_says(monkeypatch: pytest.MonkeyPatch) -
     labels = [text.get_text() for text in right.get_yticklabels()]
     money = {round(at, 2): text for at, text in zip(right.get_yticks(), labels, strict=True)}
     assert money == {0.5: "0.38", 0.8: "1.50", 0.9: f"{told['price'][0]['cost_to_90']:.2f}"}
-    figure, _ = pictures.pareto(told)
+    figure, _ = page_module.pareto(told)
     points = [point for point in told["pareto"] if point["l1_mean"] is not None]
     drawn = [(line.get_xdata()[0], line.get_ydata()[0], line.get_color()) for line in figure.axes[0].lines]
-    colour = {True: pictures.PALE, False: pictures.BLUE}
+    colour = {True: page_module.PALE, False: page_module.BLUE}
     assert drawn == [(point["l1_mean"], point["agreement"], colour[point["dominated"]]) for point in points]
     named = [line.get_label() for line in figure.axes[0].lines]
     assert named == [f"{number}: {point['name']}" for number, point in enumerate(points, 1)]

@@ -1,6 +1,6 @@
 """Who runs the cells of a comparison: this machine, SLURM, Ray, or whoever takes a list of commands.
 
-An engine is a ``WorkerPool``, or has its ``run``. It runs ``dfme extract --config C --out D --resume auto``
+An engine is a ``WorkerPool``. It runs ``dfme extract --config C --out D --resume auto``
 and knows nothing else of a cell: one that is killed, or loses its node, goes on where it was.
 """
 
@@ -12,7 +12,7 @@ from dfme.config.messages import did_you_mean
 from dfme.errors import UserError
 
 ENGINES = {
-    "local": "dfme.audits.compare.engines.local:Local",
+    "local": "dfme.audits.compare.engines.pool:Local",
     "commands": "dfme.audits.compare.engines.commands:Commands",
     "slurm": "dfme.audits.compare.engines.slurm:Slurm",
     "ray": "dfme.audits.compare.engines.on_ray:OnRay",

@@ -3,44 +3,38 @@
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from dfme.audits.compare.engines import Task
-from dfme.audits.compare.plan import Cell, ComparisonPlan
+from dfme.audits.compare.engines.pool import WorkerPool
+from dfme.audits.compare.plan import Cell
 from dfme.audits.compare.processes import surroundings, threads_each
 from dfme.errors import UserError
 from dfme.files import write_text
 
 
-class Commands:
+class Commands(WorkerPool):
     """Writes what is to be run, and runs nothing."""
 
-    def __init__(
-        self, plan: ComparisonPlan, task: Callable[[Cell], Task], tell: Callable[[str], None]
-    ) -> None:
-        for name, value in plan.engine_options.items():
+    def _prepare(self) -> str:
+        for name, value in self._plan.engine_options.items():
             if not re.fullmatch(r"[a-z][a-z-]*", name) or not value.isprintable():
                 raise UserError(
                     f"--engine-options: expected options of sbatch such as partition=gpu, got {name!r}"
                 )
-        self._plan = plan
-        self._task = task
-        self._tell = tell
-        self._threads = threads_each(plan.jobs)
-        self.running: list[Cell] = []
-        self.manner = f"from a list of commands, each run of {self._threads} threads"
+        self._threads = threads_each(self._plan.jobs)
+        return f"from a list of commands, each run of {self._threads} threads"
 
-    def run(self, tasks: Iterable[Cell], *_: object) -> None:
+    def run(self, cells: Iterable[Cell], *_: object, **__: object) -> None:
         """List the cells, one a line, and say what to do with the lines."""
-        each = [self._task(cell) for cell in tasks]
+        each = [self._task(cell) for cell in cells]
         commands = self._plan.out / "commands.txt"
         array = self._plan.out / "array.sh"
         if each:
             write_text(commands, "".join(f"{self._line(task)}\n" for task in each))
-            write_text(
-                array, self._array(commands.resolve(), len(each), all(task.device == "cpu" for task in each))
-            )
+            on_cpus = all(task.device == "cpu" for task in each)
+            write_text(array, self._array(commands.resolve(), len(each), on_cpus))
             self._tell(
                 f"{len(each)} cells to run, one a line of {commands}; here, {self._plan.jobs} at once, with\n"
                 f"  xargs -P {self._plan.jobs} -d '\\n' -n 1 sh -c < {shlex.quote(str(commands))}\n"

@@ -3,62 +3,52 @@
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import ray
 
-from dfme.audits.compare.engines import Task
 from dfme.audits.compare.engines.pool import WorkerPool
-from dfme.audits.compare.engines.shipped import Call, Shipped
-from dfme.audits.compare.plan import Cell, ComparisonPlan
-from dfme.audits.compare.processes import surroundings, threads_each
+from dfme.audits.compare.plan import Cell
+from dfme.audits.compare.processes import Call, Shipped, surroundings, threads_each
 from dfme.errors import UserError
 
 STORE_BYTES = 100_000_000
 """Of Ray's store of objects on this machine; cells have none."""
 
 
-class OnRay(WorkerPool[Cell]):
+class OnRay(WorkerPool):
     """A task per cell, each in a process of its own, so that none finds another's GPU memory."""
 
-    def __init__(
-        self, plan: ComparisonPlan, task: Callable[[Cell], Task], tell: Callable[[str], None]
-    ) -> None:
-        super().__init__(self._submit, plan.jobs, poll_seconds=0.2)
-        self._task = task
-        self._options = dict(plan.engine_options)
+    poll_seconds = 0.2
+
+    def _prepare(self) -> str:
+        self._options = dict(self._plan.engine_options)
         self._address = self._options.pop("address", "") or os.environ.get("RAY_ADDRESS") or "local"
         cpus = self._options.get("num_cpus", "1")
         self._threads = threads_each(1, int(cpus) if cpus.isdecimal() else 1)
-        self.manner = f"Ray, each run of {self._threads} threads"
         try:
-            counts = {
-                "num_cpus": float(self._threads),
-                **{name: float(text) for name, text in self._options.items()},
-            }
+            counts = {name: float(text) for name, text in self._options.items()}
             # Retried by the comparison, as with every engine
-            self._call = ray.remote(**counts, max_calls=1, max_retries=0)(lambda call: call())
+            self._call = ray.remote(**{"num_cpus": self._threads, **counts}, max_calls=1, max_retries=0)(
+                lambda call: call()
+            )
         except ValueError as error:
-            wanted = "address=HOST:PORT and numbers as num_cpus=2,num_gpus=0.5"
-            raise UserError(f"--engine-options: expected {wanted}, got {plan.engine_words!r}") from error
+            expected = "expected address=HOST:PORT and numbers as num_cpus=2,num_gpus=0.5"
+            raise UserError(f"--engine-options: {expected}, got {self._plan.engine_words!r}") from error
+        return f"Ray, each run of {self._threads} threads"
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Ray, at the address that the user names, or started on this machine for the time of the run."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a comparison tells nobody that it runs
+        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
         own: dict[str, Any] = {"object_store_memory": STORE_BYTES} if self._address == "local" else {}
         own["runtime_env"] = {"env_vars": surroundings(self._threads)}
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            ray.init(
-                self._address,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **own,
-            )
+            ray.init(self._address, **quiet, **own)
             signal.signal(signal.SIGTERM, handler)  # Ray would end this process
             self._has_gpus = ray.cluster_resources().get("GPU", 0) > 0
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -69,7 +59,7 @@ class OnRay(WorkerPool[Cell]):
         finally:
             ray.shutdown()
 
-    def _submit(self, cell: Cell, slot: int) -> Shipped:
+    def _begin(self, cell: Cell, slot: int) -> Shipped:
         task = self._task(cell)
         gpus = int(task.device != "cpu" and (task.device != "auto" or self._has_gpus))
         asked = {} if "num_gpus" in self._options else {"num_gpus": gpus}

@@ -4,44 +4,37 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import submitit
 
-from dfme.audits.compare.engines import Task
 from dfme.audits.compare.engines.pool import WorkerPool
-from dfme.audits.compare.engines.shipped import Call, Shipped
-from dfme.audits.compare.plan import Cell, ComparisonPlan
-from dfme.audits.compare.processes import surroundings, threads_each
+from dfme.audits.compare.plan import Cell
+from dfme.audits.compare.processes import Call, Shipped, surroundings, threads_each
 from dfme.errors import UserError
 
 GENERAL = ("cpus_per_task", "gpus_per_node")
 """Options that submitit has for any cluster; the others are SLURM's own."""
 
 
-class Slurm(WorkerPool[Cell]):
+class Slurm(WorkerPool):
     """A job per cell. ``time`` is in minutes; ``cluster=local`` is submitit on this machine, to try it."""
 
-    def __init__(
-        self, plan: ComparisonPlan, task: Callable[[Cell], Task], tell: Callable[[str], None]
-    ) -> None:
-        super().__init__(self._submit, plan.jobs, poll_seconds=1.0)
-        given = {name: int(text) if text.isdecimal() else text for name, text in plan.engine_options.items()}
-        self._task = task
-        self._tell = tell
-        self._retries = plan.retries
-        self._options: dict[str, Any] = {"time": 60, "cluster": "slurm", **given}
+    poll_seconds = 1.0
+
+    def _prepare(self) -> str:
+        given = self._plan.engine_options.items()
+        self._options: dict[str, Any] = {"time": 60, "cluster": "slurm"}
+        self._options |= {name: int(text) if text.isdecimal() else text for name, text in given}
         self._cluster = self._options.pop("cluster")
         if self._cluster == "slurm" and shutil.which("srun") is None:
-            raise UserError(
-                "--engine slurm: expected SLURM's srun and sbatch on the PATH, found none; try commands"
-            )
+            raise UserError("--engine slurm: expected srun and sbatch on the PATH, found none; try commands")
         cpus = self._options.get("cpus_per_task", 1)
         self._threads = threads_each(1, cpus if isinstance(cpus, int) else 1)
-        self.manner = f"{self._cluster} jobs, each of {self._threads} threads"
+        return f"{self._cluster} jobs, each of {self._threads} threads"
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -53,9 +46,9 @@ class Slurm(WorkerPool[Cell]):
         os.environ.update(surroundings(self._threads))  # which jobs inherit
         yield
 
-    def _submit(self, cell: Cell, slot: int) -> Shipped:
+    def _begin(self, cell: Cell, slot: int) -> Shipped:
         task = self._task(cell)
-        tries = self._retries
+        tries = self._plan.retries
         given = {"cpus_per_task": self._threads, "gpus_per_node": int(task.device != "cpu"), **self._options}
         options = {"timeout_min": given.pop("time"), **{name: given.pop(name) or None for name in GENERAL}}
         options |= {f"slurm_{name}": value for name, value in given.items()}
@@ -67,7 +60,5 @@ class Slurm(WorkerPool[Cell]):
             job = executor.submit(call)
         except (RuntimeError, OSError, ValueError, NameError, AssertionError) as error:
             said = " ".join(str(error).split())[:300]
-            raise UserError(
-                f"--engine slurm: no job could be queued: {said}; see --engine-options"
-            ) from error
+            raise UserError(f"--engine slurm: no job was queued: {said}; see --engine-options") from error
         return Shipped(task.log, lambda asked: job.done(force_check=asked), lambda _: job.cancel(check=False))
