@@ -23,7 +23,7 @@ from dfme.oracle.oracle import Oracle
 from dfme.queries.pool import ImageSource
 from dfme.queries.sampler import QuerySampler
 from dfme.randomness import Streams
-from dfme.spec import ImageSpec, LabelKind
+from dfme.spec import LABEL_KINDS, ImageSpec, LabelKind
 from dfme.students.optimizers import ScheduledOptimizer, gradient_norm
 from dfme.students.trainer import Metrics, StudentTrainer
 
@@ -78,7 +78,7 @@ class Method(ABC):
     that trains its generator sets ``generator_optimizer``; both are then part of its state.
     """
 
-    label_modes: ClassVar[tuple[LabelKind, ...]]
+    label_modes: ClassVar[tuple[LabelKind, ...]] = LABEL_KINDS
     entry: ClassVar[Any]
     config: Any
     generator_optimizer: ScheduledOptimizer

@@ -1,23 +1,28 @@
 """DFMS (Sanyal, Addepalli, Babu; CVPR 2022; arXiv 2204.11022): stealing with hard labels."""
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dfme.methods.base import Components, Method, Metrics
+from dfme.methods.base import Components, Metrics
 from dfme.methods.configs import DfmsConfig
-from dfme.methods.generator_losses import CrossEntropy, Discriminator, class_diversity, predict
+from dfme.methods.generator_losses import (
+    CrossEntropy,
+    DescendingMethod,
+    Discriminator,
+    class_diversity,
+    predict,
+)
 from dfme.queries.pool import ImageSource, Passes, by_programs, open_pool
-from dfme.spec import LABEL_KINDS, ImageSpec, LabelKind
-from dfme.students.optimizers import ScheduledOptimizer
+from dfme.spec import ImageSpec
 
 BETAS = (0.5, 0.999)
 """Of Adam, for both networks: DCGAN's."""
 
 
-class Dfms(Method):
+class Dfms(DescendingMethod):
     """A GAN of proxy images with class diversity by the student: DFMS-HL (labels), -SL (scores).
 
     First, without a query, ``gan_steps`` steps of a DCGAN on the proxy images. Then every iteration is
@@ -55,16 +60,14 @@ class Dfms(Method):
     - the student's loss is an option; the last student is reported, never the best on the evaluation set.
     """
 
-    label_modes: ClassVar[tuple[LabelKind, ...]] = LABEL_KINDS
+    betas = BETAS
     config: DfmsConfig
 
     def __init__(self, config: DfmsConfig, components: Components) -> None:
-        super().__init__(config, components)
         self._pretrained = False
         scheduled = components.lr_factor
         components = replace(components, lr_factor=lambda: scheduled() if self._pretrained else 1.0)
-        adam = torch.optim.Adam(self.generator.parameters(), config.generator_lr, betas=BETAS, fused=True)
-        self.generator_optimizer = ScheduledOptimizer(adam, components.lr_factor)
+        super().__init__(config, components)
         self._discriminator = Discriminator(CrossEntropy(), components, config.discriminator_lr, BETAS)
         assert components.pool is not None
         self._proxy = by_programs(components.pool, self.oracle.spec, components.sources.programs)
@@ -80,10 +83,8 @@ class Dfms(Method):
         if self._pretrained:
             return ()
         for _ in range(self.config.gan_steps):
-            gen_op = self._gen_op()
-            self._generator_descends(
-                gen_op, self._discriminator.generator_loss(self.generator.squash(gen_op))
-            )
+            gen_op = self.gen_op()
+            self.descend(gen_op, self._discriminator.generator_loss(self.generator.squash(gen_op)))
             self.discriminator_step()
         self._pretrained = True
         return (f"gan: {self.config.gan_steps} steps on images of {self._proxy.name}, which asked nothing",)
@@ -104,16 +105,16 @@ class Dfms(Method):
         # the last batch is the generator's own
         return 1 if self.config.adversarial > 0 else super().batches_at_once
 
-    def generator_step(self, pays: bool) -> Metrics:
+    def generator_step(self, pays: bool = False) -> Metrics:
         """One generator step; one that ``pays`` first asks its own batch, which the students learn."""
-        gen_op = self._gen_op()
+        gen_op = self.gen_op()
         metrics = Metrics()
         answers = None
         if pays:
             x_BCHW = self.oracle.spec.quantise(self.generator.squash(gen_op.detach()))
             answers = self.oracle(x_BCHW, "student")
             metrics = self.learn(x_BCHW, answers)
-        return metrics | self._generator_descends(gen_op, self.generator_loss(gen_op, answers))
+        return metrics | self.descend(gen_op, self.generator_loss(gen_op, answers))
 
     def generator_loss(self, gen_op: Tensor, answers: Tensor | None = None) -> Tensor:
         """Loss of the generator; its last term only where the answers are known."""
@@ -126,17 +127,6 @@ class Dfms(Method):
             return loss
         far = [self.students.distance(scores_BK, answers).mean() for scores_BK in scores_EBK]
         return loss - self.config.adversarial * torch.stack(far).mean()
-
-    def _gen_op(self) -> Tensor:
-        gen_op: Tensor = self.generator(self.generator.draw(self.config.batch_size, self.rng["latent"]))
-        return gen_op
-
-    def _generator_descends(self, gen_op: Tensor, loss: Tensor) -> Metrics:
-        self.generator_optimizer.zero_grad()
-        # neither students nor discriminator get one
-        loss.backward(inputs=[gen_op, *self.generator.parameters()])
-        self.generator_optimizer.step()
-        return self.generator_metrics(gen_op.grad) | {"generator_loss": loss.detach()}
 
     def discriminator_step(self) -> Metrics:
         """A step of the discriminator, on proxy images and as many of the generator's."""

@@ -1,16 +1,19 @@
 """DisGUIDE: Disagreement-Guided Data-Free Model Extraction (Rosenthal, Enouen, Pham, Tan; AAAI 2023)."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dfme.compute import evaluating
-from dfme.methods.base import Components, Method, Metrics
+from dfme.methods.base import Components
 from dfme.methods.configs import DisguideConfig
-from dfme.methods.generator_losses import class_diversity, predict, students_disagreement
-from dfme.spec import LABEL_KINDS, LabelKind
-from dfme.students.optimizers import ScheduledOptimizer
+from dfme.methods.generator_losses import (
+    DescendingMethod,
+    class_diversity,
+    predict,
+    students_disagreement,
+)
 
 COLOURS = 3
 """Channels of an image that can be made grey."""
@@ -20,7 +23,7 @@ SETTLING = 50
 then."""
 
 
-class Disguide(Method):
+class Disguide(DescendingMethod):
     """A generator of images on which the students' probabilities differ and that spread over the classes.
 
     An iteration is ``generator_steps`` steps of the generator, which ask nothing, then ``student_steps``
@@ -51,30 +54,11 @@ class Disguide(Method):
     - the last students are reported, never the best on the evaluation set.
     """
 
-    label_modes: ClassVar[tuple[LabelKind, ...]] = LABEL_KINDS
     config: DisguideConfig
 
     def __init__(self, config: DisguideConfig, components: Components) -> None:
         super().__init__(config, components)
-        adam = torch.optim.Adam(self.generator.parameters(), config.generator_lr, fused=True)
-        self.generator_optimizer = ScheduledOptimizer(adam, components.lr_factor)
         self._settled = False
-
-    def step(self) -> Metrics:
-        """One iteration: g steps of the generator, which ask nothing, then d batches for the students."""
-        metrics: Metrics = {}
-        for _ in range(self.config.generator_steps):
-            metrics |= self.generator_step(self.config.batch_size)
-        return metrics | self.pay_in_batches(self.cost)
-
-    def generator_step(self, batch_size: int) -> Metrics:
-        """One step of the generator on the students' disagreement, whose gradient autograd knows."""
-        gen_op = self.generator(self.generator.draw(batch_size, self.rng["latent"]))
-        loss = self.generator_loss(gen_op)
-        self.generator_optimizer.zero_grad()
-        loss.backward(inputs=[gen_op, *self.generator.parameters()])  # the students' weights get no gradient
-        self.generator_optimizer.step()
-        return self.generator_metrics(gen_op.grad) | {"generator_loss": loss.detach()}
 
     def generator_loss(self, gen_op: Tensor) -> Tensor:
         """- mean std_e(p) + lambda * sum_k pbar_k log pbar_k of student probabilities, some images grey."""

@@ -1,20 +1,60 @@
-"""Terms of generators' losses that the students alone decide: no query, and autograd knows their gradient."""
+"""Generators' losses that the students alone decide: no query, and autograd knows their gradient."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from dfme.compute import evaluating
-from dfme.methods.base import Components
+from dfme.methods.base import Components, Method, Metrics
 from dfme.nets.generators import discriminator, gradient_norms
 from dfme.randomness import derived_seed
 from dfme.students.optimizers import ScheduledOptimizer
+
+
+class DescendingMethod(Method):
+    """A method whose generator descends on a loss that asks nothing, by Adam with ``betas``."""
+
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
+
+    def __init__(self, config: Any, components: Components) -> None:
+        super().__init__(config, components)
+        weights = self.generator.parameters()
+        adam = torch.optim.Adam(weights, config.generator_lr, betas=self.betas, fused=True)
+        self.generator_optimizer = ScheduledOptimizer(adam, components.lr_factor)
+
+    def step(self) -> Metrics:
+        """One iteration: g steps of the generator, which ask nothing, then d batches for the students."""
+        metrics: Metrics = {}
+        for _ in range(self.config.generator_steps):
+            metrics |= self.generator_step()
+        return metrics | self.pay_in_batches(self.cost)
+
+    def generator_step(self) -> Metrics:
+        """One step of the generator on its loss, whose gradient autograd knows."""
+        gen_op = self.gen_op()
+        return self.descend(gen_op, self.generator_loss(gen_op))
+
+    def generator_loss(self, gen_op: Tensor) -> Tensor:
+        """The loss, a scalar with its graph, of the generator's output before the squashing."""
+        raise NotImplementedError
+
+    def gen_op(self) -> Tensor:
+        """A batch of the generator's output before the squashing (B, C, H, W), with its graph."""
+        gen_op: Tensor = self.generator(self.generator.draw(self.config.batch_size, self.rng["latent"]))
+        return gen_op
+
+    def descend(self, gen_op: Tensor, loss: Tensor) -> Metrics:
+        """The generator's update, in which no other network's weights get a gradient."""
+        self.generator_optimizer.zero_grad()
+        loss.backward(inputs=[gen_op, *self.generator.parameters()])
+        self.generator_optimizer.step()
+        return self.generator_metrics(gen_op.grad) | {"generator_loss": loss.detach()}
 
 
 def predict(nets: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:

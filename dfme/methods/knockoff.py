@@ -1,13 +1,13 @@
 """Knockoff Nets (Orekondy, Schiele, Fritz; CVPR 2019; arXiv 1812.02766): pools of images."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
 from dfme.methods.base import Components, Method
 from dfme.methods.configs import KnockoffConfig
 from dfme.queries.pool import ImageSource, open_pool, require_enough
-from dfme.spec import LABEL_KINDS, ImageSpec, LabelKind
+from dfme.spec import ImageSpec
 
 
 class Knockoff(Method):
@@ -34,7 +34,6 @@ class Knockoff(Method):
     - the last student is reported, never the best on the evaluation set.
     """
 
-    label_modes: ClassVar[tuple[LabelKind, ...]] = LABEL_KINDS
     config: KnockoffConfig
 
     def __init__(self, config: KnockoffConfig, components: Components) -> None:

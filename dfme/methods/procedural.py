@@ -1,9 +1,6 @@
 """Queries drawn by a program, with no data and no training. Every comparison must show it."""
 
-from typing import ClassVar
-
 from dfme.methods.base import Method
-from dfme.spec import LABEL_KINDS, LabelKind
 
 
 class Procedural(Method):
@@ -13,5 +10,3 @@ class Procedural(Method):
     for real ones is shown, for pre-training, by Baradad et al. 2021 (Learning to see by looking at noise,
     arXiv 2106.05963).
     """
-
-    label_modes: ClassVar[tuple[LabelKind, ...]] = LABEL_KINDS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,10 +15,9 @@ from dfme.spec import Shape
 if TYPE_CHECKING:
     from torch import nn
 
-OURS = "dfme.nets.architectures"
 RESNETS = ("resnet18_8x", "resnet34_8x", "resnet50_8x", "wrn16_1", "wrn16_2", "wrn40_2", "wrn28_10")
 NETS = (*RESNETS, "lenet5", "cnn_small", "cnn_medium")
-"""Functions of ``OURS`` that build a net of an image's (C, H, W) and the number of classes."""
+"""Keys of ``architectures.BUILDERS``, which imports torch."""
 
 
 def check_net(name: str) -> None:
@@ -87,5 +85,6 @@ def builder(name: str) -> Callable[[Shape, int], nn.Module]:
     """The function behind a name that ``check_net`` takes, imported now."""
     if name not in NETS:
         return partial(timm_net if name.startswith(TIMM) else torchvision_net, name)
-    found: Callable[[Shape, int], nn.Module] = getattr(importlib.import_module(OURS), name)
-    return found
+    from dfme.nets.architectures import BUILDERS
+
+    return lambda shape, num_classes: BUILDERS[name](shape[0], num_classes)

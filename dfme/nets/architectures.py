@@ -1,6 +1,9 @@
 """Networks of the DFME literature: ResNet-8x, wide ResNet, LeNet-5 and small CNNs."""
 
 import math
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch.nn.functional as F  # noqa: N812
@@ -118,21 +121,6 @@ class ResNet8x(nn.Module):
         return scores_BK
 
 
-def resnet18_8x(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """ResNet-18-8x: 11.2 million parameters; the usual student."""
-    return ResNet8x(BasicBlock, (2, 2, 2, 2), shape[0], num_classes)
-
-
-def resnet34_8x(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """ResNet-34-8x: 21.3 million parameters; the usual teacher."""
-    return ResNet8x(BasicBlock, (3, 4, 6, 3), shape[0], num_classes)
-
-
-def resnet50_8x(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """ResNet-50-8x: 23.5 million parameters, in bottlenecks."""
-    return ResNet8x(Bottleneck, (3, 4, 6, 3), shape[0], num_classes)
-
-
 class WideBlock(nn.Module):
     """Normalise, rectify, convolve, twice; a 1x1 convolution carries the shortcut where the width changes."""
 
@@ -153,18 +141,11 @@ class WideBlock(nn.Module):
         return out + (x if self.convShortcut is None else self.convShortcut(active))
 
 
-class WideStage(nn.Module):
-    """``count`` blocks of one width; the first may halve the image."""
-
-    def __init__(self, count: int, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        first = WideBlock(inputs, outputs, stride)
-        self.layer = nn.Sequential(first, *(WideBlock(outputs, outputs, 1) for _ in range(count - 1)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
-        out: Tensor = self.layer(x)
-        return out
+def _wide_stage(count: int, inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    """``count`` blocks of one width, under their usual name; the first may halve the image."""
+    first = WideBlock(inputs, outputs, stride)
+    others = (WideBlock(outputs, outputs, 1) for _ in range(count - 1))
+    return nn.Sequential(OrderedDict(layer=nn.Sequential(first, *others)))
 
 
 class WideResNet(nn.Module):
@@ -179,9 +160,9 @@ class WideResNet(nn.Module):
         assert (depth - 4) % 6 == 0, "a wide ResNet has 6n + 4 layers"
         count = (depth - 4) // 6
         self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-        self.block1 = WideStage(count, 16, 16 * factor, stride=1)
-        self.block2 = WideStage(count, 16 * factor, 32 * factor, stride=2)
-        self.block3 = WideStage(count, 32 * factor, 64 * factor, stride=2)
+        self.block1 = _wide_stage(count, 16, 16 * factor, stride=1)
+        self.block2 = _wide_stage(count, 16 * factor, 32 * factor, stride=2)
+        self.block3 = _wide_stage(count, 32 * factor, 64 * factor, stride=2)
         self.bn1 = SteadyBatchNorm2d(64 * factor)
         self.fc = nn.Linear(64 * factor, num_classes)
         for module in self.modules():
@@ -196,26 +177,6 @@ class WideResNet(nn.Module):
         out = self.block3(self.block2(self.block1(self.conv1(x_BCHW))))
         scores_BK: Tensor = self.fc(F.relu(self.bn1(out)).mean((2, 3)))
         return scores_BK
-
-
-def wrn16_1(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """WRN-16-1: 0.17 million parameters."""
-    return WideResNet(16, 1, shape[0], num_classes)
-
-
-def wrn16_2(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """WRN-16-2: 0.69 million parameters."""
-    return WideResNet(16, 2, shape[0], num_classes)
-
-
-def wrn40_2(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """WRN-40-2: 2.2 million parameters."""
-    return WideResNet(40, 2, shape[0], num_classes)
-
-
-def wrn28_10(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """WRN-28-10: 36.5 million parameters."""
-    return WideResNet(28, 10, shape[0], num_classes)
 
 
 FIELD = 32  # pixels that the three convolutions see at once: smaller images are padded to it
@@ -247,11 +208,6 @@ class LeNet5(nn.Module):
         return scores_BK
 
 
-def lenet5(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """LeNet-5: 61,706 parameters for one channel and ten classes."""
-    return LeNet5(shape[0], num_classes)
-
-
 class SmallCnn(nn.Module):
     """3x3 convolutions with batch normalisation, one linear layer: images (B, C, H, W) to scores (B, K).
 
@@ -261,7 +217,7 @@ class SmallCnn(nn.Module):
     """
 
     def __init__(
-        self, channels: int, widths: tuple[int, ...], strides: tuple[int, ...], grid: int, num_classes: int
+        self, widths: tuple[int, ...], strides: tuple[int, ...], grid: int, channels: int, num_classes: int
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
@@ -282,11 +238,16 @@ class SmallCnn(nn.Module):
         return scores_BK
 
 
-def cnn_small(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """21,482 parameters for one channel and ten classes; made for 8x8 pixels."""
-    return SmallCnn(shape[0], widths=(32, 64), strides=(2, 2), grid=2, num_classes=num_classes)
-
-
-def cnn_medium(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """105,002 parameters for three channels and ten classes; made for 9x9 to 16x16 pixels."""
-    return SmallCnn(shape[0], widths=(32, 64, 128), strides=(1, 2, 2), grid=3, num_classes=num_classes)
+BUILDERS: dict[str, Callable[[int, int], nn.Module]] = {
+    "resnet18_8x": partial(ResNet8x, BasicBlock, (2, 2, 2, 2)),  # 11.2 million parameters; the usual student
+    "resnet34_8x": partial(ResNet8x, BasicBlock, (3, 4, 6, 3)),  # 21.3 million; the usual teacher
+    "resnet50_8x": partial(ResNet8x, Bottleneck, (3, 4, 6, 3)),  # 23.5 million
+    "wrn16_1": partial(WideResNet, 16, 1),  # 0.17 million
+    "wrn16_2": partial(WideResNet, 16, 2),  # 0.69 million
+    "wrn40_2": partial(WideResNet, 40, 2),  # 2.2 million
+    "wrn28_10": partial(WideResNet, 28, 10),  # 36.5 million
+    "lenet5": LeNet5,  # 61,706 for one channel and ten classes
+    "cnn_small": partial(SmallCnn, (32, 64), (2, 2), 2),  # 21,482, made for 8x8 pixels
+    "cnn_medium": partial(SmallCnn, (32, 64, 128), (1, 2, 2), 3),  # 105,002 for colour, up to 16x16 pixels
+}
+"""From a name to what makes a net of the channels of an image and the number of classes."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save
@@ -103,9 +102,6 @@ def _sorted_header(data: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 Shapes = dict[str, tuple[int, ...]]
 
 MARKS: dict[str, str] = {
@@ -165,8 +161,6 @@ def _shapes(state_dict: Mapping[str, Tensor]) -> Shapes:
 
 
 def _ours(shapes: Shapes) -> Guess | None:
-    import torch
-
     from dfme.nets import NETS, builder
 
     families = tuple(family for family, mark in MARKS.items() if mark in shapes)

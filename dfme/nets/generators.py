@@ -46,8 +46,14 @@ class GeneratorNet(nn.Module, ABC):
     @contextmanager
     def watched(self) -> Iterator[list[Tensor]]:
         """Collects what the last convolution reads, (B, F, H, W) detached, in every call meanwhile."""
-        with read_by(self.last_convolution) as read:
+        read: list[Tensor] = []
+        hook = self.last_convolution.register_forward_hook(
+            lambda _, inputs, __: read.append(inputs[0].detach())
+        )
+        try:
             yield read
+        finally:
+            hook.remove()
 
     def squash(self, u_BCHW: Tensor) -> Tensor:
         """The image within the bounds."""
@@ -59,17 +65,6 @@ class GeneratorNet(nn.Module, ABC):
         low, high = self.bounds
         scaled_BCHW = x_BCHW.sub(0.5 * (high + low)).div(0.5 * (high - low))
         return torch.atanh(scaled_BCHW.clamp(NEAREST - 1.0, 1.0 - NEAREST))
-
-
-@contextmanager
-def read_by(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Inputs of a layer, detached, in every call meanwhile."""
-    read: list[Tensor] = []
-    hook = layer.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].detach()))
-    try:
-        yield read
-    finally:
-        hook.remove()
 
 
 class Generator(GeneratorNet):

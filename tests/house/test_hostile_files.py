@@ -124,7 +124,7 @@ def test_weights_that_are_no_file(tmp_path: Path) -> None:
 
 
 REACHING = [
-    *"../../x /etc/passwd .. os:system torch.nn.Linear dfme.nets.architectures:cnn_small".split(),
+    *"../../x /etc/passwd .. os:system torch.nn.Linear dfme.nets.architectures:SmallCnn".split(),
     "a\0b",
     "",
 ]

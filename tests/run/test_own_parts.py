@@ -15,7 +15,7 @@ from dfme.cli.extract import parse_extract
 from dfme.cli.main import main
 from dfme.config.yaml_files import load_yaml, sealed
 from dfme.errors import UserError
-from dfme.nets.architectures import cnn_small
+from dfme.nets.architectures import BUILDERS
 from dfme.nets.generators import Generator, GeneratorNet
 from dfme.run.components import build_nets
 from dfme.run.student_file import load_student_of_run, save_student
@@ -40,7 +40,7 @@ class Mine(dfme.Method):
 
 
 def small(shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    return cnn_small(shape, num_classes)
+    return BUILDERS["cnn_small"](shape[0], num_classes)
 
 
 def usual(latent_size: int, spec: ImageSpec) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import dfme
 from dfme.config.settings import TeacherConfig
 from dfme.errors import TeacherError, UserError
-from dfme.nets.architectures import cnn_small
+from dfme.nets.architectures import BUILDERS
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.build import make_teacher, wrap_callable
@@ -116,7 +116,7 @@ def test_another_number_of_classes_is_refused_with_what_to_do(tmp_path: Path) ->
 
 def checkpoint(tmp_path: Path) -> tuple[Path, nn.Module]:
     torch.manual_seed(0)
-    net = cnn_small(SHAPE, 1).eval()
+    net = BUILDERS["cnn_small"](SHAPE[0], 1).eval()
     torch.save(net.state_dict(), tmp_path / "net.pt")
     return tmp_path / "net.pt", net
 
