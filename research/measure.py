@@ -14,7 +14,8 @@ from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
 from dfme.estimators.approximate import CHUNK, REMEMBERED
 from dfme.estimators.base import Objective
 from dfme.estimators.build import make_estimator
-from dfme.estimators.preflight import Channel, choose, needs_preflight, run_preflight
+from dfme.estimators.preflight.choose import choose, needs_preflight
+from dfme.estimators.preflight.measure import Channel, run_preflight
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.precision import arithmetic

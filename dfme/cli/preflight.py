@@ -9,18 +9,9 @@ from torch import Tensor
 
 from dfme.compute import evaluating
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
-from dfme.estimators.preflight import (
-    POINTS,
-    Channel,
-    Finding,
-    Resolution,
-    choose,
-    explain,
-    flags,
-    preflight_images,
-    run_preflight,
-    warning,
-)
+from dfme.estimators.preflight.choose import Finding, choose, explain, flags, warning
+from dfme.estimators.preflight.diagnostics import Resolution
+from dfme.estimators.preflight.measure import POINTS, Channel, preflight_images, run_preflight
 from dfme.nets import auto_net, build_net
 from dfme.nets.generators import Generator
 from dfme.oracle.ledger import Ledger

@@ -12,19 +12,14 @@ from dfme.compute import evaluating
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.build import make_estimator
-from dfme.estimators.preflight import (
-    Channel,
+from dfme.estimators.preflight.choose import choose, default_settings, explain, needs_preflight, warning
+from dfme.estimators.preflight.diagnostics import (
+    ObjectiveOfAnswers,
     Resolution,
-    choose,
-    default_settings,
     difference_snr,
-    explain,
-    needs_preflight,
     probe_alignment,
-    run_preflight,
-    warning,
 )
-from dfme.estimators.preflight.diagnostics import ObjectiveOfAnswers
+from dfme.estimators.preflight.measure import Channel, run_preflight
 from dfme.nets.generators import GeneratorNet
 from dfme.precision import arithmetic, has_tf32
 from dfme.randomness import derived_seed

@@ -17,11 +17,19 @@ from torch.nn.functional import mse_loss, relu
 from dfme.compute import validate_like
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.spaces import Squash
-from dfme.spec import ImageSpec, Shape
+from dfme.spec import ImageSpec
 from dfme.students.optimizers import ScheduledOptimizer
 
 PAID_FIRST = 8
 """Estimates at the start that are all paid for: there must be something to predict from."""
+KEPT = 4_096
+"""Images whose paid estimates are kept to learn from, the latest; fewer of large ones."""
+STEPS = 4
+"""Steps of Adam after each paid estimate."""
+AVERAGE = 0.97
+"""Decay, per step, of the moving average of the weights, which predicts."""
+RECENT = 0.9
+"""Decay, per paid estimate, of the running mean square of the paid estimates."""
 
 
 class Synthetic(Estimator):
@@ -30,6 +38,12 @@ class Synthetic(Estimator):
     A predicted estimate has ``queries`` 0, no columns of differences, and a ``value_B`` of zeros that means
     nothing: what the objective is cannot be known without asking. Its network's initial weights come from
     ``seed``, all other chance from ``rng``. Everything it holds follows the point to its device.
+
+    It learns by squared error on the estimates as they are: each has the gradient for its mean, so that
+    E|p - estimate|^2 = |p - gradient|^2 + a variance that p has no part in, and the minimiser is the
+    gradient's mean given the inputs. Estimates are divided by their running root mean square, so that one
+    learning rate serves objectives of any size. Steps draw from the latest ``KEPT`` images; a moving average
+    of the weights predicts, which takes out part of the noise that single steps put in.
 
     Args:
         inner: what is paid; over images, it gives the gradient at the generator's output u
@@ -45,17 +59,20 @@ class Synthetic(Estimator):
     ) -> None:
         self.inner = inner
         self._every = every
+        self._lr = lr
         self._squash = squash
         self._spec = spec
-        self._predictor = GradientPredictor(spec.shape, lr, seed)
+        self._seed = seed
+        self._kept = spec.at_once(KEPT)
         self._made = 0
+        self._net: _TrainedNet | None = None
+        self._inputs: Inputs | None = None
+        self._estimates_NCHW = torch.empty(0)
+        self._mean_square = torch.zeros(())
 
     def calls(self, batch: int, ahead: int = 0) -> list[int]:
         """The calls of ``inner`` where the estimate is paid for, none where it is predicted."""
-        number = self._made + ahead
-        if not self._pays(number):
-            return []
-        return self.inner.calls(batch, self._paid(number) - self._paid(self._made))
+        return self.inner.calls(batch) if self._pays(self._made + ahead) else []
 
     def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         """A paid estimate, which is learnt from, or a predicted one; ``cost`` says beforehand which."""
@@ -68,30 +85,56 @@ class Synthetic(Estimator):
             )
         estimate = self.inner.estimate(objective, point_BCHW, rng)
         if self._every > 1:  # else nothing is ever predicted
-            self._predictor.learn(self._inputs(objective, point_BCHW), estimate.grad_BCHW, rng)
+            self._learn(self._read(objective, point_BCHW), estimate.grad_BCHW, rng)
         return estimate
 
+    @torch.no_grad()
     def predict(self, objective: Objective, point_BCHW: Tensor) -> Tensor:
-        """The network's gradient (B, C, H, W), of the objective that looks at ``scores`` alone."""
-        prediction_BCHW = self._predictor.predict(self._inputs(objective, point_BCHW))
-        return prediction_BCHW.to(point_BCHW.dtype)
+        """The network's gradient (B, C, H, W), of the objective that looks at ``scores`` alone.
+
+        It is handed over as it is: a conditional mean, far shorter than an estimate with its noise, so that a
+        generator's Adam makes small steps of it. Made as long as a paid estimate is, its errors, which do not
+        average out from step to step as noise does, cost the student 2 points of agreement on digits (3
+        seeds).
+        """
+        inputs = self._read(objective, point_BCHW)
+        prediction_BCHW: Tensor = self._net_for(inputs).average(*inputs)
+        return (prediction_BCHW * self._length()).to(point_BCHW.dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"made": self._made, "lessons": self._predictor.state_dict()}
+        lessons: dict[str, Any] = {}
+        if self._net is not None and self._inputs is not None:
+            lessons = {
+                "pupil": self._net.state_dict(),
+                "inputs": list(self._inputs),
+                "estimates": self._estimates_NCHW,
+                "mean_square": self._mean_square,
+            }
+        return {"made": self._made, "lessons": lessons}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], device: torch.device | None = None) -> None:
+        """Load what ``state_dict`` gave, to ``device`` (None: as stored). ValueError for anything else."""
         self._made = state["made"]
-        self._predictor.load_state_dict(state["lessons"])
+        lessons = state["lessons"]
+        if lessons == {}:
+            return
+        kept = max(1, len(lessons["estimates"]))
+        classes = lessons["inputs"][-1].shape[1]
+        like_NCHW = torch.empty(kept, *self._spec.shape, device="meta")
+        like_NK = torch.empty(kept, classes, device="meta")
+        likes = {"inputs": [like_NCHW, like_NCHW, like_NK], "estimates": like_NCHW}
+        validate_like({**likes, "mean_square": torch.zeros(())}, lessons, "estimates")
+        self._inputs = Inputs(*(each.to(device) for each in lessons["inputs"]))
+        self._estimates_NCHW = lessons["estimates"].to(device)
+        self._mean_square = lessons["mean_square"].to(device)
+        self._net = _TrainedNet(self._inputs, self._lr, self._seed)
+        self._net.load_state_dict(lessons["pupil"])
 
     def _pays(self, number: int) -> bool:
         return number < PAID_FIRST or number % self._every == 0
 
-    def _paid(self, before: int) -> int:
-        """Number of the first estimates that are paid for."""
-        return min(before, PAID_FIRST) + max(0, -(-before // self._every) + PAID_FIRST // -self._every)
-
     @torch.no_grad()
-    def _inputs(self, objective: Objective, point_BCHW: Tensor) -> Inputs:
+    def _read(self, objective: Objective, point_BCHW: Tensor) -> Inputs:
         low, high = self._spec.bounds
         x_BCHW = self._squash(point_BCHW)
         chances_BK = point_BCHW.new_empty(len(point_BCHW), 0)
@@ -99,6 +142,37 @@ class Synthetic(Estimator):
             chances_BK = objective.scores(x_BCHW).softmax(dim=1)
         scaled_BCHW = (2 * x_BCHW - (low + high)) / (high - low)
         return Inputs(point_BCHW.float(), scaled_BCHW.float(), chances_BK.float())
+
+    def _net_for(self, inputs: Inputs) -> _TrainedNet:
+        """The network, built when the first batch shows the number of classes and the device."""
+        if self._net is None:
+            self._net = _TrainedNet(inputs, self._lr, self._seed)
+        elif self._estimates_NCHW.device != inputs.point_NCHW.device:
+            self.load_state_dict(self.state_dict(), inputs.point_NCHW.device)
+        return self._net
+
+    def _learn(self, inputs: Inputs, estimate_BCHW: Tensor, rng: torch.Generator) -> None:
+        """Store a batch of paid estimates, and take ``STEPS`` steps on such batches of all stored."""
+        net = self._net_for(inputs)
+        estimate_BCHW = estimate_BCHW.detach().float()
+        mean_square = estimate_BCHW.square().mean()
+        if self._inputs is not None:
+            pairs = zip(self._inputs, inputs, strict=True)
+            inputs = Inputs(*(torch.cat(pair)[-self._kept :] for pair in pairs))
+            mean_square = self._mean_square.lerp(mean_square, 1 - RECENT)
+            kept_NCHW = torch.cat([self._estimates_NCHW, estimate_BCHW])[-self._kept :]
+        else:
+            kept_NCHW = estimate_BCHW
+        self._inputs = inputs
+        self._estimates_NCHW = kept_NCHW
+        self._mean_square = mean_square
+        for _ in range(STEPS):
+            index_B = torch.randint(len(kept_NCHW), (len(estimate_BCHW),), generator=rng, device=rng.device)
+            net.step(Inputs(*(each[index_B] for each in inputs)), kept_NCHW[index_B] / self._length())
+
+    def _length(self) -> Tensor:
+        """Root mean square of a number in the paid estimates lately; never zero."""
+        return self._mean_square.sqrt().clamp_min(torch.finfo(torch.float32).tiny)
 
 
 WIDTH = 16
@@ -140,115 +214,6 @@ class GradientNet(nn.Module):
             features = features + relu(mix(features))
         gradient_NCHW: Tensor = self.write(features)
         return gradient_NCHW
-
-
-KEPT = 4_096
-"""Images whose paid estimates are kept to learn from, the latest; fewer of large ones."""
-STEPS = 4
-"""Steps of Adam after each paid estimate."""
-AVERAGE = 0.97
-"""Decay, per step, of the moving average of the weights, which predicts."""
-RECENT = 0.9
-"""Decay, per paid estimate, of the running mean square of the paid estimates."""
-
-
-class GradientPredictor:
-    """A network and the paid estimates that it learns from.
-
-    It learns by squared error on the estimates as they are: each has the gradient for its mean, so that
-    E|p - estimate|^2 = |p - gradient|^2 + a variance that p has no part in, and the minimiser is the
-    gradient's mean given the inputs. Estimates are divided by their running root mean square, so that one
-    learning rate serves objectives of any size. Steps draw from the latest ``KEPT`` images; a moving average
-    of the weights predicts, which takes out part of the noise that single steps put in.
-    """
-
-    def __init__(self, shape: Shape, lr: float, seed: int) -> None:
-        self._shape = shape
-        self._lr = lr
-        self._seed = seed
-        self._kept = ImageSpec(shape).at_once(KEPT)
-        self._net: _TrainedNet | None = None
-        self._inputs: Inputs | None = None
-        self._estimates_NCHW = torch.empty(0)
-        self._mean_square = torch.zeros(())
-
-    def learn(self, inputs: Inputs, estimate_BCHW: Tensor, rng: torch.Generator) -> None:
-        """Store a batch of paid estimates, and take ``STEPS`` steps on such batches of all stored."""
-        net = self._net_for(inputs)
-        batch = len(estimate_BCHW)
-        kept = self._keep(inputs, estimate_BCHW.detach().float())
-        for _ in range(STEPS):
-            index_B = torch.randint(len(self._estimates_NCHW), (batch,), generator=rng, device=rng.device)
-            targets_BCHW = self._estimates_NCHW[index_B] / self._length()
-            net.step(Inputs(*(each[index_B] for each in kept)), targets_BCHW)
-
-    @torch.no_grad()
-    def predict(self, inputs: Inputs) -> Tensor:
-        """A prediction (N, C, H, W) for every image, zeros where nothing was learnt.
-
-        It is handed over as it is: a conditional mean, far shorter than an estimate with its noise, so that a
-        generator's Adam makes small steps of it. Made as long as a paid estimate is, its errors, which do not
-        average out from step to step as noise does, cost the student 2 points of agreement on digits (3
-        seeds).
-        """
-        prediction_NCHW: Tensor = self._net_for(inputs).average(*inputs)
-        return prediction_NCHW * self._length()
-
-    def state_dict(self) -> dict[str, Any]:
-        if self._net is None or self._inputs is None:
-            return {}
-        return {
-            "pupil": self._net.state_dict(),
-            "inputs": list(self._inputs),
-            "estimates": self._estimates_NCHW,
-            "mean_square": self._mean_square,
-        }
-
-    def load_state_dict(self, state: dict[str, Any], device: torch.device | None = None) -> None:
-        """Load what ``state_dict`` gave, to ``device`` (None: as stored). ValueError for anything else."""
-        if state == {}:
-            self._net = None
-            self._inputs = None
-            return
-        kept = max(1, len(state["estimates"]))
-        classes = state["inputs"][-1].shape[1]
-        like_NCHW = torch.empty(kept, *self._shape, device="meta")
-        like_NK = torch.empty(kept, classes, device="meta")
-        likes = {"inputs": [like_NCHW, like_NCHW, like_NK], "estimates": like_NCHW}
-        validate_like({**likes, "mean_square": torch.zeros(())}, state, "estimates")
-        self._inputs = Inputs(*(each.to(device) for each in state["inputs"]))
-        self._estimates_NCHW = state["estimates"].to(device)
-        self._mean_square = state["mean_square"].to(device)
-        self._net = _TrainedNet(self._inputs, self._lr, self._seed)
-        self._net.load_state_dict(state["pupil"])
-
-    def _net_for(self, inputs: Inputs) -> _TrainedNet:
-        """The network, built when the first batch shows the number of classes and the device."""
-        if self._net is None:
-            self._net = _TrainedNet(inputs, self._lr, self._seed)
-        elif self._estimates_NCHW.device != inputs.point_NCHW.device:
-            self.load_state_dict(self.state_dict(), inputs.point_NCHW.device)
-        return self._net
-
-    def _keep(self, inputs: Inputs, estimate_BCHW: Tensor) -> Inputs:
-        """Add a batch to what is kept, and to the running mean square, which starts at the first batch's."""
-        mean_square = estimate_BCHW.square().mean()
-        if self._inputs is None:
-            kept = inputs
-            self._estimates_NCHW = estimate_BCHW
-            self._mean_square = mean_square
-        else:
-            kept = Inputs(
-                *(torch.cat(pair)[-self._kept :] for pair in zip(self._inputs, inputs, strict=True))
-            )
-            self._estimates_NCHW = torch.cat([self._estimates_NCHW, estimate_BCHW])[-self._kept :]
-            self._mean_square = self._mean_square.lerp(mean_square, 1 - RECENT)
-        self._inputs = kept
-        return kept
-
-    def _length(self) -> Tensor:
-        """Root mean square of a number in the paid estimates lately; never zero."""
-        return self._mean_square.sqrt().clamp_min(torch.finfo(torch.float32).tiny)
 
 
 class _TrainedNet:

@@ -10,7 +10,7 @@ from torch import Tensor
 from dfme.compute import evaluating
 from dfme.estimators.approximate import ApproximateGradients
 from dfme.estimators.base import Estimate, Objective
-from dfme.estimators.preflight import Channel
+from dfme.estimators.preflight.measure import Channel
 from dfme.methods.base import Ask, Components, Method, Metrics
 from dfme.methods.configs import DfmeConfig, MazeConfig
 from dfme.spec import LabelKind

@@ -8,7 +8,8 @@ from torch import Tensor
 from dfme.compute import validate_like
 from dfme.errors import UserError
 from dfme.estimators.differences import check_upstream
-from dfme.estimators.preflight import needs_preflight, preflight_images, require_budget
+from dfme.estimators.preflight.choose import needs_preflight
+from dfme.estimators.preflight.measure import preflight_images, require_budget
 from dfme.methods.base import Ask, Components, Metrics, in_batches
 from dfme.methods.configs import MazeConfig
 from dfme.methods.estimating import EstimatingMethod

@@ -19,7 +19,8 @@ from dfme.data import ImageSet
 from dfme.errors import UserError
 from dfme.estimators.approximate import CHUNK
 from dfme.estimators.build import make_estimator
-from dfme.estimators.preflight import default_settings, needs_preflight, preflight_images, require_budget
+from dfme.estimators.preflight.choose import default_settings, needs_preflight
+from dfme.estimators.preflight.measure import preflight_images, require_budget
 from dfme.methods import METHODS, find_method
 from dfme.queries.pool import ImageSource
 from dfme.run.checks import keeps_answers

@@ -13,7 +13,7 @@ import torch
 from dfme.answers.asking import Reader
 from dfme.compute import DeferredChecks, choose_device
 from dfme.config.settings import Job
-from dfme.estimators.preflight import preflight_calls
+from dfme.estimators.preflight.measure import preflight_calls
 from dfme.methods.base import Ask, Method
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle

@@ -41,7 +41,7 @@ def described(text: str) -> dict[str, str]:
 
 def test_check_says_what_the_answers_are_like() -> None:
     from dfme.cli.preflight import OPEN, examine
-    from dfme.estimators.preflight import preflight_images
+    from dfme.estimators.preflight.measure import preflight_images
 
     teacher = ToyTeacher(decimals=3)
     text = examine(teacher, images=20, seed=0)

@@ -12,18 +12,9 @@ from torch import Tensor
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.errors import UserError
 from dfme.estimators.build import make_estimator
-from dfme.estimators.preflight import (
-    Resolution,
-    choose,
-    decimals,
-    difference_snr,
-    explain,
-    flags,
-    needs_preflight,
-    preflight_images,
-    probe_alignment,
-    warning,
-)
+from dfme.estimators.preflight.choose import choose, explain, flags, needs_preflight, warning
+from dfme.estimators.preflight.diagnostics import Resolution, decimals, difference_snr, probe_alignment
+from dfme.estimators.preflight.measure import preflight_images
 from dfme.nets.generators import Generator
 from dfme.spec import ImageSpec, LabelMode
 

@@ -8,7 +8,7 @@ from tiers import exhaustive
 from toys import LinearTeacher, goes_on_bit_for_bit, make_method, make_parts
 
 from dfme.config.estimator_settings import EstimatorConfig
-from dfme.estimators.preflight import preflight_images
+from dfme.estimators.preflight.measure import preflight_images
 from dfme.report.metrics import METRICS
 from dfme.run.loop import numbers
 from dfme.spec import ImageSpec

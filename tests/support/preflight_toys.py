@@ -12,8 +12,9 @@ from torch.nn.functional import cosine_similarity
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
 from dfme.estimators.base import Objective
 from dfme.estimators.build import make_estimator
-from dfme.estimators.preflight import Channel, Finding, run_preflight
+from dfme.estimators.preflight.choose import Finding
 from dfme.estimators.preflight.diagnostics import ObjectiveOfAnswers
+from dfme.estimators.preflight.measure import Channel, run_preflight
 from dfme.nets.generators import Generator
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
