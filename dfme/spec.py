@@ -49,6 +49,11 @@ class ImageSpec:
         if self.levels is not None and self.levels < 2:
             raise UserError(f"image levels: expected at least 2 (256 for 8-bit images), got {self.levels}")
 
+    def __str__(self) -> str:
+        low, high = self.bounds
+        levels = "floats" if self.levels is None else f"{self.levels} levels"
+        return f"{'x'.join(map(str, self.shape))} within {low:g} and {high:g}, as {levels}"
+
     @property
     def numel(self) -> int:
         """Pixels times channels: the D of the estimators' formulae."""

@@ -1,10 +1,8 @@
 """Arguments of a command: its recipe, kind of teacher, method, options and their values.
 
-Precedence: a flag, then the YAML file, then the recipe of dfme that lies below both (``dfme.run.recipes``),
-then the field's default; wandb's own variables come between flag and file. A file's teacher section belongs
-to the file's kind, its method section to the file's method: a flag that names another kind or method sets it
-aside. Who allowed a service to be asked, and which secrets may go there, is never a file's to say:
-``Arguments._as_the_user_says``.
+Precedence: a flag, then (of wandb) a variable, then the YAML file, then the recipe of dfme that lies below,
+then the field's default. Who allowed a service to be asked, and which secrets may go there, is never a file's
+to say: ``Arguments._as_the_user_says``.
 """
 
 import dataclasses
@@ -44,8 +42,7 @@ MAX_LETTERS = 550
 class CommandInputs:
     """Inputs of a command: the model of its options, a teacher, a method.
 
-    ``recipe`` finds the file to read where no --config is given; ``ignored`` are sections of such files that
-    are other commands' business.
+    ``recipe`` finds the file where no --config is given; ``ignored``: its sections for other commands.
     """
 
     root: type[Any]
@@ -69,9 +66,9 @@ class Arguments:
         self._file, content = recipe or read_recipe(flags, inputs.recipe)
         self._typed_file = any(flag.key == "config" for flag in flags)
         self._is_shipped = comes_with_dfme(Path(locate(self._file))) is not None
-        self._is_whole = (
-            is_record(locate(self._file)) if self._typed_file else recipe is not None or asks_to_resume(flags)
-        )
+        self._is_whole = recipe is not None or asks_to_resume(flags)
+        if self._typed_file:
+            self._is_whole = is_record(locate(self._file))
         self._is_own = self._typed_file and not (self._is_whole or self._is_shipped)
         self._content = {name: value for name, value in content.items() if name not in inputs.ignored}
         self._problems: dict[str, str] = {}
@@ -128,8 +125,7 @@ class Arguments:
     def says(self, key: str) -> bool:
         """True if a flag or the user's own file sets this option, not a shipped recipe or a run's record.
 
-        A file may hold what flags of the same section make idle, and how a tracking that is off would be
-        done.
+        A file may hold what flags of the same section make idle, and how to track if tracking is off.
         """
         section = key.partition(".")[0]
         changed = section == "wandb" or any(other.startswith(f"{section}.") for other in self._flags)
@@ -140,7 +136,6 @@ class Arguments:
         for key, text in problems:
             name = f"{self._file}: {key}" if key in self._in_file else spelled_flag(key)
             name = f"--{self._flags[key].name}" if key in self._flags else name
-            # a number of 500 digits
             short = text if len(text) <= MAX_LETTERS else f"{text[:400]} ... {text[-100:]}"
             self._problems.setdefault(key, f"{name}: {short}")
 
@@ -159,11 +154,11 @@ class Arguments:
         own = self._own_values(given) if kind is None else dict(vars(self._build(kind.options, "teacher.")))
         if kind is not None and "allow_env" in own:
             own |= self._as_the_user_says(own)
-        if kind is not None and kind.file is not None and isinstance(own.get(kind.file.option), str):
-            key = f"teacher.{kind.file.option}"
-            path = locate(own[kind.file.option])
-            of_file = key in self._in_file and key not in self._flags and not os.path.exists(path)
-            own[kind.file.option] = resolve_from_run_start(self._file, path) if of_file else path
+        option = kind.file.option if kind is not None and kind.file is not None else ""
+        if isinstance(own.get(option), str) and option:
+            path = locate(own[option])
+            of_file = f"teacher.{option}" in self._in_file.keys() - self._flags and not os.path.exists(path)
+            own[option] = resolve_from_run_start(self._file, path) if of_file else path
         teacher = self._build(TeacherConfig, "teacher.", given)
         self.report([*teacher_problems(teacher), *kind_problems(self.kind, own)])
         return teacher, own
@@ -189,8 +184,7 @@ class Arguments:
     def _as_the_user_says(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Consent and variables that a service may be sent, from flags or the environment alone.
 
-        A file may come from the one who owns the host that it names. What a run's own file says of them is a
-        record.
+        A file may come from the one who owns the host that it names.
         """
         said = {name: own[name] for name in own if f"teacher.{name}" in self._flags}
         key = said.get("api_key_env")
@@ -232,13 +226,11 @@ class Arguments:
         named = recipes.plain_name(asked or written)
         if self._is_whole:
             if named != recipes.plain_name(written):
-                why = f"a run's own file says every option (recipe {written})"
-                raise UserError(f"--recipe: {why}; leave it out")
+                raise UserError(f"--recipe: a run's own file says every option (recipe {written})")
             return self._choose("method", "name", "dfme"), written, {}
         if asked and not self._typed_file:  # the file that was found is there for its teacher alone
-            self._content = {
-                name: self._content[name] for name in ("teacher", "evaluation") if name in self._content
-            }
+            kept = self._content.items()
+            self._content = {key: value for key, value in kept if key in recipes.OF_ITS_TEACHER}
             file = ""
         method = self._choose("method", "name", recipes.by_name(named or recipes.GENERAL)["method"]["name"])
         found, below = recipes.below(named, method)
@@ -256,13 +248,14 @@ class Arguments:
         written = self._content.get(section) or {}
         by_recipe = str(written.get(name, default)) if isinstance(written, Mapping) else default
         flag = self._flags.get(f"{section}.{name}")
-        if flag is not None and flag.text is not None and flag.text != by_recipe:
+        if flag is None or flag.text is None:
+            return by_recipe
+        if flag.text != by_recipe:
             self._content.pop(section, None)
-            heeded = find_method(flag.text).sections if section == "method" else ()
-            for other in SECTIONS if section == "method" else ():
-                if other == "estimator" or other not in heeded:
-                    self._content.pop(other, None)
-        return (flag and flag.text) or by_recipe
+            kept = {*find_method(flag.text).sections} - {"estimator"} if section == "method" else {*SECTIONS}
+            for other in {*SECTIONS} - kept:
+                self._content.pop(other, None)
+        return flag.text or by_recipe
 
     def _own_options(self) -> list[Option]:
         if self.kind in KINDS:

@@ -139,9 +139,9 @@ def _away(kind: str, config: AuditConfig) -> str:
 
 def _recipe(flags: Sequence[Flag]) -> Recipe:
     """Recipe of --config; without, that of the audit being resumed, or the one that comes with dfme."""
-    where = "the directory of the audit", "the directory of an audit"
+    what = "the directory of an audit"
     own = PACKAGE / "configs" / OPTIONS
-    return read_recipe(flags, lambda flags: resumed(flags, OPTIONS, *where) if asks_to_resume(flags) else own)
+    return read_recipe(flags, lambda flags: resumed(flags, OPTIONS, what) if asks_to_resume(flags) else own)
 
 
 def _foreign(flags: Sequence[Flag]) -> Iterable[Problem]:

@@ -19,15 +19,13 @@ class CheckConfig:
     """One look at a teacher."""
 
     images: Count = 16
-    """random images to ask for, twice each; some 200 to 400 go into trying finite differences besides, and a
-    paid API charges for all"""
+    """random images to ask for, twice each; some 200 to 400 are charged besides, for finite differences"""
     seed: Seed = 0
     """seed of the images"""
     device: Device = "auto"
     """auto, cpu, cuda or cuda:N; where a teacher of kind torch runs"""
     sample: str | None = None
-    """a file with one answer of a JSON API, of which write_adapter makes a first adapter; nothing is asked
-    then"""
+    """a file with one answer of a JSON API, for write_adapter to read; nothing is asked then"""
     write_adapter: str | None = None
     """the YAML file to write, which must not be there yet"""
 
@@ -43,10 +41,8 @@ def run(words: Sequence[str]) -> int:
     asked = arguments_of(words, INPUTS)
     config = asked.config
     if config.sample or config.write_adapter:
-        given = {"sample": config.sample, "write_adapter": config.write_adapter}
-        asked.finish(
-            Problem(key, "expected both --sample and --write-adapter") for key in given if not given[key]
-        )
+        text = "expected both --sample and --write-adapter"
+        asked.finish(Problem(key, text) for key in ("sample", "write_adapter") if not getattr(config, key))
         print(teacher_side.write_adapter(str(config.sample), str(config.write_adapter)))
         words = f"--teacher json --teacher.adapter {shlex.quote(str(config.write_adapter))} --teacher.url URL"
         print(f"then look at the service: run.py check {words}")

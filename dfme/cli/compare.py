@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,9 @@ def with_shared(words: Sequence[str], own: Mapping[str, Option], recipe: Recipe)
     of_runs = [flag for flag in split_flags(words) if flag.key not in own and flag.key != "config"]
     shared = parted(file, tidy(content), own).shared
     every = Arguments(of_runs, extract.INPUTS, (file, shared)).options
-    taken = {*own, *ELSEWHERE, "wandb.name"}
-    of_cells = [
-        key for key in every if key not in taken and key.partition(".")[0] not in ("method", "answers")
-    ]
-    return [*own.values(), *(every[key] for key in of_cells)]
+    of_cells = every.keys() - {*own, *ELSEWHERE, "wandb.name"}
+    of_cells = {key for key in of_cells if key.partition(".")[0] not in ("method", "answers")}
+    return [*own.values(), *(option for key, option in every.items() if key in of_cells)]
 
 
 def run(words: Sequence[str]) -> int:
@@ -83,20 +82,17 @@ def run(words: Sequence[str]) -> int:
 def _bills(plan: ComparisonPlan) -> dict[str, Mapping[str, Any]]:
     """Cost of every stack of defences to honest users; empty without defences or honest images."""
     job = plan.cells[0].job
-    config = plan.cells[0].job.config
     every = dict.fromkeys(cell.attempt.stack for cell in plan.cells)
     stacks = [stack for stack in every if stack != "none"]
-    if not stacks or config.evaluation.dataset == "none":
+    if not stacks or job.config.evaluation.dataset == "none":
         return {}
+    tell = partial(print, "honest users:", file=sys.stderr)
     if job.teacher.kind not in teacher_side.KINDS:
-        why = "not measured of a teacher of your own; run.py utility --own-teacher local measures it"
-        print(f"honest users: {why}", file=sys.stderr)
+        tell("not measured of a teacher of your own; run.py utility --own-teacher local measures it")
         return {}
-    teacher = replace(job.teacher, defences=())
     texts = [tuple(stack.split("+")) for stack in stacks]
-    measured = teacher, job.teacher_options, texts, config.evaluation, config.device
-    found = teacher_side.bills(*measured, tell=lambda line: print(f"honest users, {line}", file=sys.stderr))
-    return dict(zip(["none", *stacks], found, strict=True))
+    measured = job.teacher, job.teacher_options, texts, job.config.evaluation, job.config.device
+    return dict(zip(["none", *stacks], teacher_side.bills(*measured, tell=tell), strict=True))
 
 
 def plan_of(words: Sequence[str]) -> ComparisonPlan:
@@ -127,8 +123,7 @@ def planned(
     _require_for_all(file, parts, typed)
     # What were flags is now a file's to say, which for these is a record or a wish.
     wished = {key: text for key, text in parts.overrides.items() if Flag(key, text).key in SAID_BY_THE_USER}
-    flags = [Flag(key, text) for key, text in parts.overrides.items() if key not in wished]
-    flags = [*flags, *typed]
+    flags = [*(Flag(key, text) for key, text in parts.overrides.items() if key not in wished), *typed]
     shared = tidy(parts.shared | wished)
     arch = last_text(flags, "student.arch")
     contents = row_contents(config.methods or tuple(parts.rows), parts.rows, shared, arch, file)
@@ -141,9 +136,8 @@ def planned(
     cells = cells_of(jobs, config.seeds, [parse_count(text) for text in config.budgets], out)
     at_once = config.jobs or (len(cells) if config.engine in EXTRAS else 1)
     engine = config.engine, dict(text.split("=", 1) for text in config.engine_options), config.retries
-    plan = ComparisonPlan(
-        out, config.student_steps, at_once, cells, paper, command, *engine, format=config.format
-    )
+    each = config.student_steps, at_once, cells, paper, command, *engine
+    plan = ComparisonPlan(out, *each, format=config.format)
     require_same(plan)
     return plan
 
@@ -159,9 +153,7 @@ def said(flags: Sequence[Flag], parts: Parts, key: str) -> str | None:
 
 def _recipe(flags: Sequence[Flag]) -> Path:
     """Without --config: a resumed comparison's own file, else the digits'."""
-    if not asks_to_resume(flags):
-        return DEFAULT
-    return resumed(flags, OPTIONS, "the directory of the comparison", "the directory of a comparison")
+    return resumed(flags, OPTIONS, "the directory of a comparison") if asks_to_resume(flags) else DEFAULT
 
 
 def own_arguments(model: type[Any], file: str, written: Content, flags: Sequence[Flag]) -> Arguments:

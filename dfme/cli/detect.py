@@ -12,14 +12,17 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
+from dfme import __version__
 from dfme.cli import teacher_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.flags import Flag, default_recipe, split_flags
 from dfme.config.fields import CONFIG, Basic, OwnTeacher
 from dfme.config.settings import EvaluationConfig
 from dfme.config.watch_texts import DETECTORS
+from dfme.files import write_text
 from dfme.report.markdown import table
 from dfme.run.checks import dataset_problems, fresh_directory_problems
+from dfme.run.directory import RunDirectory
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -27,24 +30,18 @@ class DetectConfig:
     """One log, beside honest accounts; --teacher.watch names detectors, by default all it can feed."""
 
     log: Basic[str]
-    """folder that run.py serve --record wrote; it may stand first and alone: run.py detect LOG --benign
-    digits"""
+    """folder that run.py serve --record wrote; it may stand first and alone: run.py detect LOG ..."""
     benign: Basic[str]
-    """held-out labelled images of the owner, which calibrate the detectors by one half: a data set's name, or
-    FOLDER"""
+    """held-out labelled images of the owner, half of which calibrate the detectors: a data set, or FOLDER"""
     other: str | None = None
     """other images that honest users may send, a fifth stream: a data set's name, or FOLDER"""
     own_teacher: Basic[OwnTeacher] = "api"
-    """of a class or function of your own (module:name): local, where it answers on this machine for
-    nothing"""
+    """of a class or function of your own: local, where it answers on this machine for nothing"""
     out: Basic[str | None] = None
     """directory of the tables; by default a free name under runs/"""
 
 
-SUMMARY = (
-    "say which accounts in a log of serve --record look like an extraction (run.py detect LOG "
-    "--benign digits)"
-)
+SUMMARY = "say which accounts in a log of serve --record look like an extraction (run.py detect LOG ...)"
 INPUTS = CommandInputs(DetectConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY)
 FILES = ("detection.md", "detection.json")
 ACCOUNT = ("account", "images", "sent before", "detector", "largest", "threshold", "first alarm")
@@ -60,10 +57,6 @@ def run(words: Sequence[str]) -> int:
         asked.report(dataset_problems(name, getattr(config, name), "datasets", False))
     own = teacher_side.own_problems(asked.kind, config.own_teacher)
     asked.finish([*own, *fresh_directory_problems(config.out)])
-    from dfme import __version__
-    from dfme.files import write_text
-    from dfme.run.directory import RunDirectory
-
     owned = replace(teacher, benign=config.benign)
     given = owned, kind_options, teacher.watch or DETECTORS, EvaluationConfig()
     tell = partial(print, file=sys.stderr, flush=True)

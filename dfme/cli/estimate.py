@@ -37,8 +37,7 @@ class EstimateOptions(ExtractOptions):
     """The settings of a run, and how much of its budget the pilot may spend."""
 
     pilot: Basic[Annotated[float, Field(gt=0, lt=1)]] = 0.1
-    """share of the budget that the pilot spends; it is charged, and the run that is recommended goes on from
-    it"""
+    """share of the budget that the pilot spends; the run that is recommended goes on from it"""
 
 
 INPUTS = CommandInputs(EstimateOptions, teacher=True, method=True, recipe=default_recipe)
@@ -102,16 +101,14 @@ def _job(asked: Arguments, of_the_run: bool) -> tuple[Job, int]:
 def _problems(job: Job) -> Iterator[Problem]:
     """Reasons why a pilot cannot be resumed, or cannot show a curve."""
     config = job.config
-    student = job.config.student
+    student = config.student
     batch = job.method_config.batch_size
     afterwards = keeps_answers(job) and not (student.steps or student.replay_steps)
     if student.is_planned:
-        text = "expected --student.rounds as well: else they are planned over the pilot alone"
-        yield Problem("student.steps", text)
+        yield Problem("student.steps", "expected --student.rounds as well: else the pilot alone has them")
     elif afterwards or 0 < len(student.rounds) < MIN_SCORES:
-        text = f"expected students that are trained and scored {MIN_SCORES} times or more"
-        key = "method.name" if afterwards else "student.rounds"
-        yield Problem(key, f"{text} while the budget is spent")
+        text = f"expected students trained and scored {MIN_SCORES} times or more while the budget is spent"
+        yield Problem("method.name" if afterwards else "student.rounds", text)
     if config.until_agreement is not None:
         yield Problem("until_agreement", "leave it out: a pilot spends all of its budget")
     first = student.rounds[-MIN_SCORES] if len(student.rounds) >= MIN_SCORES else 0.5
@@ -151,9 +148,8 @@ def estimate(
         queries = [each and math.ceil(each) for each in known]
         times = [each and round(summary["wall_seconds"] + sum(to_go(each)), 1) for each in queries]
         costs = [each and price and round((each + beside) * price / 1000, 6) for each in queries]
-        levels.append(
-            {"agreement": goal, "reached": reached, "queries": queries, "seconds": times, "cost": costs}
-        )
+        level = {"agreement": goal, "reached": reached, "queries": queries, "seconds": times, "cost": costs}
+        levels.append(level)
         if queries[1] and queries[1] <= budget:
             within = min(queries[2] or budget, budget)
     asking, training = to_go(budget)
@@ -176,19 +172,14 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     on = found["evaluation"]
     there = found["agreement_there"]
     scores = found["scores"]
-    what = (
-        "paid queries that were held back, not of images of yours"
-        if on["held_back"]
-        else f"images of {on['name']}"
-    )
+    what = "paid queries that were held back, not of images of yours"
+    if not on["held_back"]:
+        what = f"images of {on['name']}"
     scored = f"{scores[-1][1]:.1%} of {on['images']:,} {what}" if scores else "not known"
     yield f"the pilot's agreement after {found['pilot']:,} queries: {scored}"
     if there is None:
-        why = (
-            "does not rise above one answer to everything"
-            if len(scores) >= MIN_SCORES
-            else f"has {len(scores)} scores"
-        )
+        flat = "does not rise above one answer to everything"
+        why = flat if len(scores) >= MIN_SCORES else f"has {len(scores)} scores"
         yield f"no estimate: its learning curve {why}"
         return
     forms = [("queries", "{:,}".format), ("seconds", duration), ("cost", "{:,.2f}".format)]

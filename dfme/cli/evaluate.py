@@ -1,7 +1,7 @@
 """``run.py evaluate``: which student is scored, against which teacher, on what."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from functools import partial
 from pathlib import Path
@@ -46,22 +46,6 @@ INPUTS = CommandInputs(EvaluateConfig, teacher=True, recipe=_recipe, ignored=IGN
 
 def run(words: Sequence[str]) -> int:
     """Score, and print the table."""
-    student, job = plan_of(words)
-    check_teacher(job.teacher, job.teacher_options)
-    from dfme.cli.scoring import score
-
-    with Notes(partial(print, file=sys.stderr, flush=True)) as tell:
-        scores = score(student, job, tell=tell)
-    print(table(scores))
-    return 0
-
-
-def plan_of(words: Sequence[str]) -> tuple[Path, Job]:
-    """The file of the student's weights, and a job that says by which teacher and on what it is scored.
-
-    Raises:
-        UserError: one line that names everything wrong.
-    """
     asked = arguments_of(words, INPUTS)
     config = asked.config
     (teacher, kind_options) = asked.teacher()
@@ -70,11 +54,12 @@ def plan_of(words: Sequence[str]) -> tuple[Path, Job]:
     asked.report(file_problems("student", str(weights)))
     asked.finish(evaluation_problems(config.evaluation, needed=True))
     settings = ExtractConfig(device=config.device, evaluation=config.evaluation)
-    return weights, Job(settings, teacher, kind_options, "dfme", METHODS["dfme"].config())
+    job = Job(settings, teacher, kind_options, "dfme", METHODS["dfme"].config())
+    check_teacher(teacher, kind_options)
+    from dfme.cli.scoring import score
 
-
-def table(scores: Mapping[str, float | str]) -> str:
-    """One line per score."""
-    return aligned(
-        (name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in scores.items()
-    )
+    with Notes(partial(print, file=sys.stderr, flush=True)) as tell:
+        scores = score(weights, job, tell)
+    shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in scores.items()}
+    print(aligned(shown.items()))
+    return 0

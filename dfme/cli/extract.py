@@ -51,18 +51,13 @@ def run(words: Sequence[str]) -> int:
     result = run_job(job, resume=bool(job.config.resume), announced=waited_for, own_process=True)
     if result.finished:
         return 0
-    print(
-        f"stopped and kept after {result.summary['spent']:,} queries; go on with:\n"
-        f"  {resume_command(result.run_dir, job)}"
-    )
+    print(f"stopped and kept after {result.summary['spent']:,} queries; go on with:")
+    print(f"  {resume_command(result.run_dir, job)}")
     return 130
 
 
 def parse_extract(words: Sequence[str]) -> Job:
-    """The job that the words after ``extract`` describe, checked as far as that goes without torch.
-
-    UserError is one line that names everything wrong.
-    """
+    """The job that the words after ``extract`` describe, checked as far as that goes without torch."""
     return _job(arguments_of(words, INPUTS))
 
 

@@ -67,12 +67,11 @@ RecipeFinder = Callable[[Sequence[Flag]], Path | None]
 def default_recipe(flags: Sequence[Flag]) -> Path | None:
     """Without --config: a resumed run's own; the digits', unless a teacher is named; else none."""
     if asks_to_resume(flags):
-        return resumed(flags, "config.yaml", "the run directory", "a run directory")
+        return resumed(flags, "config.yaml", "a run directory")
     return None if names_teacher(flags) else DEFAULT_RECIPE
 
 
 def names_teacher(flags: Sequence[Flag]) -> bool:
-    """True if a flag names the teacher."""
     return any(flag.key in ("teacher.kind", "teacher.checkpoint") for flag in flags)
 
 
@@ -84,13 +83,13 @@ def asks_to_resume(flags: Sequence[Flag]) -> bool:
     )
 
 
-def resumed(flags: Sequence[Flag], file: str, directory: str, expected: str) -> Path:
+def resumed(flags: Sequence[Flag], file: str, directory: str) -> Path:
     """The file of options in the directory that is gone on with, which messages call so."""
     out = last_text(flags, "out")
     if not out:
         raise UserError(f"--resume: expected --out as well: {directory} to go on with")
     if not os.path.isfile(Path(out) / file):
-        raise UserError(f"--out: expected {expected} to resume, but {out!r} has no {file}")
+        raise UserError(f"--out: expected {directory} to resume, but {out!r} has no {file}")
     return Path(out) / file
 
 

@@ -3,15 +3,14 @@
 import textwrap
 from collections.abc import Iterable, Mapping
 
-from dfme.config.messages import expected
+from dfme.config.messages import expected, spelled_flag
 from dfme.config.values import Option
 
-TITLES: dict[str, str] = {
+TITLES = {
     "": "options",
     "schedule": "schedule (learning rates)",
     "evaluation": "evaluation (what the student is scored on)",
-    "answers": "answers (what an attacker who knows a defence recovers; nothing hides, splits or disguises "
-    "a client)",
+    "answers": "answers (what an attacker who knows a defence recovers; nothing hides a client)",
     "wandb": "wandb (experiment tracking)",
     "teacher": "teacher (a module:Class of your own adds its own options)",
 }
@@ -39,12 +38,11 @@ def command_help(command: str, summary: str, options: Iterable[Option], everythi
 
 
 def _lines(option: Option) -> list[str]:
-    flag = "  --" + option.key.replace("_", "-")
     value = "; required" if option.required else f"; default: {_shown(option.default)}"
     value = "" if option.key == "config" else value
     text = f"{option.help or 'no description'} ({expected(option.type)}{value})"
     lines = textwrap.wrap(text, 102, break_on_hyphens=False)
-    return [flag, *(f"{'':8}{line}" for line in lines)]
+    return [f"  {spelled_flag(option.key)}", *(f"{'':8}{line}" for line in lines)]
 
 
 def _shown(default: object) -> str:

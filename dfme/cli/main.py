@@ -15,19 +15,8 @@ from dfme.config.messages import did_you_mean, printable
 from dfme.errors import DfmeError, UserError
 
 VERBS = (
-    *(
-        "extract",
-        "estimate",
-        "compare",
-        "retrain",
-        "train-teacher",
-        "evaluate",
-        "export",
-        "check",
-        "serve",
-        "report",
-    ),
-    *("audit", "utility", "detect"),
+    *("extract", "estimate", "compare", "retrain", "train-teacher", "evaluate", "export", "check", "serve"),
+    *("report", "audit", "utility", "detect"),
 )
 """The commands; extract is meant when none is named."""
 
@@ -65,9 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         # the reader of a pipe has gone: stop quietly, also at the flush on exit
         if error.errno != errno.EPIPE:
-            sys.stderr.write(
-                f"dfme: cannot write the output: {error.strerror}; send it elsewhere, or free some space\n"
-            )
+            said = f"cannot write the output: {error.strerror}; send it elsewhere, or free some space"
+            sys.stderr.write(f"dfme: {said}\n")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -79,18 +67,15 @@ def _dispatch(words: list[str]) -> int:
     if words == ["--version"]:
         print(f"dfme {__version__}")
         return 0
-    name = "extract"
-    if words and not words[0].startswith("-"):
-        name = words[0]
-        words = words[1:]
-        if name not in VERBS:
-            hint = did_you_mean(name, VERBS)
-            raise UserError(f"expected a command ({', '.join(VERBS)}) or a flag, got {name!r}{hint}")
+    named = bool(words) and not words[0].startswith("-")
+    name = words.pop(0) if named else "extract"
+    if name not in VERBS:
+        hint = did_you_mean(name, VERBS)
+        raise UserError(f"expected a command ({', '.join(VERBS)}) or a flag, got {name!r}{hint}")
     verb = find(name)
     size = os.environ.get("WORLD_SIZE", "")
     if size not in ("", "0", "1"):
-        refusal = "torchrun is not supported; use compare --engine"
-        raise UserError(f"WORLD_SIZE: expected 1 process, got {size}; {refusal}")
+        raise UserError(f"WORLD_SIZE: expected 1 process, got {size}; instead of torchrun, compare --engine")
     if not set(HELP) & set(words):
         return int(verb.run(words))
     options = verb.options(words) if hasattr(verb, "options") else arguments_of(words, verb.INPUTS).in_force

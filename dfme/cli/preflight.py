@@ -28,12 +28,9 @@ OPEN = EstimatorConfig(kind="auto", step="auto")
 def examine(teacher: Teacher, images: int, seed: int, tell: Callable[[str], None] | None = None) -> str:
     """Ask for ``images`` images of uniform noise, twice, and what a probe takes, all charged as ``check``.
 
-    ``tell`` hears a line, now and then, while a service makes trouble.
-
     Describes the answers, and the finite differences that would do with an untrained student, in lines.
-
-    Raises:
-        TeacherError: if the answers are not what the teacher's own description says.
+    ``tell`` hears of a service's troubles. TeacherError if the answers are not what the teacher's own
+    description says.
     """
     scores = teacher.label_mode.kind != "label"
     ledger = Ledger(2 * images + preflight_images(OPEN, teacher.spec, scores))
@@ -46,12 +43,20 @@ def examine(teacher: Teacher, images: int, seed: int, tell: Callable[[str], None
     second = oracle(queries_BCHW, purpose="check")
     seconds = time.perf_counter() - started
     finding = _probe(oracle, seed)
+    limit = teacher.info.max_batch
+    most = "any number" if limit is None else f"at most {limit}"
+    top = first if first.ndim == 1 else first.nan_to_num(nan=float("-inf")).argmax(dim=1)
+    change = (first.double().nan_to_num() - second.double().nan_to_num()).abs().max().item()
+    differ = "the same images' answers differ by up to {:.2g}"
+    same = "the same images got the same answers"
+    repeat = max(change, finding.repeat)
+    among = f"matter: {differ.format(finding.batch)}" if finding.batch else f"do not matter: {same}"
     lines = {
-        "images": _images(teacher),
-        "classes": f"{teacher.num_classes}, of which noise shows {_classes_seen(first)}",
+        "images": f"{teacher.spec}, {most} in one call",
+        "classes": f"{teacher.num_classes}, of which noise shows {len(top.unique())}",
         "answers": _answers(teacher, first, finding),
-        "deterministic": _repeatable(max(_change(first, second), finding.repeat)),
-        "batches": _independent(finding.batch),
+        "deterministic": f"no: {differ.format(repeat)}" if repeat else f"yes: {same}",
+        "batches": f"{among} among others",
         "speed": f"{images / max(seconds, 1e-9):,.0f} images per second, {images} at a time",
         "queries": f"{ledger.spent} images charged (check), in {ledger.requests} requests",
     }
@@ -79,8 +84,7 @@ def _probe(oracle: Oracle, seed: int) -> Finding:
 def _differences(finding: Finding, oracle: Oracle) -> list[str]:
     """Table of what candidate steps are worth, and the flags to take."""
     if not finding.candidates:
-        remedy = "take a method whose generator needs none"
-        return [f"finite differences see nothing of {finding.answers}: {remedy}"]
+        return [f"finite differences see nothing of {finding.answers}: take a method that needs none"]
     chosen = choose(OPEN, finding, oracle.spec, reuse=False)
     unit = "levels" if finding.space == "lattice" else "step"
     table = [
@@ -97,20 +101,6 @@ def _differences(finding: Finding, oracle: Oracle) -> list[str]:
     return [*table, *filter(None, said)]
 
 
-def _images(teacher: Teacher) -> str:
-    spec = teacher.spec
-    low, high = spec.bounds
-    carried = "floats" if spec.levels is None else f"{spec.levels} levels"
-    limit = teacher.info.max_batch
-    most = "any number" if limit is None else f"at most {limit}"
-    return f"{'x'.join(map(str, spec.shape))} within {low:g} and {high:g}, as {carried}, {most} in one call"
-
-
-def _classes_seen(answers: Tensor) -> int:
-    top = answers if answers.ndim == 1 else answers.nan_to_num(nan=float("-inf")).argmax(dim=1)
-    return len(set(top.tolist()))
-
-
 def _answers(teacher: Teacher, answers: Tensor, finding: Finding) -> str:
     if answers.ndim == 1:
         return f"{teacher.label_mode}: a class number per image, no scores"
@@ -123,19 +113,3 @@ def _answers(teacher: Teacher, answers: Tensor, finding: Finding) -> str:
         declared = LabelMode(teacher.label_mode.kind, places, teacher.label_mode.k)
         return f"{text}: say so with --teacher.label-mode {declared}"
     return text
-
-
-def _change(first: Tensor, second: Tensor) -> float:
-    return (first.double().nan_to_num() - second.double().nan_to_num()).abs().max().item()
-
-
-def _repeatable(difference: float) -> str:
-    if difference == 0:
-        return "yes: the same images got the same answers"
-    return f"no: the same images' answers differ by up to {difference:.2g}"
-
-
-def _independent(difference: float) -> str:
-    if difference == 0:
-        return "do not matter: the same images got the same answers among others"
-    return f"matter: the same images' answers differ by up to {difference:.2g} among others"

@@ -16,7 +16,12 @@ def options(words: Sequence[str]) -> tuple[()]:
 
 def run(words: Sequence[str]) -> int:
     """Redraw curves, sample sheets and report.html from the run's files; the page of an audit."""
-    path = run_directory(words)
+    if len(words) != 1 or words[0].startswith("-"):
+        given = " ".join(words) or "none"
+        raise UserError(f"report: expected one run directory, as in run.py report runs/x, got {given}")
+    path = Path(words[0])
+    if not any((path / name).is_file() for name in ("config.yaml", DATA)):
+        raise UserError(f"report: expected a run directory, but {words[0]!r} has no config.yaml or {DATA}")
     if (path / DATA).is_file():
         from dfme.audits.audit.page import write_page
 
@@ -26,17 +31,3 @@ def run(words: Sequence[str]) -> int:
 
     print(write_report(path))
     return 0
-
-
-def run_directory(words: Sequence[str]) -> Path:
-    """The directory of a run or an audit that the words name; UserError if it is neither."""
-    if len(words) != 1 or words[0].startswith("-"):
-        raise UserError(
-            f"report: expected one run directory, as in run.py report runs/x, got {' '.join(words) or 'none'}"
-        )
-    path = Path(words[0])
-    if not any((path / name).is_file() for name in ("config.yaml", DATA)):
-        raise UserError(
-            f"report: expected a run directory, but {words[0]!r} has no config.yaml, and no {DATA}"
-        )
-    return path

@@ -94,14 +94,11 @@ def table(summary: Mapping[str, Any], out: Path) -> str:
     shares |= {"agreement": "agreement", "vote_agreement": "agreement of the vote"}
     own = {name: source.get(name) for name in ("accuracy", "agreement")}
     beside = {name: f" (the run's own student: {share:.2%})" for name, share in own.items() if share}
+    known = [name for name in shares if summary.get(name) is not None]
     rows = [
         ("answers", f"{summary['answers']:,} of {source['run']} ({source['method']}); no query was asked"),
         ("student", f"{summary['student_arch']}, {summary['student_steps']:,} steps"),
-        *(
-            (label, f"{summary[name]:.2%}{beside.get(name, '')}")
-            for name, label in shares.items()
-            if summary.get(name) is not None
-        ),
+        *((shares[name], f"{summary[name]:.2%}{beside.get(name, '')}") for name in known),
         *constant_answer(summary),
         ("time", f"{summary['wall_seconds']:,.1f} s"),
         ("weights", str(out / "student.safetensors")),

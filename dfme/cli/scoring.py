@@ -17,14 +17,11 @@ from dfme.run.evaluation import EvaluationSet, classified, evaluation_images, ex
 from dfme.run.student_file import load_student_of_run
 
 
-def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) -> dict[str, float | str]:
+def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, float | str]:
     """Accuracy, agreement and KL of the student in a file, by the job's teacher on the job's evaluation set.
 
     The teacher is asked about every image once; as in a run, that is counted but not charged. ``tell`` hears
-    a line, now and then, while a service makes trouble.
-
-    Raises:
-        UserError: if student, teacher and evaluation set do not go together.
+    of a service's troubles. UserError if student, teacher and evaluation set do not go together.
     """
     net = load_student_of_run(student)
     device = choose_device(job.config.device)
@@ -34,12 +31,10 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
         raise UserError(f"--student {student}: it is for {taken}, but the teacher takes {asked}")
     ledger = Ledger(budget=1)  # the evaluation uses nothing of it
     names = teacher.info.class_names
-    hear = tell or (lambda line: None)
-    data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names, tell=hear)
+    data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names, tell=tell)
     oracle = Oracle(teacher, ledger, tell=tell)
-    examination = examination_of(
-        data, oracle.spec, oracle.label_mode, device, partial(oracle, purpose="evaluation")
-    )
+    ask = partial(oracle, purpose="evaluation")
+    examination = examination_of(data, oracle.spec, oracle.label_mode, device, ask)
     assert isinstance(examination, EvaluationSet), "without an evaluation set there is no job"
     examination.prepare()
     scores = examination.score(net.to(device))
@@ -47,12 +42,11 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
     told = under_defences(oracle, examination, seen)
     shares = {name: told.get(name) for name in AGREEMENTS} | baselines(seen)
     warned = [*teacher_warnings(seen), *student_warnings(seen)]
+    unknown = () if examination.labels is not None else ("teacher accuracy", "accuracy")
     return {
         "student": str(student),
         "evaluation set": f"{examination.name}, {len(examination)} images",
-        **dict.fromkeys(
-            () if examination.labels is not None else ("teacher accuracy", "accuracy"), NO_LABELS
-        ),
+        **dict.fromkeys(unknown, NO_LABELS),
         **{name.replace("_", " "): value for name, value in scores.items()},
         **{name.replace("_", " "): share for name, share in shares.items() if share is not None},
         "evaluation queries": str(ledger.evaluation_queries),
@@ -61,8 +55,4 @@ def score(student: Path, job: Job, tell: Callable[[str], None] | None = None) ->
 
 
 def _facts(classifier: Any) -> str:
-    spec = classifier.spec
-    low, high = spec.bounds
-    levels = "floats" if spec.levels is None else f"{spec.levels} levels"
-    shape = "x".join(map(str, spec.shape))
-    return f"images {shape} within {low:g} and {high:g} ({levels}) and {classifier.num_classes} classes"
+    return f"images {classifier.spec} and {classifier.num_classes} classes"

@@ -26,36 +26,25 @@ FILES = ("checkpoint", "program", "model", "folder")
 
 def run(words: Sequence[str]) -> int:
     """Serve until interrupted."""
-    config, teacher, kind_options = plan_of(words)
-    teacher_side.check_teacher(teacher, kind_options)
-    # Between requests torch's threads sleep, not spin: client and server often share a machine. Read as torch
-    # loads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    print(teacher_side.serve(config, teacher, kind_options, tell=partial(print, flush=True)))
-    return 0
-
-
-def plan_of(words: Sequence[str]) -> tuple[ServeConfig, TeacherConfig, dict[str, Any]]:
-    """Plan of a server, the model's name included, and the teacher.
-
-    Raises:
-        UserError: one line that names everything wrong, or the extra that is not installed.
-    """
     asked = arguments_of(words, INPUTS)
     config = asked.config
     (teacher, kind_options) = asked.teacher()
     asked.finish(_problems(config, teacher))
     if not all(importlib.util.find_spec(module) for module in ("starlette", "uvicorn")):
-        raise UserError(
-            "serve needs starlette and uvicorn, which are not installed: pip install starlette uvicorn"
-        )
-    named = dataclasses.replace(config, model=config.model or default_name(teacher, kind_options))
-    own = {name: getattr(config, name) for name in ("watch", "benign", "on_alarm")}
-    watched = dataclasses.replace(teacher, **own) if config.watch or config.benign else teacher
-    return named, watched, kind_options
+        raise UserError("serve needs two packages that are not installed: pip install starlette uvicorn")
+    named = dataclasses.replace(config, model=config.model or _name(teacher, kind_options))
+    if config.watch or config.benign:
+        own = {name: getattr(config, name) for name in ("watch", "benign", "on_alarm")}
+        teacher = dataclasses.replace(teacher, **own)
+    teacher_side.check_teacher(teacher, kind_options)
+    # Between requests torch's threads sleep, not spin: client and server often share a machine. Read as torch
+    # loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    print(teacher_side.serve(named, teacher, kind_options, tell=partial(print, flush=True)))
+    return 0
 
 
-def default_name(teacher: TeacherConfig, kind_options: Mapping[str, Any]) -> str:
+def _name(teacher: TeacherConfig, kind_options: Mapping[str, Any]) -> str:
     """The name of the teacher's file or folder, of its class, or of its kind, as a part of a URL."""
     named = next((str(kind_options[key]) for key in FILES if kind_options.get(key)), None)
     name = Path(named).stem if named else teacher.kind.rpartition(":")[2]
@@ -67,9 +56,7 @@ def _problems(config: ServeConfig, teacher: TeacherConfig) -> Iterator[Problem]:
     for name in (name for name, key in keys.items() if not key):
         yield Problem("api_key_env", f"the environment variable {name} is not set; it holds the key")
     if config.api_key_env is not None and (not keys or len({*keys.values()}) < len(config.key_names)):
-        yield Problem(
-            "api_key_env", "expected names of environment variables, joined by commas, with different keys"
-        )
+        yield Problem("api_key_env", "expected names of environment variables a,b with different keys")
     if config.watch and teacher.watch:
         yield Problem("watch", "expected either it or --teacher.watch")
     if not config.watch and config.on_alarm != "log":
@@ -79,11 +66,7 @@ def _problems(config: ServeConfig, teacher: TeacherConfig) -> Iterator[Problem]:
     if config.benign and not (config.watch or (config.record and teacher.kind == "torch")):
         yield Problem("benign", "expected --watch with it, or --record of a teacher of kind torch")
     if config.record and config.retain_days is None:
-        yield Problem(
-            "retain_days",
-            "expected days after which it is deleted, such as 30: what is recorded is personal data",
-        )
+        yield Problem("retain_days", "expected days to keep what is recorded, personal data, such as 30")
     if not config.record and (config.retain_days or config.record_images):
-        yield Problem(
-            "retain_days" if config.retain_days else "record_images", "expected --record FOLDER with it"
-        )
+        key = "retain_days" if config.retain_days else "record_images"
+        yield Problem(key, "expected --record FOLDER with it")

@@ -63,12 +63,10 @@ def write_adapter(sample: str, path: str) -> str:
 def price_problems(kind: str, key: str) -> Iterator[Problem]:
     """Problem of option ``key`` if nobody named a budget, and every image may cost money."""
     if kind in KINDS and issubclass(KINDS[kind].options, ServiceOptions):
-        text = (
-            f"expected how many images the service may be asked for, such as --{key} 10k; for a service "
-            "there is no "
-        )
+        text = f"expected how many images the service may be asked for, such as --{key} 10k"
         yield Problem(
-            key, f"{text}default, since each may cost money (--teacher.price-per-1000 PRICE shows how much)"
+            key,
+            f"{text}; no default, since each may cost money (--teacher.price-per-1000 PRICE shows how much)",
         )
 
 
@@ -110,14 +108,12 @@ def train_twin(job: Job, run: Path, path: Path, tell: Callable[[str], None]) -> 
 
     (arch, spec, _) = student_facts(run)
     of = job.config.evaluation
-    config = job.config
     data = TrainDataConfig(of.dataset, of.root, of.download, spec.shape)
     arch = "auto" if is_own(arch) else arch
-    plain = TrainTeacherConfig(
-        data, arch, 10, 64, lr=0.05, seed=config.seed, device=config.device, out=str(path)
-    )
+    own: dict[str, Any] = {"seed": job.config.seed, "device": job.config.device, "out": str(path)}
     if not path.exists():
-        tell(f"a twin, trained in {train(plain, lambda metrics: None).seconds:.1f} s")
+        done = train(TrainTeacherConfig(data, arch, 10, 64, lr=0.05, **own), lambda metrics: None)
+        tell(f"a twin, trained in {done.seconds:.1f} s")
     return path
 
 
@@ -131,8 +127,8 @@ def own_problems(kind: str, own_teacher: str) -> Iterator[Problem]:
 def benign_at_most(images: int, stacks: bool, detectors: bool, cells: int) -> int:
     """Most ``benign`` images that an audit asks a teacher of one's own, for so many evaluation images.
 
-    ``stacks``: there are some to bill; ``detectors``: there are some to measure. Each of the ``cells``
-    calibrates a watch and asks what honest users are answered.
+    With ``stacks`` to bill and ``detectors`` to measure. Each of the ``cells`` calibrates a watch and asks
+    what honest users are answered.
     """
     from dfme.teachers.watch.detection import SESSIONS
     from dfme.teachers.watch.streams import AGAIN, SESSION
@@ -143,7 +139,7 @@ def benign_at_most(images: int, stacks: bool, detectors: bool, cells: int) -> in
 
 
 def label_mode_of(stack: Sequence[str]) -> LabelMode | None:
-    """Label mode that stands for a row of defences, or None. UserError for an unknown one."""
+    """Label mode that stands for a row of defences, or None."""
     modes = (text for text in stack if text.partition(":")[0].replace("-", "_") in LABEL_KINDS)
     return next(map(LabelMode.parse, modes), None)
 
@@ -154,8 +150,8 @@ def benign_meter(
 ) -> Iterator[Metering | None]:
     """A meter for what the owner measures of a teacher of one's own: ledger and journal lie in ``folder``.
 
-    Each image is asked once and recorded as ``benign``; what a stopped measurement was answered is not asked
-    again. None for a built-in kind, which answers on this machine for nothing.
+    Each image is asked once, also after a stop, and recorded as ``benign``. None for a built-in kind, which
+    answers on this machine for nothing.
     """
     if config.kind in KINDS:
         yield None
@@ -215,8 +211,7 @@ def bills(
     base, *others = map(made, ((), *stacks))  # what does not fit is said before anything is measured
     halved = any(f"data={evaluation.dataset}" in each.split(":") for stack in stacks for each in stack)
     if halved and evaluation.limit:
-        why = "a gate is calibrated on every second of all the images"
-        raise UserError(f"--evaluation.limit: expected 0, since {why}")
+        raise UserError("--evaluation.limit: expected 0, since a gate is calibrated on half of all images")
     data = evaluation_images(evaluation, base.spec, base.num_classes, base.info.class_names, tell=tell)
     assert data is not None, "without images nothing can be measured"
     found = []
@@ -265,8 +260,10 @@ def detection(
 
 def _in_words(facts: Facts) -> dict[str, str]:
     """Statements of a stack of defences, for people."""
-    bound = "no bound" if facts.l1 is None else f"{facts.l1:g}"
-    flags = {"state": facts.stateful, "random": facts.random}
-    words = {name: "yes" if holds else "no" for name, holds in flags.items()}
-    needs = {"needs": ", ".join(facts.needs) or "nothing"}
-    return {"top_kept": facts.keeps_top, "l1_at_most": bound} | words | needs
+    return {
+        "top_kept": facts.keeps_top,
+        "l1_at_most": "no bound" if facts.l1 is None else f"{facts.l1:g}",
+        "state": "yes" if facts.stateful else "no",
+        "random": "yes" if facts.random else "no",
+        "needs": ", ".join(facts.needs) or "nothing",
+    }

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from dfme.cli import teacher_side
 from dfme.cli.arguments import CommandInputs, arguments_of
@@ -21,7 +20,9 @@ def run(words: Sequence[str]) -> int:
     asked.finish([*data, *net_problems("arch", config.arch)])
     teacher_side.check_training(config)
     done = teacher_side.train(config, show_epoch)
-    print(result(done.path, done.card.accuracy, done.seconds))
+    accuracy = done.card.accuracy
+    scored = "" if accuracy is None else f"accuracy {accuracy:.2%} on the test part, "
+    print(f"{done.path}: {scored}{done.seconds:.0f} s")
     return 0
 
 
@@ -35,9 +36,3 @@ def show_epoch(metrics: dict[str, float]) -> None:
     terminal = sys.stderr.isatty()
     sys.stderr.write(f"\r{line:<78}" + ("\n" if epoch >= epochs else "") if terminal else line + "\n")
     sys.stderr.flush()
-
-
-def result(path: Path, accuracy: float | None, seconds: float) -> str:
-    """The last line: where the weights are, and how good they are."""
-    scored = "" if accuracy is None else f"accuracy {accuracy:.2%} on the test part, "
-    return f"{path}: {scored}{seconds:.0f} s"

@@ -35,8 +35,7 @@ class UtilityConfig:
     device: Basic[Device] = "auto"
     """auto, cpu, cuda or cuda:N"""
     own_teacher: Basic[OwnTeacher] = "api"
-    """of a class or function of your own (module:name): local, where it answers on this machine for
-    nothing"""
+    """of a class or function of your own: local, where it answers on this machine for nothing"""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """what honest users send"""
 

@@ -134,7 +134,7 @@ def _require_as_written(text: str, path: str | Path) -> None:
     if text == sealed(text.rpartition(SEAL)[0]):
         return
     seal = ANY_SEAL.search(text)
-    why = "as the run wrote it, but it was changed since; restore it and give what is to change as flags"
+    why = "the file as the run wrote it, but it was changed since; restore it and give changes as flags"
     if seal and seal[1] != RELEASE:
-        why = f"of dfme {RELEASE}, got one of dfme {seal[1] or 'before 0.13'}; go on with that release"
-    raise UserError(f"{path}: expected a file {why}, or start a new run with --config {path}")
+        why = f"a file of dfme {RELEASE}, got one of dfme {seal[1] or 'before 0.13'}; go on with that release"
+    raise UserError(f"{path}: expected {why}, or start a new run with --config {path}")

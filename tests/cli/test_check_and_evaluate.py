@@ -105,4 +105,4 @@ def test_evaluate_scores_a_student_beside_its_teacher(here: Path, capsys: pytest
     assert lines["accuracy"] == lines["teacher accuracy"]
     assert lines["evaluation queries"] == "50"
     assert run(f"{words} --student other.safetensors") == 2
-    assert "it is for images 1x9x9 within 0 and 1 (floats) and 10 classes" in capsys.readouterr().err
+    assert "it is for images 1x9x9 within 0 and 1, as floats and 10 classes" in capsys.readouterr().err

@@ -220,7 +220,7 @@ def test_the_command_writes_table_json_and_picture(
     ("words", "said"),
     [
         ("--teacher.defences lattice,modelgard_w", "did you mean modelguard_w?"),
-        ("--teacher.defences top_k", "expected top_k:K"),
+        ("--teacher.defences top_k", "top_k:K[:DECIMALS]"),
         ("--teacher v2 --teacher.url http://127.0.0.1:9 --teacher.model m", "this machine"),
         ("--evaluation.dataset none", "expected a data set"),
     ],
