@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from dfme.methods.base import Method
     from dfme.run.run import Result
 
+# Of a resumed run, where they are not given again.
 KEPT_ON_RESUME = ("recipe", "budget", "student", "schedule", "evaluation", "answers", "method", *SECTIONS)
-"""What a resumed run keeps of its own where it is not given again."""
 
 
 @contextmanager
@@ -119,6 +119,7 @@ def extract(
     below = _below(recipe, name, Path(out) / "config.yaml" if resume and out else None)
     settings = {
         **({} if budget is None else {"budget": budget}),
+        "method": own,
         "seed": seed,
         "out": None if out is None else str(out),
         "resume": resume,
@@ -135,13 +136,9 @@ def extract(
         **{"bounds": bounds, "levels": levels, "max_batch": max_batch},
         "label_mode": None if label_mode is None else str(label_mode),
     }
-    given = {"method": own, **settings}
-    given |= {
-        name: _mapping(each)
-        for name, each in (("estimator", estimator), ("queries", queries))
-        if each is not None
-    }
-    job = _job(below, given, stated, nets)
+    parts = {"estimator": estimator, "queries": queries}
+    settings |= {name: _mapping(part) for name, part in parts.items() if part is not None}
+    job = _job(below, settings, stated, nets)
     hearing = callback and _with_student(callback)
     from dfme.run.build import run_job
 
@@ -185,13 +182,10 @@ def _evaluation(given: Any) -> tuple[Mapping[str, Any], ImageSet | None]:
     """The options of an evaluation, and the images that were handed over, if it was images."""
     if isinstance(given, str):
         return {"dataset": given}, None
-    if (
-        given is None
-        or dataclasses.is_dataclass(given)
-        or (isinstance(given, Mapping) and "images" not in given)
-    ):
+    mapped = isinstance(given, Mapping)
+    if given is None or dataclasses.is_dataclass(given) or (mapped and "images" not in given):
         return _mapping(given), None
-    options = dict(given) if isinstance(given, Mapping) else {}
+    options = dict(given) if mapped else {}
     if "dataset" in options:
         raise UserError("evaluation: expected a dataset or images, got both")
     from dfme.data.folder import handed_over
@@ -206,15 +200,12 @@ def _below(recipe: str | None, method: str | None, own: Path | None) -> recipes.
     """Content below the arguments, with its name: a recipe, or the config file of the run being resumed."""
     if own is not None and own.is_file():
         content = {name: value for name, value in load_yaml(own).items() if name in KEPT_ON_RESUME}
-        if recipe not in (None, recipes.plain_name(content.get("recipe"))):
-            raise UserError(
-                f"recipe: this run was begun with {content.get('recipe') or 'another'}; leave it out"
-            )
+        if recipe not in (None, recipes.plain_name(begun := content.get("recipe"))):
+            raise UserError(f"recipe: this run was begun with {begun or 'another'}; leave it out")
         section = recipes.tidy({"method": content.get("method")})["method"] or {}
     else:
-        shown, content = recipes.below(
-            recipe or "", method or recipes.by_name(recipe or "dfme")["method"]["name"]
-        )
+        named = method or recipes.by_name(recipe or "dfme")["method"]["name"]
+        shown, content = recipes.below(recipe or "", named)
         content, section = content | {"recipe": recipe or shown}, content.get("method", {})
     return content | {"method": section if method in (None, section.get("name")) else {"name": method}}
 
@@ -225,12 +216,12 @@ def _job(
     """The job of the options that are ``given`` and of those below them, checked."""
     settings = recipes.merged(below, dict(given))
     options = dict(settings.pop("method"))
-    sections = {name: settings.pop(name, None) or {} for name in SECTIONS}
     method = str(options.pop("name", "dfme"))
     entry = find_method(method)
     for name in (name for name in SECTIONS if name in given and name not in entry.sections):
         heeding = ", ".join(other for other, each in METHODS.items() if name in each.sections)
         raise UserError(f"--{name}: method {method} does not use it; leave it out, or take one of {heeding}")
+    sections = {name: settings.pop(name, None) or {} for name in SECTIONS}
     heeded = {name: values if name in entry.sections else {} for name, values in sections.items()}
     asked = Job(
         from_mapping(ExtractConfig, {name: value for name, value in settings.items() if value != {}}, "--"),
@@ -268,8 +259,6 @@ FLAG = re.compile(
 )
 """A flag in a sentence, and the word behind it, which may be its value."""
 
-CONSTANTS = {"true": "True", "false": "False", "none": "None"}
-
 
 def in_python(text: str, options: Mapping[str, Option], arguments: Collection[str]) -> str:
     """The message with ``student={"lr": 0.1}`` for ``--student.lr 0.1``, if there is such an argument."""
@@ -282,16 +271,13 @@ def in_python(text: str, options: Mapping[str, Option], arguments: Collection[st
             value = value or f'"{word}"'  # what the message is about
         rest = f" {word}" if word and not value else ""
         section, _, name = {"method.name": "method"}.get(key, key).rpartition(".")
-        section = {"method": "method_options", "teacher": "" if name in arguments else section}.get(
-            section, section
-        )
+        names = {"method": "method_options", "teacher": "" if name in arguments else section}
+        section = names.get(section, section)
         if section in arguments:
             return f'{section}={{"{name}": {value or "..."}}}{rest}'
-        return (
-            f"{name}={value or '...'}{rest}"
-            if not section and name in arguments
-            else " ".join([key, word]).strip()
-        )
+        if not section and name in arguments:
+            return f"{name}={value or '...'}{rest}"
+        return f"{key} {word}".strip()
 
     return FLAG.sub(spelled, text)
 
@@ -300,5 +286,8 @@ def _value(word: str, option: Option | None) -> str | None:
     """The word in Python, if it is a value of the option rather than the sentence's next word."""
     kinds = members(option.type) if option is not None else ()
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    number = re.fullmatch(r"-?\d[\d.]*(e[+-]?\d+)?", word)
-    return CONSTANTS.get(word) or (word if number else f'"{word}"' if word in choices else None)
+    if re.fullmatch(r"-?\d[\d.]*(e[+-]?\d+)?", word):
+        return word
+    if word in ("true", "false", "none"):
+        return word.capitalize()
+    return f'"{word}"' if word in choices else None

@@ -1,6 +1,6 @@
 """From a job to a run: the one module that knows every role and puts them together."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from dfme.compute import (
 from dfme.config.settings import Job
 from dfme.data import ImageSet
 from dfme.errors import Misfit, ShapeUnknown, TeacherError, UserError
-from dfme.files import write_text
+from dfme.files import remove, write_text
 from dfme.graphs import GraphedForward, release
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
@@ -48,7 +48,7 @@ from dfme.run.opening import (
 )
 from dfme.run.parts import build_parts, require_room, take_threads
 from dfme.run.run import Result, Run
-from dfme.spec import ImageSpec, Teacher
+from dfme.spec import Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.build import make_teacher, wrap_callable
 from dfme.teachers.facts import ADAPTER_FILE, resolved_adapter, teacher_facts, teacher_files
@@ -171,9 +171,8 @@ def open_run(
     ``held`` closes what is opened: directory, lock, ledger, journal, recorder. ``choose_threads``: by timing
     steps.
     """
-    config = job.config
     deferred = DeferredChecks()
-    streams = Streams(config.seed, device)
+    streams = Streams(job.config.seed, device)
     notes = list[str]()
     facts = facts_of(job, teacher)
 
@@ -181,8 +180,7 @@ def open_run(
         notes.extend([*take_up_threads(ledger, device), *changed_source(ledger.teacher, facts)])
 
     def open_record() -> tuple[RunDirectory, dict[str, Any], Oracle]:
-        directory, state = open_directory(job, resume)
-        held.enter_context(directory)
+        directory, state = open_directory(job, resume, held)
         notes.extend([directory.lock.note] if directory.lock.note else [])
         with explain_load_errors(directory.checkpoint) if state else nullcontext():
             oracle = build_oracle(job, teacher, directory, state, deferred, facts, begin)
@@ -198,7 +196,7 @@ def open_run(
 
     mode = oracle.label_mode if data is None else oracle.raw_label_mode
     examination = examination_of(data, teacher.spec, mode, device, partial(oracle, purpose="evaluation"))
-    (goal, hold_out) = goal_of(config, examination, oracle, device)
+    (goal, hold_out) = goal_of(job.config, examination, oracle, device)
     components = build_components(
         job, nets, oracle, streams, deferred, pool=pool, directory=directory.path, hold_out=hold_out
     )
@@ -207,15 +205,25 @@ def open_run(
         held.callback(replay.close)
     resolved = {"teacher": facts, "student_arch": nets.arch, "device": device_name(device)}
     recorder = held.enter_context(
-        _recorder(job, directory.path, teacher.spec, oracle.ledger.spent, resolved, console)
+        Recorder(
+            directory.path,
+            int(job.config.budget),
+            document(job) | {"resolved": resolved},
+            job.config.wandb,
+            bounds=teacher.spec.bounds,
+            resume_at=oracle.ledger.spent,
+            quiet=not console,
+        )
     )
     oracle.report_to(recorder.note)
     if not resume and (inferred := teacher.info.inferred):
         notes.append(f"inferred, since nobody says: {'; '.join(inferred)}")
-    parts = directory, oracle, method, examination, recorder, streams, deferred
-    run = Run(job, facts, *parts, Progress(), device, nets.arch, goal, notes)
-    if config.graphs:
-        held.callback(release, [*nets.students, nets.generator, *_graphed(teacher)])
+    parts = directory, oracle, method, examination, recorder, streams, deferred, Progress()
+    run = Run(job, facts, *parts, device, nets.arch, goal, notes)
+    if job.config.graphs:
+        if (network := teacher.info.network) is not None:  # a teacher of ours in this process
+            GraphedForward(network, "the teacher")
+        held.callback(release, [*nets.students, nets.generator, network])
     if state:
         with explain_load_errors(directory.checkpoint):
             run.load_state_dict(state)
@@ -223,29 +231,13 @@ def open_run(
     return run
 
 
-def _recorder(
-    job: Job, path: Path, spec: ImageSpec, spent: int, resolved: Mapping[str, Any], console: bool
-) -> Recorder:
-    config = job.config
-    told = document(job) | {"resolved": dict(resolved)}
-    return Recorder(
-        path, int(config.budget), told, config.wandb, bounds=spec.bounds, resume_at=spent, quiet=not console
-    )
-
-
 def _write_recipe(job: Job, directory: RunDirectory, resume: bool) -> None:
     """Write the adapter as resolved, and the recipe of a resumed run, which has no summary any more."""
     if adapter := resolved_adapter(job.teacher.kind, job.teacher_options):
         write_text(directory.adapter, adapter)
     if resume:
-        directory.withdraw_summary()
+        remove(directory.summary)
         directory.write_config(recipe(job))
-
-
-def _graphed(teacher: Teacher) -> list[torch.nn.Module]:
-    """The network of a teacher of ours in this process, from now on replayed; empty for others."""
-    network = teacher.info.network
-    return [] if network is None else [GraphedForward(network, "the teacher").net]
 
 
 def build_oracle(

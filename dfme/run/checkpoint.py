@@ -21,8 +21,7 @@ from dfme.spec import ImageSpec, LabelMode
 
 MARK = b"dfme-sha256:"
 TRAILER_BYTES = len(MARK) + hashlib.sha256().digest_size
-PAID_AT_ONCE = 1_024
-"""Kept answers that are looked at together when a run goes on: bounds memory."""
+PAID_AT_ONCE = 1_024  # kept answers that are looked at together when a run goes on: bounds memory
 PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -59,14 +58,13 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if problem is None:
         try:
             state = _plain(load_plain(path, trailer=TRAILER_BYTES), "state")
+            if isinstance(state, dict) and state:
+                return state
+            problem = "it holds no state of a run"
         except (NotPlainError, OSError, TypeError) as error:
             problem = str(error)
             if isinstance(error, NotPlainError) and error.imports:
                 problem = f"{error}, which are never loaded: that could run any code"
-        else:
-            if isinstance(state, dict) and state:
-                return state
-            problem = "it holds no state of a run"
     before = previous(path)
     advice = "there is no whole one before it either; start a new run in another --out"
     if path != before and _damage(before) is None:
@@ -76,10 +74,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def explain_load_errors(checkpoint: Path) -> Iterator[None]:
-    """RunError for whatever goes wrong with the state of a checkpoint that is whole, but not of this run.
-
-    The form of a state is checked before it is loaded (``validate_like``); no other error is excepted.
-    """
+    """RunError for whatever goes wrong with the state of a checkpoint that is whole, but not of this run."""
     try:
         yield
     except DfmeError:

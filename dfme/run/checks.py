@@ -22,11 +22,8 @@ from dfme.nets import check_net, find_net, is_own
 from dfme.queries.names import check_pool, check_programs
 from dfme.run.directory import holds_something, is_run
 
-HELD_BACK_EVERY = 20
-"""Of so many batches one is held back from training, where students are scored on paid queries."""
-
-Rule = tuple[object, str, str]
-"""Whether something is wrong, with which option, and what is said of it."""
+HELD_BACK_EVERY = 20  # of so many paid batches one is held back from training, to score students on
+Rule = tuple[object, str, str]  # whether something is wrong, with which option, and what is said of it
 
 
 def check(job: Job, said: Callable[[str], bool] | None = None) -> None:
@@ -41,15 +38,8 @@ def find_problems(job: Job, said: Callable[[str], bool] | None = None) -> list[P
 
     ``said``: whether the user gave the option of this key, so that one without effect is a mistake.
     """
-    directory = _run_directory_problems(job.config)
-    idle = idle_problems(job, said) if said else []
-    return [
-        *method_problems(job),
-        *_nets_of(job),
-        *evaluation_problems(job.config.evaluation),
-        *directory,
-        *idle,
-    ]
+    own = [*method_problems(job), *_nets_of(job), *evaluation_problems(job.config.evaluation)]
+    return [*own, *_run_directory_problems(job.config), *(idle_problems(job, said) if said else ())]
 
 
 def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
@@ -87,11 +77,10 @@ def method_problems(job: Job) -> Iterator[Problem]:
     yield from answers_problems(job.config.answers, job.config.student.loss, int(job.config.budget))
     if job.config.until_agreement is not None:
         yield from _broken(_goal_rules(job, job.config.until_agreement))
-    for name, pool in ((name, getattr(method, name, None)) for name in POOLS):
-        if pool is not None:
-            yield from _caught(
-                f"method.{name}", partial(check_pool, pool, method.root, download=method.download)
-            )
+    for name in POOLS:
+        if (pool := getattr(method, name, None)) is not None:
+            check = partial(check_pool, pool, method.root, download=method.download)
+            yield from _caught(f"method.{name}", check)
     if "estimator" in heeded and job.estimator.kind != "auto":
         yield from _broken(_estimator_rules(job))
     if "queries" in heeded:
@@ -114,9 +103,7 @@ def _caught(key: str, action: Callable[[], object]) -> Iterator[Problem]:
 def _student_rules(job: Job) -> list[Rule]:
     config = job.config.student
     needed = find_method(job.method).students
-    few = (
-        f"expected at least {needed}, which method {job.method} plays against each other, got {config.count}"
-    )
+    few = f"expected at least {needed}, which {job.method} plays against each other, got {config.count}"
     divides = "expected --student.steps as well, which it divides"
     held = "expected --student.steps or --student.replay-steps as well: images are held for replay"
     last = "expected 0 with student.rounds, the last of which is after the budget"
@@ -135,16 +122,13 @@ def answers_problems(config: AnswersConfig, loss: str, budget: int) -> Iterator[
     """A loss that is not what shall be learnt, a recovery from nothing, a budget too small for one image."""
     learnt = f"expected auto or {config.loss(loss)} with --answers.learn {config.learn}, got {loss}"
     undone = "expected --answers.knows as well: the defence that is undone, such as reverse_sigmoid:beta=0.7"
-    least = (
-        f"expected at least {config.times} images, as often as --answers.repeat and --answers.vote ask "
-        "for each one"
-    )
+    often = "as often as --answers.repeat and --answers.vote ask for each one"
     if loss not in ("auto", config.loss(loss)):
         yield Problem("student.loss", learnt)
     if config.recover != "none" and not config.knows:
         yield Problem("answers.recover", undone)
     if budget < config.times:
-        yield Problem("budget", f"{least}; got {budget}")
+        yield Problem("budget", f"expected at least {config.times} images, {often}; got {budget}")
 
 
 def _goal_rules(job: Job, share: float) -> list[Rule]:
@@ -156,19 +140,13 @@ def _goal_rules(job: Job, share: float) -> list[Rule]:
     # all of them right, and Wilson's 95% interval begins at ``share``
     needed = math.ceil(share * 3.8415 / (1 - share))
     least = HELD_BACK_EVERY * batch * math.ceil(needed / batch) * job.config.answers.times
-    few = (
-        f"expected a budget of {least:,} images or more: {needed:,} must be held back, one batch of "
-        f"{batch} in 20"
-    )
+    few = f"expected a budget of {least:,} images or more: {needed:,} must be held back, one batch of {batch}"
     late = "expected students that learn while the budget is spent, but here they learn afterwards"
+    rounds = f"{late}: leave out student.final_share 1, or give several student.rounds"
     return [
         (alone, "until_agreement", f"{late}; give --student.replay-steps or --student.steps"),
-        (
-            afterwards,
-            "until_agreement",
-            f"{late}: leave out student.final_share 1, or give several student.rounds",
-        ),
-        (int(job.config.budget) < least, "until_agreement", f"{few}; got {int(job.config.budget):,}"),
+        (afterwards, "until_agreement", rounds),
+        (int(job.config.budget) < least, "until_agreement", f"{few} in 20; got {int(job.config.budget):,}"),
     ]
 
 
@@ -193,10 +171,8 @@ def _queries_rules(job: Job) -> list[Rule]:
     generated = hasattr(job.method_config, "latent_size")
     alone = config.choose == "disagreement" and config.pool > 1 and students_of(job) == 1
     slope = getattr(job.method_config, "adversarial", 0) and (config.pool > 1 or config.procedural)
-    own = (
-        "expected queries.pool 1 and queries.procedural 0 with it: it looks at what the generator makes "
-        "itself"
-    )
+    based = config.base != "none" and getattr(job.method_config, "generator", "auto") != "auto"
+    own = "expected queries.pool 1 and queries.procedural 0 with it: it looks at the generator's own images"
     kept = "expected --student.replay-steps or --student.steps as well: what is paid for is kept for replay"
     other = "expected none with method.generator: it is a generator of its own kind"
     none = f"method {job.method} has no generator; leave it out"
@@ -206,11 +182,7 @@ def _queries_rules(job: Job) -> list[Rule]:
         (config.evolve and not keeps_answers(job), "queries.evolve", kept),
         (not generated and config.procedural != QueriesConfig.procedural, "queries.procedural", none),
         (not generated and config.base != QueriesConfig.base, "queries.base", none),
-        (
-            config.base != "none" and getattr(job.method_config, "generator", "auto") != "auto",
-            "queries.base",
-            other,
-        ),
+        (based, "queries.base", other),
     ]
 
 
@@ -224,9 +196,8 @@ def evaluation_problems(config: EvaluationConfig, needed: bool = False) -> Itera
         yield from dataset_problems("evaluation.dataset", config.dataset, config.root, config.download)
     yield from _normalisation_problems("evaluation.", config.mean, config.std, None)
     if (config.mean is None) != (config.std is None):
-        yield Problem(
-            "evaluation.std" if config.std is None else "evaluation.mean", "expected mean and std together"
-        )
+        missing = "std" if config.std is None else "mean"
+        yield Problem(f"evaluation.{missing}", "expected mean and std together")
 
 
 def teacher_problems(config: TeacherConfig) -> Iterator[Problem]:
@@ -242,13 +213,11 @@ def _normalisation_problems(
 ) -> Iterator[Problem]:
     for name, values in (("mean", mean), ("std", std)):
         if values is not None and shape is not None and len(values) not in (1, shape[0]):
-            yield Problem(
-                prefix + name, f"expected {shape[0]} numbers, one per channel, got {listed(values)}"
-            )
+            expected = f"expected {shape[0]} numbers, one per channel"
+            yield Problem(prefix + name, f"{expected}, got {listed(values)}")
     if shape is None and mean is not None and std is not None and len(mean) != len(std):
-        yield Problem(
-            prefix + "std", f"expected as many numbers as mean has ({len(mean)}), got {listed(std)}"
-        )
+        expected = f"expected as many numbers as mean has ({len(mean)})"
+        yield Problem(prefix + "std", f"{expected}, got {listed(std)}")
 
 
 def dataset_problems(key: str, dataset: str, root: str, download: bool) -> Iterator[Problem]:
@@ -289,15 +258,11 @@ def _run_directory_problems(config: ExtractConfig) -> Iterator[Problem]:
         elif not os.path.isfile(Path(out) / "config.yaml"):
             yield Problem("out", f"expected a run directory to resume, but {out!r} has no config.yaml")
     elif out == "":
-        yield Problem(
-            "out", "expected a directory, got an empty name; leave it out for a free one under runs/"
-        )
+        yield Problem("out", "expected a directory, got an empty name; leave it out for one under runs/")
     elif out is not None and _is_taken(out):
-        there = (
-            ", or --resume to go on with the run in it"
-            if is_run(out)
-            else "; there is no run in it to go on with"
-        )
+        there = "; there is no run in it to go on with"
+        if is_run(out):
+            there = ", or --resume to go on with the run in it"
         yield Problem("out", f"{out!r} exists; give another --out{there}")
     else:
         path = Path(out or "runs")
@@ -306,11 +271,11 @@ def _run_directory_problems(config: ExtractConfig) -> Iterator[Problem]:
             yield Problem("out", f"expected a place that can be written, but {str(parent)!r} cannot")
 
 
-POOLS = ("pool", "proxy", "partial_data")
-"""Options of methods that name images to read; ``root`` and ``download`` go with them."""
-
+POOLS = ("pool", "proxy", "partial_data")  # options of methods that name images; root, download go with them
 FROM_DISK = "mnist,fashion_mnist,cifar10,cifar100,svhn"
 KEPT = ("student.replay_steps", "student.steps", "method.keeps")
+DRAWING = ("queries.procedural", "queries.base", "method.proxy=procedural", "method.name=procedural")
+DIFFERENCES = "estimator.kind=finite_difference,prior_guided,synthetic"
 
 EFFECTS: dict[str, tuple[str, ...]] = {
     "student.momentum": ("student.optimizer=sgd,auto",),
@@ -324,15 +289,8 @@ EFFECTS: dict[str, tuple[str, ...]] = {
     "evaluation.root evaluation.download": (f"evaluation.dataset={FROM_DISK}",),
     "answers.knows": ("answers.recover",),
     "queries.choose queries.balance": ("queries.pool",),
-    "queries.programs": (
-        "queries.procedural",
-        "queries.base",
-        "method.proxy=procedural",
-        "method.name=procedural",
-    ),
-    "estimator.objective estimator.space estimator.form": (
-        "estimator.kind=finite_difference,prior_guided,synthetic",
-    ),
+    "queries.programs": DRAWING,
+    "estimator.objective estimator.space estimator.form": (DIFFERENCES,),
     "estimator.direction": ("estimator.kind=finite_difference,synthetic",),
     "estimator.frequencies": ("estimator.direction=dct", "estimator.kind=auto"),
     "estimator.prior": ("estimator.kind=prior_guided",),
@@ -373,8 +331,7 @@ def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:
 
 def _leaves(job: Job) -> dict[str, object]:
     """The values of a job by dotted key, its teacher apart."""
-    parts = {"method": job.method_config, "estimator": job.estimator, "queries": job.queries}
-    own = {
-        f"{section}.{key}": value for section, part in parts.items() for key, value in leaves(part).items()
-    }
-    return leaves(job.config) | own | {"method.name": job.method}
+    own: dict[str, object] = {"method.name": job.method}
+    for name, part in (("method", job.method_config), ("estimator", job.estimator), ("queries", job.queries)):
+        own |= {f"{name}.{key}": value for key, value in leaves(part).items()}
+    return leaves(job.config) | own

@@ -67,8 +67,7 @@ def build_students(
 ) -> tuple[str, list[nn.Module]]:
     """The architecture and so many students, as the seed initialises them, on their device.
 
-    ``own``: what was handed over in Python to make them. A module is one student, with the weights that it
-    has.
+    ``own`` was handed over in Python to make them. A module is one student, with the weights that it has.
     """
     arch = auto_net(spec.shape) if config.student.arch == "auto" else config.student.arch
     own = own or find_net(arch)
@@ -117,22 +116,16 @@ def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generato
 def procedural_images(job: Job, spec: ImageSpec) -> DrawImages | None:
     """Images by the programs that the job names, where it draws any."""
     queries = job.queries
-    generates = hasattr(job.method_config, "latent_size")
-    if "queries" not in find_method(job.method).sections:
-        return None
-    if generates and not queries.procedural and queries.base == "none":
+    draws = queries.procedural or queries.base != "none" or not hasattr(job.method_config, "latent_size")
+    if not draws or "queries" not in find_method(job.method).sections:
         return None
     return ProceduralImages(spec, queries.programs).draw
 
 
 def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Module:
-    """The net on its device, in the memory format and compiled as its configuration says.
-
-    ``auto`` is channels-last, which was measured to be faster on a CPU (docs/results/speed.md) and on a GPU
-    (docs/gpu.md).
-    """
+    """The net on its device, in the memory format and compiled as its configuration says."""
     net.to(device)
-    if config.channels_last != "no":
+    if config.channels_last != "no":  # measured to be faster on a CPU (docs/results/speed.md) and a GPU
         net.to(memory_format=torch.channels_last)
     if config.graphs:
         require_gpu(device)
@@ -227,9 +220,8 @@ def build_method(job: Job, components: Components) -> Method:
 
 def open_pool(job: Job, spec: ImageSpec) -> ImageSource | None:
     """Images that the job's method reads from disk; UserError where they are missing."""
-    pool: ImageSource | None = (
-        find_method(job.method).load().open_pool(job.method_config, spec, job.config.images)
-    )
+    method = find_method(job.method).load()
+    pool: ImageSource | None = method.open_pool(job.method_config, spec, job.config.images)
     return pool
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,12 @@ from dfme.files import remove, write_text
 from dfme.oracle.ledger_log import audit
 from dfme.run.lock import LOCK, DirectoryLock
 
-TRACES = (LOCK, "config.yaml.tmp")
-"""What a process killed before its config.yaml was whole may have left: not a run, and in nobody's way."""
-
-
-BEFORE_A_CHARGE = (
+TRACES = (LOCK, "config.yaml.tmp")  # of a process killed before its config.yaml was whole, which is no run
+BEFORE_A_CHARGE = (  # what a run may write before it charges anything
     *("config.yaml", "adapter.yaml", "ledger.jsonl", "metrics.jsonl", "watch.jsonl", "checkpoint.pt"),
     *("checkpoint.previous.pt", "wandb.json", "journal", "samples", "replay", "wandb", LOCK),
 )
-"""What a run may write before it charges anything."""
-
-BEGUN = "# relative paths begin at, from here: "
-"""A comment in config.yaml: the directory in which the run was started."""
+BEGUN = "# relative paths begin at, from here: "  # where the run was started, as config.yaml says it
 
 
 def resolve_from_run_start(config: str, path: str) -> str:
@@ -105,12 +100,8 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     @staticmethod
     def free_name(base: Path) -> Path:
         """``base``, or ``base-2``, ``base-3``...: the first that does not exist."""
-        number = 1
-        path = base
-        while path.exists():
-            number += 1
-            path = base.with_name(f"{base.name}-{number}")
-        return path
+        names = chain([base], (base.with_name(f"{base.name}-{number}") for number in count(2)))
+        return next(path for path in names if not path.exists())
 
     @property
     def has_checkpoint(self) -> bool:
@@ -123,12 +114,8 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         write_text(self.config, sealed(f"{text}{BEGUN}{begun}\n"))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write summary.json, whole or not at all, last of all files. Raises RunError if the disk refuses."""
+        """Write summary.json, whole or not at all, last of all files. RunError for disk errors."""
         write_text(self.summary, json.dumps(summary, indent=2, allow_nan=False) + "\n")
-
-    def withdraw_summary(self) -> None:
-        """Remove the summary of a run that goes on after its end. Raises RunError where the disk refuses."""
-        remove(self.summary)
 
     def _withdraw(self) -> None:
         """After a failure before the first charge remove the run's files, and its directory if empty."""

@@ -25,11 +25,7 @@ from dfme.run.scores import batches, compare, evaluation_batch, scores
 from dfme.spec import ImageSpec, LabelMode, Shape
 from dfme.students.replay import Coding
 
-HELD_BYTES = 1 << 28
-"""Evaluation images that take more, as float32, are read again each time that they are scored on."""
-
-HELD_BACK = 2_000
-"""Queries held back from training, at most, to score students on."""
+HELD_BYTES = 1 << 28  # evaluation images that take more, as float32, are read again at each scoring
 
 AskTeacher = Callable[[Tensor], Tensor]
 
@@ -67,13 +63,14 @@ def classified(
     answers = examination.answers
     kind = "held-back queries" if examination.held_back else "evaluation images"
     own = examination.class_names if len(examination.class_names) == classes else ()
+    copied = None
+    if student is not None and images is not None and answers is not None:
+        copied = scores(student, images).argmax(1).cpu().numpy()
     return Classified(
         classes,
         (torch.zeros(0, dtype=torch.int64) if answers is None else top_class(answers).cpu()).numpy(),
         None if examination.labels is None else examination.labels.cpu().numpy(),
-        None
-        if student is None or images is None or answers is None
-        else scores(student, images).argmax(1).cpu().numpy(),
+        copied,
         None if queries is None else queries.cpu().numpy(),
         names or own,
         own,
@@ -88,9 +85,8 @@ def under_defences(oracle: Oracle, examination: EvaluationSet | HoldOut, seen: C
     served = None
     if isinstance(examination, EvaluationSet):
         answers = [part for part in map(oracle.preview, batches(examination.images)) if part is not None]
-        served = (
-            float((top_class(torch.cat(answers)).cpu().numpy() == seen.student).mean()) if answers else None
-        )
+        if answers:
+            served = float((top_class(torch.cat(answers)).cpu().numpy() == seen.student).mean())
     return {"agreement_served": served, "agreement_relabelled": relabelled(seen), **told}
 
 
@@ -162,7 +158,7 @@ class EvaluationSet:
 
 
 class HoldOut:
-    """Keeps every n-th paid batch for evaluation, in place of an evaluation set.
+    """Keeps every n-th paid batch for evaluation, up to ``keep`` images, in place of an evaluation set.
 
     These images are the method's own, so this agreement says how well the student follows the teacher where
     it is asked, and no more. There are no labels, hence no accuracy.
@@ -180,7 +176,7 @@ class HoldOut:
         spec: ImageSpec,
         device: torch.device | str = "cpu",
         every: int = HELD_BACK_EVERY,
-        keep: int = HELD_BACK,
+        keep: int = 2_000,
     ) -> None:
         self.mode = mode
         self._device = torch.device(device)
@@ -279,15 +275,10 @@ def evaluation_images(
         raise UserError(f"--evaluation.dataset: {error} (the teacher takes {taken})") from error
     own = data.subset(config.limit)
     data = numbered(own, num_classes, config.classes, class_names, folder=name not in DATASETS)
-    if (
-        config.classes is None
-        and own.labels is not None
-        and not torch.equal(own.labels, data.required_labels)
-    ):
-        tell(
-            f"evaluation: the classes of {own.name} are put in the teacher's order: "
-            f"{shown_names(data.class_names)}"
-        )
+    labels = None if config.classes is not None else own.labels
+    if labels is not None and not torch.equal(labels, data.required_labels):
+        order = shown_names(data.class_names)
+        tell(f"evaluation: the classes of {own.name} are put in the teacher's order: {order}")
     if 4 * math.prod(data.images.shape) <= HELD_BYTES:
         return replace(data, images=_taken(data.batch(slice(None)), config, spec), read=None)
     streamed = replace(data, read=lambda index: _taken(data.batch(index), config, spec))

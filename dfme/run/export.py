@@ -14,21 +14,23 @@ from dfme.precision import ieee_fp32
 from dfme.run.student_file import described, load_student_of_run
 from dfme.spec import ImageSpec
 
-IMAGES = 64
-"""Random images on which the file is compared with the student."""
+IMAGES = 64  # random ones, on which the file is compared with the student
 
 
 def export(student: Path, form: Literal["onnx", "pt2"], out: Path) -> dict[str, str]:
     """Write the student to ``out``, for any batch size, once checked against it; rows to show.
 
-    Raises:
-        UserError: for no student, a package that is missing, or a file that exists already.
-        DfmeError: for a network that cannot be exported, or that answers something else then.
+    Raises UserError for no student, a package that is missing, or a file that exists already, and DfmeError
+    for a network that cannot be exported, or that answers something else then.
     """
     if out.exists() or not out.absolute().parent.is_dir():
         raise UserError(f"--out: expected a new file in a folder that exists, got {str(out)!r}")
-    if form == "onnx":
-        _require("onnx", "onnxscript")
+    try:
+        for package in ("onnx", "onnxscript") if form == "onnx" else ():
+            importlib.import_module(package)
+    except ImportError as error:
+        message = f"--format onnx: needs the package {package}; pip install onnx onnxscript"
+        raise UserError(message) from error
     net = load_student_of_run(student)
     spec = net.spec
     classes = net.num_classes
@@ -73,7 +75,6 @@ def _program(net: nn.Module, form: str, example: Tensor, metadata: dict[str, str
 def _verified(net: nn.Module, data: bytes, form: str, images_BCHW: Tensor) -> str:
     """Distance of the program's scores to the student's, for one and many images. DfmeError if far."""
     if form == "pt2":
-        # our own bytes, never a file's
         by = "torch.export"
         program = torch.export.load(io.BytesIO(data)).module()  # noqa: TID251 (its own bytes, not a file)
     else:
@@ -86,24 +87,11 @@ def _verified(net: nn.Module, data: bytes, form: str, images_BCHW: Tensor) -> st
     worst = 0.0
     for x_BCHW in (images_BCHW[:1], images_BCHW):
         wanted = net(x_BCHW)
-        got = (
-            program(x_BCHW)
-            if form == "pt2"
-            else torch.from_numpy(session.run(None, {"images": x_BCHW.numpy()})[0])
-        )
+        given = {"images": x_BCHW.numpy()}
+        got = program(x_BCHW) if form == "pt2" else torch.from_numpy(session.run(None, given)[0])
         worst = max(worst, (wanted - got).abs().max().item())
         if got.shape != wanted.shape or not torch.allclose(got, wanted, rtol=1e-3, atol=1e-4):
             raise DfmeError(
                 f"--format {form}: the scores differ from the student's by up to {worst:.3g}; not written"
             )
     return f"by {by} on {len(images_BCHW)} random images: scores differ by {worst:.1g} at most"
-
-
-def _require(*packages: str) -> None:
-    for package in packages:
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise UserError(
-                f"--format onnx: needs the package {package}; pip install {' '.join(packages)}"
-            ) from error

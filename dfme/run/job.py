@@ -20,12 +20,8 @@ from dfme.config.values import flatten
 from dfme.errors import UserError
 from dfme.methods import find_method
 
-PACKAGE = Path(__file__).resolve().parents[1]
-"""Where configs/ and teachers/ are found: folders of an installation, links in a checkout."""
-
-PROJECT = PACKAGE.parent
-"""What a process of ours must be able to import from."""
-
+PACKAGE = Path(__file__).resolve().parents[1]  # with configs/ and teachers/; in a checkout they are links
+PROJECT = PACKAGE.parent  # from which a process of ours must be able to import
 DEFAULT_RECIPE = PACKAGE / "configs" / "digits.yaml"
 
 SAID_BY_THE_USER = ("teacher.authorised_by", "teacher.api_key_env", "teacher.allow_env")
@@ -56,18 +52,8 @@ def resume_command(run_dir: Path, job: Job, command: str = "") -> str:
     started = Path(sys.argv[0])
     program = f"python {shlex.quote(str(started))}" if started.name == "run.py" else "python run.py"
     program = "dfme" if started.name == "dfme" else program
-    return " ".join(
-        filter(
-            None,
-            [
-                program,
-                command,
-                "--resume --out",
-                shlex.quote(str(run_dir)),
-                shlex.join(consent_flags(job)),
-            ],
-        )
-    )
+    words = [program, command, "--resume --out", shlex.quote(str(run_dir)), shlex.join(consent_flags(job))]
+    return " ".join(filter(None, words))
 
 
 def unwatched(job: Job) -> Job:
@@ -78,14 +64,12 @@ def unwatched(job: Job) -> Job:
 def document(job: Job) -> dict[str, Any]:
     """The job as plain data, every default written out; files inside the project are named relative to it.
 
-    Raises:
-        UserError: if an option of a teacher of one's own has a value that a file cannot hold.
+    Raises UserError if an option of a teacher of one's own has a value that a file cannot hold.
     """
     teacher = {**dataclasses.asdict(job.teacher), **job.teacher_options}
     sections: dict[str, Any] = plain(job.config, "config")
-    sections["teacher"] = {
-        name: _portable(plain(value, f"teacher.{name}")) for name, value in teacher.items()
-    }
+    values = {name: plain(value, f"teacher.{name}") for name, value in teacher.items()}
+    sections["teacher"] = {name: _portable(value) for name, value in values.items()}
     sections["method"] = {"name": job.method, **plain(job.method_config, "method")}
     return sections | {name: plain(getattr(job, name), name) for name in find_method(job.method).sections}
 
@@ -98,9 +82,8 @@ def config_hash(job: Job) -> str:
     """
     leaves = _decisive(document(job))
     if job.teacher.on_alarm == "log":
-        leaves = {
-            key: value for key, value in leaves.items() if key not in ("teacher.watch", "teacher.benign")
-        }
+        for key in ("teacher.watch", "teacher.benign"):
+            leaves.pop(key, None)
     return hashlib.sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -132,11 +115,7 @@ def _decisive(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any, where: str) -> Any:
-    """The value in what YAML and JSON can hold: numbers, text, lists, mappings.
-
-    Raises:
-        UserError: naming ``where``, if there is no such form.
-    """
+    """The value as YAML and JSON can hold it. UserError, naming ``where``, if they cannot."""
     if isinstance(value, enum.Enum):
         return value.name
     if value is None or isinstance(value, bool | int | float | str):
@@ -146,7 +125,7 @@ def plain(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item, where) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        value = dataclasses.asdict(value)
     if isinstance(value, Mapping):
         return {str(name): plain(item, f"{where}.{name}") for name, item in value.items()}
     raise UserError(

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,19 +25,14 @@ from dfme.run.run import Result
 from dfme.run.student_file import load_student
 
 
-def open_directory(job: Job, resume: bool) -> tuple[RunDirectory, dict[str, Any]]:
-    """The run's directory, locked, and the state of its checkpoint; empty without one."""
+def open_directory(job: Job, resume: bool, held: ExitStack) -> tuple[RunDirectory, dict[str, Any]]:
+    """The run's directory, locked until ``held`` closes, and its checkpoint's state; empty without one."""
     out = Path(job.config.out) if job.config.out else free_name(job, job.method)
-    directory = RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
+    directory = held.enter_context(RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out))
     directory.is_new_run = not resume
-    try:
-        if resume:
-            return directory, load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
+    if not resume:
         directory.write_config(recipe(job))
-    except BaseException as error:
-        directory.__exit__(type(error))
-        raise
-    return directory, {}
+    return directory, load_checkpoint(directory.checkpoint) if directory.has_checkpoint else {}
 
 
 def free_name(job: Job, what: str) -> Path:
@@ -85,11 +81,10 @@ def tell_finished(job: Job, result: Result, shown: Console) -> None:
     shown.table(result.summary, result.run_dir)
 
 
-PLANNED = (
+PLANNED = (  # in place of a larger budget
     "since --student.steps are planned over the run's own budget, without --student.rounds, start a new "
     "run, or train again on what is paid for: run.py retrain"
 )
-"""What to do in place of giving such a run a larger budget."""
 
 
 def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: str) -> None:

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
+from rich.filesize import decimal as size_of
 
 from dfme.answers.asking import Reader
 from dfme.compute import THREADS_GIVEN, worthwhile_threads
@@ -45,11 +45,12 @@ def build_parts(
     """
     require_answers_fit(job, teacher)
     spec = teacher.spec
-    weak = weak_differences(job.estimator, spec) if "estimator" in find_method(job.method).sections else ()
-    for line in (*unfit(job, spec.shape), *weak):
+    estimates = "estimator" in find_method(job.method).sections
+    for line in (*unfit(job, spec.shape), *(weak_differences(job.estimator, spec) if estimates else ())):
         tell(line)
     answers = job.config.answers
-    _require_estimator(job, spec)
+    if estimates:
+        _require_estimator(job, spec)
     make_distance(answers.loss(job.config.student.loss), answers.mode(teacher.label_mode))
     names = teacher.info.class_names
     data = evaluation_images(job.config.evaluation, spec, teacher.num_classes, names, evaluation, tell)
@@ -106,8 +107,6 @@ def runs_preflight(job: Job) -> bool:
 
 def _require_estimator(job: Job, spec: ImageSpec) -> None:
     """UserError if the estimator does not fit the images, or the budget the check that completes it."""
-    if "estimator" not in find_method(job.method).sections:
-        return
     make_estimator(with_placeholder_step(job.estimator, spec), spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
     if runs_preflight(job):
         require_budget(job.config.images, preflight_images(job.estimator, spec))
@@ -123,29 +122,6 @@ def with_placeholder_step(config: EstimatorConfig, spec: ImageSpec) -> Estimator
 
 CGROUP = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 """Of a container, the files with its limit and what is used of it, by versions 2 and 1."""
-
-WEIGHT_BYTES = 4
-
-
-class PlannedBytes(NamedTuple):
-    """Most bytes of a run's state in memory, in a checkpoint, and in a replay on disk."""
-
-    memory: int
-    checkpoint: int
-    replay: int
-
-
-def planned_bytes(job: Job, teacher: Teacher, nets: Nets) -> PlannedBytes:
-    """Per weight its value and two moments, in memory also its gradient; beside them the replay."""
-    networks = [net for net in (*nets.students, nets.generator) if net is not None]
-    weights = sum(parameter.numel() for net in networks for parameter in net.parameters())
-    on_disk, replay = replay_bytes(job, teacher)
-    held = 0 if on_disk else replay
-    return PlannedBytes(
-        memory=4 * WEIGHT_BYTES * weights + held,
-        checkpoint=3 * WEIGHT_BYTES * weights + held,
-        replay=replay if on_disk else 0,
-    )
 
 
 def replay_bytes(job: Job, teacher: Teacher) -> tuple[bool, int]:
@@ -187,11 +163,3 @@ def free_memory(device: torch.device) -> int:
         if all(path.is_file() for path in paths) and (most := paths[0].read_text().strip()).isdecimal():
             free.append(int(most) - int(paths[1].read_text()))
     return max(0, min(free))
-
-
-def size_of(count: int) -> str:
-    """A number of bytes for people."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count / 1e3:.1f} kB"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from rich.filesize import decimal as size_of
 
 from dfme.answers.asking import Reader
 from dfme.compute import DeferredChecks, choose_device
@@ -25,17 +26,15 @@ from dfme.run.components import Nets, build_components, build_method
 from dfme.run.parts import (
     build_parts,
     free_memory,
-    planned_bytes,
+    replay_bytes,
     require_room,
     runs_preflight,
-    size_of,
     with_placeholder_step,
 )
 from dfme.run.scores import evaluation_batch
 from dfme.spec import Teacher
 
-WIDTH = 80
-"""Columns of the table."""
+WIDTH = 80  # columns of the table
 
 
 @dataclass
@@ -58,8 +57,9 @@ class Spending:
         return sum(self.images.values()) - self.images["evaluation"]
 
 
-def spending(job: Job, teacher: Teacher, method: Method, evaluated: int, at_once: int) -> Spending:
-    """Images that the run pays for, by step; ``evaluated`` are scored, ``at_once`` per batch."""
+def spending(job: Job, teacher: Teacher, method: Method, evaluated: int) -> Spending:
+    """Images that the run pays for, by step; so many are ``evaluated``."""
+    at_once = evaluation_batch(teacher.spec.shape)
     wire = teacher.info.wire
     budget = int(job.config.budget)
     rate = wire.images_per_second
@@ -72,9 +72,9 @@ def spending(job: Job, teacher: Teacher, method: Method, evaluated: int, at_once
         spent.add(Ask("evaluation", min(at_once, evaluated - start)))
     for ask in method.asks_before():
         spent.add(ask)
-    while (step := method.asks(spent.iterations)) and spent.charged + times * sum(
-        ask.images for ask in step
-    ) <= budget:
+    while step := method.asks(spent.iterations):
+        if spent.charged + times * sum(ask.images for ask in step) > budget:
+            break
         spent.iterations += 1
         for ask in step:
             spent.add(ask)
@@ -93,10 +93,7 @@ def plan(job: Job) -> str:
         held.callback(teacher.info.close)
         data, pool, nets = build_parts(job, teacher, device, tell=told.append)
         method = method_of(job, teacher, nets, pool)
-        evaluated = 0 if data is None else len(data)
-        spent = spending(
-            job, teacher, method, evaluated, 1 if data is None else evaluation_batch(teacher.spec.shape)
-        )
+        spent = spending(job, teacher, method, 0 if data is None else len(data))
         rows = [
             *_who(job, teacher),
             *_images(job, spent),
@@ -116,20 +113,15 @@ def method_of(job: Job, teacher: Teacher, nets: Nets, pool: ImageSource | None) 
     reader = Reader(job.config.answers, teacher.label_mode, teacher.num_classes)
     oracle = Oracle(teacher, Ledger(int(job.config.budget)), reader=reader)
     streams = Streams(job.config.seed, choose_device(job.config.device))
-    return build_method(
-        job, build_components(job, nets, oracle, streams, DeferredChecks(), pool=pool, directory=Path())
-    )
+    parts = build_components(job, nets, oracle, streams, DeferredChecks(), pool=pool, directory=Path())
+    return build_method(job, parts)
 
 
 def _who(job: Job, teacher: Teacher) -> Iterator[tuple[str, str]]:
-    spec, low, high = teacher.spec, *teacher.spec.bounds
+    low, high = teacher.spec.bounds
     yield "teacher", str(facts_of(job, teacher)["target"])
-    shape = "x".join(map(str, spec.shape))
-    yield (
-        "",
-        f"{teacher.num_classes} classes, images {shape} within {low:g} and {high:g}, answers "
-        f"{teacher.label_mode}",
-    )
+    images = f"images {'x'.join(map(str, teacher.spec.shape))} within {low:g} and {high:g}"
+    yield "", f"{teacher.num_classes} classes, {images}, answers {teacher.label_mode}"
     if inferred := teacher.info.inferred:
         yield "inferred", "; ".join(inferred)
     if teacher.info.remote:
@@ -138,15 +130,11 @@ def _who(job: Job, teacher: Teacher) -> Iterator[tuple[str, str]]:
 
 
 def _images(job: Job, spent: Spending) -> Iterator[tuple[str, str]]:
-    by_purpose = ", ".join(
-        f"{name} {count:,}" for name, count in spent.images.items() if name != "evaluation"
-    )
-    yield "images", f"{spent.charged:,} would be charged: {by_purpose}"
+    purposes = [f"{name} {count:,}" for name, count in spent.images.items() if name != "evaluation"]
+    yield "images", f"{spent.charged:,} would be charged: {', '.join(purposes)}"
     yield "", f"{spent.images['evaluation']:,} more would be asked for evaluation, not charged to the budget"
-    yield (
-        "iterations",
-        f"{spent.iterations:,}" + ("" if spent.iterations else ": the budget does not reach for one"),
-    )
+    none = "" if spent.iterations else ": the budget does not reach for one"
+    yield "iterations", f"{spent.iterations:,}{none}"
     if runs_preflight(job) and job.estimator.directions > 1:
         yield "", "with forward differences; where the check takes central ones, fewer"
     limit = "no limit to a request" if spent.limit is None else f"at most {spent.limit:,} images in one"
@@ -162,39 +150,33 @@ def _price(job: Job, teacher: Teacher, spent: Spending) -> Iterator[tuple[str, s
     }
     slowest = max((count / rate for count, rate in rates.values() if rate), default=0.0)
     at = " and ".join(f"{rate:g} {name}" for name, (_, rate) in rates.items() if rate)
+    time = "not known of a teacher on this machine: the first line of a run's progress says it"
     if at:
-        yield "time", f"at least {duration(slowest)} to ask, at {at} per second; training comes on top"
+        time = f"at least {duration(slowest)} to ask, at {at} per second; training comes on top"
     elif teacher.info.remote:
-        yield (
-            "time",
-            "not known: state the rate by --teacher.images-per-second or --teacher.requests-per-second",
-        )
-    else:
-        yield "time", "not known of a teacher on this machine: the first line of a run's progress says it"
+        time = "not known: state the rate by --teacher.images-per-second or --teacher.requests-per-second"
+    yield "time", time
     price = job.teacher.price_per_1000
-    if price is None:
-        yield "cost", "not known: state the price by --teacher.price-per-1000"
-    else:
-        yield (
-            "cost",
-            f"{images * price / 1000:,.2f} it would be, at {price:g} per 1,000 images, evaluation included",
-        )
+    cost = "not known: state the price by --teacher.price-per-1000"
+    if price is not None:
+        cost = f"{images * price / 1000:,.2f} it would be, at {price:g} per 1,000 images, evaluation included"
+    yield "cost", cost
 
 
 def _space(job: Job, teacher: Teacher, nets: Nets, device: torch.device) -> Iterator[tuple[str, str]]:
     """The student, and the bytes of the run's state in memory and in a checkpoint."""
+    networks = [net for net in (*nets.students, nets.generator) if net is not None]
     parameters = sum(parameter.numel() for parameter in nets.students[0].parameters())
     count = f"{len(nets.students)} of " if len(nets.students) > 1 else ""
     yield "student", f"{count}{nets.arch}, {parameters:,} parameters"
-    planned = planned_bytes(job, teacher, nets)
+    weights = 4 * sum(parameter.numel() for net in networks for parameter in net.parameters())
+    on_disk, replay = replay_bytes(job, teacher)
+    held = 0 if on_disk else replay
     require_room(job, teacher, device)
-    yield (
-        "memory",
-        f"about {size_of(planned.memory)} for networks, optimisers and replay, of "
-        f"{size_of(free_memory(device))} free; a batch's activations and the teacher come on top",
-    )
-    replay = f"; a replay of up to {size_of(planned.replay)} beside it" if planned.replay else ""
-    yield (
-        "checkpoint",
-        f"up to {size_of(planned.checkpoint)} (two are kept, a third while it is written){replay}",
-    )
+    # of a weight there are its value and two moments, in memory also its gradient
+    memory = f"about {size_of(4 * weights + held)} for networks, optimisers and replay, of "
+    memory += f"{size_of(free_memory(device))} free; a batch's activations and the teacher come on top"
+    yield "memory", memory
+    beside = f"; a replay of up to {size_of(replay)} beside it" if on_disk else ""
+    kept = "(two are kept, a third while it is written)"
+    yield "checkpoint", f"up to {size_of(3 * weights + held)} {kept}{beside}"

@@ -17,14 +17,9 @@ from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
 from dfme.run.job import PACKAGE
 
-Content = dict[str, Any]
-"""A recipe as its file gives it, section by section."""
-
-GENERAL = "dfme"
-"""The recipe whose students and schedule suit a method that has no recipe of its own."""
-
-OF_ITS_TEACHER = ("teacher", "evaluation")
-"""Keys of a recipe's file that do not hold for another teacher."""
+Content = dict[str, Any]  # a recipe as its file gives it, section by section
+GENERAL = "dfme"  # its students and schedule suit a method that has no recipe of its own
+OF_ITS_TEACHER = ("teacher", "evaluation")  # keys of a recipe's file that do not hold for another teacher
 
 STUDENT_BATCHES = 240
 SMALLEST_BATCH = 8
@@ -52,8 +47,7 @@ def by_name(name: str) -> Content:
     if name not in files:
         raise UserError(f"recipe: {unknown_choice('recipe', name, names())}")
     content = whole(tidy(load_yaml(files[name])), files[name])
-    student = {key: value for key, value in content.get("student", {}).items() if key != "arch"}
-    return _less(content, *OF_ITS_TEACHER) | {"student": student}
+    return _less(content, *OF_ITS_TEACHER) | {"student": _less(content.get("student", {}), "arch")}
 
 
 def below(named: str, method: str) -> tuple[str, Content]:
@@ -77,9 +71,8 @@ def below(named: str, method: str) -> tuple[str, Content]:
 def unfit(job: Job, shape: Sequence[int]) -> list[str]:
     """A warning, where the job's recipe is made for images of another shape than the teacher's."""
     name = plain_name(job.config.recipe)
-    made_for = (
-        load_yaml(shipped()[name]).get("teacher", {}).get("shape", shape) if name in shipped() else shape
-    )
+    content = load_yaml(shipped()[name]) if name in shipped() else {}
+    made_for = content.get("teacher", {}).get("shape", shape)
     theirs, ours = ("x".join(map(str, each)) for each in (made_for, shape))
     return [
         f"warning: recipe {name} is made for images of {theirs}, this teacher's are {ours}: its budget (now "
@@ -122,9 +115,8 @@ def tidy(content: Mapping[str, Any]) -> Content:
             value = {"name": value}
         if isinstance(value, Mapping) and isinstance(result.get(section, {}), dict):
             inner = {str(each).replace("-", "_"): item for each, item in value.items()}
-            result[section] = result.get(section, {}) | inner
-        else:
-            result[section] = value
+            value = result.get(section, {}) | inner
+        result[section] = value
     return result
 
 
@@ -150,9 +142,8 @@ def fitted(job: Job, said: Callable[[str], bool] = lambda key: False) -> Job:
     for_generator = 0
     size = entry.config().batch_size
     if "estimator" in entry.sections:
-        asked = (
-            2 * job.estimator.directions if job.estimator.form == "central" else 1 + job.estimator.directions
-        )
+        directions = job.estimator.directions
+        asked = 2 * directions if job.estimator.form == "central" else 1 + directions
         for_generator = method.generator_steps * asked
     students = job.config.images * for_students // (for_students + for_generator)
     while size > SMALLEST_BATCH and students < STUDENT_BATCHES * size:

@@ -40,18 +40,15 @@ from dfme.spec import ImageSpec, LabelMode
 from dfme.students.replay import Replay
 from dfme.students.trainer import StudentTrainer
 
-LINES = 10
-"""Lines of progress over the whole training."""
+LINES = 10  # of progress over the whole training
 
 
 @dataclass(frozen=True)
 class PaidAnswers:
     """A run's kept answers, for training: ``replay`` draws, ``batches`` gives all in order.
 
-    ``replayed``: answers that went into its replay, still there or not. ``spent``: images that it paid for in
-    all.
-    ``state``: the rest of the run's checkpoint. ``answers``: what it made of the teacher's, which had the
-    form ``label_mode``.
+    ``replayed``: answers that went into its replay, still there or not. ``spent``: images paid for in all.
+    ``state``: the run's checkpoint. ``answers``: what it made of the teacher's, of form ``label_mode``.
     """
 
     replay: Replay
@@ -66,16 +63,13 @@ class PaidAnswers:
     @property
     def shortfall(self) -> str | None:
         """In a line, what of all that was paid for is not there, and why; None if all of it is."""
-        reasons = []
-        if self.replayed > len(self.replay):
-            reasons.append(
-                f"{self.replayed - len(self.replay):,} older than the --student.replay-capacity last ones"
-            )
-        if self.spent > self.replayed:
-            other = self.spent - self.replayed
-            reasons.append(f"{other:,} that served other ends (gradient estimates, checks, scores)")
+        reasons = {
+            "older than the --student.replay-capacity last ones": self.replayed - len(self.replay),
+            "that served other ends (gradient estimates, checks, scores)": self.spent - self.replayed,
+        }
+        missing = " and not ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count > 0)
         kept = f"{len(self.replay):,} of {self.spent:,} paid answers are kept"
-        return f"{kept}; not {' and not '.join(reasons)}" if reasons else None
+        return f"{kept}; not {missing}" if missing else None
 
 
 def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswers:
@@ -99,28 +93,21 @@ def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswe
             )
         _, spec, num_classes = student_facts(run_dir)
         folder = run_dir / "replay" if kept["items"]["kind"] == "disk" else None
-        # What never overflowed lies in the order of its numbers, and what did fills its window: both are of
-        # this size.
+        # of this size: what never overflowed lies in the order of its numbers, what did fills its window
         replay = Replay(kept["held"], spec, rng or torch.Generator().manual_seed(0), folder)
         replay.load_state_dict(kept)
-        mode = _label_mode(run_dir)
-        answers = from_mapping(
-            AnswersConfig, load_yaml(run_dir / "config.yaml", own=True).get("answers") or {}
-        )
+        config = load_yaml(run_dir / "config.yaml", own=True)
+        mode = _label_mode(run_dir, config)
+        answers = from_mapping(AnswersConfig, config.get("answers") or {})
         images = state["oracle"]["ledger"]["images"]
         spent = sum(count for purpose, count in images.items() if purpose != "evaluation")
         require_paid(replay.batches(spec.at_once(PAID_AT_ONCE)), spec, num_classes, answers.mode(mode))
         return PaidAnswers(replay, spec, mode, num_classes, replay.added, spent, state, answers)
 
 
-def _label_mode(run_dir: Path) -> LabelMode:
+def _label_mode(run_dir: Path, config: dict[str, Any]) -> LabelMode:
     """From the summary of a finished run, else from the configuration, if it was given there."""
-    summary = read_summary(run_dir / "summary.json")
-    found = (
-        summary["label_mode"]
-        if summary
-        else load_yaml(run_dir / "config.yaml", own=True)["teacher"]["label_mode"]
-    )
+    found = (read_summary(run_dir / "summary.json") or config["teacher"])["label_mode"]
     if found is None:
         raise UserError(
             f"{run_dir}: this run is not finished, and its config.yaml does not say teacher.label_mode; "
@@ -136,9 +123,8 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
     ``student.steps`` the student takes as many as the run's own. The schedule runs over the steps. Nothing is
     asked: the evaluation's answers are those on record. Global random state is as it was afterwards.
 
-    Raises:
-        UserError: a run that kept no answers, or settings that do not go with it.
-        RunError: files of the run that are damaged or missing.
+    Raises UserError for a run that kept no answers, or settings that do not go with it, and RunError for
+    files of the run that are damaged or missing.
     """
     device = choose_device(settings.device)
     gpus = [device] if device.type == "cuda" else []
@@ -153,18 +139,18 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
         steps = settings.student.steps or paid.state["trainer"]["steps"]
         student = replace(settings.student, steps=steps, final_share=1.0, rounds=())
         settings = replace(settings, student=student)
-        arch, nets = build_students(
-            settings, max(1, settings.student.count), paid.spec, paid.num_classes, device
-        )
+        arch, nets = build_students(settings, max(1, student.count), paid.spec, paid.num_classes, device)
         torch.manual_seed(derived_seed(settings.seed, "global"))
-        trainer = build_trainer(
-            settings, nets, paid.answers.mode(paid.label_mode), paid.replay, lambda: 1.0, streams
-        )
+        mode = paid.answers.mode(paid.label_mode)
+        trainer = build_trainer(settings, nets, mode, paid.replay, lambda: 1.0, streams)
         with RunDirectory.create(out) as directory:
             seconds = _train(trainer, examination, tell)
             seen = classified(examination, paid.num_classes, student=trainer.delivered)
             save_student(directory.student, trainer.delivered.eval(), arch, paid.spec, paid.num_classes)
-            directory.write_config(dump_yaml(_document(run, settings)))
+            own: dict[str, Any] = plain(settings, "config") | {"budget": 0}
+            own["teacher"] = load_yaml(run / "config.yaml", own=True).get("teacher")
+            own["method"] = {"name": "retrain", "run": str(run)}
+            directory.write_config(dump_yaml(own))
             summary = _summary(run, settings, paid, examination, device_name(device)) | {
                 **dict.fromkeys(("teacher_accuracy", "accuracy", "agreement", "kl")),
                 **score_all(examination, trainer.delivered, trainer.vote),
@@ -201,8 +187,7 @@ def recorded_examination(
 ) -> EvaluationSet | HoldOut:
     """Load what the run's student was scored on, with the answers that its checkpoint holds.
 
-    Raises:
-        UserError: where the images are no longer those that were answered.
+    Raises UserError where the images are no longer those that were answered.
     """
     data = evaluation_images(settings.evaluation, paid.spec, paid.num_classes)
     mode = paid.answers.mode(paid.label_mode) if data is None else paid.label_mode
@@ -214,8 +199,7 @@ def recorded_examination(
         if answered != len(examination):
             raise UserError(
                 f"--evaluation.dataset {settings.evaluation.dataset}: {run} has answers to {answered} "
-                "evaluation "
-                f"images on record, but here are {len(examination)}; leave the run's evaluation as it is"
+                f"evaluation images on record, but here are {len(examination)}; leave it as the run has it"
             )
     with explain_load_errors(run / "checkpoint.pt"):
         require_paid(examination.paid, paid.spec, paid.num_classes, examination.mode)
@@ -238,36 +222,16 @@ def _train(
     return time.monotonic() - started
 
 
-def _document(run: Path, settings: ExtractConfig) -> dict[str, Any]:
-    """Content of config.yaml: settings, the run's teacher, and whose answers these are."""
-    own: dict[str, Any] = plain(settings, "config") | {"budget": 0}
-    teacher = load_yaml(run / "config.yaml", own=True).get("teacher")
-    return own | {"teacher": teacher, "method": {"name": "retrain", "run": str(run)}}
-
-
 def _summary(
     run: Path, settings: ExtractConfig, paid: PaidAnswers, examination: EvaluationSet | HoldOut, device: str
 ) -> dict[str, Any]:
     """The entries of summary.json that are known before the student is; its form is a run's."""
     source = read_summary(run / "summary.json") or {}
-    known = (
-        "method",
-        "seed",
-        "spent",
-        "accuracy",
-        "agreement",
-        "kl",
-        "student_steps",
-        "config_hash",
-        "defences",
-    )
+    known = ("method", "seed", "spent", "accuracy", "agreement", "kl", "student_steps", "config_hash")
+    own = {name: source[name] for name in (*known, "defences") if name in source}
     return {
         "method": "retrain",
-        "source": {
-            "run": str(run),
-            "method": "unfinished",
-            **{name: source[name] for name in known if name in source},
-        },
+        "source": {"run": str(run), "method": "unfinished", **own},
         "answers": len(paid.replay),
         "seed": settings.seed,
         **dict.fromkeys(ACCOUNTS, 0),

@@ -29,25 +29,14 @@ from dfme.run.student_file import save_student
 from dfme.students.optimizers import factor
 from dfme.students.trainer import StudentTrainer
 
-EARLY_SHARE = 0.1
-"""Share of the budget after which it is said if the answers so far are all of one class: a start may be
-poor."""
-
-ACCOUNTS = (
-    "budget",
-    "spent",
-    "spent_by_purpose",
-    "evaluation_queries",
-    "requests",
-    "refused",
-    "failed",
-    "lost",
+EARLY_SHARE = (
+    0.1  # of the budget, after which answers that are all of one class are told: a start may be poor
 )
-"""Figures of the ledger that summary.json has."""
-
-
-FEW_STEPS = 50
-"""Steps of a generator below which a run says that they are few; heuristic."""
+FEW_STEPS = 50  # of a generator, below which a run says that they are few; heuristic
+ACCOUNTS = (  # figures of the ledger that summary.json has
+    *("budget", "spent", "spent_by_purpose", "evaluation_queries"),
+    *("requests", "refused", "failed", "lost"),
+)
 
 
 @dataclass(frozen=True)
@@ -172,11 +161,8 @@ class Run:
         cost = self.method.cost
         each: int = getattr(self.method.config, "generator_steps", 0)
         steps = budget // cost * each
-        if (
-            self.trainer.steps
-            or steps >= FEW_STEPS
-            or not (each and hasattr(self.method, "generator_optimizer"))
-        ):
+        generates = each and hasattr(self.method, "generator_optimizer")
+        if self.trainer.steps or steps >= FEW_STEPS or not generates:
             return
         few = f"{steps} steps of {name}'s generator, too few to train it"
         none = f"no iteration of {name}, which is {cost:,} images, so its generator is not trained by it"
@@ -218,11 +204,11 @@ class Run:
             self.goal.load_state_dict(state["goal"])
         self.streams.load_state_dict(state["streams"])
         self.progress.seconds = state["seconds"]
-        count = self.oracle.spec.at_once(PAID_AT_ONCE)
-        replayed = () if self.trainer.replay is None else self.trainer.replay.batches(count)
+        oracle = self.oracle
+        replay = self.trainer.replay
+        replayed = () if replay is None else replay.batches(oracle.spec.at_once(PAID_AT_ONCE))
         held_back = () if self.goal is None else self.goal.held.paid
         paid = chain(self.method.recent_batches, held_back, replayed)
-        oracle = self.oracle
         require_paid(paid, oracle.spec, oracle.num_classes, oracle.label_mode)
         require_paid(self.examination.paid, oracle.spec, oracle.num_classes, self.examination.mode)
 
@@ -231,18 +217,15 @@ class Run:
         student = self.trainer.delivered.eval()
         self.oracle.ledger.end()
         save_student(self.directory.student, student, self.arch, self.oracle.spec, self.oracle.num_classes)
-        summary = self.summary(student) | self._end(finished)
+        summary = self.summary(student)
+        ended_by = "until_agreement" if self.oracle.remaining else "budget"
+        summary["ended_by"] = ended_by if finished else None
+        summary["held_back"] = None if self.goal is None else {"goal": self.goal.share, **self.goal.latest}
         if finished:
             write_report(self.directory.path, summary=summary)
             self.directory.write_summary(summary)
             self.recorder.finish(summary)
         return Result(student, summary, self.directory.path, finished)
-
-    def _end(self, finished: bool) -> dict[str, Any]:
-        """Reason why the run ended, and what --until-agreement saw last."""
-        ended_by = "until_agreement" if self.oracle.remaining else "budget"
-        seen = None if self.goal is None else {"goal": self.goal.share, **self.goal.latest}
-        return {"ended_by": ended_by if finished else None, "held_back": seen}
 
     def summary(self, student: nn.Module) -> dict[str, Any]:
         """The contents of summary.json for the student as it is."""

@@ -10,11 +10,9 @@ from dfme.compute import evaluating
 from dfme.data import ImageSet
 from dfme.precision import ieee_fp32
 from dfme.spec import ImageSpec, LabelMode
-from dfme.students.losses import log_probabilities
+from dfme.students.losses import make_distance
 
-EVALUATION_BATCH = 500
-"""Images per forward pass while scoring, fewer of large ones; bounds memory, changes no result."""
-
+EVALUATION_BATCH = 500  # images per forward pass while scoring, fewer of large ones; changes no result
 COMPARED = 1 << 24  # scores that are compared at once: bounds memory
 MANY_CLASSES = 100  # from which on the top five are looked at
 
@@ -48,12 +46,8 @@ def compare(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> dict[str, fl
         among_N = largest(scores_NK, 5).gather(1, top_N[:, None])
         result["agreement_top5"] = among_N.double().mean().item()
     if mode.soft:
+        divergence = make_distance("kl", mode)
         pairs = zip(scores_NK.split(many), answers.split(many), strict=True)
-        result["kl"] = torch.cat([_divergence(*pair, mode) for pair in pairs]).mean().item()
+        kl_N = torch.cat([divergence(own.double(), told.double()) for own, told in pairs])
+        result["kl"] = kl_N.mean().item()
     return result
-
-
-def _divergence(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> Tensor:
-    target_NK = log_probabilities(answers.double(), mode)
-    kl_N: Tensor = (target_NK.exp() * (target_NK - scores_NK.double().log_softmax(dim=1))).sum(dim=1)
-    return kl_N

@@ -17,17 +17,10 @@ from dfme.nets import build_net, find_net, is_own
 from dfme.nets.files import on_meta_device, save_module, state_dict_problems
 from dfme.spec import ImageSpec
 
-UNREADABLE = (
-    UserError,
-    SafetensorError,
-    OSError,
-    LookupError,
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    RecursionError,
+UNREADABLE = (  # what reading a file that is no student's can raise
+    *(UserError, SafetensorError, OSError, LookupError),
+    *(TypeError, ValueError, ArithmeticError, RecursionError),
 )
-"""What reading a file that is no student's can raise."""
 NO_STUDENT = "expected the student.safetensors of a run, but it is not"
 
 
@@ -58,13 +51,9 @@ def student_facts(path: str | Path) -> tuple[str, ImageSpec, int]:
     try:
         with safe_open(path, framework="pt") as file:
             facts = file.metadata() or {}
-        bounds = tuple(json.loads(facts["bounds"]))
-        levels = json.loads(facts["levels"])
-        return (
-            facts["arch"],
-            ImageSpec(tuple(json.loads(facts["shape"])), bounds, levels),
-            int(facts["num_classes"]),
-        )
+        shape, bounds = (tuple(json.loads(facts[name])) for name in ("shape", "bounds"))
+        spec = ImageSpec(shape, bounds, json.loads(facts["levels"]))
+        return facts["arch"], spec, int(facts["num_classes"])
     except UNREADABLE as error:
         raise UserError(f"{path}: {NO_STUDENT}: {error}") from error
 
@@ -94,9 +83,8 @@ def load_student(path: str | Path, arch: Callable[..., Any] | str | None = None)
             net = build()
         _require_fit(net, name, state)
     except UNREADABLE as error:
-        raise UserError(
-            f"{path}: {NO_STUDENT if arch is None else f'its network is {name}'}: {error}"
-        ) from error
+        what = NO_STUDENT if arch is None else f"its network is {name}"
+        raise UserError(f"{path}: {what}: {error}") from error
     net.load_state_dict(state, strict=False)
     net.spec = spec  # type: ignore[assignment]
     net.num_classes = num_classes  # type: ignore[assignment]

@@ -17,9 +17,8 @@ from dfme.errors import RunError
 from dfme.files import disk_error, make_folder, open_file, replacing
 from dfme.spec import ImageSpec
 
-DTYPES = {torch.uint8: "|u1", torch.float32: "<f4", torch.int64: "<i8"}
-"""How each kind of number stands in the file: little-endian, on every machine."""
-
+DTYPES = {torch.uint8: "|u1", torch.float32: "<f4", torch.int64: "<i8"}  # in the file, on every machine
+CRC_BYTES = 4  # of the checksum of an item on disk
 ADVICE = "restore the file as the run left it, or start a new run in another --out"
 
 
@@ -162,10 +161,6 @@ class DiskStore:
         return item
 
 
-CRC_BYTES = 4
-"""Bytes of the checksum of an item on disk."""
-
-
 def rows_for(capacity: int) -> int:
     """Rows of a file for ``capacity`` items and those that the checkpoints before need."""
     return capacity + capacity // 4 + 1
@@ -179,7 +174,6 @@ class Coding:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number format of a kept image."""
         return torch.uint8 if self.spec.levels is not None and self.spec.levels <= 256 else torch.float32
 
     def item_bytes(self, answer: int, on_disk: bool) -> int:
@@ -210,54 +204,46 @@ class MemoryStore:
     def __init__(self, capacity: int, device: torch.device) -> None:
         self._capacity = capacity
         self._device = device
-        self._images: Tensor | None = None
-        self._answers: Tensor | None = None
+        self._kept: list[Tensor] = []  # the images and the answers
 
     def write(self, first: int, coded_BCHW: Tensor, answers: Tensor) -> None:
         """Items ``first`` and on, at most ``capacity`` of them; they take the place of the oldest."""
-        images_kept, answers_kept = self._reserved(coded_BCHW, answers)
         start = first % self._capacity
         head = min(len(coded_BCHW), self._capacity - start)
-        for kept, new in ((images_kept, coded_BCHW), (answers_kept, answers)):
+        for kept, new in zip(self._reserved(coded_BCHW, answers), (coded_BCHW, answers), strict=True):
             kept[start : start + head] = new[:head]
             kept[: len(new) - head] = new[head:]
 
     def read(self, slots_B: Tensor) -> tuple[Tensor, Tensor]:
         """The coded images and the answers of these items."""
-        assert self._images is not None, "nothing was added yet"
-        assert self._answers is not None
         place_B = slots_B % self._capacity
         # index_select gathers whole rows, three times as fast as indexing does on a CPU.
-        return self._images.index_select(0, place_B), self._answers.index_select(0, place_B)
+        images, answers = (kept.index_select(0, place_B) for kept in self._kept)
+        return images, answers
 
     def state_dict(self, first: int, end: int) -> dict[str, Any]:
         """Copies of the items from ``first`` to ``end``, which are all that it holds, by place."""
-        held = end - first
-        return {
-            "kind": "memory",
-            "images": None if self._images is None else self._images[:held].clone(),
-            "answers": None if self._answers is None else self._answers[:held].clone(),
-        }
+        images, answers = [kept[: end - first].clone() for kept in self._kept] or (None, None)
+        return {"kind": "memory", "images": images, "answers": answers}
 
     def load_state_dict(self, state: dict[str, Any], first: int, end: int) -> None:
         """Load what ``state_dict`` gave."""
         if held := end - first:
-            self._images = self._answers = None  # room is made for answers such as these
-            images_kept, answers_kept = self._reserved(state["images"], state["answers"])
-            images_kept[:held] = state["images"]
-            answers_kept[:held] = state["answers"]
+            self._kept = []  # room is made for answers such as these
+            items = state["images"], state["answers"]
+            for kept, own in zip(self._reserved(*items), items, strict=True):
+                kept[:held] = own
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def _reserved(self, images: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+    def _reserved(self, *items: Tensor) -> list[Tensor]:
         """Room for ``capacity`` items such as these."""
-        if self._images is None or self._answers is None:
-            self._images, self._answers = (
-                torch.empty(self._capacity, *like.shape[1:], dtype=like.dtype, device=self._device)
-                for like in (images, answers)
-            )
-        return self._images, self._answers
+        self._kept = self._kept or [
+            torch.empty(self._capacity, *like.shape[1:], dtype=like.dtype, device=self._device)
+            for like in items
+        ]
+        return self._kept
 
 
 class Replay:
@@ -279,15 +265,10 @@ class Replay:
         self._store: MemoryStore | DiskStore = (
             MemoryStore(capacity, rng.device) if folder is None else DiskStore(folder, capacity, self._coding)
         )
-        self._added = 0
+        self.added = 0  # items that were ever kept; the number of the next
 
     def __len__(self) -> int:
-        return min(self._added, self.capacity)
-
-    @property
-    def added(self) -> int:
-        """Items that were ever kept; the number of the next."""
-        return self._added
+        return min(self.added, self.capacity)
 
     def size(self, answer: int) -> int:
         """Bytes of its items when full, in memory or on disk, with answers of so many bytes."""
@@ -298,34 +279,30 @@ class Replay:
         """Store a batch of paid images and answers, dropping the oldest. RunError for disk errors."""
         images_BCHW = images_BCHW[-self.capacity :]
         answers = answers[-self.capacity :]
-        self._store.write(self._added, self._coding.encode(images_BCHW), answers)
-        self._added += len(images_BCHW)
+        self._store.write(self.added, self._coding.encode(images_BCHW), answers)
+        self.added += len(images_BCHW)
 
     def sample(self, count: int) -> tuple[Tensor, Tensor]:
         """``count`` images (float32, within the bounds) and answers, from at least one stored."""
-        assert self._added, "nothing was added yet"
+        assert self.added, "nothing was added yet"
         place_B = torch.randint(len(self), (count,), generator=self._rng, device=self._device)
         return self._read(self._oldest + (place_B - self._oldest) % self.capacity)
 
     def batches(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All images and answers held, ``count`` at a time, the oldest first."""
-        end = self._added
+        end = self.added
         for start in range(self._oldest, end, count):
             yield self._read(torch.arange(start, min(start + count, end), device=self._device))
 
     def state_dict(self) -> dict[str, Any]:
         """State as plain tensors and numbers; items on disk are flushed and not in it."""
-        held = len(self)
-        return {
-            "added": self._added,
-            "held": held,
-            "items": self._store.state_dict(self._oldest, self._added),
-        }
+        items = self._store.state_dict(self._oldest, self.added)
+        return {"added": self.added, "held": len(self), "items": items}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what ``state_dict`` gave. RunError for a file on disk that is missing or cut short."""
-        self._added = state["added"]
-        self._store.load_state_dict(state["items"], self._oldest, self._added)
+        self.added = state["added"]
+        self._store.load_state_dict(state["items"], self._oldest, self.added)
 
     def close(self) -> None:
         """Close what is open on disk; closing twice is no error."""
@@ -333,8 +310,7 @@ class Replay:
 
     @property
     def _oldest(self) -> int:
-        """The number of the oldest item held."""
-        return self._added - len(self)
+        return self.added - len(self)
 
     def _read(self, slots_B: Tensor) -> tuple[Tensor, Tensor]:
         coded_BCHW, answers = self._store.read(slots_B)

@@ -127,17 +127,8 @@ def test_bytes_too_few_for_an_image_are_refused_before_a_query(
         *SMALL,
         *f"--teacher.checkpoint {PROJECT}/teachers/checkpoints/digits.safetensors --out run".split(),
     ]
-    for text, says in (
-        ("10", "--student.replay-bytes 10: expected room for an image"),
-        ("twelve", "--student.replay-bytes: expected a number of bytes such as 500MB or 20GB, got 'twelve'"),
-        ("0GB", "--student.replay-bytes: expected"),
-    ):
-        assert main([*words, "--student.replay-steps", "1", "--student.replay-bytes", text]) == 2
-        said = capsys.readouterr().err
-        assert says in said
-        assert said.count("\n") == 1
-    assert main([*words, "--student.replay-steps", "0", "--student.replay-bytes", "1MB"]) == 2
-    assert "takes effect only with --student.replay-steps" in capsys.readouterr().err
+    assert main([*words, "--student.replay-steps", "1", "--student.replay-bytes", "10"]) == 2
+    assert "--student.replay-bytes 10: expected room for an image" in capsys.readouterr().err
     assert not Path("run").exists()
     assert main([*words, "--student.replay-steps", "1", "--student.replay-bytes", "2.5kB"]) == 0
     state = torch.load("run/checkpoint.pt", weights_only=True)

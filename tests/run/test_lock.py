@@ -4,21 +4,17 @@ import errno
 import fcntl
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from small_runs import SMALL, Metered, clone, ctrl_c, student
+from small_runs import SMALL
 from tables import all_hold
 
 from dfme.cli.main import main
 from dfme.errors import UserError
 from dfme.run import lock
-from dfme.run.directory import RunDirectory
 from dfme.run.lock import DirectoryLock
 
 NODE = json.dumps({"host": "node7", "pid": 4711})
@@ -66,17 +62,6 @@ def test_an_old_one_or_one_yet_to_come_is_taken_over_and_said(
     assert held.note.startswith(f"{tmp_path}: taken over from process 4711 on node7, ")
     assert json.loads(file.read_text())["pid"] == os.getpid()
     held.close()
-
-
-def test_a_run_says_that_it_took_over_and_goes_on(
-    tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    assert not clone(out, Metered({7: ctrl_c})).finished
-    left(out, 300)
-    assert clone(out, Metered(), resume=True, progress=True).finished
-    assert "taken over from process 4711 on node7, 300 s" in capsys.readouterr().err
-    assert student(out) == student(whole)
 
 
 def test_of_this_host_flock_decides_alone(tmp_path: Path) -> None:
@@ -145,40 +130,6 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
         DirectoryLock(out)
     assert (tmp_path / "precious").read_text() == "mine"
     assert not (tmp_path / "nowhere").exists()
-
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from dfme.run import lock
-from dfme.run.directory import RunDirectory
-lock.BEAT_SECONDS = 0.2
-directory = RunDirectory.create(Path(sys.argv[1]))
-directory.write_config("budget: 1")
-print("held", flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.mark.integration
-def test_it_beats_and_keeps_others_out_while_its_process_waits_and_no_longer(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    holder = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=rf"in use by process {holder.pid}"):
-            RunDirectory.open_for_resume(tmp_path)
-        beats = set[float]()
-        deadline = time.monotonic() + 20
-        while len(beats) < 4:
-            assert time.monotonic() < deadline
-            beats.add((tmp_path / ".lock").stat().st_mtime)
-            time.sleep(0.05)
-    finally:
-        holder.send_signal(signal.SIGKILL)
-        holder.communicate()
-    assert json.loads((tmp_path / ".lock").read_text())["pid"] == holder.pid
-    RunDirectory.open_for_resume(tmp_path).close()  # flock is free, and the holder was of this host
 
 
 def test_a_person_is_told_of_the_other_host_in_one_line(

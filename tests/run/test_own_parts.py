@@ -232,6 +232,7 @@ NETS: dict[str, tuple[dict[str, Any], str]] = {
         r'expected a Conv2d in it, for estimator=\{"direction": "range"\}',
     ),
     "local": ({"method": LOCAL}, "class at the top of a mod"),
+    "labels": ({"method": Mine, "label_mode": "label"}, "Mine.* needs a teacher that answers probabilities"),
 }
 
 
@@ -244,25 +245,6 @@ def test_a_network_that_does_not_fit_is_refused_before_the_first_query(what: str
     assert teacher.calls == 0
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_answers_that_a_method_cannot_use_are_refused_before_the_first_query(tmp_path: Path) -> None:
-    teacher = Metered()
-    with pytest.raises(UserError, match=r"Mine.* needs a teacher that answers probabilities"):
-        clone(tmp_path / "run", teacher, **OWN, label_mode="label")
-    assert teacher.calls == 0
-
-
-class Greedy(Mine):
-    """Asks for more than it states."""
-
-    def step(self) -> Any:
-        return self.pay_in_batches(self.cost + 1)
-
-
-def test_the_loop_holds_them_to_their_cost(tmp_path: Path) -> None:
-    with pytest.raises(dfme.DfmeError, match="Greedy spent 101 images in a step that costs 100"):
-        clone(tmp_path / "run", Metered(), method=Greedy)
 
 
 def test_the_seed_makes_the_weights_of_each_of_several() -> None:
@@ -278,19 +260,11 @@ def test_the_seed_makes_the_weights_of_each_of_several() -> None:
 # The student's file
 
 
-SPEC = ImageSpec((1, 8, 8))
-
-
-class Only(nn.Sequential):
-    def __init__(self, num_classes: int = 10) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
-
-
 @pytest.mark.parametrize(
     "name", ["os:system", "shutil:rmtree", "builtins:exec", "nowhere:Net", "a:b:c", ":", f"{__name__}:boom"]
 )
 def test_nothing_is_called_that_makes_no_network(name: str, tmp_path: Path) -> None:
-    save_student(tmp_path / "student.safetensors", Only(), name, SPEC, 10)
+    save_student(tmp_path / "student.safetensors", Net(), name, SPEC, 10)
     with pytest.raises(UserError, match="its network is "):
         dfme.load_student(tmp_path, arch=name)
 
@@ -302,7 +276,7 @@ def test_a_file_alone_imports_nothing(
     name = "imported_by_nobody"
     Path(f"{name}.py").write_text("raise SystemExit('imported')\n")
     weights = tmp_path / "student.safetensors"
-    save_student(weights, Only(), f"{name}:Net", SPEC, 10)
+    save_student(weights, Net(), f"{name}:Net", SPEC, 10)
     told = (
         rf"its network is {name}:Net, and no file alone .*: in Python, say dfme.load_student\(path, "
         r"arch=Net\)"
@@ -313,9 +287,9 @@ def test_a_file_alone_imports_nothing(
     assert "no file alone has a module imported" in capsys.readouterr().err
     assert name not in sys.modules
     with torch.no_grad():
-        own = dfme.load_student(weights, arch=Only)(torch.rand(2, 1, 8, 8))
+        own = dfme.load_student(weights, arch=Net)(torch.rand(2, 1, 8, 8))
     assert own.shape == (2, 10)
-    config = f"student: {{arch: '{__name__}:Only'}}\n"
+    config = f"student: {{arch: '{__name__}:Net'}}\n"
     (tmp_path / "config.yaml").write_text(sealed(config))  # a run's own says it
     assert load_student_of_run(weights).arch == f"{name}:Net"
 

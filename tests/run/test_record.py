@@ -1,10 +1,9 @@
-"""The record says what was audited, when, and with how many threads; a run goes on with the same."""
+"""The record says what was audited, and when."""
 
 import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ import yaml
 from hostile import Hostile
 from http_runs import command, extract, finished, summary
 from protocols import tensor
-from small_runs import BUDGET, SMALL, Metered, break_down, clone, ctrl_c
+from small_runs import BUDGET, SMALL, Metered, clone, ctrl_c
 
 from dfme.cli.extract import parse_extract
 from dfme.cli.main import main
 from dfme.compute import DeferredChecks
-from dfme.errors import TeacherError, UserError
+from dfme.errors import UserError
 from dfme.nets import build_net
 from dfme.run.build import build_oracle
 from dfme.run.directory import RunDirectory
@@ -309,31 +308,6 @@ def test_what_a_service_announces_is_the_same_in_every_stretch(
         facts = summary(out)["teacher"]
     same = {"kind": "v2", "url": server.url, "model": "m", "target": f"{server.url}, model m", "files": {}}
     assert facts == same | PARAMETERS | {"shape": [1, 8, 8], "num_classes": 10, "bounds": [0.0, 1.0]}
-
-
-# Threads
-
-
-@pytest.fixture
-def threads() -> Iterator[int]:
-    """One for now; the number of this process is put back."""
-    now = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield 1
-    torch.set_num_threads(now)
-
-
-def test_a_run_goes_on_with_its_own_number_of_threads(
-    threads: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    with pytest.raises(TeacherError):
-        clone(out, Metered({9: break_down}), device="cpu")
-    torch.set_num_threads(3)
-    assert clone(out, Metered(), device="cpu", resume=True, progress=True).finished
-    assert "begun with 1 threads of torch, this process had 3" in capsys.readouterr().err
-    assert [each["threads"] for each in events(out, "stretch")] == [1, 1]
-    assert torch.get_num_threads() == 3
 
 
 def test_images_of_no_known_size_are_those_of_the_evaluation(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,8 +82,6 @@ def test_the_summary_is_whole_or_absent(tmp_path: Path) -> None:
     assert not run.summary.exists()
     run.write_summary({"method": "dfme", "accuracy": None})
     assert json.loads(run.summary.read_text()) == {"method": "dfme", "accuracy": None}
-    run.withdraw_summary()
-    assert not run.summary.exists()
 
 
 def raising(failure: type[BaseException]) -> Callable[..., NoReturn]:

@@ -100,8 +100,8 @@ def test_a_run_says_and_records_its_threads_and_goes_on_with_them(
     assert not run_job(job, own_process=True, console=False, callback=lambda *_: True).finished
     unsaid(-1)
     assert main(["--resume", "--out", "killed"]) == 0
+    assert "begun with 1 threads of torch, this process had 3" in capsys.readouterr().err
     assert [each["threads"] for each in summary("killed")["stretches"]] == [1, 1]
-    capsys.readouterr()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as if it had been there when torch was loaded
     torch.set_num_threads(1)
     assert main([*RUN, "--out", "said"]) == 0
