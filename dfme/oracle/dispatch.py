@@ -2,8 +2,7 @@
 
 A request that the service says it did not serve (``Refused``) is given back. Whatever else an ask ends in
 without an answer on record, Ctrl-C and a full disk included, leaves it charged as ``failed``: it may have
-been served. Refused and ``Unanswered`` requests may be made again, by the ``RequestPolicy`` that the teacher
-carries. Every answer is in the journal before it is handed on. Which answer belongs to which image never
+been served. Every answer is in the journal before it is handed on. Which answer belongs to which image never
 depends on timing.
 """
 
@@ -30,10 +29,7 @@ Answered = tuple[int, Tensor]
 
 
 class Part(NamedTuple):
-    """Images of one request: ``start`` is the first one's place in a batch of ``batch``.
-
-    ``position``: images that the teacher answered before these, in the whole run.
-    """
+    """Images of one request, from ``start`` on of ``batch``; ``position``: images that the run had before."""
 
     start: int
     query_BCHW: Tensor
@@ -42,7 +38,7 @@ class Part(NamedTuple):
 
 
 class Dispatcher:
-    """Send a batch in requests; charge each in ``ledger`` first; retry; record in ``journal``.
+    """Send a batch in requests; charge each first; retry by the teacher's policy; record in the journal.
 
     ``tell`` is called with a line for each request that fails.
     """
@@ -79,13 +75,10 @@ class Dispatcher:
         self.seconds = 0.0
 
     def replay_answer(self, part_BCHW: Tensor, record: Record, purpose: Purpose) -> None:
-        """Move the teacher's state past a recorded answer, unless it was an undefended one.
-
-        RunError where it would answer otherwise.
-        """
+        """Move the teacher's state past a recorded answer; RunError where it would answer otherwise."""
         own = self._teacher.info.stateful
         if own is None or (purpose not in CHARGED and self._ask_undefended is not self._ask):
-            return
+            return  # an undefended answer moves nothing
         try:
             with torch.no_grad(), torch.autocast(part_BCHW.device.type, enabled=False):
                 own.replay_answer(part_BCHW.clone(), record.answers.to(part_BCHW.device, copy=True))
@@ -98,7 +91,7 @@ class Dispatcher:
 
     @property
     def waited(self) -> float:
-        """Seconds that requests of this session waited, for the rate limit or to be made again."""
+        """Seconds that requests of this session waited."""
         return self._limiter.waited
 
     @property
@@ -113,7 +106,8 @@ class Dispatcher:
             BudgetExhausted: if the budget does not cover making a failed request again.
             TeacherError: if the service failed for good; what was answered meanwhile is in the journal.
         """
-        parts = self._split(batch, self._limit(len(batch.query_BCHW)))
+        limits = (self._max_batch, self._limiter.max_images)
+        parts = self._split(batch, min([len(batch.query_BCHW), *filter(None, limits)]))
         one_by_one = len(parts) == 1 or self._policy.in_flight == 1
         alone = len(parts) if one_by_one else int(not self._fits)  # the first of all may be in vain
         answers = [each for part in parts[:alone] for each in self._answer(part, purpose, lambda: False)]
@@ -128,13 +122,7 @@ class Dispatcher:
                 with contextlib.suppress(RunError):
                     self._ledger.fail(self._asked.pop(), KeyboardInterrupt.__name__)
 
-    def _limit(self, images: int) -> int:
-        limits = [limit for limit in (self._max_batch, self._limiter.max_images) if limit]
-        return min([images, *limits])
-
     def _split(self, part: Part, most: int) -> list[Part]:
-        if len(part.query_BCHW) <= most:
-            return [part]
         starts = range(0, len(part.query_BCHW), most)
         return [
             Part(part.start + start, part.query_BCHW[start : start + most], part.batch, part.position + start)
@@ -142,10 +130,7 @@ class Dispatcher:
         ]
 
     def _side_by_side(self, parts: Sequence[Part], purpose: Purpose) -> list[Answered]:
-        """Send several parts at once; after a failure no other is sent, but answers on their way are awaited.
-
-        The threads are daemons: a second Ctrl-C does not wait for a service that does not answer.
-        """
+        """Send several parts at once; after a failure no other is sent; answers on their way are awaited."""
         waiting = deque(parts)
         answers = list[Answered]()
         errors = list[BaseException]()
@@ -161,10 +146,9 @@ class Dispatcher:
                 except BaseException as error:
                     errors.append(error)
 
-        threads = [
-            threading.Thread(target=work, name="dfme-dispatch", daemon=True)
-            for _ in range(min(self._policy.in_flight, len(parts)))
-        ]
+        # Daemons: a second Ctrl-C does not wait for a service that does not answer.
+        several = range(min(self._policy.in_flight, len(parts)))
+        threads = [threading.Thread(target=work, name="dfme-dispatch", daemon=True) for _ in several]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -258,6 +242,6 @@ class Dispatcher:
             raise DfmeError("the run has ended; nothing more is sent")
 
     def _report(self, reason: str, line: str) -> None:
-        """Report a failure; all failures for one reason have equal text, so that they can be counted."""
+        """Tell a failure: all for one reason in equal words, so that they can be counted."""
         with self._lock:
             self.tell(self._told.setdefault(reason, line))

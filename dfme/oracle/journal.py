@@ -4,14 +4,10 @@
     record = header (charge number, digest of the query, its place in its batch, dtype, shape, crc32 of the
              payload and of itself) + payload (the answers as they are in memory)
 
-A batch may be sent in parts, several at once; their records stand in the order in which their answers came.
-
-A checkpoint holds the place of the next record (``state_dict``). A journal opened with it first reads the
-records from there on: the answers that were paid and used since, in order. Segments that neither the last
-checkpoint nor the one before needs are deleted when the next segment begins.
-
-Records survive the death of the process at any instant (SIGKILL); a power cut may lose the last of them,
-unless each is waited for until it is on the disk (``fsync``).
+Parts of a batch stand in the order in which their answers came. A checkpoint holds the place of the next
+record (``state_dict``); a journal opened with it first reads the records from there on. Segments that neither
+the last checkpoint nor the one before needs are deleted when the next begins. Records survive the death of
+the process at any instant; a power cut may lose the last of them, unless each is waited for (``fsync``).
 """
 
 import contextlib
@@ -40,11 +36,7 @@ ABANDONED = bytes(DIGEST_BYTES)
 
 @dataclass(frozen=True)
 class Record:
-    """One answered request: the number of its charge, the digest of its query, and the answers.
-
-    ``start``: number of its first image within the batch that it is a part of; ``batch``: images in that
-    batch.
-    """
+    """One answered request: number of its charge, digest of its query, answers, place in its batch."""
 
     seq: int
     digest: bytes
@@ -54,7 +46,7 @@ class Record:
 
     @property
     def abandoned(self) -> bool:
-        """True if it says that its batch was given up, for want of budget to ask again after a failure."""
+        """True if its batch was given up, for want of budget to ask again after a failure."""
         return self.digest == ABANDONED
 
 
@@ -66,10 +58,7 @@ class RecordPosition(NamedTuple):
 
 
 def digest(query_BCHW: Tensor) -> bytes:
-    """Sixteen bytes (of SHA-256, which processors have built in) for a query's bytes, shape and dtype.
-
-    The query is on the CPU.
-    """
+    """Sixteen bytes of SHA-256 for a CPU query's bytes, shape and dtype."""
     code = hashlib.sha256(query_BCHW.contiguous().numpy().data)
     code.update(f"{tuple(query_BCHW.shape)} {query_BCHW.dtype}".encode())
     return code.digest()[:DIGEST_BYTES]
@@ -94,7 +83,7 @@ class Journal:
 
     @property
     def replaying(self) -> bool:
-        """True if there is a record left to read again."""
+        """True if a record is left to be read again."""
         return self._next is not None
 
     def peek(self) -> Record:
@@ -109,7 +98,7 @@ class Journal:
         self._next = next(self._records, None)
 
     def abandon(self, seq: int) -> None:
-        """Record that the batch in progress was given up after charge ``seq``, its parts unused."""
+        """Record that the batch in progress was given up after charge ``seq``."""
         self.append(Record(seq, ABANDONED, torch.empty(0), 0, 0))
 
     def append(self, record: Record) -> None:
@@ -141,8 +130,7 @@ class Journal:
     def rotate(self) -> None:
         """Call once a checkpoint with this ``state_dict`` is saved: begin a segment, delete what none needs.
 
-        What the checkpoint before needs stays, in case the new one is lost. While records are still being
-        read again, no segment begins.
+        What the checkpoint before needs stays. While records are still read again, no segment begins.
         """
         keep = self._start.segment
         self._start = self._place
@@ -177,10 +165,7 @@ class Journal:
             end = RecordPosition(segment, start.offset if segment == start.segment else 0)
             path = self._path(segment)
             if not path.exists() and self._segments():
-                raise RunError(
-                    f"{path}: missing, with other segments there; restore it, or delete {self.folder} to pay "
-                    "again for what was answered since the checkpoint"
-                )
+                raise _broken(path, end.offset, "it is missing, with other segments there")
             if not path.exists():  # nothing was answered yet, or the owner of the run deleted the journal
                 break
             for record, after in _records(path, end, torn_end=segment == last):

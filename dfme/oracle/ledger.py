@@ -1,11 +1,10 @@
 """Ledger: images paid by purpose, and the budget left; charges are on file before a send.
 
-How a run resumes: ``ledger.jsonl`` is the true history, and may be ahead of the counters in a checkpoint
-(``state_dict``). A resumed ledger starts with those counters and repeats history: ``replay`` counts the
-charge of each answer that the journal still holds, and writes nothing. Then ``settle`` writes off as ``lost``
-every charge whose answer nobody has; these images are not in ``spent``, so the budget buys what an
-uninterrupted run buys. A charge that ``failed`` stays charged, in the replay too. A changed budget comes into
-force at ``settle``. Charges are numbered without a gap, over all sessions of a run.
+How a run resumes: ``ledger.jsonl`` is the true history, and may be ahead of a checkpoint's counters. A
+resumed ledger starts with those and repeats history: ``replay`` counts the charge of each answer that the
+journal still holds. Then ``settle`` writes off as ``lost`` every charge whose answer nobody has: these images
+are not in ``spent``, so the budget buys what an uninterrupted run buys. A charge that ``failed`` stays
+charged. A changed budget comes into force at ``settle``.
 """
 
 import contextlib
@@ -40,12 +39,9 @@ class Ledger:
 
     ``path``: the file; without one nothing is written. ``state``: from a checkpoint's ``state_dict``.
     ``facts``: what the teacher is, plain JSON, for the file's first line. ``fsync``: a line is on the disk
-    when it counts.
-
-    ``spent``: images charged; ``position``: number of the last charge that is counted; ``teacher``: the facts
-    on record; ``stretches``: when the run began, went on and ended, and with how many threads. Raises
-    UserError for a budget below 1 or below what is spent and for facts that are not those on record, RunError
-    for a damaged file or one that the checkpoint does not fit.
+    when it counts. ``position``: number of the last charge that is counted. Raises UserError for a budget
+    below 1 or what is spent and for facts that are not those on record, RunError for a damaged file or one
+    that the checkpoint does not fit.
     """
 
     def __init__(
@@ -91,11 +87,8 @@ class Ledger:
     @property
     def budget(self) -> int:
         """Images that may be charged; the one of old while a resumed run repeats what it did under it."""
-        return (
-            self._wanted_budget
-            if self._settled
-            else self._history.budget(self.position) or self._wanted_budget
-        )
+        old = None if self._settled else self._history.budget(self.position)
+        return old or self._wanted_budget
 
     @property
     def remaining(self) -> int:
@@ -146,8 +139,7 @@ class Ledger:
         Raises BudgetExhausted, or RunError if the file cannot be written; nothing is charged then.
         """
         self.settle()
-        # failures of the request that was in flight: they belong to this one
-        self.replay_failures(self.requests)
+        self.replay_failures(self.requests)  # of the request that was in flight: they belong to this one
         self.require(images, purpose)
         if images < 1:
             raise ValueError(f"images: expected at least 1 in a request, got {images}")
@@ -200,8 +192,6 @@ class Ledger:
 
     def replay_failures(self, seq: int) -> None:
         """Count again the failed charges up to number ``seq``; nothing is written."""
-        if not self._failed_ahead:
-            return
         for number in [number for number in self._failed_ahead if number <= seq]:
             charge = self._failed_ahead.pop(number)
             self.failed += charge.images
@@ -225,14 +215,9 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """Counters for a checkpoint, plain numbers, without ``transfer`` and ``benign`` charges."""
-        return {
-            "seq": self.position,
-            "images": {purpose: self._images[purpose] for purpose in (*CHARGED, "evaluation")},
-            "requests": self.requests,
-            "refused": self.refused,
-            "failed": self.failed,
-            "lost": self.lost,
-        }
+        images = {purpose: self._images[purpose] for purpose in (*CHARGED, "evaluation")}
+        counts = {name: getattr(self, name) for name in ("requests", "refused", "failed", "lost")}
+        return {"seq": self.position, "images": images, **counts}
 
     def sync(self) -> None:
         """Wait until the file is on the disk; done before a checkpoint, which must not be ahead of it."""

@@ -25,33 +25,24 @@ from dfme.errors import RunError, UserError
 from dfme.files import whole_lines
 
 Purpose = Literal["generator", "student", "seed", "check", "evaluation", "transfer", "benign"]
-"""What a query is for. Not charged to the budget are ``evaluation``, ``transfer`` (an audit examines finished
-copies) and ``benign`` (images of honest users, on which defences and detectors are calibrated and measured):
-they are recorded, reported and part of the cost."""
+"""What a query is for. Recorded and part of the cost, but not charged to the budget, are ``evaluation``,
+``transfer`` (an audit examines finished copies) and ``benign`` (images of honest users)."""
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 CHARGED: tuple[Purpose, ...] = ("generator", "student", "seed", "check")
-
-
-TOLD_ONLY = ("target", "adapter", "source")
-"""Facts that follow from others, or that may change: code of one's own is mended when a teacher fails."""
-
-MAX_SHOWN = 200
-"""Letters shown of what is wrong with a line."""
+TOLD_ONLY = ("target", "adapter", "source")  # facts that follow from others, or that may change
+MAX_SHOWN = 200  # letters of what is wrong with a line
 
 
 class Charge(NamedTuple):
-    """One request: how many images, and what for."""
-
     images: int
     purpose: Purpose
 
 
 @dataclass(frozen=True)
 class Totals:
-    """A ledger added up, in images (``requests`` in requests).
+    """A ledger added up over all sessions, in images (``requests`` in requests).
 
-    ``requests``, ``refused``, ``failed`` and ``lost`` count what really was sent, in all sessions of a run.
     ``failed`` images were charged (or recorded, for evaluation) without an answer to learn from.
     ``benign_queries`` has those of charges and those that a teacher of one's own was asked ``beside`` them.
     """
@@ -79,8 +70,7 @@ class History:
     """The lines of a ledger so far; ``kept`` holds the charges that were neither refused nor lost.
 
     ``failed`` numbers those of them that have no answer and stay charged. ``reasons`` counts requests that
-    were refused or failed by the reason given. ``teacher``: what the run was started with, if it says.
-    ``check``: of the last line.
+    were refused or failed by the reason given.
     """
 
     run: str = ""
@@ -97,11 +87,6 @@ class History:
     lost: int = 0
     beside: int = 0
     size: int = 0
-
-    @property
-    def failed_images(self) -> int:
-        """Images of charges that failed."""
-        return sum(self.kept[seq].images for seq in self.failed)
 
     def images(self, until: int | None = None) -> dict[Purpose, int]:
         """Images kept per purpose, of all charges or of those numbered up to ``until``."""
@@ -213,9 +198,8 @@ def _shown(value: object, most: int = MAX_SHOWN) -> str:
 def read_history(path: Path) -> History:
     """Read a ledger; ``size`` is the end of its last whole line.
 
-    A last line without its newline was torn by a kill before the send: nothing was sent for it, and it is
-    left out. Anything else that is not a line of a ledger raises RunError with file and line number: a run
-    never restarts silently, and its budget never grows because a line cannot be read.
+    A last line without its newline was torn by a kill before the send and is left out. Anything else that is
+    not a line of a ledger raises RunError: a budget never grows because a line cannot be read.
     """
     history = History()
     try:
@@ -233,10 +217,7 @@ def read_history(path: Path) -> History:
 
 
 def audit(path: Path) -> Totals:
-    """Add a ledger up from its file alone, checking every line against the ones before it.
-
-    Raises RunError for a missing or damaged file.
-    """
+    """Add a ledger up from its file alone; RunError for a missing or damaged one."""
     history = read_history(path)
     images = history.images()
     return Totals(
@@ -246,7 +227,7 @@ def audit(path: Path) -> Totals:
         evaluation_queries=images["evaluation"],
         requests=history.requests,
         refused=history.refused,
-        failed=history.failed_images,
+        failed=sum(history.kept[seq].images for seq in history.failed),
         lost=history.lost,
         transfer_queries=images["transfer"],
         benign_queries=images["benign"] + history.beside,

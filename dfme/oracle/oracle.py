@@ -1,8 +1,4 @@
-"""The oracle: the only door to the teacher, and its meter. It takes images and gives paid answers.
-
-No gradient passes: queries and answers are copied without their history. Queries are float32, rounded to the
-teacher's pixel levels where it has any.
-"""
+"""The oracle: the only door to the teacher, and its meter. It takes images and gives paid answers."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,19 +22,17 @@ from dfme.spec import Teacher
 
 __all__ = ["BudgetExhausted", "Ledger", "Oracle"]
 
-SLACK = 1e-4
-"""How far beyond its bounds a query may reach, as a share of their range: rounding errors."""
+SLACK = 1e-4  # how far beyond its bounds a query may reach, as a share of their range: rounding errors
 
 
 class Oracle:
     """Asks ``teacher``, charges ``ledger`` before every send, records in ``journal`` before every use.
 
     With a journal that holds answers of an interrupted run, the same queries get those answers again, unpaid.
-    ``deferred`` collects the conditions on an accelerator's values for the loop to verify; without one they
-    are read after each call. ``tell`` is called with a line for each request to a service that fails.
-    ``answered``: how often each class (K,) was the answer to what is charged.
-    ``reader``: what is asked for an image that is charged, and made of the answers (``label_mode``); those of
-    an evaluation are as the teacher gives them (``raw_label_mode``). Ledger and journal see every image sent.
+    No gradient passes. ``deferred`` collects conditions on an accelerator's values for the loop to verify;
+    without one they are read after each call. ``tell`` hears a line for each request that fails. ``reader``:
+    what is asked for an image that is charged, and made of the answers (``label_mode``); an evaluation's are
+    as the teacher gives them. ``answered``: how often each class (K,) was the answer to what is charged.
     """
 
     def __init__(
@@ -62,8 +56,7 @@ class Oracle:
         self._journal = journal
         self._verify_each = deferred is None
         self._deferred = deferred or DeferredChecks()
-        # called whenever a batch is answered and on file
-        self.after_answer: Callable[[], None] = lambda: None
+        self.after_answer: Callable[[], None] = lambda: None  # a batch is on file
         self._dispatcher = Dispatcher(teacher, ledger, journal, self._deferred, self._device)
         self.answered = torch.zeros(self.num_classes, dtype=torch.int64)
         if tell is not None:
@@ -73,15 +66,14 @@ class Oracle:
 
     @property
     def replaying(self) -> bool:
-        """True if answers come from the journal of the interrupted run, for now."""
+        """True while answers come from the journal of the interrupted run."""
         return self._journal is not None and self._journal.replaying
 
     def __call__(self, images_BCHW: Tensor, purpose: Purpose = "student") -> Tensor:
         """The answers, on the images' device: scores (B, K) float32 or labels (B,) int64.
 
-        The whole batch, each image as often as it is asked, must fit the budget, then it is sent in parts of
-        the teacher's ``max_batch``, several at once where its ``wire`` says so. Images of charged purposes
-        must lie within the spec's bounds. No images cost nothing.
+        The whole batch, each image as often as it is asked, must fit the budget. Images of charged purposes
+        are float32 within the spec's bounds, and rounded to its levels. No images cost nothing.
 
         Raises:
             ValueError: for images of another shape or dtype, or out of bounds; nothing was sent.
@@ -90,11 +82,10 @@ class Oracle:
             TeacherError: if the teacher raised or answered what its label mode rules out; that stays charged.
             RunError: if a resumed run asks something else than it asked before, or the disk refuses.
         """
+        charged = purpose in CHARGED
+        read: Callable[[Tensor], Tensor] = self._reader.read if charged else lambda answers: answers
         queries_BCHW = self._checked(images_BCHW, purpose)
-        read: Callable[[Tensor], Tensor] = (
-            self._reader.read if purpose in CHARGED else lambda answers: answers
-        )
-        if purpose in CHARGED:
+        if charged:
             queries_BCHW = self._reader.expand(queries_BCHW)
         self.ledger.require(len(queries_BCHW), purpose)
         if len(queries_BCHW) == 0:
@@ -103,7 +94,7 @@ class Oracle:
         if self._verify_each:
             self._deferred.verify()
         self.after_answer()
-        if purpose in CHARGED:
+        if charged:
             # On an accelerator nothing waits, so what is out of range may not have been noticed yet.
             classes_B = top_class(whole).clamp(0, self.num_classes - 1)
             self.answered = self.answered.to(classes_B.device)
@@ -152,10 +143,9 @@ class Oracle:
         return plain
 
     def keep_watch(self, path: Path) -> None:
-        """Append to a file what the teacher's watch said since the last time, just before a checkpoint.
+        """Append to a file what the watch said since the checkpoint, in place of a killed session's lines.
 
-        What a killed session appended later than that goes. RunError where the disk refuses, or for a file
-        that holds something else.
+        RunError where the disk refuses, or for a file that holds something else.
         """
         size = 0
         if self._teacher.watch is None or not (lines := self._teacher.watch.drain()):
@@ -265,10 +255,14 @@ class Oracle:
                 self._abandoned(journal, record.seq, rest, purpose)
                 continue
             images = len(record.answers)
-            stop = record.start + len(record.answers)
-            part_BCHW = queries_BCHW[record.start : stop]
+            part_BCHW = queries_BCHW[record.start : record.start + images]
             if record.batch != len(queries_BCHW) or images > rest or digest(part_BCHW.cpu()) != record.digest:
-                raise self._mismatch(journal, record.seq, len(queries_BCHW), purpose)
+                raise RunError(
+                    f"the resumed run asks something else ({len(queries_BCHW)} images, {purpose}) than "
+                    f"request {record.seq} on record: code, libraries, threads or device changed or do not "
+                    f"repeat exactly: restore them, or delete {journal.folder} to pay again for what was "
+                    "answered since the checkpoint"
+                )
             self.ledger.replay(record.seq, images, purpose)
             self._dispatcher.replay_answer(part_BCHW, record, purpose)
             journal.advance()
@@ -288,13 +282,6 @@ class Oracle:
             self.ledger.settle()
         self.ledger.require(rest, purpose)
 
-    def _mismatch(self, journal: Journal, seq: int, images: int, purpose: Purpose) -> RunError:
-        return RunError(
-            f"the resumed run asks something else ({images} images, {purpose}) than request {seq} "
-            "on record: code, libraries, threads or device changed or do not repeat exactly: restore them"
-            f", or delete {journal.folder} to pay again for what was answered since the checkpoint"
-        )
-
     def _ask(self, batch: Part, purpose: Purpose) -> list[Answered]:
         """Ask the teacher; record a batch given up half answered, so that a replay does the same."""
         try:
@@ -305,13 +292,12 @@ class Oracle:
             raise
 
     def _no_answers(self) -> Tensor:
-        if self.raw_label_mode.kind == "label":
-            return torch.empty(0, dtype=torch.int64)
-        return torch.empty(0, self.num_classes)
+        labels = self.raw_label_mode.kind == "label"
+        return torch.empty(0, dtype=torch.int64) if labels else torch.empty(0, self.num_classes)
 
 
 def _unanswered(answers: Sequence[Answered], batch: int) -> Iterator[tuple[int, int]]:
-    """The ranges (start, stop) of a batch that have no answers yet."""
+    """The ranges (start, stop) of a batch without answers."""
     at = 0
     for start, part in sorted(answers, key=lambda answered: answered[0]):
         if start > at:

@@ -2,11 +2,9 @@
 
 Additive increase, multiplicative decrease (Chiu and Jain, Computer Networks and ISDN Systems 17, 1989), with
 the rate measured between two refusals in place of a blind halving: between two moments at which a token
-bucket was empty, or a window full, as many requests passed as the service allows. A service may also refuse
-at random. So after some falls the share of refusals is judged: where it did not fall with the pace, this
-rises whatever is refused, until a higher one shows a higher share. The constants are heuristic: on buckets
-and windows of 1 to 1000 a second they refuse 2 % of the requests and use 90 % of what is allowed
-(tests/oracle/test_pace.py).
+bucket was empty, or a window full, as many requests passed as the service allows. Some services refuse at
+random: after some falls, where the share of refusals did not fall with the pace, this rises whatever is
+refused, until a higher one shows a higher share. The constants are heuristic (tests/oracle/test_pace.py).
 """
 
 import math
@@ -14,26 +12,21 @@ import math
 from dfme.spec import RequestPolicy
 
 MARGIN = 0.95  # of the rate that was measured
-# most that a request that passed, and that a second, add to the pace
-STEP = 0.002
-STEP_PER_SECOND = 0.01
+STEP = 0.002  # most that a request that passed adds to the pace
+STEP_PER_SECOND = 0.01  # and a second
 TO_REGAIN = 10  # times so much below nine tenths of the pace that was refused
 OVERSHOT = 0.7  # of the first pace that was refused
 MAX_STEP = 0.1  # also while no pace was refused yet
-# seconds, unless the service asks for more
-MIN_PAUSE = 0.1
+MIN_PAUSE = 0.1  # seconds, unless the service asks for more
 MAX_PAUSE = 30.0
-# a second, of what is learnt
-SLOWEST = 1e-3
+SLOWEST = 1e-3  # a second, of what is learnt
 FASTEST = 1e6
 FALLS = 4  # of the pace, after which the share of refusals is judged
 FEW = 25  # steps up, times the share of refusals: above it the falls outweigh the steps
-# of the pace and in seconds, where slowing down is in vain
-FREE_STEP = 1.0
-FREE_PAUSE = 0.001
-# the share of refusals rose: so many beyond so many times the share before
-DOUBTS = 2
-MORE = 1.5
+FREE_STEP = 1.0  # of the pace, where slowing down is in vain
+FREE_PAUSE = 0.001  # seconds, there
+DOUBTS = 2  # the share of refusals rose: so many beyond ...
+MORE = 1.5  # ... so many times the share before
 IN_VAIN = 0.5  # largest share of refusals that is taken for chance
 MEMORY = 200  # outcomes, beyond which half of them are forgotten
 
@@ -42,7 +35,7 @@ class Pace:
     """Decide when the next request may leave, in the seconds of the caller's clock ``now``.
 
     A request leaves when the one before it has had its time: the longer of what ``policy`` and what the
-    service's refusals say. Whether the service counts requests or images shows once they would differ.
+    service's refusals say.
     """
 
     def __init__(self, policy: RequestPolicy) -> None:
@@ -84,8 +77,7 @@ class Pace:
     def refused(self, now: float, left: float, asked: float | None) -> None:
         """Note that a request that ``left`` was refused for pace; ``asked``: seconds to wait, if any.
 
-        Nothing leaves meanwhile, and then one request alone until one has passed. Requests that left before
-        the latest refusal came tell nothing new.
+        Nothing leaves meanwhile. Requests that left before the latest refusal came tell nothing new.
         """
         new = left > self._refused_at
         if new:
@@ -129,7 +121,6 @@ class Pace:
             self._outcomes = [count / 2 for count in self._outcomes]
 
     def _growth(self, rate: float) -> float:
-        """Growth of the pace by a request that passed, as a share of it."""
         if self._in_vain:
             return FREE_STEP
         if self._ceiling == math.inf:
@@ -138,7 +129,6 @@ class Pace:
         return min(times * min(STEP, STEP_PER_SECOND / rate) * max(1.0, self._reference / rate), MAX_STEP)
 
     def _interval(self, images: int) -> float:
-        """Seconds from a request of so many images to the next one."""
         units = (1, images)
         stated = [unit / rate for unit, rate in zip(units, self._stated, strict=True) if rate]
         learnt = [unit / rate for unit, rate in zip(units, self._learnt or (), strict=False)] or [0.0]

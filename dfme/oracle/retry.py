@@ -22,16 +22,11 @@ class Retries:
     """Decides after each failure of one request whether, and when, it is made again.
 
     ``policy`` limits the attempts and the time; ``tell`` hears the reason of a failure and a line about it;
-    ``in_vain`` says whether the rest of the batch has failed for good, ``fits`` whether the service has ever
-    answered as expected.
+    ``in_vain``: whether the rest of the batch has failed for good; ``fits``: whether one was ever right.
     """
 
     def __init__(
-        self,
-        policy: RequestPolicy,
-        tell: Callable[[str, str], None],
-        in_vain: Callable[[], bool] = lambda: False,
-        fits: bool = True,
+        self, policy: RequestPolicy, tell: Callable[[str, str], None], in_vain: Callable[[], bool], fits: bool
     ) -> None:
         self._policy = policy
         self._tell = tell
@@ -48,15 +43,15 @@ class Retries:
         if isinstance(error, Misfit) and (error.for_good or not self._fits):
             return None
         left = self._policy.patience - (time.monotonic() - self._started)
-        asked = error.retry_after if isinstance(error, Refused) else None
-        if left <= 0 or (asked or 0.0) > left:
+        asked = (error.retry_after if isinstance(error, Refused) else None) or 0.0
+        if left <= 0 or asked > left:
             if asked and left > 0:
                 allowed = f"the {left:.1f} s left of {self._policy.patience:g} s of patience"
                 self._too_long = f"; it asks to wait {round(asked, 1):,g} s, longer than {allowed}"
             return None
         self._tell(error.reason, f"{error}; asking again" + (f" in {round(asked, 1):,g} s" if asked else ""))
         if isinstance(error, Refused) and is_about_pace(error):
-            return asked or 0.0  # the pace sees to it that there is a pause
+            return asked  # the pace sees to it that there is a pause
         growing: float = FIRST_WAIT * 2 ** min(sum(self._failures.values()) - 1, 30)
         return min(growing + random.uniform(0.0, FIRST_WAIT), MAX_WAIT)  # noqa: S311 (no secret)
 
@@ -86,8 +81,7 @@ class RateLimiter:
         self._pace = Pace(policy)
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self.waited = 0.0
-        """Seconds spent waiting, over all threads."""
+        self.waited = 0.0  # seconds, over all threads
 
     @property
     def max_images(self) -> int | None:
@@ -105,7 +99,7 @@ class RateLimiter:
                 break
             self._closed.wait(seconds)
         now = time.monotonic()
-        self.add_wait(now - arrived)
+        self._add_wait(now - arrived)
         return now
 
     def learn(self, left: float, images: int, error: BaseException | None = None) -> None:
@@ -120,10 +114,9 @@ class RateLimiter:
     def pause(self, seconds: float) -> None:
         """Wait so long, or until the end."""
         self._closed.wait(seconds)
-        self.add_wait(seconds)
+        self._add_wait(seconds)
 
-    def add_wait(self, seconds: float) -> None:
-        """Add to ``waited``."""
+    def _add_wait(self, seconds: float) -> None:
         with self._lock:
             self.waited += seconds
 

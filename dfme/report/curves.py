@@ -95,7 +95,7 @@ def _draw_share(axes: Axes, series: Series, **style: Any) -> None:
 def query_axis(
     axes: Axes, agreements: Sequence[Series] = (), label: str = "queries", log: bool = False
 ) -> None:
-    """The axis of queries, and its panel's frame: logarithmic if ``log``, or most agreements are ``early``."""
+    """The axis of queries and its panel's frame: logarithmic if ``log``, or most agreements are ``early``."""
     if log or 2 * sum(map(early, agreements)) > len(agreements):
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
