@@ -1,8 +1,4 @@
-"""How an image is asked about, and what is made of the answers before a student learns from them.
-
-An attacker who knows the owner's defence recovers what answers still tell, and does nothing else: nothing
-here hides, splits or disguises a client.
-"""
+"""How an image is asked about, and what is made of the answers; nothing here hides or disguises a client."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -19,8 +15,7 @@ from dfme.errors import UserError
 from dfme.spec import LabelMode
 
 SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))
-"""Rows and columns by which images are moved, for as many votes as there are; the image itself comes
-first."""
+"""Rows and columns by which images are moved, for as many votes as there are."""
 
 
 class Reader:
@@ -42,15 +37,11 @@ class Reader:
         self._compared = config.repeat == 1
         scores = config.learn in ("scores", "kl")
         recovers = config.recover != "none"
+        again = "repeat and --answers.vote"
         for needed, able, option, what in (
             (scores, raw_mode.kind != "label", f"learn {config.learn}", "scores"),
             (recovers, raw_mode.soft, f"recover {config.recover}", "a score of every class"),
-            (
-                self.times > 1,
-                raw_mode.kind != "top_k",
-                "repeat and --answers.vote",
-                "the same classes every time",
-            ),
+            (self.times > 1, raw_mode.kind != "top_k", again, "the same classes every time"),
         ):
             if needed and not able:
                 raise UserError(
@@ -71,10 +62,9 @@ class Reader:
             return x_BCHW
         (height, width) = x_BCHW.shape[2:]
         wide_BCHW = pad(x_BCHW, (1, 1, 1, 1), mode="replicate")
-        shifts = SHIFTS[: self._config.vote]
         moved = [
             wide_BCHW[:, :, 1 + down : 1 + down + height, 1 + right : 1 + right + width]
-            for down, right in shifts
+            for down, right in SHIFTS[: self._config.vote]
         ]
         return torch.cat([each for each in moved for _ in range(self._config.repeat)])
 

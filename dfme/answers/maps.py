@@ -13,20 +13,15 @@ from torch.nn.functional import one_hot, pad
 
 from dfme.config import defences
 
-LEAD = 2e-7
-"""By how much a top score that is kept lies above all others at least: float32 tells them apart everywhere
-below 1."""
-
-ALL_SETS = 10
-"""Classes up to which MAD tries every set that holds the top class."""
+LEAD = 2e-7  # of a top score that is kept, at least: float32 tells so much apart everywhere below 1
+ALL_SETS = 10  # classes up to which MAD tries every set that holds the top class
 
 
 def lattice(p_BK: Tensor, n: int) -> Tensor:
     """The nearest multiples of 1/n that sum to one, by largest remainders; a tie goes to the top class.
 
     Where another class comes level with the top one, a unit moves up from the one that has most (of several,
-    the one whose p is least), so that the top class is ahead. Scores keep their order; float32 tells them
-    apart up to n = 2^22.
+    the one whose p is least). Scores keep their order; float32 tells them apart up to n = 2^22.
     """
     p_BK = p_BK.double()
     top_BK = one_hot(p_BK.argmax(-1), p_BK.shape[-1]).bool()
@@ -79,10 +74,9 @@ def mad(p_BK: Tensor, q_BK: Tensor, epsilon: float, vertices: Literal["argmax", 
     """MAD (Orekondy et al. 2020) with the Jacobian of the last layer, by which the features cancel.
 
     Takes the vertex y* whose gradient q - y* has the largest angle to q - p, and goes from p as far towards
-    it as the ball allows.
-    ``argmax``: y* is uniform over a set of classes with the top one (and 1e-5 more on it): all of these up to
-    ``ALL_SETS`` classes, above that only those that take the classes by q - p, which are enough for uniform
-    q. ``extreme``: y* is any one class. A vertex without a gradient, y* = q, turns nothing and is not taken.
+    it as the ball allows. ``argmax``: y* is uniform over a set of classes with the top one (and 1e-5 more on
+    it): all of these up to ``ALL_SETS`` classes, above that only those that take the classes by q - p, which
+    are enough for uniform q. ``extreme``: y* is any one class. y* = q turns nothing and is not taken.
     """
     p_BK = p_BK.double()
     q_BK = q_BK.double()
@@ -126,10 +120,9 @@ def noise(p_BK: Tensor, z_BK: Tensor, sigma: float, keep_top: bool) -> Tensor:
 
 
 def map_of(options: defences.DefenceOptions, rng: torch.Generator) -> Callable[[Tensor], Tensor] | None:
-    """Return the map that an attacker can compute from a defence's name and options, without key or nets.
+    """Return the map that an attacker can compute from a defence's name and options; None: there is none.
 
-    q is taken for uniform, noise is drawn from ``rng``. None: there is no such map, the answer depends on a
-    key, on the image or on what was asked before, or is p as it is.
+    q is taken for uniform, noise is drawn from ``rng``.
     """
     match options:
         case defences.Lattice(n=n):
@@ -161,9 +154,8 @@ def _best_set(p_BK: Tensor, q_BK: Tensor, top_BK: Tensor) -> Tensor:
     gain_BK = gain_BK.gather(-1, order_BK)
     q_sorted_BK = q_BK.gather(-1, order_BK)
     sizes_S = _over_sets(p_BK.new_ones(1, p_BK.shape[-1]))[0]
-    cosines_BS = _cosines(
-        p_BK, q_BK, -_over_sets(gain_BK) / sizes_S, _over_sets(q_sorted_BK) / sizes_S, 1 / sizes_S
-    )
+    loss_BS = -_over_sets(gain_BK) / sizes_S
+    cosines_BS = _cosines(p_BK, q_BK, loss_BS, _over_sets(q_sorted_BK) / sizes_S, 1 / sizes_S)
     best_B1 = cosines_BS.argmin(-1, keepdim=True)
     places_K = torch.arange(p_BK.shape[-1], device=p_BK.device)
     every = len(places_K) <= ALL_SETS
@@ -209,19 +201,15 @@ def _normal(p_BK: Tensor, rng: torch.Generator) -> Tensor:
     return torch.randn(p_BK.shape, generator=rng, dtype=torch.float64, device=rng.device).to(p_BK.device)
 
 
-ROUNDS = 44
-"""Times the range of the top score is halved: to 6e-14."""
-
-ROWS = 512
-"""Answers solved at once: what is held of them fits a processor's cache."""
+ROUNDS = 44  # times the range of the top score is halved: to 6e-14
+ROWS = 512  # answers solved at once: what is held of them fits a processor's cache
 
 
 def minimise(cost_BK: Tensor, p_BK: Tensor, epsilon: float, margin: float | None) -> Tensor:
     """The y_BK that minimises <cost, y> over the simplex where |y - p|_1 <= epsilon; float64.
 
-    ``margin``: y_m >= y_k + margin for every other class k, where m = argmax p. Where the ball holds no such
-    y, the largest margin that it holds takes its place; this is p itself where epsilon is 0. None: the top is
-    not held.
+    ``margin``: y_m >= y_k + margin for every other class k, where m = argmax p; at most the largest margin
+    that the ball holds. None: the top is not held.
 
     The least cost is convex in the top score t = y_m, so t is searched. With t fixed, everything above t -
     margin is cut, and what else may move goes from the dearest classes to the cheapest: sorted cumulative
@@ -291,9 +279,9 @@ def _level(heights_BK: Tensor, volume_B1: Tensor) -> Tensor:
 def _exchange(kept: Tensor, room: Tensor, cut: Tensor, rise: Tensor, half: float) -> Tensor:
     """Scores after the best exchange, classes (last axis) in the order of their cost.
 
-    ``cut`` has come off already and ``rise`` has been given to the top already; the rest of the cut goes to
-    the cheapest classes, as far as they have room, the rest of the rise comes from the dearest. Then mass
-    moves from the dearest to the cheapest until they meet, or ``half`` has moved in all.
+    ``cut`` has come off and ``rise`` been given to the top already; the rest of the cut goes to the cheapest
+    classes with room, the rest of the rise comes from the dearest. Then mass moves from the dearest to the
+    cheapest until they meet, or ``half`` has moved in all.
     """
     room_before = pad(room.cumsum(-1), (1, 0))
     kept_after = pad(kept.flip(-1).cumsum(-1).flip(-1), (0, 1))

@@ -12,15 +12,9 @@ from dfme.compute import DeferredChecks, on_accelerator
 from dfme.errors import BudgetExhausted, DfmeError, Misfit, TeacherError, Unusable
 from dfme.spec import LabelMode, Teacher
 
-NEGATIVE = 1e-6
-"""How far below zero a probability may lie: the rounding of a softmax written out in float32."""
-
-SUM = 1e-3
-"""How far from one a row of probabilities may sum, besides what its dtype and its decimals round off."""
-
-NO_LABEL = -1
-"""What stands for the label of scores that are NaN; no teacher may answer it."""
-
+NEGATIVE = 1e-6  # how far below zero a probability may lie: the rounding of a softmax in float32
+SUM = 1e-3  # how far from one a row may sum, besides what its dtype and its decimals round off
+NO_LABEL = -1  # stands for the label of scores that are NaN; no teacher may answer it
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 CHARGED: ContextVar[bool] = ContextVar("charged", default=False)
@@ -41,12 +35,9 @@ def read_answers(
 ) -> Tensor:
     """A teacher's raw answer to ``batch`` images as a tensor of our own on ``device``.
 
-    Scores come back float32 (B, K), labels int64 (B,), detached and copied: a teacher may use its buffer
-    again. Arrays and lists are taken as well. Conditions on values go through the deferred. What tells more
-    than ``mode`` reveals is cut to it, and on a CPU ``more`` is called.
-
-    Raises TeacherError, with what was expected and what came, for an answer of another kind, shape or dtype,
-    for NaN and infinities, probabilities that are none, and labels out of range.
+    Scores come back float32 (B, K), labels int64 (B,), detached and copied. Arrays and lists are taken as
+    well. Conditions on values go through the deferred. What tells more than ``mode`` reveals is cut to it,
+    and on a CPU ``more`` is called. TeacherError, with what was expected and what came, for anything else.
     """
     answers = as_tensor(raw)
     if mode.kind == "label":
@@ -65,12 +56,11 @@ def read_answers(
             expected = "finite logits"
         elif mode.kind == "probabilities":
             (ok, found) = _probabilities(answers, tolerance)
-            expected = _sums("of one each", tolerance)
+            expected = f"probabilities, none negative and with a sum of one each (within {tolerance:.2g})"
         else:
             hidden = max(classes - (mode.k or classes), 0)
             (ok, found) = _top_k(answers, hidden, tolerance)
-            expected = f"at most {hidden} NaN (unrevealed) per row, the others "
-            expected += _sums("of at most one", tolerance)
+            expected = f"at most {hidden} NaN (unrevealed) per row, the others from 0 to 1 in all"
     deferred.expect(ok, lambda: TeacherError(f"teacher: expected {expected}, got {found()}"))
     if mode.decimals is None and mode.k is None:
         return answers
@@ -195,10 +185,6 @@ def _labels(labels_B: Tensor, classes: int) -> Verdict:
     return (low >= 0) & (high < classes), found
 
 
-def _sums(sum_of: str, tolerance: float) -> str:
-    return f"probabilities, none negative and with a sum {sum_of} (within {tolerance:.2g})"
-
-
 def _describe(low: float, total: float, off: float) -> str:
     if not (math.isfinite(low) and math.isfinite(total)):
         return "NaN or infinite values"
@@ -209,10 +195,9 @@ def _describe(low: float, total: float, off: float) -> str:
 
 
 class TeacherCall:
-    """Asks ``teacher`` once at a time or from several threads; answers come to ``device``, checked.
+    """Asks ``teacher``, also from several threads; answers come to ``device``, checked.
 
-    ``run`` is a name of the run, which tells its requests from those of other runs. ``tells_more``: whether
-    an answer told more than the label mode.
+    ``run`` names the run, for the keys of its requests. ``tells_more``: an answer told more than its mode.
     """
 
     tells_more = False
@@ -223,11 +208,7 @@ class TeacherCall:
         self._run = run
         self._device = device
         self._remote = teacher.info.remote
-
-    @property
-    def needs_key(self) -> bool:
-        """True if requests carry a key, and so need their digest."""
-        return self._remote is not None
+        self.needs_key = self._remote is not None
 
     def __call__(self, query_BCHW: Tensor, position: int, code: bytes) -> Tensor:
         """The answers to the images that follow ``position`` others of the run and have the digest ``code``.

@@ -22,22 +22,15 @@ from dfme.spec import LabelMode
 Recovery = Callable[[Tensor], Tensor]
 """From answers (B, K) to the probabilities (B, K) that the model may have had."""
 
-ENTRIES = 100_000
-NUMBERS = 1 << 22
-TOLERANCE = 0.01
-"""Pairs that are drawn, fewer of more than 41 classes, so many numbers in all; and the L1 distance up to
-which an entry's y counts as the answer (ModelGuard's Bayes attack)."""
-
-AT_ONCE = 1 << 22
-PART = 4_096
-"""Numbers that answers are compared with, and probabilities that a map is given, at once: bounds memory."""
-
-HIDDEN = (128, 64)
-PAIRS = 20_000
+ENTRIES = 100_000  # pairs that are drawn; fewer of more than 41 classes ...
+NUMBERS = 1 << 22  # ... so many numbers in all
+TOLERANCE = 0.01  # L1 distance up to which an entry's y counts as the answer (ModelGuard's Bayes attack)
+AT_ONCE = 1 << 22  # numbers that answers are compared with at once: bounds memory
+PART = 4_096  # probabilities that a map is given at once
+HIDDEN = (128, 64)  # units of the net
+PAIRS = 20_000  # in an epoch of it, picked anew from all that are drawn
 EPOCHS = 200
-BATCH = 2_000
-"""Of the net: hidden units, pairs in an epoch (picked anew from all that are drawn), epochs, pairs in a
-step."""
+BATCH = 2_000  # pairs in a step
 
 
 def known_map(config: AnswersConfig, raw_mode: LabelMode, rng: torch.Generator) -> Recovery:
@@ -89,8 +82,7 @@ def drawn(count: int, classes: int, rng: torch.Generator) -> Tensor:
 class Table:
     """Mean of log p, normalised, over entries whose y is within TOLERANCE of the answer, or else nearest.
 
-    ``by_class``: the defence keeps the top class, so an answer is compared with the entries of its own class
-    alone.
+    ``by_class``: the defence keeps the top class; an answer is compared with the entries of its own alone.
     """
 
     def __init__(self, p_NK: Tensor, y_NK: Tensor, by_class: bool) -> None:

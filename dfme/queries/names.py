@@ -16,9 +16,7 @@ PROGRAMS: dict[str, str] = {
     "generators": "dfme.queries.programs.random_generators:draw",
 }
 
-PROCEDURAL = "procedural"
-"""The pool without an end: images of programs, drawn as they are needed."""
-
+PROCEDURAL = "procedural"  # the pool without an end: images of programs
 DOWNLOAD_FLAG = "--method.download true"
 
 
@@ -33,11 +31,7 @@ def check_programs(names: Iterable[str]) -> None:
 
 
 def check_pool(name: str, root: str = "datasets", *, download: bool = False) -> None:
-    """Raise a UserError for what ``open_pool`` could never open.
-
-    That is an unknown name (with the nearest one), a folder or .npz file that does not exist and, without
-    ``download``, a torchvision set whose files are not under ``root``.
-    """
+    """UserError for an unknown name, missing files and, without ``download``, a set not under ``root``."""
     from dfme.data import DATASETS, check_dataset
 
     path = Path(os.path.expanduser(name))

@@ -37,16 +37,10 @@ class ImageSource(Protocol):
 
 
 class Pool:
-    """Images drawn without replacement, in an order that the first draw takes one number from ``rng`` for.
-
-    ``images``: (N, C, H, W), uint8 or float32 within [0, 1]; kept so, and turned to floats within the bounds
-    of ``spec`` when they are drawn.
-    """
+    """Images (uint8, or float32 in [0, 1]) drawn without replacement, by one number of the first ``rng``."""
 
     def __init__(self, name: str, images_NCHW: Tensor, spec: ImageSpec) -> None:
-        assert tuple(images_NCHW.shape[1:]) == tuple(spec.shape), (
-            f"{tuple(images_NCHW.shape)} for {spec.shape}"
-        )
+        assert tuple(images_NCHW.shape[1:]) == tuple(spec.shape), "fitted comes first"
         self.name = name
         self._images = images_NCHW
         self._spec = spec
@@ -60,11 +54,9 @@ class Pool:
 
     @property
     def remaining(self) -> int:
-        """Images not drawn yet."""
         return len(self._images) - self._position
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        """``count`` images (B, C, H, W), float32 within the bounds, not quantised, on ``rng``'s device."""
         assert count <= self.remaining, "require_enough comes first"
         if self._order is None:
             self._shuffle(int(torch.randint(1 << 62, (), generator=rng, device=rng.device)))
@@ -81,9 +73,7 @@ class Pool:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what ``state_dict`` gave. ValueError for the state of a pool of another size."""
         if state["size"] != self.size:
-            raise ValueError(
-                f"pool {self.name}: expected the {state['size']} images of before, got {self.size}"
-            )
+            raise ValueError(f"pool {self.name}: expected {state['size']} images as before, got {self.size}")
         self._position = state["position"]
         self._order = None
         if state["seed"] is not None:
@@ -109,10 +99,7 @@ def open_pool(name: str, spec: ImageSpec, place: ImageFolder) -> ImageSource:
 
     ``procedural`` draws from programs without end. The training part of a data set, a folder of pictures
     (flat, or with any folders in it; of ``train`` and ``test`` the former) or an .npz file is read whole,
-    without its labels.
-
-    Raises:
-        UserError: for a name that is none of these, and for files that are missing or unreadable.
+    without its labels. UserError for any other name, and for files that are missing or unreadable.
     """
     check_pool(name, place.root, download=place.download)
     if name == PROCEDURAL:
@@ -122,11 +109,8 @@ def open_pool(name: str, spec: ImageSpec, place: ImageFolder) -> ImageSource:
         if name in DRAWN:  # at the size asked for, as far as it can be
             channels, height, width = spec.shape
             shape = (1 if channels == 1 else 3, max(SMALLEST, height), max(SMALLEST, width))
-        flag = DOWNLOAD_FLAG
-        data = load_dataset(
-            name, "train", shape=shape, root=place.root, download=place.download, download_flag=flag
-        )
-        images_NCHW = data.images
+        where: dict[str, Any] = {"root": place.root, "download": place.download}
+        images_NCHW = load_dataset(name, "train", shape=shape, download_flag=DOWNLOAD_FLAG, **where).images
     else:
         images_NCHW = read_images(Path(name).expanduser(), spec.shape)
     try:
@@ -158,7 +142,6 @@ class Passes:
         self._pool = copy.copy(pool)
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        """``count`` images (B, C, H, W), float32 within the bounds, on the device of ``rng``."""
         parts: list[Tensor] = []
         while count > 0:
             if self._pool.remaining == 0:

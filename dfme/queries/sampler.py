@@ -27,10 +27,8 @@ def usefulness(scores_ENK: Tensor, by: By, rng: torch.Generator) -> Tensor:
     """Usefulness of an answer to each candidate for the students (N,), by their scores.
 
     entropy: of the students' mean probabilities, in nats (CaBaGe, arXiv 2409.10643; DualCOS, ICME 2024).
-    margin: how little lies between the vote's two largest probabilities, for labels: the answer says on which
-    side of the nearest boundary the image is (Scheffer et al. 2001). disagreement: the standard deviation
-    over the students, mean over the classes (DisGUIDE's measure); nothing of one student. random: nobody
-    knows; only balance then chooses.
+    margin: how little lies between the vote's two largest probabilities (Scheffer et al. 2001). disagreement:
+    the standard deviation over the students, mean over the classes (DisGUIDE). random: only balance chooses.
     """
     if by == "random":
         return torch.rand(scores_ENK.shape[1], generator=rng, device=rng.device).to(scores_ENK.device)
@@ -47,8 +45,7 @@ def usefulness(scores_ENK: Tensor, by: By, rng: torch.Generator) -> Tensor:
 def choose(scores_ENK: Tensor, count: int, by: By, balance: bool, rng: torch.Generator) -> Tensor:
     """Indices (count,) of the candidates to pay for, in increasing order.
 
-    With ``balance`` the classes that the vote sees take turns, each with its most useful candidate left: a
-    class with few candidates gives all of them, and the others share what it leaves.
+    With ``balance`` the classes that the vote sees take turns, each with its most useful candidate left.
     """
     vote_NK = scores_ENK.softmax(dim=2).mean(dim=0)
     useful_N = _ranks(usefulness(scores_ENK, by, rng))
@@ -72,16 +69,14 @@ def _turns(rank_N: Tensor, class_N: Tensor, classes: int) -> Tensor:
     return torch.empty_like(before_N).scatter(0, order_N, before_N)
 
 
-CHUNK = 4_096
-"""Candidates in one forward pass of the students; fewer where they are large."""
+CHUNK = 4_096  # candidates in one forward pass of the students; fewer where they are large
 
 
 class QuerySampler:
     """Draws the images to pay for, quantised as the teacher takes them.
 
-    ``generator`` of None: all images that are not bred are drawn by ``draw``. The generator stays in its
-    mode, and makes whole batches even where fewer images are wanted, for its batch statistics. ``students``
-    score the pool, once they are ``trained``.
+    ``generator`` of None: all images that are not bred are drawn by ``draw``. One makes whole batches, even
+    where fewer are wanted, for its batch statistics. ``students`` score the pool, once they are ``trained``.
     """
 
     def __init__(
@@ -120,18 +115,15 @@ class QuerySampler:
         """``count`` images to pay for, selected from ``pool`` times as many candidates."""
         config = self._config
         if config.pool == 1 or not self._trained():
-            return self._candidates(count)
+            return self._spec.quantise(torch.cat(self._parts(count)))
         # The last, smaller batch is chosen from as many candidates as any other.
-        x_NCHW = self._candidates(self._batch_size * config.pool)
+        x_NCHW = self._spec.quantise(torch.cat(self._parts(self._batch_size * config.pool)))
+        scores_ENK = torch.stack([self._scores_of(net, x_NCHW) for net in self._students])
         rng = self._streams["choice"]
-        chosen_B = choose(self._scores(x_NCHW), count, config.choose, config.balance, rng)
-        return x_NCHW[chosen_B]
-
-    def _candidates(self, count: int) -> Tensor:
-        """``count`` quantised images, the configured share from each source."""
-        return self._spec.quantise(torch.cat(self._parts(count)))
+        return x_NCHW[choose(scores_ENK, count, config.choose, config.balance, rng)]
 
     def _parts(self, count: int) -> list[Tensor]:
+        """``count`` images, the configured share from each source."""
         if self._evolution is None or not self._evolution.ready:
             return self._fresh(count)
         most = round(count * self._config.evolve)
@@ -157,28 +149,15 @@ class QuerySampler:
             batches.append(self._generator.squash(self._generator(z_BZ)))
         return torch.cat(batches)[:count]
 
-    def _scores(self, x_NCHW: Tensor) -> Tensor:
-        """Every student's scores (E, N, K), by its frozen statistics."""
-        return torch.stack([self._scores_of(net, x_NCHW) for net in self._students])
-
     def _scores_of(self, net: nn.Module, x_NCHW: Tensor) -> Tensor:
         with evaluating(net):
             return torch.cat([net(part) for part in x_NCHW.split(self._spec.at_once(CHUNK))]).float()
 
 
-PARENTS = 4_096
-"""Paid images that parents are taken from, drawn for every batch of children."""
-
-READY = 512
-"""Paid images from which on there are parents: with fewer, fresh images teach more than children of so
-few."""
-
-OF_LABELS = 0.75
-"""Share of a batch to breed where answers are labels alone: a label says little of an image, and most of one
-that lies near others with other labels. Heuristic; measured in docs/results/comparison.md."""
-
-HALF_SIDES = (0.15, 0.5)
-"""Half of a graft's sides, as shares of the image's."""
+PARENTS = 4_096  # paid images that parents are taken from, drawn for every batch of children
+READY = 512  # paid images from which on there are parents
+OF_LABELS = 0.75  # share of a batch to breed where answers are labels alone; heuristic, see comparison.md
+HALF_SIDES = (0.15, 0.5)  # half of a graft's sides, as shares of the image's
 
 
 class Evolution:
@@ -186,9 +165,7 @@ class Evolution:
 
     A parent is drawn with weight confidence^2 / n: the largest probability that the teacher answered (1 of a
     label) and how many of the candidates have its class. So images of a class that sources seldom hit are
-    varied until it is no rarer than others. Children are paid for like any other image; no answer is taken
-    over. Our own heuristic: on a task whose classes procedural images seldom reach it decides
-    (docs/results/comparison.md).
+    varied until it is no rarer than others. Our own heuristic (docs/results/comparison.md).
     """
 
     def __init__(self, replay: Replay, mode: LabelMode, num_classes: int) -> None:
@@ -205,19 +182,14 @@ class Evolution:
     def draw(self, most: int, rng: torch.Generator) -> Tensor:
         """Children (B, C, H, W), float32 within the bounds; ``most``: share where classes are missing.
 
-        That share is 1 - e^H / K, with H the entropy of the answered classes in nats: e^H is how many of the
-        K classes are answered, counted by how often. Where the other sources reach all classes alike nothing
-        is bred. Of labels alone it is ``OF_LABELS``.
+        That share is 1 - e^H / K, with H the entropy of the answered classes in nats; of labels OF_LABELS.
         """
         images_NCHW, weight_N, share = self._parents()
         count = int((most * share).round())
         return self._bred(count, images_NCHW, weight_N, rng) if count else images_NCHW[:0]
 
     def replace(self, x_BCHW: Tensor, most: int, rng: torch.Generator) -> Tensor:
-        """The images, the last ones replaced by the children of ``draw``, without reading their number.
-
-        ``most`` are bred, and those in excess stay unused: so no accelerator is waited for.
-        """
+        """The images, the last ones replaced by ``draw``'s children, whose number is not read."""
         if most == 0:
             return x_BCHW
         images_NCHW, weight_N, share = self._parents()

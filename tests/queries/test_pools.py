@@ -81,7 +81,7 @@ def test_a_resumed_pool_goes_on_exactly(before: int) -> None:
 
 
 def test_the_state_of_another_pool_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected the 20 images of before, got 21"):
+    with pytest.raises(ValueError, match="expected 20 images as before, got 21"):
         numbered(21).load_state_dict(numbered().state_dict())
 
 

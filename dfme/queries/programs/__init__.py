@@ -18,12 +18,9 @@ DrawProgram = Callable[[int, ImageSpec, "torch.Generator"], "Tensor"]
 
 
 class ProceduralImages:
-    """Images of one or more programs, evenly and in random order: a pool without end, and without a state.
+    """Images of programs, evenly and in random order: a pool without end, and without a state.
 
-    A name that stands twice weighs twice.
-
-    Raises:
-        UserError: for a name that is no program's.
+    A name that stands twice weighs twice. UserError for one that is no program's.
     """
 
     name = PROCEDURAL
@@ -39,7 +36,6 @@ class ProceduralImages:
         }
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        """``count`` images (B, C, H, W), float32 within the bounds, not quantised, on ``rng``'s device."""
         import torch
 
         from dfme.queries.programs.canvas import shuffled

@@ -45,8 +45,7 @@ def log_uniform(shape: tuple[int, ...], low: float, high: float, rng: torch.Gene
 def shuffled(images_NCHW: Tensor, count: int, rng: torch.Generator) -> Tensor:
     """``count`` of the images, each as likely as any other, in random order.
 
-    Kinds of image are drawn in equal shares, rounded up, and the surplus falls away here: so the shares need
-    no random numbers on the host, which on a GPU would have to wait for the device.
+    Kinds of image are drawn in equal shares, rounded up: so no host has to draw the shares and wait.
     """
     return images_NCHW[torch.randperm(len(images_NCHW), generator=rng, device=rng.device)[:count]]
 

@@ -10,12 +10,9 @@ from dfme.queries.programs import ramps
 from dfme.queries.programs.canvas import CHUNK, shuffled, uniform, within_bounds
 from dfme.spec import ImageSpec
 
-Range = tuple[int, int]
-"""The fewest and the most things of an image; M is the most."""
+Range = tuple[int, int]  # the fewest and the most things of an image; M is the most
 
-NOISE = 0.02
-"""Standard deviation of what is added to every pixel at last."""
-
+NOISE = 0.02  # standard deviation of what is added to every pixel at last
 FAR = 1e4  # where a thing is not seen
 
 

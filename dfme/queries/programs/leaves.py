@@ -1,11 +1,10 @@
 """Dead leaves: overlapping discs, rectangles and diamonds of random size, place, turn, aspect and colour.
 
-The model of images as a heap of things that hide each other: Lee, Mumford and Huang 2001, "Occlusion models
-for natural images", International Journal of Computer Vision 41; as training data: Baradad et al. 2021 (arXiv
-2106.05963). There leaves fall until nothing else is seen; here few fall on a ground of one colour or of a
-gradient, since small pictures hold few things. The ranges are heuristic. Tried on three tasks of small
-images, two seeds each: gradients on half of the grounds gained 0 to 2 points of accuracy over plain ones, 1/f
-noise on a quarter cost up to 4.
+Lee, Mumford and Huang 2001, "Occlusion models for natural images", International Journal of Computer Vision
+41; as training data: Baradad et al. 2021 (arXiv 2106.05963). There leaves fall until nothing else is seen;
+here few fall on a ground of one colour or of a gradient, since small pictures hold few things. The ranges are
+heuristic. Tried on three tasks of small images, two seeds each: gradients on half of the grounds gained 0 to
+2 points of accuracy over plain ones, 1/f noise on a quarter cost up to 4.
 """
 
 import math
@@ -17,14 +16,9 @@ from dfme.queries.programs.canvas import log_uniform, pixel_grid, uniform
 from dfme.queries.programs.heaps import FAR, Range, Things, absent, heap
 from dfme.spec import ImageSpec
 
-NUMBERS = ((1, 5), (6, 10), (11, 15), (16, 20))
-"""Leaves of an image: a quarter of the images has each."""
-
-RADII = (0.16, 1.2)
-"""In halves of the shorter side; a power law, as the sizes of things in photographs have."""
-
-ASPECTS = (math.exp(-1), math.exp(1))
-"""One radius over their geometric mean."""
+NUMBERS = ((1, 5), (6, 10), (11, 15), (16, 20))  # leaves of an image: a quarter of the images has each
+RADII = (0.16, 1.2)  # in halves of the shorter side; a power law, as things in photographs have
+ASPECTS = (math.exp(-1), math.exp(1))  # one radius over their geometric mean
 
 
 def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:

@@ -11,11 +11,8 @@ from torch import Tensor
 from dfme.queries.programs.canvas import in_chunks, uniform
 from dfme.spec import ImageSpec
 
-EXPONENTS = (0.0, 2.0)
-"""Of the amplitude: 0 is white noise; photographs have about 1."""
-
-CONTRASTS = (0.05, 0.5)
-"""Standard deviation of the field, where 1 is the whole range of a pixel."""
+EXPONENTS = (0.0, 2.0)  # of the amplitude: 0 is white noise; photographs have about 1
+CONTRASTS = (0.05, 0.5)  # standard deviation of the field, where 1 is the whole range of a pixel
 
 
 def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:

@@ -11,8 +11,7 @@ from torch import Tensor
 from dfme.queries.programs.canvas import in_chunks, log_uniform, pixel_grid, uniform
 from dfme.spec import ImageSpec
 
-LENGTHS = (0.25, 4.0)
-"""Of the way from one colour to the other, in halves of the shorter side."""
+LENGTHS = (0.25, 4.0)  # of the way from one colour to the other, in halves of the shorter side
 
 
 def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:

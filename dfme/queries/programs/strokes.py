@@ -15,18 +15,10 @@ from dfme.queries.programs.canvas import pixel_grid, uniform
 from dfme.queries.programs.heaps import FAR, Range, Things, absent, heap
 from dfme.spec import ImageSpec
 
-NUMBERS = ((1, 2), (3, 4), (5, 5))
-"""Strokes of an image: a third of the images has each."""
-
-WIDTHS = (0.06, 0.24)
-"""Half of a stroke's width, in halves of the shorter side."""
-
-JOINED = 0.6
-"""Share of strokes that start where the one before them ended."""
-
-INKED = 0.7
-"""Share of strokes in the one ink of their image; the others have a colour of their own."""
-
+NUMBERS = ((1, 2), (3, 4), (5, 5))  # strokes of an image: a third of the images has each
+WIDTHS = (0.06, 0.24)  # half of a stroke's width, in halves of the shorter side
+JOINED = 0.6  # share of strokes that start where the one before them ended
+INKED = 0.7  # share of strokes in the one ink of their image; the others have a colour of their own
 SEGMENTS = 6  # straight ones, that stand for a curve
 
 
