@@ -59,7 +59,7 @@ RUNS |= {
 RESUMED = f"--method dfme {SMALL} --budget 6k --checkpoint-seconds 1"
 CHANGING = re.compile(
     r"second|time|_at$|^at$|date|version|started|finished|elapsed|hours|rate|path|directory|host|process|pid|memory"
-    r"|check$|threads|commit|command|torch|python|platform|machine|device|digest|sha|size|run_dir|config_hash|^out$|url|port"
+    r"|check$|threads|commit|command|torch|python|platform|machine|device|digest|sha|size|run_dir|config_hash|^out$|url|port|^ended$|^run$|^ms|_ms$"
 )
 """Keys of JSON whose values differ from run to run, or from checkout to checkout."""
 
@@ -145,7 +145,7 @@ def facts(path: Path) -> dict[str, Any]:
 
 def files(out: Path) -> set[Path]:
     kinds = tuple(
-        "student*.safetensors ledger.jsonl summary.json compare.json audit.json watch.jsonl".split()
+        "student*.safetensors ledger.jsonl summary.json comparison.json audit.json watch.jsonl".split()
     )
     return {path.relative_to(out) for kind in kinds for path in out.rglob(kind)}
 
