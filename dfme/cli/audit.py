@@ -147,6 +147,7 @@ def _recipe(flags: Sequence[Flag]) -> Recipe:
 def _foreign(flags: Sequence[Flag]) -> Iterable[Problem]:
     """Options of a comparison that an audit says otherwise."""
     other = {"methods": "--attackers", "budgets": "--budget", "answers": "nothing: an audit tries several"}
+    other["format"] = "nothing: an audit's pictures are in its page"
     return (Problem(flag.key, f"unknown flag; say {other[flag.key]}") for flag in flags if flag.key in other)
 
 
