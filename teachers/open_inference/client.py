@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +21,7 @@ from dfme.spec import LabelMode
 from dfme.teachers.arrays import Array, as_float32
 from dfme.teachers.label_modes import two_classes
 from dfme.teachers.local.pytorch import Normalise
-from dfme.teachers.open_inference.message import HEADER_LENGTH, Envelope, pack, read_header_length, unpack
+from dfme.teachers.open_inference.message import HEADER_LENGTH, pack, read_header_length, unpack
 from dfme.teachers.open_inference.metadata import V2Model, read_model
 from dfme.teachers.open_inference.tensors import DATATYPES, NamedTensor, datatype_of, short
 from dfme.teachers.remote.endpoint import Endpoint, Reply
@@ -54,49 +54,77 @@ class V2Teacher(RemoteTeacher):
     """A v2 model. It starts with binary tensors where the server announces them, or the user insists.
 
     A server that announces them, and then cannot read the first, is asked in JSON from there on.
+    UserError for a normalisation of bytes.
     """
 
     def __init__(self, endpoint: Endpoint, model: V2Model, options: V2Options, config: TeacherConfig) -> None:
-        self._model = model
-        self._writer = RequestWriter(model, config)
-        self._binary = model.binary if options.encoding == "auto" else options.encoding == "binary"
+        if config.mean is not None and model.input.datatype == "UINT8":
+            raise UserError(
+                f"--teacher.mean and --teacher.std: the input {model.input} takes bytes; leave them out"
+            )
+        binary = model.binary if options.encoding == "auto" else options.encoding == "binary"
         self._may_fall_back = options.encoding == "auto"
-        adapter = V2Adapter(model, self._writer, self._binary, None)
+        self._v2 = V2Adapter(model, Normalise(config.mean, config.std, model.spec.shape[0]), binary)
         limits = request_policy_of(options)
         super().__init__(
-            endpoint, adapter, model.spec, model.num_classes, model.label_mode, model.max_batch, limits
+            endpoint, self._v2, model.spec, model.num_classes, model.label_mode, model.max_batch, limits
         )
 
     def ask(self, images_BCHW: Tensor, key: str) -> Tensor:
         """Like RemoteTeacher's; ``key`` is also the request's id, and another id is Unusable."""
-        binary = self._binary
+        adapter = replace(self._v2, key=key)
         try:
-            answers = self._attempt(V2Adapter(self._model, self._writer, binary, key), images_BCHW, key)
+            answers = self._attempt(adapter, images_BCHW, key)
         except BatchTooLarge:
             raise
         except Refused as refused:
-            if not (binary and self._may_fall_back and refused.reason in UNREADABLE_STATUSES):
+            if not (adapter.binary and self._may_fall_back and refused.reason in UNREADABLE_STATUSES):
                 raise
-            self._binary = False
+            self._v2 = replace(self._v2, binary=False)
             raise Refused(
                 f"{refused}; from here on in JSON instead of binary", refused.reason, retry=True
             ) from None
-        if binary:
+        if adapter.binary:
             self._may_fall_back = False
         return answers
 
 
 @dataclass(frozen=True)
 class V2Adapter:
-    """A model's language, tensors ``binary`` or JSON; ``key``: the request's id, None: any."""
+    """A model's language, tensors ``binary`` or JSON; ``key``: the request's id."""
 
     model: V2Model
-    writer: RequestWriter
+    normalise: Normalise
     binary: bool
-    key: str | None
+    key: str = ""
 
     def encode(self, images_BCHW: Tensor) -> Query:
-        return self.writer.write(images_BCHW, self.key or "", self.binary)
+        """The request for images float32 on the CPU; a binary body is their only copy."""
+        model = self.model
+        header: dict[str, Any] = {"id": self.key}
+        asked: dict[str, Any] = {}
+        if self.binary:
+            header["parameters"] = {"binary_data_output": True}
+            asked["binary_data"] = True
+        if model.classification:
+            asked["classification"] = model.classification
+        if model.output.name is not None:
+            header["outputs"] = [{"name": model.output.name, **({"parameters": asked} if asked else {})}]
+        pixels = NamedTensor(str(model.input.name), self._pixels(images_BCHW))
+        body, length = pack(header, [pixels], "inputs", self.binary)
+        binary = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}
+        headers = binary if self.binary else {"Content-Type": "application/json"}
+        return Query(f"{model.path}/infer", body, headers)
+
+    def _pixels(self, images_BCHW: Tensor) -> Array:
+        model = self.model
+        if model.input.datatype == "UINT8":
+            array: Array = model.spec.encode(images_BCHW).numpy()
+        else:
+            array = self.normalise(images_BCHW).numpy().astype(DATATYPES[model.input.datatype], copy=False)
+        if model.layout.order == "nhwc":
+            array = array.transpose(0, 2, 3, 1)
+        return array.reshape(len(array), *model.layout.sent)
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
         try:
@@ -108,7 +136,7 @@ class V2Adapter:
         model = self.model
         for name, asked in (("model_name", model.name), ("model_version", model.version), ("id", self.key)):
             came = header.get(name)
-            if asked is not None and came not in (None, "", asked):
+            if asked and came not in (None, "", asked):
                 raise Unusable(
                     f"the answer: expected {name} {asked!r}, got {short(came)}", "another's answer"
                 )
@@ -128,56 +156,6 @@ class V2Adapter:
 
     def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
         return batch_limit(refused)
-
-
-class RequestWriter:
-    """Writes the requests to one model, from several threads. UserError for a normalisation of bytes."""
-
-    def __init__(self, model: V2Model, config: TeacherConfig) -> None:
-        if config.mean is not None and model.input.datatype == "UINT8":
-            raise UserError(
-                f"--teacher.mean and --teacher.std: the input {model.input} takes bytes; leave them out"
-            )
-        self._model = model
-        self._normalise = Normalise(config.mean, config.std, model.spec.shape[0])
-        self._path = f"{model.path}/infer"
-        self._envelopes: dict[int, Envelope] = {}
-
-    def write(self, images_BCHW: Tensor, key: str, binary: bool) -> Query:
-        """The request whose id is ``key`` for images float32 on the CPU; a binary body is their only copy."""
-        pixels = self._pixels(images_BCHW)
-        name = str(self._model.input.name)
-        if binary:
-            if len(pixels) not in self._envelopes:
-                self._envelopes[len(pixels)] = Envelope(self._header(binary), name, pixels, "inputs")
-            body, length = self._envelopes[len(pixels)].fill(key, pixels)
-            return Query(
-                self._path, body, {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}
-            )
-        body, _ = pack({"id": key, **self._header(binary)}, [NamedTensor(name, pixels)], "inputs", binary)
-        return Query(self._path, body, {"Content-Type": "application/json"})
-
-    def _pixels(self, images_BCHW: Tensor) -> Array:
-        model = self._model
-        if model.input.datatype == "UINT8":
-            array: Array = model.spec.encode(images_BCHW).numpy()
-        else:
-            array = self._normalise(images_BCHW).numpy().astype(DATATYPES[model.input.datatype], copy=False)
-        if model.layout.order == "nhwc":
-            array = array.transpose(0, 2, 3, 1)
-        return array.reshape(len(array), *model.layout.sent)
-
-    def _header(self, binary: bool) -> dict[str, Any]:
-        """A request without its id and its input."""
-        header: dict[str, Any] = {"parameters": {"binary_data_output": True}} if binary else {}
-        asked: dict[str, Any] = {"binary_data": True} if binary else {}
-        if self._model.classification:
-            asked["classification"] = self._model.classification
-        if self._model.output.name is not None:
-            header["outputs"] = [
-                {"name": self._model.output.name, **({"parameters": asked} if asked else {})}
-            ]
-        return header
 
 
 # ``score:index``, and perhaps ``:label``

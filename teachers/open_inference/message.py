@@ -1,9 +1,7 @@
 """Bodies of the Open Inference Protocol v2: JSON with tensors as JSON or trailing raw bytes.
 
-Binary tensor data extension: the JSON object comes first, ``Inference-Header-Content-Length`` (an HTTP
-    header) says
-how long it is, and the raw bytes of each tensor with the parameter ``binary_data_size`` follow in the
-tensors' order.
+Binary tensor data extension: the JSON object comes first, the HTTP header ``HEADER_LENGTH`` says how long it
+is, and the raw bytes of each tensor with the parameter ``binary_data_size`` follow in the tensors' order.
 Source: https://github.com/kserve/open-inference-protocol and its binary tensor data extension.
 """
 
@@ -11,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from dfme.teachers.arrays import Array
 from dfme.teachers.open_inference.tensors import (
     NamedTensor,
     checked_shape,
@@ -23,8 +20,7 @@ from dfme.teachers.open_inference.tensors import (
 )
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-# raw bytes begin at a multiple of it, so that a reader may take them as numbers where they lie
-_ALIGNMENT = 8
+_ALIGNMENT = 8  # raw bytes begin at a multiple of it
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 TensorList = Literal["inputs", "outputs"]
 
@@ -41,22 +37,9 @@ def pack(
     text = _ENCODER.encode({**header, key: entries}).encode()
     if not binary:
         return text, None
-    text = _aligned(text)
+    # blanks after the JSON, so that what follows lies where a reader may take it as numbers
+    text = text.ljust(-(-len(text) // _ALIGNMENT) * _ALIGNMENT)
     return b"".join([text, *raw]), len(text)
-
-
-class Envelope:
-    """Binary requests that differ in id and numbers alone: their JSON is written once."""
-
-    def __init__(self, header: Mapping[str, Any], name: str, array: Array, key: TensorList) -> None:
-        size = array.size * array.dtype.itemsize
-        text = _ENCODER.encode({**header, key: [_entry(NamedTensor(name, array), size)]})
-        self._rest = f",{text[1:]}"
-
-    def fill(self, request_id: str, array: Array) -> tuple[bytes, int]:
-        """The body with this id and an array of the same type and shape, and the length of its JSON part."""
-        text = _aligned(f'{{"id":{_ENCODER.encode(request_id)}{self._rest}'.encode())
-        return b"".join((text, to_bytes(array))), len(text)
 
 
 def unpack(
@@ -118,11 +101,6 @@ def parameters_of(entry: Mapping[str, Any]) -> dict[str, Any]:
     if parameters is not None and not isinstance(parameters, dict):
         raise ValueError(f"expected parameters as a JSON object, got {short(parameters)}")
     return parameters or {}
-
-
-def _aligned(text: bytes) -> bytes:
-    """JSON with blanks after it, so that what follows lies where numbers should."""
-    return text.ljust(-(-len(text) // _ALIGNMENT) * _ALIGNMENT)
 
 
 def _entry(tensor: NamedTensor, size: int | None) -> dict[str, Any]:

@@ -31,21 +31,8 @@ _LONGEST_KEY = 30
 
 
 def numbers(array: Array) -> list[Any]:
-    """An array as nested lists for ``json.dumps``; a float32 in so few digits as give the same float32 back.
-
-    Nine digits are enough for any float32, and seven or eight for many. All seventeen of the double are kept
-    where scaling has lost a bit (heuristic: rounding is by powers of ten in double precision).
-    """
-    if array.dtype != np.float32:
-        return list(array.tolist())
-    best = exact = array.astype(np.float64)
-    with np.errstate(all="ignore"):
-        exponent = np.floor(np.log10(np.abs(exact)))
-        for digits in (9, 8, 7):
-            scale = 10.0 ** (digits - 1 - exponent)
-            rounded = np.round(exact * scale) / scale
-            best = np.where(rounded.astype(np.float32) == array, rounded, best)
-    return list(best.tolist())
+    """An array as nested lists for ``json.dumps``; a float32 in the fewest digits that give it back."""
+    return list((array.astype(str).astype(float) if array.dtype == np.float32 else array).tolist())
 
 
 def dump(document: object) -> bytes:
@@ -90,9 +77,8 @@ def dumped(text: str) -> str:
     return json.dumps(text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}...")
 
 
-def table(value: object, batch: int, classes: int) -> Array:
-    """``batch`` lists of ``classes`` numbers, float64 (B, K); null is NaN. Else Unusable."""
-    rows = listed(value, batch)
+def table(rows: list[object], classes: int) -> Array:
+    """Lists of ``classes`` numbers as float64 (B, K); null is NaN. Unusable for anything else."""
     for row in rows:
         if not isinstance(row, list) or len(row) != classes:
             raise Unusable(f"expected {classes} scores for each image, got {shown(row)}", "wrong shape")
@@ -100,18 +86,9 @@ def table(value: object, batch: int, classes: int) -> Array:
             odd = next(each for each in row if type(each) not in _NUMBERS)
             raise Unusable(f"expected numbers as scores, got {shown(odd)}", "no numbers")
     try:
-        return np.array(rows, np.float64).reshape(batch, classes)
+        return np.array(rows, np.float64).reshape(len(rows), classes)
     except OverflowError:
         raise Unusable("expected numbers as scores, got one too large for any float", "no numbers") from None
-
-
-def listed(value: object, batch: int) -> list[object]:
-    """A list with one item for each image. Unusable for anything else."""
-    if not isinstance(value, list) or len(value) != batch:
-        raise Unusable(
-            f"expected a list of {batch}, one item for each image, got {shown(value)}", "wrong shape"
-        )
-    return value
 
 
 def labels(values: Sequence[object], classes: int) -> Tensor:
@@ -122,13 +99,6 @@ def labels(values: Sequence[object], classes: int) -> Tensor:
         if type(value) is not int or not 0 <= value < classes:
             raise Unusable(f"expected a label from 0 to {classes - 1}, got {shown(value)}", "no label")
     return torch.tensor(values, dtype=torch.int64)
-
-
-def native_mode(wanted: LabelMode | None, logits: bool = False) -> LabelMode:
-    """Label mode of an adapter of partial scores: the requested one, as a service may cut."""
-    if wanted is not None and (wanted.kind == "label" or not (logits or wanted.kind == "logits")):
-        return wanted
-    return LabelMode("logits" if logits else "probabilities")
 
 
 def settle(scores_BK: Array, mode: LabelMode) -> Tensor:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from dfme.errors import UserError
 from dfme.spec import ImageSpec
 from dfme.teachers.arrays import Array
 
@@ -18,12 +17,6 @@ if TYPE_CHECKING:
 AxisOrder = Literal["nchw", "nhwc"]
 Image = tuple[int, int, int]
 """An image's C, H, W."""
-
-
-def require_picture(shape: Image) -> None:
-    """UserError for a shape that no PNG can have."""
-    if shape[0] not in COLOUR_TYPES:
-        raise UserError(f"--teacher.shape: expected 1 to 4 channels, as pictures have, got {shape[0]}")
 
 
 def in_order(shape: Image, order: AxisOrder) -> Image:

@@ -1,7 +1,5 @@
 """A service as a teacher: an adapter encodes and decodes, an endpoint transports."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 from uuid import uuid4
@@ -102,11 +100,11 @@ class RemoteTeacher:
             if limit is False or (limit is not None and not 1 <= limit < batch):
                 raise refused from None
             raise BatchTooLarge(str(refused), limit) from None
-        with discreet(reply.body, self._endpoint.secrets):
-            try:
-                return adapter.decode(reply, batch)
-            except Unusable as error:
-                raise _judged(error, reply) from None
+        try:
+            return adapter.decode(reply, batch)
+        except Unusable as error:
+            unusable = error
+        raise _judged(unusable, reply, self._endpoint.secrets)  # out here, where nothing is chained to it
 
     def __call__(self, images: Tensor, /) -> Tensor:
         return self.ask(images, uuid4().hex)
@@ -133,35 +131,21 @@ def answered_mode(config: TeacherConfig) -> LabelMode:
     return LabelMode("logits" if mode.kind == "logits" else "probabilities")
 
 
-def _judged(error: Unusable, reply: Reply) -> Unusable:
-    """A Misfit with the outline of a whole document; any other, or an error's text, unchanged."""
+def _judged(error: Unusable, reply: Reply, secrets: Secrets) -> Unusable:
+    """A Misfit with the outline of a whole document; any other, or an error's text, unchanged.
+
+    Neither quotes anything of an answer that repeats a part of a secret.
+    """
     length = reply.headers.get(HEADER_LENGTH.lower(), "")
+    text = str(error)
     try:
-        document = parse(reply.body[: int(length)] if length.isdecimal() else reply.body)
+        document = outline(parse(reply.body[: int(length)] if length.isdecimal() else reply.body))
+        whole = error.reason not in PASSING
     except Unusable:
-        return error
-    if error.reason in PASSING:
-        return error
-    text = outline(document)
-    text = text if len(text) <= MAX_OUTLINE else f"{text[:MAX_OUTLINE]}..."
-    return Misfit(f"{error}; the answer was {text}", error.reason, for_good=error.reason in FOR_GOOD)
-
-
-@contextmanager
-def discreet(body: bytes, secrets: Secrets) -> Iterator[None]:
-    """Unusable, raised inside, quotes nothing of an answer that repeats a part of a secret."""
-    try:
-        yield
-    except Unusable as error:
-        text = body.decode(errors="replace")
-        if secrets.hide(text) == text:
-            raise
-        said = "expected an answer, got one that repeats a secret and is not shown"
-        hidden = (
-            Misfit(said, error.reason, error.for_good)
-            if isinstance(error, Misfit)
-            else Unusable(said, error.reason)
-        )
-    else:
-        return
-    raise hidden
+        whole = False
+    if whole:
+        text += f"; the answer was {document[:MAX_OUTLINE]}{'...' * (len(document) > MAX_OUTLINE)}"
+    body = reply.body.decode(errors="replace")
+    if secrets.hide(body) != body:
+        text = "expected an answer, got one that repeats a secret and is not shown"
+    return Misfit(text, error.reason, error.reason in FOR_GOOD) if whole else Unusable(text, error.reason)

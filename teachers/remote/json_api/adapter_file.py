@@ -15,8 +15,7 @@ from dfme.teachers.remote.class_names import ClassNames, read_class_names
 from dfme.teachers.remote.consent import require_free
 from dfme.teachers.remote.json_api.description import Description, RequestForm
 from dfme.teachers.remote.json_api.template import JsonPath, environment_names, problem_of, texts
-from dfme.teachers.remote.json_bodies import native_mode
-from dfme.teachers.remote.pictures import require_picture
+from dfme.teachers.remote.pictures import COLOUR_TYPES
 
 PACKAGE = Path(__file__).resolve().parents[3]
 """Folder above configs/ and teachers/, in the project and where it is installed."""
@@ -163,8 +162,8 @@ def model_spec(api: JsonApi, config: TeacherConfig) -> ModelSpec:
         raise UserError(
             "--teacher.shape: neither flag nor adapter says the shape of an image; give it as C,H,W"
         )
-    if api.description.image.picture:
-        require_picture(shape)
+    if api.description.image.picture and shape[0] not in COLOUR_TYPES:
+        raise UserError(f"--teacher.shape: expected 1 to 4 channels, as pictures have, got {shape[0]}")
     levels = described.levels if config.levels is None else config.levels
     if api.description.image.eight_bit:
         if levels not in (None, 256):
@@ -174,7 +173,11 @@ def model_spec(api: JsonApi, config: TeacherConfig) -> ModelSpec:
     text = config.label_mode or described.label_mode
     wanted = LabelMode.parse(text) if text else None
     logits = answer.values == "logits" or (answer.values is None and wanted == LabelMode("logits"))
-    mode = LabelMode("label") if answer.form in ("name", "number") else native_mode(wanted, logits)
+    mode = LabelMode("logits" if logits else "probabilities")
+    if answer.form in ("name", "number"):
+        mode = LabelMode("label")
+    elif wanted is not None and (wanted.kind == "label" or not (logits or wanted.kind == "logits")):
+        mode = wanted
     return ModelSpec(spec, _classes(api, config), mode)
 
 

@@ -111,7 +111,7 @@ class JsonAdapter(Adapter):
         if self._kind == "name":
             return labels([classes.index(value) for value in values], len(classes))
         if self._kind == "scores":
-            scores_BK = table(values, batch, len(classes))
+            scores_BK = table(values, len(classes))
         else:
             rows = [classes.row(self._pairs(value)) for value in values]
             scores_BK = np.array(rows).reshape(batch, len(classes))

@@ -17,7 +17,8 @@ from protocols import tensor
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
-from dfme.teachers.open_inference.client import RequestWriter, V2Adapter
+from dfme.teachers.local.pytorch import Normalise
+from dfme.teachers.open_inference.client import V2Adapter
 from dfme.teachers.open_inference.message import pack, read_object, unpack
 from dfme.teachers.open_inference.metadata import TensorMetadata, V2Model, find_layout, read_model
 from dfme.teachers.open_inference.tensors import DATATYPES, NamedTensor
@@ -190,8 +191,7 @@ def test_a_fuzzed_answer_is_unusable_or_in_form(
 
     def read() -> None:
         with contextlib.suppress(Unusable):
-            writer = RequestWriter(model, TeacherConfig())
-            answers = V2Adapter(model, writer, True, "k").decode(reply, 2)
+            answers = V2Adapter(model, Normalise(None, None, 1), True, "k").decode(reply, 2)
             assert {(2, 3): torch.float32, (2,): torch.int64}[tuple(answers.shape)] == answers.dtype
 
     in_memory(200_000 + 200 * len(body), read)

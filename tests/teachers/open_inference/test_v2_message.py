@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from refusals import refused
 from tables import all_hold
 
-from dfme.teachers.open_inference.message import Envelope, pack, read_header_length, unpack
+from dfme.teachers.open_inference.message import pack, read_header_length, unpack
 from dfme.teachers.open_inference.tensors import (
     DATATYPES,
     NamedTensor,
@@ -82,18 +82,6 @@ def test_the_bytes_are_those_of_the_specification() -> None:
         "inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "parameters": {"binary_data_size": 4}}],
     }
     assert body[length:] == struct.pack("<f", 1.5)
-
-
-@given(hnp.arrays(np.float32, hnp.array_shapes(max_side=4)), st.text(max_size=9), st.booleans())
-def test_an_envelope_writes_the_bodies_that_pack_writes(
-    array: np.ndarray, request_id: str, transposed: bool
-) -> None:
-    array = array.T if transposed else array
-    header = {"parameters": {"p": 1}, "outputs": [{"name": "y"}]}
-    envelope = Envelope(header, "x", np.zeros_like(array), "inputs")
-    assert envelope.fill(request_id, array) == pack(
-        {"id": request_id, **header}, [NamedTensor("x", array)], "inputs", True
-    )
 
 
 def test_numbers_are_read_where_they_lie() -> None:
