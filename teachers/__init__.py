@@ -42,9 +42,9 @@ class Kind(NamedTuple):
         return self.loader.startswith(LOCAL)
 
 
-SERVICE = "dfme.teachers.remote.checks:check_service"
+SERVICE = "dfme.teachers.remote.secrets:check_service"
 TRUSTED = "dfme.teachers.options:require_trust"
-JSON_FILE = "dfme.teachers.remote.checks:check_json"
+JSON_FILE = "dfme.teachers.remote.json_api.adapter_file:check_json"
 JSON_LOADER = "dfme.teachers.remote.json_api.api:connect_json"
 
 WEIGHTS = Source("checkpoint", "; give --teacher.checkpoint, or make one with run.py train-teacher")

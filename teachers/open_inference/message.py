@@ -12,6 +12,7 @@ from typing import Any, Literal
 from dfme.teachers.open_inference.tensors import (
     NamedTensor,
     checked_shape,
+    datatype_of,
     from_bytes,
     from_list,
     short,
@@ -105,14 +106,9 @@ def parameters_of(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _entry(tensor: NamedTensor, size: int | None) -> dict[str, Any]:
     """A tensor in the JSON object; ``size`` is that of its raw bytes, None for data in JSON."""
-    entry: dict[str, Any] = {
-        "name": tensor.name,
-        "shape": list(tensor.array.shape),
-        "datatype": tensor.datatype,
-    }
-    return entry | (
-        {"data": to_list(tensor.array)} if size is None else {"parameters": {"binary_data_size": size}}
-    )
+    array = tensor.array
+    data = {"data": to_list(array)} if size is None else {"parameters": {"binary_data_size": size}}
+    return {"name": tensor.name, "shape": list(array.shape), "datatype": datatype_of(array), **data}
 
 
 def _tensor(entry: object, raw: memoryview, most_elements: int) -> tuple[NamedTensor, int]:

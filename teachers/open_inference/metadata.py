@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 from dfme.config.messages import unknown_choice
@@ -21,8 +22,6 @@ from dfme.teachers.open_inference.message import read_object
 from dfme.teachers.open_inference.tensors import short
 from dfme.teachers.remote.endpoint import Endpoint
 from dfme.teachers.remote.options import V2Options
-from dfme.teachers.remote.pictures import AxisOrder, Image, image_of, in_order
-from dfme.teachers.remote.teacher import answered_mode
 
 # names under which servers announce the binary tensor data extension
 BINARY = ("binary_tensor_data", "binary_data")
@@ -106,6 +105,10 @@ def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) ->
     order = parameters.get("layout") if options.layout == "auto" else options.layout
     layout = find_layout(image.shape, config.shape, order)
     classes = _classes(output, config.num_classes, parameters)
+    label_mode = _label_mode(output, options.classification, classes, config, parameters, extensions)
+    limits = [layout.batch, config.max_batch, parameters.get("max_batch")]
+    with suppress(UserError):  # only some servers have it
+        limits.append(_asked(endpoint, f"{path}/config").get("max_batch_size"))
     return V2Model(
         name=options.model,
         version=options.version,
@@ -115,10 +118,8 @@ def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) ->
         layout=layout,
         spec=_spec(image, layout, config, parameters),
         num_classes=classes,
-        label_mode=_label_mode(output, options.classification, classes, config, parameters, extensions),
-        max_batch=_max_batch(
-            layout.batch, config.max_batch, parameters, _optional(endpoint, f"{path}/config")
-        ),
+        label_mode=label_mode,
+        max_batch=min((n for n in limits if type(n) is int and n > 0), default=None),
         binary=any(name in extensions for name in BINARY),
         classification=options.classification,
     )
@@ -134,14 +135,6 @@ def _asked(endpoint: Endpoint, path: str) -> dict[str, Any]:
             f"GET {endpoint.url}{path}: expected a JSON object, got {len(reply.body):,} bytes of something "
             "else; is --teacher.url that of a server of the Open Inference Protocol v2?"
         ) from None
-
-
-def _optional(endpoint: Endpoint, path: str) -> dict[str, Any]:
-    """The JSON object at a path that only some servers have; an empty one where there is none."""
-    try:
-        return _asked(endpoint, path)
-    except UserError:
-        return {}
 
 
 def _tensors(metadata: Mapping[str, Any], key: str) -> list[TensorMetadata]:
@@ -217,14 +210,6 @@ def _bounds(announced: object) -> tuple[float, float]:
     return 0.0, 1.0
 
 
-def _max_batch(
-    fixed: int | None, given: int | None, parameters: Mapping[str, Any], triton: Mapping[str, Any]
-) -> int | None:
-    """The smallest of all limits that are known."""
-    limits = (fixed, given, parameters.get("max_batch"), triton.get("max_batch_size"))
-    return min((limit for limit in limits if type(limit) is int and limit > 0), default=None)
-
-
 def _classes(output: TensorMetadata, given: int | None, parameters: Mapping[str, Any]) -> int:
     """Number of classes: the user's, the metadata's or the announced one; a lone score is two.
 
@@ -266,7 +251,8 @@ def _label_mode(
         return announced
     if output.may_be_label and (output.numbers == 1 or config.label_mode == "label"):
         return LabelMode("label")
-    return answered_mode(config)
+    logits = config.label_mode is not None and LabelMode.parse(config.label_mode).kind == "logits"
+    return LabelMode("logits" if logits else "probabilities")
 
 
 def _require_classification(
@@ -288,6 +274,10 @@ def _require_classification(
     if output.name is None:
         raise UserError(f"{flag}: the metadata name no outputs; give --teacher.output")
 
+
+AxisOrder = Literal["nchw", "nhwc"]
+Image = tuple[int, int, int]
+"""An image's C, H, W."""
 
 ORDERS: tuple[AxisOrder, ...] = ("nchw", "nhwc")
 CHANNELS = (1, 3, 4)  # sizes of an axis that is taken for the channels where the order is open
@@ -329,6 +319,12 @@ def find_layout(metadata: tuple[int, ...] | None, given: Image | None, order: ob
     return ImageLayout(shape, found, in_order(shape, found), limit)
 
 
+def in_order(shape: Image, order: AxisOrder) -> Image:
+    """The sizes (C, H, W) in the order in which they are sent."""
+    channels, height, width = shape
+    return shape if order == "nchw" else (height, width, channels)
+
+
 def _ordered(sizes: tuple[int, ...], given: Image | None, known: AxisOrder | None) -> tuple[Image, AxisOrder]:
     """Shape and order of images with three axes."""
     orders = (known,) if known else ORDERS
@@ -340,8 +336,8 @@ def _ordered(sizes: tuple[int, ...], given: Image | None, known: AxisOrder | Non
         )
     else:
         one, two, three = sizes
-        fitting = [(image_of((one, two, three), order), order) for order in orders]
-        fitting = [(shape, order) for shape, order in fitting if known or shape[0] in CHANNELS]
+        images: dict[AxisOrder, Image] = {"nchw": (one, two, three), "nhwc": (three, one, two)}
+        fitting = [(images[order], order) for order in orders if known or images[order][0] in CHANNELS]
     if len(fitting) == 1:
         return fitting[0]
     if given is not None and not fitting:

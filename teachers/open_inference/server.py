@@ -1,9 +1,7 @@
 """Server half of the Open Inference Protocol v2: requests to images, answers to bytes.
 
-Source: https://github.com/kserve/open-inference-protocol, with the extensions for binary tensor data,
-    classification
-and the model's configuration. One input, ``image``; one output, ``scores``, or ``label`` where that is the
-label mode.
+Source: https://github.com/kserve/open-inference-protocol. One input, ``image``; one output, ``scores``, or
+``label`` where that is the label mode.
 """
 
 from collections.abc import Mapping
@@ -16,7 +14,7 @@ from dfme import __version__
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.arrays import Array
 from dfme.teachers.open_inference.message import pack, parameters_of, unpack
-from dfme.teachers.open_inference.tensors import NamedTensor, short
+from dfme.teachers.open_inference.tensors import NamedTensor, datatype_of, short
 
 INPUT = "image"
 VERSION = "1"
@@ -146,8 +144,9 @@ def _images(service: Service, tensor: NamedTensor) -> Array:
     """The images of the input tensor, copied, as float32 within the bounds."""
     array = tensor.array
     shape = service.spec.shape
-    if tensor.datatype not in service.datatypes:
-        raise ValueError(f"input {INPUT!r}: expected {' or '.join(service.datatypes)}, got {tensor.datatype}")
+    datatype = datatype_of(array)
+    if datatype not in service.datatypes:
+        raise ValueError(f"input {INPUT!r}: expected {' or '.join(service.datatypes)}, got {datatype}")
     if array.shape[1:] != shape or not len(array):
         raise ValueError(f"input {INPUT!r}: expected a shape {[-1, *shape]}, got {list(array.shape)}")
     if service.max_batch and len(array) > service.max_batch:

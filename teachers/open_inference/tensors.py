@@ -42,10 +42,6 @@ class NamedTensor:
     name: str
     array: Array
 
-    @property
-    def datatype(self) -> str:
-        return datatype_of(self.array)
-
 
 def datatype_of(array: Array) -> str:
     """The protocol's word for an array's type. ValueError where it has none."""
@@ -57,7 +53,7 @@ def datatype_of(array: Array) -> str:
     return name
 
 
-def checked_shape(shape: object, most_elements: int = _MAX_ELEMENTS) -> tuple[int, ...]:
+def checked_shape(shape: object, most_elements: int) -> tuple[int, ...]:
     """A shape from JSON; ValueError unless sizes are at least 0 and the tensor small enough."""
     if isinstance(shape, list | tuple) and len(shape) > _MAX_AXES:
         raise ValueError(f"expected a shape of at most {_MAX_AXES} axes, got {len(shape)}")
@@ -79,17 +75,16 @@ def to_bytes(array: Array) -> bytes | memoryview:
 
 
 def from_bytes(raw: memoryview, datatype: str, shape: Sequence[int]) -> Array:
-    """Array of these raw bytes, read-only, not copied (BYTES: copied). ValueError unless fitting."""
-    checked = checked_shape(shape)
+    """Array of these raw bytes in a checked shape, not copied (BYTES: copied). ValueError unless fitting."""
     if datatype == "BYTES":
-        return _texts(raw, math.prod(checked)).reshape(checked)
+        return _texts(raw, math.prod(shape)).reshape(shape)
     dtype = _dtype(datatype)
-    expected = math.prod(checked) * dtype.itemsize
+    expected = math.prod(shape) * dtype.itemsize
     if len(raw) != expected:
-        raise ValueError(f"expected {expected} bytes for {datatype} {list(checked)}, got {len(raw)}")
+        raise ValueError(f"expected {expected} bytes for {datatype} {list(shape)}, got {len(raw)}")
     if datatype == "BOOL" and np.frombuffer(raw, np.uint8).max(initial=0) > 1:
         raise ValueError("expected BOOL as bytes of 0 and 1, got others")
-    return np.frombuffer(raw, dtype).reshape(checked)
+    return np.frombuffer(raw, dtype).reshape(shape)
 
 
 def to_list(array: Array) -> list[Any]:
@@ -105,9 +100,8 @@ def to_list(array: Array) -> list[Any]:
 
 
 def from_list(data: object, datatype: str, shape: Sequence[int]) -> Array:
-    """Array of a JSON list, nested by ``shape`` or flat. ValueError unless all elements fit."""
-    checked = checked_shape(shape)
-    flat = _flattened(data, checked)
+    """Array of a JSON list, nested by a checked shape or flat. ValueError unless all elements fit."""
+    flat = _flattened(data, shape)
     dtype = np.dtype(object) if datatype == "BYTES" else _dtype(datatype)
     kinds = _JSON_TYPES[dtype.kind]
     strange = set(map(type, flat)) - kinds
@@ -116,14 +110,14 @@ def from_list(data: object, datatype: str, shape: Sequence[int]) -> Array:
             f"expected elements that are {datatype}, got {min(kind.__name__ for kind in strange)}"
         )
     if datatype == "BYTES":
-        return _objects([text.encode() for text in flat]).reshape(checked)
+        return _objects([text.encode() for text in flat]).reshape(shape)
     if dtype.kind in "iu" and flat:
         limits: Any = np.iinfo(dtype)
         if min(flat) < limits.min or max(flat) > limits.max:
             raise ValueError(f"expected elements that are {datatype}, got some beyond its range")
     try:
         with np.errstate(over="ignore"):
-            return np.array(flat, dtype).reshape(checked)
+            return np.array(flat, dtype).reshape(shape)
     except OverflowError:
         raise ValueError(f"expected elements that are {datatype}, got some beyond its range") from None
 
@@ -150,7 +144,7 @@ def _dtype(datatype: str) -> np.dtype[Any]:
     return DATATYPES[datatype]
 
 
-def _flattened(data: object, shape: tuple[int, ...]) -> list[Any]:
+def _flattened(data: object, shape: Sequence[int]) -> list[Any]:
     """The leaves of nested lists of exactly this shape, or of one flat list of as many elements."""
     if not isinstance(data, list):
         raise ValueError(f"expected data as a list, got {short(data)}")

@@ -1,14 +1,12 @@
 """The classes of a service that answers with names: which of them is the student's class 0, 1, 2."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
 from dfme.config.messages import did_you_mean
-from dfme.data.class_names import read_names
 from dfme.errors import Unusable
 from dfme.teachers.remote.json_bodies import shown
 
@@ -29,11 +27,6 @@ class ClassNames:
     @cached_property
     def _index(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self.names)}
-
-    @property
-    def longest(self) -> int:
-        """Bytes of a name in JSON, whose characters may take six bytes, rare ones twelve."""
-        return max(12 * len(name) for name in self.names)
 
     def index(self, name: object) -> int:
         """Number of a class. Unusable for an unknown name; a whole number stands for its text."""
@@ -63,8 +56,3 @@ class ClassNames:
                 text = "expected numbers as scores, got one too large for any float"
                 raise Unusable(text, "no numbers") from None
         return [scores.get(number, np.nan) for number in range(len(self))]
-
-
-def read_class_names(given: Sequence[str] | str, option: str, folder: Path | None = None) -> ClassNames:
-    """Like ``dfme.data.class_names.read_names``."""
-    return ClassNames(read_names(given, option, folder), option)

@@ -3,12 +3,9 @@
 import ipaddress
 import re
 import socket
-from collections.abc import Container
 from urllib.parse import urlsplit
 
 from dfme.errors import UserError
-
-EXAMPLE = "http://127.0.0.1:8080"
 
 RESERVED = (
     *("user-agent", "host", "content-length", "transfer-encoding", "connection"),
@@ -35,15 +32,6 @@ def require_consent(url: str, authorised_by: str | None) -> None:
         )
 
 
-def require_allowed(variable: str, allowed: Container[str], url: str) -> None:
-    """UserError for an environment variable that a file would have sent and that nobody allowed to be."""
-    if variable not in allowed:
-        raise UserError(
-            f"the environment variable {variable} would be sent to {host_of(url)}, because a file asks for "
-            f"it; where you want that, allow it with --teacher.allow-env {variable}; nothing was sent"
-        )
-
-
 def require_free(header: str) -> None:
     """UserError for a header that HTTP itself needs, or by which a service tells who asks."""
     name = header.strip().lower().replace("_", "-")  # some servers take one for the other
@@ -56,7 +44,7 @@ def host_of(url: str) -> str:
 
     A URL that two programs could read in two ways (white space, backslashes, a user before the host) is none.
     """
-    expected = f"--teacher.url: expected a URL such as {EXAMPLE}"
+    expected = "--teacher.url: expected a URL such as http://127.0.0.1:8080"
     if not url.isprintable() or " " in url or "\\" in url:
         raise UserError(f"{expected}, got one with blanks, backslashes or characters that cannot be seen")
     try:

@@ -120,7 +120,9 @@ class Endpoint:
         try:
             reply = self._attempt(request, route[-1], deadline, where, most)
             while not isinstance(reply, Reply):
-                route = self._follow(route, reply, where)
+                if len(route) > MAX_REDIRECTS or reply.raw_path in [url.raw_path for url in route]:
+                    raise refused(where, f"redirects in a circle, or more than {MAX_REDIRECTS}", "redirect")
+                route = *route, reply
                 self._routes[path] = route
                 if method != "GET":
                     to = quoted(self._shown(reply), self.secrets)
@@ -139,14 +141,6 @@ class Endpoint:
             return reply
         raise failure
 
-    def _follow(
-        self, route: tuple[httpx2.URL, ...], target: httpx2.URL, where: str
-    ) -> tuple[httpx2.URL, ...]:
-        """The way on, unless it goes round or on and on."""
-        if len(route) > MAX_REDIRECTS or target.raw_path in [url.raw_path for url in route]:
-            raise refused(where, f"redirects in a circle, or more than {MAX_REDIRECTS}", "redirect")
-        return *route, target
-
     def _attempt(
         self, request: httpcore2.Request, url: httpx2.URL, deadline: float, where: str, most: int
     ) -> Reply | httpx2.URL:
@@ -158,11 +152,15 @@ class Endpoint:
         response = self._connections.handle_request(request)
         try:
             headers = dict(httpx2.Headers(response.headers).items())  # names in lower case
+            if 200 <= response.status < 300:
+                return Reply(response.status, headers, self._body(response, headers, where, most))
+            beginning = bytearray()  # it is read, so that the connection can be used again
+            with suppress(*CONNECTION_ERRORS):
+                _read(response, beginning, MAX_REFUSAL_BYTES)
             if 300 <= response.status < 400 and "location" in headers:
-                return self._redirect(response, url, headers["location"], where)
-            if not 200 <= response.status < 300:
-                raise failed_status(where, response.status, headers, _beginning(response), self.secrets)
-            return Reply(response.status, headers, self._body(response, headers, where, most))
+                return self._redirect(response.status, url, headers["location"], where)
+            body = bytes(beginning[:MAX_REFUSAL_BYTES])
+            raise failed_status(where, response.status, headers, body, self.secrets)
         finally:
             response.close()
 
@@ -180,16 +178,13 @@ class Endpoint:
             raise Unusable(f"{where}: expected at most {most:,} bytes, got more", "too long")
         return bytes(body)
 
-    def _redirect(
-        self, response: httpcore2.Response, url: httpx2.URL, location: str, where: str
-    ) -> httpx2.URL:
+    def _redirect(self, status: int, url: httpx2.URL, location: str, where: str) -> httpx2.URL:
         """Target of a redirect that keeps the request, scheme, host and port; else Refused."""
-        _beginning(response)  # so that the connection can be used again
         target = redirected(url, location)
         same = target is not None and origin(target) == origin(url) and not target.userinfo
-        if target is None or not same or response.status not in (307, 308):
+        if target is None or not same or status not in (307, 308):
             to = "what is no URL" if target is None else self.secrets.hide(origin(target))[:200]
-            came = f"{response.status}, a redirect from {self.secrets.hide(origin(url))} to {to}"
+            came = f"{status}, a redirect from {self.secrets.hide(origin(url))} to {to}"
             raise refused(where, f"the service answered {came}, which is not followed", "redirect")
         return target
 
@@ -218,14 +213,6 @@ def _standing_headers(
         if not (HEADER_NAME.fullmatch(name) and value.isascii() and value.isprintable()):
             raise UserError(f"header {name!r}: expected a name and a value of printable ASCII")
     return standing
-
-
-def _beginning(response: httpcore2.Response) -> bytes:
-    """Beginning of the body, within limits."""
-    body = bytearray()
-    with suppress(*CONNECTION_ERRORS):
-        _read(response, body, MAX_REFUSAL_BYTES)
-    return bytes(body[:MAX_REFUSAL_BYTES])
 
 
 def _read(response: httpcore2.Response, body: bytearray, enough: int) -> None:

@@ -1,7 +1,4 @@
-"""JSON between a client of ours and a service: numbers written in few digits, answers read with suspicion.
-
-Whatever a body holds, reading it raises nothing but ``Unusable``.
-"""
+"""JSON between a client and a service. Whatever a body holds, reading it raises nothing but ``Unusable``."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ from dfme.teachers.arrays import Array, as_float32
 if TYPE_CHECKING:
     from torch import Tensor
 
-HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
 ROOM = 1_000_000  # bytes that an answer may take besides its numbers
 NUMBER = 64  # bytes that a number may take in an answer, with what stands around it
 _NUMBERS = {int, float, type(None)}

@@ -7,12 +7,13 @@ import html
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, quote_plus
 
+from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
-from dfme.teachers.remote.consent import require_allowed
+from dfme.teachers.remote.consent import host_of, require_consent
 
 # ``${NAME}`` in a text stands for the environment variable of that name
 PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
@@ -86,8 +87,23 @@ def read_secrets(options: Mapping[str, Any], url: str, *asked: str) -> Secrets:
     keys = [key] if key else []
     names = dict.fromkeys([*asked, *keys])
     for name in names:
-        require_allowed(name, keys if allowed is None else allowed, url)
+        if name not in (keys if allowed is None else allowed):
+            raise UserError(
+                f"the environment variable {name} would be sent to {host_of(url)}, because a file asks for "
+                f"it; where you want that, allow it with --teacher.allow-env {name}; nothing was sent"
+            )
     return Secrets.from_environment(names)
+
+
+def check_service(config: TeacherConfig, options: Mapping[str, Any], asked: Sequence[str] = ()) -> str:
+    """First line of a command: which environment variables go to which host; empty if none do.
+
+    UserError for a host without consent, a URL that is none, or a key, or another variable that a file has
+    ``asked`` for, that the environment does not hold or that nobody allowed to be sent.
+    """
+    require_consent(options["url"], options.get("authorised_by"))
+    names = read_secrets(options, options["url"], *asked).names
+    return f"sent to {host_of(options['url'])} from the environment: {', '.join(names)}" if names else ""
 
 
 def _forms(value: str) -> Iterator[str]:

@@ -6,7 +6,6 @@ from uuid import uuid4
 
 from torch import Tensor
 
-from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Misfit, Refused, Unusable
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, TeacherInfo
 from dfme.teachers.open_inference.message import HEADER_LENGTH
@@ -35,15 +34,12 @@ class Adapter(Protocol):
 
     def encode(self, images_BCHW: Tensor) -> Query:
         """The request for images float32 on the CPU, within the teacher's bounds."""
-        ...
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
         """Scores (B, K) float32, NaN where not revealed, or labels (B,) int64; Unusable for anything else."""
-        ...
 
     def most_bytes(self, batch: int) -> int:
         """The most bytes that an answer to so many images can have."""
-        ...
 
     def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
         """Batch limit by a refusal's body; None: fewer; False: another reason."""
@@ -123,12 +119,6 @@ def request_policy_of(options: ServiceOptions) -> RequestPolicy:
         images_per_second=options.images_per_second,
         requests_per_second=options.requests_per_second,
     )
-
-
-def answered_mode(config: TeacherConfig) -> LabelMode:
-    """Label mode of the service's scores: logits if the configuration says so, else probabilities."""
-    mode = LabelMode.parse(config.label_mode) if config.label_mode else LabelMode("probabilities")
-    return LabelMode("logits" if mode.kind == "logits" else "probabilities")
 
 
 def _judged(error: Unusable, reply: Reply, secrets: Secrets) -> Unusable:

@@ -2,20 +2,23 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
 from dfme.config.yaml_files import load_yaml
+from dfme.data.class_names import read_names
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
-from dfme.teachers.remote.class_names import ClassNames, read_class_names
+from dfme.teachers.remote.class_names import ClassNames
 from dfme.teachers.remote.consent import require_free
 from dfme.teachers.remote.json_api.description import Description, RequestForm
 from dfme.teachers.remote.json_api.template import JsonPath, environment_names, problem_of, texts
 from dfme.teachers.remote.pictures import COLOUR_TYPES
+from dfme.teachers.remote.secrets import check_service
 
 PACKAGE = Path(__file__).resolve().parents[3]
 """Folder above configs/ and teachers/, in the project and where it is installed."""
@@ -137,11 +140,24 @@ def load_adapter(path: str | Path, classes: tuple[str, ...] | str | None = None)
         description = replace(description, answer=replace(description.answer, classes=classes))
     if found := list(problems(description)):
         raise UserError("; ".join(f"{path}: {problem}" for problem in found))
-    if classes is not None:
-        return JsonApi(description, read_class_names(classes, "--teacher.classes"))
-    own = description.answer.classes
-    names = read_class_names(own, f"{path}: answer.classes", Path(path).parent) if own else None
-    return JsonApi(description, names)
+    names = description.answer.classes
+    option = f"{path}: answer.classes" if classes is None else "--teacher.classes"
+    folder = Path(path).parent if classes is None else None
+    return JsonApi(description, ClassNames(read_names(names, option, folder), option) if names else None)
+
+
+def check_json(config: TeacherConfig, options: Mapping[str, Any]) -> str:
+    """Like ``check_service``, for the URL of flags or adapter; and faults of that file."""
+    if config.mean is not None or config.std is not None:
+        raise UserError(
+            f"--teacher.mean and --teacher.std: {config.kind} sends pixels as they are; leave normalising to "
+            "the service, or say with --teacher.bounds which pixels it takes"
+        )
+    description = load_adapter(options["adapter"], options.get("classes")).description
+    url = options.get("url") or description.url
+    if not url:
+        raise UserError(f"--teacher.url: neither the flag nor {options['adapter']} says where the service is")
+    return check_service(config, {**options, "url": url}, secrets_of(description, url))
 
 
 @dataclass(frozen=True)

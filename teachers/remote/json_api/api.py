@@ -26,7 +26,6 @@ from dfme.teachers.remote.json_api.adapter_file import (
 from dfme.teachers.remote.json_api.description import AnswerForm, ImageForm
 from dfme.teachers.remote.json_api.template import JsonPath, fill_images, with_environment
 from dfme.teachers.remote.json_bodies import (
-    HEADERS,
     NUMBER,
     ROOM,
     dump,
@@ -38,7 +37,7 @@ from dfme.teachers.remote.json_bodies import (
     table,
 )
 from dfme.teachers.remote.options import JsonOptions
-from dfme.teachers.remote.pictures import eight_bit, png
+from dfme.teachers.remote.pictures import png
 from dfme.teachers.remote.secrets import Secrets, read_secrets
 from dfme.teachers.remote.teacher import Adapter, Query, RemoteTeacher, request_policy_of
 
@@ -64,16 +63,18 @@ def connect_json(options: JsonOptions, config: TeacherConfig, device: torch.devi
 
 
 def body_of(api: JsonApi, secrets: Secrets) -> Body:
-    """Maker of a body of encoded images, with the secrets in their places."""
+    """Maker of a body of encoded images and its headers, with the secrets in their places."""
     request = api.description.request
-    if request.bytes is not None:
-        return partial(bytes_body, request.bytes)
     if request.multipart is not None:
         fields = {name: secrets.fill(value) for name, value in request.fields.items()}
         return partial(
             multipart_body, request.multipart, request.filename, api.description.image.picture, fields
         )
-    return partial(json_body, with_environment(request.json, secrets.fill))
+    headers = {"Content-Type": request.bytes or "application/json", "Accept": "application/json"}
+    if request.bytes is not None:
+        return lambda images: (images[0], headers)
+    template = with_environment(request.json, secrets.fill)
+    return lambda images: (dump(fill_images(template, images)), headers)
 
 
 class JsonAdapter(Adapter):
@@ -137,8 +138,10 @@ class JsonAdapter(Adapter):
             )
 
     def most_bytes(self, batch: int) -> int:
-        name = 0 if self._kind in ("scores", "number") else self._model.classes.longest
-        return ROOM + batch * len(self._model.classes) * (NUMBER + name)
+        classes = self._model.classes
+        # a character of a name in JSON may take six bytes, a rare one twelve
+        name = 0 if self._kind in ("scores", "number") else 12 * max(map(len, classes.names))
+        return ROOM + batch * len(classes) * (NUMBER + name)
 
     def _values(self, document: object, batch: int) -> list[object]:
         """Each image's part of an answer. Unusable, with the service's words, if there is none."""
@@ -177,19 +180,15 @@ ENCODINGS: dict[str, Callable[[Array], Any]] = {
 
 def encode_images(images_BCHW: Tensor, form: ImageForm, spec: ImageSpec) -> list[Any]:
     """Each image as bytes, as text or as nested lists."""
-    if form.eight_bit:
-        x_BHWC = eight_bit(images_BCHW, spec.bounds)
-        x = x_BHWC.transpose(0, 3, 1, 2) if form.layout == "nchw" and not form.picture else x_BHWC
-    else:
-        x_BCHW = _pixels(images_BCHW, form.scale, spec)
-        x = x_BCHW if form.layout == "nchw" else x_BCHW.transpose(0, 2, 3, 1)
+    x_BCHW = spec.encode(images_BCHW).numpy() if form.eight_bit else _pixels(images_BCHW, form.scale, spec)
+    x = x_BCHW if form.layout == "nchw" and not form.picture else x_BCHW.transpose(0, 2, 3, 1)
     encode = ENCODINGS[form.encoding]
     return [encode(image.reshape(-1) if form.flat else image) for image in x]
 
 
 def _pixels(images_BCHW: Tensor, scale: tuple[float, float] | None, spec: ImageSpec) -> Array:
     """The pixels as little-endian float32, moved from the teacher's bounds to ``scale``."""
-    x_BCHW = images_BCHW.detach().cpu().numpy()
+    x_BCHW = images_BCHW.numpy()
     if scale is None or scale == spec.bounds:
         return x_BCHW.astype("<f4")
     (low, high) = spec.bounds
@@ -198,16 +197,6 @@ def _pixels(images_BCHW: Tensor, scale: tuple[float, float] | None, spec: ImageS
     if spec.levels is not None:  # so that 255 * (i / 255) is the whole number i
         share = np.rint(share * (spec.levels - 1)) / (spec.levels - 1)
     return (start + share * (end - start)).astype("<f4")
-
-
-def json_body(template: object, images: Sequence[Any]) -> tuple[bytes, dict[str, str]]:
-    """The template with the images in it, and its headers."""
-    return dump(fill_images(template, images)), dict(HEADERS)
-
-
-def bytes_body(content_type: str, images: Sequence[Any]) -> tuple[bytes, dict[str, str]]:
-    """The one image itself, and its headers."""
-    return images[0], {"Content-Type": content_type, "Accept": "application/json"}
 
 
 def multipart_body(

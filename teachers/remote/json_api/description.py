@@ -1,7 +1,4 @@
-"""The description of an HTTP API with JSON answers, as a YAML file has it; docs/adapters.md lists its keys.
-
-The text below a field is its meaning there. No torch here.
-"""
+"""The description of an HTTP API with JSON answers, as a YAML file has it (docs/adapters.md). No torch."""
 
 from dataclasses import field
 from typing import Any, Literal

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from dfme.config.values import from_mapping
 from dfme.config.yaml_files import parse_yaml
+from dfme.data.class_names import read_names
 from dfme.errors import Unusable, UserError
-from dfme.teachers.remote.class_names import read_class_names
 from dfme.teachers.remote.json_api.adapter_file import problems
 from dfme.teachers.remote.json_api.description import Description
 from dfme.teachers.remote.json_bodies import outline, parse
@@ -48,7 +48,7 @@ def write_adapter(sample: str, path: str) -> str:
     for problem in problems(description):
         raise UserError(f"{sample}: the answer's names fit into no adapter: {problem}")
     if description.answer.classes:
-        read_class_names(description.answer.classes, f"{sample}: its labels")
+        read_names(description.answer.classes, f"{sample}: its labels")
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)

@@ -1,7 +1,6 @@
 """Paths into JSON (``predictions[*].scores``, ``result.0["odd name"]``), and templates.
 
-A path's steps are names and numbers; ``[*]`` is every item of a list, one for each image. Nothing is
-evaluated.
+``[*]`` is every item of a list, one for each image. Nothing is evaluated.
 """
 
 from __future__ import annotations
