@@ -93,7 +93,7 @@ def _providers(runtime: ModuleType, device: torch.device) -> list[Any]:
     if device.type != "cuda":
         return ["CPUExecutionProvider"]
     if CUDA not in runtime.get_available_providers():
-        LOGGER.warning("teacher: onnxruntime has no CUDA, and runs it on the CPU; pip install onnxruntime-gpu")
+        LOGGER.warning("teacher: onnxruntime has no CUDA and takes the CPU; pip install onnxruntime-gpu")
         return ["CPUExecutionProvider"]
     exact = {"device_id": device.index or 0, "use_tf32": 0, "cudnn_conv_algo_search": "HEURISTIC"}
     return [(CUDA, exact), "CPUExecutionProvider"]

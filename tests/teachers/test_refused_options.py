@@ -42,7 +42,7 @@ WATCHES = {
     "pairs --teacher.benign no/where": "--teacher.benign: data set no/where: no such folder or file",
     "pairs --teacher.kind v2": "--teacher.watch: a service is watched where it runs",
     f"pairs,sprt,sequential --teacher.kind pt2 {BENIGN}": "--teacher.watch: sprt, sequential: , got pt2",
-    f"labels --teacher.on-alarm label --teacher.label-mode logits {BENIGN}": "on-alarm label: , other than logits",
+    f"labels --teacher.on-alarm label --teacher.label-mode logits {BENIGN}": "on-alarm label: , other than",
     "mahalanobis --teacher.kind onnx --teacher.benign digist": ", got onnx; --teacher.benign: ",
 }
 REFUSED = [

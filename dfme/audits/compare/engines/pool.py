@@ -24,7 +24,7 @@ Worker = subprocess.Popen[bytes] | Shipped
 
 
 class WorkerPool:
-    """At most ``jobs`` workers at once, one per cell; ``manner`` says in a few words where they run and how."""
+    """At most ``jobs`` workers at once, one per cell; ``manner`` says where they run and how."""
 
     poll_seconds = 0.05
 
