@@ -89,9 +89,7 @@ class Restricted(Wrapper):
 
     def __init__(self, teacher: Teacher, label_mode: LabelMode) -> None:
         if not _reveals_less(teacher.label_mode, label_mode):
-            raise UserError(
-                f"label mode {label_mode}: the teacher gives only {teacher.label_mode}"
-            )
+            raise UserError(f"label mode {label_mode}: the teacher gives only {teacher.label_mode}")
         if label_mode.k is not None and label_mode.k > teacher.num_classes:
             raise UserError(f"label mode {label_mode}: the teacher has only {teacher.num_classes} classes")
         super().__init__(teacher)

@@ -37,8 +37,8 @@ class Attempt:
     """A defence and an attacker as asked for, and what they come to in a label mode.
 
     ``stack``: of the defence what changes answers. ``runs``: the stack of the run that tells what the
-    attacker gets. ``reason``: why there is no such run, or nothing. ``limit``: images after which a quota ends
-    it.
+    attacker gets. ``reason``: why there is no such run, or nothing. ``limit``: images after which a quota
+    ends it.
     """
 
     defence: str = NO_DEFENCE
