@@ -14,9 +14,12 @@ from protocols import LENGTH, V2, Asked, answer, scores, tensor
 from refusals import refused
 from service import http
 
-from dfme.errors import Unusable
-from dfme.spec import LabelMode
+from dfme.errors import BatchTooLarge, Refused, Unusable
+from dfme.spec import LabelMode, RequestPolicy
 from dfme.teachers.label_modes import restrict
+from dfme.teachers.open_inference.client import batch_limit
+from dfme.teachers.remote.options import V2Options
+from dfme.teachers.remote.teacher import request_policy_of
 
 pytestmark = pytest.mark.integration
 
@@ -158,15 +161,6 @@ def test_sizes_of_one_and_single_scores_and_labels_are_read(
             assert restrict(made, LabelMode("label"))(GREY).tolist() == given.argmax(1).tolist()
 
 
-def test_unrevealed_scores_are_nan_in_either_encoding() -> None:
-    hidden = np.array([[np.nan, 0.75, np.nan], [0.5, np.nan, np.nan]], np.float32)
-    for encoding in ("binary", "json"):
-        script = V2(parameters={"label_mode": "top_k:1"}, infer=lambda asked: answer(asked, hidden))
-        with v2_teacher(script, encoding=encoding) as made:
-            assert np.array_equal(made(GREY).numpy(), hidden, equal_nan=True)
-            assert made.label_mode == LabelMode("top_k", k=1)
-
-
 NO_ANSWERS: list[tuple[Callable[[Asked], bytes], str]] = [
     (answers(1, 3), "got FP32 [1, 3]"),
     (answers(2, 4), "got FP32 [2, 4]"),
@@ -174,16 +168,11 @@ NO_ANSWERS: list[tuple[Callable[[Asked], bytes], str]] = [
     (answers(2, dtype="<i8"), "--teacher.label-mode label"),
     (answers(2, 3, name="z"), "the output y"),
     (lambda asked: http({"outputs": []}), "the output y"),
-    (lambda asked: http({"outputs": None}), "a list 'outputs'"),
     (answers(2, 3, model_name="n"), "model_name 'm'"),
     (answers(2, 3, id="other"), "id 'key'"),
     (answers(2, 3, id=5), "id 'key'"),
-    (answers(2, 3, shape=[2, 4]), "32 bytes for FP32"),
-    (lambda asked: http({"error": "sorry"}), "a list 'outputs'"),
-    (lambda asked: http(b"\x80garbage"), "expected JSON"),
     (lambda asked: http(b""), "expected JSON"),
     (lambda asked: http(b"{}", **{LENGTH: "x"}), "a whole number"),
-    (lambda asked: http(b"{}", **{LENGTH: "9"}), "a JSON header"),
     (lambda asked: http(b"[" * 3_000_000), "more"),
 ]
 
@@ -244,3 +233,123 @@ def test_the_best_classes_are_read_from_texts(encoding: str) -> None:
 def test_texts_that_are_no_classification_are_unusable(infer: Callable[[Asked], bytes], words: str) -> None:
     with v2_teacher(V2(infer=infer), classification=2) as made:
         refused(words, made, GREY, error=Unusable)
+
+
+# What a server refuses: batches that are too large, and binary tensors
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        (b"[request id: 7] inference request batch-size must be <= 8 for 'm'", 8),
+        (b'{"error":"batch of 65 images: expected at most 64 images"}', 64),
+        (b"Batch size 12 exceeds maximum batch size of 4", 4),
+        (b"batch 12 > max_batch_size: 4", 4),
+        (b"unexpected shape for input 'x' for model 'm'. Expected [1,3,4,4], got [8,3,4,4]", 1),
+        (b"unexpected shape for input 'x' for model 'm'. Expected [1,3,4,4], got [8,3,5,5]", False),
+        (b"unexpected shape for input 'x' for model 'm'. Expected [-1,3,4,4], got [8,3,5,5]", False),
+        (b"Got invalid dimensions for input: x for the following indices index: 0 Got: 8 Expected: 1", 1),
+        (b"the batch is too large", None),
+        (b"Batch of 9 exceeds what this model takes", None),
+        (b"inference request batch-size must be >= 1", False),
+        (b"expected pixels within 0 and 1, got 0 to 7", False),
+        (b"", False),
+        (b"\xff" * 100, False),
+    ],
+)
+def test_a_limit_is_found_in_the_words_of_a_refusal(text: bytes, limit: int | bool | None) -> None:
+    found = batch_limit(text)
+    assert found == limit
+    assert type(found) is type(limit)
+
+
+def test_a_batch_that_is_refused_for_its_size_says_the_limit() -> None:
+    script = V2(infer=lambda asked: http({"error": "inference request batch-size must be <= 1 for 'm'"}, 400))
+    with v2_teacher(script) as made:
+        caught = refused("must be <= 1", made, GREY, error=BatchTooLarge)
+        assert caught.limit == 1
+        script.infer = lambda asked: answer(asked, scores(asked.pixels))
+        made(GREY)
+    assert [asked.binary for asked in script.asked] == [True, True]
+
+
+def refusing_binary(status: int) -> V2:
+    """A server that announces binary tensors and cannot read them."""
+
+    def infer(asked: Asked) -> bytes:
+        return (
+            http({"error": "cannot parse"}, status) if asked.binary else answer(asked, scores(asked.pixels))
+        )
+
+    return V2(infer=infer)
+
+
+@pytest.mark.parametrize("status", [400, 415, 422])
+def test_a_server_that_cannot_read_binary_is_asked_in_json(status: int) -> None:
+    script = refusing_binary(status)
+    with v2_teacher(script) as made:
+        caught = refused("from here on in JSON", made.ask, GREY, "k", error=Refused)
+        assert (caught.retry, caught.reason) == (True, str(status))
+        assert np.array_equal(made.ask(GREY, "k").numpy(), scores(GREY.numpy()))
+        script.infer = lambda asked: http({"error": "no"}, status)
+        assert not refused("no", made, GREY, error=Refused).retry
+    assert [asked.binary for asked in script.asked] == [True, False, False]
+
+
+@pytest.mark.parametrize(("encoding", "status"), [("binary", 400), ("auto", 403)])
+def test_no_other_refusal_changes_the_encoding(encoding: str, status: int) -> None:
+    script = refusing_binary(status)
+    with v2_teacher(script, encoding=encoding) as made:
+        for _ in range(2):
+            assert not refused("", made, GREY, error=Refused).retry
+    assert [asked.binary for asked in script.asked] == [True, True]
+
+
+def test_an_encoding_that_has_worked_is_kept() -> None:
+    script = V2()
+    with v2_teacher(script) as made:
+        made(GREY)
+        script.infer = lambda asked: http({"error": "pixels out of range"}, 400)
+        assert not refused("pixels out of range", made, GREY, error=Refused).retry
+    assert [asked.binary for asked in script.asked] == [True, True]
+
+
+@pytest.mark.parametrize("extensions", [[], ["model_repository"], None])
+def test_a_server_that_announces_nothing_is_asked_in_json(extensions: list[str] | None) -> None:
+    script = V2(extensions=extensions)  # type: ignore[arg-type]
+    with v2_teacher(script) as made:
+        made(GREY)
+    assert [asked.binary for asked in script.asked] == [False]
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize(
+    ("said", "batch", "limit"),
+    [("batch: at most 8", 9, 8), ("batch: at most 1", 2, 1), ("too many images", 9, None)],
+)
+def test_a_refusal_for_size_names_the_limit(status: int, said: str, batch: int, limit: int | None) -> None:
+    with v2_teacher(V2(infer=lambda asked: http(said.encode(), status)), encoding="json") as made:
+        assert refused(said, made, torch.zeros(batch, 1, 2, 2), error=BatchTooLarge).limit == limit
+
+
+OTHERS = [
+    (400, "no", 9),
+    (404, "too many images", 9),
+    (429, "too many images", 9),
+    (413, "too many images", 1),
+]
+OTHERS += [(400, f"batch: at most {limit}", 9) for limit in (0, 9, 64)] + [(413, "batch: at most 8", 1)]
+
+
+@pytest.mark.parametrize(("status", "said", "batch"), OTHERS)
+def test_any_other_refusal_stays_what_it_is(status: int, said: str, batch: int) -> None:
+    """Also one for size that no smaller batch could heal: a limit that was kept, a lone image."""
+    with v2_teacher(V2(infer=lambda asked: http(said.encode(), status)), encoding="json") as made:
+        refusal = refused(said, made, torch.zeros(batch, 1, 2, 2), error=Refused)
+    assert (type(refusal), refusal.reason) == (Refused, str(status))
+
+
+def test_the_wire_is_what_the_options_say() -> None:
+    limits = {"images_per_second": 5.0, "requests_per_second": 2.0}
+    options = V2Options(url="", model="m", in_flight=3, attempts=7, patience=11.0, **limits)
+    assert request_policy_of(options) == RequestPolicy(3, 7, RequestPolicy().unusable, 11.0, 5.0, 2.0)

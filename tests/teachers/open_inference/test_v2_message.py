@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+from functools import partial
 
 import numpy as np
 from hypothesis import given
@@ -23,6 +24,7 @@ from dfme.teachers.open_inference.tensors import (
 )
 
 MOST = 1_000_000
+malformed = partial(refused, error=ValueError)
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4)
 NUMBERS = st.sampled_from(sorted(DATATYPES)).flatmap(lambda name: hnp.arrays(DATATYPES[name], SHAPES))
 TEXTS = hnp.arrays(object, SHAPES, elements=st.binary(max_size=9))
@@ -52,15 +54,7 @@ def test_binary_tensors_come_back_to_the_last_bit(arrays: list[np.ndarray], key:
 @given(NUMBERS | hnp.arrays(object, SHAPES, elements=st.text(max_size=9).map(str.encode)))
 def test_json_tensors_come_back_and_infinities_are_refused(array: np.ndarray) -> None:
     if array.dtype.kind == "f" and np.isinf(array).any():
-        refused(
-            "JSON has no infinity",
-            pack,
-            {},
-            [NamedTensor("t", array)],
-            "inputs",
-            binary=False,
-            error=ValueError,
-        )
+        malformed("JSON has no infinity", pack, {}, [NamedTensor("t", array)], "inputs", binary=False)
         return
     body, length = pack({}, [NamedTensor("t", array)], "inputs", binary=False)
     assert length is None
@@ -161,7 +155,7 @@ def test_a_malformed_message_is_described_in_a_line() -> None:
     wrong = [(words, json.dumps({"inputs": [entry(**change)]}).encode(), None) for words, change in tensors]
 
     def is_described(words: str, body: bytes, length: int | None) -> None:
-        assert len(str(refused(words, unpack, body, length, "inputs", MOST, error=ValueError))) < 300
+        assert len(str(malformed(words, unpack, body, length, "inputs", MOST))) < 300
 
     all_hold(is_described, [*wrong, *MALFORMED_MESSAGES])
 
@@ -176,25 +170,18 @@ def test_raw_bytes_must_fit_their_shape() -> None:
         (b"\0\0\0\0\0\0", "BYTES", [1]),
         (b"\xff\xff\xff\xff", "BYTES", [1]),
     ]:
-        refused("expected", from_bytes, memoryview(raw), datatype, shape, error=ValueError)
-    refused("got complex64", to_bytes, np.zeros(2, np.complex64), error=ValueError)
+        malformed("expected", from_bytes, memoryview(raw), datatype, shape)
+    malformed("got complex64", to_bytes, np.zeros(2, np.complex64))
 
 
 def test_the_most_elements_are_those_of_all_tensors_together() -> None:
     body, length = pack({}, [NamedTensor("a", IMAGES), NamedTensor("b", IMAGES)], "inputs", binary=True)
     assert len(unpack(body, length, "inputs", 48)[1]) == 2
-    refused(
-        "tensor 'b': expected a tensor of at most 23", unpack, body, length, "inputs", 47, error=ValueError
-    )
+    malformed("tensor 'b': expected a tensor of at most 23", unpack, body, length, "inputs", 47)
 
 
 def test_the_length_of_the_header_is_a_whole_number() -> None:
     assert read_header_length({"inference-header-content-length": "17"}) == 17
     assert read_header_length({}) is None
     for text in ("", "-1", "1.5", "١٢", "9" * 5000):
-        refused(
-            "as a whole number",
-            read_header_length,
-            {"inference-header-content-length": text},
-            error=ValueError,
-        )
+        malformed("as a whole number", read_header_length, {"inference-header-content-length": text})

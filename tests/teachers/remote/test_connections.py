@@ -89,13 +89,6 @@ def test_a_service_with_an_old_tls_alone_is_not_talked_to(authority, ca_file, ve
     assert server.requests == []
 
 
-def test_no_redirect_leads_out_of_tls(authority, ca_file):
-    with Service(http(b"unsafe")) as plain:
-        away = http(b"", "307 T", Location=f"{plain.url}/ask")
-        _, server = failed(away, "not followed", tls=context(authority), ca_file=ca_file)
-        assert (len(server.requests), plain.requests) == (1, [])
-
-
 @pytest.mark.parametrize("end", [Do.RESET, Do.CLOSE])
 @pytest.mark.parametrize("said", ["20", ""], ids=["of a length", "until the end"])
 def test_a_body_that_breaks_off_without_the_farewell_of_tls_is_no_answer(authority, ca_file, end, said):

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from faults import HARMLESS, REFUSALS, UNANSWERED, UNUSABLE
-from hostile import HF, INFER, TF, V2_, Dialect, Hostile, Plan
+from hostile import HF, TF, V2_, Dialect, Hostile, Plan
 from http_runs import no_waiting
 from protocols import CLASSES, SHAPE, Asked, truth
-from refusals import refused
 from service import http as answered
 from tiers import exhaustive
 from torch import Tensor
@@ -162,16 +161,6 @@ def test_what_is_refused_for_good_is_asked_once_and_costs_nothing(fault: str, wa
         assert "\n" not in str(caught.value)
         assert server.questions == 1
         assert (server.images, oracle.ledger.spent, oracle.ledger.refused) == (0, 0, number)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_another_host_is_never_asked_whatever_a_redirect_says(host: str) -> None:
-    with Hostile() as other:
-        elsewhere = f"redirect:http://{host}:{other.port}{INFER}"
-        with Hostile(lambda number: elsewhere) as server, oracle_on(server) as oracle:
-            refused("redirect", oracle, images(), error=TeacherError)
-            assert (server.questions, server.images, oracle.ledger.spent) == (1, 0, 0)
-        assert other.requests == []
 
 
 def test_a_batch_that_is_too_large_is_split_and_what_was_refused_costs_nothing() -> None:

@@ -1,11 +1,13 @@
-"""Descriptions of APIs with faults, and answers that are none: refused in words."""
+"""Descriptions of APIs with faults, and answers that are none: refused in words. Class names and pictures."""
 
 import contextlib
+import io
 import json
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from dfme.config.settings import TeacherConfig
+from dfme.data.class_names import read_names
 from dfme.errors import Unusable, UserError
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.remote.class_names import ClassNames
@@ -23,6 +26,7 @@ from dfme.teachers.remote.json_api.api import JsonAdapter, connect_json
 from dfme.teachers.remote.json_api.description import AnswerForm, ImageForm
 from dfme.teachers.remote.json_api.template import JsonPath
 from dfme.teachers.remote.options import JsonOptions
+from dfme.teachers.remote.pictures import png
 
 
 def write(folder: Path, text: str) -> Path:
@@ -153,3 +157,24 @@ def test_a_long_and_deep_body_takes_no_time() -> None:
     for body in (b"[" * 1_000_000, b'{"a":' * 200_000, odd, b"9" * 1_000_000):
         assert answer_or_unusable(reader, body, 1) is None
     assert time.perf_counter() - start < 5
+
+
+def test_class_names_come_from_a_list_a_text_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "labels.txt"
+    file.write_text("\ufefftench, Tinca tinca\r\nshark\r\n\r\n", encoding="utf-8")
+    assert read_names(str(file), "--teacher.classes") == ("tench, Tinca tinca", "shark")
+    assert read_names("a, b,c", "--teacher.classes") == ("a", "b", "c")
+    assert read_names(["a", "b"], "--teacher.classes") == ("a", "b")
+    long = ",".join(f"class {number}" for number in range(1000))
+    assert len(read_names(long, "--teacher.classes")) == 1000
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (7, 3), (32, 32)])
+def test_pillow_reads_our_pngs(channels: int, height: int, width: int) -> None:
+    pillow = pytest.importorskip("PIL.Image", reason="the independent reader of pictures")
+    image = np.random.default_rng(channels).integers(256, size=(height, width, channels), dtype=np.uint8)
+    picture = pillow.open(io.BytesIO(png(image)))
+    assert picture.mode == {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[channels]
+    assert np.array_equal(np.asarray(picture).reshape(image.shape), image)
+    pillow.open(io.BytesIO(png(image))).verify()

@@ -26,7 +26,7 @@ from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.spec import ImageSpec
 from dfme.teachers.remote.json_api.api import connect_json
-from dfme.teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions
+from dfme.teachers.remote.options import HfApiOptions, JsonOptions
 from dfme.teachers.remote.teacher import RemoteTeacher
 
 Image = pytest.importorskip("PIL.Image", reason="the independent reader of pictures")
@@ -206,24 +206,7 @@ def test_the_services_own_words_are_shown_but_no_secret(
     assert caught.__cause__ is None
 
 
-def test_tensorflow_servings_rest_predict(tmp_path: Path) -> None:
-    x = levels(40) / 255
-
-    def answer(asked: Request) -> Any:
-        rows = np.array(asked.json["instances"])
-        return {"predictions": [[row.sum(), row[0, 0, 0], 0.5] for row in rows]}
-
-    flags = {"shape": SHAPE, "num_classes": K, "label_mode": "logits"}
-    answers, teacher, posted = ask(TfServingOptions, answer, x, tmp_path, **flags)
-    assert (teacher.info.max_batch, str(teacher.label_mode)) == (32, "logits")
-    sent = np.concatenate([np.array(asked.json["instances"], np.float32) for asked in posted])
-    rows = sorted(row.tobytes() for row in sent)
-    assert rows == sorted(row.tobytes() for row in x.permute(0, 2, 3, 1).numpy()), "every float, exactly"
-    assert answers[:, 1].tolist() == x[:, 0, 0, 0].tolist()
-
-
-@pytest.mark.parametrize("by_file", [True, False])
-def test_hugging_faces_image_classification(by_file: bool, tmp_path: Path) -> None:
+def test_hugging_faces_image_classification(tmp_path: Path) -> None:
     names = ("tench", "great white shark", "d\u00f6rrobst")
     (tmp_path / "names.txt").write_text("\n".join(names))
 
@@ -233,7 +216,7 @@ def test_hugging_faces_image_classification(by_file: bool, tmp_path: Path) -> No
         return [{"label": names[k], "score": row[k]} for k in np.argsort(-row)[:2]]
 
     x = levels(2)
-    options = partial(HfApiOptions, classes=str(tmp_path / "names.txt") if by_file else names)
+    options = partial(HfApiOptions, classes=str(tmp_path / "names.txt"))
     answers, teacher, _ = ask(options, answer, x / 255, tmp_path, shape=SHAPE, label_mode="top_k:2")
     assert (teacher.info.max_batch, teacher.spec.levels, teacher.info.class_names) == (1, 256, names)
     expected = scores(x.permute(0, 2, 3, 1).numpy()).astype(np.float32)

@@ -72,13 +72,6 @@ def test_no_wish_to_wait_is_out_of_bounds(wish):
     assert seconds is None or 0 <= seconds <= 86_400
 
 
-@pytest.mark.integration
-def test_the_wish_to_wait_reaches_the_refusal():
-    for wish in ("7", formatdate(time.time() + 7, usegmt=True)):
-        refusal, _ = failed(http(b"", "429 Slow", Retry_After=wish, Date=formatdate(usegmt=True)))
-        assert refusal.retry_after == pytest.approx(7, abs=2)
-
-
 @pytest.mark.parametrize("written", ["my  key", "my\t key", "m\0y  \x1bkey", "my\u200b  key"])
 def test_a_secret_with_white_space_in_it_is_hidden_however_that_is_shown(written):
     secrets = Secrets({"A": "my  key", "B": "my key"})

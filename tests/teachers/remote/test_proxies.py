@@ -21,19 +21,7 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_proxy_that_is_none_is_named_and_its_password_is_not(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosts = [
-        "[::1",
-        "h:99999",
-        "h:0",
-        "h:-1",
-        "h:port",
-        "",
-        ":8080",
-        "h h:1",
-        "h\\x:1",
-        "h\u202e:1",
-        "1.2.3.999:1",
-    ]
+    hosts = "[::1|h:99999|h:0|h:-1|h:port||:8080|h h:1|h\\x:1|h\u202e:1|1.2.3.999:1".split("|")
     users = ("", "me:s3cret@", "me:s3/cret@", "m e:\u5bc6s3@")
     addresses = [f"http://{user}{host}" for host in hosts for user in users]
     addresses += ["\n", "://", "socks5://me:s3cret@h:1", "https://h:1", f"http://{'a' * 90_000}:1"]

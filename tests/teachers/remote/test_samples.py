@@ -29,12 +29,7 @@ SAMPLES: dict[str, tuple[Any, str, dict[str, float] | list[float] | str | int, s
     "png_base64": ({"status": "ok", "result": {"scores": ANIMALS}}, "mapping", ANIMALS, "probabilities"),
     "nested_list": ({"predictions": [{"logits": [2.1, -0.3, 0.5]}]}, "scores", [2.1, -0.3, 0.5], "logits"),
     "multipart": ({"results": TAGS}, "pairs", {"dog": 0.83, "cat": 0.11}, "top_k:2"),
-    "hf_api": (
-        [{"label": name, "score": share} for name, share in SHARKS.items()],
-        "pairs",
-        SHARKS,
-        "top_k:2",
-    ),
+    "hf_api": ([{"label": name, "score": SHARKS[name]} for name in SHARKS], "pairs", SHARKS, "top_k:2"),
     "ids, boxes and times beside it": (
         {"took_ms": 12, "size": {"w": 32, "h": 32}, "out": IDS},
         *("pairs", {"7": 0.5, "3": 0.25}, "top_k:2"),
@@ -46,19 +41,9 @@ SAMPLES: dict[str, tuple[Any, str, dict[str, float] | list[float] | str | int, s
     "percentages of all": ({"scores": [83, 10.5, 6.5]}, "scores", [0.83, 0.105, 0.065], "probabilities"),
     "large logits": ({"scores": [30.5, 20, 10]}, "scores", [30.5, 20, 10], "logits"),
     "tf_serving of two images": ({"predictions": [THREE] * 2}, "scores", THREE, "probabilities"),
-    "two images by name": (
-        [{"s": {"a": 75, "b": 25}}] * 2,
-        "mapping",
-        {"a": 0.75, "b": 0.25},
-        "probabilities",
-    ),
+    "two images by name": ([{"s": {"a": 75, "b": 25}}] * 2, "mapping", {"a": 0.75, "b": 0.25}, SHARES),
     "labels of two images": ({"labels": ["dog", "dog"]}, "name", "dog", "label"),
-    "odd names": (
-        {"my-model": {"2 out": {"ä b": 1.5, "c": -2.0}}},
-        "mapping",
-        {"ä b": 1.5, "c": -2.0},
-        "logits",
-    ),
+    "odd names": ({"my-model": {"2 out": ODD}}, "mapping", ODD, "logits"),
 }
 
 
