@@ -1,12 +1,8 @@
-"""Common to the drawn tasks: one figure an image, randomly turned, scaled, placed, coloured.
-
-Points of an image are in units of the figure's own radius. How hard a task is, is a setting: ``DrawnConfig``.
-"""
+"""Common to the drawn tasks: one figure an image, randomly turned, scaled, placed, coloured."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -25,22 +21,16 @@ figure."""
 
 @dataclass(frozen=True)
 class DrawnConfig:
-    """Number and size of the images, and how hard they are to tell apart.
+    """Number and size (C, H, W) of the images, C of 1 or 3, and how hard they are to tell apart.
 
-    Args:
-        shape: images as C,H,W, with C of 1 or 3
-        count: images
-        rotation: largest turn to either side in degrees; 180 turns freely
-        contrast: least difference, in the channel where it is largest, between figure and ground, within 0
-            and 1
-        texture: amplitude of a random wave added to the ground
-        noise: standard deviation of the noise added to every pixel
-        seed: seed of everything random
+    ``rotation``: largest turn to either side in degrees. ``contrast``: least difference, in the channel where
+    it is largest, between figure and ground, above 0 and at most 1. ``texture``: amplitude of a random wave
+    added to the ground. ``noise``: standard deviation of the noise added to every pixel.
     """
 
-    name = "drawn"
-    shape: tuple[int, int, int] = (3, 12, 12)
-    count: int = 20_000
+    name: str
+    shape: tuple[int, int, int]
+    count: int
     rotation: float = 180.0
     contrast: float = 0.3
     texture: float = 0.0
@@ -53,16 +43,12 @@ class DrawnConfig:
             raise UserError(
                 f"{self.name}: expected 1 or 3 channels and sides of 8 pixels or more, got {self.shape}"
             )
-        if not 0 < self.contrast <= 1 or self.count < 1 or self.texture < 0 or self.noise < 0:
-            raise UserError(
-                f"{self.name}: contrast must be in (0, 1], count positive, the rest not negative: {self}"
-            )
 
-    @classmethod
-    def asked(cls, request: DatasetRequest) -> Self:
-        """Default difficulty at the given size: 20,000 images to train with, 2,000 others held out."""
-        count, seed = (20_000, 0) if request.split == "train" else (2_000, 1)
-        return cls(shape=request.shape or cls.shape, count=count, seed=seed)
+
+def asked(request: DatasetRequest, usual: tuple[int, int, int], rotation: float = 180.0) -> DrawnConfig:
+    """Default difficulty at the given size: 20,000 images to train with, 2,000 others held out."""
+    count, seed = (20_000, 0) if request.split == "train" else (2_000, 1)
+    return DrawnConfig(request.name, request.shape or usual, count, rotation, seed=seed)
 
 
 def draw(config: DrawnConfig, classes: Sequence[str], inside: Inside) -> ImageSet:

@@ -5,13 +5,12 @@ range and no figure with it, and no option of any recipe was chosen by it. Keep 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from dfme.data.drawn import DrawnConfig, draw
+from dfme.data.drawn import DrawnConfig, asked, draw
 from dfme.data.images import DatasetRequest, ImageSet
 
 TABLE = """
@@ -34,21 +33,12 @@ HALF_LINES = (0.1, 0.2)
 SLANTS = (-0.25, 0.25)  # to the left, for each radius of height
 
 
-@dataclass(frozen=True)
-class LettersConfig(DrawnConfig):
-    """Number and size of the letters, and how hard they are to tell apart."""
-
-    name = "letters"
-    shape: tuple[int, int, int] = (1, 12, 12)
-    rotation: float = 15.0
-
-
 def load(request: DatasetRequest) -> ImageSet:
     """20,000 images to train with, 2,000 others held out, at the size asked for."""
-    return generate(LettersConfig.asked(request))
+    return generate(asked(request, (1, 12, 12), rotation=15.0))
 
 
-def generate(config: LettersConfig) -> ImageSet:
+def generate(config: DrawnConfig) -> ImageSet:
     """``config.count`` images (N, C, H, W) as uint8, each letter as often as the others, in random order."""
     return draw(config, tuple(LINES), _inside)
 

@@ -1,26 +1,16 @@
 """Shapes: a procedural task of ten coloured shapes, of any size, from a seed and no file.
 
-Every image has one shape, turned, scaled, placed and coloured at random, on a plain or textured ground. How
-hard it is, is a setting: ``ShapesConfig``. Points of an image are in units of the shape's own radius.
+Every image has one shape, turned, scaled, placed and coloured at random, on a plain or textured ground.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dfme.data.drawn import DrawnConfig, draw
+from dfme.data.drawn import DrawnConfig, asked, draw
 from dfme.data.images import DatasetRequest, ImageSet
-
-
-@dataclass(frozen=True)
-class ShapesConfig(DrawnConfig):
-    """Number and size of the shapes, and how hard they are to tell apart."""
-
-    name = "shapes"
-
 
 # name -> whether a point (u, v), measured in radii from the centre, lies inside
 OUTLINES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -41,10 +31,10 @@ OUTLINES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def load(request: DatasetRequest) -> ImageSet:
     """20,000 images to train with, 2,000 others held out, at the size asked for."""
-    return generate(ShapesConfig.asked(request))
+    return generate(asked(request, (3, 12, 12)))
 
 
-def generate(config: ShapesConfig) -> ImageSet:
+def generate(config: DrawnConfig) -> ImageSet:
     """``config.count`` images (N, C, H, W) as uint8, each class as often as the others, in random order."""
     return draw(config, tuple(OUTLINES), _inside)
 

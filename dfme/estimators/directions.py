@@ -64,14 +64,14 @@ Stream = Callable[[PerturbedPoint, torch.Generator], Iterator[Tensor]]
 class Direction:
     """One family of random directions v in R^D.
 
-    ``scale(place)``: the s with s * E[v v^T] = I, so that s * (v . g) * v has the mean g; for dct the
-    projection on its subspace stands in place of I, for range no s does so and D is used.
+    ``scale(place)``: the s with s * E[v v^T] = I, so that s * (v . g) * v has the mean g: D on the unit
+    sphere; for dct the projection on its subspace stands in place of I, for range no s does so and D is used.
     ``reach``: no coordinate of v is larger than this in size.
     """
 
     stream: Stream
-    scale: Callable[[PerturbedPoint], float]
-    reach: float
+    scale: Callable[[PerturbedPoint], float] = lambda place: float(place.size)
+    reach: float = 1.0
 
 
 def _normal(like: Tensor, rng: torch.Generator) -> Tensor:
@@ -155,15 +155,11 @@ def _dct(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
 def _range(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
     batch, channels, height, width = place.like_BCHW.shape
     features_BFHW = place.features_BFHW
-    if features_BFHW is None:
+    if features_BFHW is None or (len(features_BFHW), *features_BFHW.shape[2:]) != (batch, height, width):
         raise UserError(
             "direction range: expected an Objective with features_BFHW, what the generator's last "
-            "convolution reads, got none; take another direction"
-        )
-    if (len(features_BFHW), *features_BFHW.shape[2:]) != (batch, height, width):
-        raise UserError(
-            f"direction range: expected features of {batch} images of {height} x {width}, as the points are, "
-            f"got shape {tuple(features_BFHW.shape)}; take another direction"
+            f"convolution reads, of {batch} images of {height} x {width}, got "
+            f"{'none' if features_BFHW is None else tuple(features_BFHW.shape)}; take another direction"
         )
     features_BFHW = features_BFHW.detach().to(place.like_BCHW.dtype)
     # One group of channels per image gives every image a kernel of its own in a single convolution.
@@ -175,18 +171,14 @@ def _range(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
 
 
 DIRECTIONS: dict[DirectionName, Direction] = {
-    "sphere": Direction(
-        _independent(lambda like, rng: _unit(_normal(like, rng))),
-        scale=lambda place: float(place.size),
-        reach=1.0,
-    ),
+    "sphere": Direction(_independent(lambda like, rng: _unit(_normal(like, rng)))),
     "gaussian": Direction(
         _independent(lambda like, rng: _normal(like, rng).clamp_(-GAUSSIAN_REACH, GAUSSIAN_REACH)),
         scale=lambda _: 1.0,
         reach=GAUSSIAN_REACH,
     ),
-    "rademacher": Direction(_independent(_rademacher), scale=lambda _: 1.0, reach=1.0),
-    "orthogonal": Direction(_orthogonal, scale=lambda place: float(place.size), reach=1.0),
-    "dct": Direction(_dct, scale=lambda place: float(place.like_BCHW.shape[1] * place.patterns), reach=1.0),
-    "range": Direction(_range, scale=lambda place: float(place.size), reach=1.0),
+    "rademacher": Direction(_independent(_rademacher), scale=lambda _: 1.0),
+    "orthogonal": Direction(_orthogonal),
+    "dct": Direction(_dct, scale=lambda place: float(place.like_BCHW.shape[1] * place.patterns)),
+    "range": Direction(_range),
 }

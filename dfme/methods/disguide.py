@@ -8,12 +8,7 @@ from torch import Tensor
 from dfme.compute import evaluating
 from dfme.methods.base import Components
 from dfme.methods.configs import DisguideConfig
-from dfme.methods.generator_losses import (
-    DescendingMethod,
-    class_diversity,
-    predict,
-    students_disagreement,
-)
+from dfme.methods.generator_losses import DescendingMethod, class_diversity, predict, students_disagreement
 
 COLOURS = 3
 """Channels of an image that can be made grey."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -85,17 +85,6 @@ def class_diversity(scores_EBK: Tensor) -> Tensor:
     return (mean_K * mean_K.clamp_min(1e-12).log()).sum()
 
 
-class Game(Protocol):
-    """Losses of both sides, as scalars."""
-
-    normalised: bool
-
-    def of_generator(self, net: nn.Module, fake_BCHW: Tensor, /) -> Tensor: ...
-
-    def of_discriminator(self, net: nn.Module, real_BCHW: Tensor, fake_BCHW: Tensor, /) -> Tensor: ...
-
-
-@dataclass(frozen=True)
 class CrossEntropy:
     """Binary cross-entropy, in nats; the generator's is BCE(D(G(z)), 1), which does not saturate.
 
@@ -136,7 +125,9 @@ class Wasserstein:
 class Discriminator:
     """The network with its Adam, on the method's schedule. The run's seed initialises it."""
 
-    def __init__(self, game: Game, components: Components, lr: float, betas: tuple[float, float]) -> None:
+    def __init__(
+        self, game: CrossEntropy | Wasserstein, components: Components, lr: float, betas: tuple[float, float]
+    ) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(components.seed, "adversary"))
             net = discriminator(components.oracle.spec.shape, normalised=game.normalised)

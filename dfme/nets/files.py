@@ -134,12 +134,11 @@ TORCHVISION_RESNETS: dict[tuple[int, ...], dict[tuple[bool, int, int], str]] = {
 
 @dataclass(frozen=True)
 class Guess:
-    """Facts that a state dict tells about its net. ``size`` is (H, W), None if the weights fit every size."""
+    """Facts that a state dict tells about its net."""
 
     arch: str
     channels: int
     num_classes: int
-    size: tuple[int, int] | None = None
 
 
 def infer_net(state_dict: Mapping[str, Tensor]) -> Guess | None:

@@ -1,7 +1,6 @@
 """What every generator is asked: draw a latent, make ``gen_op`` from it, squash that to an image."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -9,19 +8,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from dfme.errors import UserError
 from dfme.nets.architectures import SteadyBatchNorm2d
 from dfme.spec import ImageSpec, Shape
-
-NEAREST = 1e-3
-"""Where the squashing is undone, the least distance to a bound, as a share of half the range: tanh never gets
-there."""
 
 PUBLISHED = 64  # pixels of the longer side up to which the generator is the paper's
 CELLS = 8  # of the longer side, at most, that it begins with for larger images: 7x7 for 224x224
 NARROWEST = 16  # channels, at least, of a block of it
 
 
-class GeneratorNet(nn.Module, ABC):
+class GeneratorNet(nn.Module):
     """``forward`` maps a latent of ``draw`` (B, ...) to u (B, C, H, W); ``squash`` maps u to an image.
 
     The two are apart because finite differences may be taken on either side of the squashing, a tanh scaled
@@ -39,9 +35,15 @@ class GeneratorNet(nn.Module, ABC):
         return torch.randn(count, self.latent_size, generator=rng, device=rng.device)
 
     @property
-    @abstractmethod
     def last_convolution(self) -> nn.Module:
         """The layer that ``gen_op`` comes from: what it reads spans what a step of its weights can reach."""
+        found = [layer for layer in self.modules() if isinstance(layer, nn.Conv2d)]
+        if not found:
+            raise UserError(
+                "the generator: expected a Conv2d in it, for --estimator.direction range and "
+                "--estimator.kind auto"
+            )
+        return found[-1]
 
     @contextmanager
     def watched(self) -> Iterator[list[Tensor]]:
@@ -59,12 +61,6 @@ class GeneratorNet(nn.Module, ABC):
         """The image within the bounds."""
         low, high = self.bounds
         return torch.tanh(u_BCHW).mul(0.5 * (high - low)).add(0.5 * (high + low))
-
-    def unsquash(self, x_BCHW: Tensor) -> Tensor:
-        """The u whose image this is, pixels at the very bounds moved inwards by ``NEAREST``."""
-        low, high = self.bounds
-        scaled_BCHW = x_BCHW.sub(0.5 * (high + low)).div(0.5 * (high - low))
-        return torch.atanh(scaled_BCHW.clamp(NEAREST - 1.0, 1.0 - NEAREST))
 
 
 class Generator(GeneratorNet):
@@ -104,10 +100,6 @@ class Generator(GeneratorNet):
         u_BCHW: Tensor = self.blocks(self.stem(z_BZ))
         return u_BCHW
 
-    @property
-    def last_convolution(self) -> nn.Module:
-        return next(layer for layer in reversed(self.blocks) if isinstance(layer, nn.Conv2d))
-
 
 def _stages(height: int, width: int) -> tuple[list[tuple[int, int]], list[int]]:
     """Cells of the linear layer and after each doubling up to the image, and channels of each."""
@@ -126,6 +118,9 @@ DrawImages = Callable[[int, torch.Generator], Tensor]
 
 WIDTH = 64
 """Channels of the transformation's hidden layers."""
+
+NEAREST = 1e-3
+"""Where the squashing is undone, the least distance to a bound, as a share of half the range."""
 
 
 class Transforming(GeneratorNet):
@@ -162,21 +157,14 @@ class Transforming(GeneratorNet):
         u_BCHW: Tensor = base_BCHW + self.last(self.blocks(mixed_BFHW))
         return u_BCHW
 
-    @property
-    def last_convolution(self) -> nn.Module:
-        return self.last
-
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         """``count`` latents: noise from N(0, I), and base images as u."""
         z_BZ = torch.randn(count, self.latent_size, generator=rng, device=rng.device)
-        base_BCHW = self.unsquash(self._draw_base(count, rng))
+        low, high = self.bounds
+        scaled_BCHW = self._draw_base(count, rng).sub(0.5 * (high + low)).div(0.5 * (high - low))
+        # tanh never gets to the very bounds
+        base_BCHW = torch.atanh(scaled_BCHW.clamp(NEAREST - 1.0, 1.0 - NEAREST))
         return torch.cat([z_BZ, base_BCHW.flatten(1)], dim=1)
-
-
-MIN_SIDE = 4
-"""Pixels that halving leaves of a side, but for the first, which every image goes through."""
-
-LEAK = 0.2
 
 
 def discriminator(shape: Shape, *, normalised: bool, width: int = 64) -> nn.Sequential:
@@ -193,11 +181,11 @@ def discriminator(shape: Shape, *, normalised: bool, width: int = 64) -> nn.Sequ
     channels, height, width_px = shape
     layers: list[nn.Module] = []
     outputs = width
-    while min(height, width_px) >= (2 * MIN_SIDE if layers else 2):
+    while min(height, width_px) >= (8 if layers else 2):
         layers.append(nn.Conv2d(channels, outputs, 4, stride=2, padding=1))
         if normalised and channels != shape[0]:
             layers.append(nn.BatchNorm2d(outputs, track_running_stats=False))
-        layers.append(nn.LeakyReLU(LEAK))
+        layers.append(nn.LeakyReLU(0.2))
         channels = outputs
         outputs = 2 * outputs
         height = height // 2

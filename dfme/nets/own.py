@@ -26,16 +26,6 @@ class OwnGenerator(GeneratorNet):
         u_BCHW: Tensor = self.net(z_BZ)
         return u_BCHW
 
-    @property
-    def last_convolution(self) -> nn.Module:
-        found = [layer for layer in self.net.modules() if isinstance(layer, nn.Conv2d)]
-        if not found:
-            raise UserError(
-                "the generator: expected a Conv2d in it, for --estimator.direction range and "
-                "--estimator.kind auto"
-            )
-        return found[-1]
-
 
 def own_classifier(make: Callable[..., Any], shape: Shape, num_classes: int) -> nn.Module:
     """A user's student: ``make`` called with ``shape`` and ``num_classes``, or a module's copy.

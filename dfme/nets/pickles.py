@@ -37,18 +37,8 @@ FILLS = {"TUPLE": (0, "tuple"), "TUPLE1": (1, "tuple"), "TUPLE2": (2, "tuple"), 
 FILLS |= {"APPEND": (1, "list"), "APPENDS": (0, "list"), "SETITEM": (2, "dict"), "SETITEMS": (0, "dict")}
 """How many things an opcode takes from the stack, 0 for all since the mark, and into what it puts them."""
 
-WIDTHS = {
-    "Double": 8,
-    "Float": 4,
-    "Half": 2,
-    "BFloat16": 2,
-    "Long": 8,
-    "Int": 4,
-    "Short": 2,
-    "Char": 1,
-    "Byte": 1,
-}
-WIDTHS |= {"Bool": 1, "ComplexDouble": 16, "ComplexFloat": 8}
+WIDTHS = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "ComplexDouble": 16, "ComplexFloat": 8}
+WIDTHS |= {"Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1}
 STORAGES = {f"torch.{name}Storage": width for name, width in WIDTHS.items()}
 """Bytes of an element, by the name of what holds many."""
 

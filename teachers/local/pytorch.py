@@ -178,7 +178,7 @@ def _shape(
     if found is None and (guess or given is None):
         depths = (weight.shape[1] for weight in state.values() if weight.ndim == 4)
         channels = guess.channels if guess else next(depths, None)
-        size = (guess.size if guess else None) or (given[1:] if given else _usual_size(arch))
+        size = given[1:] if given else _usual_size(arch)
         found = (channels, *size) if channels and size else None
     origin = f"the weights of {arch}, which fit images of many sizes"
     return agreed("image shape", "--teacher.shape", given, found, SAYS, origin)

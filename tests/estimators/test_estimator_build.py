@@ -10,12 +10,7 @@ from toy_objectives import OverImages, agreement, composed, of_answers, point, r
 
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.errors import UserError
-from dfme.estimators import (
-    DIRECTIONS,
-    FORMS,
-    SPACES,
-    make_estimator,
-)
+from dfme.estimators import DIRECTIONS, FORMS, SPACES, make_estimator
 from dfme.spec import ImageSpec
 
 every_form = pytest.mark.parametrize("form", list(FORMS))

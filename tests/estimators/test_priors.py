@@ -7,13 +7,7 @@ from toy_objectives import point, rng
 from two_parts import TwoParts, cosines, straight
 
 from dfme.estimators import Objective
-from dfme.estimators.prior_guided import (
-    NEIGHBOURS,
-    PRIORS,
-    neighbour_prior,
-    student_prior,
-    student_term,
-)
+from dfme.estimators.prior_guided import NEIGHBOURS, PRIORS, neighbour_prior, student_prior, student_term
 
 every_prior = pytest.mark.parametrize("prior", list(PRIORS))
 

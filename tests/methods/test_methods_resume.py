@@ -193,13 +193,7 @@ def test_every_method_killed_in_the_middle_ends_as_if_nobody_had(
 
 
 # Each keeps something of its own kind; the others are these in other company.
-TELLING = [
-    "reuse",
-    "partial data",
-    "rounds of two",
-    "disk, overflowing",
-    "everything",
-]
+TELLING = ["reuse", "partial data", "rounds of two", "disk, overflowing", "everything"]
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,9 @@ class Finding:
     ``declared``: its label mode; ``answers``: the form seen. ``decimals``: that the scores are rounded to,
     none if they are not; ``relative``: their resolution as floats. ``levels``: pixel values the wire carries.
     ``repeat`` and ``batch``: largest change of an answer when the same images come again, and when they come
-    among others.
-    ``hidden``: share of the scores that were answered as exactly zero, or not at all. ``objective``,
-    ``space`` and
-    ``direction``: of what, where and along what the steps were tried; no ``candidates`` where answers have no
-    scores. ``images``: charged.
+    among others. ``hidden``: share of the scores that were answered as exactly zero, or not at all.
+    ``objective``, ``space`` and ``direction``: of what, where and along what the steps were tried; no
+    ``candidates`` where answers have no scores. ``images``: charged.
     """
 
     declared: str
@@ -147,8 +145,8 @@ def explain(finding: Finding, chosen: EstimatorConfig) -> tuple[str, str]:
     """Two lines for the user: what was chosen, and the measured reasons."""
     cost = 2 * chosen.directions if chosen.form == "central" else chosen.directions + 1
     what = (
-        f"estimator: {chosen.kind}, {chosen.form}, step {_step(chosen)} in space {chosen.space}, direction "
-        f"{chosen.direction}, objective {chosen.objective} ({cost} images a point); "
+        f"estimator: {chosen.kind}, {chosen.form}, step {float(chosen.step):g} in space {chosen.space}, "
+        f"direction {chosen.direction}, objective {chosen.objective} ({cost} images a point); "
         f"the check took {finding.images} images"
     )
     if not finding.candidates:
@@ -179,9 +177,8 @@ def warning(finding: Finding, chosen: EstimatorConfig) -> str | None:
 def flags(chosen: EstimatorConfig) -> str:
     """The command line's words for what was chosen."""
     words = {name: getattr(chosen, name) for name in ("kind", "objective", "space", "direction", "form")}
-    return " ".join(
-        f"--estimator.{name} {value}" for name, value in (words | {"step": _step(chosen)}).items()
-    )
+    words["step"] = f"{float(chosen.step):g}"
+    return " ".join(f"--estimator.{name} {value}" for name, value in words.items())
 
 
 def _diagnosis(finding: Finding, chosen: EstimatorConfig, candidate: StepCandidate | None) -> tuple[str, str]:
@@ -226,10 +223,6 @@ def _answers(finding: Finding) -> str:
     declared = LabelMode.parse(finding.declared)
     otherwise = "" if finding.decimals == declared.decimals else f", declared as {declared}"
     return f"{finding.answers} {rounded}{otherwise}{hidden}{steady}"
-
-
-def _step(chosen: EstimatorConfig) -> str:
-    return f"{chosen.step:g}" if isinstance(chosen.step, float) else str(chosen.step)
 
 
 def _ratio(candidate: StepCandidate) -> str:

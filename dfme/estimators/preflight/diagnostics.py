@@ -21,7 +21,6 @@ DOUBT = 0.3
 DRAWS = 8
 """Draws of such factors for each image."""
 
-
 MAX_DECIMALS = 7
 """float32 probabilities carry about seven decimals: answers with more are not rounded."""
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from dfme.config.estimator_settings import EstimatorConfig
+from dfme.estimators.directions import DIRECTIONS
 from dfme.estimators.preflight.choose import StepCandidate
 from dfme.spec import ImageSpec
 
@@ -46,10 +47,10 @@ def candidate_steps(config: EstimatorConfig, spec: ImageSpec) -> tuple[float, ..
         return fitting or (1.0,)
     size = math.sqrt(spec.numel) if config.direction in PER_COORDINATE else 1.0
     if config.space == "pre_squash":
-        return tuple(_rounded(length / size) for length in LENGTHS)
+        return tuple(float(f"{length / size:.2g}") for length in LENGTHS)
     low, high = spec.bounds
-    reach = 6.0 if config.direction == "gaussian" else 1.0
-    steps = tuple(_rounded(length / size * (high - low) / 2) for length in LENGTHS)
+    reach = DIRECTIONS[config.direction].reach
+    steps = tuple(float(f"{length / size * (high - low) / 2:.2g}") for length in LENGTHS)
     return tuple(step for step in steps if step * reach <= INWARDS * (high - low)) or steps[:1]
 
 
@@ -62,11 +63,6 @@ MIN_COSINE = 1e-3
 
 TINY = 1e-100
 """Less than any power that a difference can have."""
-
-
-def _rounded(step: float) -> float:
-    """To two digits, as people write it."""
-    return float(f"{step:.2g}")
 
 
 def predicted(
