@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiers import exhaustive
-from toy_objectives import OverImages, agreement, composed, of_answers, point, rng
+from toy_objectives import OverImages, composed, point, rng
 
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.errors import UserError
@@ -15,22 +14,6 @@ from dfme.spec import ImageSpec
 
 every_form = pytest.mark.parametrize("form", list(FORMS))
 EIGHT_BIT = ImageSpec((1, 8, 8), (-1.0, 1.0), levels=256)
-
-
-@pytest.mark.parametrize("form", ["forward", *exhaustive("central")])
-@pytest.mark.parametrize(("space", "step"), [("pre_squash", 1e-3), ("image", 1e-3), ("lattice", 1.0)])
-def test_every_space_gives_the_gradient_before_the_squashing(form: str, space: str, step: float) -> None:
-    """Direction and scale, by a squashing onto [0, 1], with enough directions to be near the truth."""
-    spec = ImageSpec((1, 4, 4), (0.0, 1.0), 256 if space == "lattice" else None)
-    toy = OverImages((1, 4, 4))
-    u_BCHW = point(4, spec.shape)
-    x_BCHW = u_BCHW.clone().requires_grad_()
-    truth_BCHW = torch.autograd.grad(toy(torch.sigmoid(x_BCHW)).sum(), x_BCHW)[0]
-    config = EstimatorConfig(directions=2048, form=form, direction="orthogonal", space=space, step=step)
-    estimator = make_estimator(config, spec, torch.sigmoid, 1000, seed=0)
-    estimate = estimator.estimate(of_answers(toy), u_BCHW, rng())
-    assert agreement(estimate.grad_BCHW, truth_BCHW) == pytest.approx((1, 1), abs=0.03)
-    assert estimate.queries == estimator.cost(4) == 4 * (4096 if form == "central" else 2049)
 
 
 EVERY = [*({"direction": name} for name in DIRECTIONS), {"kind": "prior_guided"}, {"kind": "synthetic"}]

@@ -193,9 +193,7 @@ def test_one_hot_answers_are_as_good_as_labels():
     hard = Setting(Toy("probabilities", noise=lambda logits: 1e4 * (logits == logits.amax(1, keepdim=True))))
     finding = hard.probe()
     assert finding.answers == "one-hot"
-    line = warning(finding, choose(OPEN, finding, hard.teacher.spec, reuse=False))
-    assert line is not None
-    assert "one-hot" in line
+    assert "one-hot" in str(warning(finding, choose(OPEN, finding, hard.teacher.spec, reuse=False)))
 
 
 class Undeclared(Toy):
@@ -248,35 +246,26 @@ def test_two_lines_say_what_was_chosen_and_why_and_no_warning_where_all_is_well(
     chosen = choose(OPEN, finding, setting.teacher.spec, reuse=False)
     what, why = explain(finding, chosen)
     assert f"step {chosen.step:g} in space pre_squash" in what
-    assert "2 images a point" in what
-    assert f"{finding.images} images" in what
-    assert "logits not rounded" in why
+    assert f"(2 images a point); the check took {finding.images} images" in what
     assert "correlation with the true slope 1.00" in why
     assert "\n" not in what + why
     assert warning(finding, chosen) is None
-    assert flags(chosen) == (
-        "--estimator.kind finite_difference --estimator.objective student --estimator.space pre_squash "
-        f"--estimator.direction sphere --estimator.form forward --estimator.step {chosen.step:g}"
-    )
+    assert flags(chosen).endswith(f"--estimator.form forward --estimator.step {chosen.step:g}")
 
 
 def test_a_run_whose_answers_are_saturated_is_warned_with_number_cause_and_remedy():
     saturated = Setting(Toy("probabilities:2", gain=60.0))
     finding = saturated.probe()
     chosen = choose(OPEN, finding, saturated.teacher.spec, reuse=False)
-    line = warning(finding, chosen)
-    assert line is not None
+    line = str(warning(finding, chosen))
+    found = f"{finding.candidate(float(chosen.step)).forward:.2f}"
+    assert all(word in line for word in (found, "rounded to 2 decimals", "--estimator.objective kl"))
     assert "\n" not in line
-    assert f"{finding.candidate(float(chosen.step)).forward:.2f}" in line
-    assert "rounded to 2 decimals" in line
-    assert "--estimator.objective kl" in line
     assert saturated.correlation(OPEN, float(chosen.step)) < 0.5
 
 
 def test_a_step_that_8_bit_images_swallow_is_warned_of_as_such():
-    finding = found("logits", 256)[1]
-    line = warning(finding, EstimatorConfig(step=1e-3))
-    assert line is not None
+    line = str(warning(found("logits", 256)[1], EstimatorConfig(step=1e-3)))
     assert "256 levels" in line
     assert "lattice" in line
 

@@ -12,7 +12,7 @@ from two_parts import TwoParts, cosines, straight
 
 from dfme.errors import UserError
 from dfme.estimators import FiniteDifference, Objective
-from dfme.estimators.prior_guided import NEIGHBOURS, PriorGuided, measured_alpha2, mixing_weight
+from dfme.estimators.prior_guided import PriorGuided, measured_alpha2, mixing_weight
 from dfme.spec import ImageSpec
 
 every_form = pytest.mark.parametrize("form", ["forward", "central"])
@@ -194,20 +194,6 @@ def test_on_a_lattice_the_prior_keeps_what_its_signs_keep() -> None:
     estimate = PriorGuided(1, 1.0, "forward", spec.bounds, 4 / 255).estimate(constant, x_BCHW, rng())
     truth_BCHW = student_truth(toy, x_BCHW)
     assert float(cosines(estimate.grad_BCHW, truth_BCHW)[16:].mean()) == pytest.approx(0.8, abs=0.05)
-
-
-def test_neighbours_lift_the_cosine_where_a_memory_is_near() -> None:
-    toy, x_BCHW = TwoParts(SHAPE), point(64, SHAPE)
-    memory = x_BCHW.repeat_interleave(NEIGHBOURS, 0)
-    memory = memory + 0.1 * torch.randn(memory.shape, generator=rng(8))
-    with torch.no_grad():
-        remembered = memory, toy.teacher(memory.double())
-    estimate = PriorGuided(1, prior="neighbours").estimate(toy.composed(remembered), x_BCHW, rng())
-    plain = FiniteDifference(1).estimate(toy.composed(), x_BCHW, rng())
-    truth_BCHW = toy.gradient(x_BCHW)
-    # More neighbours than dimensions, against .14 for one random direction.
-    assert float(cosines(estimate.grad_BCHW, truth_BCHW)[16:].mean()) > 0.7
-    assert float(cosines(plain.grad_BCHW, truth_BCHW)[16:].mean()) < 0.25
 
 
 def test_points_that_cannot_be_guided_are_refused() -> None:

@@ -55,16 +55,6 @@ def test_the_gans_losses_are_binary_cross_entropies():
     torch.testing.assert_close(CrossEntropy().of_discriminator(net, real, fake), expected)
 
 
-def test_the_discriminator_learns_to_tell_them_apart(halves):
-    _, _, method = begun(proxy=halves, discriminator_lr=2e-3)
-    losses = [numbers(method.discriminator_step())["discriminator_loss"] for _ in range(20)]
-    assert losses[0] > 1
-    assert losses[-1] < 0.3
-    real_BCHW = method._passes.draw(20, torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        assert (method._discriminator.net(real_BCHW) > 0).all()
-
-
 def test_the_gan_comes_first_asks_nothing_and_makes_images_like_the_proxies(halves):
     teacher, parts, method = begun(proxy=halves, gan_steps=60, batch_size=16, generator_lr=2e-3)
     before = contrast(method)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from toys import LinearTeacher, goes_on_bit_for_bit, make_method, make_parts
 
+from dfme.methods import disguide
 from dfme.methods.generator_losses import class_diversity, predict, students_disagreement
 from dfme.spec import ImageSpec
 
@@ -81,5 +82,6 @@ def test_images_that_are_not_of_three_colours_stay_and_cost_no_draw(channels):
         assert torch.equal(mine, theirs)
 
 
-def test_in_colour_a_run_taken_up_again_is_bit_for_bit_the_whole_one():
+def test_in_colour_a_run_taken_up_again_is_bit_for_bit_the_whole_one(monkeypatch):
+    monkeypatch.setattr(disguide, "SETTLING", 3)
     goes_on_bit_for_bit(lambda seed: begun(seed=seed)[1])

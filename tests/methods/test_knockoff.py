@@ -119,19 +119,11 @@ def test_a_pool_smaller_than_the_budget_is_refused_with_what_would_do(pool):
     assert Knockoff.open_pool(KnockoffConfig(), SPEC, 10**9).size is None
 
 
-@pytest.mark.parametrize(
-    ("pool", "said"),
-    [
-        ("digitss", "did you mean digits"),
-        ("nowhere/at/all", "no such folder"),
-        ("cifar10", "--method.download true"),
-    ],
-)
-def test_images_that_are_not_there_are_named_before_anything_loads(pool, said, tmp_path):
-    config = KnockoffConfig(pool=pool, root=str(tmp_path))
-    problems = list(method_problems(Job(ExtractConfig(), TeacherConfig(), {}, "knockoff", config)))
-    assert [problem.key for problem in problems] == ["method.pool"]
-    assert said in problems[0].text
+def test_images_that_are_not_there_are_named_before_anything_loads(tmp_path):
+    config = KnockoffConfig(pool="cifar10", root=str(tmp_path))
+    (problem,) = method_problems(Job(ExtractConfig(), TeacherConfig(), {}, "knockoff", config))
+    assert problem.key == "method.pool"
+    assert "--method.download true" in problem.text
 
 
 def test_kl_is_the_papers_cross_entropy_up_to_what_no_student_changes():

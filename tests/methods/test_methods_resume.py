@@ -147,28 +147,6 @@ def interrupted_twice(clone: Clone, tmp_path: Path) -> None:
     same_end(whole, out)
 
 
-ROUNDS = {**PLANNED, "rounds": (0.25, 0.5, 1.0), "shrink": 0.5, "average": 0.8}
-
-
-@pytest.mark.parametrize("time", [5, 6, *exhaustive(1, 14)])
-def test_a_stop_in_the_steps_of_a_round(time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """30 steps in three rounds of 10, two at a time."""
-    clone, conclusion = cloning("procedural", student=ROUNDS), Conclusion(monkeypatch)
-    whole, out = tmp_path / "whole", tmp_path / "run"
-    clone(whole, Metered())
-    assert conclusion.times == 15
-    conclusion.begin({time: ctrl_c})
-    teacher = Metered()
-    stopped = clone(out, teacher)
-    assert not stopped.finished
-    assert stopped.summary["student_steps"] == 2 * time
-    conclusion.begin({})
-    rest = Metered()
-    assert clone(out, rest, resume=True).finished
-    assert teacher.served + rest.served == BUDGET
-    same_end(whole, out)
-
-
 def same_end(whole: Path, out: Path) -> None:
     assert student(out) == student(whole)
     one, other = load_checkpoint(whole / "checkpoint.pt"), load_checkpoint(out / "checkpoint.pt")
@@ -225,27 +203,41 @@ class Conclusion:
         self.at, self.times = at, 0
 
 
-@pytest.mark.parametrize(("store", "time"), [("disk", 9), *exhaustive_rows([("memory", 1), ("memory", 12)])])
-def test_a_stop_in_the_steps_after_the_budget(
-    store: str, time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+ROUNDS = {"rounds": (0.25, 0.5, 1.0), "shrink": 0.5, "average": 0.8}
+FINAL = {"final_share": 26 / 30}
+
+
+@pytest.mark.parametrize(
+    ("method", "plan", "before", "time"),
+    [
+        ("procedural", ROUNDS, 0, 5),
+        ("procedural", ROUNDS, 0, 6),
+        ("disguide", {**FINAL, "replay_store": "disk"}, 4, 9),
+        *exhaustive_rows([("procedural", ROUNDS, 0, time) for time in (1, 14)]),
+        *exhaustive_rows([("disguide", FINAL, 4, time) for time in (1, 12)]),
+    ],
+)
+def test_a_stop_in_steps_that_are_taken_two_at_a_time(
+    method: str, plan: dict[str, Any], before: int, time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """30 steps: 4 while the budget is spent, then 26 on what is kept, two at a time."""
-    plan = {**PLANNED, "final_share": 26 / 30, "replay_store": store}
-    clone, conclusion = cloning("disguide", student=plan), Conclusion(monkeypatch)
+    """30 steps, in three rounds of 10; or 4 while the budget is spent, then 26 on what is kept."""
+    clone, conclusion = cloning(method, student=PLANNED | plan), Conclusion(monkeypatch)
     whole, out = tmp_path / "whole", tmp_path / "run"
     clone(whole, Metered())
-    assert conclusion.times == 13
+    assert conclusion.times == (30 - before) / 2
     conclusion.begin({time: ctrl_c})
-    stopped = clone(out, Metered())
+    teachers = [Metered()]
+    stopped = clone(out, teachers[0])
     assert not stopped.finished
-    assert stopped.summary["spent"] == BUDGET
-    assert stopped.summary["student_steps"] == 4 + 2 * time
-    conclusion.begin({2: break_down} if time < 12 else {})
-    if time < 12:
+    assert stopped.summary["student_steps"] == before + 2 * time
+    if time in (5, 9):  # and again, without a checkpoint
+        conclusion.begin({2: break_down})
+        teachers.append(Metered())
         with pytest.raises(Refused):
-            clone(out, Metered(), resume=True)
-        conclusion.begin({})
-    teacher = Metered()
-    assert clone(out, teacher, resume=True).finished
-    assert teacher.calls == 0, "everything was paid for before"
+            clone(out, teachers[-1], resume=True)
+    conclusion.begin({})
+    teachers.append(Metered())
+    assert clone(out, teachers[-1], resume=True).finished
+    assert sum(teacher.served for teacher in teachers) == BUDGET
+    assert before == 0 or teachers[0].served == BUDGET, "everything was paid for before"
     same_end(whole, out)

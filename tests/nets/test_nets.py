@@ -192,16 +192,6 @@ def test_torchvision_names_are_those_it_registers() -> None:
         check_net("efficientnet_b9")
 
 
-def test_a_torchvision_net_is_the_same_as_its_own() -> None:
-    get_model = _torchvision().models.get_model
-    torch.manual_seed(5)
-    ours = build_net("squeezenet1_1", (3, 32, 32), 4).state_dict()
-    torch.manual_seed(5)
-    theirs = get_model("squeezenet1_1", weights=None, num_classes=4).state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", *exhaustive("resnet18", "vit_b_16", "googlenet")])
 def test_torchvision_nets_take_grey_images(name: str) -> None:
     _torchvision()
@@ -295,7 +285,7 @@ def test_the_nearest_name_and_a_missing_package_are_named(monkeypatch: pytest.Mo
     ],
 )
 def test_it_learns_is_saved_and_loads_again(name: str, shape: tuple[int, int, int], tmp_path: Path) -> None:
-    timm = pytest.importorskip("timm")
+    pytest.importorskip("timm")
     net = build_net(f"timm:{name}", shape, 7)
     assert net.training
     net(torch.rand(2, *shape)).sum().backward()
@@ -303,11 +293,6 @@ def test_it_learns_is_saved_and_loads_again(name: str, shape: tuple[int, int, in
     save_student(tmp_path / "student.safetensors", net, f"timm:{name}", ImageSpec(shape), 7)
     again, x_BCHW = load_student_of_run(tmp_path / "student.safetensors"), torch.rand(3, *shape)
     assert torch.equal(again(x_BCHW), net.eval()(x_BCHW))
-    torch.manual_seed(5)
-    ours = build_net("timm:resnet18", (3, 32, 32), 4).state_dict()
-    torch.manual_seed(5)
-    theirs = timm.create_model("resnet18", pretrained=False, num_classes=4).state_dict()
-    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
 @pytest.mark.integration
