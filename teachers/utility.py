@@ -80,16 +80,14 @@ def corrupted(x_BCHW: Tensor, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     y_BCHW = (x_BCHW - low) / (high - low)
     around_BCHW = pad(y_BCHW, (1, 1, 1, 1), "replicate")
     places = ((1, 0), (1, 2), (0, 1), (2, 1), (1, 1), (0, 0), (0, 2), (2, 0), (2, 2))
-    moved = torch.stack(
-        [around_BCHW[..., down : down + height, over : over + width] for down, over in places]
-    )
+    parts = [around_BCHW[..., down : down + height, over : over + width] for down, over in places]
+    moved = torch.stack(parts)
     first = torch.arange(0, len(y_BCHW), 4)
     y_BCHW[0::4] = moved[torch.randint(4, (len(first),), generator=rng), first]
     y_BCHW[1::4] *= 0.7 + 0.6 * torch.rand((len(y_BCHW[1::4]), 1, 1, 1), generator=rng)
     y_BCHW[2::4] += 0.05 * torch.randn(y_BCHW[2::4].shape, generator=rng)
-    y_BCHW[3::4] = torch.einsum(
-        "nbchw,n->bchw", moved[:, 3::4], torch.tensor([2, 2, 2, 2, 4, 1, 1, 1, 1]) / 16
-    )
+    blur = torch.tensor([2, 2, 2, 2, 4, 1, 1, 1, 1]) / 16
+    y_BCHW[3::4] = torch.einsum("nbchw,n->bchw", moved[:, 3::4], blur)
     return y_BCHW * (high - low) + low
 
 
@@ -108,9 +106,8 @@ def bills(
     """
     base = teachers[0]
     batch = min(base.spec.at_once(BATCH), base.info.max_batch or BATCH)
-    order_N = (
-        torch.randperm(len(data) // every, generator=torch.Generator().manual_seed(seed)) * every + every - 1
-    )
+    rng = torch.Generator().manual_seed(seed)
+    order_N = torch.randperm(len(data) // every, generator=rng) * every + every - 1
 
     def images(stream: str) -> Iterator[Tensor]:
         rng = torch.Generator().manual_seed(seed)
@@ -126,9 +123,8 @@ def bills(
         cold = stateful.state_dict() if stateful else {}
         for stream, p_NK in plain.items():
             y_NK = _asked(teacher, images(stream), cold)
-            labels_N = (
-                None if data.labels is None or stream == "data_free" else data.labels[order_N][: len(y_NK)]
-            )
+            known = data.labels is not None and stream != "data_free"
+            labels_N = data.required_labels[order_N][: len(y_NK)] if known else None
             report = stateful.report() if stateful else {}
             state = stateful.state_dict() if stateful else {}
             held = sum(getattr(each, "nbytes", 8) for each in tree_leaves(state)) / 1e6

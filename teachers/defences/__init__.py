@@ -1,5 +1,6 @@
 """Defences of a teacher's answers; ``dfme.config.defences`` has options and facts. No torch."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from dfme.config import defences as config
@@ -24,17 +25,11 @@ def check_defences(teacher: TeacherConfig, local: bool) -> None:
     stack = parse_defences(teacher.defences)
     mode = LabelMode.parse(teacher.label_mode or "probabilities")
     problems = [f"{each.name}: {text}" for each in stack for text in _problems(each, mode, teacher.kind)]
-    names = [each.name for each in stack]
-    problems += [
-        f"{name}: expected once, got {names.count(name)}"
-        for name in dict.fromkeys(names)
-        if names.count(name) > 1
-    ]
+    times = Counter(each.name for each in stack)
+    problems += [f"{name}: expected once, got {count}" for name, count in times.items() if count > 1]
     if stack and mode.kind == "logits":
         hint = "an attribute label_mode says that a teacher of one's own gives logits"
-        problems = [
-            f"expected --teacher.label-mode probabilities, top_k or label with a defence, got logits ({hint})"
-        ]
+        problems = [f"expected --teacher.label-mode probabilities, top_k or label, got logits ({hint})"]
     if stack and not local:
         where = f"run.py serve --teacher.defences {'+'.join(map(str, stack))}"
         problems = [f"a service is defended where it runs: {where}; leave it out here"]

@@ -46,9 +46,8 @@ class Defence(ABC):
             for name, each in self.STATE.items()
         }
         self._eight_bits = replace(teacher.spec, levels=256)
-        self._key = hmac.digest(
-            key_of(options) if "key" in options.facts(2).needs else b"", self.name.encode(), "sha256"
-        )
+        key = key_of(options) if "key" in options.facts(2).needs else b""
+        self._key = hmac.digest(key, self.name.encode(), "sha256")
         net = "net" in (getattr(options, "q", None), getattr(options, "wrong", None))
         self.net = _untrained_net(teacher.spec, self.classes, self.draw(b"net")) if net else None
 
@@ -61,16 +60,13 @@ class Defence(ABC):
         """Answers in place of the probabilities ``p_BK``, which stay as they are."""
 
     def draw(self, what: bytes) -> torch.Generator:
-        return torch.Generator().manual_seed(
-            int.from_bytes(hmac.digest(self._key, what, "sha256")[:8], "big") >> 1
-        )
+        drawn = hmac.digest(self._key, what, "sha256")[:8]
+        return torch.Generator().manual_seed(int.from_bytes(drawn, "big") >> 1)
 
     def draws(self, images_BCHW: Tensor) -> list[torch.Generator]:
         """One per image, as its 8 bits are."""
-        return [
-            self.draw(each.tobytes())
-            for each in self._eight_bits.encode(images_BCHW.cpu()).contiguous().numpy()
-        ]
+        levels = self._eight_bits.encode(images_BCHW.cpu()).contiguous().numpy()
+        return [self.draw(each.tobytes()) for each in levels]
 
     def state_dict(self) -> dict[str, Any]:
         return copied(self.state)
@@ -112,9 +108,8 @@ class MisinformDefence(Defence):
             s_B = 1 - torch.special.entr(p_BK).sum(1) / math.log(self.classes)
         wrong_BK = p_BK.roll(1, dims=1) if self.net is None else self.net(images_BCHW)
         if self.options.wrong == "permute":  # in one cycle: no class stays
-            order_BK = torch.stack(
-                [torch.randperm(self.classes, generator=each) for each in self.draws(images_BCHW)]
-            )
+            draws = self.draws(images_BCHW)
+            order_BK = torch.stack([torch.randperm(self.classes, generator=each) for each in draws])
             wrong_BK = p_BK.scatter(1, order_BK.roll(1, dims=1), p_BK.gather(1, order_BK))
         # no batch counts
         a_B1: Tensor = 1 / (1 + (self.options.nu * (s_B - self.options.threshold)).exp()[:, None])
@@ -141,7 +136,7 @@ class Mahalanobis:
         classes = range(teacher.num_classes)
         if not layers or labels_N.unique().tolist() != [*classes]:
             expected = (
-                f"expected images of all {len(classes)} classes, and a network with a linear layer at its end"
+                f"expected images of all {len(classes)} classes, and a network with a linear layer"
             )
             raise UserError(f"{what} {data}: {expected}")
         self._teacher = teacher
@@ -218,10 +213,8 @@ class NoiseDefence(Defence):
         first = self.state["answered"]
         options = self.options
         self.state["answered"] += len(p_BK)
-        numbers = range(first, first + len(p_BK))
-        draws = (
-            [self.draw(b"number %d" % each) for each in numbers] if options.fresh else self.draws(images_BCHW)
-        )
+        fresh = (self.draw(b"number %d" % each) for each in range(first, first + len(p_BK)))
+        draws = fresh if options.fresh else self.draws(images_BCHW)
         rows = [torch.randn(self.classes, generator=each, dtype=torch.float64) for each in draws]
         return maps.noise(p_BK, torch.stack(rows), options.sigma, options.keep_top)
 
@@ -266,9 +259,8 @@ class QuotaDefence(Defence):
             raise Refused(text, "quota", retry=False)
         # of those that must have left it by then
         last = int((had_N2[:, 1].cumsum(0) < had + images - most).sum())
-        raise Refused(
-            f"{text} within {window:g} s", "quota", retry_after=float(had_N2[last, 0]) + window - now
-        )
+        seconds = float(had_N2[last, 0]) + window - now
+        raise Refused(f"{text} within {window:g} s", "quota", retry_after=seconds)
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
         self.state["images"] += len(p_BK)
@@ -285,9 +277,8 @@ class WorkDefence(Defence):
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
         for p_K in p_BK:
-            power = (self.state["nats"] - self.options.usual * self.state["images"]) * math.log(
-                self.options.base
-            )
+            extra = self.state["nats"] - self.options.usual * self.state["images"]
+            power = extra * math.log(self.options.base)
             self.state["seconds_of_work"] += max(math.exp(min(power, math.log(SECONDS[1]))), SECONDS[0])
             self.state["nats"] += float(torch.special.entr(p_K).sum())
             self.state["images"] += 1

@@ -42,15 +42,12 @@ class Defended(Wrapper):
         if teacher.info.remote:
             raise UserError(f"{option}: a service is {verb} where it runs; leave it out here")
         if (needing or watching) and (given := teacher.label_mode) not in (PROBABILITIES, LOGITS):
-            raise UserError(
-                f"{option}: {needing or 'the watch'}: expected a teacher with unrounded scores, got {given}"
-            )
+            who = needing or "the watch"
+            raise UserError(f"{option}: {who}: expected a teacher with unrounded scores, got {given}")
         super().__init__(teacher)
         self.watch = watching(teacher) if watching else None
         if self.watch and self.watch.on_alarm == "label" and label_mode == LOGITS:
-            raise UserError(
-                "--teacher.on-alarm label: expected --teacher.label-mode probabilities, top_k or label"
-            )
+            raise UserError("--teacher.on-alarm label: expected a --teacher.label-mode other than logits")
         self.undefended = restrict(teacher, label_mode)
         self.label_mode = label_mode
         self.info = replace(
@@ -88,10 +85,8 @@ class Defended(Wrapper):
         own, found = (each.cpu().double().nan_to_num(nan=-1.0) for each in (self._defended(images), answers))
         tolerance = TOLERANCE + 10.0 ** -(self.label_mode.decimals or 99)
         if own.shape != found.shape or bool(((own - found).abs() > tolerance).any()):
-            expected = "expected the same key, files and arithmetic as when these images were answered"
-            raise ValueError(
-                f"{'+'.join(self.info.defences) or 'watch'}: other answers than on record; {expected}"
-            )
+            expected = "other answers than on record; expected the same key, files and arithmetic as then"
+            raise ValueError(f"{'+'.join(self.info.defences) or 'watch'}: {expected}")
 
     def state_dict(self) -> dict[str, Any]:
         return {name: each.state_dict() for name, each in self._stateful.items()}
@@ -108,10 +103,10 @@ class Defended(Wrapper):
 
     def report(self) -> dict[str, Any]:
         """Counts of each defence, and its stored rows, by name, for the owner."""
-        states = {each.name: each.state for each in self._stack if each.state}
         return {
-            name: {k: len(v) if isinstance(v, Tensor) else v for k, v in s.items()}
-            for name, s in states.items()
+            each.name: {k: len(v) if isinstance(v, Tensor) else v for k, v in each.state.items()}
+            for each in self._stack
+            if each.state
         }
 
     def _defended(self, images: Tensor) -> Tensor:
@@ -129,12 +124,9 @@ class Defended(Wrapper):
             return plain
         short_BK = y_BK.float()
         top_B1 = y_BK.argmax(1, keepdim=True)
-        most_B1 = short_BK.amax(1, keepdim=True)
-        most_B1 = torch.where(
-            short_BK.argmax(1, keepdim=True) == top_B1, most_B1, most_B1.nextafter(most_B1 + 1)
-        )
-        defended = reveal(
-            short_BK.scatter(1, top_B1, most_B1), PROBABILITIES, wanted
-        )  # no top class is tied by rounding
+        most_B1, short_top_B1 = short_BK.max(1, keepdim=True)
+        most_B1 = torch.where(short_top_B1 == top_B1, most_B1, most_B1.nextafter(most_B1 + 1))
+        # so no top class is tied by rounding
+        defended = reveal(short_BK.scatter(1, top_B1, most_B1), PROBABILITIES, wanted)
         changed_B = (y_BK != p_BK).any(1)
         return torch.where(changed_B if plain.ndim == 1 else changed_B[:, None], defended, plain)

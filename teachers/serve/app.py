@@ -1,9 +1,10 @@
-"""The web application around a model: routes, keys, limits, and the messages of refusals."""
+"""The web application around a model: routes, keys, limits, messages of refusals, and connections."""
 
 import asyncio
 import hmac
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,16 +15,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dfme.errors import Refused
 from dfme.teachers.open_inference import server as protocol
 from dfme.teachers.open_inference.message import HEADER_LENGTH, read_header_length
 from dfme.teachers.open_inference.tensors import short
-from dfme.teachers.serve.connections import REQUEST_SECONDS
-from dfme.teachers.serve.meter import Meter
-from dfme.teachers.serve.model import Model
+from dfme.teachers.serve.model import Meter, Model
 from dfme.teachers.serve.record import account_tag
 
+REQUEST_SECONDS = 60.0  # a client may take to send a request's head, to send its body, and to read the answer
+MAX_CONNECTIONS = 128  # for each one more, the one that has waited for its client for the longest is closed
 PUBLIC_PATHS = ("/v2/health/live", "/v2/health/ready")  # paths that need no key
 NO_KEY = account_tag("")  # the one account of all who ask a service without keys
 
@@ -119,10 +121,8 @@ class Endpoints:
             return _error(error.status, str(error), error.headers)
         assert isinstance(error, HTTPException)
         self._meter.refused["not found"] += 1
-        text = (
-            f"{request.method} {short(request.url.path)}: expected a path and method of the inference "
-            "protocol v2"
-        )
+        what = f"{request.method} {short(request.url.path)}"
+        text = f"{what}: expected a path and method of the inference protocol v2"
         return _error(error.status_code, text, error.headers)
 
     def _require(self, request: Request) -> None:
@@ -169,6 +169,47 @@ class Guard:
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         given = token if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
         return [tag for tag, key in self._keys.items() if hmac.compare_digest(given.strip(), key)]
+
+
+class Connection(H11Protocol):
+    """A connection, closed where it is late or one of too many; uvicorn bounds idle ones.
+
+    ``waits``: for what of its client, ``since`` when; empty while answering.
+    """
+
+    waits = ""
+    since = 0.0
+    request: object = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.watch()
+        if len(self.connections) > MAX_CONNECTIONS:
+            waiting = [each for each in self.connections if isinstance(each, Connection) and each.look()]
+            min(waiting, key=lambda each: each.since).transport.abort()
+
+    def watch(self) -> None:
+        """Once a second, until it is closed: late is late, however much has come meanwhile."""
+        if self.look() and self.waits != "idle" and time.monotonic() - self.since > REQUEST_SECONDS:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self.loop.call_later(1.0, self.watch)
+
+    def look(self) -> bool:
+        """Note for what, and in which request, it waits; whether for anything."""
+        cycle = self.cycle
+        waits = ""
+        if self.transport.get_write_buffer_size():
+            waits = "reader"
+        elif cycle is None or cycle.response_complete:
+            waits = "head" if self.timeout_keep_alive_task is None else "idle"
+        elif cycle.more_body:
+            waits = "body"
+        if (waits, cycle) != (self.waits, self.request):
+            self.waits = waits
+            self.request = cycle
+            self.since = time.monotonic()
+        return bool(waits) and not self.transport.is_closing()
 
 
 def make_app(service: protocol.Service, model: Model, meter: Meter, keys: Sequence[str] = ()) -> Starlette:

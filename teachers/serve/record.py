@@ -97,9 +97,8 @@ class Recording:
         places: list[int] | list[None] = [None] * len(seen)
         if not self._full and self._kept + pixels_BCHW.nbytes > self._most:
             self._full = True
-            self._tell(
-                f"the images recorded reach {self._most / 1e6:g} MB: no more are kept, only lines about them"
-            )
+            most = f"{self._most / 1e6:g} MB"
+            self._tell(f"the images recorded reach {most}: no more are kept, only lines about them")
         if not self._full:
             shape = "x".join(map(str, pixels_BCHW.shape[1:]))
             first = self._append(f"images-{at[:10]}-{account}-{shape}.u8", b"".join(raw), len(raw[0]))
@@ -107,15 +106,10 @@ class Recording:
             places = [*range(first, first + len(seen))]
         score_B, top_B = (each.tolist() for each in seen.p_BK.max(1))
         distance_B = [None] * len(seen) if seen.distance_B is None else seen.distance_B.tolist()
-        columns = {
-            **{
-                "number": range(number, number + len(seen)),
-                "fingerprint": fingerprints(pixels_BCHW),
-                "image": places,
-            },
-            **{"digest": digests(raw), "top": top_B, "score": score_B, "distance": distance_B},
-        }
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        numbers = range(number, number + len(seen))
+        columns = (numbers, fingerprints(pixels_BCHW), places, digests(raw), top_B, score_B, distance_B)
+        names = ("number", "fingerprint", "image", "digest", "top", "score", "distance")
+        rows = (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
         lines = (json.dumps({"at": at, "account": account, **row}) + "\n" for row in rows)
         self._append(f"log-{at[:10]}.jsonl", "".join(lines).encode())
 

@@ -19,14 +19,11 @@ from dfme.precision import ieee_fp32
 from dfme.spec import Teacher
 from dfme.teachers.open_inference.server import Service
 from dfme.teachers.options import ServeConfig
-from dfme.teachers.serve.app import make_app
-from dfme.teachers.serve.connections import MAX_CONNECTIONS, Connection
-from dfme.teachers.serve.meter import Meter
-from dfme.teachers.serve.model import Model
+from dfme.teachers.serve.app import MAX_CONNECTIONS, Connection, make_app
+from dfme.teachers.serve.model import Meter, Model
 from dfme.teachers.serve.record import AlarmFile, Recording, account_tag
 
-# a connection may idle; clients give theirs up sooner, so no request comes on a closing one
-IDLE_SECONDS = 120
+IDLE_SECONDS = 120  # clients give a connection up sooner, so no request comes on a closing one
 SHUTDOWN_SECONDS = 30  # requests under way may take to end once the server is to stop
 
 
@@ -130,20 +127,13 @@ def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) ->
         images = "images, " * config.record_images
         tell(f"recording {images}digests and scores, deleted after {config.retain_days} days")
     if defences := teacher.info.defences:
-        tell(
-            f"behind {'+'.join(defences)}, of which no client is told; their state lasts as long as this "
-            "process"
-        )
-    if not serving.loopback and config.api_key_env:
-        tell(
-            f"{serving.url} is open beyond this machine: whoever reaches it and has the key can query it, "
-            "unencrypted"
-        )
-    elif not serving.loopback:
-        tell(
-            f"WARNING: {serving.url} is open beyond this machine, and WHOEVER REACHES IT CAN QUERY IT: give "
-            "--api-key-env NAME, or leave --host out"
-        )
+        tell(f"behind {'+'.join(defences)}, of which no client is told; their state ends with this process")
+    if not serving.loopback:
+        beyond = f"{serving.url} is open beyond this machine"
+        if config.api_key_env:
+            tell(f"{beyond}: whoever reaches it and has the key can query it, unencrypted")
+        else:
+            tell(f"WARNING: {beyond}, and WHOEVER REACHES IT CAN QUERY IT: give --api-key-env, or no --host")
     with ieee_fp32():  # as a local teacher is asked where its answers' last bits matter
         serving.run()
     report = teacher.info.stateful.report() if teacher.info.stateful else {}

@@ -111,9 +111,8 @@ class _Training:
         )
         self.optimizer = _optimizer(config, net)
         self.steps = max(1, len(self.train) // config.batch_size)
-        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-            self.optimizer, T_max=config.epochs * self.steps
-        )
+        steps = config.epochs * self.steps
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=steps)
 
     def run(self, progress: EpochCallback | None) -> float:
         """All epochs; returns the accuracy on the test part."""
@@ -156,9 +155,8 @@ class _Training:
         self.optimizer.zero_grad(set_to_none=True)
         with autocast(self.device, self.config.precision):
             logits_BK = self.net(self.normalise(x_BCHW))
-        loss = nn.functional.cross_entropy(
-            logits_BK.float(), labels_B, label_smoothing=self.config.label_smoothing
-        )
+        smoothing = self.config.label_smoothing
+        loss = nn.functional.cross_entropy(logits_BK.float(), labels_B, label_smoothing=smoothing)
         loss.backward()
         self.optimizer.step()
         if self.config.schedule == "cosine":

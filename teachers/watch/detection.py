@@ -61,9 +61,8 @@ def _benign(teacher: Any, data: str, other: str | None, seed: int, tell: Tell) -
         accounts = list[dict[str, Any]]()
         for number in range(SESSIONS):
             teacher.watch.load_state_dict({})  # nobody has asked yet
-            for x_BCHW in session(
-                stream, images, places_N, torch.Generator().manual_seed(seed * SESSIONS + number)
-            ):
+            rng = torch.Generator().manual_seed(seed * SESSIONS + number)
+            for x_BCHW in session(stream, images, places_N, rng):
                 for part_BCHW in taken(x_BCHW, teacher).split(teacher.info.max_batch or len(x_BCHW)):
                     teacher(part_BCHW)
             accounts.append(teacher.watch.report()["detectors"])
@@ -99,22 +98,18 @@ class Log:
 
     def unfed(self, names: Sequence[str]) -> dict[str, str]:
         """Which detectors it cannot feed, and why. UserError where that are all."""
-        why = (
-            {}
-            if self._distances
-            else dict.fromkeys(NEED_FEATURES, "the log has not all distances of features")
-        )
-        why |= {} if self._images else {"prada": "the log has not all images (--record-images)"}
+        why = {} if self._images else {"prada": "the log has not all images (--record-images)"}
+        if not self._distances:
+            why |= dict.fromkeys(NEED_FEATURES, "the log has not all distances of features")
         if why.keys() >= {*names}:
-            raise UserError(
-                f"{self._folder}: expected a log that can feed {', '.join(names)}: {why[names[0]]}"
-            )
+            wanted = f"expected a log that can feed {', '.join(names)}"
+            raise UserError(f"{self._folder}: {wanted}: {why[names[0]]}")
         return {name: why[name] for name in names if name in why}
 
     def as_written(self, seen: Observation) -> Observation:
         """Log of other images."""
         pixels_BCHW = seen.images_BCHW.mul(255).round().byte()
-        (score_B, top_B) = seen.p_BK.max(1)
+        score_B, top_B = seen.p_BK.max(1)
         raw = (each.tobytes() for each in pixels_BCHW.numpy())
         codes = {"fingerprint": fingerprints(pixels_BCHW), "digest": digests(raw)}
         told = {name: np.array([int(each, 16) for each in own], np.uint64) for name, own in codes.items()}
@@ -151,9 +146,7 @@ class Log:
         try:
             yield from read_log(self._folder, self._shape)
         except OSError as error:
-            raise RunError(
-                f"{self._folder}: expected a log that can be read: {error.strerror or error}"
-            ) from error
+            raise RunError(f"{self._folder}: expected a log that can be read: {error.strerror}") from error
 
     def _seen(self, batch: Mapping[str, Any]) -> Observation:
         """Missing scores are equal; missing images are fingerprints, with digests below 8 bits."""
@@ -162,9 +155,8 @@ class Log:
         images_BCHW = 0.999 * _bits(batch["fingerprint"]) + 0.001 * _bits(batch["digest"])
         if self._images:
             images_BCHW = torch.tensor(batch["images"]) / 255
-        distance_B = (
-            torch.from_numpy(batch["distance"]) if self._distances and batch["distance"] is not None else None
-        )
+        known = self._distances and batch["distance"] is not None
+        distance_B = torch.from_numpy(batch["distance"]) if known else None
         return Observation(images_BCHW, rest_BK.scatter(1, top_B1, score_B1), distance_B)
 
 

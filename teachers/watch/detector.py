@@ -29,10 +29,8 @@ DIGEST = 8
 class Observation:
     """Images of one account, in the order in which they came, as the owner's side sees them; all on the CPU.
 
-    ``images_BCHW``: float32 within 0 and 1, the spec's bounds taken out. ``p_BK``: before any defence,
-    float64.
-    ``distance_B``: squared, of the features to the nearest class (Mahalanobis), float64; where there is a
-    network.
+    ``images_BCHW``: float32 within 0 and 1, without the spec's bounds. ``p_BK``: before any defence, float64.
+    ``distance_B``: squared, of features to the nearest class (Mahalanobis), float64, of a network.
     """
 
     images_BCHW: Tensor
@@ -52,9 +50,7 @@ class Observation:
 
     @cached_property
     def log_distances(self) -> list[float]:
-        assert self.distance_B is not None, (
-            "a detector that looks into the network, and a teacher without features"
-        )
+        assert self.distance_B is not None, "a detector of features, and a teacher without features"
         # a vector's last bits vary by place
         return [math.log(max(each, 1e-300)) for each in self.distance_B.tolist()]
 
@@ -77,9 +73,8 @@ class Benign:
         self.corrupted = corrupted
         self.classes = classes
         if (fewer := min(len(plain), len(corrupted))) < MIN_BENIGN:
-            raise UserError(
-                f"--teacher.benign: expected at least {MIN_BENIGN} images to calibrate on, got {fewer}"
-            )
+            expected = f"expected at least {MIN_BENIGN} images to calibrate on"
+            raise UserError(f"--teacher.benign: {expected}, got {fewer}")
 
     @cached_property
     def nearest(self) -> float:
@@ -118,16 +113,14 @@ class Detector(ABC):
     def memory_mb(self) -> float:
         """Upper limit of the state's size, MB."""
         tensors = ((self.rows.get(k, len(v)), v) for k, v in self.state.items() if isinstance(v, Tensor))
-        return (
-            math.ceil(sum(most * v.shape[1:].numel() * v.element_size() for most, v in tensors) / 100) / 1e4
-        )
+        size = sum(most * v.shape[1:].numel() * v.element_size() for most, v in tensors)
+        return math.ceil(size / 100) / 1e4
 
     def see(self, seen: Observation) -> Reading:
         """The readings after each of the next images."""
         if len(seen) > MAX_TOGETHER:
-            readings = [
-                self.see(seen[start : start + MAX_TOGETHER]) for start in range(0, len(seen), MAX_TOGETHER)
-            ]
+            starts = range(0, len(seen), MAX_TOGETHER)
+            readings = [self.see(seen[start : start + MAX_TOGETHER]) for start in starts]
             return Reading(*map(torch.cat, zip(*readings, strict=True)))
         statistic_B1 = torch.cat([self.state["last"], self._statistics(seen, float(self.state["last"]))])
         self.state["last"] = statistic_B1[-1:]
@@ -173,15 +166,10 @@ def rows_of(images_BCHW: Tensor) -> Tensor:
     if shape[1:].numel() > SIDE * SIDE:
         grey_B1HW = adaptive_avg_pool2d(levels_BCHW.sum(1, True), (min(shape[2], SIDE), min(shape[3], SIDE)))
         levels_BCHW = (grey_B1HW / shape[1]).round_()
-    digests = [
-        hashlib.blake2b(each, digest_size=DIGEST).digest() for each in images_BCHW.contiguous().numpy()
-    ]
-    number_B1 = torch.tensor(
-        [[int.from_bytes(each, "little", signed=True)] for each in digests], dtype=torch.int64
-    )
-    return torch.cat(
-        [(levels_BCHW.flatten(1) - 128).to(torch.int8), number_B1.view(-1, 1).view(torch.int8)], 1
-    )
+    raw = images_BCHW.contiguous().numpy()
+    digests = b"".join(hashlib.blake2b(each, digest_size=DIGEST).digest() for each in raw)
+    digest_BD = torch.tensor(list(digests), dtype=torch.uint8).view(torch.int8).view(-1, DIGEST)
+    return torch.cat([(levels_BCHW.flatten(1) - 128).to(torch.int8), digest_BD], 1)
 
 
 def nearest_before(rows_BR: Tensor, past_NR: Tensor, window: int) -> tuple[Tensor, Tensor]:
@@ -198,9 +186,8 @@ def nearest_before(rows_BR: Tensor, past_NR: Tensor, window: int) -> tuple[Tenso
     for start in range(0, len(all_MR), MAX_PAST):
         apart_BN = squared(rows_BR, all_MR[start : start + MAX_PAST])
         if start + MAX_PAST > past or past + batch - 1 - start > window:  # some are not before, or too long
-            age_BN = torch.arange(past, past + batch)[:, None] - torch.arange(
-                start, start + apart_BN.shape[1]
-            )
+            place_N = torch.arange(start, start + apart_BN.shape[1])
+            age_BN = torch.arange(past, past + batch)[:, None] - place_N
             apart_BN.masked_fill_((age_BN < 1) | (age_BN > window), math.inf)
         nearest_B = nearest_B.minimum(apart_BN.amin(1))
     for row in (nearest_B == 0).nonzero()[:, 0].tolist():

@@ -23,8 +23,7 @@ class DuplicatesDetector(Detector):
     """Hits: images nearer to an earlier one than honest ones. A repeat is a retry, no hit.
 
     The nearest neighbour, an alarm every 50 hits: SEAT (Zhang et al. 2021), after Chen, Carlini and Wagner
-    2019. SEAT remembers 100,000 images, and then none; here it is the last 20,000, as a search takes a
-      millisecond an image there.
+    2019. SEAT remembers 100,000 images, and then none; here it is the last 20,000: a millisecond an image.
     """
 
     name = "duplicates"
@@ -85,12 +84,10 @@ class PradaDetector(Detector):
         sets = [f"set {top}" for top in range(benign.classes)]
         most = max(1, min(MAX_OF_CLASS, MAX_MEMBERS // benign.classes))
         self.rows = dict.fromkeys(sets, most) | {"distances": MAX_DISTANCES}
-        self.state |= dict.fromkeys(sets, benign.plain.rows_BR[:0]) | {
-            "distances": torch.empty(0, 2).double()
-        }
+        self.state |= dict.fromkeys(sets, benign.plain.rows_BR[:0])
         # count, mean, squares, limit
         limits_K4 = torch.tensor([[1.0, 0, 0, 0]]).double().repeat(benign.classes, 1)
-        self.state |= {"images": 0, "limits": limits_K4}
+        self.state |= {"distances": torch.empty(0, 2).double(), "images": 0, "limits": limits_K4}
 
     def _statistics(self, seen: Observation, last: float) -> Tensor:
         top_B = seen.p_BK.argmax(1)
@@ -116,7 +113,7 @@ class PradaDetector(Detector):
         found = list[float]()
         within_BB = squared(rows_BR, rows_BR)
         set_NR = self.state[name]
-        (count, mean, squares, limit) = self.state["limits"][top].tolist()
+        count, mean, squares, limit = self.state["limits"][top].tolist()
         nearest_B = squared(rows_BR, set_NR).amin(1) if len(set_NR) else torch.full((len(rows_BR),), math.inf)
         for row_R, within_B in zip(rows_BR, within_BB, strict=True):
             near = math.sqrt(float(nearest_B[len(found)])) / 255
@@ -171,9 +168,8 @@ class LabelsDetector(Detector):
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
-        self.usual_K = benign.plain.p_BK.argmax(1).bincount(minlength=benign.classes).double() / len(
-            benign.plain
-        )
+        top_N = benign.plain.p_BK.argmax(1)
+        self.usual_K = top_N.bincount(minlength=benign.classes).double() / len(top_N)
         spread = 1 / (2 * self.WINDOW - 1) + 1 / len(benign.plain)
         expected = float((2 / math.pi * spread * self.usual_K * (1 - self.usual_K)).sqrt().sum()) / 2
         self.threshold = expected + math.sqrt(-math.log(LEVEL) / 2 * spread)
@@ -237,9 +233,8 @@ class MahalanobisDetector(Detector):
         self.state["far"], self.rows = torch.empty(0, dtype=torch.bool), {"far": self.WINDOW}
 
     def _statistics(self, seen: Observation, last: float) -> Tensor:
-        return self._share(
-            "far", torch.tensor(seen.log_distances, dtype=torch.float64) > self.limit, self.WINDOW
-        )
+        log_B = torch.tensor(seen.log_distances, dtype=torch.float64)
+        return self._share("far", log_B > self.limit, self.WINDOW)
 
 
 class SequentialDetector(Detector):
@@ -257,7 +252,7 @@ class SequentialDetector(Detector):
         return max(0.0, last + z - 0.5)
 
     def _statistics(self, seen: Observation, last: float) -> Tensor:
-        (mean, sd) = self.benign.log_distance
+        mean, sd = self.benign.log_distance
         statistics = list[float]()
         for each in seen.log_distances:
             statistics.append(last := self.step(last, min(max((each - mean) / sd, -4.0), 4.0)))

@@ -20,8 +20,7 @@ from dfme.teachers.watch import DETECTORS
 from dfme.teachers.watch.detector import MAX_TOGETHER, Benign, Detector, Observation
 from dfme.teachers.watch.streams import SESSION, UNIT, held_out
 
-# of more, the one that has not asked for the longest is forgotten, of those without an alarm first
-MAX_ACCOUNTS = 256
+MAX_ACCOUNTS = 256  # of more, the one longest silent is forgotten, of those without an alarm first
 WINDOW = 50  # images between two lines of statistics
 CPU = torch.device("cpu")
 PROBABILITIES = LabelMode("probabilities")
@@ -95,9 +94,8 @@ class Watch:
         self.features = None
         needing = ", ".join(name for name in names if name in NEED_FEATURES)
         if data is not None and (needing or (recorded and teacher.info.network)):
-            self.features = Mahalanobis(
-                teacher, data, f"--teacher.watch: {needing or '--record'} with benign"
-            )
+            what = f"--teacher.watch: {needing or '--record'} with benign"
+            self.features = Mahalanobis(teacher, data, what)
         if data is not None and names:
             test, calibration_N, _ = held_out(data, teacher.spec)
             x_BCHW = test.batch(calibration_N)
@@ -208,10 +206,6 @@ class Watch:
     def _seen(self, x_BCHW: Tensor) -> Observation:
         """Images within 0 and 1 as the teacher would see them."""
         most = self._teacher.info.max_batch or self._teacher.spec.at_once(256)
-        parts = [
-            asked(self._teacher, each, self.features) for each in taken(x_BCHW, self._teacher).split(most)
-        ]
-        distances = [distance_B for *_, distance_B in parts if distance_B is not None]
-        return Observation(
-            x_BCHW, torch.cat([p_BK for _, p_BK, _ in parts]), torch.cat(distances) if distances else None
-        )
+        parts = taken(x_BCHW, self._teacher).split(most)
+        _, p, distances = zip(*(asked(self._teacher, each, self.features) for each in parts), strict=True)
+        return Observation(x_BCHW, torch.cat(p), torch.cat(distances) if self.features else None)

@@ -5,7 +5,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfme.teachers.serve.meter import Meter
+from dfme.teachers.serve.model import Meter
 
 
 class Clock:
