@@ -12,7 +12,7 @@ import torch
 from refusals import Harm, refused
 from torch import Tensor, nn
 
-from dfme.cli.teacher_side import check_teacher, kind_problems
+from dfme.cli.teacher_side import check_teacher
 from dfme.config.settings import TeacherConfig
 from dfme.oracle.oracle import Ledger, Oracle
 from dfme.spec import ImageSpec
@@ -33,9 +33,8 @@ def load(kind: str, path: Path, options: dict[str, Any] | None = None, **common:
 
 def net(end: nn.Module | None = None) -> nn.Module:
     torch.manual_seed(0)
-    module = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4 * 36, 5)
-    )
+    layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten())
+    module = nn.Sequential(*layers, nn.Linear(4 * 36, 5))
     module[1].running_mean.normal_()
     return module.append(end).eval() if end else module.eval()
 
@@ -227,14 +226,7 @@ def test_a_torchscript_archive_that_writes_a_file_is_not_loaded_without_trust(tm
     module = torch.jit.ScriptModule()
     module.define(source)
     torch.jit.save(module, str(tmp_path / "net.ts"))
-    refused(
-        "--teacher.trust: expected true",
-        load,
-        "torchscript",
-        tmp_path / "net.ts",
-        {"trust": False},
-        shape=SHAPE,
-    )
+    refused("--teacher.trust", load, "torchscript", tmp_path / "net.ts", {"trust": False}, shape=SHAPE)
     assert precious.read_bytes() == b"mine"
     load("torchscript", tmp_path / "net.ts", shape=SHAPE)
     assert precious.read_bytes() == b"!!!!"
@@ -258,14 +250,8 @@ def test_torchscript_is_said_to_be_deprecated_in_one_line(
     assert [str(each.message) for each in recwarn] == []
 
 
-def test_torchscript_traced_needs_its_shape(tmp_path: Path) -> None:
-    module = net()
-    with warnings.catch_warnings(action="ignore"):
-        torch.jit.save(torch.jit.trace(module, torch.rand(2, *SHAPE)), str(tmp_path / "net.ts"))
-    refused("--teacher.shape", load, "torchscript", tmp_path / "net.ts")
-    x_BCHW = torch.rand(5, *SHAPE)
-    teacher = load("torchscript", tmp_path / "net.ts", shape=SHAPE)
-    torch.testing.assert_close(teacher(x_BCHW), answers(module, x_BCHW), rtol=1e-5, atol=1e-5)
+def test_torchscript_needs_its_shape(tmp_path: Path) -> None:
+    refused("--teacher.shape", load, "torchscript", script(tmp_path / "net.ts", net()))
 
 
 def test_torchscript_in_half_precision(tmp_path: Path) -> None:
@@ -274,11 +260,3 @@ def test_torchscript_in_half_precision(tmp_path: Path) -> None:
     teacher = load("torchscript", script(tmp_path / "net.pt", module), shape=SHAPE)
     expected = answers(module, x_BCHW).float()
     torch.testing.assert_close(teacher(x_BCHW.float()), expected, rtol=1e-2, atol=1e-2)
-
-
-def test_what_loads_a_program_checks_its_path_without_torch(tmp_path: Path) -> None:
-    for kind in ("pt2", "torchscript"):
-        found = list(kind_problems(kind, {"program": str(tmp_path), "trust": True}))
-        assert [(problem.key, problem.text) for problem in found] == [
-            ("teacher.program", f"expected a file, but {str(tmp_path)!r} is a directory")
-        ]

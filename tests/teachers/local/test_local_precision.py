@@ -72,10 +72,8 @@ def test_the_answers_are_the_owners_whoever_asks(images: Tensor) -> None:
 @pytest.mark.parametrize("kind", ["pt2", "torchscript"])
 def test_programs_too(tmp_path: Path, images: Tensor, kind: str) -> None:
     torch.manual_seed(0)
-    net, path = (
-        nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(800, 5)).eval(),
-        tmp_path / "net",
-    )
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(800, 5)).eval()
+    path = tmp_path / "net"
     if kind == "pt2":
         exported = torch.export.export(net, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
         torch.export.save(exported, path := path.with_suffix(".pt2"))
@@ -120,10 +118,8 @@ def test_tf32_holds_inside_a_difference_of_ieee(monkeypatch: pytest.MonkeyPatch,
 
 def test_the_white_box_is_seen_in_the_owners_precision(images: Tensor) -> None:
     """And its own logits, of which the truth is made, are what they were."""
-    plain, coarse = (
-        load_torch(TorchOptions(**SHAPES | {"precision": name}), TeacherConfig(), CPU)
-        for name in ("auto", "bf16")
-    )
+    options = (TorchOptions(**SHAPES | {"precision": name}) for name in ("auto", "bf16"))
+    plain, coarse = (load_torch(each, TeacherConfig(), CPU) for each in options)
     mode = LabelMode("logits")
     seen = as_seen(coarse, None, mode, ieee_fp32)(images)
     assert torch.equal(seen, made(SHAPES | {"precision": "bf16"})(images))
@@ -132,10 +128,8 @@ def test_the_white_box_is_seen_in_the_owners_precision(images: Tensor) -> None:
 
 
 def test_it_is_on_record() -> None:
-    facts = [
-        teacher_facts(made(SHAPES | each), "torch", SHAPES | each) for each in ({}, {"precision": "bf16"})
-    ]
-    assert [each.get("precision") for each in facts] == [None, "bf16"]
+    for options, found in ((SHAPES, None), (SHAPES | {"precision": "bf16"}, "bf16")):
+        assert teacher_facts(made(options), "torch", options).get("precision") == found
 
 
 def test_tf32_on_a_cpu_is_said_to_be_idle(caplog: pytest.LogCaptureFixture) -> None:
@@ -167,9 +161,8 @@ def test_on_cuda_convolutions_are_channels_last_and_nothing_else_is(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpus_answers_are_the_owners_whoever_asks() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(
-        *(nn.Conv2d(64, 64, 3, padding=1) for _ in range(4)), nn.Flatten(), nn.Linear(64 * 256, 10)
-    )
+    layers = (nn.Conv2d(64, 64, 3, padding=1) for _ in range(4))
+    net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 256, 10))
     x_BCHW = torch.randn(32, 64, 16, 16, device="cuda")
     found = {}
     for name in ("ieee", "tf32", "bf16"):

@@ -118,6 +118,8 @@ def test_a_log_says_what_the_watch_said_that_wrote_it(
 ) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(detection, "SESSIONS", 1)
+    monkeypatch.setattr(detection, "STREAMS", ("random order",))
+    monkeypatch.setattr(detection, "THINNED", (1,))
     config = TeacherConfig(watch=tuple(DETECTORS), benign="digits")
     teacher: Any = make_teacher(config, DIGITS, torch.device("cpu"), recorded=True)
     teacher.watch.record = Recording(tmp_path, 30, 10**6 * kept, print)

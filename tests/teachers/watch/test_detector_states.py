@@ -2,8 +2,8 @@
 
 import io
 import itertools
+from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -45,16 +45,6 @@ def made(name: str) -> Detector:
     return own
 
 
-def same(one: Any, other: Any) -> bool:
-    assert one.keys() == other.keys()
-    return all(
-        torch.equal(each, other[k]) and each.dtype == other[k].dtype
-        if isinstance(each, Tensor)
-        else each == other[k]
-        for k, each in one.items()
-    )
-
-
 def test_the_registry_has_what_options_name() -> None:
     assert tuple(DETECTORS) == watch_texts.DETECTORS
     for name in DETECTORS:
@@ -62,9 +52,8 @@ def test_the_registry_has_what_options_name() -> None:
         assert own.name == name
         assert own.statistic
         assert own.threshold > 0
-        blind = Benign(
-            *(Observation(each.images_BCHW, each.p_BK) for each in (benign().plain, benign().corrupted)), 10
-        )
+        known = (benign().plain, benign().corrupted)
+        blind = Benign(*(Observation(each.images_BCHW, each.p_BK) for each in known), 10)
         if name in watch_texts.NEED_FEATURES:
             with pytest.raises(AssertionError, match="without features"):
                 find_target(DETECTORS[name])(blind).see(blind.plain)
@@ -95,29 +84,25 @@ def test_any_cut_into_batches_and_a_state_taken_up_read_the_same_bits(
     statistics, alarms = (torch.cat(each) for each in zip(*readings, strict=True))
     assert torch.equal(statistics, expected.statistic_B)
     assert torch.equal(alarms, expected.alarm_B)
-    assert same(cut.state_dict(), whole.state_dict())
+    torch.testing.assert_close(cut.state_dict(), whole.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("classes", [CLASSES, 1_000])
 @pytest.mark.parametrize("name", DETECTORS)
 def test_memory_is_bounded_as_it_is_stated(name: str, classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfme.teachers.watch.detectors.MAX_OF_CLASS", 20)
-    monkeypatch.setattr("dfme.teachers.watch.detectors.MAX_MEMBERS", 2_000)
-    monkeypatch.setattr("dfme.teachers.watch.detectors.MAX_DISTANCES", 300)
-    widened = (
-        Observation(
-            each.images_BCHW, torch.nn.functional.pad(each.p_BK, (0, classes - CLASSES)), each.distance_B
-        )
-        for each in (calibration().plain, calibration().corrupted, some(1_300, 4))
-    )
-    plain, corrupted, stream = widened
+    for limit, most in {"MAX_OF_CLASS": 20, "MAX_MEMBERS": 2_000, "MAX_DISTANCES": 300}.items():
+        monkeypatch.setattr(f"dfme.teachers.watch.detectors.{limit}", most)
+
+    def widened(seen: Observation) -> Observation:
+        return replace(seen, p_BK=torch.nn.functional.pad(seen.p_BK, (0, classes - CLASSES)))
+
+    plain, corrupted, stream = map(widened, (calibration().plain, calibration().corrupted, some(1_300, 4)))
     own: Detector = find_target(DETECTORS[name])(Benign(plain, corrupted, classes))
     if name == "duplicates":
         own.rows["earlier"] = 1_200
     own.see(stream)
-    taken = sum(
-        each.numel() * each.element_size() for each in own.state_dict().values() if isinstance(each, Tensor)
-    )
+    tensors = (each for each in own.state_dict().values() if isinstance(each, Tensor))
+    taken = sum(each.numel() * each.element_size() for each in tensors)
     assert taken <= own.memory_mb * 1e6 + 1
     if own.rows and name != "prada":
         assert taken > own.memory_mb * 1e6 - 200, "all of it is used"

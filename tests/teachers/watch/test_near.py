@@ -44,22 +44,11 @@ def test_the_nearest_before_is_the_one_that_loops_find(shape, window, monkeypatc
     assert not repeated[35], "it differs, below 8 bits"
 
 
-@pytest.mark.parametrize(("shape", "distance"), [((1, 8, 8), 0.0314), ((3, 8, 8), 0.0543)])
-def test_a_step_of_the_lattice_is_as_long_as_it_is(shape: tuple[int, int, int], distance: float) -> None:
-    images_BCHW = pairs(stream(50, *shape))
-    near_B, repeat_B = nearest_before(rows_of(images_BCHW), rows_of(images_BCHW[:0]), 1_024)
-    exact = math.sqrt(math.prod(shape)) / 255
-    assert exact == pytest.approx(distance, abs=5e-5)
-    assert float((near_B[1::2] - exact).abs().max()) < 1e-6
-    assert not repeat_B.any()
-
-
 @pytest.mark.parametrize("step", [None, 1e-3])
 @pytest.mark.parametrize("directions", [1, 10])
 def test_finite_differences_are_pairs(directions: int, step: float | None) -> None:
-    reading = detector("pairs").see(
-        seen(pairs(procedural("leaves", 1_100 // (directions + 1)), directions, step), inside=False)
-    )
+    images = pairs(procedural("leaves", 1_100 // (directions + 1)), directions, step)
+    reading = detector("pairs").see(seen(images, inside=False))
     assert float(reading.statistic_B[-1]) == pytest.approx(directions / (directions + 1), abs=1 / 512)
     assert int(reading.alarm_B.nonzero()[0]) < 64
 
@@ -103,9 +92,8 @@ def test_prada_rings_at_query_120_on_pairs_of_digits(step: float | None) -> None
 
 def test_prada_is_its_authors_algorithm() -> None:
     """Written down once more, image by image, on the images' 8 bits."""
-    asked = seen(
-        torch.cat([procedural("strokes", 150), pairs(procedural("leaves", 60)), held_out(True)]), inside=False
-    )
+    parts = [procedural("strokes", 150), pairs(procedural("leaves", 60)), held_out(True)]
+    asked = seen(torch.cat(parts), inside=False)
     images, tops = (asked.images_BCHW * 255).round().double().flatten(1) / 255, asked.p_BK.argmax(1)
     sets, taken, limits, distances = ({}, {}, {}, {})  # type: tuple[dict, ...]
     statistic, found = 0.0, list[float]()
@@ -129,7 +117,6 @@ def test_prada_is_its_authors_algorithm() -> None:
         found.append(statistic)
     own = detector("prada")
     assert own.see(asked).statistic_B.tolist() == pytest.approx(found, abs=1e-9)
-    assert [len(own.state[f"set {top}"]) for top in range(10)] == [
-        len(sets.get(top, [])) for top in range(10)
-    ]
+    for top in range(10):
+        assert len(own.state[f"set {top}"]) == len(sets.get(top, []))
     assert max(found) > 0.02
