@@ -135,9 +135,7 @@ class Mahalanobis:
         labels_N = train.required_labels
         classes = range(teacher.num_classes)
         if not layers or labels_N.unique().tolist() != [*classes]:
-            expected = (
-                f"expected images of all {len(classes)} classes, and a network with a linear layer"
-            )
+            expected = f"expected images of all {len(classes)} classes, and a network with a linear layer"
             raise UserError(f"{what} {data}: {expected}")
         self._teacher = teacher
         self._last = layers[-1]
