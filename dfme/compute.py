@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shutil
 import statistics
 import time
@@ -14,8 +15,7 @@ from torch import Tensor, nn
 
 from dfme.errors import DfmeError, UserError
 
-MAX_PENDING = 4_096
-"""Flags of an accelerator that wait to be read at most."""
+MAX_PENDING = 4_096  # flags of an accelerator that wait to be read at most
 
 
 def on_accelerator(device: torch.device) -> bool:
@@ -26,9 +26,8 @@ def on_accelerator(device: torch.device) -> bool:
 class DeferredChecks:
     """Check at once on the CPU; on an accelerator collect flags and read them in one go in ``verify``.
 
-    Reading one flag per step would stall a GPU's queue. The loop calls ``verify`` before anything that lasts
-    (a log line, a checkpoint, the student's file), so a broken value is never kept, only noticed a little
-    later.
+    The loop calls ``verify`` before anything that lasts (a log line, a checkpoint, the student's file), so a
+    broken value is never kept, only noticed a little later.
     """
 
     def __init__(self) -> None:
@@ -76,13 +75,11 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
 
 
-THREADS_GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables by which a person or a scheduler says how many threads torch takes."""
+THREADS_GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # a person's or a scheduler's number for torch
 
 WORTH = 0.75
-"""Share of what twice the threads could give that they must give to be taken. Heuristic: two threads must
-make a step 1.5 times as fast. What gives less on an idle machine loses by far on a busy one, where threads
-wait for each other."""
+"""Share of what twice the threads could give that they must give to be taken, so 1.5 times the pace of one.
+Heuristic: less than that on an idle machine is a loss on a busy one, where threads wait for each other."""
 
 LONG_STEP = 0.25  # seconds of one core, from which on a step's operations keep every thread at work
 ROUNDS = 3
@@ -100,10 +97,10 @@ def worthwhile_threads(
 ) -> int:
     """Choose the number of torch threads, 1 to ``most``, by timing some steps on so many ``images``.
 
-    ``step`` works on the number of images that it is given. The threads are doubled for as long as that pays
-    (``WORTH``): the usual pace of the more is held against the best of the fewer, so that a gain that comes
-    and goes is none. A step longer than ``LONG_STEP`` is not measured: it is worth all. ``wall``, ``busy``:
-    seconds gone by, and of those on a core. torch's number is as it was afterwards.
+    The threads are doubled for as long as that pays (``WORTH``): the usual pace of the more is held against
+    the best of the fewer, so that a gain that comes and goes is none. A step longer than ``LONG_STEP`` is not
+    measured: it is worth all. ``wall``, ``busy``: seconds gone by, and of those on a core. torch's number is
+    as it was afterwards.
     """
 
     def pace(threads: int) -> float:
@@ -142,10 +139,9 @@ def worthwhile_threads(
 
 def require_compiler(device: torch.device) -> None:
     """UserError where torch.compile would find no compiler: C++ on a CPU, C on a GPU."""
-    variable, names = ("CC", ("gcc", "clang")) if device.type == "cuda" else ("CXX", ("g++", "clang++"))
-    named = os.environ.get(variable)
-    tried = (named,) if named else names
-    if not any(shutil.which(name) for name in tried):
+    variable, names = ("CC", ["gcc", "clang"]) if device.type == "cuda" else ("CXX", ["g++", "clang++"])
+    tried = [os.environ[variable]] if os.environ.get(variable) else names
+    if not any(map(shutil.which, tried)):
         raise UserError(
             f"--compile: expected a compiler ({' or '.join(tried)}) on the PATH, found none; "
             f"install one, name it in {variable}, or leave --compile out"
@@ -167,9 +163,8 @@ def deterministic(on: bool, device: torch.device) -> Iterator[None]:
     cudnn = torch.backends.cudnn
     found = os.environ.get(name)
     if found not in fit and (found is not None or torch.cuda.is_initialized()):
-        raise UserError(
-            f"--deterministic: expected {name}={fit[0]} before CUDA starts, got {found}; set it to that"
-        )
+        expected = f"expected {name}={fit[0]} before CUDA starts"
+        raise UserError(f"--deterministic: {expected}, got {found}; set it to that")
     was = torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark
     torch.set_deterministic_debug_mode("error")
     cudnn.deterministic = True
@@ -180,9 +175,8 @@ def deterministic(on: bool, device: torch.device) -> Iterator[None]:
     except RuntimeError as error:
         if "does not have a deterministic implementation" not in (said := str(error)):
             raise
-        raise DfmeError(
-            f"--deterministic: {said.partition(', but')[0]}; start a new run without it"
-        ) from error
+        message = f"--deterministic: {said.partition(', but')[0]}; start a new run without it"
+        raise DfmeError(message) from error
     finally:
         torch.set_deterministic_debug_mode(was[0])
         cudnn.deterministic, cudnn.benchmark = was[1:]
@@ -208,17 +202,12 @@ def within_memory(device: torch.device, large: str = LARGE) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:  # on a CPU torch raises a plain RuntimeError
         text = str(error)
-        if (
-            not isinstance(error, MemoryError)
-            and "out of memory" not in text
-            and "allocate memory" not in text
-        ):
+        if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", text):
             raise
         # CUDA says much more
         said = ". ".join(text.splitlines()[0].split(". ")[:3]) if text else "no more to be had"
-        raise DfmeError(
-            f"out of memory on {device}: {said}; start a new run with a smaller {large}"
-        ) from error
+        message = f"out of memory on {device}: {said}; start a new run with a smaller {large}"
+        raise DfmeError(message) from error
 
 
 def validate_like(own: Any, found: Any, name: str) -> None:

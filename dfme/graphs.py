@@ -19,11 +19,9 @@ from torch import Tensor, nn
 from dfme.errors import UserError
 from dfme.precision import in_force
 
-WARM_UP = 3
-RECENT = 64
-MAX_GRAPHS = 8
-"""A form is captured after so many calls, steps like any other, among the last so many; so many graphs of a
-part."""
+WARM_UP = 3  # calls before a form is captured, which are steps like any other,
+RECENT = 64  # among the last so many
+MAX_GRAPHS = 8  # of a part
 
 Pass = Callable[..., tuple[Tensor, ...]]
 graphed_callable: Callable[..., Any] = torch.cuda.make_graphed_callables
@@ -86,16 +84,13 @@ class Captured:
             with on_side_stream(device):
                 return self.run(*given)
         try:
-            with (
-                torch.random.fork_rng([device] if device.type == "cuda" else []),
-                on_side_stream(device, self.state()),
-            ):
+            gpus = [device] if device.type == "cuda" else []
+            with torch.random.fork_rng(gpus), on_side_stream(device, self.state()):
                 self._replays[form] = self.make(self.run, given)
         except Exception as error:  # whatever somebody's own net does that a graph cannot
             self._off = True
-            warn_not_captured(
-                self.part, f"it cannot be captured ({type(error).__name__}: {str(error)[:120]})"
-            )
+            problem = f"{type(error).__name__}: {str(error)[:120]}"
+            warn_not_captured(self.part, f"it cannot be captured ({problem})")
         return self(*given)
 
 

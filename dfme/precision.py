@@ -1,13 +1,10 @@
 """Which arithmetic a stretch of code runs in, whatever the process-wide settings say.
 
-A finite difference subtracts two nearly equal numbers, so it needs every bit that fp32 has. TF32, which
-cuDNN's convolutions use unless told otherwise, keeps 10 of its 23: enough to train, and enough to
-turn the estimate into noise without any sign of it.
-
-PyTorch has two sets of switches for this: the older ``set_float32_matmul_precision`` and ``allow_tf32``, and
-``fp32_precision``, kept per backend and operation, where an unset operation inherits from its backend and
-that from ``generic``. The newer decides, and some readers of the older raise an error when the two disagree,
-so for matrix products both are kept in step here.
+A finite difference needs all of fp32's 23 bits, and TF32, which cuDNN's convolutions use by default, keeps
+10. PyTorch has two sets of switches: the older ``set_float32_matmul_precision`` and ``allow_tf32``, and
+``fp32_precision`` per backend and operation, where an unset operation inherits from its backend and that from
+``generic``. The newer decides, and some readers of the older raise where the two disagree, so for matrix
+products both are kept in step here.
 """
 
 from collections.abc import Iterator
@@ -29,9 +26,8 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 def ieee_fp32() -> Iterator[None]:
     """Run fp32 matrix products and convolutions in IEEE fp32, with autocast off, on the CPU and on CUDA.
 
-    All settings are as they were on exit, also after an exception. They belong to the process, except
-    autocast, which belongs to the thread: what other threads compute meanwhile is IEEE fp32 too. Nesting is
-    harmless. Reading the older ``cudnn.allow_tf32`` inside may raise.
+    All settings are put back on exit. They belong to the process, except autocast, which is the thread's.
+    Nesting is harmless. Reading the older ``cudnn.allow_tf32`` inside may raise.
     """
     with ExitStack() as undo:
         for device_type in _AUTOCAST_DEVICES:
@@ -57,8 +53,7 @@ def tf32() -> Iterator[None]:
 def arithmetic(name: Literal["auto", "ieee", "tf32", "bf16"], device: torch.device) -> Iterator[None]:
     """Run what is inside in IEEE fp32, TF32 or under bf16 autocast, whatever holds outside; all is put back.
 
-    ``auto`` is what holds outside, without autocast. TF32 is a GPU's: on a CPU it is IEEE fp32
-    (``has_tf32``).
+    ``auto`` is what holds outside, without autocast. On a CPU TF32 is IEEE fp32 (``has_tf32``).
     """
     pinned = nullcontext() if name == "auto" else tf32() if name == "tf32" else ieee_fp32()
     with pinned, torch.autocast(device.type, torch.bfloat16, enabled=name == "bf16"):
@@ -88,8 +83,7 @@ def in_force() -> tuple[object, ...]:
 def _pin_each_operation(undo: ExitStack) -> None:
     """Set ``generic`` and the backends to IEEE, and of the operations only those that do not follow them.
 
-    An operation that inherits is left unset: cuDNN's hidden default cannot be written back by name, and a
-    fixed value in its place would no longer follow what the user sets above it later.
+    One that inherits is left unset: cuDNN's hidden default cannot be written back by name.
     """
     undo.callback(_write, _GENERIC, _read(_GENERIC))
     for backend in _BACKENDS:

@@ -9,12 +9,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-GRACE = 10.0
-"""Seconds after a first signal at which the second one comes by itself: a step of a large network takes
-minutes."""
-
+GRACE = (
+    10.0  # seconds until a second signal comes by itself: a step of a large network takes minutes
+)
 ACKNOWLEDGED = b"\nstopping after the step in progress (once more: at once)\n"
-
 BEFORE = b"\nstopped before the first step\n"
 
 
@@ -22,11 +20,9 @@ class Interrupt:
     """Within the context, the first signal only sets ``requested``; a second one interrupts at once.
 
     While ``starting`` the first one does, once no request is on its way (``asking``): there is no step to
-    wait for, and what was answered is on file. To one that began so, the second signal comes by itself after
-    ``GRACE``.
-
-    ``announce``: say so on stderr. Outside the main thread, where Python allows no handlers, it is never
-    requested.
+    wait for, and what was answered is on file. To one that began so, the second comes by itself after
+    ``GRACE``. ``announce``: say so on stderr. Outside the main thread, where Python allows no handlers, it is
+    never requested.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)

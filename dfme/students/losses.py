@@ -29,31 +29,19 @@ class Distance:
 
 
 AUTO_LOSS = {"logits": "l1", "probabilities": "l1", "top_k": "kl", "label": "cross_entropy"}
-FITTING_LOSSES = {
-    "logits": ("l1", "kl", "cross_entropy"),
-    "probabilities": ("l1", "kl", "cross_entropy"),
-    "top_k": ("l1", "kl", "cross_entropy"),
-    "label": ("cross_entropy",),
-}
-
-UNDECLARED_FLOOR = 1e-7
-"""The most that an exact zero stands for where no rounding is declared: what float32 resolves next to one."""
-
-SMALLEST = torch.finfo(torch.float32).tiny
-"""Stands for zero under a logarithm: its share of any expectation is nothing."""
+SMALLEST = torch.finfo(torch.float32).tiny  # for zero under a logarithm: it weighs nothing in an expectation
 
 BOUND_MARK = 1024.0
-"""Subtracted from a recovered logit that is only an upper bound.
+"""Subtracted from a recovered logit that is only an upper bound: a target is one float per class.
 
-Targets are stored as one float per class, so the bound and the mark that it is one share a number. Recovered
-logits lie within +-88 (the logarithm of ``SMALLEST``), so a value below -512 is marked. In float32 a marked
-bound is exact to 6e-5, and no bound is known that well.
+Recovered logits lie within +-88 (the logarithm of ``SMALLEST``), so a value below -512 is marked. In float32
+a marked bound is exact to 6e-5, and no bound is known that well.
 """
 
 
 def probability_floor(mode: LabelMode) -> float:
-    """Largest value behind an answer of exactly zero: half a rounding step, or ``MIN_PROBABILITY``."""
-    return 0.5 * 10.0**-mode.decimals if mode.decimals is not None else UNDECLARED_FLOOR
+    """Largest value behind an answer of exactly zero: half a rounding step, or what float32 resolves at 1."""
+    return 0.5 * 10.0**-mode.decimals if mode.decimals is not None else 1e-7
 
 
 def log_probabilities(answers_BK: Tensor, mode: LabelMode) -> Tensor:
@@ -86,11 +74,7 @@ def recovered_logits(answers_BK: Tensor, mode: LabelMode) -> Tensor:
     """
     if mode.kind == "logits":
         return _centred(answers_BK)
-    return _recovered(answers_BK, unresolved(answers_BK), mode)
-
-
-def _recovered(answers_BK: Tensor, unresolved_BK: Tensor, mode: LabelMode) -> Tensor:
-    bounded_BK = torch.where(unresolved_BK, _bound(answers_BK, mode), answers_BK)
+    bounded_BK = torch.where(unresolved(answers_BK), _bound(answers_BK, mode), answers_BK)
     least = SMALLEST if mode.decimals is None else probability_floor(mode)
     return _centred(bounded_BK.clamp_min(least).log())
 
@@ -115,22 +99,17 @@ def make_distance(loss: str, mode: LabelMode) -> Distance:
     Raises UserError where the mode does not reveal what the loss needs.
     """
     loss = AUTO_LOSS[mode.kind] if loss == "auto" else loss
-    if loss not in FITTING_LOSSES[mode.kind]:
-        fitting = ", ".join(FITTING_LOSSES[mode.kind])
+    if mode.kind == "label" and loss != "cross_entropy":
         raise UserError(
-            f"--student.loss {loss} cannot use a teacher that answers {mode}; use one of {fitting}"
+            f"--student.loss {loss} cannot use a teacher that answers {mode}; use one of cross_entropy"
         )
-
-    distances = {
-        "l1": (
-            Distance(partial(recovered_logits, mode=mode), _l1)
-            if mode.kind == "logits"
-            else Distance(partial(_marked_logits, mode=mode), _bounded_l1)
-        ),
-        "kl": Distance(lambda answers: log_probabilities(answers, mode), _kl),
-        "cross_entropy": Distance(top_class, partial(cross_entropy, reduction="none")),
-    }
-    return distances[loss]
+    if loss == "kl":
+        return Distance(partial(log_probabilities, mode=mode), _kl)
+    if loss == "cross_entropy":
+        return Distance(top_class, partial(cross_entropy, reduction="none"))
+    if mode.kind == "logits":
+        return Distance(_centred, _l1)
+    return Distance(partial(_marked_logits, mode=mode), _bounded_l1)
 
 
 def _l1(scores_BK: Tensor, logits_BK: Tensor) -> Tensor:
@@ -139,8 +118,7 @@ def _l1(scores_BK: Tensor, logits_BK: Tensor) -> Tensor:
 
 def _marked_logits(answers_BK: Tensor, mode: LabelMode) -> Tensor:
     """Recovered logits as a replay keeps them: an upper bound is marked by ``BOUND_MARK``."""
-    bound_BK = unresolved(answers_BK)
-    return _recovered(answers_BK, bound_BK, mode).add(bound_BK, alpha=-BOUND_MARK)
+    return recovered_logits(answers_BK, mode).add(unresolved(answers_BK), alpha=-BOUND_MARK)
 
 
 def _bounded_l1(scores_BK: Tensor, marked_BK: Tensor) -> Tensor:

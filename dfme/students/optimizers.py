@@ -53,7 +53,6 @@ class ScheduledOptimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate of a step taken now."""
         return self._base_lr * self._lr_factor()
 
     def zero_grad(self) -> None:
@@ -62,7 +61,6 @@ class ScheduledOptimizer:
             parameter.grad = None
 
     def step(self) -> None:
-        """One step at the learning rate of now."""
         self.set_lr()
         self.take_step()
 
@@ -82,9 +80,8 @@ class ScheduledOptimizer:
         self._set("lr", self._rate)
         self._set("capturable", True)  # Adam wants it said; a fused optimiser heeds it nowhere else
         for number, moments in self._after_a_step().items():
-            self._optimizer.state[self._parameters[number]] = {
-                key: value.zero_() for key, value in moments.items()
-            }
+            zeros = {key: value.zero_() for key, value in moments.items()}
+            self._optimizer.state[self._parameters[number]] = zeros
 
     @property
     def learning(self) -> list[Any]:
@@ -97,7 +94,6 @@ class ScheduledOptimizer:
         return [value for moments in self._optimizer.state.values() for value in moments.values()]
 
     def set_weight_decay(self, value: float) -> None:
-        """The weight decay of the steps to come."""
         self.weight_decay = value
         self._set("weight_decay", value)
 
@@ -108,10 +104,8 @@ class ScheduledOptimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """The moments by the number of their parameter, of those that took a step. Settings are no state."""
-        moments = self._optimizer.state
-        return {
-            "state": {n: dict(moments[own]) for n, own in enumerate(self._parameters) if moments.get(own)}
-        }
+        moments = [self._optimizer.state.get(own) for own in self._parameters]
+        return {"state": {number: dict(each) for number, each in enumerate(moments) if each}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` gave, copied into moments of the right size: kernels check none."""
@@ -145,25 +139,19 @@ def gradient_norm(net: nn.Module) -> Tensor:
 
 def factor(config: ScheduleConfig, share: float) -> float:
     """Factor of a learning rate once ``share`` (0 to 1) of the budget is spent."""
-    if config.warmup and share < config.warmup:
-        return share / config.warmup * _after_warmup(config, share)
-    return _after_warmup(config, share)
-
-
-def _after_warmup(config: ScheduleConfig, share: float) -> float:
+    warm = share / config.warmup if share < config.warmup else 1.0
     if config.kind == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * min(share, 1.0)))
+        return warm * (0.5 * (1.0 + math.cos(math.pi * min(share, 1.0))))
     if config.kind == "steps":
-        return float(config.decay ** sum(share >= milestone for milestone in config.milestones))
-    return 1.0
+        return warm * float(config.decay ** sum(share >= milestone for milestone in config.milestones))
+    return warm
 
 
 def weight_decay(config: StudentConfig, images: int) -> float:
     """The students' weight decay with so many paid images held; fewer than a replayed batch count as one.
 
-    As a prior on the weights it would be worth less by 1/n beside n images; not at all, if it stood for what
-    the optimiser needs. Between them is 1/sqrt(n), a heuristic of ours: measured in
-    docs/results/comparison.md.
+    A prior on the weights would be worth less by 1/n beside n images, what an optimiser needs not at all.
+    Between them is 1/sqrt(n), a heuristic of ours: measured in docs/results/comparison.md.
     """
     if not config.decay_images:
         return config.weight_decay
@@ -188,7 +176,6 @@ class StepPlan:
 
     @staticmethod
     def of(config: StudentConfig) -> StepPlan:
-        """The plan that a configuration describes."""
         if not config.steps:
             return StepPlan()
         if config.rounds:

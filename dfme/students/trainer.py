@@ -24,10 +24,8 @@ from dfme.students.optimizers import (
 )
 from dfme.students.replay import Replay
 
-Augmentation = Literal["none", "flip", "shift", "both"]
 
-
-def augment(x_BCHW: Tensor, how: Augmentation, rng: torch.Generator) -> Tensor:
+def augment(x_BCHW: Tensor, how: Literal["none", "flip", "shift", "both"], rng: torch.Generator) -> Tensor:
     """Images mirrored with probability 1/2, moved by -1, 0 or 1 pixel per axis, or both.
 
     What moves in from outside repeats the edge, so every value comes from the image itself. ``none`` gives
@@ -47,8 +45,7 @@ def augment(x_BCHW: Tensor, how: Augmentation, rng: torch.Generator) -> Tensor:
         down_B1, right_B1 = torch.randint(-1, 2, (2, batch, 1), generator=rng, device=rng.device).unbind()
         row_BH = (row_BH - down_B1).clamp(0, height - 1)
         column_BW = (column_BW - right_B1).clamp(0, width - 1)
-    # One gather by the place of each pixel: a third of the time of indexing rows and columns one after the
-    # other.
+    # One gather by the place of each pixel: a third of the time of indexing rows, then columns.
     pixel_BN = (row_BH[:, :, None] * width + column_BW[:, None]).flatten(1).to(x_BCHW.device)
     return x_BCHW.flatten(2).gather(2, pixel_BN[:, None].expand(-1, channels, -1)).view(x_BCHW.shape)
 
@@ -72,20 +69,14 @@ class MovingAverage(AveragedModel):
             torch._foreach_copy_(own, now)
         else:
             for floating in (True, False):
-                pairs = [
-                    pair for pair in zip(own, now, strict=True) if pair[0].is_floating_point() == floating
-                ]
-                if pairs:
-                    self._average([pair[0] for pair in pairs], [pair[1] for pair in pairs], self.n_averaged)
+                if kept := [each for each in own if each.is_floating_point() == floating]:
+                    new = [each for each in now if each.is_floating_point() == floating]
+                    self._average(kept, new, self.n_averaged)
         self.n_averaged += 1
 
 
 Metrics = dict[str, Tensor | float | Callable[[], Tensor]]
-"""Metrics of a step, by the names in ``report.metrics.METRICS``. A function is called only when its value is
-read."""
-
-FreshNets = Callable[[int], Sequence[nn.Module]]
-"""As many newly initialised nets as there are students, for the round of a number."""
+"""Metrics of a step by name (``report.metrics.METRICS``). A function is called when its value is read."""
 
 
 class StudentTrainer:
@@ -93,7 +84,7 @@ class StudentTrainer:
 
     Several students learn from the same batches, each by its own loss; one optimiser minimises the sum.
     ``share`` gives the share of the budget spent: learning rate and number of steps are functions of it.
-    ``rng`` draws the augmentations. ``fresh`` gives the nets that a round of training begins with.
+    ``rng`` draws the augmentations. ``fresh`` makes as many nets, for the round of a number to begin with.
     """
 
     def __init__(
@@ -104,7 +95,7 @@ class StudentTrainer:
         replay: Replay | None,
         share: Callable[[], float],
         rng: torch.Generator,
-        fresh: FreshNets | None = None,
+        fresh: Callable[[int], Sequence[nn.Module]] | None = None,
     ) -> None:
         self.nets = list(nets)
         self.distance = distance
@@ -120,9 +111,8 @@ class StudentTrainer:
         self._fresh = fresh
         self._whole = self.nets[0] if len(self.nets) == 1 else Ensemble(self.nets)
         self._optimizer = ScheduledOptimizer(make_optimizer(self._whole, config.student), self._lr_factor)
-        self._average = None
-        if decay := config.student.average:
-            self._average = MovingAverage(self._whole, decay)
+        decay = config.student.average
+        self._average = MovingAverage(self._whole, decay) if decay else None
         self._update: Callable[..., tuple[Tensor, ...]] = self._kernels
 
     def use_graphs(self) -> None:
@@ -132,11 +122,11 @@ class StudentTrainer:
         if len(self.nets) > 1:
             return warn_not_captured("the students' step", "there are several")
         self._optimizer.stay_in_place()
-        optimizer = self._optimizer
         nets = [self._whole] + ([] if self._average is None else [self._average.module])
 
         def changed() -> list[Tensor]:
-            return [each for net in nets for each in (*net.parameters(), *net.buffers())] + optimizer.moments
+            weights = [each for net in nets for each in (*net.parameters(), *net.buffers())]
+            return weights + self._optimizer.moments
 
         self._update = Captured("the student's step", self._kernels, changed)
 
@@ -169,7 +159,6 @@ class StudentTrainer:
 
     @property
     def progress(self) -> float:
-        """Progress of the training, from 0 to 1."""
         return self.plan.progress(self._share(), self.steps)
 
     @property
@@ -275,18 +264,16 @@ class StudentTrainer:
         self._optimizer.zero_grad()
         with autocast(images_BCHW.device, self._precision):
             scores = self._whole(images_BCHW)
-        losses_B = self._losses(scores.float(), targets)
+        if len(self.nets) == 1:
+            losses_B = self.distance.between(scores.float(), targets)
+        else:
+            losses = [self.distance.between(scores_BK, targets) for scores_BK in scores.float()]
+            losses_B = torch.stack(losses).sum(dim=0)
         losses_B.mean().backward()
         self._optimizer.take_step()
         if self._average is not None and averaged >= 0:
             self._average.update_parameters(self._whole)
         return losses_B.detach(), *(parameter.grad for parameter in self._optimizer.learning)
-
-    def _losses(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each image (B,), summed over the students."""
-        if len(self.nets) == 1:
-            return self.distance.between(scores, targets)
-        return torch.stack([self.distance.between(scores_BK, targets) for scores_BK in scores]).sum(dim=0)
 
     def state_dict(self) -> dict[str, Any]:
         plan = self.plan
@@ -320,9 +307,8 @@ def shrink_and_perturb(net: nn.Module, fresh: nn.Module, kept: float) -> None:
     """Every parameter becomes ``kept`` (0 to 1) times itself plus 1 - ``kept`` times that of ``fresh``.
 
     Source: Ash & Adams 2020 (arXiv 1910.08475). The paper adds fresh weights of a scale of its own (0.01);
-        here the
-    two make up a whole, so 0 is a fresh net and 1 the old one. Buffers stay: batch normalisation's averages
-    follow within a few dozen steps.
+    here the two make up a whole, so 0 is a fresh net and 1 the old one. Buffers stay: batch normalisation's
+    averages follow within a few dozen steps.
     """
     with torch.no_grad():
         for own, new in zip(net.parameters(), fresh.parameters(), strict=True):
@@ -338,7 +324,8 @@ class Ensemble(nn.Module):
 
     def __init__(self, nets: Sequence[nn.Module]) -> None:
         super().__init__()
-        if len({_outline(net) for net in nets}) != 1:
+        outlines = [{name: value.shape for name, value in net.state_dict().items()} for net in nets]
+        if not outlines or any(outline != outlines[0] for outline in outlines):
             kinds = ", ".join(type(net).__name__ for net in nets)
             raise ValueError(f"expected nets of one architecture, got {kinds or 'none'}")
         self.members = nn.ModuleList(nets)
@@ -363,7 +350,3 @@ class Vote(nn.Module):
         logs_EBK = self.ensemble(x_BCHW).log_softmax(dim=2)
         vote_BK: Tensor = logs_EBK.logsumexp(dim=0) - math.log(len(logs_EBK))
         return vote_BK
-
-
-def _outline(net: nn.Module) -> tuple[tuple[str, torch.Size], ...]:
-    return tuple((name, value.shape) for name, value in net.state_dict().items())

@@ -41,7 +41,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"evaluation": "nowhere"}, 'evaluation={"dataset": ...}: '),
     ({"evaluation": "mnist"}, 'or fetch them with evaluation={"download": True}'),
     ({"shape": (3, 8)}, "shape=...: expected 3 whole numbers"),
-    ({"shape": None}, "or say shape=..."),
+    ({"shape": None}, "known: say shape=..."),
     ({"student": [1]}, "expected a configuration or a mapping of options, got [1]"),
 ]
 
