@@ -29,6 +29,7 @@ class Distance:
 
 
 AUTO_LOSS = {"logits": "l1", "probabilities": "l1", "top_k": "kl", "label": "cross_entropy"}
+FITTING_LOSSES = dict.fromkeys(AUTO_LOSS, ("l1", "kl", "cross_entropy")) | {"label": ("cross_entropy",)}
 SMALLEST = torch.finfo(torch.float32).tiny  # for zero under a logarithm: it weighs nothing in an expectation
 
 BOUND_MARK = 1024.0
@@ -99,9 +100,10 @@ def make_distance(loss: str, mode: LabelMode) -> Distance:
     Raises UserError where the mode does not reveal what the loss needs.
     """
     loss = AUTO_LOSS[mode.kind] if loss == "auto" else loss
-    if mode.kind == "label" and loss != "cross_entropy":
+    if loss not in (able := FITTING_LOSSES[mode.kind]):
+        fitting = ", ".join(able)
         raise UserError(
-            f"--student.loss {loss} cannot use a teacher that answers {mode}; use one of cross_entropy"
+            f"--student.loss {loss} cannot use a teacher that answers {mode}; use one of {fitting}"
         )
     if loss == "kl":
         return Distance(partial(log_probabilities, mode=mode), _kl)
