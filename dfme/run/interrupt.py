@@ -9,9 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-GRACE = (
-    10.0  # seconds until a second signal comes by itself: a step of a large network takes minutes
-)
+GRACE = 10.0  # seconds until a second signal comes by itself: a step of a large network takes minutes
 ACKNOWLEDGED = b"\nstopping after the step in progress (once more: at once)\n"
 BEFORE = b"\nstopped before the first step\n"
 
