@@ -7,7 +7,6 @@ import pytest
 
 import dfme
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig, TeacherConfig
-from dfme.errors import UserError
 from dfme.methods.configs import DfmeConfig
 from dfme.run.job import document
 
@@ -53,28 +52,3 @@ def test_extract_from_python_makes_the_same_job(fake_build: list[tuple[Any, ...]
         schedule=ScheduleConfig(kind="cosine"),
     )
     assert document(job)["teacher"]["kind"] == kind
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"budget": 0}, "budget=...: expected at least 1, got 0"),
-        ({"budget": "x"}, "budget=...: expected a number of images"),
-        ({"method": "dfne"}, "did you mean dfme?"),
-        ({"estimator": {"direction": "ball"}}, 'estimator={"direction": ...}: expected one of sphere'),
-        ({"method": "static", "estimator": {"step": 1.0}}, "estimator=...: method static does not use"),
-        ({"student": {"lrr": 1}}, 'student={"lrr": ...}: unknown option; did you mean student.lr?'),
-        ({"shape": (3, 8)}, "shape=...: expected 3 whole numbers"),
-        ({"label_mode": "soft"}, "label_mode=...: expected logits"),
-        ({"device": "gpu"}, "device=...: expected auto"),
-        ({"resume": True}, "resume=...: expected out=... as well"),
-        ({"method": {"name": "static"}}, "method=...: expected a name, or a class at the top of a module"),
-    ],
-)
-def test_wrong_options_from_python_are_named(
-    fake_build: list[tuple[Any, ...]], options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UserError) as caught:
-        dfme.extract(plain_teacher, **options)
-    assert message in str(caught.value)
-    assert fake_build == []

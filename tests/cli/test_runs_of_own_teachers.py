@@ -18,11 +18,7 @@ def _no_pictures() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("flags", "mode"),
     [
-        ("own:Linear", "probabilities"),
-        (
-            "own:Linear --teacher.scale 3 --teacher.shape 2,7,5 --teacher.label-mode probabilities:4",
-            "probabilities:4",
-        ),
+        ("own:Linear --teacher.scale 3 --teacher.shape 2,7,5 --teacher.label-mode probabilities:4", None),
         ("own:Linear --teacher.levels 256 --teacher.max-batch 3", "probabilities"),
         ("own:Linear --teacher.mean .5 --teacher.std .25 --teacher.bounds 0,255", "probabilities"),
         ("own:Linear --teacher.label-mode top_k:2 --method static", "top_k:2"),
@@ -32,10 +28,10 @@ def _no_pictures() -> Iterator[None]:
         ("own:make --teacher.scale 2 --teacher.shape 3,8,8", "probabilities"),
     ],
 )
-def test_teachers_of_one_s_own(flags: str, mode: str) -> None:
+def test_teachers_of_one_s_own(flags: str, mode: str | None) -> None:
     assert run(f"--teacher {flags} --budget 75 --out run {SMALL}") == 0
     result = summary()
-    assert (result["spent"], result["label_mode"]) == (75, mode)
+    assert (result["spent"], result["label_mode"]) == (75, mode or flags.split()[-1])
     least = -(-75 // 3) if "max-batch" in flags else 1
     assert result["requests"] >= least
 
@@ -50,18 +46,10 @@ def test_teachers_of_one_s_own(flags: str, mode: str) -> None:
         *exhaustive_rows(
             [
                 ("ends the process", "but it raised SystemExit: 7"),
-                ("NaN", "got NaN or infinite values"),
                 ("one score", "got (16,); if these are labels"),
-                (
-                    "eight classes",
-                    "expected probabilities (16, 4), a row per image and a column per class, got (16, 8)",
-                ),
-                (
-                    "one image less",
-                    "expected probabilities (16, 4), a row per image and a column per class, got (15, 4)",
-                ),
+                ("eight classes", "(16, 4), a row per image and a column per class, got (16, 8)"),
+                ("one image less", "(16, 4), a row per image and a column per class, got (15, 4)"),
                 ("logits", "if these are logits, start a new run with --teacher.label-mode logits"),
-                ("a dict", "expected a tensor, an array or a list of numbers, got dict"),
             ]
         ),
     ],
@@ -83,8 +71,6 @@ def test_a_teacher_that_fails_halfway_can_be_mended(
 
 
 def test_a_lost_answer_is_not_taken_for_a_label(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        run(f"--teacher own:Lost --teacher.label-mode label --method static --budget 9 --out run {SMALL}")
-        == 3
-    )
+    words = "--teacher own:Lost --teacher.label-mode label --method static --budget 9 --out run"
+    assert run(f"{words} {SMALL}") == 3
     assert "labels from -1 to -1 (-1: its scores were NaN)" in one_line(capsys)

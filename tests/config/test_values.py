@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dfme.config.fields import parse_count
 from dfme.config.imports import own_options
-from dfme.config.messages import members, nearest
+from dfme.config.messages import members
 from dfme.config.settings import ExtractConfig, StudentConfig, TeacherConfig
-from dfme.config.values import Option, build, from_mapping, leaves, options_of, read_value
+from dfme.config.values import Option, from_mapping, options_of, read_value
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
@@ -61,6 +61,8 @@ def test_yaml_that_is_binary_or_a_folder_is_refused(tmp_path: Path) -> None:
 
 # Options
 
+SHAPE = tuple[int, int, int] | None
+
 
 def convert(kind: Any, value: Any) -> Any:
     """One value in a type; ValueError with what is said of it."""
@@ -73,21 +75,15 @@ def convert(kind: Any, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("kind", "given_value", "expected"),
     [
-        (tuple[int, int, int] | None, "3,32,32", (3, 32, 32)),
-        (tuple[int, int, int] | None, [3, 32, 32], (3, 32, 32)),
-        (tuple[int, int, int] | None, (3, 32, 32), (3, 32, 32)),
-        (tuple[int, int, int] | None, "(3, 32, 32)", (3, 32, 32)),
-        (tuple[int, int, int] | None, "none", None),
-        (tuple[float, ...], ".5,1e-1", (0.5, 0.1)),
+        *((SHAPE, given, (3, 32, 32)) for given in ("3,32,32", [3, 32, 32], (3, 32, 32), "(3, 32, 32)")),
+        (SHAPE, "none", None),
         (tuple[float, ...], ".5", (0.5,)),
         (tuple[str, ...], "a, 1", ("a", "1")),
         (list[str], "a,b", ["a", "b"]),
         (float, "1e-3", 1e-3),
         (float, 1, 1.0),
         (bool, "yes", True),
-        (bool, "false", False),
         (str, 2024, "2024"),
-        (str | None, "none", None),
         (int | str, "2M", "2M"),
         (dict[str, int], {"a": 1}, {"a": 1}),
         (Path, "a/b", Path("a/b")),
@@ -106,7 +102,7 @@ def test_values_are_converted(kind: Any, given_value: Any, expected: Any) -> Non
         (int, "1.5", "expected a whole number, got '1.5'"),
         (int, True, "expected a whole number, got True"),
         (float | None, "x", "expected a number or none, got 'x'"),
-        (tuple[int, int, int] | None, "3,32", "expected 3 whole numbers such as 3,32,32 or none, got '3,32'"),
+        (SHAPE, "3,32", "expected 3 whole numbers such as 3,32,32 or none, got '3,32'"),
         (get_type_hints(StudentConfig)["optimizer"], "sdg", "one of sgd, adam, auto, got 'sdg'; did you"),
     ],
 )
@@ -138,37 +134,23 @@ def test_a_mapping_from_python_becomes_a_configuration() -> None:
     assert "extract.student.momentum: expected a number, got 'x'" in str(caught.value)
 
 
-def test_leaves_and_build_are_inverse() -> None:
-    config = ExtractConfig(seed=3, student=StudentConfig(lr=0.7))
-    assert build(ExtractConfig, leaves(config)) == (config, [])
-
-
 # Validation
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("300000", 300_000),
-        ("300k", 300_000),
-        ("2M", 2_000_000),
-        ("1e6", 1_000_000),
-        ("1.5M", 1_500_000),
-        ("1_000", 1000),
-        ("1000000.0", 1_000_000),
-        ("0", 0),
-        ("-5", -5),
-        (7, 7),
-    ],
-)
-def test_counts_are_read(text: int | str, count: int) -> None:
-    assert parse_count(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "k", "many", "1.5", "1e-3", "inf", "nan", "2G", "1e99", "0x10"])
-def test_counts_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected a number of images such as"):
-        parse_count(text)
+def test_counts_are_read_and_others_refused() -> None:
+    read = {
+        "300k": 300_000,
+        "2M": 2 * 10**6,
+        "1e6": 10**6,
+        "1.5M": 1_500_000,
+        "1_000": 1000,
+        "7.0": 7,
+        -5: -5,
+    }
+    assert {text: parse_count(text) for text in read} == read
+    for text in ("", "k", "many", "1.5", "1e-3", "inf", "nan", "2G", "1e99", "0x10"):
+        with pytest.raises(ValueError, match="expected a number of images such as"):
+            parse_count(text)
 
 
 def test_every_number_in_a_configuration_has_a_range() -> None:
@@ -180,17 +162,6 @@ def test_every_number_in_a_configuration_has_a_range() -> None:
         options += options_of(kind.options, "teacher.")
     for section, config in SECTIONS.items():
         options += options_of(config, f"{section}.")
-    numbers = [option for option in options if {int, float} & set(members(option.type))]
-    free = {
-        option.key for option in numbers if not re.search(r"\b(Ge|Gt)\(|AfterValidator", repr(option.type))
-    }
+    numbers = {each.key: repr(each.type) for each in options if {int, float} & set(members(each.type))}
     assert len(numbers) > 60
-    assert free == set()
-
-
-@pytest.mark.parametrize(
-    ("name", "choice"),
-    [("bugdet", "budget"), ("lr", "student.lr"), ("student.lrr", "student.lr"), ("zzz", None)],
-)
-def test_nearest_name(name: str, choice: str | None) -> None:
-    assert nearest(name, [option.key for option in options_of(ExtractConfig)]) == choice
+    assert [key for key, kind in numbers.items() if not re.search(r"\b(Ge|Gt)\(|AfterValidator", kind)] == []

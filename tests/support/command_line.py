@@ -99,13 +99,9 @@ class Linear:
             raise ConnectionError("the server\\nwent away")
         if fault == "ends the process":
             raise SystemExit(7)
-        if fault == "NaN":
-            p_BK[0, 1] = float("nan")
-        if fault == "infinity":
-            p_BK[0, 1] = float("inf")
         return {
             "one score": p_BK[:, 0], "eight classes": torch.cat([p_BK, p_BK], 1), "twice": 2 * p_BK,
-            "nothing": None, "a dict": {"scores": p_BK}, "one image less": p_BK[1:], "logits": p_BK.log(),
+            "nothing": None, "one image less": p_BK[1:], "logits": p_BK.log(), "infinity": p_BK / 0,
         }.get(fault, p_BK)
 
 
