@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clients import described
 from command_line import one_line
 from tables import all_hold
 
@@ -19,12 +20,6 @@ from dfme.teachers.remote.options import ServiceOptions, V2Options
 
 FAR, NEAR = "http://models.example/v2", "http://127.0.0.1:9"
 HEADERS = {"X-Key": "${STRANGE_KEY}", "X-Word": "${STRANGE_WORD}"}
-ADAPTER: dict[str, Any] = {
-    "image": {"encoding": "png_base64"},
-    "request": {"json": {"image": "${image}"}},
-    "answer": {"path": "scores"},
-    "teacher": {"shape": [1, 8, 8], "num_classes": 10},
-}
 ME = "--teacher.authorised-by=me: to test it"
 VERBS = (
     "extract --budget 10k",
@@ -47,7 +42,7 @@ def strangers(url: str = FAR, adapter: dict[str, Any] | None = None, **options: 
     """A recipe that says yes to itself, and the same as the record of a run."""
     teacher = {"kind": "v2", "url": url, "model": "m"}
     if adapter is not None:
-        Path("adapter.yaml").write_text(dump_yaml({**ADAPTER, "url": url, **adapter}))
+        Path("adapter.yaml").write_text(dump_yaml({**described(), "url": url, **adapter}))
         teacher = {"kind": "json", "adapter": "adapter.yaml"}
     consents = {"authorised_by": "the owner, really", "allow_env": ["STRANGE_KEY", "STRANGE_WORD"], **options}
     paper = dump_yaml({"teacher": {**teacher, **consents}, "evaluation": {"dataset": "digits"}})
@@ -58,10 +53,8 @@ def strangers(url: str = FAR, adapter: dict[str, Any] | None = None, **options: 
 
 
 def words_of(verb: str) -> list[str]:
-    given = shlex.split(verb)
-    return (
-        given if {"--resume", "--config", "--student"} & set(given) else [*given, "--config", "recipe.yaml"]
-    )
+    has_file = any(flag in verb for flag in ("--resume", "--config", "--student"))
+    return shlex.split(verb if has_file else f"{verb} --config recipe.yaml")
 
 
 def asked(*words: str) -> None:
@@ -89,10 +82,7 @@ def test_a_variable_that_a_file_names_is_not_read(
         assert main([*words_of(verb), ME]) == 2
         said = one_line(capsys)
         host = url.split("/")[2].partition(":")[0]
-        assert (
-            f"the environment variable STRANGE_KEY would be sent to {host}, because a file asks for it"
-            in said
-        )
+        assert f"STRANGE_KEY would be sent to {host}, because a file asks for it" in said
         assert "--teacher.allow-env STRANGE_KEY" in said
         assert "value-of" not in said
 
@@ -105,30 +95,21 @@ PLACES = [
 ]
 
 
-def is_not_read_unless_allowed(adapter: dict[str, Any]) -> None:
+@pytest.mark.parametrize("adapter", PLACES)
+def test_every_place_of_an_adapter_is_looked_at(adapter: dict[str, Any]) -> None:
     strangers(NEAR, adapter, api_key_env="STRANGE_KEY")
-    for words in (
-        [],
-        ["--teacher.allow-env=STRANGE_KEY"],
-        ["--teacher.api-key-env=STRANGE_KEY"],
-        ["--teacher.allow-env=WORD"],
-    ):
+    for words in ([], ["--teacher.api-key-env=STRANGE_KEY"], ["--teacher.allow-env=WORD"]):
         with pytest.raises(UserError, match=r"STRANGE_WORD would be sent to 127\.0\.0\.1"):
             asked(*words)
     asked("--teacher.allow-env=STRANGE_WORD,STRANGE_KEY")
     asked("--teacher.allow-env=STRANGE_WORD", "--teacher.api-key-env=STRANGE_KEY")
 
 
-def test_every_place_of_an_adapter_is_looked_at() -> None:
-    all_hold(is_not_read_unless_allowed, [(adapter,) for adapter in PLACES])
-
-
 def test_the_first_line_says_which_variables_go_where(capsys: pytest.CaptureFixture[str]) -> None:
     strangers(FAR, {"headers": HEADERS})
     asked(ME, "--teacher.allow-env=STRANGE_KEY,STRANGE_WORD,NOT_ASKED_FOR")
-    assert (
-        capsys.readouterr().err == "sent to models.example from the environment: STRANGE_KEY, STRANGE_WORD\n"
-    )
+    told = "sent to models.example from the environment: STRANGE_KEY, STRANGE_WORD\n"
+    assert capsys.readouterr().err == told
     strangers(NEAR)
     asked(ME)
     assert capsys.readouterr() == ("", "")
@@ -155,12 +136,10 @@ def test_what_a_resumed_run_needs_is_in_the_command_that_goes_on(capsys: pytest.
     assert words[:3] == ["--resume", "--out", "run"]
     again = parse_extract(words)
     teacher_side.check_teacher(again.teacher, again.teacher_options)
-    assert {**again.teacher_options, "allow_env": set(again.teacher_options["allow_env"])} == {
-        **job.teacher_options, "allow_env": {"STRANGE_KEY", "STRANGE_WORD"},
-    }  # fmt: skip
-    assert len(shlex.split(resume_command(Path("run"), parse_extract(["--seed", "1"])))) == 5, (
-        "and else nothing more"
-    )
+    assert {*again.teacher_options.pop("allow_env")} == {"STRANGE_KEY", "STRANGE_WORD"}
+    assert again.teacher_options.items() <= job.teacher_options.items()
+    plain = resume_command(Path("run"), parse_extract(["--seed", "1"]))
+    assert len(shlex.split(plain)) == 5, "and else nothing more"
 
 
 def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(
@@ -169,11 +148,8 @@ def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(
     """Flags of the first command are in its file; consent there does not count."""
     strangers(FAR, {"headers": HEADERS})
     paper = {"teacher": {"kind": "json", "adapter": "adapter.yaml"}, "methods": ["static"], "seeds": [0]}
-    flags = {
-        "teacher.authorised-by": "the owner",
-        "teacher.allow_env": "STRANGE_WORD",
-        "teacher.api-key-env": "STRANGE_KEY",
-    }
+    flags = {"teacher.authorised-by": "the owner", "teacher.allow_env": "STRANGE_WORD"}
+    flags["teacher.api-key-env"] = "STRANGE_KEY"
     Path("c.yaml").write_text(dump_yaml({**paper, "overrides": flags}))
     first = ["--config", "c.yaml", "--out", "c"]
     (cell,) = compare.plan_of(first).cells
@@ -192,32 +168,21 @@ def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(
     job = parse_extract(words)
     teacher_side.check_teacher(job.teacher, job.teacher_options)
     with pytest.raises(UserError, match="does not count"):
-        teacher_side.check_teacher(*_of(parse_extract(words[:4])))
+        teacher_side.check_teacher(job.teacher, parse_extract(words[:4]).teacher_options)
     for mark in ("authorised_by: 'me: to test it'", "STRANGE_WORD,STRANGE_KEY"):
         assert mark in dump_yaml(plan.options), "the comparison's record has it"
 
 
-def _of(job: Any) -> tuple[Any, Any]:
-    return job.teacher, job.teacher_options
-
-
 def test_a_teacher_of_ones_own_has_options_of_these_names_as_before() -> None:
-    Path("mine.py").write_text(
-        "class T:\n    def __init__(self, authorised_by: str = '', allow_env: str = ''): pass\n"
-    )
-    Path("recipe.yaml").write_text(
-        dump_yaml({"teacher": {"kind": "mine:T", "authorised_by": "x", "allow_env": "y"}})
-    )
+    Path("mine.py").write_text("def make(authorised_by: str = '', allow_env: str = ''): pass\n")
+    Path("recipe.yaml").write_text("teacher: {kind: 'mine:make', authorised_by: x, allow_env: y}\n")
     job = parse_extract(["--config", "recipe.yaml"])
     assert job.teacher_options == {"authorised_by": "x", "allow_env": "y"}
     assert len(shlex.split(resume_command(Path("run"), job))) == 5
 
 
-RESERVED = [
-    "User-Agent", "user-agent", "HOST", "Content-Length", "content-length", "Transfer-Encoding", "Connection",
-    "Keep-Alive", "Expect", "TE", "Trailer", "Upgrade", "Proxy-Authorization", "proxy-connection",
-    "User_Agent", "transfer_encoding",
-]  # fmt: skip
+RESERVED = "user-agent HOST Content-Length Connection Keep-Alive Expect TE Trailer Upgrade".split()
+RESERVED += "Proxy-Authorization proxy-connection User_Agent transfer_encoding".split()
 
 
 def is_no_header_for_an_adapter(name: str) -> None:

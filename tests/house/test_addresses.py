@@ -35,14 +35,11 @@ def addresses(method: Any) -> dict[str, int]:
 
 def parts_of(method: Any) -> list[Any]:
     """Networks, averages and optimisers of a method and of its students."""
-    parts = list[Any]()
-    for owner in (
-        method,
-        method.students,
-        *(getattr(method, name, None) for name in ("_discriminator", "_critic")),
-    ):
-        values = vars(owner).values() if owner is not None else ()
-        parts += [value for value in values if isinstance(value, nn.Module | ScheduledOptimizer)]
+    own = [
+        part for name in ("_discriminator", "_critic") if (part := getattr(method, name, None)) is not None
+    ]
+    held = [value for owner in (method, method.students, *own) for value in vars(owner).values()]
+    parts = [value for value in held if isinstance(value, nn.Module | ScheduledOptimizer)]
     return [*parts, *method.students.nets]
 
 

@@ -9,19 +9,13 @@ from dfme.errors import RunError
 from dfme.files import AppendFile, replacing
 
 
-def test_appends_are_on_file_at_once(tmp_path: Path) -> None:
-    file = AppendFile(tmp_path / "log")
-    file.append(b"one", memoryview(b"two"))
-    assert (tmp_path / "log").read_bytes() == b"onetwo"
-    file.close()
-    file.close()
-
-
-def test_opening_cuts_a_torn_end(tmp_path: Path) -> None:
+def test_opening_cuts_a_torn_end_and_appends_are_on_file_at_once(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"whole|tor")
     file = AppendFile(tmp_path / "log", size=6)
-    file.append(b"next|")
+    file.append(b"next", memoryview(b"|"))
     assert (tmp_path / "log").read_bytes() == b"whole|next|"
+    file.close()
+    file.close()
 
 
 @pytest.mark.parametrize("limit", [4, 6, 9])

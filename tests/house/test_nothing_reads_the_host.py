@@ -36,11 +36,7 @@ def choices(section: type, option: str) -> tuple[str, ...]:
 
 def case(method: str, **options: Any) -> Any:
     """``options``: of a method and its estimator, or one of the sections, or the answers' ``mode``."""
-    told = [f"{key}={value}" for key, value in options.items() if key not in ("queries", "student")]
-    told += [
-        f"{key}={value}" for name in ("queries", "student") for key, value in options.get(name, {}).items()
-    ]
-    return pytest.param(method, options, id=" ".join([method, *told]))
+    return pytest.param(method, options, id=f"{method} {options}")
 
 
 EVERYTHING = {"replay_steps": 2, "average": 0.9, "augment": "both", "optimizer": "adam"}
@@ -59,11 +55,9 @@ METHOD_CASES += [
     case("static", mode="probabilities:4"),
     case("static", student={"steps": 100, "rounds": (1.0,)}),
     case("static", student={"steps": 100}),
-    *(
-        case("static", student={"replay_steps": 1, "augment": how})
-        for how in choices(StudentConfig, "augment")
-    ),
 ]
+for how in choices(StudentConfig, "augment"):
+    METHOD_CASES.append(case("static", student={"replay_steps": 1, "augment": how}))
 ESTIMATOR_CASES = [
     case("dfme", kind=kind, form=form, **(LATTICE if space == "lattice" else {"space": space}), **prior)
     for kind, form, space in itertools.product(MAKERS, FORMS, SPACES)
@@ -73,23 +67,11 @@ ESTIMATOR_CASES = [
 ESTIMATOR_CASES += [case("dfme", direction=direction, directions=3) for direction in DIRECTIONS]
 ESTIMATOR_CASES += [case("dfme", objective=objective) for objective in ("l1", "kl")]
 QUERY_CASES = [case("procedural", queries={"programs": (program,)}) for program in PROGRAMS]
-QUERY_CASES += [
-    case("static", queries=queries, student={"replay_steps": 1})
-    for queries in (
-        {"procedural": 0.5, "programs": ("leaves", "noise")},
-        {"base": "procedural"},
-        {"evolve": 0.5},
-        {"evolve": 1.0, "pool": 2},
-    )
-]
-QUERY_CASES += [
-    case(
-        "disguide" if by == "disagreement" else "static",
-        queries={"pool": 2, "choose": by, "balance": balance},
-    )
-    for by in choices(QueriesConfig, "choose")
-    for balance in (True, False)
-]
+DRAWN = [{"procedural": 0.5, "programs": ("leaves", "noise")}, {"base": "procedural"}, {"evolve": 0.5}]
+QUERY_CASES += [case("static", queries=drawn, student={"replay_steps": 1}) for drawn in DRAWN]
+for by, balance in itertools.product(choices(QueriesConfig, "choose"), (True, False)):
+    chooser = "disguide" if by == "disagreement" else "static"
+    QUERY_CASES.append(case(chooser, queries={"pool": 2, "choose": by, "balance": balance}))
 
 
 def steps(name: str, options: dict[str, Any], count: int = 2) -> None:

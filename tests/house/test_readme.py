@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,12 +32,8 @@ from research.options import BenchConfig, GradientsConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES_PAGE = ROOT / "configs" / "README.md"
-PAGES = [
-    ROOT / "README.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-    ROOT / "research" / "README.md",
-    RECIPES_PAGE,
-]
+PAGES = [ROOT / "README.md", ROOT / "research" / "README.md", RECIPES_PAGE]
+PAGES[1:1] = sorted((ROOT / "docs").rglob("*.md"))
 TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
 ALL = "\n".join(TEXT.values())
 RECIPES = sorted(
@@ -108,9 +105,7 @@ def test_every_method_has_a_recipe_and_every_recipe_a_row():
     named = {found[0]: coded(row[1])[0] for row in table if (found := re.findall(r"\[(\S+\.yaml)\]", row[0]))}
     assert set(named) == recipes
     for recipe, method in named.items():
-        assert f"name: {method}\n" in re.sub(
-            r" +#.*", "", (ROOT / "configs" / recipe).read_text(encoding="utf-8")
-        )
+        assert load_yaml(ROOT / "configs" / recipe)["method"]["name"] == method
     assert set(named.values()) == set(METHODS)
 
 
@@ -118,12 +113,8 @@ def test_every_method_has_a_recipe_and_every_recipe_a_row():
 def test_every_recipe_is_understood_where_the_files_it_names_are_there(recipe):
     method = load_yaml(recipe)["method"]
     images = [f"--method.{name}=procedural" for name in POOLS if name in method]
-    here = [
-        "--teacher.checkpoint=teachers/checkpoints/digits.safetensors",
-        "--evaluation.dataset=none",
-        *images,
-    ]
-    assert parse_extract(["--config", str(recipe), *here]).method == method["name"]
+    here = ["--teacher.checkpoint=teachers/checkpoints/digits.safetensors", "--evaluation.dataset=none"]
+    assert parse_extract(["--config", str(recipe), *here, *images]).method == method["name"]
 
 
 def test_the_table_of_metrics_is_the_one_the_code_makes():
@@ -135,11 +126,16 @@ def test_every_command_has_a_row():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_inside_the_project_lead_somewhere(page):
+def test_links_lead_somewhere_flags_exist_and_no_figure_is_still_to_be_measured(page):
     targets = re.findall(r"\]\(([^)#]+)\)", TEXT[page])
     assert [t for t in targets if not t.startswith("https://") and not (page.parent / t).exists()] == []
+    own = {"teacher.sharpness", "teacher.factor"}
+    named = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w.-]*\w)", TEXT[page])}
+    assert named - known_flags() - own == set()
+    assert "TBD" not in TEXT[page]
 
 
+@cache
 def known_flags() -> set[str]:
     """Every flag there is, but those of a teacher of one's own."""
     roots = [commands.INPUTS.root for verb in VERBS if hasattr(commands := find(verb), "INPUTS")]
@@ -149,13 +145,6 @@ def known_flags() -> set[str]:
     sections += [(root, "") for root in (*roots, AuditConfig, CompareConfig, GradientsConfig, BenchConfig)]
     options = [option for section in sections for option in options_of(*section)]
     return {option.key for option in options} | {"config", "help", "help_all", "method.name", *ALIASES}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_flag_that_is_named_exists(page):
-    own = {"teacher.sharpness", "teacher.factor"}
-    named = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w.-]*\w)", TEXT[page])}
-    assert named - known_flags() - own == set()
 
 
 def in_a_folder(folder: Path) -> dict[str, str]:
@@ -175,9 +164,8 @@ def run_section(section: str, folder: Path) -> str:
         script = folder / f"block{number}"
         script.write_text(block.text, encoding="utf-8")
         words = ["python", str(script)] if block.language == "python" else ["bash", "-e", str(script)]
-        done = subprocess.run(
-            words, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS
-        )
+        given: dict[str, Any] = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
+        done = subprocess.run(words, **given, timeout=SECONDS)
         assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
         printed += done.stdout
     return printed
@@ -188,7 +176,7 @@ def test_the_marked_blocks_are_the_ones_tested_here():
         "own-teacher",
         "rehearsal",
         "adapter",
-    }  # the last in tests/teachers/remote/test_adapters_page.py
+    }  # which tests/teachers/remote/test_adapters_page.py has
     assert {block.section for block in marked_blocks()} == {*PRINTED, *elsewhere}
     assert ALL.count("<!-- tested:") == len(marked_blocks())
 
@@ -277,10 +265,3 @@ def test_an_audit_is_rehearsed_as_printed_and_two_meters_agree(tmp_path):
     assert summary["agreement"] > 0.5
     assert f"{summary['spent'] + summary['evaluation_queries']:,} images" in ended, ended
     assert server.returncode == 0
-
-
-@pytest.mark.parametrize(
-    "page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT))
-)
-def test_no_figure_is_still_to_be_measured(page):
-    assert "TBD" not in page.read_text(encoding="utf-8")
