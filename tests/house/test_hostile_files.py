@@ -108,9 +108,9 @@ def test_weights_that_are_no_file(tmp_path: Path) -> None:
 
 
 REACHING = [
-    *"../../x /etc/passwd .. os:system torch.nn.Linear dfme.nets.architectures:SmallCnn".split(),
     "a\0b",
     "",
+    *"../../x /etc/passwd .. os:system torch.nn.Linear dfme.nets.architectures:SmallCnn".split(),
 ]
 
 
