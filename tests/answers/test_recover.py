@@ -32,11 +32,11 @@ def test_drawn_probabilities_are_as_the_prior_and_every_class_leads_as_often() -
 
 @pytest.mark.parametrize("by_class", [True, False])
 def test_the_table_finds_what_a_search_entry_by_entry_finds(by_class: bool) -> None:
-    p, answers = drawn(3_000, 3, rng()), drawn(40, 3, rng(1)).float()
+    p, answers = drawn(1_000, 3, rng()), drawn(20, 3, rng(1)).float()
     y = (p.log() / 2).softmax(1)
     found = Table(p, y, by_class)(answers)
     for answer, recovered in zip(answers.double(), found, strict=True):
-        mine = [i for i in range(3_000) if not by_class or y[i].argmax() == answer.argmax()]
+        mine = [i for i in range(1_000) if not by_class or y[i].argmax() == answer.argmax()]
         far = {i: float((y[i] - answer).abs().sum()) for i in mine}
         reach = max(TOLERANCE, min(far.values())) + 1e-7
         log_p = torch.stack([p[i].log() for i, distance in far.items() if distance <= reach]).mean(0)
@@ -60,7 +60,10 @@ def test_several_defences_work_one_after_the_other_and_then_the_rounding() -> No
     assert torch.allclose(rounded.double(), ((p.log() / 2).softmax(1) * 10).round() / 10)
 
 
-def test_the_same_seed_gives_the_same_table_and_repeats_average_the_noise() -> None:
+def test_the_same_seed_gives_the_same_table_and_repeats_average_the_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dfme.answers.recover.ENTRIES", 30_000)
     answers = drawn(20, 3, rng(2)).float()
     config = AnswersConfig(recover="table", knows="noise:sigma=0.2", repeat=4)
     first, same, other = (make_recovery(config, PROBABILITIES, 3, seed)(answers) for seed in (0, 0, 1))
@@ -106,8 +109,8 @@ def test_what_is_recovered_on_an_attackers_images(how: str) -> None:
     """audit.md F: before -> after, within half of these; an answer's share of a run is small."""
     p = stream()
     for knows, (before, after) in BARS.items():
-        if how == "net" and "beta=0.21" in knows:
-            continue  # a net takes ten seconds: of that defence, the one that changes most
+        if how == "net" and "beta=0.7" not in knows:
+            continue  # a net takes ten seconds: the one that changes most
         config = AnswersConfig(recover=how, knows=knows)
         y = known_map(config, PROBABILITIES, rng())(p.double()).float()
         recovery = make_recovery(config, PROBABILITIES, 10, 0)

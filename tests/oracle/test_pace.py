@@ -209,20 +209,6 @@ def test_a_service_that_refuses_whatever_the_pace_is_not_asked_ever_more_slowly(
     assert later > 0.4 * len(heard.served), "nor much slower in the second half"
 
 
-def test_of_a_service_that_states_its_pauses_little_more_than_these_is_waited() -> None:
-    """Every sixth request is answered 503 with Retry-After: 0, every other sixth 429 with Retry-After: 1."""
-
-    class Stated:
-        number = 0
-
-        def admit(self, now: float, units: int) -> float | None:
-            self.number += 1
-            return {3: 0.0, 0: 1.0}.get(self.number % 6)
-
-    heard = asked(Pace(RequestPolicy()), Stated(), HINTS["exact"], 1, 0.1, seconds=45)
-    assert len(heard.served) >= 6_000 / 96
-
-
 def test_a_limit_is_met_after_a_time_of_refusals_at_random_as_well() -> None:
     class Changed(Bucket):
         moody = Moody(1 / 3)

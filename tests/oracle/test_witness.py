@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from toys import small_net
 
 from dfme.errors import BudgetExhausted, Refused, Unanswered
+from dfme.graphs import GraphedForward
 from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.run import build
 from dfme.spec import ImageSpec, Teacher, TeacherInfo
 from dfme.teachers.build import wrap_callable
 
@@ -107,8 +107,7 @@ def test_graphs_replay_the_network_inside_and_never_an_answer() -> None:
 
     graphed, plain = Networked(), Networked()
     with faked() as graph, torch.no_grad():
-        (net,) = build._graphed(graphed)  # type: ignore[arg-type]
+        GraphedForward(graphed.network, "the teacher")
         for _ in range(8):
             assert torch.equal(graphed(images(6)), plain(images(6)))
-        assert net is graphed.network
         assert graph.replayed > 0

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from recorded_curves import coverage, law_of, read_curves, when_reached
+from recorded_curves import coverage, law_of, read_curves
 
 from dfme.cli.estimate import GOALS, LAW, REACH, Law, logit, pace, scores_after_training, start_of
 from dfme.run.job import PROJECT
@@ -85,12 +85,6 @@ def test_the_pace_of_queries_and_of_rounds_is_told_apart():
     assert pace(records) == pytest.approx((0.002, 0.01))
     following = [{"queries": q, "student_steps": q / 10, "seconds": 0.003 * q} for q in (50, 100, 200)]
     assert pace(following) == (pytest.approx(0.003), 0.0)
-
-
-def test_a_goal_between_two_scores_is_reached_between_them():
-    assert when_reached([(100, 0.5), (10_000, 0.9)], 0.75) == pytest.approx(1000)  # ln 3 is half of ln 9
-    assert when_reached([(100, 0.95)], 0.9) == 100
-    assert when_reached([(100, 0.5), (200, 0.6)], 0.9) is None
 
 
 def test_the_constants_are_those_of_the_recorded_curves():

@@ -1,6 +1,5 @@
 """Lines that come again and again are said once and counted, whatever fails."""
 
-import io
 import itertools
 
 import pytest
@@ -11,7 +10,6 @@ from dfme.errors import Refused, Unanswered
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.oracle.retry import RateLimiter
-from dfme.report.console import Console
 from dfme.report.notes import Notes
 
 
@@ -35,22 +33,6 @@ def test_what_goes_on_and_on_is_counted_every_five_minutes_in_bounded_memory() -
     for number in range(1_000):
         note(f"line {number}")
     assert len(vars(note)["_again"]) <= 100
-
-
-@pytest.mark.parametrize("quiet", [False, True])
-def test_a_runs_console_says_notes_once(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    logged: list[str] = []
-    monkeypatch.setattr("dfme.report.console.LOGGER.log", lambda level, line: logged.append(line))
-    stream = io.StringIO()
-    console = Console(100, stream, io.StringIO(), quiet=quiet)
-    console.start(0)
-    for _ in range(310):
-        console.note("429, waiting 1 s")
-    console.close()
-    console.close()
-    said = [] if quiet else ["429, waiting 1 s", "the same 309 more times: 429, waiting 1 s"]
-    assert stream.getvalue().splitlines() == said
-    assert len(logged) == 2
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from report_runs import SUMMARY
 
 from dfme.cli.extract import parse_extract
 from dfme.report.console import Console, end_table, header, teacher_name
-from dfme.report.terminal import columns, wrapped
+from dfme.report.terminal import columns
 from dfme.run.job import document
 
 METRICS = {"agreement": 0.8524, "cost": 12.3, "student_loss": 0.6977, "generator_loss": -0.728}
@@ -80,18 +80,6 @@ def test_messages_stand_above_the_line_broken_between_words_and_commands_stay_wh
     assert "\x1b[33m" in screen.getvalue(), "warnings are yellow"
 
 
-def test_on_no_terminal_there_is_no_line_and_plain_ones_are_of_a_sensible_length() -> None:
-    stream = io.StringIO()
-    console = Console(300_000, stream, clock=iter(range(100)).__next__)
-    console.start(0)
-    console.evaluation(135_040, METRICS)
-    (line,) = stream.getvalue().splitlines()
-    assert len(line) <= 100
-    assert line.startswith("135,040 / 300,000 queries (45%)  agreement 85.24%  cost 12.30")
-    assert columns(stream) is None
-    assert wrapped("word " * 50, None) == "word " * 50
-
-
 def test_the_end_table_has_hanging_lines_and_keeps_its_figures(tmp_path: Path) -> None:
     summary = SUMMARY | {"spent_by_purpose": {"generator": 85_504, "student": 214_496}, "spent": 300_000}
     narrow, wide = end_table(summary, tmp_path, 60), end_table(summary, tmp_path)
@@ -100,9 +88,6 @@ def test_the_end_table_has_hanging_lines_and_keeps_its_figures(tmp_path: Path) -
     hanging = [line for line in narrow.splitlines() if line.startswith(" ")]
     assert [line[:18].strip() for line in hanging] == [""] * len(hanging)
     assert hanging[0][18] != " "
-
-
-# The first thing a person sees
 
 
 def test_the_first_line_says_who_is_asked_how_and_at_what_price(monkeypatch: pytest.MonkeyPatch) -> None:

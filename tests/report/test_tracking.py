@@ -50,17 +50,6 @@ def test_every_line_is_on_disk_at_once_and_is_strict_json(tmp_path: Path) -> Non
     assert [json.loads(line) for line in lines] == [{"queries": 256, "student_loss": 0.5, "kl": None}]
 
 
-@pytest.mark.parametrize(("resume_at", "kept"), [(0, [0]), (299, [0, 100, 200]), (300, [0, 100, 200, 300])])
-def test_reopening_keeps_what_the_checkpoint_covers(tmp_path: Path, resume_at: int, kept: list[int]) -> None:
-    file = MetricsFile(tmp_path / "m.jsonl")
-    for queries in range(0, 500, 100):
-        file.write(queries, {"student_loss": queries / 7})
-    file.close()
-    file = MetricsFile(tmp_path / "m.jsonl", resume_at)
-    file.write(resume_at + 1, {})
-    assert [record["queries"] for record in read_metrics(tmp_path / "m.jsonl")] == [*kept, resume_at + 1]
-
-
 def test_of_a_long_file_a_sample_every_score_and_the_last_of_each_are_read(tmp_path: Path) -> None:
     path, count = tmp_path / "m.jsonl", 10_000
     names = ("generator_loss", "student_loss")
@@ -115,6 +104,7 @@ def test_plain_lines_come_every_twentieth_of_the_budget_and_at_evaluations() -> 
     # 2,050 queries in 40 s are 51.25 per second; the 7,950 left take 155 s
     for part in ("2,050 / 10,000", "agreement 75.00%", "student loss 0.25", "51 queries/s", "2:35 left"):
         assert part in last
+    assert len(last) <= 100
     assert "\r" not in stream.getvalue()
 
 

@@ -30,9 +30,6 @@ def blurred(labels: Any, right: float, classes: int = 10, seed: int = 1) -> np.n
     return np.where(rng.random(len(labels)) < right, labels, rng.integers(0, classes, len(labels)))
 
 
-# Baselines and histogram
-
-
 def test_baselines_by_hand() -> None:
     found = baselines(seen([0, 0, 0, 1], [0, 1, 2, 2], classes=4))
     assert found == {"constant_agreement": 0.75, "constant_accuracy": 0.5, "chance": 0.25}
@@ -59,9 +56,6 @@ def test_a_teacher_that_leans_to_one_class_is_asked_wrongly() -> None:
     assert any("--teacher.std forgotten" in line for line in warnings(seen(answers, labels)))
     frequent = np.where(np.arange(359) < 277, 1, truth(359))
     assert warnings(seen(frequent, frequent, frequent)) == [], "a frequent class is nobody's fault"
-
-
-# Another order
 
 
 @pytest.mark.parametrize("classes", range(2, 8))
@@ -115,9 +109,6 @@ def test_another_order_is_told_with_the_accuracy_it_gives(classes: int, images: 
     assert (renamed == teacher).mean() == (order[labels] == teacher).mean()
 
 
-# The teacher
-
-
 def test_a_teacher_of_one_answer_says_nothing() -> None:
     labels, threes = truth(359), np.full(359, 3)
     (told,) = warnings(seen(threes, labels, student=threes, queries=np.eye(10, dtype=int)[3] * 10_000))
@@ -137,7 +128,7 @@ def test_a_teacher_near_luck_is_told_on_any_number_of_images(images: int, right:
 
 @pytest.mark.parametrize(
     ("classes", "images", "right"),
-    [(2, 50, 0.6), (10, 100, 0.4), (100, 500, 0.3), (300, 600, 0.2), *exhaustive_rows([(1_000, 2_000, 0.2)])],
+    [(2, 50, 0.6), (10, 100, 0.4), (100, 500, 0.3), *exhaustive_rows([(300, 600, 0.2)])],
 )
 def test_who_knows_the_images_is_not_warned_of(classes: int, images: int, right: float) -> None:
     labels = truth(images, classes)
@@ -154,9 +145,6 @@ def test_who_knows_the_images_is_not_warned_of(classes: int, images: int, right:
         assert warnings(seen(teacher, rare, student=teacher, classes=2)) == []
 
 
-# The queries
-
-
 @pytest.mark.parametrize(
     ("others", "total", "warned"), [(0, 1_000, True), (20, 1_000, True), (100, 1_000, False), (0, 20, False)]
 )
@@ -168,9 +156,6 @@ def test_paid_answers_of_one_class_are_told(others: int, total: int, warned: boo
     assert not told or told[0].startswith(
         f"the teacher answered class 1 (dog) to {1 - others / total:.1%} of the "
     )
-
-
-# The student
 
 
 FALLS, FLAT = (2.0, 1.5, 1.2, 1.0, 0.9, 0.9, 0.8, 0.8), (2.0, 2.2, 1.9, 2.1, 2.0, 2.0, 1.9, 2.0)
