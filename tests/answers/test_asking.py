@@ -73,17 +73,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("mode", "options", "said"), REFUSED)
-def test_what_the_answers_do_not_allow_is_refused_by_name(
-    mode: str, options: dict[str, Any], said: str
-) -> None:
+def test_what_answers_do_not_allow_is_refused_by_name(mode: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         reader(LabelMode.parse(mode), **options)
 
 
 @pytest.mark.parametrize("purpose", ["student", "generator", "seed", "check"])
-def test_every_charged_purpose_pays_for_each_image_that_is_sent_and_evaluation_is_asked_plainly(
-    purpose: Any,
-) -> None:
+def test_charged_purposes_pay_for_each_image_and_evaluation_is_asked_plainly(purpose: Any) -> None:
     teacher, images = LinearTeacher(SPEC), torch.rand(5, 1, 8, 8)
     oracle = Oracle(teacher, Ledger(63), reader=reader(repeat=2, vote=3))
     oracle(images[:0], purpose)

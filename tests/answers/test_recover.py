@@ -60,9 +60,7 @@ def test_several_defences_work_one_after_the_other_and_then_the_rounding() -> No
     assert torch.allclose(rounded.double(), ((p.log() / 2).softmax(1) * 10).round() / 10)
 
 
-def test_the_same_seed_gives_the_same_table_and_repeats_average_the_noise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_seed_gives_one_table_and_repeats_average_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dfme.answers.recover.ENTRIES", 30_000)
     answers = drawn(20, 3, rng(2)).float()
     config = AnswersConfig(recover="table", knows="noise:sigma=0.2", repeat=4)

@@ -138,9 +138,7 @@ def test_more_decimals_than_a_number_has_change_nothing(decimals: int) -> None:
 
 @given(shares, st.integers(1, 7), st.sampled_from([None, 1, 4]))
 @settings(max_examples=200, deadline=None)
-def test_top_k_keeps_the_k_largest_chosen_before_rounding(
-    row: np.ndarray[Any, Any], k: int, decimals: int | None
-) -> None:
+def test_top_k_is_chosen_before_rounding(row: np.ndarray[Any, Any], k: int, decimals: int | None) -> None:
     mode = LabelMode("top_k", k=k, decimals=decimals)
     kept = cut(row[None], str(mode))[0]
     shown = ~np.isnan(kept)

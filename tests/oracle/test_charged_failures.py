@@ -129,9 +129,7 @@ def test_what_is_on_its_way_when_the_oracle_closes_stays_charged(tmp_path: Path)
     assert session(tmp_path, Server()).spent == BUDGET
 
 
-def test_where_the_disk_takes_no_line_either_it_is_lost_and_nothing_is_asked_before_that_is_written(
-    tmp_path: Path,
-) -> None:
+def test_where_the_disk_takes_no_line_either_nothing_more_is_asked(tmp_path: Path) -> None:
     server = Server()
     oracle = Oracle(server, Ledger(BUDGET, tmp_path / "l"), Journal(tmp_path / "j"))
     oracle(torch.zeros(8, 1, 2, 2))
@@ -180,9 +178,7 @@ def test_a_budget_used_up_by_failures_ends_in_a_line_and_a_larger_one_goes_on(tm
 
 
 @pytest.mark.parametrize("more", [0, 40])
-def test_a_batch_given_up_for_want_of_budget_is_asked_for_again_under_a_larger_one(
-    more: int, tmp_path: Path
-) -> None:
+def test_a_batch_given_up_is_asked_for_again_under_a_larger_budget(more: int, tmp_path: Path) -> None:
     def ask(budget: int) -> Ledger:
         ledger = Ledger(budget, tmp_path / "l")
         oracle = Oracle(server, ledger, Journal(tmp_path / "j"))

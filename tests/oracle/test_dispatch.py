@@ -73,15 +73,6 @@ def test_what_never_comes_is_given_up(plan: list[str], requests: int) -> None:
     assert ledger.spent == ledger.failed == service.served
 
 
-def test_a_refusal_for_good_is_not_asked_again() -> None:
-    service = ScriptedTeacher()
-    service.ask = raising(Refused("service: 401, say who you are", "401", retry=False))
-    ledger = Ledger(100)
-    with pytest.raises(TeacherError, match=r"401, say who you are$"):
-        Oracle(service, ledger)(images(4))
-    assert (ledger.spent, ledger.refused) == (0, 4)
-
-
 def test_a_wait_longer_than_the_patience_is_not_begun() -> None:
     service = ScriptedTeacher(wire=RequestPolicy(patience=2.0))
     service.ask = raising(Refused("busy", "429", retry_after=3600))

@@ -66,9 +66,7 @@ def test_refused_for_good_on_the_way(fault: str, quiet: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])
-def test_a_server_that_is_gone_for_good_and_one_day_is_there_again(
-    in_flight: int, quiet: Path, tmp_path: Path
-) -> None:
+def test_a_server_that_is_gone_and_comes_back(in_flight: int, quiet: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with Hostile(from_then_on("die")) as server:  # also on connections that were open already
         ended = extract(server, out, "--teacher.patience", "0.3", "--teacher.in-flight", str(in_flight))

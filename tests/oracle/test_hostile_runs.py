@@ -54,9 +54,7 @@ def _at_once() -> Iterator[None]:
         yield
 
 
-def test_json_gives_the_student_of_binary_and_every_answer_is_the_true_one(
-    quiet: Path, tmp_path: Path
-) -> None:
+def test_json_gives_the_student_of_binary_and_true_answers(quiet: Path, tmp_path: Path) -> None:
     with Hostile() as server, Witness().watching() as witness:
         finished(extract(server, tmp_path / "run", "--teacher.encoding", "json"))
         assert meters_agree(server, tmp_path / "run").spent == 400 == server.images == witness.images
@@ -100,9 +98,7 @@ def account_for_all(server: Hostile, witness: Witness, out: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["static", "dfme"])
-def test_faults_on_every_fifth_request_and_yet_every_answer_is_the_true_one(
-    method: str, tmp_path: Path
-) -> None:
+def test_faults_on_every_fifth_request_and_every_answer_is_true(method: str, tmp_path: Path) -> None:
     with Hostile(every(5, QUICK)) as server, Witness().watching() as witness:
         finished(extract(server, tmp_path / "run", "--method.name", method, *FOUR, budget=1_000))
         account_for_all(server, witness, tmp_path / "run")
@@ -120,9 +116,7 @@ def test_two_hundred_batches_with_everything_on_every_third_request(in_flight: i
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])
-def test_the_student_does_not_depend_on_when_answers_come(
-    in_flight: int, quiet: Path, tmp_path: Path
-) -> None:
+def test_a_student_is_the_same_whenever_answers_come(in_flight: int, quiet: Path, tmp_path: Path) -> None:
     rng = random.Random(in_flight)
     delays = [rng.choice([0.0, rng.uniform(0.0, 0.01)]) for _ in range(400)]
 
@@ -139,7 +133,7 @@ def test_the_student_does_not_depend_on_when_answers_come(
     assert summary(tmp_path / "run")["refused"] > 0
 
 
-def test_a_clock_that_jumps_changes_nothing(
+def test_a_jumping_clock_changes_nothing(
     quiet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, rng = time.time, random.Random(0)

@@ -239,9 +239,7 @@ def extracted(out: Path, witness: Witness, fsync: bool) -> tuple[list[bool], lis
 
 
 @pytest.mark.parametrize("fsync", [True, False])
-def test_charge_before_the_send_and_answer_before_its_use(
-    fsync: bool, tmp_path: Path, witness: Witness
-) -> None:
+def test_charge_before_send_and_answer_before_use(fsync: bool, tmp_path: Path, witness: Witness) -> None:
     sent, used = extracted(tmp_path / "run", witness, fsync)
     if not fsync:  # nothing waits but checkpoints
         assert not any([*sent[1:], *used[1:]])
@@ -254,9 +252,7 @@ def test_charge_before_the_send_and_answer_before_its_use(
         assert f"{tmp_path}{name}" in witness.calls
 
 
-def test_an_append_that_the_disk_refuses_to_keep_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_append_that_is_not_synced_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = AppendFile(tmp_path / "log", fsync=True)
     file.append(b"one")
 

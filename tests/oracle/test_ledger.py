@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import file_size_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import exhaustive
@@ -48,9 +47,7 @@ def charged(path: Path | None, *counts: int, facts: dict[str, Any] | None = None
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.sampled_from(PURPOSES)), max_size=30), st.integers(1, 300))
 @settings(max_examples=50, deadline=None)
-def test_counts_every_image_once_and_never_exceeds_the_budget(
-    asked: list[tuple[int, Purpose]], budget: int
-) -> None:
+def test_counts_every_image_once_within_the_budget(asked: list[tuple[int, Purpose]], budget: int) -> None:
     ledger = Ledger(budget)
     counts = dict.fromkeys(PURPOSES, 0)
     for images, purpose in asked:
@@ -97,13 +94,9 @@ def test_a_refusal_is_given_back_and_recorded(path: Path) -> None:
         ledger.refuse(1, "already answered")
 
 
-@pytest.mark.parametrize("budget", [0, -5])
-def test_a_budget_below_one_is_refused(budget: int) -> None:
-    with pytest.raises(UserError, match=f"--budget: .* got {budget}"):
-        Ledger(budget)
-
-
-def test_a_budget_below_what_is_spent_is_refused(path: Path) -> None:
+def test_a_budget_below_one_or_what_is_spent_is_refused(path: Path) -> None:
+    with pytest.raises(UserError, match=r"--budget: .* got 0"):
+        Ledger(0)
     charged(path, 60)
     with pytest.raises(UserError, match="at least the 60 images spent so far, got 59"):
         Ledger(59, path)
@@ -116,17 +109,6 @@ def test_nonsense_is_refused(images: int, purpose: Purpose) -> None:
     with pytest.raises(ValueError, match="expected"):
         ledger.charge(images, purpose)
     assert ledger.spent == 0
-
-
-def test_a_full_disk_charges_nothing(path: Path) -> None:
-    ledger = charged(path, 10)
-    before = path.read_bytes()
-    with file_size_limit(len(before) + 5), pytest.raises(RunError, match=r"ledger.jsonl"):
-        ledger.charge(10, "student")
-    assert ledger.spent == 10
-    assert path.read_bytes() == before
-    ledger.charge(10, "student")
-    assert audit(path) == ledger.totals()
 
 
 def test_without_a_journal_everything_since_the_checkpoint_is_lost_and_said(path: Path) -> None:
@@ -142,18 +124,6 @@ def test_without_a_journal_everything_since_the_checkpoint_is_lost_and_said(path
     assert audit(path) == again.totals()
     count = sum(line["images"] for line in lines(path) if line["event"] == "charge")
     assert count == again.spent + again.evaluation_queries + again.lost
-
-
-def test_a_replay_counts_without_writing_and_settles_the_rest(path: Path) -> None:
-    charged(path, 10, 20, 30)
-    before = path.read_bytes()
-    again = Ledger(100, path)
-    again.replay(1, 10, "student")
-    again.replay(2, 20, "student")
-    assert (path.read_bytes(), again.spent) == (before, 30)
-    again.settle()
-    assert (again.spent, again.lost, lines(path)[-1]["seq"]) == (30, 30, 3)
-    assert audit(path) == again.totals()
 
 
 def test_a_failed_charge_that_the_run_went_on_after_stays_charged_in_the_replay(path: Path) -> None:
@@ -176,12 +146,13 @@ def test_answers_out_of_order_are_replayed_in_theirs(path: Path) -> None:
     ledger = charged(path, 1, 2, 4)
     ledger.answered(3)
     ledger.answered(1)  # the second is in flight when the process dies
+    before = path.read_bytes()
     again = Ledger(100, path)
     again.replay(3, 4, "student")
     again.replay(1, 1, "student")
-    assert (again.spent, again.position) == (5, 3)
+    assert (path.read_bytes(), again.spent, again.position) == (before, 5, 3)
     again.settle()
-    assert (again.spent, again.lost) == (5, 2)
+    assert (again.spent, again.lost, lines(path)[-1]["seq"]) == (5, 2, 2)
     assert audit(path) == again.totals()
 
 

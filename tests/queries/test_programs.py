@@ -149,9 +149,7 @@ def test_gradients_run_between_two_colours() -> None:
 
 
 @pytest.mark.parametrize("on_accelerator", [False, True])
-def test_a_fresh_generator_is_initialised_as_any_other(
-    on_accelerator: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fresh_generator_is_as_any_other(on_accelerator: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generators, "on_accelerator", lambda _: on_accelerator)
     spec = ImageSpec((3, 12, 12))
     fresh, again = (generators.fresh_generator(spec, torch.Generator().manual_seed(0)) for _ in range(2))
@@ -187,9 +185,7 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     ("names", "share"),
     [(["zeros", "ones"], 0.5), (["zeros", "ones", "zeros", "zeros"], 0.25), (["ones"] * 2, 1.0)],
 )
-def test_a_mixture_is_even_and_in_random_order(
-    monkeypatch: pytest.MonkeyPatch, names: list[str], share: float
-) -> None:
+def test_mixtures_are_even_and_mixed(monkeypatch: pytest.MonkeyPatch, names: list[str], share: float) -> None:
     toys(monkeypatch)
     rng, source = torch.Generator().manual_seed(0), ProceduralImages(ImageSpec((1, 1, 1)), names)
     for count in (1, 5, 1000):

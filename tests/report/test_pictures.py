@@ -55,9 +55,7 @@ def test_no_legend_lies_on_a_curve(tmp_path: Path, drawn: list[Figure]) -> None:
             assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, "all of it is on the picture"
 
 
-def test_every_row_has_a_colour_of_its_own_and_the_picture_names_the_teacher(
-    tmp_path: Path, drawn: list[Figure]
-) -> None:
+def test_every_row_has_a_look_of_its_own_below_the_teachers_name(tmp_path: Path, drawn: list[Figure]) -> None:
     figures: Any = SimpleNamespace(curve=[(100, 0.5), (400, 0.92)], teacher_accuracy=0.99)
     job: Any = None  # a picture asks nothing of it
     cells = [Cell(f"row{n}", "label", 400, 0, job) for n in range(12)]

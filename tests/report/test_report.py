@@ -67,9 +67,7 @@ def test_the_sheet_shows_the_very_pixels(tmp_path: Path) -> None:
         assert (sheet == value).sum() == pytest.approx((side / 2) ** 2, rel=0.05)
 
 
-def test_an_unfinished_run_is_reported_as_it_stands_and_held_back_queries_named_as_such(
-    tmp_path: Path,
-) -> None:
+def test_unfinished_runs_are_reported_and_held_back_queries_named_as_such(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", finished=False)
     page = page_of(run)
     assert any("not finished" in text for text in page.text)

@@ -77,9 +77,7 @@ def test_of_a_long_file_a_sample_every_score_and_the_last_of_each_are_read(tmp_p
 
 
 @pytest.mark.parametrize("torn", [1, 12, 29])
-def test_a_torn_last_line_is_left_out_and_overwritten_and_a_broken_one_named(
-    tmp_path: Path, torn: int
-) -> None:
+def test_a_torn_last_line_is_overwritten_and_a_broken_one_named(tmp_path: Path, torn: int) -> None:
     path = tmp_path / "m.jsonl"
     MetricsFile(path).write(100, {"accuracy": 0.25})
     whole = path.read_bytes()

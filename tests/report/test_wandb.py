@@ -160,9 +160,7 @@ def test_a_resumed_run_goes_on_under_the_same_id(tmp_path: Path) -> None:
     assert said[-1].split()[-2:] == [str(part.parent) for part in parts], "both parts, in the order of time"
 
 
-def test_what_wandb_raises_is_said_once_and_ends_tracking_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_wandb_raises_ends_tracking_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     run = start(tmp_path / "run", said)
 
