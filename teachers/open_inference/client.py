@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -228,14 +229,10 @@ def batch_limit(refused: bytes) -> int | Literal[False] | None:
 
 def _class(text: bytes) -> tuple[float, int]:
     """Score and number of a class."""
-    found = CLASS_TEXT.fullmatch(text)
-    try:
-        score = float(found[1]) if found else math.nan
-    except ValueError:
-        score = math.nan
-    if found is None or not math.isfinite(score):
-        raise Unusable(f"expected classes as score:index, got {short(text)}", "wrong classes")
-    return score, int(found[2])
+    with suppress(ValueError):
+        if (found := CLASS_TEXT.fullmatch(text)) and math.isfinite(score := float(found[1])):
+            return score, int(found[2])
+    raise Unusable(f"expected classes as score:index, got {short(text)}", "wrong classes")
 
 
 def _unusable(tensor: NamedTensor, expected: str, hint: str = "") -> Unusable:

@@ -1,7 +1,6 @@
 """Plan of a v2 model from metadata and flags, which fill gaps; UserError for conflicts.
 
-Metadata are the protocol's; a batch limit comes from Triton's model configuration, and ``run.py serve``
-announces label mode, bounds, levels and limits under ``parameters``.
+A batch limit comes from Triton's model configuration; ``run.py serve`` announces more under ``parameters``.
 """
 
 from __future__ import annotations
@@ -145,19 +144,15 @@ def _tensors(metadata: Mapping[str, Any], key: str) -> list[TensorMetadata]:
     found = []
     for entry in entries:
         described = entry if isinstance(entry, dict) else {}
-        name, datatype, shape = (described.get(word) for word in ("name", "datatype", "shape"))
+        name = described.get("name")
+        datatype = described.get("datatype")
         if not (isinstance(name, str) and name.isprintable() and isinstance(datatype, str)):
             raise UserError(
                 f"the model's metadata: expected {key} with names and datatypes, got {short(entry)}"
             )
-        sizes = (
-            shape
-            if isinstance(shape, list) and all(type(n) is int and n < MAX_NUMBERS for n in shape)
-            else None
-        )
-        found.append(
-            TensorMetadata(name, datatype, None if sizes is None else tuple(max(n, -1) for n in sizes))
-        )
+        shape: Any = described.get("shape")
+        known = isinstance(shape, list) and all(type(n) is int and n < MAX_NUMBERS for n in shape)
+        found.append(TensorMetadata(name, datatype, tuple(max(n, -1) for n in shape) if known else None))
     return found
 
 

@@ -31,11 +31,8 @@ from dfme.teachers.remote.secrets import Secrets
 from dfme.teachers.remote.transport import connections, moments
 
 USER_AGENT = f"dfme/{dfme.__version__} (data-free model extraction, authorised measurement)"
-
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
-
 MAX_REDIRECTS = 3
-
 MAX_REFUSAL_BYTES = 65_536  # bytes that are read of an answer that is no success
 
 
@@ -94,9 +91,6 @@ class Endpoint:
 
     def close(self) -> None:
         self._connections.close()
-
-    def __repr__(self) -> str:
-        return f"Endpoint({self.url})"
 
     def _route(self, path: str) -> tuple[httpx2.URL, ...]:
         """The way to the address of a path, which is read once: adapters ask at very few."""

@@ -23,7 +23,7 @@ MIN_BASE64 = 8  # characters of a piece of base64 to be taken for a secret's: sh
 
 
 class Secrets:
-    """Values that no text for people, no log and no file may hold. Its repr shows their names only."""
+    """Values that no text for people, no log and no file may hold."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = dict(values)
@@ -38,13 +38,10 @@ class Secrets:
         values = {}
         for name in names:
             value = os.environ.get(name, "").strip()
-            if not value:
+            if not (value and value.isascii() and value.isprintable()):
                 raise UserError(
-                    f"the environment variable {name} should hold a key, but is not set: export {name}=..."
-                )
-            if not (value.isascii() and value.isprintable()):
-                raise UserError(
-                    f"the environment variable {name} should hold a key: printable ASCII on one line"
+                    f"the environment variable {name} should hold a key, printable ASCII on one line: "
+                    f"export {name}=..."
                 )
             values[name] = value
         return cls(values)
@@ -65,9 +62,6 @@ class Secrets:
     def hide(self, text: str) -> str:
         """The text with *** for every secret: as it is, and as URLs, JSON, HTML and base64 write it."""
         return text if self._pattern is None else self._pattern.sub(HIDDEN, text)
-
-    def __repr__(self) -> str:
-        return f"Secrets({', '.join(self._values)})"
 
     def _value(self, name: str) -> str:
         if name not in self._values:

@@ -1,8 +1,7 @@
 """Connections to one service, under a deadline that no server can stretch.
 
-httpx2's time-outs hold for one read or write each, so a server that sends a byte now and then is never late.
-Here the time-outs of a request are one moment on ``time.monotonic()``, and every operation on a socket gets
-what is left until then. Only looking a host's name up takes as long as the system lets it.
+The time-outs of a request are one moment on ``time.monotonic()``, and every operation on a socket gets what
+is left until then. Only looking a host's name up takes as long as the system lets it.
 """
 
 import os
@@ -66,11 +65,15 @@ class _Network(httpcore2.NetworkBackend):
     ) -> httpcore2.NetworkStream:
         """The first of the host's addresses that answers; each gets its share of the time."""
         failure: Exception = httpcore2.ConnectError(f"{host} has no address")
-        addresses = _addresses(host, port)
-        for tried, address in enumerate(addresses):
-            share = _left(timeout, httpcore2.ConnectTimeout) / (len(addresses) - tried)
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:  # no such name, or none that could be one
+            raise httpcore2.ConnectError(error) from None
+        for tried, (*_, (address, *_)) in enumerate(found):
+            share = _left(timeout, httpcore2.ConnectTimeout) / (len(found) - tried)
             try:
-                return _Stream(self._sockets.connect_tcp(address, port, share, local_address, socket_options))
+                stream = self._sockets.connect_tcp(str(address), port, share, local_address, socket_options)
+                return _Stream(stream)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failure = error
         raise failure
@@ -161,14 +164,6 @@ def _left(moment: float | None, late: type[Exception]) -> float:
     if left <= 0:
         raise late("the time is up")
     return left
-
-
-def _addresses(host: str, port: int) -> list[str]:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # no such name, or none that could be one
-        raise httpcore2.ConnectError(error) from None
-    return [str(address[0]) for *_, address in found]
 
 
 def _ssl_context(ca_file: str | None) -> ssl.SSLContext:

@@ -97,10 +97,7 @@ def _answer_problems(description: Description) -> Iterator[str]:
             yield f"answer.{key}: {error}"
             continue
         if key == "path" and description.batch > 1 and not path.each:
-            yield (
-                f"answer.path: with batch: {description.batch}, expected [*] where the images' answers "
-                "are listed"
-            )
+            yield f"answer.path: with batch: {description.batch}, expected [*] where the images are listed"
         if key in ("label", "score") and path.each:
             yield f"answer.{key}: expected a path without [*], got {path.text!r}"
     if answer.form == "name" and answer.classes is None:
@@ -114,10 +111,8 @@ def _answer_problems(description: Description) -> Iterator[str]:
 
 def secrets_of(description: Description, url: str) -> list[str]:
     """Names of the environment variables that a description and the URL in use ask for."""
-    request = description.request
-    return environment_names(
-        url, *description.headers.values(), *request.fields.values(), *texts(request.json)
-    )
+    values = [*description.headers.values(), *description.request.fields.values()]
+    return environment_names(url, *values, *texts(description.request.json))
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,13 @@ def write_adapter(sample: str, path: str) -> str:
 
     UserError for a file that is none, an answer without scores or labels, and a path that exists.
     """
-    found = recognise(_read(Path(sample)))
+    document = _read(Path(sample))
+    found = max(_candidates(document, "", 0), key=lambda found: found.weight, default=None)
+    if found is None:
+        raise UserError(
+            f"--sample: expected an answer with scores or a label in it, got {outline(document)[:300]}; "
+            "docs/adapters.md has the forms that can be read"
+        )
     text = adapter_text(found)
     description = from_mapping(Description, parse_yaml(text), prefix=f"{sample}: ")
     for problem in problems(description):
@@ -61,17 +67,6 @@ def write_adapter(sample: str, path: str) -> str:
         f"{path}: answer.form {found.form}, {what} {where}; fill in what is marked TODO "
         f"({text.count('TODO')} places)"
     )
-
-
-def recognise(document: object) -> Found:
-    """The likeliest scores, or label, of one image in an answer; UserError where there are none."""
-    candidates = list(_candidates(document, "", 0))
-    if not candidates:
-        raise UserError(
-            f"--sample: expected an answer with scores or a label in it, got {outline(document)[:300]}; "
-            "docs/adapters.md has the forms that can be read"
-        )
-    return max(candidates, key=lambda found: found.weight)
 
 
 def _read(path: Path) -> object:
@@ -96,9 +91,8 @@ def _candidates(value: Any, path: str, depth: int) -> Iterator[Found]:
     if isinstance(value, dict):
         numbers = {name: float(score) for name, score in value.items() if _is_number(score)}
         if len(numbers) == len(value) > 1 and all(map(_is_name, value)):
-            yield Found(
-                _weight(list(numbers.values()), key), path, "mapping", list(numbers.values()), list(numbers)
-            )
+            scores = list(numbers.values())
+            yield Found(_weight(scores, key), path, "mapping", scores, list(numbers))
         for name, item in value.items():
             if _is_name(name) and '"' not in name:
                 yield from _candidates(item, _joined(path, name), depth + 1)
@@ -129,11 +123,8 @@ def _pairs(entries: list[Any]) -> Found | None:
         return None
     leaves = [dict(_leaves(entry, "", 0)) for entry in entries]
     shared = [path for path in leaves[0] if all(path in each for each in leaves)]
-    labels = [
-        path
-        for path in shared
-        if all(isinstance(each[path], str) and _is_name(each[path]) for each in leaves)
-    ]
+    texts = [path for path in shared if all(isinstance(each[path], str) for each in leaves)]
+    labels = [path for path in texts if all(_is_name(each[path]) for each in leaves)]
     scores = [path for path in shared if all(_is_number(each[path]) for each in leaves)]
     if not scores:
         return None
@@ -195,13 +186,7 @@ def _is_name(text: str) -> bool:
 def adapter_text(found: Found) -> str:
     """The YAML of a first adapter; what no answer tells is marked TODO."""
     mode = _mode(found)
-    names = (
-        found.names
-        if len(found.names) > 1
-        else [*found.names, "TODO the other classes"]
-        if found.names
-        else []
-    )
+    names = found.names + ["TODO the other classes"] * (len(found.names) == 1)
     known = found.form == "mapping" and mode != "logits" and _is_distribution(found.values)
     lines = [
         "# A first adapter, from one sample answer. Every key is explained in docs/adapters.md.",
@@ -216,19 +201,12 @@ def adapter_text(found: Found) -> str:
         f"  path: {_text(found.path)}",
         f"  form: {found.form}",
         *([f"  label: {_text(found.label)}", f"  score: {_text(found.score)}"] if found.label else []),
-        *(
-            ["  scale: 100 # they add up to nearly that: percentages"]
-            if _scale(found.values, found.form) != 1
-            else []
-        ),
     ]
+    if _scale(found.values, found.form) != 1:
+        lines.append("  scale: 100 # they add up to nearly that: percentages")
     if names:
-        left = (
-            ""
-            if known
-            else " # TODO all the classes, in the order of the student's; or a file with one a line"
-        )
-        lines.append(f"  classes: [{', '.join(map(_text, names))}]{left}")
+        left = " # TODO all the classes, in the order of the student's; or a file with one a line"
+        lines.append(f"  classes: [{', '.join(map(_text, names))}]{'' if known else left}")
     lines.append("teacher:")
     lines.append("  # shape: [3, 32, 32] # TODO an image's C, H, W, or --teacher.shape")
     if found.form == "scores":
@@ -245,11 +223,8 @@ def _mode(found: Found) -> str:
         return "label"
     if min(found.values) < 0 or sum(found.values) / _scale(found.values, found.form) > 1 + _NEAR_ONE:
         return "logits"
-    return (
-        f"top_k:{len(found.values)}"
-        if found.form == "pairs" or not _is_distribution(found.values)
-        else "probabilities"
-    )
+    whole = found.form != "pairs" and _is_distribution(found.values)
+    return "probabilities" if whole else f"top_k:{len(found.values)}"
 
 
 def _text(value: str) -> str:
