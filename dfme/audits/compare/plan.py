@@ -25,20 +25,18 @@ AS_IT_IS = "auto"
 
 WORDS = {**dict.fromkeys((AS_IT_IS, "scores", "kl", "label"), "learn"), "table": "recover", "net": "recover"}
 """Words of an attacker, and the option of the section answers that each sets."""
-
 ANSWERS_UNTOUCHED = ("quota", "pow")
+"""Defences that change no answer."""
 WITHOUT_MAP = ("watermark", "misinform", "modelguard_s")
-"""Defences that change no answer, and those whose answers cannot be worked out from their name and
-options."""
+"""Defences whose answers cannot be worked out from their name and options."""
 
 
 @dataclass(frozen=True)
 class Attempt:
     """A defence and an attacker as asked for, and what they come to in a label mode.
 
-    ``stack``: of the defence what changes answers. ``runs``: the stack of the run that tells what the
-    attacker gets. ``reason``: why there is no such run, or nothing. ``limit``: images after which a quota
-    ends it.
+    ``stack``: of the defence what changes answers. ``runs``: the stack of the run that stands for the pair.
+    ``reason``: why there is none, or nothing. ``limit``: images after which a quota ends it.
     """
 
     defence: str = NO_DEFENCE
@@ -97,10 +95,8 @@ def parse_attacker(text: str) -> dict[str, str]:
         name, _, count = part.strip().partition("=")
         key = WORDS.get(name) if not count else name if name in ("repeat", "vote") else None
         if key is None or key in found:
-            known = (
-                f"one of {', '.join(WORDS)}, or several of learning, undoing, repeat=N and vote=N joined by +"
-            )
-            raise UserError(f"expected {known}, such as table+repeat=4; got {text!r}")
+            known = f"{', '.join(WORDS)}, repeat=N and vote=N, joined by + as in table+repeat=4"
+            raise UserError(f"expected an attacker of {known}; got {text!r}")
         found[key] = count or name
     if "recover" in found:
         found.setdefault("learn", "kl")
@@ -161,9 +157,6 @@ class CompareConfig:
 OPTIONS = "comparison.yaml"
 """A comparison's own file of options, in its directory."""
 
-IN_NO_NAME = re.compile(r"[^\w.+=-]")
-"""What of a defence's text stands in no directory's name."""
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -179,7 +172,7 @@ class Cell:
     @property
     def name(self) -> str:
         here = self.attempt.runs, self.attempt.answers
-        others = [IN_NO_NAME.sub("_", text) for text in here if text not in (NO_DEFENCE, AS_IT_IS)]
+        others = [re.sub(r"[^\w.+=-]", "_", text) for text in here if text not in (NO_DEFENCE, AS_IT_IS)]
         parts = self.row.replace(":", "."), self.mode.replace(":", "_"), *others
         return "-".join([*parts, count_text(self.budget), f"seed{self.seed}"])
 
@@ -194,10 +187,8 @@ class Cell:
 class ComparisonPlan:
     """A comparison before it begins, its ``cells`` in the order in which they run.
 
-    ``options`` is its own file of options, with the flags that were given; ``command`` are the words that
-    asked for it. ``jobs`` cells run at once, by ``engine`` with its options; one that is killed is begun
-    again ``retries`` times. ``bills``: what each stack of defences costs honest users. ``stem``: of the names
-    of its tables and its picture, whose file has this ``format``.
+    ``options``: its file of options, with the flags that were given. ``command``: the words that asked for
+    it. ``bills``: what each stack of defences costs honest users. ``stem``: of its files' names.
     """
 
     out: Path
@@ -215,12 +206,8 @@ class ComparisonPlan:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Its report, its data, its picture and its cells."""
+        """Its report, data, picture and cells."""
         return tuple(self.out / f"{self.stem}.{suffix}" for suffix in ("md", "json", self.format, "csv"))
-
-    @property
-    def name(self) -> str:
-        return self.out.resolve().name
 
     @property
     def engine_words(self) -> str:
@@ -241,21 +228,19 @@ class ComparisonPlan:
 def cells_of(
     jobs: Mapping[tuple[str, str, Attempt], Job], seeds: Sequence[int], budgets: Sequence[int], out: Path
 ) -> tuple[Cell, ...]:
-    """All cells of ``jobs``, which may have any seed and budget.
-
-    The first seed of every row comes before the second of any: a table that is not finished is fair all the
-    same.
-    """
+    """All cells of ``jobs``, the first seed of every row first: a table that is not finished is fair, too."""
     cells = []
     for seed, budget, ((row, mode, attempt), job) in product(seeds, budgets, jobs.items()):
         cell = Cell(row, mode, budget, seed, job, attempt)
-        config = cell.job.config
-        directory = str(out / "cells" / cell.name)
-        group = config.wandb.group or out.resolve().name
-        name = cell.name
-        wandb = replace(config.wandb, group=group, name=name)
-        config = replace(config, seed=seed, budget=budget, out=directory, resume=False, wandb=wandb)
-        cells.append(replace(cell, job=fitted(replace(cell.job, config=config))))
+        wandb = replace(job.config.wandb, group=job.config.wandb.group or out.resolve().name, name=cell.name)
+        own: dict[str, Any] = {
+            "seed": seed,
+            "budget": budget,
+            "out": str(out / "cells" / cell.name),
+            "wandb": wandb,
+        }
+        config = replace(job.config, resume=False, **own)
+        cells.append(replace(cell, job=fitted(replace(job, config=config))))
     return tuple(cells)
 
 
@@ -268,7 +253,7 @@ def rates_of(job: Job) -> dict[str, float]:
 def as_asked(job: Job, sharing: int, away: bool) -> Job:
     """The job of one of so many cells that ask a service at once (0: none do), which share its rates.
 
-    On other machines (``away``) its records wait for the disk. None of that decides a result.
+    On other machines (``away``) its records wait for the disk.
     """
     if not sharing:
         return job
@@ -279,10 +264,10 @@ def as_asked(job: Job, sharing: int, away: bool) -> Job:
 
 def own_options(config: CompareConfig, rows: Sequence[str]) -> dict[str, Any]:
     """The comparison's own options in its file."""
-    axes = ("seeds", "budgets", "label_modes", "defences", "answers")
-    lists = {key: list(getattr(config, key)) for key in axes}
-    single = {key: getattr(config, key) for key in ("student_steps", "jobs", "engine", "retries", "format")}
-    return {"methods": list(rows), **lists, **single}
+    lists = ("seeds", "budgets", "label_modes", "defences", "answers")
+    single = ("student_steps", "jobs", "engine", "retries", "format")
+    found = {key: list(getattr(config, key)) for key in lists} | {key: getattr(config, key) for key in single}
+    return {"methods": list(rows)} | found
 
 
 def count_text(images: int) -> str:

@@ -1,6 +1,7 @@
 """What a row of a comparison is, and problems with a comparison's own options."""
 
 import os
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,8 +25,7 @@ OF_A_ROW = ("method", "student", "schedule", *SECTIONS)
 """Sections in which a row may depart; everything else is the same for all."""
 
 EQUAL = {"steps": "student_steps", "arch": "student.arch"}
-"""Options of the student that no row may have of its own, and the key of the comparison that sets them for
-all."""
+"""Options of the student that no row may have of its own, and the key that sets them for all."""
 
 
 class Parts(NamedTuple):
@@ -38,10 +38,7 @@ class Parts(NamedTuple):
 
 
 def parted(file: str, content: Content, own: Iterable[str]) -> Parts:
-    """The parts of a comparison's or an audit's file, whose ``own`` options these are.
-
-    UserError for rows or overrides that are no mappings, and for hosts to connect to.
-    """
+    """The parts of a comparison's or an audit's file with these ``own`` options. UserError if damaged."""
     for name in ("rows", "overrides"):
         if not isinstance(content.get(name) or {}, Mapping):
             raise UserError(f"{file}: {name}: expected a mapping, got {content[name]!r}")
@@ -56,23 +53,19 @@ def parted(file: str, content: Content, own: Iterable[str]) -> Parts:
 def row_contents(
     names: Iterable[str], rows: Mapping[str, Any], shared: Content, arch: str | None, file: str
 ) -> dict[str, Content]:
-    """Complete recipe of each row; ``arch``: architecture that a flag names, used by all rows.
-
-    Raises:
-        UserError: for rows that are none, or that would make the comparison unfair: all that is wrong.
-    """
+    """Complete recipe of each row; ``arch``: architecture that a flag names. UserError: all that is wrong."""
     student = shared.get("student", {})
     if arch and isinstance(student, dict):
         shared = shared | {"student": {**student, "arch": arch}}
     contents = {}
-    problems = []
+    problems = dict[str, None]()
     for name in names:
         try:
             contents[name] = row_content(name, rows, shared)
         except UserError as error:
-            problems.append(f"{file}: {error}" if str(error).startswith("rows.") else str(error))
+            problems[f"{file}: {error}" if str(error).startswith("rows.") else str(error)] = None
     if problems:
-        raise UserError("; ".join(dict.fromkeys(problems)))
+        raise UserError("; ".join(problems))
     return contents
 
 
@@ -81,32 +74,25 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
 
     A row of a file has that file's student, schedule, method and its sections, with the comparison's
     architecture and steps; a row written out departs from the shared recipe key by key; a method has its
-    defaults.
-
-    Raises:
-        UserError: for a row that is none, or that would make the comparison unfair.
+    defaults. UserError for a row that is none, or that would make the comparison unfair.
     """
     given = rows.get(row)
+    named_alone = given is None
+    if named_alone:
+        given = {} if row in METHODS or ":" in row else row
     if isinstance(given, str):
-        if given not in shipped() and not os.path.isfile(locate(given)):
-            raise UserError(f"rows.{row}: {unknown_choice('recipe, or its file', given, names())}")
-        return _by_file(row, str(shipped().get(given, given)), shared)
-    if given is None:
-        if row not in METHODS and ":" not in row and row not in shipped():
+        if given not in shipped() and (named_alone or not os.path.isfile(locate(given))):
+            place = f"rows.{row}" if row in rows else "methods"
             choices = dict.fromkeys([*rows, *METHODS, *names()])
-            raise UserError(f"methods: {unknown_choice('row, method or recipe', row, choices)}")
-        if row not in METHODS and ":" not in row:
-            return _by_file(row, str(shipped()[row]), shared)
-        given = {}
+            raise UserError(f"{place}: {unknown_choice('row, method or recipe', given, choices)}")
+        return _by_file(row, str(shipped().get(given, given)), shared)
     if not isinstance(given, Mapping):
-        raise UserError(
-            f"rows.{row}: expected sections such as method, or a recipe's file or name, got {given!r}"
-        )
+        raise UserError(f"rows.{row}: expected sections such as method, or a recipe, got {given!r}")
     own = tidy(given)
     _require_fair(row, own, shared)
     own["method"] = _named(row, own.get("method", {}))
-    heeded = find_method(own["method"]["name"]).sections
-    kept = {name: value for name, value in shared.items() if name not in SECTIONS or name in heeded}
+    unheeded = {*SECTIONS} - {*find_method(own["method"]["name"]).sections}
+    kept = {name: value for name, value in shared.items() if name not in unheeded}
     return merged(kept, own)
 
 
@@ -137,17 +123,13 @@ def _by_file(row: str, file: str, shared: Content) -> Content:
 def _require_fair(row: str, own: Content, shared: Content) -> None:
     for name in own:
         if name not in OF_A_ROW:
-            hint = did_you_mean(name, OF_A_ROW)
-            raise UserError(
-                f"rows.{row}.{name}: expected one of {', '.join(OF_A_ROW)}; the rest is shared{hint}"
-            )
+            text = f"expected one of {', '.join(OF_A_ROW)}; the rest is shared{did_you_mean(name, OF_A_ROW)}"
+            raise UserError(f"rows.{row}.{name}: {text}")
     student = own.get("student", {})
     for name, key in EQUAL.items():
         value = student.get(name) if isinstance(student, dict) else None
         if value is not None and value != _section(shared, "student").get(name):
-            raise UserError(
-                f"rows.{row}.student.{name}: is equal in every row of a comparison; set {key} instead"
-            )
+            raise UserError(f"rows.{row}.student.{name}: is equal in every row; set {key} instead")
 
 
 def _named(row: str, method: Any) -> Content:
@@ -189,7 +171,7 @@ def own_problems(config: CompareConfig, rows: Sequence[str]) -> Iterator[Problem
     if not config.methods and not rows:
         yield Problem("methods", f"expected rows to compare, such as {', '.join(METHODS)}, got none")
     for row in config.methods or rows:
-        if not _is_name(row):
+        if not re.fullmatch(r"[^\W_][\w.:-]*", row):
             yield Problem("methods", f"expected names of letters, digits, _ - . and :, got {row!r}")
     yield from _list_problems("methods", config.methods or rows)
     wanted = "none with --engine local" if config.engine == "local" else "KEY=VALUE such as partition=gpu"
@@ -231,8 +213,7 @@ def directory_of(
         raise UserError(f"--out: expected a directory, got {out!r}")
     if path.exists() and holds_something(path):
         if not resume:
-            remedy = "give another --out, or --resume to go on with what is in it"
-            raise UserError(f"--out: {out!r} exists; {remedy}")
+            raise UserError(f"--out: {out!r} exists; give another --out, or --resume to go on with it")
         if not (path / file).is_file():
             raise UserError(f"--out: expected the directory of {what}, but {out!r} has no {file}")
     return path
@@ -243,10 +224,8 @@ def require_same(plan: ComparisonPlan) -> None:
     for cell in plan.cells:
         config = plan.directory(cell) / "config.yaml"
         if config.is_file() and (keys := differing_keys(load_yaml(config, own=True), cell.job)):
-            raise UserError(
-                f"--resume: {config.parent} was run with other values of {', '.join(keys)}; "
-                "leave those changes out, or choose another --out"
-            )
+            told = f"was run with other values of {', '.join(keys)}"
+            raise UserError(f"--resume: {config.parent} {told}; leave those out, or choose another --out")
 
 
 def _list_problems(key: str, values: Sequence[Any], parse: Callable[[Any], Any] = str) -> Iterator[Problem]:
@@ -256,8 +235,3 @@ def _list_problems(key: str, values: Sequence[Any], parse: Callable[[Any], Any] 
         yield Problem(key, f"expected each once, got {twice} twice")
     if not parsed and key != "methods":
         yield Problem(key, "expected at least one, got none")
-
-
-def _is_name(row: str) -> bool:
-    """True if a row's name can be a part of a directory's."""
-    return all(letter.isalnum() or letter in "_-.:" for letter in row) and row[:1].isalnum()

@@ -16,15 +16,14 @@ from dfme.audits.compare.processes import Shipped, cores, free, start, threads_e
 
 GRACE_SECONDS = 20.0
 KILL_SECONDS = 5.0
-"""For a run that was asked twice to stop; then it is killed, and gone. What it had paid for is in its
-journal."""
+"""For a run that was asked twice to stop; then it is killed. What it had paid for is in its journal."""
 
 Worker = subprocess.Popen[bytes] | Shipped
 """A cell that was begun."""
 
 
 class WorkerPool:
-    """At most ``jobs`` workers at once, one per cell; ``manner`` says where they run and how."""
+    """At most ``jobs`` workers at once, one per cell; ``manner``: where they run and how, in a few words."""
 
     poll_seconds = 0.05
 
