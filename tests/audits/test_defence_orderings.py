@@ -1,7 +1,6 @@
 """The orderings that hold among defences and attackers, on the tables recorded in docs/results."""
 
 import json
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 pytestmark = pytest.mark.exhaustive
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
-TASKS = ("digits", "shapes")
 
 KNOWN: dict[tuple[str, str], str] = {
     ("shapes", "L1 < KL < table or label on modelguard_w"): "KL learns little there, undefended too: 21.9 %"
@@ -22,6 +20,8 @@ WEAK, STRONG = "reverse_sigmoid:beta=0.21", "reverse_sigmoid:beta=0.7"
 MAD, W = "mad:vertices=argmax", "modelguard_w"
 DEFENCES = f"""lattice:n=10 temperature:t=2 {WEAK} {STRONG} {MAD} mad:vertices=extreme {W} modelguard_s grad2
     grad2:keep_top=true misinform:gate=softmax:key_env=DFME_KEY noise:key_env=DFME_KEY""".split()
+TASKS = {"digits": {"none", *DEFENCES}, "shapes": {"none", STRONG, MAD, W, "modelguard_s"}}
+"""What was run of each."""
 
 Side = tuple[str, ...]
 """A defence, and the attackers of which the best counts; without any, all that were run."""
@@ -42,54 +42,45 @@ for _name in (WEAK, STRONG, MAD, W):
         ((_name, "kl"), (_name, "scores"), 0),
         ((_name, "table", "label"), (_name, "kl"), 0),
     ]
-PRICES: dict[str, Callable[[dict[str, float]], bool]] = {
-    "a stronger reverse sigmoid costs more": lambda l1: l1[STRONG] > l1[WEAK],
-    "ModelGuard-S costs honest users below .1": lambda l1: l1["modelguard_s"] < 0.1,
-    "ModelGuard-W costs its radius": lambda l1: abs(l1[W] - 1.0) < 0.01,
-}
-
-
-class Table:
-    """A recorded table of defences; agreement in shares as (mean, sd) over seeds."""
-
-    def __init__(self, content: dict[str, Any]) -> None:
-        (lines,) = (table["defences"] for table in content["tables"])
-        self.lines = {line["defence"]: line for line in lines}
-        bills = {name: line["bill"] for name, line in self.lines.items() if line["bill"]}
-        self.l1 = {name: float(bill["held_out"]["l1_mean"]) for name, bill in bills.items()}
-
-    def of(self, defence: str, *answers: str) -> tuple[float, float]:
-        """Agreement of the best of these attackers of a defence."""
-        line = self.lines[defence]
-        named = answers or (line["best"],)
-        scores = {one["answers"]: one["score"] for one in line["attackers"] if one["answers"] in named}
-        return max((scores[name]["mean"], scores[name]["sd"]) for name in named)
-
-    def holds(self, ordering: str) -> bool:
-        """True if each mean lies above the other by so much, or fails to by no more than the larger sd."""
-        if ordering in PRICES:
-            return PRICES[ordering](self.l1)
-        pairs = [(self.of(*more), self.of(*less), by) for more, less, by in ORDERINGS[ordering]]
-        return all(more[0] - less[0] > by - max(more[1], less[1]) for more, less, by in pairs)
 
 
 @cache
-def recorded(task: str) -> Table | None:
-    path = RESULTS / f"compare_defences_{task}.json"
-    return Table(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+def recorded(task: str) -> dict[str, Any]:
+    """The lines of the recorded table, by defence."""
+    content = json.loads((RESULTS / f"compare_defences_{task}.json").read_text(encoding="utf-8"))
+    (lines,) = (table["defences"] for table in content["tables"])
+    return {line["defence"]: line for line in lines}
 
 
-@pytest.mark.parametrize("ordering", [*ORDERINGS, *PRICES])
-@pytest.mark.parametrize("task", TASKS)
+def agreement(task: str, defence: str, *answers: str) -> tuple[float, float]:
+    """Mean and sd over seeds of the best of these attackers of a defence."""
+    line = recorded(task)[defence]
+    named = answers or (line["best"],)
+    scores = [one["score"] for one in line["attackers"] if one["answers"] in named]
+    assert len(scores) == len(named)
+    return max((score["mean"], score["sd"]) for score in scores)
+
+
+@pytest.mark.parametrize(
+    ("task", "ordering"),
+    [
+        (task, ordering)
+        for task, run in TASKS.items()
+        for ordering, pairs in ORDERINGS.items()
+        if run >= {side[0] for more, less, _ in pairs for side in (more, less)}
+    ],
+)
 def test_the_ordering_holds_on_the_recorded_table(task: str, ordering: str) -> None:
-    table = recorded(task)
-    if table is None:
-        pytest.skip(f"docs/results/compare_defences_{task}.json is not recorded")
-    try:
-        holds = table.holds(ordering)
-    except KeyError as error:
-        pytest.skip(f"the recorded table has no line {error}")
-    if (task, ordering) in KNOWN:
-        assert not holds, f"it holds now; leave it out of KNOWN: {KNOWN[task, ordering]}"
-    else:
-        assert holds
+    """Each mean lies above the other by so much, or fails to by no more than the larger sd."""
+    pairs = [(agreement(task, *more), agreement(task, *less), by) for more, less, by in ORDERINGS[ordering]]
+    holds = all(more[0] - less[0] > by - max(more[1], less[1]) for more, less, by in pairs)
+    assert holds != ((task, ordering) in KNOWN), KNOWN.get((task, ordering))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_recorded_prices_for_honest_users(task: str) -> None:
+    l1 = {name: line["bill"]["held_out"]["l1_mean"] for name, line in recorded(task).items()}
+    assert l1.keys() == TASKS[task]
+    assert l1["modelguard_s"] < 0.1
+    assert l1[W] == pytest.approx(1.0, abs=0.01), "its radius"
+    assert WEAK not in l1 or l1[STRONG] > l1[WEAK]
