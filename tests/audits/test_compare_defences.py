@@ -12,7 +12,6 @@ from compared import FIGURES, defended, table_rows
 
 from dfme.answers.maps import map_of
 from dfme.audits.compare.figures import ComparisonResult, cut_off
-from dfme.audits.compare.picture import draw
 from dfme.audits.compare.plan import ComparisonPlan, attempt, parse_attacker
 from dfme.audits.compare.session import Session, not_applicable
 from dfme.audits.compare.table import as_json, markdown, overview
@@ -38,24 +37,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan(defences: str = "none", answers: str = "auto", *flags: str, **changes: Any) -> ComparisonPlan:
+def plan(defences: str = "none", answers: str = "auto", **changes: Any) -> ComparisonPlan:
     Path("c.yaml").write_text(dump_yaml(SHARED | changes))
-    return plan_of(
-        ["--config", "c.yaml", "--out", "out", "--defences", defences, "--answers", answers, *flags]
-    )
-
-
-def names(made: ComparisonPlan) -> list[str]:
-    return [cell.name.removeprefix("procedural-").removesuffix("-2k-seed3") for cell in made.runs]
+    return plan_of(["--config", "c.yaml", "--out", "out", "--defences", defences, "--answers", answers])
 
 
 # What runs
 
 
 def test_each_defence_and_attacker_is_a_cell_with_its_options() -> None:
-    made = plan(
-        "none,reverse_sigmoid:beta=0.7", "scores,table,net+repeat=3+label", label_modes=["probabilities"]
-    )
+    made = plan("none,reverse_sigmoid:beta=0.7", "scores,table,net+repeat=3+label")
     assert len(made.cells) == 6
     by_name = {cell.name: cell.job for cell in made.cells}
     job = by_name["procedural-probabilities-reverse_sigmoid_beta=0.7-table-2k-seed3"]
@@ -64,23 +55,17 @@ def test_each_defence_and_attacker_is_a_cell_with_its_options() -> None:
     assert job.config.answers == AnswersConfig(learn="kl", recover="table", knows=stack)
     assert by_name["procedural-probabilities-scores-2k-seed3"].teacher.defences == ()
     assert by_name["procedural-probabilities-scores-2k-seed3"].config.answers == AnswersConfig(learn="scores")
-    assert {Path(job.config.out or "").name for job in by_name.values()} == set(by_name)
 
 
 def test_both_axes_are_in_its_file_and_a_file_without_them_is_a_plain_one() -> None:
     made = plan("none,lattice:n=10", "scores,label")
-    assert (made.options["defences"], made.options["answers"]) == (
-        ["none", "lattice:n=10"],
-        ["scores", "label"],
-    )
+    assert made.options["defences"] + made.options["answers"] == ["none", "lattice:n=10", "scores", "label"]
     old = {key: value for key, value in made.options.items() if key not in ("defences", "answers")}
     for options, cells in ((made.options, made.cells), (old, plan().cells)):
         Path("out").mkdir(exist_ok=True)
         Path("out/comparison.yaml").write_text(sealed(dump_yaml(options)))
         again = plan_of(["--resume", "--out", "out"])
-        assert [(cell.name, cell.job.config.answers) for cell in again.cells] == [
-            (cell.name, cell.job.config.answers) for cell in cells
-        ]
+        assert again.cells == cells
 
 
 @pytest.mark.parametrize(
@@ -130,7 +115,7 @@ def test_what_cannot_be_is_said_and_does_not_run(defence: str, answers: str, mod
 
 def test_labels_and_what_changes_no_answer_are_run_once() -> None:
     made = plan("none,modelguard_w,grad2,pow,quota:images=500", "scores,label")
-    assert names(made) == [
+    assert [cell.name.removeprefix("procedural-").removesuffix("-2k-seed3") for cell in made.runs] == [
         "probabilities-scores", "probabilities-label", "probabilities-modelguard_w-scores",
         "probabilities-grad2-scores", "probabilities-grad2-label",
     ]  # fmt: skip
@@ -181,27 +166,19 @@ def test_a_line_has_every_attacker_the_best_the_way_to_labels_and_the_bill() -> 
     assert (told["lost"], told["changed"]) == ("1.2% / 1.2%", "50.0% / 50.0%")
     assert (told["L1"], told["L1 95%"], told["AUROC"]) == ("1.000 / 0.750", "1.25 / 1.25", "0.500 / 0.500")
     free = line(overview(result()), "none")
-    assert (free["best attacker"], free["to label-only"], free["table"]) == (
-        "**scores 94.0 +- 1.4**",
-        "0%",
-        "n/a",
-    )
-    assert "- not applicable: `frugal, none, table` with probabilities: there is nothing to undo" in overview(
-        result()
-    )
-    assert free["L1"] == "-"
+    assert (free["best attacker"], free["to label-only"]) == ("**scores 94.0 +- 1.4**", "0%")
+    assert (free["table"], free["L1"]) == ("n/a", "-")
+    assert "`frugal, none, table` with probabilities: there is nothing to undo" in overview(result())
 
 
 def test_the_best_renaming_counts_where_it_gains_more_than_the_spread() -> None:
-    rolled = [
-        defended("misinform", "kl", seed, at, agreement_relabelled=0.9)
-        for seed, at in enumerate((0.01, 0.03))
+    of = [("kl", (0.01, 0.9), (0.03, 0.9)), ("label", (0.5, 0.5), (0.5, 0.6)), ("scores", *[(0.5, 0.54)] * 2)]
+    runs = [
+        defended("misinform", answers, seed, plain, agreement_relabelled=renamed)
+        for answers, *pairs in of
+        for seed, (plain, renamed) in enumerate(pairs)
     ]
-    honest = [
-        defended("misinform", "label", seed, 0.5, agreement_relabelled=0.5 + seed / 9) for seed in (0, 1)
-    ]
-    honest += [defended("misinform", "scores", seed, 0.5, agreement_relabelled=0.54) for seed in (0, 1)]
-    told = line(overview(ComparisonResult("x", {}, (*rolled, *honest))), "misinform")
+    told = line(overview(ComparisonResult("x", {}, tuple(runs))), "misinform")
     assert told["kl"] == "**2.0 +- 1.4, relabelled 90.0 +- 0.0**"
     # within the spread, and what halves may differ by
     assert told["label"] == told["scores"] == "50.0 +- 0.0"
@@ -210,11 +187,8 @@ def test_the_best_renaming_counts_where_it_gains_more_than_the_spread() -> None:
 
 
 def test_a_recovery_that_gains_nothing_is_called_so_and_missing_seeds_are_counted() -> None:
-    done = [
-        defended("lattice", "kl", 0, 0.8),
-        defended("lattice", "table", 0, 0.7),
-        defended("lattice", "kl", 1, 0.8),
-    ]
+    pairs = [("kl", 0, 0.8), ("table", 0, 0.7), ("kl", 1, 0.8)]
+    done = [defended("lattice", *pair) for pair in pairs]
     waiting = replace(defended("lattice", "table", 1, 0.7), state="waiting", figures=None)
     told = line(overview(ComparisonResult("x", {}, (*done, waiting))), "lattice")
     assert (told["kl"], told["table"]) == ("**80.0 +- 0.0**", "70.0 (gains nothing, 1 of 2)")
@@ -223,7 +197,6 @@ def test_a_recovery_that_gains_nothing_is_called_so_and_missing_seeds_are_counte
 def test_the_report_and_the_data_say_the_same_for_people_and_machines() -> None:
     text = markdown(result())
     assert "A defence's score is its best attacker that was run" in text
-    assert "none hides, splits or disguises a client" in text.replace("\n", " ")
     assert "frugal, modelguard_w, table" in text.partition("## Each seed")[2]
     content = json.loads(as_json(result()))
     free, guarded = content["tables"][0]["defences"]
@@ -233,10 +206,6 @@ def test_the_report_and_the_data_say_the_same_for_people_and_machines() -> None:
     assert guarded["attackers"][2]["agreement"]["mean"] == pytest.approx(0.75)
     assert content["cells"][-1]["run"] == "cells/frugal-probabilities-modelguard_w-table-3k-seed1"
     assert (content["cells"][-1]["defence"], content["cells"][-1]["answers"]) == ("modelguard_w", "table")
-
-
-def test_the_picture_has_each_defence_s_best_attacker(tmp_path: Path) -> None:
-    assert draw(result(), tmp_path / "x.png")
 
 
 def test_a_quota_is_read_off_the_curve() -> None:

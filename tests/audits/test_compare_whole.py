@@ -59,10 +59,9 @@ def test_a_comparison_of_one_cell(bench: Bench) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_killed_and_resumed_it_comes_to_the_same_as_without(bench: Bench) -> None:
-    words = ["compare", "--config", "c.yaml", "--methods", "static,dfme,broken"]
-    code, _, err = bench.run([*words, "--out", "whole"])
-    assert code == 1
-    assert err.count("FAILED: the student has diverged") == 2
+    words = ["compare", "--config", "c.yaml", "--label-modes", "probabilities"]
+    code, _, err = bench.run([*words, "--out", "whole", "--jobs", "2"])
+    assert code == 0, err
     process = bench.start([*words, "--out", "cut"])
     report = bench.folder / "cut" / "comparison.json"
     while not (report.exists() and "finished" in report.read_text()):
@@ -70,8 +69,9 @@ def test_killed_and_resumed_it_comes_to_the_same_as_without(bench: Bench) -> Non
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)
     assert process.returncode == 130
-    code, _, err = bench.run(["compare", "--resume", "--out", "cut"])
+    code, _, err = bench.run(["compare", "--resume", "--out", "cut", "--methods", "static,dfme,broken"])
     assert code == 1
     assert "finished before and" in err
-    for name in ("static-label-2k-seed0", "static-probabilities-2k-seed0", "dfme-probabilities-2k-seed0"):
+    assert err.count("FAILED: the student has diverged") == 1
+    for name in ("static-probabilities-2k-seed0", "dfme-probabilities-2k-seed0"):
         assert bench.student(f"cut/cells/{name}") == bench.student(f"whole/cells/{name}")

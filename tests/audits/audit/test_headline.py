@@ -23,13 +23,10 @@ from dfme.errors import UserError
 from dfme.report.facts import LEVELS
 
 JOB = Job(ExtractConfig(evaluation=EvaluationConfig("digits")), TeacherConfig(), {}, "procedural", None)
-SUMMARY: dict[str, Any] = {
-    "evaluation": {"images": 359, "held_back": False},
-    "spent": 3000,
-    "evaluation_queries": 359,
-}
-SUMMARY |= {"lost": 0, "baselines": {"constant_agreement": 0.1, "chance": 0.1}}
+SUMMARY: dict[str, Any] = {"evaluation": {"images": 359, "held_back": False}}
+SUMMARY |= {"baselines": {"constant_agreement": 0.1, "chance": 0.1}}
 
+LAST = (3000, 0.939)
 Curve = Sequence[tuple[int, float]] | None
 REACHED, LOW = ((500, 0.6), (850, 0.91), (3000, 0.94)), ((500, 0.4), (3000, 0.75))
 
@@ -71,12 +68,10 @@ def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
     told = headline(of, (0, 1, 2))
     figures = [told[name] for name in ("attacker", "queries", "median", "cost")]
     assert figures == ["frugal", [850] * 3, 850, 1.275]
-    assert told["sentences"] == [
-        "A copy that agrees with your model on 90% of 359 held-out images costs 850 queries (seeds: 850, "
-        "850, 850), 1.27 at your price; it is of frugal, the best attacker we ran.",
-        "With labels alone none was made within 3,000 queries: the best agree on 75.0%; your users' answers "
-        "would change by 0.04 on average.",
-    ]
+    price, hard = told["sentences"]
+    assert "on 90% of 359 held-out images costs 850 queries (seeds: 850, 850, 850), 1.27 at your" in price
+    assert "none was made within 3,000 queries: the best agree on 75.0%; your users' answers" in hard
+    assert "would change by 0.04" in hard
 
 
 @pytest.mark.parametrize(
@@ -132,12 +127,11 @@ def test_nothing_helps_where_no_switch_gains_more_than_chance() -> None:
     bare_seeds = [outcome("frugal", "probabilities", seed, curve) for seed, curve in enumerate(spread)]
     label_seeds = [outcome("frugal", "label", seed, ((3000, 0.80),)) for seed in range(3)]
     assert advice(found(*bare_seeds, *label_seeds), None)[0]["text"] == NOTHING
+    assert advice(found(bare), None)[0]["text"] == UNTRIED, "a service, whose switches nobody could try"
 
 
-def ring(
-    detector: str, first: int | None, share: float | None, seed: int = 0, **other: Any
-) -> dict[str, Any]:
-    told = {"detector": detector, "row": "frugal", "mode": "probabilities", "defence": "none", "seed": seed}
+def ring(detector: str, first: int | None, share: float | None, **other: Any) -> dict[str, Any]:
+    told = {"detector": detector, "row": "frugal", "mode": "probabilities", "defence": "none"}
     return {**told, "first_alarm": first, "agreement_at_alarm": share, **other}
 
 
@@ -145,10 +139,6 @@ def stream(detector: str, name: str, alarms: int) -> dict[str, Any]:
     counts = {"sessions": 20, "sessions_with_alarm": alarms, "alarms": alarms}
     counts["per_10000_upper"] = 168 + alarms
     return {"detector": detector, "stream": name, **counts}
-
-
-def test_a_service_whose_switches_nobody_could_try_is_not_said_to_have_none_that_helps() -> None:
-    assert advice(found(outcome("frugal", "probabilities", 0, REACHED)), None)[0]["text"] == UNTRIED
 
 
 def test_the_command_is_what_makes_an_audit_again() -> None:
@@ -182,8 +172,8 @@ def test_a_watch_counts_by_its_worst_attack_and_by_its_false_alarms() -> None:
     benign = [stream(name, "random order", 0) for name in ("pairs", "labels", "prada")]
     benign += [stream("sprt", "random order", 3), stream("labels", "corrupted", 7)]
     benign.append(stream("pairs", "corrupted", 0))
-    attacks = [ring("pairs", 120, 0.31), ring("pairs", 400, 0.52, seed=1), ring("labels", 48, 0.1)]
-    attacks += [ring("sprt", 3, 0.1), ring("prada", None, None), ring("prada", 9, 0.1, seed=1)]
+    attacks = [ring("pairs", 120, 0.31), ring("pairs", 400, 0.52), ring("labels", 48, 0.1)]
+    attacks += [ring("sprt", 3, 0.1), ring("prada", None, None), ring("prada", 9, 0.1)]
     (line,) = advice(of, {"benign": benign, "attacks": attacks})
     assert line["from"] == "detection.attacks.1"
     assert line["effect"].startswith("42.0 points")
@@ -216,9 +206,7 @@ def test_a_limit_is_held_against_the_worst_attack() -> None:
 
 
 def test_games_hold_a_copy_between_one_answer_and_a_twin() -> None:
-    of = found(
-        outcome("frugal", "probabilities", 0, ((3000, 0.939),)), outcome("frugal", "probabilities", 1, None)
-    )
+    of = found(*(outcome("frugal", "probabilities", at, curve) for at, curve in enumerate(((LAST,), None))))
     (line,) = of.games({"agreement": 0.969, "accuracy": 0.97, "file": "twin.safetensors"})["advantage"]
     assert line["values"] == [pytest.approx((0.939 - 0.1) / (0.969 - 0.1)), None]
     assert of.games(None)["advantage"] == []

@@ -63,10 +63,8 @@ def test_no_image_leaves_the_ball_the_bounds_or_the_wire(spec: ImageSpec, name: 
 
 
 def test_random_signs_move_every_pixel_as_far_as_they_may_either_way():
-    x = torch.full((50, *FLOATS.shape), 0.5)
-    found = adversarial(
-        "fgsm", Surrogate("", "stranger", None), x, torch.zeros(50).long(), 0.1, FLOATS, rng()
-    )
+    x, source = torch.full((50, *FLOATS.shape), 0.5), Surrogate("", "stranger", None)
+    found = adversarial("fgsm", source, x, torch.zeros(50).long(), 0.1, FLOATS, rng())
     assert torch.allclose((found - x).abs(), torch.tensor(0.1))
     assert float((found > x).float().mean()) == pytest.approx(0.5, abs=0.06)  # three deviations of 800
 
@@ -102,10 +100,8 @@ def test_foolbox_fools_as_many():
     }
     for name, attack in theirs.items():
         fooled = attack(model, x, labels, epsilons=eps)[2].float().mean()
-        own = (
-            net(adversarial(name, Surrogate("", "clone", net), x, labels, eps, spec, rng())).argmax(1)
-            != labels
-        )
+        moved = adversarial(name, Surrogate("", "clone", net), x, labels, eps, spec, rng())
+        own = net(moved).argmax(1) != labels
         assert 0.05 < float(fooled) < 1
         # its MI-FGSM normalises otherwise
         assert float(own.float().mean()) == pytest.approx(float(fooled), abs=0.01)
@@ -133,17 +129,9 @@ def test_the_gain_is_over_the_best_stranger_and_not_over_the_teacher():
     def row(source: str, kind: str, success: float, attack: str = "pgd20") -> dict[str, Any]:
         return {"source": source, "kind": kind, "attack": attack, "eps": 0.1, "success": success}
 
-    rows = [
-        row("random signs", "stranger", 0.03),
-        row("twin", "stranger", 0.15),
-        row("teacher", "ceiling", 0.77),
-    ]
-    rows += [row("clone: a", "clone", 0.54), row("twin", "stranger", 0.9, "fgsm")]
+    rows = [row("random signs", "stranger", 0.03), row("twin", "stranger", 0.15)]
+    rows += [row("twin", "stranger", 0.9, "fgsm"), row("teacher", "ceiling", 0.77)]
+    rows.append(row("clone: a", "clone", 0.54))
     (found,) = gains(rows)
-    assert found == {
-        "source": "clone: a",
-        "attack": "pgd20",
-        "eps": 0.1,
-        "gain": pytest.approx(0.39),
-        "over": "twin",
-    }
+    assert (found["source"], found["attack"], found["over"]) == ("clone: a", "pgd20", "twin")
+    assert found["gain"] == pytest.approx(0.39)
