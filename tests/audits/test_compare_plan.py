@@ -76,28 +76,18 @@ def test_cells_share_student_steps_teacher_and_evaluation() -> None:
         assert config.out == str(made.out / "cells" / each.name)
 
 
-def test_a_single_value_is_a_list_of_one() -> None:
+def test_a_single_value_is_a_list_of_one_and_a_flag_beats_the_file_in_every_row() -> None:
     made = plan(seeds=5, budgets=3000, label_modes="label", methods="static")
     assert [each.name for each in made.cells] == ["static-label-3k-seed5"]
-
-
-def test_a_flag_beats_the_file_in_every_row() -> None:
     rows = {"wild": {"method": "static", "student": {"lr": 9.0}}}
     made = plan("--methods wild,static --seeds 1,2 --student.lr .3", rows=rows)
-    assert [each.seed for each in made.cells] == [1, 1, 2, 2]
-    assert {each.job.config.student.lr for each in made.cells} == {0.3}
+    assert [(each.seed, each.job.config.student.lr) for each in made.cells] == [(1, 0.3)] * 2 + [(2, 0.3)] * 2
 
 
 def test_rows_depart_from_the_shared_recipe_key_by_key() -> None:
-    rows = {
-        "soft": {
-            "method": {"name": "dfme", "generator-lr": 1e-3},
-            "estimator.directions": 4,
-            "student": {"momentum": 0.5},
-        },
-        "dfme": {"method": {"reuse": True}},
-        "unused": {"method": "static"},
-    }
+    soft = {"method": {"name": "dfme", "generator-lr": 1e-3}, "student": {"momentum": 0.5}}
+    rows = {"soft": soft | {"estimator.directions": 4}, "dfme": {"method": {"reuse": True}}}
+    rows |= {"unused": {"method": "static"}}
     made = plan(methods=["soft", "dfme", "static"], rows=rows, estimator={"step": 0.01})
     soft, dfme, static = (cell(made, row).job for row in ("soft", "dfme", "static"))
     assert (soft.method, soft.method_config.generator_lr, soft.estimator.directions) == ("dfme", 1e-3, 4)
@@ -107,22 +97,10 @@ def test_rows_depart_from_the_shared_recipe_key_by_key() -> None:
     assert (static.method, static.config.student.momentum) == ("static", 0.9)
 
 
-def test_a_flag_of_a_section_is_for_the_rows_that_heed_it() -> None:
-    made = plan("--estimator.directions 3")
-    assert cell(made, "dfme").job.estimator.directions == 3
-    assert cell(made, "static").job.estimator.directions == 1
-
-
 def test_a_row_of_a_file_has_that_file_s_method_student_and_schedule_alone() -> None:
-    recipe = {
-        "teacher": {"checkpoint": "elsewhere.pt"},
-        "evaluation": {"dataset": "none"},
-        "budget": "9M",
-        "seed": 8,
-        "method": {"name": "static", "batch_size": 32},
-        "student": {"arch": "wrn16_1", "steps": 5, "momentum": 0.7},
-        "schedule": {"kind": "cosine"},
-    }
+    recipe = {"teacher": {"checkpoint": "elsewhere.pt"}, "evaluation": {"dataset": "none"}, "budget": "9M"}
+    recipe |= {"seed": 8, "schedule": {"kind": "cosine"}, "method": {"name": "static", "batch_size": 32}}
+    recipe |= {"student": {"arch": "wrn16_1", "steps": 5, "momentum": 0.7}}
     Path("own.yaml").write_text(dump_yaml(recipe))
     job = cell(plan(methods="ours", rows={"ours": "own.yaml"}), "ours").job
     assert (job.method, job.method_config.batch_size, job.config.schedule.kind) == ("static", 32, "cosine")
@@ -132,27 +110,22 @@ def test_a_row_of_a_file_has_that_file_s_method_student_and_schedule_alone() -> 
     assert job.teacher_options["checkpoint"].endswith("digits.safetensors")
 
 
-def test_without_methods_all_rows_are_compared() -> None:
-    made = plan(methods=[], rows={"a": {"method": "static"}, "b": {"method": "dfme"}})
-    assert [each.row for each in made.cells] == ["a", "b"]
-
-
-def test_wandb_groups_the_cells_unless_told_otherwise() -> None:
-    made = plan("--wandb.mode offline --out first")
-    assert {(each.job.config.wandb.group, each.job.config.wandb.name) for each in made.cells} == {
-        ("first", each.name) for each in made.cells
-    }
+def test_a_flag_of_a_section_is_for_the_rows_that_heed_it_and_wandb_groups_the_cells() -> None:
+    made = plan("--wandb.mode offline --out first --estimator.directions 3")
+    assert {each.row: each.job.estimator.directions for each in made.cells} == {"static": 1, "dfme": 3}
+    assert all(
+        (each.job.config.wandb.group, each.job.config.wandb.name) == ("first", each.name)
+        for each in made.cells
+    )
     assert {each.job.config.wandb.group for each in plan("--wandb.group mine").cells} == {"mine"}
 
 
 def test_it_is_said_in_which_options_rows_differ_besides_their_methods() -> None:
+    small = {"name": "static", "batch_size": 8, "latent_size": 7}
     rows = {
         "a": {"method": {"name": "static", "batch_size": 64}},
         "b": {"method": {"name": "procedural", "batch_size": 64}, "student": {"lr": 0.3}},
-        "c": {
-            "method": {"name": "static", "batch_size": 8, "latent_size": 7},
-            "student": {"rounds": [0.5, 1.0]},
-        },
+        "c": {"method": small, "student": {"rounds": [0.5, 1.0]}},
     }
     made = plan(methods=list(rows), rows=rows)
     said = unequal({each.row: each.job for each in made.cells})
@@ -198,8 +171,9 @@ def test_what_is_wrong_with_all_rows_is_said_once_and_everything_is_said() -> No
     assert "dfme: c.yaml: schedule.kind: expected one of" in said
 
 
-def test_a_row_may_repeat_what_is_equal_anyway() -> None:
-    assert plan(rows={"static": {"student": {"arch": "cnn_small"}}}).cells
+def test_without_methods_all_rows_are_compared_and_each_may_repeat_what_is_equal_anyway() -> None:
+    made = plan(methods=[], rows={"a": {"method": "static", "student": {"arch": "cnn_small"}}})
+    assert [each.row for each in made.cells] == ["a"]
 
 
 def test_methods_that_cannot_use_a_mode_are_known_before_anything_runs() -> None:
@@ -219,7 +193,6 @@ def test_a_directory_with_something_in_it_is_left_alone(here: Path) -> None:
     (here / "out").mkdir()
     (here / "out" / "precious.txt").touch()
     assert "--out: 'out' exists; give another --out, or --resume" in refusal("--out out")
-    assert "but 'out' has no comparison.yaml" in refusal("--out out --resume")
     with pytest.raises(UserError, match=r"but 'out' has no comparison.yaml"):
         plan_of(["--resume", "--out", "out"])
     assert plan().out == Path("runs/c")
@@ -263,10 +236,8 @@ def test_our_comparisons_name_the_baselines(name: str) -> None:
 
 @pytest.mark.integration
 def test_reading_and_adding_up_a_comparison_needs_no_torch() -> None:
-    rooms = [path.stem for path in (PROJECT / "dfme/audits/compare").glob("*.py") if path.stem != "fitness"]
-    modules = [
-        f"dfme.audits.compare.{stem}" for stem in rooms if stem not in ("__init__", "rehearsal", "session")
-    ]
+    rooms = {path.stem for path in (PROJECT / "dfme/audits/compare").glob("*.py")}
+    modules = [f"dfme.audits.compare.{stem}" for stem in rooms - {"__init__", "rehearsal", "session"}]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert len(modules) > 5
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False).returncode == 0

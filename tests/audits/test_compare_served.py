@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from http_runs import EVALUATION, MOST, STUDENT, command
@@ -30,11 +30,13 @@ TEACHER = ["--teacher", "v2", "--teacher.model", "m", *STUDENT, *EVALUATION, "--
 TEACHER += ["--teacher.requests-per-second", "1000"]
 
 
+def served() -> Any:
+    return Serving(LinearTeacher(ImageSpec((1, 4, 4)), num_classes=5, mode="logits"), "m", max_batch=MOST)
+
+
 def test_the_check_before_the_cells_asks_a_service_no_image(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with Serving(
-        LinearTeacher(ImageSpec((1, 4, 4)), num_classes=5, mode="logits"), "m", max_batch=MOST
-    ) as serving:
+    with served() as serving:
         ended = command([*WORDS, *TEACHER, "--teacher.url", serving.url, "--out", str(out)])
         assert ended.code == 0, ended.err
         ledgers = [audit(path) for path in out.glob("cells/*/ledger.jsonl")]
@@ -55,9 +57,7 @@ def test_what_a_service_was_paid_survives_a_node(tmp_path: Path, monkeypatch: py
     """It is on the disk before it is used where nodes come and go."""
     for name in ENGINES:
         monkeypatch.setitem(ENGINES, name, f"{__name__}:Taking")
-    with Serving(
-        LinearTeacher(ImageSpec((1, 4, 4)), num_classes=5, mode="logits"), "m", max_batch=MOST
-    ) as serving:
+    with served() as serving:
         for name in ("slurm", "ray", "local"):
             out = tmp_path / name
             plan = plan_of([*WORDS[1:], *TEACHER, "--teacher.url", serving.url, "--out", str(out)])
