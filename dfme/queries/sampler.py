@@ -48,16 +48,11 @@ def choose(scores_ENK: Tensor, count: int, by: By, balance: bool, rng: torch.Gen
     With ``balance`` the classes that the vote sees take turns, each with its most useful candidate left.
     """
     vote_NK = scores_ENK.softmax(dim=2).mean(dim=0)
-    useful_N = _ranks(usefulness(scores_ENK, by, rng))
+    useful_N = usefulness(scores_ENK, by, rng).argsort(stable=True).argsort(stable=True)  # ranks
     if balance:
         turn_N = _turns(useful_N, vote_NK.argmax(dim=1), vote_NK.shape[1])
         useful_N = useful_N - turn_N * len(useful_N)
     return useful_N.topk(count).indices.sort().values
-
-
-def _ranks(values_N: Tensor) -> Tensor:
-    """0 for the smallest, N - 1 for the largest; of equals the earlier one is taken for smaller."""
-    return values_N.argsort(stable=True).argsort(stable=True)
 
 
 def _turns(rank_N: Tensor, class_N: Tensor, classes: int) -> Tensor:

@@ -67,10 +67,9 @@ def answer(run: RunFiles) -> str:
 
 def disagreements(run: RunFiles) -> list[str]:
     """Where summary.json says something else than the ledger's own lines add up to; empty as it should be."""
-    names = ("spent", "evaluation_queries", "refused", "failed", "lost")
-    counted = {name: getattr(run.ledger, name) for name in names if name in (run.summary or {})}
+    told = run.summary or {}
     return [
-        f"{name}: summary.json says {told:,}, the lines of ledger.jsonl add up to {count:,}"
-        for name, count in counted.items()
-        if (told := (run.summary or {})[name]) != count
+        f"{name}: summary.json says {told[name]:,}, the lines of ledger.jsonl add up to {count:,}"
+        for name in ("spent", "evaluation_queries", "refused", "failed", "lost")
+        if told.get(name, count := getattr(run.ledger, name)) != count
     ]

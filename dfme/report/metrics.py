@@ -132,21 +132,18 @@ def _records(path: Path) -> Iterator[tuple[MetricRecord, int]]:
     try:
         for number, line in enumerate(whole_lines(path), start=1):
             end += len(line)
-            yield _parse(line, path, number), end
+            try:
+                record = json.loads(line.decode())
+            except (ValueError, RecursionError):
+                record = None
+            if not isinstance(record, dict) or type(record.get("queries")) is not int:
+                problem = "expected a JSON record with queries; remove it to go on"
+                raise RunError(f"{path}, line {number}: {problem}")
+            yield record, end
     except FileNotFoundError:
         return
     except OSError as error:
         raise RunError(f"{path}: cannot read the metrics: {error.strerror}") from error
-
-
-def _parse(line: bytes, path: Path, number: int) -> MetricRecord:
-    try:
-        record = json.loads(line.decode())
-    except (ValueError, RecursionError):
-        record = None
-    if not isinstance(record, dict) or type(record.get("queries")) is not int:
-        raise RunError(f"{path}, line {number}: expected a JSON record with queries; remove it to go on")
-    return record
 
 
 class MetricsFile:

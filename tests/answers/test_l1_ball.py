@@ -104,18 +104,3 @@ def test_a_larger_ball_never_costs_more_and_nothing_depends_on_the_batch() -> No
         kept = lead(y_BK, p_BK) >= (-9 if group.margin is None else group.margin - 1e-12)
         saved_B = (cost_BK * (y_BK - answers(wider)[2])).sum(-1)
         assert torch.where(kept, saved_B, 0.0).min() > -1e-10
-
-
-def test_no_ball_is_p_bit_for_bit_and_ties_and_certainty_are_answers() -> None:
-    rows = [[0.25] * 4, [0.0, 0.0, 1.0, 0.0], [0.0, 0.5, 0.5, 0.0]]
-    p_BK = torch.tensor(rows, dtype=torch.float64)
-    cost_BK = torch.tensor([[3.0, 0.0, 1.0, 0.0]]).expand(3, -1)
-    for margin in (None, 0.0, 1e-4, 1.0, 7.0):
-        assert torch.equal(minimise(cost_BK, p_BK, 0.0, margin), p_BK)
-        for epsilon in (1e-9, 1e-5, 0.5, 2.0):
-            y_BK = minimise(cost_BK, p_BK, epsilon, margin)
-            assert y_BK.isfinite().all()
-            assert (y_BK - p_BK).abs().sum(-1).max() <= epsilon + 1e-9
-            assert (y_BK.sum(-1) - 1).abs().max() < 1e-9
-            if margin is not None and margin > 0:
-                assert torch.equal(y_BK.argmax(-1), p_BK.argmax(-1))

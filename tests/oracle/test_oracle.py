@@ -117,15 +117,12 @@ def test_the_wire_carries_only_the_lattice() -> None:
 
 def test_the_teacher_sees_float32_without_history_grad_or_autocast(server: Server) -> None:
     facts: list[object] = []
-    server.during = lambda x: facts.extend(
-        [
-            x.dtype,
-            x.requires_grad,
-            x.is_contiguous(),
-            torch.is_grad_enabled(),
-            torch.is_autocast_enabled("cpu"),
-        ]
-    )
+
+    def note(x: Tensor) -> None:
+        facts.extend([x.dtype, x.requires_grad, x.is_contiguous()])
+        facts.extend([torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")])
+
+    server.during = note
     x = torch.rand(4, 1, 2, 2, dtype=torch.float64, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         answers = Oracle(server, Ledger(100))(x.transpose(2, 3))
